@@ -1,0 +1,77 @@
+"""Abort: one cancel token for a run.
+
+It reaches the stream (whose socket it shuts), the tools, the waits, the hooks and the sub-agents. A time limit is an
+abort with another reason, so that whatever reacts to the one reacts to the other.
+
+What it leaves out: it cannot interrupt Python code that neither waits nor looks at it. Ctrl+C in the main thread can
+(KeyboardInterrupt); terminal/ uses both.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from coder.types import Aborted
+
+TICK = 0.05  # seconds between two looks at the token while waiting: well under the promised half second
+
+
+class Abort:
+    """Set once, from any thread or signal handler; stays set. Holds no lock, so that a signal handler may set it."""
+
+    def __init__(self) -> None:
+        self.reason = ""  # "" until set
+        self._callbacks: list[Callable[[], None]] = []
+
+    def set(self, reason: str = "aborted") -> None:
+        """Cancel. The first reason counts; callbacks run in the calling thread and must not raise."""
+        self.reason = self.reason or reason
+        for callback in list(self._callbacks):
+            callback()
+
+    def __bool__(self) -> bool:
+        return bool(self.reason)
+
+    def check(self) -> None:
+        """Raise Aborted if set."""
+        if self.reason:
+            raise Aborted(self.reason)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but not past an abort. Raises Aborted."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not self.reason:
+            time.sleep(min(TICK, left))
+        self.check()
+
+    @contextmanager
+    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
+        """While inside, `callback` is called when the token is set, and at once if it is set already.
+
+        It may be called twice: make it harmless.
+        """
+        self._callbacks.append(callback)
+        try:
+            if self.reason:
+                callback()
+            yield
+        finally:
+            self._callbacks.remove(callback)
+
+    @contextmanager
+    def child(self, max_seconds: float | None = None) -> Iterator[Abort]:
+        """A token of its own for a part of the work: set with this one, or alone, or as "max_time" by the clock."""
+        token = Abort()
+        clock = threading.Timer(max_seconds, token.set, ("max_time",)) if max_seconds is not None else None
+        with self.calling(lambda: token.set(self.reason)):
+            try:
+                if clock:
+                    clock.daemon = True
+                    clock.start()
+                yield token
+            finally:
+                if clock:
+                    clock.cancel()

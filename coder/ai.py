@@ -1,0 +1,249 @@
+"""ChatModel: one streamed chat completion with tools, through the openai client.
+
+The client makes the connection, the credentials and the request; the stream is read here, to its end, so that one
+connection serves a whole run. Two measured reasons: the client's typed `create()` walks the whole history again for
+every request (459 ms at 400 steps, against 10), and its stream costs 200 µs a token and drops the connection (against 15).
+
+What it leaves out: retries (loop.py), the meaning of the bytes (wire.py) and of errors (errors.py). The client's own
+retries are off, and redirects are not followed: they would carry the conversation to another host.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from coder.abort import Abort
+from coder.errors import classify
+from coder.types import Completion, Event, Message, ModelError, Request
+from coder.wire import Assembler, sse
+
+CONNECT_TIMEOUT = 10.0  # seconds
+AFTER_FINISH = 3.0  # seconds to wait for usage and [DONE] after a finish_reason (F14)
+AFTER_DONE = 0.25  # seconds to wait for the end of the body, so that the connection can be used again
+FIRST_BYTE_TIMEOUT = 300.0  # seconds: a long prompt on a local server takes minutes (S12)
+MAX_BODY = 50_000_000  # bytes of an answer that is no event stream
+
+
+class ChatModel:
+    """A model behind an OpenAI-compatible endpoint.
+
+    `base_url` None is the client's default, and then a missing key is taken from OPENAI_API_KEY; an address given here
+    never gets a key that was not given with it. `idle_timeout`: seconds without an event that carries data (comments do
+    not count: S15), `first_byte_timeout`: seconds to the first of them; 0 is no limit. `extra_body` and `headers` go
+    out with every request.
+    """
+
+    def __init__(self, name: str, *, base_url: str | None = None, api_key: str | None = None, context_window: int = 128_000,
+                 idle_timeout: float = 180.0, first_byte_timeout: float = FIRST_BYTE_TIMEOUT,
+                 headers: Mapping[str, str] | None = None, extra_body: Mapping[str, Any] | None = None) -> None:
+        self.name = name
+        self.base_url = base_url
+        self.api_key = api_key
+        self.context_window = context_window
+        self.idle_timeout = idle_timeout or math.inf
+        self.first_byte_timeout = first_byte_timeout or math.inf
+        self.headers = dict(headers or {})
+        self.extra_body = dict(extra_body or {})
+        self._client: Any = None
+        self._stream: Any = None  # the network stream of the newest connection
+
+    # -- the one public verb
+
+    def stream(self, request: Request, abort: Abort) -> Generator[Event, None, Completion]:
+        """Yield the deltas of one answer, return it whole. Raises ModelError or Aborted."""
+        abort.check()
+        assembler = Assembler({tool["function"]["name"] for tool in request.tools})
+        watch = _Watch(self._shut, self.first_byte_timeout)
+        failure: ModelError | None = None
+        with abort.calling(self._shut), watch:
+            try:
+                yield from self._read(self._open(request), assembler, watch)
+            except ModelError as error:
+                failure = error
+        abort.check()
+        if watch.fired and not assembler.ended:
+            failure = ModelError("network", f"no data for {watch.seconds:g} s", retryable=True)
+        if failure and not (failure.kind == "network" and assembler.ended):  # F14: whole, only the connection stayed open
+            raise failure
+        return self._judged(assembler.completion())
+
+    def _judged(self, answer: Completion) -> Completion:
+        """F10: a full window and no room for a word is an overflow."""
+        if answer.finish == "length" and not answer.text and not answer.calls and not answer.usage.output \
+                and answer.usage.input >= 0.99 * self.context_window:
+            raise ModelError("overflow", "the context is full")
+        return answer
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """The JSON that is sent: nothing in it that is not needed (R6), exactly one system message, first (R5)."""
+        system: list[Message] = [{"role": "system", "content": request.system}] if request.system else []
+        body = {"model": self.name, "messages": system + request.messages, "stream": True,
+                "stream_options": {"include_usage": True}}
+        if request.tools:
+            body["tools"] = request.tools  # R11: no tools, no member
+        return body | self.extra_body | request.options
+
+    # -- the connection
+
+    def _open(self, request: Request) -> Any:
+        """Send the request; the response with its headers read. Raises ModelError."""
+        import openai
+
+        client = self._connected(openai)
+        if request.api_key:
+            client = client.with_options(api_key=request.api_key)
+        try:
+            return client.post("/chat/completions", body=self.body(request), cast_to=object, stream=True,
+                               stream_cls=openai.Stream[object]).response
+        except openai.APIStatusError as error:
+            raise self._status_error(error.response) from error
+        except openai.APIConnectionError as error:
+            raise self._network_error(error.__cause__ or error) from error
+
+    def _connected(self, openai: Any) -> Any:
+        if self._client is None:
+            transport = openai.DefaultHttpxClient(follow_redirects=False, event_hooks={"request": [self._trace]})
+            timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT)  # reading is timed by _Watch
+            key = self.api_key or (None if self.base_url else os.environ.get("OPENAI_API_KEY"))
+            self._client = openai.OpenAI(
+                base_url=self.base_url, api_key=key or "none", max_retries=0, timeout=timeout,  # H12, R29
+                default_headers={"Accept-Encoding": "identity", **self.headers}, http_client=transport)  # S14
+        return self._client
+
+    def _trace(self, request: Any) -> None:
+        """Note the newest connection, so that another thread can shut it."""
+        def seen(event: str, info: dict[str, Any]) -> None:
+            if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+                self._stream = info["return_value"]
+
+        request.extensions["trace"] = seen
+
+    def _shut(self) -> None:
+        """End the connection under the reader's feet, from any thread: a blocked read returns at once."""
+        sock = self._stream and self._stream.get_extra_info("socket")
+        if sock:
+            try:
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            except OSError:
+                pass  # not connected any more
+
+    # -- reading
+
+    def _read(self, response: Any, assembler: Assembler, watch: _Watch) -> Iterator[Event]:
+        """Feed the assembler to the end of the body."""
+        with self._reading(response):
+            if "event-stream" not in response.headers.get("content-type", "event-stream"):
+                yield from self._read_whole(response, assembler)
+                return
+            for event, data in sse(response.iter_bytes()):
+                if assembler.done or data == "[DONE]":
+                    assembler.done = True  # S7: what follows is read, so that the connection can serve again, and ignored
+                    watch.within(AFTER_DONE)
+                    continue
+                yield from assembler.feed(_parse(event, data))
+                watch.within(AFTER_FINISH if assembler.finish_reason else self.idle_timeout)
+
+    def _read_whole(self, response: Any, assembler: Assembler) -> Iterator[Event]:
+        """S10: an answer that is no event stream: a completion, an error, or something else altogether."""
+        body = b"".join(_at_most(response.iter_bytes(), MAX_BODY))
+        if body.lstrip().startswith((b"data:", b"event:", b":")):
+            for event, data in sse([body]):
+                if data == "[DONE]":
+                    break
+                yield from assembler.feed(_parse(event, data))
+            assembler.done = True
+            return
+        try:
+            chunk = json.loads(body)
+        except ValueError:
+            chunk = None
+        if not isinstance(chunk, dict) or not (chunk.get("choices") or chunk.get("error") or chunk.get("object") == "error"):
+            raise ModelError("protocol", f"not an API answer from {response.url}: check the base URL")
+        yield from assembler.feed(chunk)
+        assembler.done = True
+
+    @contextmanager
+    def _reading(self, response: Any) -> Iterator[None]:
+        """Turn what the HTTP library raises into ModelError; close the response on every way out."""
+        import httpx2  # the openai client's own HTTP library
+
+        try:
+            yield
+        except httpx2.HTTPError as error:
+            raise self._network_error(error) from error
+        finally:
+            response.close()
+
+    def _network_error(self, cause: BaseException) -> ModelError:
+        refused = isinstance(cause.__cause__, ConnectionRefusedError) or "refused" in str(cause).lower()
+        hint = f": nothing answers at {self._client.base_url}" if refused else ""
+        return ModelError("network", f"{cause or type(cause).__name__}{hint}", retryable=True)
+
+    def _status_error(self, response: Any) -> ModelError:
+        if 300 <= response.status_code < 400:
+            return ModelError("protocol", f"{response.url} redirects to {response.headers.get('location')}, which is not "
+                              "followed: set the base URL to where the server is", status=response.status_code)
+        text = response.text
+        try:
+            body = json.loads(text)
+        except ValueError:
+            body = text
+        return classify(response.status_code, body, response.headers)
+
+
+def _parse(event: str, data: str) -> Any:
+    """The JSON of one event. Raises ModelError where it is none: a piece of the answer is lost (S13)."""
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        if event == "error":
+            return {"error": data}
+        raise ModelError("protocol", f"the stream holds what is no JSON: {data[:80]!r}", retryable=True) from error
+    return value if event != "error" or (isinstance(value, dict) and value.get("error")) else {"error": value}  # S8
+
+
+def _at_most(chunks: Iterator[bytes], limit: int) -> Iterator[bytes]:
+    for chunk in chunks:
+        limit -= len(chunk)
+        if limit < 0:
+            raise ModelError("protocol", "the answer is too large and no event stream")
+        yield chunk
+
+
+class _Watch:
+    """Shuts the connection when a deadline passes: the first byte, an idle stream, a stream that does not end.
+
+    A read time-out of the HTTP library would not do: it counts every byte, also a server's comments (S15), and cannot
+    change while a body is read (F14). One thread a request; moving the deadline is one assignment.
+    """
+
+    def __init__(self, shut: Callable[[], None], seconds: float) -> None:
+        self._shut = shut
+        self._over = threading.Event()
+        self.fired = False
+        self.within(seconds)
+
+    def within(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def __enter__(self) -> None:
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        while not self._over.wait(max(0.0, min(self._deadline - time.monotonic(), AFTER_DONE))):
+            if time.monotonic() >= self._deadline:
+                self.fired = True
+                self._shut()
+                return

@@ -1,0 +1,170 @@
+"""What went wrong with a model call, and is it worth another try?
+
+One classifier for HTTP answers and for errors inside a stream, and one retry policy. The rules come from what real
+servers send; ids like H1 or S8 name the observation behind a rule (tests/data/quirks.jsonl replays them).
+
+What it leaves out: waiting and asking again (loop.py does), and what a person should do about it (terminal/ says).
+"""
+
+from __future__ import annotations
+
+import email.utils
+import math
+import random
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from coder.types import ErrorKind, ModelError
+
+# Overflow of the context in the words of the servers (lower case; # stands for a number).
+OVERFLOW = r"""
+context_length_exceeded|model_context_window_exceeded|exceed_context_size_error|request_too_large|prompt_too_long
+model_max_prompt_tokens_exceeded|model_context_exceeded|\b20015\b|\b1261\b
+maximum context length|exceeds? the context window|input tokens exceed|token count exceeds
+prompt is too long|exceed context limit|input is too long|too many input tokens|too many tokens
+exceeds the maximum number of tokens|input token limit is|maximum prompt length is
+reduce the length of the messages|too large for model with|exceeded model token limit
+context window exceeds limit|exceeds max length|range of input length should be
+input length .{0,12}exceeds|must be less than max_seq_len|prompt token count of|longer than the model's context
+is longer than the maximum model length|too long to fit into the model|context length is only|for a total of at least
+exceeds the available context size|greater than the context length|exceeded .{0,7}context length
+tokens \+ `?max_new_tokens|current length is # while limit|length of all messages is too long
+exceeds the maximum allowed input length|configured context size is|exceeds max_seq_len|context length exceeded
+context too long|token limit exceeded|request entity too large|couldn't fit with truncation
+"""
+QUOTA_CODES = {"insufficient_quota", "exceeded_current_quota_error", "billing_not_active", "1113"}  # H2
+QUOTA_WORDS = r"billing|\bbalance\b|exceeded your current quota|insufficient[ _]quota|usage limit|out of credits"
+AUTH_CODES = {"invalid_api_key", "authentication_error", "invalid_authentication_error", "permission_error"}
+THROTTLE_WORDS = r"rate.?limit|too many requests|throttl|please wait|concurren"  # H3: looked for before overflow
+TRANSIENT_400 = r"tool_use_failed|no models provided"  # H5
+RETRYABLE = {408, 409, 425, 429, *range(500, 600)}  # H4
+MAX_SHOWN = 500  # characters of the server's own text
+
+
+def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = None) -> ModelError:
+    """The error that an answer stands for: `body` is the parsed JSON, or text; `status` None inside a stream."""
+    code, kind_word, message = _facts(body)
+    if status is None or status < 400:
+        status = int(code) if re.fullmatch(r"[45]\d\d", code) else None  # S8, H9: a numeric code is a status
+    words = f"{code} {kind_word} {message}".lower()
+    kind, retryable = _kind(status, code, kind_word, words)
+    headers = headers or {}
+    return ModelError(kind, readable(message) or f"HTTP status {status}", status=status, retryable=retryable,
+                      request_id=headers.get("x-request-id") or headers.get("request-id"),
+                      retry_after=retry_hint(headers, message))
+
+
+def _kind(status: int | None, code: str, kind_word: str, words: str) -> tuple[ErrorKind, bool]:
+    """(kind, retryable), in this order: quota, auth, throttling, overflow, status (codes before words: H2)."""
+    throttled = re.search(THROTTLE_WORDS, words) is not None
+    if status == 402 or {code, kind_word} & QUOTA_CODES or (re.search(QUOTA_WORDS, words) and not throttled):
+        return "quota", False
+    if status in (401, 403) or {code, kind_word} & AUTH_CODES:
+        return "auth", False
+    if status == 429 or throttled:
+        return "rate_limit", True
+    if status == 413 or _overflow().search(words):
+        return "overflow", False
+    if status == 404:
+        return "not_found", False
+    if status in RETRYABLE:
+        return "server", True
+    if status is not None or kind_word == "invalid_request_error":
+        return "bad_request", re.search(TRANSIENT_400, words) is not None
+    return "server", True  # an error without a number, inside a stream: a failed attempt
+
+
+@cache
+def _overflow() -> re.Pattern[str]:
+    return re.compile("|".join(line.replace("#", r"\d+") for line in OVERFLOW.split("\n") if line))
+
+
+def _facts(body: Any) -> tuple[str, str, str]:
+    """(code, type, message) from any of the shapes that an error comes in (H7, S8)."""
+    if isinstance(body, list):
+        body = next((item for item in body if isinstance(item, dict)), {})  # Gemini: a list of one
+    if not isinstance(body, dict):
+        return "", "", str(body or "")
+    error = body.get("error")
+    if isinstance(error, str):
+        return str(body.get("code") or ""), str(body.get("type") or ""), error
+    source = error if isinstance(error, dict) and error else body
+    message = next((source[key] for key in ("message", "detail", "msg", "error_description") if source.get(key)), "")
+    metadata = source.get("metadata")
+    if isinstance(metadata, dict) and metadata.get("raw"):  # OpenRouter: the cause behind its own sentence (H9)
+        message = f"{message}: {metadata['raw']}"
+    return str(source.get("code") or ""), str(source.get("type") or ""), str(message)
+
+
+def readable(text: str) -> str:
+    """The server's text in one line: an HTML page is named by its title, control characters go, length is capped."""
+    if re.match(r"\s*<(!doctype|html|head|body)", text, re.I):
+        title = re.search(r"<(title|h1)[^>]*>(.*?)</\1>", text, re.I | re.S)
+        text = "an HTML page" + (f": {title[2]}" if title else "")
+    text = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * MAX_SHOWN]).split())
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+
+
+# ---- how long to wait ------------------------------------------------------------------------------------
+
+
+def retry_hint(headers: Mapping[str, str], message: str) -> float | None:
+    """Seconds that the server asks us to wait, in any of the forms of H1: headers first, then its text."""
+    for name, unit in (("retry-after-ms", 0.001), ("x-ms-retry-after-ms", 0.001), ("retry-after", 1.0)):
+        if name in headers and (seconds := _seconds(headers[name], unit)) is not None:
+            return seconds
+    for name in ("x-ratelimit-reset", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens"):
+        if name in headers and (seconds := _seconds(headers[name], 1.0)) is not None:
+            return seconds
+    found = re.search(r"(?:try again in|reset after|retry in|retrydelay\W+)\s*([\d.]+\s*(?:ms|m|h|s)?[\dms.]*)", message, re.I)
+    return _seconds(found[1], 1.0) if found else None
+
+
+def _seconds(text: str, unit: float) -> float | None:
+    """A number of `unit`s, an epoch time in s or ms, a duration such as 6m0s, or an HTTP date; None if none of them."""
+    text = text.strip()
+    try:
+        number = float(text) * unit
+    except ValueError:
+        return _duration(text) if re.match(r"[\d.]", text) else _until(text)
+    if not math.isfinite(number):
+        return None
+    if number > 1e11:
+        return max(0.0, number / 1000 - time.time())
+    return max(0.0, number - time.time()) if number > 1.5e9 else max(0.0, number)
+
+
+def _duration(text: str) -> float | None:
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|h|m|s)", text)
+    sizes = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    return sum(float(number) * sizes[unit] for number, unit in parts) if parts else None
+
+
+def _until(date: str) -> float | None:
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(date).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """min(base * 2^(n-1), cap) seconds with jitter, never less than the server asks; no wait above `max_delay`.
+
+    Subclass it and override `delay` for a provider with other habits.
+    """
+
+    base: float = 2.0
+    cap: float = 30.0
+    max_delay: float = 60.0
+
+    def delay(self, error: ModelError, attempt: int) -> float | None:
+        """Seconds to wait after failed attempt number `attempt` (1, 2, ...), or None to give up."""
+        if not error.retryable or (error.retry_after or 0) > self.max_delay:
+            return None
+        backoff: float = min(self.base * 2 ** (attempt - 1), self.cap)
+        return max(backoff * random.uniform(0.75, 1.0), error.retry_after or 0)
