@@ -1,0 +1,39 @@
+"""coder: a coding agent for the terminal and a library, small enough to read.
+
+    from coder import ChatModel, run_loop
+
+    for event in run_loop([], ChatModel("gpt-5"), prompts="Say hello."):
+        print(event)
+
+Read in this order: types, abort, errors, wire, history, ai, loop, tools; then what interests you of features and
+terminal. Importing the package does nothing: no folder, no print, no network, no .env; a name is loaded when it is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coder.abort import Abort
+    from coder.ai import ChatModel
+    from coder.errors import RetryPolicy
+    from coder.history import convert_to_llm, repair
+    from coder.loop import run_loop
+    from coder.tools import Tool, ToolContext, Toolset, tool
+    from coder.types import Hooks, Limits, Message, ModelError, RunResult, ToolCall, ToolError, ToolResult, Usage
+
+__version__ = "0.1.0"
+
+__all__ = ["Abort", "ChatModel", "Hooks", "Limits", "Message", "ModelError", "RetryPolicy", "RunResult", "Tool", "ToolCall",
+           "ToolContext", "ToolError", "ToolResult", "Toolset", "Usage", "convert_to_llm", "repair", "run_loop", "tool"]
+
+_HOMES = {"abort": ("Abort",), "ai": ("ChatModel",), "errors": ("RetryPolicy",), "history": ("convert_to_llm", "repair"),
+          "loop": ("run_loop",), "tools": ("Tool", "ToolContext", "Toolset", "tool"),
+          "types": ("Hooks", "Limits", "Message", "ModelError", "RunResult", "ToolCall", "ToolError", "ToolResult", "Usage")}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the module it lives in."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"coder.{home}"), name)
+    raise AttributeError(f"module 'coder' has no attribute {name!r}")

@@ -32,7 +32,8 @@ class Abort:
         for callback in list(self._callbacks):
             callback()
 
-    def __bool__(self) -> bool:
+    @property
+    def is_set(self) -> bool:
         return bool(self.reason)
 
     def check(self) -> None:

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from coder.abort import Abort
@@ -130,10 +130,8 @@ class ChatModel:
         """End the connection under the reader's feet, from any thread: a blocked read returns at once."""
         sock = self._stream and self._stream.get_extra_info("socket")
         if sock:
-            try:
+            with suppress(OSError):  # not connected any more
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
-            except OSError:
-                pass  # not connected any more
 
     # -- reading
 

@@ -8,7 +8,6 @@ What it leaves out: waiting and asking again (loop.py does), and what a person s
 
 from __future__ import annotations
 
-import email.utils
 import math
 import random
 import re
@@ -145,8 +144,10 @@ def _duration(text: str) -> float | None:
 
 
 def _until(date: str) -> float | None:
+    from email.utils import parsedate_to_datetime  # late: slow to import, seldom needed
+
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(date).timestamp() - time.time())
+        return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())
     except ValueError:
         return None
 

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 from coder.types import Message, ToolResult
-from coder.wire import mend, mend_all, new_id, safe_name
+from coder.wire import mend_all, new_id, safe_name
 
 ROLES = {"user", "assistant", "tool", "system"}
 NOT_RUN = "Not run: the run ended before this call."

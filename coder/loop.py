@@ -22,9 +22,38 @@ from coder.abort import Abort
 from coder.errors import RetryPolicy
 from coder.history import NOT_RUN, Repairer, repair, tool_message, user
 from coder.tools import Tool, Toolset
-from coder.types import (Aborted, Completion, DoomLoop, Event, Finish, Hooks, Limits, Message, MessageEnd, MessageStart, Model,
-                         ModelError, Notice, Request, Retry, RunEnd, RunResult, RunStart, Status, StepEnd, StepStart,
-                         StopReason, TextDelta, ToolCall, ToolEnd, ToolResult, ToolStart, ToolUpdate, Usage, settle)
+from coder.types import (
+    Aborted,
+    Completion,
+    DoomLoop,
+    Event,
+    Finish,
+    Hooks,
+    Limits,
+    Message,
+    MessageEnd,
+    MessageStart,
+    Model,
+    ModelError,
+    Notice,
+    Request,
+    Retry,
+    RunEnd,
+    RunResult,
+    RunStart,
+    Status,
+    StepEnd,
+    StepStart,
+    StopReason,
+    TextDelta,
+    ToolCall,
+    ToolEnd,
+    ToolResult,
+    ToolStart,
+    ToolUpdate,
+    Usage,
+    settle,
+)
 
 FULL = 0.8  # part of the context window from which `length` is taken for a full context (kernel document, 1c 5)
 CUT = ("Not run: the answer was cut at the output limit, so this call may be incomplete. "
@@ -354,7 +383,7 @@ class _Run:
         steering: list[Message] = []
         verdict = None
         for call in calls:
-            if self.abort:
+            if self.abort.is_set:
                 not_run = f"Not run: {ABORTED_BY.get(self.abort.reason, self.abort.reason)}."
             if not not_run and self._count(call) > self.limits.doom_loop_threshold:
                 not_run = NOT_RUN

@@ -14,7 +14,7 @@ import dataclasses
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from coder.abort import Abort
@@ -364,7 +364,7 @@ class Nested(Event):
 # ---- hooks: everything others can put in -----------------------------------------------------------------
 
 # What a hook or tool may return: a value, or a generator that yields events and returns the value.
-Said = T | Generator[Event, None, T]
+Said: TypeAlias = T | Generator[Event, None, T]
 
 
 def settle(said: Said[T]) -> Generator[Event, None, T]:

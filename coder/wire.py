@@ -14,11 +14,11 @@ import re
 import secrets
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from coder.errors import classify
-from coder.types import (Completion, Event, Finish, Message, ModelError, ReasoningDelta, TextDelta, ToolCall,
-                         ToolCallDelta, Usage)
+from coder.types import Completion, Event, Finish, Message, ModelError, ReasoningDelta, TextDelta, ToolCall, ToolCallDelta, Usage
 
 # ---- bytes -> events -------------------------------------------------------------------------------------
 
@@ -91,7 +91,9 @@ class _Call:
         self.extra |= {k: v for k, v in part.items() if k not in ("index", "id", "type", "function") and v is not None}
 
     def complete(self) -> bool:
-        return bool(self.name) and (self.whole is not None or bool(self.pieces) and parse_arguments(self.pieces)[0] is not None)
+        """A name and arguments that are whole, as far as one can see."""
+        arguments = self.whole or (parse_arguments(self.pieces)[0] if self.pieces else None)
+        return bool(self.name) and arguments is not None
 
 
 class Assembler:
@@ -282,7 +284,7 @@ def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
         if isinstance(value, str):
             value = json.loads(value, strict=False)  # T13: encoded twice
     except ValueError as error:
-        if len(pieces) > 1 and all(b.startswith(a) for a, b in zip(pieces, pieces[1:])):
+        if len(pieces) > 1 and all(b.startswith(a) for a, b in pairwise(pieces)):
             return parse_arguments(pieces[-1:])  # T15: each piece is the text so far
         value = _first_object(raw)
         if value is None:

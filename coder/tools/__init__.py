@@ -18,6 +18,7 @@ What it leaves out: the built-in tools (the files beside this one), permissions 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import re
@@ -179,10 +180,8 @@ def checked(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
 def _fitting(value: Any, schema: dict[str, Any], where: str) -> Any:
     kind = schema["type"]
     if isinstance(value, str) and kind != "string":
-        try:
+        with contextlib.suppress(ValueError):
             value = json.loads(value)
-        except ValueError:
-            pass
     if kind == "integer" and isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, PYTHON_TYPES[kind]) or (isinstance(value, bool) and kind in ("integer", "number")):

@@ -11,16 +11,22 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from coder.tools import ToolContext, tool
-from coder.tools.files import Text, diff, load, refuse_changed, save, shown, to_write
+from coder.tools.files import Text, diff, load, refuse_changed, refuse_other, save, shown, to_write
 from coder.types import ToolError, ToolResult
 
 # What models and people write for each other's plain characters; each pair is one character long, so offsets hold.
 PUNCTUATION = str.maketrans("‘’‚‛“”„‟‐‑‒–—―−\u00a0\u2002\u2003\u2009\u202f\u3000", "''''\"\"\"\"-------      ")
+
+
+MAX_PLACES = 100_000  # in one call; each takes memory
+MAX_DIFF = 4_000_000  # places times lines that are compared for a diff: about a second
 
 
 @dataclass(frozen=True)
@@ -51,16 +57,29 @@ def edit(ctx: ToolContext, path: str, old_string: str, new_string: str,
     file = load(ctx, target)
     refuse_changed(ctx, target)
     places = find(file, old_string, new_string, replace_all, name)
-    text = file.text
-    for place in reversed(places):
-        text = text[:place.start] + place.new + text[place.end:]
-    data = file.encoded(text)
-    changes = diff(file.text, text, name)
+    data = file.encoded(spliced(file.text, places))
+    changes = _changes(file.text, places, name)
     yield from ctx.ask("edit", name, changes)
-    refuse_changed(ctx, target)
+    refuse_other(ctx, target, file)
     note = save(ctx, target, data)
     many = f" in {len(places)} places" if len(places) > 1 else ""
     return ToolResult(f"Edited {name}{many}.{note}\n{changes}", details={"diff": changes, "path": str(target)})
+
+
+def spliced(text: str, places: list[Place]) -> str:
+    """`text` with its places filled."""
+    parts, at = [], 0
+    for place in places:
+        parts += [text[at:place.start], place.new]
+        at = place.end
+    return "".join([*parts, text[at:]])
+
+
+def _changes(text: str, places: list[Place], name: str) -> str:
+    """The diff; of the first places only where there are too many, because the time grows with places times lines."""
+    some = places[:max(1, MAX_DIFF // (text.count("\n") + 1))]
+    more = f"\n(the first {len(some)} of {len(places)} places)" if len(some) < len(places) else ""
+    return diff(text, spliced(text, some), name) + more
 
 
 # ---- finding the place -----------------------------------------------------------------------------------
@@ -69,9 +88,11 @@ def edit(ctx: ToolContext, path: str, old_string: str, new_string: str,
 def find(file: Text, old: str, new: str, every: bool, name: str) -> list[Place]:
     """The places to change, in order. Raises ToolError with the way out where there is none, or more than one."""
     for rung in RUNGS:
-        places = list(rung(file, old, new))
+        places = list(islice(rung(file, old, new), MAX_PLACES))
+        if len(places) == MAX_PLACES:
+            raise ToolError(f"old_string is in {name} {MAX_PLACES:,} times or more. Give more text, or use a command.")
         if len(places) == 1 or (places and every):
-            return places
+            return _apart(places)
         if places:
             lines = ", ".join(str(file.text.count("\n", 0, place.start) + 1) for place in places[:20])
             raise ToolError(f"old_string is in {name} {len(places)} times, at lines {lines}. Give more of the text around the "
@@ -79,11 +100,22 @@ def find(file: Text, old: str, new: str, every: bool, name: str) -> list[Place]:
     raise ToolError(advice(file.text.replace("\r\n", "\n"), old.replace("\r\n", "\n"), new.replace("\r\n", "\n"), name))
 
 
+def _apart(places: list[Place]) -> list[Place]:
+    """Those that do not overlap one before."""
+    apart = places[:1]
+    for place in places[1:]:
+        if place.start >= apart[-1].end:
+            apart.append(place)
+    return apart
+
+
 Rung = Callable[[Text, str, str], Iterator[Place]]
 
 
 def _exact(file: Text, old: str, new: str) -> Iterator[Place]:
     for start in _occurrences(file.text, old):
+        if file.text[start] == "\n" and file.text[start - 1:start] == "\r":
+            continue  # half of a CRLF; the next rung takes it whole
         yield Place(start, start + len(old), _endings(new, file, start, start + len(old)))
 
 
@@ -114,10 +146,11 @@ RUNGS: tuple[Rung, ...] = (_exact, _line_endings, _trailing_space, _indentation,
 
 
 def _occurrences(text: str, piece: str) -> Iterator[int]:
+    """Also those that overlap: of these, too, only one may be meant."""
     at = text.find(piece)
     while at >= 0:
         yield at
-        at = text.find(piece, at + len(piece))
+        at = text.find(piece, at + 1)
 
 
 def _by_lines(file: Text, old: str, new: str, view: Callable[[str], str], shift: bool = False) -> Iterator[Place]:
@@ -138,7 +171,9 @@ def _by_lines(file: Text, old: str, new: str, view: Callable[[str], str], shift:
             text = _shifted(lines[first:first + len(wanted)], wanted, new)
         if text is not None:
             end = starts[first + len(wanted)] - (0 if old.endswith("\n") else 1)
-            yield _raw(file, starts[first], min(end, len(flat)), text)
+            if end > len(flat):  # the last line of a file without a newline at its end, which stays so
+                end, text = len(flat), text.removesuffix("\n")
+            yield _raw(file, starts[first], end, text)
 
 
 def _shifted(lines: list[str], wanted: list[str], new: str) -> str | None:
@@ -164,9 +199,7 @@ def _shifted(lines: list[str], wanted: list[str], new: str) -> str | None:
 
 def _raw(file: Text, start: int, end: int, new: str) -> Place:
     """The place in the file's own text for a span of its text with plain line endings."""
-    if "\r\n" in file.text:
-        cuts = [found.start() - number for number, found in enumerate(re.finditer("\r\n", file.text))]
-        start, end = start + bisect_left(cuts, start), end + bisect_left(cuts, end)
+    start, end = start + bisect_left(file.breaks, start), end + bisect_left(file.breaks, end)
     return Place(start, end, _endings(new, file, start, end))
 
 
@@ -206,12 +239,13 @@ def _cause(near: list[str], wanted: list[str]) -> str:
 def _nearest(lines: list[str], wanted: list[str]) -> tuple[int, float]:
     """(index of the first line, likeness 0 to 1) of the run of lines most like the wanted ones."""
     bare, target = [line.strip() for line in lines], [re.sub(r"^\s*\d+(\t|\|)", "", line).strip() for line in wanted]
-    anchors = [number for number, line in enumerate(bare) if line and line in target]
+    count, looked_for = Counter(bare), set(target)
+    anchors = [number for number, line in enumerate(bare) if line and line in looked_for]
     if not anchors:
         best = difflib.get_close_matches(max(target, key=len), bare[:5000], 1, 0.5)
         anchors = [bare.index(best[0])] if best else []
     starts = {max(0, anchor - (target.index(bare[anchor]) if bare[anchor] in target else target.index(max(target, key=len))))
-              for anchor in anchors[:200]}
+              for anchor in sorted(anchors, key=lambda anchor: count[bare[anchor]])[:40]}  # a rare line says most
     scored = [(difflib.SequenceMatcher(None, "\n".join(bare[at:at + len(target)]), "\n".join(target)).ratio(), -at)
               for at in starts]
     likeness, at = max(scored, default=(0.0, 0))

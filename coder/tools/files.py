@@ -13,10 +13,13 @@ import codecs
 import contextlib
 import difflib
 import os
+import re
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,7 @@ def resolve(ctx: ToolContext, path: str) -> Path:
     """The real place that a path of the model's means, links followed, relative to the workspace."""
     if "\0" in path or not path.strip():
         raise ToolError("the path is empty or holds a NUL")
-    return Path(os.path.realpath(ctx.cwd / Path(path).expanduser()))
+    return Path(os.path.realpath(ctx.cwd / os.path.expanduser(path)))  # Path's expanduser raises for a file named ~x
 
 
 def inside(ctx: ToolContext, target: Path) -> bool:
@@ -125,7 +128,7 @@ def stamp(target: Path) -> Stamp:
 
 def changed(ctx: ToolContext, target: Path) -> bool:
     """Did a file that was read change since? A new time with the same content is no change."""
-    before = ctx.seen.get(target)
+    before: Stamp | None = ctx.seen.get(target)
     if before is None:
         return False
     info = target.stat()
@@ -141,8 +144,16 @@ def refuse_changed(ctx: ToolContext, target: Path) -> None:
         raise ToolError(f"{shown(ctx, target)} changed on disk since it was read. Read it again first.")
 
 
+def refuse_other(ctx: ToolContext, target: Path, before: Text | None) -> None:
+    """The same for the time that a question took, by the content that the call worked from (None: there was no file)."""
+    if (load(ctx, target) if os.path.lexists(target) else None) != before:
+        raise ToolError(f"{shown(ctx, target)} changed on disk while you asked. Read it again first.")
+
+
 # ---- text and bytes --------------------------------------------------------------------------------------
 
+NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+STRAY = re.compile("[\udc80-\udcff]")  # how a byte that is no UTF-8 is decoded
 BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
@@ -154,17 +165,22 @@ class Text:
     encoding: str = "utf-8"
     bom: bytes = b""
 
-    @property
+    @cached_property
     def newline(self) -> str:
         """The line ending that most lines have."""
         return "\r\n" if self.text.count("\r\n") * 2 > self.text.count("\n") else "\n"
 
+    @cached_property
+    def breaks(self) -> list[int]:
+        """Where each CRLF stands in the text with plain line endings."""
+        return [found.start() - number for number, found in enumerate(re.finditer("\r\n", self.text))]
+
     def encoded(self, text: str) -> bytes:
         """`text` in this file's encoding. Raises ToolError where it would not be the same text for its other readers."""
-        if any("\udc80" <= c <= "\udcff" for c in self.text) and any(
-                not c.isascii() and not "\udc80" <= c <= "\udcff" for c in text):
-            raise ToolError("the file is not UTF-8: only ASCII can be written into it. Use a command that knows its encoding.")
-        return self.bom + text.encode(self.encoding, "surrogateescape" if self.encoding == "utf-8" else "strict")
+        stray = STRAY.search(self.text)
+        if stray and Counter(NOT_ASCII.findall(text)) - Counter(NOT_ASCII.findall(self.text)):
+            raise ToolError("the file is not UTF-8: only ASCII can be added to it. Use a command that knows its encoding.")
+        return self.bom + text.encode(self.encoding, "surrogateescape" if stray else "strict")
 
 
 def decoded(data: bytes, name: str) -> Text:
@@ -197,7 +213,7 @@ def diff(old: str, new: str, name: str) -> str:
 def replace(target: Path, data: bytes) -> str:
     """Put `data` in the place of a file, at once and durably. Returns a note for the result, mostly empty.
 
-    The new content has no name until it is whole, so that a kill leaves nothing behind.
+    The new content has no name until it is whole, so that a kill leaves nothing behind (but between two system calls).
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +222,7 @@ def replace(target: Path, data: bytes) -> str:
         try:
             _fill(fd, data, info)
             if not name:
-                name = str(target.parent / f".coder-{os.getpid()}-{fd}.tmp")
+                name = _temporary(target.parent)
                 os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd)  # with a folder given, the link is followed
             os.replace(name, target)
         except BaseException:
@@ -228,8 +244,12 @@ def _unnamed(folder: Path) -> tuple[int, str]:
     if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             return os.open(folder, flags | os.O_TMPFILE, 0o666), ""
-    name = str(folder / f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    name = _temporary(folder)
     return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666), name
+
+
+def _temporary(folder: Path) -> str:
+    return str(folder / f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
 def _fill(fd: int, data: bytes, info: os.stat_result | None) -> None:
@@ -290,6 +310,11 @@ class _Page:
     checksum: int = 0
     room: int = MAX_READ
 
+    def summed(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in raw:
+            self.checksum = zlib.crc32(chunk, self.checksum)
+            yield chunk
+
     def add(self, line: bytes, cut: bool) -> None:
         """Take a line in: the next one that was asked for, while there is room."""
         text = line.rstrip(b"\r\n").decode("utf-8", "replace")
@@ -306,9 +331,8 @@ def _page(fd: int, first: int, wanted: int, name: str, ctx: ToolContext) -> _Pag
     page = _Page(first, wanted, [])
     kept, cut = b"", False  # the line under way, at most its shown part
     head = True
-    for chunk in _decodable(fd):
+    for chunk in _decodable(fd, page):
         ctx.abort.check()
-        page.checksum = zlib.crc32(chunk, page.checksum)
         if head and b"\0" in chunk[:8192]:
             raise ToolError(f"{name} is a binary file of {os.fstat(fd).st_size:,} bytes")
         chunk, head = chunk.removeprefix(codecs.BOM_UTF8) if head else chunk, False
@@ -320,7 +344,7 @@ def _page(fd: int, first: int, wanted: int, name: str, ctx: ToolContext) -> _Pag
         for line in whole:
             page.total += 1
             if page.total >= first:
-                page.add(kept + line[:4 * MAX_LINE], cut)
+                page.add(kept + line[:4 * MAX_LINE], cut or len(line) > 4 * MAX_LINE)
             kept, cut = b"", False
         cut = cut or len(kept) + len(rest) > 4 * MAX_LINE
         kept = (kept + rest[:4 * MAX_LINE])[:4 * MAX_LINE]
@@ -331,15 +355,15 @@ def _page(fd: int, first: int, wanted: int, name: str, ctx: ToolContext) -> _Pag
     return page
 
 
-def _decodable(fd: int) -> Iterator[bytes]:
-    """The chunks of a file; one in UTF-16 with its mark (small) comes as UTF-8."""
-    head = os.read(fd, CHUNK)
+def _decodable(fd: int, page: _Page) -> Iterator[bytes]:
+    """The chunks of a file; one in UTF-16 with its mark (small) comes as UTF-8. The checksum is of what is on disk."""
+    raw = page.summed(chunks(fd))
+    head = next(raw, b"")
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and os.fstat(fd).st_size <= MAX_EDIT:
-        yield b"".join([head, *chunks(fd)]).decode("utf-16", "replace").encode("utf-8", "replace")
+        yield b"".join([head, *raw]).decode("utf-16", "replace").encode("utf-8", "replace")
         return
-    if head:
-        yield head
-    yield from chunks(fd)
+    yield head
+    yield from raw
 
 
 # ---- write and ls ----------------------------------------------------------------------------------------
@@ -366,8 +390,7 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     data = old.encoded(new) if old else content.encode()
     changes = diff(before, new, name)
     yield from ctx.ask("edit", name, changes)
-    if old:
-        refuse_changed(ctx, target)  # the person may have taken a while to answer
+    refuse_other(ctx, target, old)
     note = save(ctx, target, data)
     verb = "Overwrote" if old else "Created"
     return ToolResult(f"{verb} {name} ({len(content.splitlines())} lines).{note}", details={"diff": changes, "path": str(target)})

@@ -1,0 +1,262 @@
+"""An OpenAI-compatible server on loopback whose answers are a script: real HTTP, real event streams, no model.
+
+    with ScriptedServer([Reply("Hello.")]) as server:
+        ...  # base URL: server.url; what was asked: server.requests
+
+A script is a list of replies (the last repeats), or a function from the request's body to a reply. A reply can also be
+what servers do on a bad day: an error status, a stall, a cut stream, bytes of any kind.
+
+The demo and the tests use it; `python -m coder demo --port N` runs it alone. What it leaves out: everything of the API
+but /chat/completions (streamed or not) and /models.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+
+MODEL = "script"
+Body = dict[str, Any]
+
+
+@dataclass
+class Reply:
+    """One answer. `calls` are (name, arguments) pairs; arguments may be text, to send what is no JSON.
+
+    `chunks`, if given, are the bytes of the body, one write each, instead of an answer made of the other fields.
+    `close`: "eof" ends the body properly, "reset" breaks the connection, "hang" leaves it open and silent.
+    `cut` sends only so many events of the answer before that. `pace`: seconds between two writes; `hold`: seconds
+    before the status line.
+    """
+
+    text: str = ""
+    calls: Sequence[tuple[str, Any]] = ()
+    reasoning: str = ""
+    finish: str | None = ""  # "": stop or tool_calls; None: none at all
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    chunks: Sequence[bytes] | None = None
+    close: Literal["eof", "reset", "hang"] = "eof"
+    cut: int | None = None
+    pace: float = 0.0
+    hold: float = 0.0
+    usage: bool = True
+
+
+Script = Callable[[Body], Reply]
+
+
+class ScriptedServer:
+    """Serves from its own thread between `start` and `stop` (or as a context manager). `port` 0 takes a free one.
+
+    `requests` are the bodies received, `heads` their headers, `connections` the number of connections so far,
+    `gone` the number of answers that could not be sent to their end because the client had left.
+    """
+
+    def __init__(self, script: Script | Sequence[Reply], port: int = 0) -> None:
+        self.script = script if callable(script) else _listed(script)
+        self.requests: list[Body] = []
+        self.heads: list[dict[str, str]] = []
+        self.times: list[float] = []
+        self.connections = 0
+        self.gone = 0
+        self.stopping = threading.Event()
+        self._server = _Server(("127.0.0.1", port), _Handler)
+        self._server.owner = self
+        self.port: int = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+
+    def start(self) -> ScriptedServer:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def __enter__(self) -> ScriptedServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def serve(self) -> None:
+        """Serve in this thread until interrupted."""
+        self._server.serve_forever()
+
+
+def _listed(replies: Sequence[Reply]) -> Script:
+    """A script that gives the replies in turn; the last one repeats."""
+    left = iter(replies)
+    last = Reply("(the script is empty)")
+    lock = threading.Lock()
+
+    def next_reply(_: Body) -> Reply:
+        nonlocal last
+        with lock:
+            last = next(left, last)
+        return last
+
+    return next_reply
+
+
+# ---- the events of an answer -----------------------------------------------------------------------------
+
+
+def events(reply: Reply, body: Body) -> Iterator[bytes]:
+    """The event stream of a reply, one event at a time."""
+    for delta in _deltas(reply):
+        yield _event(delta)
+    if reply.finish is not None:
+        yield _event({}, reply.finish or ("tool_calls" if reply.calls else "stop"))
+    if reply.usage:
+        yield b"data: " + json.dumps(_frame() | {"choices": [], "usage": _usage(reply, body)}).encode() + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def _deltas(reply: Reply) -> Iterator[Body]:
+    yield {"role": "assistant", "content": ""}
+    for word in _words(reply.reasoning):
+        yield {"reasoning_content": word}
+    for word in _words(reply.text):
+        yield {"content": word}
+    for index, (name, arguments) in enumerate(reply.calls):
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        call_id = f"call{time.monotonic_ns() % 10**9:09}{index}"
+        yield {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}]}
+        for piece in re.findall(r"(?s).{1,24}", text):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\s*\S+|\s+$", text)
+
+
+def _frame() -> Body:
+    return {"id": "chatcmpl-script", "object": "chat.completion.chunk", "created": int(time.time()), "model": MODEL}
+
+
+def _event(delta: Body, finish: str | None = None) -> bytes:
+    chunk = _frame() | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+def _usage(reply: Reply, body: Body) -> Body:
+    """Four characters a token, which is what this server counts in."""
+    sent, got = len(json.dumps(body)) // 4, (len(reply.text) + len(json.dumps(list(reply.calls)))) // 4
+    return {"prompt_tokens": sent, "completion_tokens": got, "total_tokens": sent + got}
+
+
+def completion(reply: Reply, body: Body) -> Body:
+    """The answer to a request that does not ask for a stream."""
+    calls = [{"id": f"call{index}", "type": "function",
+              "function": {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}}
+             for index, (name, arguments) in enumerate(reply.calls)]
+    message: Body = {"role": "assistant", "content": reply.text or None} | ({"tool_calls": calls} if calls else {})
+    finish = reply.finish or ("tool_calls" if calls else "stop")
+    return _frame() | {"object": "chat.completion", "usage": _usage(reply, body),
+                       "choices": [{"index": 0, "message": message, "finish_reason": finish}]}
+
+
+# ---- HTTP ------------------------------------------------------------------------------------------------
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    owner: ScriptedServer
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.owner.connections += 1
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the library's name)
+        pass
+
+    def do_GET(self) -> None:
+        if self.path.rstrip("/").endswith("/models"):
+            self._json(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "coder"}]})
+        else:
+            self._json(404, {"error": {"message": f"nothing at {self.path}", "type": "not_found"}})
+
+    def do_POST(self) -> None:
+        owner = self.server.owner
+        raw = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if not self.path.endswith("/chat/completions"):
+            self._json(404, {"error": {"message": f"nothing at {self.path}", "type": "not_found"}})
+            return
+        body = json.loads(raw)
+        owner.times.append(time.monotonic())
+        owner.heads.append({name.lower(): value for name, value in self.headers.items()})
+        owner.requests.append(body)
+        try:
+            self._answer(owner.script(body), body)
+        except (ConnectionError, TimeoutError):
+            owner.gone += 1
+            self.close_connection = True
+
+    def _answer(self, reply: Reply, body: Body) -> None:
+        self.server.owner.stopping.wait(reply.hold)
+        if not reply.status:
+            self._end("reset")
+        elif reply.chunks is not None:
+            self._stream(reply, reply.chunks)
+        elif reply.status != 200:
+            self._json(reply.status, {"error": {"message": reply.text, "code": reply.status}}, reply.headers)
+        elif body.get("stream"):
+            self._stream(reply, list(events(reply, body))[:reply.cut])
+        else:
+            self._json(200, completion(reply, body))
+
+    def _stream(self, reply: Reply, chunks: Sequence[bytes]) -> None:
+        """One HTTP chunk and one write each."""
+        self.send_response(reply.status)
+        for name, value in ({"content-type": "text/event-stream"} | reply.headers).items():
+            self.send_header(name, value)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for chunk in chunks:
+            if chunk:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+            if reply.pace:
+                self.server.owner.stopping.wait(reply.pace)
+        self._end(reply.close)
+
+    def _end(self, close: str) -> None:
+        if close == "eof":
+            self.wfile.write(b"0\r\n\r\n")
+            return
+        self.close_connection = True
+        if close == "hang":  # until the client leaves, or we do
+            self.connection.settimeout(0.05)
+            while not self.server.owner.stopping.is_set():
+                try:
+                    if not self.connection.recv(1):
+                        raise ConnectionResetError
+                except TimeoutError:
+                    continue
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no proper end
+        self.connection.close()
+
+    def _json(self, status: int, value: Body, headers: dict[str, str] | None = None) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        for name, text in ({"content-type": "application/json", "content-length": str(len(data))} | (headers or {})).items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(data)

@@ -1,0 +1,43 @@
+"""Asking before acting, until there are permissions: commands, edits and places outside the folder need a yes.
+
+A hook: it decides when a tool asks for leave, with the exact command or the diff at hand. Without a terminal to ask on
+the answer is no, and the model is told how the person could allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from coder.tools import ToolContext
+from coder.types import DeniedError, Event, Hooks, PermissionAsked, PermissionReplied, Said, ToolCall, ToolResult
+
+FREE = {"read"}  # needs no leave inside the folder
+
+
+class Approval(Hooks):
+    """`yes`: all is allowed (-y). `can_ask`: there is a person at a terminal."""
+
+    def __init__(self, *, yes: bool, can_ask: bool) -> None:
+        self.yes = yes
+        self.can_ask = can_ask
+        self.remembered: set[tuple[str, str]] = set()  # (permission, pattern), for this session only
+
+    def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Said[ToolResult | None]:
+        ctx.authorize = self.authorize
+        return None
+
+    def authorize(self, ctx: ToolContext, permission: str, pattern: str, detail: str) -> Generator[Event, None, None]:
+        """Return if allowed. Raises DeniedError."""
+        remember = "*" if permission == "edit" else pattern
+        if self.yes or permission in FREE or (permission, remember) in self.remembered:
+            return
+        if not self.can_ask:
+            raise DeniedError(f"{permission} needs a yes, and there is no terminal to ask on. The person can allow it with -y.")
+        asked = PermissionAsked(ctx.call_id, permission, pattern, remember, detail)
+        yield asked
+        yield PermissionReplied(asked.id, asked.answer)
+        ctx.abort.check()  # Ctrl+C at the question stops the run
+        if asked.answer == "no":
+            raise DeniedError(f"the user said no{f': {asked.reason}' if asked.reason else ''}. Do not try it another way.")
+        if asked.answer == "always":
+            self.remembered.add((permission, remember))

@@ -1,0 +1,242 @@
+"""The command line: flags, one-shot runs and their output, exit codes.
+
+In text mode stdout carries the answer and nothing else; progress, questions and errors go to stderr. What it leaves
+out: the session at the prompt (repl.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import itertools
+import json
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coder import __version__
+from coder.terminal.config import ConfigError, Settings, data_folder, load
+
+if TYPE_CHECKING:
+    from coder.terminal.repl import Repl
+    from coder.terminal.session import Session
+
+USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130
+EXIT_CODES = {"stop": 0, "content_filter": 1, "error": 1, "max_steps": LIMIT, "max_time": LIMIT, "doom_loop": LIMIT, "length": LIMIT,
+              "aborted": INTERRUPTED}
+PASSING = {"rate_limit", "server", "network", "incomplete", "empty"}  # errors that may be gone later
+
+
+def parser() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(
+        prog="python -m coder", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="A coding agent for the terminal. Without a PROMPT it opens a session; with one (or with text on stdin)\n"
+                    "it answers and ends. `python -m coder --demo` shows it at work without a key.",
+        epilog="exit codes: 0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C\n"
+               "settings: OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more, see .env.example\n"
+               "also: python -m coder demo --port N (the demo's scripted server alone)")
+    flags.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to do; stdin next to it is context")
+    flags.add_argument("-p", "--print", action="store_true", help="answer and end, also with no PROMPT on a terminal's stdin")
+    flags.add_argument("-i", "--interactive", action="store_true", help="open a session with PROMPT as its first entry")
+    flags.add_argument("-m", "--model", dest="OPENAI_MODEL", metavar="NAME", help="the model's name")
+    flags.add_argument("--base-url", dest="OPENAI_BASE_URL", metavar="URL", help="an OpenAI-compatible server, mostly ending in /v1")
+    flags.add_argument("-y", "--yolo", action="store_true", help="run commands and make edits without asking")
+    flags.add_argument("--output-format", choices=["text", "json", "stream-json"], default="text",
+                       help="json: one object at the end; stream-json: one event a line")
+    flags.add_argument("--max-steps", dest="CODER_MAX_STEPS", type=int, metavar="N", help="model calls of one run (default 100)")
+    flags.add_argument("--max-seconds", dest="CODER_MAX_SECONDS", type=float, metavar="S", help="seconds of one run (default: no limit)")
+    flags.add_argument("--context-window", dest="CODER_CONTEXT_WINDOW", type=int, metavar="TOKENS", help="default by model family")
+    flags.add_argument("--idle-timeout", dest="CODER_IDLE_TIMEOUT", type=float, metavar="S",
+                       help="seconds without data until a stream is given up (default 180, 0: never)")
+    flags.add_argument("--system-prompt", metavar="TEXT", default="", help="instead of ours")
+    flags.add_argument("--append-system-prompt", metavar="TEXT", default="", help="after ours")
+    flags.add_argument("-C", "--cwd", metavar="DIR", default=".", help="work in this folder")
+    flags.add_argument("--demo", action="store_true", help="repair a small broken project with a scripted model; no key, no network")
+    flags.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    flags.add_argument("-v", "--verbose", action="store_true", help="show reasoning and whole outputs")
+    flags.add_argument("--version", action="version", version=f"coder {__version__}")
+    return flags
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["demo"] and all(word.startswith("-") or word.isdigit() for word in argv[1:]):
+        from coder.features import demo
+
+        return demo.main(argv[1:])
+    arguments = parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal in the C locale gets ? and no traceback
+    try:
+        return _guarded(arguments)
+    except ConfigError as error:
+        sys.stderr.write(f"coder: {error}\n")
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has left: nothing more to say to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _guarded(arguments: argparse.Namespace) -> int:
+    from coder.terminal.interrupts import end_in_order
+
+    end_in_order()
+    try:
+        os.chdir(arguments.cwd)
+    except OSError as error:
+        raise ConfigError(f"--cwd {arguments.cwd}: {error.strerror}") from None
+    if arguments.demo:
+        return _demo(arguments)
+    return _session(arguments, _prompt(arguments))
+
+
+def _prompt(arguments: argparse.Namespace) -> str:
+    """The words of the command line, and stdin where it is no terminal: alone it is the prompt, beside one its context."""
+    words = " ".join(arguments.prompt).strip()
+    piped = "" if arguments.interactive or not _has_input() else _read_stdin()
+    if words and piped.strip():
+        return f"{words}\n\n<stdin>\n{piped}\n</stdin>"
+    return words or piped.strip()
+
+
+def _has_input() -> bool:
+    """Is there something to read on stdin, a pipe or a file? The null device and a closed stdin have nothing."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def _read_stdin() -> str:
+    """All of it. A pipe that nobody closes is said after a while, since it looks like a hang."""
+    note = threading.Timer(3, sys.stderr.write, ("coder: reading stdin; it goes on when that ends (Ctrl+D, or </dev/null)\n",))
+    note.daemon = True
+    note.start()
+    try:
+        return sys.stdin.buffer.read().decode("utf-8", "replace")
+    finally:
+        note.cancel()
+
+
+def _session(arguments: argparse.Namespace, prompt: str) -> int:
+    """A session at the prompt, or one run."""
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    one_shot = (bool(prompt) or arguments.print or not interactive) and not arguments.interactive
+    if one_shot and not prompt and not sys.stdin.isatty():
+        raise ConfigError("nothing to do: give a PROMPT, or text on stdin")
+    if arguments.interactive and not interactive:
+        raise ConfigError("-i needs a terminal")
+    if one_shot and not prompt:
+        prompt = _read_stdin().strip()
+    settings = load(Path.cwd(), {name: value for name, value in vars(arguments).items() if name.isupper()})
+    return _one_shot(_made(settings, arguments, can_ask=False), prompt, arguments) if one_shot else _repl(settings, prompt, arguments)
+
+
+def _made(settings: Settings, arguments: argparse.Namespace, can_ask: bool) -> Session:
+    from coder.terminal.approval import Approval
+    from coder.terminal.session import Session
+
+    approval = Approval(yes=arguments.yolo, can_ask=can_ask)
+    return Session(settings, Path.cwd(), approval, system=arguments.system_prompt, extra=arguments.append_system_prompt)
+
+
+def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
+    """The session at the prompt. The prompt comes first; what is slow to load is loaded behind it."""
+    from coder.terminal.keyboard import Keyboard, Leave
+    from coder.terminal.screen import Screen, clean
+
+    screen = Screen(sys.stdout)
+    keyboard = Keyboard(data_folder() / "history", drawn=_load_behind)
+    screen.line(f"coder {__version__} · {clean(settings.model)} at {clean(settings.host)} · {clean(str(Path.cwd()))}\n"
+                "/help lists the commands; Ctrl+C stops a run, Ctrl+D leaves.")
+    repl: Repl | None = None
+    try:
+        for entry in itertools.chain([first] if first else [], keyboard.entries()):
+            if repl is None:
+                from coder.terminal.repl import Repl
+
+                repl = Repl(_made(settings, arguments, can_ask=True), screen, keyboard, verbose=arguments.verbose)
+            repl.take(entry)
+    except Leave as leave:
+        return leave.code
+    finally:
+        keyboard.close()
+    return 0
+
+
+@cache
+def _load_behind() -> None:
+    """Import what the first run needs, while the person reads and types."""
+    def load() -> None:
+        import openai  # noqa: F401, I001 (the slowest first)
+        import rich.console  # noqa: F401
+        import coder.terminal.repl  # noqa: F401
+
+    threading.Thread(target=load, daemon=True).start()
+
+
+def _one_shot(session: Session, prompt: str, arguments: argparse.Namespace) -> int:
+    with _shown(arguments) as show:
+        result = session.run(prompt, show)
+    if arguments.output_format == "json":
+        end = {"stop_reason": result.stop_reason, "text": result.text, "usage": dataclasses.asdict(result.usage), "steps": result.steps,
+               "error": result.error and result.error.to_dict(), "session_id": session.tools.session_id, "messages": result.messages}
+        _print(json.dumps(end, ensure_ascii=False))
+    elif arguments.output_format == "text" and not sys.stdout.isatty() and result.stop_reason not in ("error", "aborted"):
+        _print(result.text)
+    if result.error and result.error.kind in PASSING:
+        return TRANSIENT
+    return EXIT_CODES[result.stop_reason]
+
+
+@contextlib.contextmanager
+def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Any], None]]:
+    """What is done with the events of a one-shot run."""
+    if arguments.output_format == "stream-json":
+        yield lambda event: _print(json.dumps(event.to_dict(), ensure_ascii=False))
+        return
+    from coder.terminal.render import Renderer
+    from coder.terminal.screen import Screen
+
+    to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
+    null = open(os.devnull, "w") if arguments.quiet else None  # noqa: SIM115 (closed below)
+    screen = Screen(null or sys.stderr, sys.stdout)
+    try:
+        yield Renderer(screen, show_text=to_terminal, verbose=arguments.verbose)
+    finally:
+        screen.status("")
+        screen.finish_line()
+        if null:
+            null.close()
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text.encode("utf-8", "replace").decode() + "\n")
+    sys.stdout.flush()
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    """The scripted server, a scratch copy of the broken project, and a run over them."""
+    from coder.features.demo import PROMPT, demo_server, scratch_project
+
+    folder = scratch_project()
+    os.chdir(folder)
+    sys.stderr.write("This is a demonstration. A script answers in the place of a language model, through a real server on this\n"
+                     f"machine; requests, tools, files and tests are real. It works in a scratch copy: {folder}\n\n> {PROMPT}\n")
+    with demo_server() as server:
+        arguments.yolo, arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = True, server.url, "script"
+        code = _session(arguments, PROMPT)
+    sys.stderr.write(f"\nSee for yourself: cd {folder} && python3 -m unittest\n")
+    return code

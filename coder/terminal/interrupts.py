@@ -1,0 +1,59 @@
+"""Signals: Ctrl+C stops the run, twice quickly ends the program; SIGTERM and SIGHUP end it in order.
+
+The first Ctrl+C sets the run's Abort: the stream, the tools and the waits see it and end with the history in order. What
+does not look at it within `FORCE` seconds gets a KeyboardInterrupt. A second Ctrl+C is a KeyboardInterrupt at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from coder.abort import Abort
+
+FORCE = 0.8  # seconds
+
+
+class Interrupts:
+    """`presses` counts the Ctrl+C of the newest run; `last` is when the newest came (monotonic seconds)."""
+
+    def __init__(self) -> None:
+        self.presses = 0
+        self.last = -100.0
+
+    @contextmanager
+    def stopping(self, abort: Abort) -> Iterator[None]:
+        """While inside, Ctrl+C stops the run that `abort` belongs to."""
+        self.presses = 0
+
+        def pressed(number: int, frame: FrameType | None) -> None:
+            self.presses += 1
+            self.last = time.monotonic()
+            if self.presses > 1:
+                raise KeyboardInterrupt
+            signal.setitimer(signal.ITIMER_REAL, FORCE)
+            abort.set()
+
+        def force(number: int, frame: FrameType | None) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, pressed), signal.signal(signal.SIGALRM, force)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGINT, before[0])
+            signal.signal(signal.SIGALRM, before[1])
+
+
+def end_in_order() -> None:
+    """Let SIGTERM and SIGHUP unwind the program, so that children are stopped and the terminal is restored."""
+    def ended(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, ended)
+    signal.signal(signal.SIGHUP, ended)

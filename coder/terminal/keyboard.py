@@ -1,0 +1,202 @@
+"""The keyboard: lines through readline, and keys that come while nobody reads them.
+
+What is typed is never lost and never tears the output: during a run it is not shown, and stands at the next prompt.
+What it leaves out: what a line means (repl.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+try:
+    import termios
+except ImportError:  # no POSIX terminal
+    termios = None  # type: ignore[assignment]
+
+PROMPT, MORE = "> ", ". "
+AGAIN = 2.0  # seconds within which a second Ctrl+C on an empty line leaves
+BOTH = 1.0  # seconds within which a Ctrl+C after one that stopped a run leaves
+MAX_HISTORY = 1000
+
+
+class Leave(Exception):
+    """Leave the session with this exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Keyboard:
+    """Lines from the terminal. `history` is a file; `drawn` is called whenever a prompt has been drawn.
+
+    `stopped_run` tells when Ctrl+C last stopped a run (monotonic seconds).
+    """
+
+    def __init__(self, history: Path, drawn: Callable[[], None]) -> None:
+        self.history = history
+        self.drawn = drawn
+        self.stopped_run: Callable[[], float] = lambda: -100.0
+        self.early = ""  # keys that came before a question was asked; they belong to the next prompt
+        self.hinted = -100.0  # when a Ctrl+C at the prompt said what a second one does
+        self.readline = _readline(history)
+
+    def entries(self) -> Iterator[str]:
+        """What the person enters, one entry after the other, until Ctrl+D. Raises Leave."""
+        while True:
+            try:
+                yield self._entry(PROMPT, MORE)
+            except KeyboardInterrupt:
+                continue  # the entry is given up
+            except EOFError:
+                sys.stdout.write("\n")
+                return
+
+    def _entry(self, prompt: str, more: str) -> str:
+        """A line, or several, between triple quotes or with a backslash at the end of each but the last."""
+        text = self.line(prompt)
+        while text.endswith("\\") and not text.lstrip().startswith('"""'):
+            text = text[:-1] + "\n" + self.line(more)
+        if text.lstrip().startswith('"""'):
+            text = text.lstrip()[3:]
+            while not text.rstrip().endswith('"""'):
+                text += "\n" + self.line(more)
+            text = text.rstrip()[:-3]
+        return text.strip()
+
+    def line(self, prompt: str) -> str:
+        """One line. Raises EOFError at Ctrl+D, KeyboardInterrupt at Ctrl+C, Leave at a Ctrl+C that is the second."""
+        early, self.early = self.early, ""
+
+        def pressed(number: int, frame: FrameType | None) -> None:
+            self._interrupted()
+            raise KeyboardInterrupt
+
+        def drawn() -> None:
+            if early and self.readline:
+                self.readline.insert_text(early)
+                self.readline.redisplay()
+            self.drawn()
+
+        if self.readline:
+            self.readline.set_pre_input_hook(drawn)
+        with _handling(pressed):
+            return input(prompt)
+
+    def _interrupted(self) -> None:
+        """Ctrl+C at the prompt clears what is typed; on an empty line, twice leaves."""
+        now = time.monotonic()
+        typed = self.readline and self.readline.get_line_buffer()
+        sys.stdout.write("\n")
+        if typed:
+            return
+        if now - self.hinted < AGAIN or now - self.stopped_run() < BOTH:
+            raise Leave(130)
+        self.hinted = now
+        sys.stdout.write("(Ctrl+C again leaves, so does Ctrl+D)\n")
+
+    def answer(self, prompt: str) -> str:
+        """A line typed after the question was on the screen; "" at Ctrl+D. Ctrl+C stops the run, too."""
+        self.early += _pending()
+        stop_run = signal.getsignal(signal.SIGINT)
+
+        def pressed(number: int, frame: FrameType | None) -> None:
+            if callable(stop_run):
+                stop_run(number, frame)
+            raise KeyboardInterrupt
+
+        if self.readline:
+            self.readline.set_pre_input_hook(None)
+        try:
+            with _handling(pressed), _local_modes(on="ECHO"):
+                text = input(prompt).strip()
+        except (EOFError, KeyboardInterrupt):
+            sys.stdout.write("\n")
+            return ""
+        if self.readline and text:
+            self.readline.remove_history_item(self.readline.get_current_history_length() - 1)
+        return text
+
+    def close(self) -> None:
+        """Save the history, privately; no reason to fail where the home is read-only."""
+        if self.readline is None:
+            return
+        with contextlib.suppress(OSError):
+            self.history.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self.history, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            self.readline.write_history_file(self.history)
+
+
+def _readline(history: Path) -> ModuleType | None:
+    """The readline module with our history in it, where there is one."""
+    try:
+        import readline
+    except ImportError:
+        return None
+    with contextlib.suppress(OSError):
+        readline.read_history_file(history)
+    readline.set_history_length(MAX_HISTORY)
+    return readline
+
+
+@contextlib.contextmanager
+def _handling(pressed: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, pressed)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def silent_keys() -> Iterator[None]:
+    """While inside, keys are kept by the terminal for the next prompt, but not shown."""
+    with _local_modes(off="ECHO"):
+        yield
+
+
+@contextlib.contextmanager
+def _local_modes(on: str = "", off: str = "") -> Iterator[None]:
+    """While inside, a local mode of the terminal on stdin is on or off; nothing where there is no terminal."""
+    before = _attributes()
+    if before is None:
+        yield
+        return
+    after = [*before]
+    after[3] = (after[3] | (getattr(termios, on) if on else 0)) & ~(getattr(termios, off) if off else 0)
+    termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, after)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
+
+
+def _attributes() -> list[Any] | None:
+    if termios is None:
+        return None
+    try:
+        return termios.tcgetattr(sys.stdin.fileno())
+    except (OSError, ValueError, termios.error):
+        return None
+
+
+def _pending() -> str:
+    """What was typed and not read yet, taken out of the terminal: it must not answer a question that it came before."""
+    if _attributes() is None:
+        return ""
+    data = b""
+    with _local_modes(off="ICANON"):
+        fd = sys.stdin.fileno()
+        while select.select([fd], [], [], 0)[0] and (piece := os.read(fd, 4096)):
+            data += piece
+    return "".join(c for c in data.decode("utf-8", "replace").replace("\r", " ").replace("\n", " ") if c.isprintable())

@@ -1,0 +1,213 @@
+"""Events on a screen, for people: text as it streams, a line per tool, diffs, and why a run stopped.
+
+A consumer of events and nothing else. What it leaves out: input (repl.py) and the formats for programs (cli.py).
+"""
+
+from __future__ import annotations
+
+import time
+
+from coder.terminal.screen import Screen, clean, one_line, plain
+from coder.types import (
+    DoomLoop,
+    Event,
+    ModelError,
+    Notice,
+    PermissionAsked,
+    ReasoningDelta,
+    Retry,
+    RunEnd,
+    RunStart,
+    StepStart,
+    TextDelta,
+    ToolCallDelta,
+    ToolEnd,
+    ToolResult,
+    ToolStart,
+    ToolUpdate,
+    Usage,
+)
+
+DIFF_LINES = 60
+OUTPUT_LINES = 6  # of a command's output, its last ones
+QUIET_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
+
+STOPPED = {
+    "stop": "done", "length": "stopped: the answer reached a length limit", "content_filter": "stopped by the content filter",
+    "max_steps": "stopped: the step limit is reached; go on with `continue`",
+    "max_time": "stopped: the time limit is reached; go on with `continue`",
+    "doom_loop": "stopped: the model repeats itself", "aborted": "stopped by you", "error": "failed"}
+
+ADVICE = {
+    "auth": "Check OPENAI_API_KEY, and that it belongs to this server.",
+    "quota": "The account has no credit left, or its plan's limit is reached.",
+    "not_found": "Check the model's name (OPENAI_MODEL, -m) and the base URL (OPENAI_BASE_URL).",
+    "network": "Check the base URL (OPENAI_BASE_URL) and that the server runs.",
+    "protocol": "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1.",
+    "rate_limit": "Too many requests: try again later.",
+    "overflow": "The conversation no longer fits the model: /clear, or a model with a larger context.",
+    "bad_request": "The server does not accept the request: check that the model takes tools."}
+
+
+class Renderer:
+    """Shows the events of runs on `screen`. `show_text` False leaves the answers to somebody else."""
+
+    def __init__(self, screen: Screen, *, show_text: bool = True, verbose: bool = False) -> None:
+        self.screen = screen
+        self.show_text = show_text
+        self.verbose = verbose
+        self.started = time.monotonic()
+        self.streaming = ""  # "text" or "reasoning" while it comes
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case TextDelta(text=text):
+                self._stream("text", text)
+            case ReasoningDelta(text=text):
+                self._stream("reasoning", text)
+            case ToolCallDelta(name=name):
+                self._pause(f"{name} …")
+            case RunStart():
+                self.started = time.monotonic()
+            case StepStart():
+                self._pause("thinking")
+            case ToolStart(title=title):
+                self._pause(title)
+                self.screen.restart_clock()
+            case ToolUpdate(text=text):
+                self._progress(text)
+            case ToolEnd():
+                self._tool(event)
+            case Retry():
+                self._retry(event)
+            case PermissionAsked() | DoomLoop():
+                self._quiet()
+            case Notice(text=text):
+                self._quiet()
+                self.screen.line(clean(text), "yellow")
+            case RunEnd():
+                self._end(event)
+
+    # -- text
+
+    def _stream(self, kind: str, text: str) -> None:
+        if not (self.verbose if kind == "reasoning" else self.show_text):
+            return
+        if self.streaming != kind:
+            self._quiet()
+            text = text.lstrip("\n")
+            self.streaming = kind if text else ""
+        if kind == "text":
+            self.screen.answer(text)
+        else:
+            self.screen.print(clean(text), "dim")
+
+    def _quiet(self) -> None:
+        """End what is under way: the status line, a line that is not finished."""
+        self.screen.status("")
+        self.screen.finish_line()
+        self.streaming = ""
+
+    def _pause(self, label: str) -> None:
+        """Something is being waited for: the spinner says what."""
+        self.screen.finish_line()
+        self.streaming = ""
+        self.screen.status(clean(label))
+
+    # -- tools
+
+    def _progress(self, output: str) -> None:
+        lines = output.rstrip().splitlines()
+        if lines:
+            label = self.screen.label.split(" │ ")[0]
+            self.screen.status(f"{label} │ {clean(lines[-1])}")
+
+    def _tool(self, event: ToolEnd) -> None:
+        label = self.screen.label.split(" │ ")[0] or event.name
+        self._quiet()
+        seconds = f"  {event.seconds:.1f}s" if event.seconds >= 0.1 else ""
+        self.screen.finish_line()
+        self.screen.print("✗ " if event.is_error else "● ", "bold red" if event.is_error else "green")
+        self.screen.print(one_line(label, self.screen.width - len(seconds) - 2), "")
+        self.screen.print(seconds + "\n", "dim")
+        self._details(event.name, event.result)
+        self._pause("thinking")
+        self.screen.restart_clock()
+
+    def _details(self, name: str, result: ToolResult) -> None:
+        if changes := result.details.get("diff"):
+            self.diff(changes)
+            return
+        content = result.content if isinstance(result.content, str) else ""
+        lines = clean(content).rstrip().splitlines()
+        if name in QUIET_TOOLS and not result.is_error and not self.verbose:
+            self._dim([f"{len(lines)} line{'s' if len(lines) != 1 else ''}"])
+            return
+        hidden = len(lines) - OUTPUT_LINES
+        shown = lines if self.verbose or hidden <= 0 else [f"… {hidden} lines", *lines[-OUTPUT_LINES:]]
+        self._dim(shown)
+
+    def _dim(self, lines: list[str]) -> None:
+        for line in lines:
+            self.screen.line(self._cut(line), "dim")
+
+    def _cut(self, line: str, mark: str = "") -> str:
+        """One line of foreign text, with its indentation."""
+        text = line.expandtabs(4)
+        bare = text.lstrip()
+        return one_line(bare, self.screen.width - 1, "  " + mark + text[:len(text) - len(bare)])
+
+    def diff(self, changes: str) -> None:
+        """A unified diff in colour, without its file header."""
+        lines = [line for line in clean(changes).splitlines() if line and not line.startswith(("--- ", "+++ "))]
+        colours = {"+": "green", "-": "red", "@": "cyan"}
+        for line in lines[:DIFF_LINES]:
+            self.screen.line(self._cut(line[1:], line[0]), colours.get(line[0], "dim"))
+        if len(lines) > DIFF_LINES:
+            self.screen.line(f"  … {len(lines) - DIFF_LINES} more lines", "dim")
+
+    # -- what a person has to know
+
+    def _retry(self, event: Retry) -> None:
+        taken_back = self.streaming == "text"
+        self._quiet()
+        back = " What was shown of this answer is taken back." if taken_back else ""
+        self.screen.line(f"{clean(event.error.message)}. Attempt {event.attempt + 1} in {event.delay:.0f} s.{back}", "yellow")
+        self._pause("waiting to try again")
+
+    def _end(self, event: RunEnd) -> None:
+        self._quiet()
+        if event.error:
+            self.screen.line(error_text(event.text, event.error), "red")
+        self.screen.line(summary(event, time.monotonic() - self.started), "dim")
+
+
+def error_text(text: str, error: ModelError) -> str:
+    """What happened, in the server's words, and what to do."""
+    request = f" (request {clean(error.request_id)})" if error.request_id else ""
+    status = f" [HTTP {error.status}]" if error.status else ""
+    return f"{clean(text)}{status}{request}\n{ADVICE.get(error.kind, '')}".rstrip()
+
+
+def summary(event: RunEnd, seconds: float) -> str:
+    """The line after a run: why it stopped, steps, tokens, seconds."""
+    steps = f"{event.steps} step{'s' if event.steps != 1 else ''}"
+    return f"{STOPPED[event.stop_reason]} · {steps} · {tokens(event.usage)} · {seconds:.1f} s"
+
+
+def tokens(usage: Usage) -> str:
+    """Tokens in (how many of them cached) and out; ~ marks an estimate."""
+    about = "~" if usage.estimated else ""
+    cached = f" ({count(usage.cached)} cached)" if usage.cached else ""
+    return f"{about}{count(usage.input)} in{cached}, {about}{count(usage.output)} out"
+
+
+def count(number: int) -> str:
+    return str(number) if number < 1000 else f"{number / 1000:.1f}k" if number < 1_000_000 else f"{number / 1e6:.2f}M"
+
+
+def question(event: PermissionAsked) -> str:
+    """Everything about the question, exactly: the words that are shown are those that are acted on."""
+    asks = {"bash": "Run this command?", "edit": "Make this change?", "external_directory": "Go outside the folder?"}
+    lines = "\n".join(f"  {line}" for line in plain(event.pattern).split("\n"))
+    return f"{asks.get(event.permission, f'Allow {event.permission}?')}\n{lines}"

@@ -1,0 +1,163 @@
+"""The screen: every text that we did not write goes through `clean`; one line at the bottom tells what is going on.
+
+Output is appended and never repainted, but for that one line. What it leaves out: what is worth showing (render.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from functools import cached_property
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# C0 without newline and tab, DEL, C1: nothing that drives a terminal passes.
+CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
+del CONTROL[0x0A], CONTROL[0x09]
+# What reorders or hides text: shown as code points where a person decides by it.
+DECEPTIVE = {*range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xAD, 0xFEFF, *range(0xE0000, 0xE0080)}
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+FRAME = 0.1  # seconds
+
+
+def clean(text: str) -> str:
+    """Text without what could drive the terminal; still readable."""
+    return text if text.isprintable() else text.translate(CONTROL).encode("utf-8", "replace").decode()
+
+
+def plain(text: str) -> str:
+    """One exact line for a decision: control, reordering and invisible characters shown as escapes."""
+    return "".join(_escaped(c) if ord(c) in CONTROL or ord(c) in DECEPTIVE or "\ud800" <= c <= "\udfff" else c for c in text)
+
+
+def _escaped(c: str) -> str:
+    return f"\\x{ord(c):02x}" if ord(c) < 0x100 else f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"
+
+
+def one_line(text: str, width: int, indent: str = "") -> str:
+    """Cleaned, white space folded, cut to `width` columns with an ellipsis; `indent` goes in front."""
+    from rich.text import Text
+
+    line = Text(indent + " ".join(clean(text[:4 * width + 100]).split()))
+    line.truncate(max(10, width), overflow="ellipsis")
+    return line.plain
+
+
+class Screen:
+    """Appends to a stream, in colour where it takes it, with a status line below while somebody waits.
+
+    `answers`: the stream of the model's text, where it is another one (stdout beside stderr). A stream that is no
+    terminal, or a dumb one, is never repainted.
+    """
+
+    def __init__(self, stream: TextIO, answers: TextIO | None = None) -> None:
+        self.stream = stream
+        self.answers = answers or stream
+        self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.at_start = True  # of a line
+        self._newest = stream
+        self._lock = threading.RLock()
+        self.label = ""  # of the status line
+        self._since = 0.0
+        self._painted = False
+        self._ticker: threading.Thread | None = None
+
+    @property
+    def width(self) -> int:
+        return shutil.get_terminal_size().columns
+
+    @cached_property
+    def console(self) -> Console:
+        """rich on our stream: it knows the terminal's colours, NO_COLOR and FORCE_COLOR. Made late, the import is slow."""
+        from rich.console import Console
+
+        return Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    # -- appending
+
+    def write(self, text: str, stream: TextIO | None = None) -> None:
+        """Append text of ours, or text that went through `clean`."""
+        if not text:
+            return
+        with self._lock:
+            self._wipe()
+            self._newest = stream or self.stream
+            self._newest.write(text)
+            self._newest.flush()
+            self.at_start = text.endswith("\n")
+
+    def answer(self, text: str) -> None:
+        """Append text of the model's answer."""
+        self.write(clean(text), self.answers)
+
+    def finish_line(self) -> None:
+        """End a line that is under way, on the stream that it is on."""
+        if not self.at_start:
+            self.write("\n", self._newest)
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """Append a line of its own."""
+        self.finish_line()
+        self.print(text + "\n", style)
+
+    def print(self, text: str, style: str) -> None:
+        """Append text in a style such as "bold red"."""
+        if not style:
+            self.write(text)
+            return
+        from rich.text import Text
+
+        with self._lock:
+            self._wipe()
+            self._newest = self.stream
+            self.console.print(Text(text, style), end="")
+            self.at_start = text.endswith("\n")
+
+    # -- the status line
+
+    def status(self, label: str) -> None:
+        """Show `label` with a spinner and the seconds below the output; "" ends it."""
+        with self._lock:
+            if label and not self.label:
+                self._since = time.monotonic()
+            self.label = label
+            if not label:
+                self._wipe()
+        if label and self.live and self._ticker is None:
+            self._ticker = threading.Thread(target=self._tick, daemon=True)
+            self._ticker.start()
+
+    def restart_clock(self) -> None:
+        self._since = time.monotonic()
+
+    def _tick(self) -> None:
+        while True:
+            time.sleep(FRAME)
+            with self._lock:
+                if not self.label:
+                    self._ticker = None
+                    return
+                if self.at_start and (waited := time.monotonic() - self._since) > 2 * FRAME:
+                    self._paint(waited)
+
+    def _paint(self, waited: float) -> None:
+        from rich.text import Text
+
+        frame = SPINNER[int(waited / FRAME) % len(SPINNER)]
+        seconds = f" {waited:.0f}s" if waited >= 1 else ""
+        text = one_line(f"{frame} {self.label}", self.width - len(seconds) - 1) + seconds
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.write("\r\x1b[K")
+            self.console.print(Text(text, "dim"), end="")
+            self.stream.flush()
+            self._painted = True
+
+    def _wipe(self) -> None:
+        if self._painted:
+            self.stream.write("\r\x1b[K")
+            self._painted = False

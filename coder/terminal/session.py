@@ -1,0 +1,82 @@
+"""A conversation at the terminal: the model, the tools, the hooks and the list of messages, and one run of them.
+
+The REPL and the one-shot mode are two ways to use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from coder.abort import Abort
+from coder.ai import ChatModel
+from coder.errors import RetryPolicy
+from coder.features.prompt import system_prompt
+from coder.loop import run_loop
+from coder.terminal.approval import Approval
+from coder.terminal.config import Settings
+from coder.terminal.interrupts import Interrupts
+from coder.tools import Tool, Toolset
+from coder.tools.bash import bash
+from coder.tools.edit import edit
+from coder.tools.files import ls, read, write
+from coder.tools.patch import apply_patch
+from coder.tools.search import glob, grep
+from coder.types import Event, Limits, Message, RunEnd, RunResult, StepEnd, Usage
+
+TOOLS = (read, write, edit, bash, grep, glob, ls)
+PATCHING = (read, apply_patch, bash, grep, glob, ls)  # the GPT-5 family is trained on apply_patch
+
+
+def tools_for(model: str) -> tuple[Tool, ...]:
+    """The built-in tools as a model family knows them."""
+    return PATCHING if model.rsplit("/", 1)[-1].lower().startswith("gpt-5") else TOOLS
+
+
+class Session:
+    """State from one run to the next. `system` replaces the system prompt, `extra` is added to it."""
+
+    def __init__(self, settings: Settings, cwd: Path, approval: Approval, *, system: str = "", extra: str = "") -> None:
+        self.settings = settings
+        self.cwd = cwd
+        self.approval = approval
+        self.system = system or system_prompt(cwd, extra)
+        self.messages: list[Message] = []
+        self.usage = Usage()
+        self.newest = Usage()  # of the newest answer
+        self.interrupts = Interrupts()
+        self.tools = Toolset(cwd=cwd)
+        self.use(settings.model)
+
+    def use(self, name: str) -> None:
+        """Talk to another model of the same server; the conversation goes on."""
+        settings = self.settings
+        seen = self.tools.seen
+        self.model = ChatModel(name, base_url=settings.base_url, api_key=settings.api_key, context_window=settings.context_window,
+                               idle_timeout=settings.idle_timeout)
+        self.tools = Toolset(tools_for(name), cwd=self.cwd)
+        self.tools.seen = seen
+
+    def run(self, prompt: str, show: Callable[[Event], None]) -> RunResult:
+        """One run, its events shown. Raises KeyboardInterrupt where it had to be broken off."""
+        limits = Limits(max_steps=self.settings.max_steps, max_seconds=self.settings.max_seconds)
+        abort = Abort()
+        events = run_loop(self.messages, self.model, self.tools, prompts=prompt, system=self.system, hooks=self.approval,
+                          limits=limits, retry=RetryPolicy(base=self.settings.retry_base), abort=abort)
+        with self.interrupts.stopping(abort):
+            try:
+                while True:
+                    event = next(events)
+                    self._note(event)
+                    show(event)
+            except StopIteration as end:
+                result: RunResult = end.value
+                return result
+            finally:
+                events.close()
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, StepEnd) and event.usage.input:
+            self.newest = event.usage
+        elif isinstance(event, RunEnd):
+            self.usage += event.usage

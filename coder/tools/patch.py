@@ -1,0 +1,370 @@
+"""apply_patch: changes to several files in one call, in the format that GPT-5-class models are trained on.
+
+Promises: all or nothing; nothing outside the workspace; a hunk goes only where one place fits, or to the first place
+after its anchor; what it does not name stays byte for byte (line endings, mark, encoding, mode, links).
+
+What it leaves out: binary files (except deleting them), moving a link, two sections for one file. A kill in the middle
+leaves every file wholly old or wholly new, but does not undo those written before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from coder.tools import ToolContext, tool
+from coder.tools.edit import PUNCTUATION, advice
+from coder.tools.files import Text, diff, inside, load, refuse_changed, resolve, save, shown, stamp, to_write
+from coder.types import ToolError, ToolResult
+
+HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: *(\S.*?)\s*")
+MOVE = re.compile(r"\*\*\* Move to: *(\S.*?)\s*")
+ANCHOR = re.compile(r"@@(?: ?-\d+(?:,\d+)? \+\d+(?:,\d+)? @@)? ?(.*?)\s*")  # git's line numbers may be there: never right
+BEFORE = re.compile(r"(```\w*|(apply_patch\s*)?<<-?\s*['\"]?\w+['\"]?)?")  # what models put around: a fence, a heredoc
+AFTER = re.compile(r"(```|\w+)?")
+MARKS = {"Add": "+", "Delete": "", "Update": " -+"}  # what a line may begin with
+VIEWS: tuple[Callable[[str], str], ...] = (str, str.rstrip, str.strip, lambda line: line.translate(PUNCTUATION).strip())
+
+
+@tool
+def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult]:
+    """Change, add, delete or rename files. All of the patch is applied, or nothing.
+
+    Its first line is `*** Begin Patch`, its last `*** End Patch`; between them a section for each file, headed by
+    `*** Add File: PATH` (then the content, + before each line), `*** Delete File: PATH` (nothing follows) or
+    `*** Update File: PATH` (to rename, `*** Move to: PATH` on the next line; then hunks, in file order).
+    A hunk begins with a line `@@`, or `@@ LINE` to search after that line of the file, such as `@@ class A`; several may
+    follow one another. Then come whole lines of the file without line numbers: a space before each line that stays, -
+    before each that goes, + before each new one. Give 3 lines that stay before and after a change, more if that
+    is not unique. A line `*** End of File` after a hunk ties it to the end of the file.
+
+    patch: the whole patch; paths are relative to the workspace
+    """
+    claimed: dict[Path, object] = {}
+    changes = [_planned(ctx, section, claimed) for section in parse(patch)]
+    whole = "\n".join(change.diff for change in changes)
+    yield from ctx.ask("edit", ", ".join(name for change in changes for name in change.names), whole)
+    for place, state in claimed.items():  # the person may have taken a while to answer
+        if state != (_state(place) if os.path.lexists(place) else None):
+            raise ToolError(f"{shown(ctx, place)} changed on disk meanwhile. No file was changed. Read it again first.")
+    ctx.abort.check()
+    notes = _written(ctx, changes)
+    summary = "\n".join(f"{change.letter} {' -> '.join(change.names)}{note}" for change, note in zip(changes, notes))
+    paths = [str(place) for change in changes for place in (change.place, change.to) if place]
+    return ToolResult(f"{summary}\n{whole}", details={"diff": whole, "paths": paths})
+
+
+# ---- the format ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Hunk:
+    """`body` holds lines with their mark: space, - or +."""
+
+    anchors: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    at_end: bool = False
+
+    def without(self, mark: str) -> list[str]:
+        """The old lines are those without +, the new lines those without -."""
+        return [line[1:] for line in self.body if line[0] != mark]
+
+
+@dataclass
+class Section:
+    """What the patch says of one file; a new one is a single hunk."""
+
+    kind: str
+    path: str
+    move: str = ""
+    hunks: list[Hunk] = field(default_factory=list)
+
+
+def parse(patch: str) -> list[Section]:
+    """The sections of a patch. Raises ToolError with the line that is wrong."""
+    sections: list[Section] = []
+    for line in _inner(patch):
+        if header := HEADER.fullmatch(line):
+            sections.append(Section(header[1], header[2]))
+        elif line if not sections else not _taken(sections[-1], line):
+            raise ToolError(f"this line of the patch has no place there: {line[:200]!r}. A section begins with *** Add File:, "
+                            "*** Update File: or *** Delete File: and a path. In a new file each line begins with +, in a hunk "
+                            "with a space (stays), - (goes) or + (new); nothing follows Delete File.")
+    for section in sections:
+        if section.kind == "Update" and not (all(hunk.body for hunk in section.hunks) and (section.hunks or section.move)):
+            raise ToolError(f"*** Update File: {section.path} has no hunk, or one without lines. Give the lines to change.")
+    if not sections:
+        raise ToolError("the patch is empty. Put a section for each file between *** Begin Patch and *** End Patch.")
+    return sections
+
+
+def _inner(patch: str) -> list[str]:
+    """The lines between the first and the last, freed of the wrapping that models put around."""
+    lines = patch.replace("\r\n", "\n").split("\n")
+    while lines and BEFORE.fullmatch(lines[0].strip()):
+        lines.pop(0)
+    while lines and AFTER.fullmatch(lines[-1].strip()):
+        lines.pop()
+    if [line.strip() for line in lines[:1] + lines[-1:]] != ["*** Begin Patch", "*** End Patch"]:
+        raise ToolError("the first line of the patch has to be *** Begin Patch, the last *** End Patch. Send it whole.")
+    return lines[1:-1]
+
+
+def _taken(section: Section, line: str) -> bool:
+    """Take a line into the section; False if it does not belong there."""
+    hunk, update = section.hunks[-1] if section.hunks else None, section.kind == "Update"
+    if not line and not (update and hunk and not hunk.at_end):
+        return True
+    if update and (move := MOVE.fullmatch(line)) and not hunk and not section.move:
+        section.move = move[1]
+        return True
+    if update and (anchor := ANCHOR.fullmatch(line)):
+        if not hunk or hunk.body:
+            section.hunks.append(hunk := Hunk())
+        hunk.anchors += [anchor[1]] if anchor[1] else []
+        return True
+    if hunk and hunk.at_end:
+        return False
+    if update and hunk and line.rstrip() == "*** End of File":
+        hunk.at_end = True
+        return True
+    if line and line[0] not in MARKS[section.kind]:
+        return False
+    if not hunk:
+        section.hunks.append(hunk := Hunk())
+    hunk.body.append(line or " ")
+    return True
+
+
+# ---- where a hunk goes -----------------------------------------------------------------------------------
+
+
+def patched(file: Text, hunks: list[Hunk], name: str) -> str:
+    """The file's text with the hunks in it. Raises ToolError naming the hunk that has no certain place."""
+    raw = re.findall(r"[^\n]*\n|[^\n]+", file.text)  # splitlines would also split at form feeds and the like
+    lines = [_bare(line) for line in raw]
+    out, done = list[str](), 0
+    for number, hunk in enumerate(hunks, 1):
+        try:
+            at, hunk = _located(lines, hunk, done, name)
+        except ToolError as error:
+            raise ToolError(f"hunk {number} of {len(hunks)}: {error}") from None
+        out += raw[done:at]
+        done = at + len(hunk.without("+"))
+        out += _replaced(raw[at:done], hunk, file.newline)
+    out += raw[done:]
+    ended = [line if line.endswith("\n") else line + file.newline for line in out]
+    if out and raw and not raw[-1].endswith("\n"):
+        ended[-1] = _bare(out[-1])
+    return "".join(ended)
+
+
+def _replaced(raw: list[str], hunk: Hunk, newline: str) -> list[str]:
+    """What takes the place of `raw`: lines that stay are the file's own, new ones end like the line before them."""
+    out, old, added = list[str](), iter(raw), iter(_shifted(raw, hunk))
+    for mark in (line[0] for line in hunk.body):
+        if mark == "+":
+            out.append(next(added) + newline)
+            continue
+        line = next(old)
+        newline = line[len(_bare(line)):] or newline
+        out += [line] if mark == " " else []
+    return out
+
+
+def _shifted(raw: list[str], hunk: Hunk) -> list[str]:
+    """The new lines. Where all old lines of the patch lack, or have too much of, the same indentation, so have the new."""
+    new = [line[1:] for line in hunk.body if line[0] == "+"]
+    pairs = [(line.rstrip(), want.rstrip()) for line, want in zip(raw, hunk.without("+")) if want.strip()]
+    more, less = {line.removesuffix(want) for line, want in pairs}, {want.removesuffix(line) for line, want in pairs}
+    if len(more) == 1 and not (lead := more.pop()).strip():
+        return [lead + line if line.strip() else line for line in new]
+    if len(less) == 1 and not (lead := less.pop()).strip() and all(line.startswith(lead) for line in new if line.strip()):
+        return [line.removeprefix(lead) for line in new]
+    return new
+
+
+def _bare(line: str) -> str:
+    return line[:-2] if line.endswith("\r\n") else line.removesuffix("\n")
+
+
+def _located(lines: list[str], hunk: Hunk, start: int, name: str) -> tuple[int, Hunk]:
+    """(index of the first line, the hunk as it fits there), after `start` and the anchors."""
+    for anchor in hunk.anchors:
+        found = _fits(lines, [anchor], start) or _lost(lines, Hunk(body=[f" {anchor}"]), start, name, "its anchor")
+        start = found[0] + 1
+    kept = max((number for number, line in enumerate(hunk.body, 1) if line != " "), default=0)
+    for tried in (hunk, replace(hunk, body=hunk.body[:kept])):  # empty lines at the end may only set it apart
+        old = tried.without("+")
+        # Models repeat the anchor as the first line of the hunk: its own line is looked at too.
+        found = _fits(lines, old, start - 1 if hunk.anchors and old else start, hunk.at_end)
+        if len(found) > 1 and (not hunk.anchors or found[0] < start):
+            raise ToolError(f"it fits at lines {', '.join(str(at + 1) for at in found[:20])}. Give more lines that stay around "
+                            "the change, or above it an anchor (@@ LINE) that is not part of the hunk.")
+        if found:
+            return found[0], tried
+    return _lost(lines, hunk, start, name, "its old text")
+
+
+def _fits(lines: list[str], wanted: list[str], start: int, at_end: bool = False) -> list[int]:
+    """Where the wanted lines are, from `start`, in the strictest view in which they are anywhere."""
+    last = len(lines) - len(wanted)
+    for view in VIEWS:
+        seen, sought = [view(line) for line in lines], [view(line) for line in wanted]
+        places = range(max(start, last) if at_end else start, last + 1)
+        if found := [at for at in places if seen[at:at + len(sought)] == sought]:
+            return found
+    return []
+
+
+def _lost(lines: list[str], hunk: Hunk, start: int, name: str, what: str) -> NoReturn:
+    """Say what a model needs to mend a hunk that is nowhere."""
+    if found := _fits(lines, hunk.without("+"), 0):
+        there = "at the end of the file" if hunk.at_end else f"after line {start}, where the anchor or hunk before it ends"
+        raise ToolError(f"{what} is at line {found[0] + 1}, but has to be {there}. Put hunks in the order of the file.")
+    text = advice("\n".join(lines), "\n".join(hunk.without("+")), "\n".join(hunk.without("-")), name)
+    raise ToolError(text.replace("old_string", what).replace("new_string", "its new text"))
+
+
+# ---- what will be done, and doing it ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file's part, wholly computed. `data` goes to `to`, or to `place`; a `place` that gets none goes."""
+
+    letter: str
+    names: list[str]
+    diff: str
+    place: Path
+    to: Path | None = None
+    data: bytes | None = None
+    before: bytes | None = None
+
+
+def _planned(ctx: ToolContext, section: Section, claimed: dict[Path, object]) -> Change:
+    """Raises ToolError, naming the section, where it cannot be done. `claimed` gets its paths and what is there now."""
+    try:
+        if section.kind == "Update":
+            return _updated(ctx, section, claimed)
+        place = _entry(ctx, section.path)
+        name, text = _claim(ctx, place, claimed, new=section.kind == "Add"), ""
+        if section.kind == "Add":
+            text = "".join(f"{line[1:]}\n" for hunk in section.hunks for line in hunk.body)
+            return Change("A", [name], diff("", text, name) or f"A {name}", place, data=text.encode())
+        if not place.is_symlink():
+            refuse_changed(ctx, place)
+            with contextlib.suppress(ToolError):  # a binary file has no text to show, but may go
+                text = load(ctx, place).text
+        return Change("D", [name], diff(text, "", name) or f"D {name}", place)
+    except (ToolError, OSError, UnicodeError) as error:
+        raise ToolError(f"{section.kind} File {section.path}: {error}\nNo file was changed. Send the whole patch again, "
+                        "corrected.") from None
+
+
+def _updated(ctx: ToolContext, section: Section, claimed: dict[Path, object]) -> Change:
+    place, entry = to_write(ctx, section.path), _entry(ctx, section.path)
+    name = _claim(ctx, place, claimed)
+    if entry != place:
+        _claim(ctx, entry, claimed)
+    refuse_changed(ctx, place)
+    file = load(ctx, place)
+    text = patched(file, section.hunks, name)
+    changes, data = diff(file.text, text, name), file.encoded(text)
+    if not section.move and text == file.text:
+        raise ToolError("its old and new lines are the same: nothing to do")
+    if not section.move:
+        return Change("M", [name], changes, place, data=data, before=file.encoded(file.text))
+    if entry != place:
+        raise ToolError(f"it is a link to {name}, and links are not moved. Name {name} itself, or use mv.")
+    to = _entry(ctx, section.move)
+    names = [name, _claim(ctx, to, claimed, new=True)]
+    return Change("R", names, f"rename from {name}\nrename to {names[1]}\n{changes}".rstrip("\n"), place, to, data)
+
+
+def _entry(ctx: ToolContext, path: str) -> Path:
+    """The place of a path itself: folders resolved, a link at its end not followed. Refuses one outside the workspace."""
+    resolve(ctx, path)  # refuses what is no path
+    given = ctx.cwd / Path(path).expanduser()
+    place = resolve(ctx, str(given.parent)) / given.name
+    if not inside(ctx, place):
+        raise ToolError(f"{path} is outside the workspace {ctx.cwd}: nothing is written there")
+    return place
+
+
+def _claim(ctx: ToolContext, place: Path, claimed: dict[Path, object], new: bool = False) -> str:
+    """Note that this patch touches a place, and return its name. Raises ToolError if it cannot, or does so already."""
+    name = shown(ctx, place)
+    if place in claimed:
+        raise ToolError(f"{name} is in the patch twice. Put all that changes in it into one section.")
+    if new and os.path.lexists(place):
+        raise ToolError(f"{name} exists already. Change it with *** Update File, or take another name.")
+    claimed[place] = None if new else _state(place)
+    return name
+
+
+def _state(place: Path) -> object:
+    """Equal states, equal content. Raises ToolError for what is missing and for what is neither file nor link."""
+    return os.readlink(place) if place.is_symlink() else stamp(place).checksum
+
+
+def _written(ctx: ToolContext, changes: list[Change]) -> list[str]:
+    """Do all changes, or put back what was done. Returns a note for each."""
+    seen, undo, aside = dict(ctx.seen), list[Callable[[], object]](), list[Path]()
+    try:
+        notes = [_done(ctx, change, undo, aside) for change in changes]
+    except BaseException as error:
+        lost = [problem for step in reversed(undo) if (problem := _undone(step))]
+        ctx.seen.clear()
+        ctx.seen.update(seen)
+        if not isinstance(error, OSError | ToolError):
+            raise
+        end = f"Not all could be put back: {'; '.join(lost)}" if lost else "All files are as they were before."
+        raise ToolError(f"{error}\nThe patch was not applied. {end}") from None
+    for place in aside:
+        with contextlib.suppress(OSError):
+            os.unlink(place)
+    return notes
+
+
+def _done(ctx: ToolContext, change: Change, undo: list[Callable[[], object]], aside: list[Path]) -> str:
+    """Do one change. How to undo a step is noted before it, so that an interrupt in between loses nothing."""
+    note, place, target = "", change.place, change.to or change.place
+    if change.data is not None:
+        undo += [folder.rmdir for folder in reversed(target.parents) if not folder.exists()]
+        undo.append(partial(_put_back, ctx, target, change.before))
+        note = save(ctx, target, change.data)
+    if change.to:
+        shutil.copymode(place, change.to)
+    if change.letter in "DR":  # it only loses its name until all else is done: so it can come back whole
+        hidden = place.with_name(f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        undo.append(partial(os.rename, hidden, place))
+        os.rename(place, hidden)
+        aside.append(hidden)
+        ctx.seen.pop(place, None)
+    return note
+
+
+def _put_back(ctx: ToolContext, place: Path, before: bytes | None) -> None:
+    if before is None and os.path.lexists(place):
+        os.unlink(place)
+    elif before is not None and place.read_bytes() != before:
+        save(ctx, place, before)
+
+
+def _undone(step: Callable[[], object]) -> str:
+    """Undo a step; a step that was noted and not made needs nothing. Returns what went wrong, mostly empty."""
+    try:
+        step()
+    except FileNotFoundError:
+        return ""
+    except (OSError, ToolError) as error:
+        return str(error)
+    return ""

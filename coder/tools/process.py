@@ -1,0 +1,144 @@
+"""Child processes: started apart from the terminal, read with bounded memory, and never left behind.
+
+A child gets a session of its own, so that it has no terminal to ask for passwords or to steal keys from, and the null
+device as its input. It is over when the process is over, not when the pipe is: a background child that holds the pipe
+open does not hang us. It may live on until we end; at a time-out, an abort and at our own end all that is left is killed,
+also what has made a session of its own: each command's children carry its mark in their environment.
+
+What it leaves out: confinement (features/sandbox.py). POSIX only; children that left their group are found on Linux only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from coder.abort import TICK, Abort
+from coder.types import ToolError
+
+GRACE = 0.5  # seconds between TERM and KILL
+DRAIN = 0.2  # seconds to read on after the process has ended while something else still writes
+READ = 1 << 16
+MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
+
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.I)
+HARMLESS = {"SSH_AUTH_SOCK", "XAUTHORITY"}  # names of sockets and files, without which git and X do not work
+STEERING = {"BASH_ENV", "ENV", "PROMPT_COMMAND", "RIPGREP_CONFIG_PATH", "LD_PRELOAD", "LD_AUDIT"}
+QUIET = {"PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "TERM": "dumb", "EDITOR": "true", "VISUAL": "true",
+         "GIT_EDITOR": "true", "GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true",
+         "SSH_ASKPASS_REQUIRE": "never", "PIP_NO_INPUT": "1", "DEBIAN_FRONTEND": "noninteractive"}
+
+_started: set[int] = set()  # groups that may have left members
+_run = f"{os.getpid()}-{os.urandom(6).hex()}"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a child ended: `code` as subprocess has it (negative: a signal), `cause` "timeout", "aborted" or ""."""
+
+    code: int
+    cause: str = ""
+
+
+def environment() -> dict[str, str]:
+    """Ours, without what looks like a secret and what steers a shell; with all pagers and prompts off."""
+    kept = {name: value for name, value in os.environ.items()
+            if name not in STEERING and (name in HARMLESS or not SECRET.search(name))}
+    return kept | QUIET
+
+
+def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float) -> Generator[bytes, None, Ending]:
+    """Run a program; yield what it writes to stdout and stderr as it comes, return how it ended.
+
+    Raises ToolError where it cannot be started. On every way out, also a closed generator, its group is gone or, after
+    a normal end, only background children are left.
+    """
+    mark = f"{_run}-{time.monotonic_ns()}"
+    try:
+        process = subprocess.Popen(argv, cwd=cwd, env=environment() | {MARK: mark}, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    except (OSError, ValueError) as error:
+        gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
+        raise ToolError(f"the command could not be started: {error}{gone}") from None
+    if not _started:
+        atexit.register(stop_all)
+    _started.add(process.pid)
+    cause = "interrupted"
+    try:
+        cause = yield from _pump(process, abort, time.monotonic() + timeout)
+    finally:
+        if cause:
+            _kill(process, mark)
+        if process.stdout:
+            process.stdout.close()
+    return Ending(process.wait(), cause)
+
+
+def _pump(process: subprocess.Popen[bytes], abort: Abort, deadline: float) -> Generator[bytes, None, str]:
+    """Yield output until the process has ended. Returns the cause where it has to be ended."""
+    assert process.stdout
+    fd, open_, ended = process.stdout.fileno(), True, 0.0
+    while True:
+        ready = select.select([fd], [], [], TICK)[0] if open_ else []
+        if ready:
+            data = os.read(fd, READ)
+            open_ = bool(data)
+            if data:
+                yield data
+        now = time.monotonic()
+        if process.poll() is not None:
+            ended = ended or now
+            if not ready or not open_ or now - ended > DRAIN:
+                return ""
+        elif abort.is_set:
+            return "aborted"
+        elif now > deadline:
+            return "timeout"
+        elif not open_:  # it has closed its output and goes on
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TICK)
+
+
+def _kill(process: subprocess.Popen[bytes], mark: str) -> None:
+    """TERM to the group, a short grace, KILL, and a sweep for those who have left the group."""
+    _signal(process.pid, signal.SIGTERM)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+    finally:  # also when a second Ctrl+C comes during the grace
+        _signal(process.pid, signal.SIGKILL)
+        process.wait()
+        _sweep(mark)
+        _started.discard(process.pid)
+
+
+def _signal(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _sweep(mark: str) -> None:
+    """KILL every process that carries the mark."""
+    wanted = f"{MARK}={mark}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def stop_all() -> None:
+    """End what commands have left in the background. Called at our own end."""
+    if os.path.isdir("/proc/self"):
+        _sweep(_run)  # every command's mark begins with it; checked process by process, so that no reused number is hit
+        return
+    for group in _started:
+        _signal(group, signal.SIGKILL)

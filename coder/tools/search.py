@@ -1,0 +1,169 @@
+"""grep and glob.
+
+grep runs in a child that can be killed: ripgrep where there is one, else our own (searcher.py). Both skip .git, ignored
+and binary files, and give the same lines.
+
+What it leaves out: an index; reading the files for the model (read does).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Generator, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from coder.tools import ToolContext, searcher, tool
+from coder.tools.files import escaped, shown, to_read
+from coder.tools.process import Ending, output_of
+from coder.types import ToolError, ToolResult
+
+TIMEOUT = 30  # seconds of one search
+MAX_MATCHES = 100
+MAX_SHOWN = 500  # characters of one line
+MAX_FILES = 200  # of one glob
+
+
+@tool
+def grep(ctx: ToolContext, pattern: str, path: str = ".", glob: str = "", ignore_case: bool = False, literal: bool = False,
+         context: int = 0, limit: int = MAX_MATCHES) -> Generator[Any, None, ToolResult]:
+    """Search file contents with a regular expression: `path:line:text` per match. Ignored and binary files are skipped.
+
+    pattern: regular expression
+    path: file or folder, default the workspace
+    glob: only files that match, e.g. *.py
+    ignore_case: ignore case
+    literal: the pattern is plain text
+    context: lines to show around each match
+    limit: lines to return, default 100
+    """
+    target = yield from to_read(ctx, path)
+    _refuse_special(target, path)
+    if "\0" in pattern or not pattern:
+        raise ToolError("the pattern is empty or holds a NUL")
+    options = {"pattern": pattern, "path": str(target), "glob": glob, "ignore_case": ignore_case, "literal": literal,
+               "context": min(max(0, context), 20)}
+    found = Found(ctx, max(1, limit))
+    work = output_of(_command(options), ctx.cwd, ctx.abort, TIMEOUT)
+    try:
+        ending = _collect(work, found)
+    finally:
+        work.close()
+    ctx.abort.check()
+    if ending and ending.cause == "timeout":
+        raise ToolError(f"the search took more than {TIMEOUT} s and was stopped. Use a simpler pattern, or name a folder or a glob.")
+    if ending and ending.code not in (0, 1) and not found.lines:
+        raise ToolError("\n".join(found.notes) or f"the search failed with exit code {ending.code}")
+    return ToolResult(found.text(), details={"matches": len(found.lines)})
+
+
+def _refuse_special(target: Path, path: str) -> None:
+    try:
+        mode = target.stat().st_mode
+    except OSError as error:
+        raise ToolError(f"{path} cannot be searched: {error.strerror}") from None
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ToolError(f"{path} is neither a regular file nor a folder")
+
+
+def _command(options: dict[str, Any]) -> list[str]:
+    """The child that searches; both write `path NUL number:text`."""
+    ripgrep = _ripgrep()
+    if not ripgrep:
+        return [sys.executable, "-I", str(Path(searcher.__file__)), json.dumps(options)]
+    flags = [flag for name, flag in (("ignore_case", "--ignore-case"), ("literal", "--fixed-strings")) if options[name]]
+    flags += ["--glob", options["glob"]] if options["glob"] else []
+    return [ripgrep, "--no-config", "--null", "--with-filename", "--line-number", "--no-heading", "--color=never", "--sort=path",
+            "--hidden", "--glob=!.git", "--no-require-git", "--engine=auto", "--max-columns=2000", "--max-columns-preview",
+            "--mmap", f"--context={options['context']}", *flags, "--regexp", options["pattern"], "--", options["path"]]
+
+
+@cache
+def _ripgrep() -> str | None:
+    """ripgrep, unless it lies in the folder we work in."""
+    found = shutil.which("rg")
+    return found if found and not Path(found).resolve().is_relative_to(Path.cwd()) else None
+
+
+class Found:
+    """The lines of a search, at most `limit` of them, and what the search had to say beside."""
+
+    def __init__(self, ctx: ToolContext, limit: int) -> None:
+        self.ctx, self.limit = ctx, limit
+        self.lines: list[str] = []
+        self.full = False
+        self._held = ""  # a line without a NUL: a note, or the beginning of a path with a newline in it
+
+    def add(self, line: str) -> None:
+        path, nul, rest = line.partition("\0")
+        if nul and os.path.lexists(f"{self._held}{path}"):
+            path, self._held = f"{self._held}{path}", ""
+        if not nul:
+            self._held += f"{line}\n"
+        elif len(self.lines) == self.limit:
+            self.full = True
+        else:
+            cut = rest if len(rest) <= MAX_SHOWN else rest[:MAX_SHOWN] + " … (line cut)"
+            number = next((at for at, c in enumerate(cut) if not c.isdigit()), 0)
+            self.lines.append(f"{escaped(shown(self.ctx, Path(path)))}{cut[number:number + 1]}{cut}")
+
+    @property
+    def notes(self) -> list[str]:
+        """What was said in lines that are no matches; between groups of context stands --."""
+        return [escaped(line)[:MAX_SHOWN] for line in self._held.splitlines() if line.strip("-")][:10]
+
+    def text(self) -> str:
+        tail = [f"({self.limit} lines shown, there are more; narrow the pattern, the path or the glob)"] if self.full else []
+        tail += [f"({note})" for note in self.notes]
+        return "\n".join([*(self.lines or ["No matches."]), *tail])
+
+
+def _collect(work: Iterator[bytes], found: Found) -> Ending | None:
+    """Read until the end, or until there is enough: then None."""
+    rest = b""
+    while not found.full:
+        try:
+            data = next(work)
+        except StopIteration as end:
+            for line in rest.splitlines():
+                found.add(line.decode("utf-8", "surrogateescape"))
+            ending: Ending = end.value
+            return ending
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            found.add(line.decode("utf-8", "surrogateescape"))
+    return None
+
+
+@tool
+def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None, ToolResult]:
+    """Find files by name, newest first, at most 200. Ignored files are skipped.
+
+    pattern: e.g. *.py (at any depth) or src/**/*.ts
+    path: folder to look in, default the workspace
+    """
+    target = yield from to_read(ctx, path)
+    if not target.is_dir():
+        raise ToolError(f"{path} is not a folder")
+    try:
+        wanted = searcher.matcher(pattern)
+    except Exception as error:
+        raise ToolError(f"{pattern} is no pattern: {error}") from None
+    found, notes = list[tuple[float, str]](), list[str]()
+    for entry in searcher.walk(str(target), notes):
+        ctx.abort.check()
+        if wanted.match(os.path.relpath(entry.path, target)):
+            with contextlib.suppress(OSError):
+                found.append((-entry.stat().st_mtime, entry.path))
+    found.sort()
+    lines = [escaped(shown(ctx, Path(name))) for _, name in found[:MAX_FILES]]
+    if len(found) > MAX_FILES:
+        lines.append(f"({MAX_FILES} of {len(found)} files, the newest; narrow the pattern)")
+    lines += [f"(skipped {escaped(note)})" for note in notes[:10]]
+    return ToolResult("\n".join(lines) or "No files found.", details={"files": len(found)})
