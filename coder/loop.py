@@ -165,6 +165,7 @@ class _Run:
         self.in_step = False
         self.partial: list[str] = []  # text of the answer under way
         self.running: tuple[ToolCall, list[str]] | None = None  # the call under way, and its output so far
+        self.asking = 0.0  # seconds that a person took to answer, which are not the tool's
 
     # -- start and end
 
@@ -407,12 +408,12 @@ class _Run:
     def _call(self, call: ToolCall, not_run: str) -> Generator[Event, None, ToolResult]:
         """One call, from its start event to its end event."""
         yield ToolStart(call.id, call.name, call.arguments or {}, self.tools.title(call))
-        started = time.monotonic()
+        self.asking, started = 0.0, time.monotonic()
         if not_run:
             result = ToolResult(not_run, is_error=True)
         else:
             result = (yield from self._repetition(call)) or (yield from self._execute(call))
-        yield ToolEnd(call.id, call.name, result, result.is_error, time.monotonic() - started)
+        yield ToolEnd(call.id, call.name, result, result.is_error, time.monotonic() - started - self.asking)
         return result
 
     def _repetition(self, call: ToolCall) -> Generator[Event, None, ToolResult | None]:
@@ -450,7 +451,10 @@ class _Run:
                 if isinstance(event, ToolUpdate):
                     output.append(event.text)
                     del output[:-100]
+                passed = time.monotonic()
                 yield event
+                if hasattr(event, "reply"):
+                    self.asking += time.monotonic() - passed
         except StopIteration as end:
             result: ToolResult = end.value
             return result

@@ -14,6 +14,7 @@ from coder.types import (
     ModelError,
     Notice,
     PermissionAsked,
+    PermissionReplied,
     ReasoningDelta,
     Retry,
     RunEnd,
@@ -58,6 +59,8 @@ class Renderer:
         self.verbose = verbose
         self.started = time.monotonic()
         self.streaming = ""  # "text" or "reasoning" while it comes
+        self.title = ""  # of the tool under way
+        self.asked = ""  # the diff that a question has shown already
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -72,6 +75,7 @@ class Renderer:
             case StepStart():
                 self._pause("thinking")
             case ToolStart(title=title):
+                self.title, self.asked = clean(title), ""
                 self._pause(title)
                 self.screen.restart_clock()
             case ToolUpdate(text=text):
@@ -80,7 +84,13 @@ class Renderer:
                 self._tool(event)
             case Retry():
                 self._retry(event)
-            case PermissionAsked() | DoomLoop():
+            case PermissionAsked(detail=detail):
+                self.asked = detail
+                self._quiet()
+            case PermissionReplied(answer=answer) if answer != "no":
+                self._pause(self.title)
+                self.screen.restart_clock()
+            case DoomLoop():
                 self._quiet()
             case Notice(text=text):
                 self._quiet()
@@ -119,16 +129,14 @@ class Renderer:
     def _progress(self, output: str) -> None:
         lines = output.rstrip().splitlines()
         if lines:
-            label = self.screen.label.split(" │ ")[0]
-            self.screen.status(f"{label} │ {clean(lines[-1])}")
+            self.screen.status(f"{self.title} │ {clean(lines[-1])}")
 
     def _tool(self, event: ToolEnd) -> None:
-        label = self.screen.label.split(" │ ")[0] or event.name
         self._quiet()
         seconds = f"  {event.seconds:.1f}s" if event.seconds >= 0.1 else ""
         self.screen.finish_line()
         self.screen.print("✗ " if event.is_error else "● ", "bold red" if event.is_error else "green")
-        self.screen.print(one_line(label, self.screen.width - len(seconds) - 2), "")
+        self.screen.print(one_line(self.title, self.screen.width - len(seconds) - 2), "")
         self.screen.print(seconds + "\n", "dim")
         self._details(event.name, event.result)
         self._pause("thinking")
@@ -136,7 +144,7 @@ class Renderer:
 
     def _details(self, name: str, result: ToolResult) -> None:
         if changes := result.details.get("diff"):
-            self.diff(changes)
+            self.diff(changes if changes != self.asked else "")
             return
         content = result.content if isinstance(result.content, str) else ""
         lines = clean(content).rstrip().splitlines()

@@ -16,7 +16,7 @@ from coder.terminal.screen import Screen, clean, one_line
 from coder.terminal.session import Session
 from coder.tools import Toolset
 from coder.tools.bash import bash
-from coder.types import DoomLoop, Event, PermissionAsked, PermissionReplied, ToolCall, ToolResult, ToolUpdate
+from coder.types import DoomLoop, Event, PermissionAsked, ToolCall, ToolResult, ToolUpdate
 
 ALIASES = {"?": "help", "quit": "exit", "q": "exit", "reset": "clear", "new": "clear", "cost": "tokens", "context": "tokens"}
 
@@ -84,8 +84,6 @@ class Repl:
             self.screen.line(f"The model calls {clean(event.name)} {event.count} times in a row with the same arguments.", "yellow")
             answer = self.keyboard.answer("Run it again? [y/N] ")
             event.reply(answer.lower() in ("y", "yes"))
-        elif isinstance(event, PermissionReplied) and event.answer != "no":
-            self.screen.status("working")
 
     def _permission(self, event: PermissionAsked) -> None:
         """Show exactly what would happen, and take the answer from the terminal."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import threading
 import time
@@ -61,6 +62,7 @@ class Screen:
         self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self.at_start = True  # of a line
         self._newest = stream
+        self._wrap = Wrap()
         self._lock = threading.RLock()
         self.label = ""  # of the status line
         self._since = 0.0
@@ -92,11 +94,12 @@ class Screen:
             self.at_start = text.endswith("\n")
 
     def answer(self, text: str) -> None:
-        """Append text of the model's answer."""
-        self.write(clean(text), self.answers)
+        """Append text of the model's answer, with words kept whole at the edge of a terminal."""
+        self.write(self._wrap.add(clean(text), self.width) if self.answers.isatty() else clean(text), self.answers)
 
     def finish_line(self) -> None:
         """End a line that is under way, on the stream that it is on."""
+        self.write(self._wrap.rest(), self.answers)
         if not self.at_start:
             self.write("\n", self._newest)
 
@@ -161,3 +164,42 @@ class Screen:
         if self._painted:
             self.stream.write("\r\x1b[K")
             self._painted = False
+
+
+class Wrap:
+    """Breaks prose between words while it comes: a word is held back until it is whole. Code in fences is left as it is."""
+
+    # after white space, and after a character of a script that has no spaces
+    BETWEEN = re.compile("(?<=[ \n\u3000-\u9fff\uac00-\ud7af\uff00-\uffef])")
+    LONGEST = 60  # characters that are held back
+
+    def __init__(self) -> None:
+        self.word = ""
+        self.column = 0
+        self.new_line = True
+        self.in_code = False
+
+    def add(self, text: str, width: int) -> str:
+        """What can be written by now."""
+        *words, self.word = self.BETWEEN.split(self.word + text)
+        if len(self.word) > self.LONGEST:
+            words, self.word = [*words, self.word], ""
+        return "".join(self._placed(word, width) for word in words)
+
+    def _placed(self, word: str, width: int) -> str:
+        from rich.cells import cell_len
+
+        bare = word.rstrip(" \n")
+        if self.new_line and bare.startswith("```"):
+            self.in_code = not self.in_code
+        size = cell_len(bare)
+        breaks = bool(self.column) and self.column + size > width and not self.in_code
+        self.new_line = word.endswith("\n")
+        self.column = 0 if self.new_line else (0 if breaks else self.column) + size + word.count(" ")
+        return f"\n{word}" if breaks else word
+
+    def rest(self) -> str:
+        """The word that is held back; the text ends here."""
+        word = self.word
+        self.word, self.column, self.new_line, self.in_code = "", 0, True, False
+        return word

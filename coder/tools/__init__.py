@@ -24,7 +24,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Container, Generator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, overload
@@ -110,7 +110,7 @@ def tool_of(function: Callable[..., Any], name: str = "", title: str = "") -> To
     """The tool that a function describes (see `tool`)."""
     name = name or function.__name__
     hints = typing.get_type_hints(function)
-    described, description = _described(inspect.getdoc(function) or "")
+    described, description = _described(inspect.getdoc(function) or "", hints)
     context, properties, required = "", dict[str, Any](), list[str]()
     for parameter in inspect.signature(function).parameters.values():
         hint = hints.get(parameter.name)
@@ -126,12 +126,12 @@ def tool_of(function: Callable[..., Any], name: str = "", title: str = "") -> To
     return Tool(name, description, parameters, function, context, title or next(iter(properties), ""))
 
 
-def _described(doc: str) -> tuple[dict[str, str], str]:
-    """({parameter: description}, the rest) of a docstring."""
+def _described(doc: str, names: Container[str]) -> tuple[dict[str, str], str]:
+    """({parameter: description}, the rest) of a docstring. A `Note: ...` before the parameters is no parameter."""
     described, rest = dict[str, str](), list[str]()
     for line in doc.splitlines():
         found = re.match(r"\s*(\w+): (.+)", line)
-        if found:
+        if found and (described or found[1] in names):
             described[found[1]] = found[2].strip()
         elif described and line.strip():
             described[next(reversed(described))] += " " + line.strip()

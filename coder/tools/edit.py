@@ -239,13 +239,13 @@ def _cause(near: list[str], wanted: list[str]) -> str:
 def _nearest(lines: list[str], wanted: list[str]) -> tuple[int, float]:
     """(index of the first line, likeness 0 to 1) of the run of lines most like the wanted ones."""
     bare, target = [line.strip() for line in lines], [re.sub(r"^\s*\d+(\t|\|)", "", line).strip() for line in wanted]
-    count, looked_for = Counter(bare), set(target)
+    count, looked_for, most = Counter(bare), set(target), 2000 // len(target) + 20  # the rarest lines say most
     anchors = [number for number, line in enumerate(bare) if line and line in looked_for]
     if not anchors:
         best = difflib.get_close_matches(max(target, key=len), bare[:5000], 1, 0.5)
         anchors = [bare.index(best[0])] if best else []
     starts = {max(0, anchor - (target.index(bare[anchor]) if bare[anchor] in target else target.index(max(target, key=len))))
-              for anchor in sorted(anchors, key=lambda anchor: count[bare[anchor]])[:40]}  # a rare line says most
+              for anchor in sorted(anchors, key=lambda anchor: count[bare[anchor]])[:most]}
     scored = [(difflib.SequenceMatcher(None, "\n".join(bare[at:at + len(target)]), "\n".join(target)).ratio(), -at)
               for at in starts]
     likeness, at = max(scored, default=(0.0, 0))
