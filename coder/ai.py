@@ -14,6 +14,7 @@ import json
 import math
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -73,12 +74,16 @@ class ChatModel:
             failure = ModelError("network", f"no data for {watch.seconds:g} s", retryable=True)
         if failure and not (failure.kind == "network" and assembler.ended):  # F14: whole, only the connection stayed open
             raise failure
-        return self._judged(assembler.completion())
+        return self._judged(assembler.completion(), request)
 
-    def _judged(self, answer: Completion) -> Completion:
-        """F10: a full window and no room for a word is an overflow."""
-        if answer.finish == "length" and not answer.text and not answer.calls and not answer.usage.output \
-                and answer.usage.input >= 0.99 * self.context_window:
+    def _judged(self, answer: Completion, request: Request) -> Completion:
+        """F10: a full window and no room for a word is an overflow. C3: usage that was not reported is estimated."""
+        usage = answer.usage
+        if usage.estimated:  # four characters a token
+            usage.input = len(json.dumps(self.body(request))) // 4
+            usage.output = len(json.dumps(answer.message)) // 4
+        empty = not (answer.text or answer.calls or usage.output)
+        if answer.finish == "length" and empty and usage.input >= 0.99 * self.context_window:
             raise ModelError("overflow", "the context is full")
         return answer
 
@@ -110,7 +115,10 @@ class ChatModel:
 
     def _connected(self, openai: Any) -> Any:
         if self._client is None:
-            transport = openai.DefaultHttpxClient(follow_redirects=False, event_hooks={"request": [self._trace]})
+            plain = (self.base_url or "").startswith("http://")
+            # loading the authorities takes 50 ms; without any, a connection that does use TLS fails, and is not trusted
+            tls: Any = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True
+            transport = openai.DefaultHttpxClient(follow_redirects=False, verify=tls, event_hooks={"request": [self._trace]})
             timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT)  # reading is timed by _Watch
             key = self.api_key or (None if self.base_url else os.environ.get("OPENAI_API_KEY"))
             self._client = openai.OpenAI(

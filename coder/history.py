@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import takewhile
+from operator import is_
 from typing import Any
 
 from coder.types import Message, ToolResult
@@ -129,19 +129,30 @@ class Repairer:
 
     def __init__(self) -> None:
         self._done: list[Message] = []
+        self._taken: set[str] = set()  # the ids in it
 
     def __call__(self, messages: list[Message]) -> None:
         """Repair `messages` in place."""
-        known = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(self._done, messages)))
+        same = list(map(is_, self._done, messages))
+        known = same.index(False) if False in same else len(same)
         while known and messages[known - 1].get("role") == "tool":
             known -= 1  # back to in front of the last turn with calls, whose results may be among the new ones
         known -= bool(known and messages[known - 1].get("tool_calls"))
-        taken = {call["id"] for message in messages[:known] for call in message.get("tool_calls") or ()}
-        messages[known:] = repair(messages[known:], taken)
+        self._taken -= _ids(self._done[known:])
+        messages[known:] = repair(messages[known:], self._taken)
         self._done = messages[:]
+
+
+def _ids(messages: list[Message]) -> set[str]:
+    return {call["id"] for message in messages for call in message.get("tool_calls") or ()}
 
 
 def convert_to_llm(messages: list[Message]) -> list[Message]:
     """Wire messages: without private facts and without the roles of the user's own."""
-    return [{key: value for key, value in message.items() if key != "meta"} if "meta" in message else message
-            for message in messages if message.get("role") in ROLES]
+    return [_public(message) if "meta" in message else message for message in messages if message.get("role") in ROLES]
+
+
+def _public(message: Message) -> Message:
+    wire = message.copy()
+    del wire["meta"]
+    return wire

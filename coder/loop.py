@@ -1,7 +1,7 @@
 """run_loop(): ask the model, run its tools, decide, again; until one of eight reasons to stop.
 
 Each round: 1 repair the history · 2 shorten it if a hook wants to · 3 make the request · 4 stream the answer ·
-5 decide, by the table below · 6 run the tools · 7 look for messages that came meanwhile.
+5 decide (decision.py) · 6 run the tools · 7 look for messages that came meanwhile.
 
 The loop owns the list of messages and works on it in place. Whatever ends a run (an answer, a limit, an error, an abort,
 Ctrl+C, a consumer that walks away), every tool call in the list has its result, and the list can be sent again.
@@ -15,19 +15,18 @@ import json
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, Literal
 
 from coder.abort import Abort
+from coder.decision import FULL, Decision, Facts, decide
 from coder.errors import RetryPolicy
-from coder.history import NOT_RUN, Repairer, repair, tool_message, user
+from coder.history import NOT_RUN, Repairer, now, repair, tool_message, user
 from coder.tools import Tool, Toolset
 from coder.types import (
     Aborted,
     Completion,
     DoomLoop,
     Event,
-    Finish,
     Hooks,
     Limits,
     Message,
@@ -55,70 +54,12 @@ from coder.types import (
     settle,
 )
 
-FULL = 0.8  # part of the context window from which `length` is taken for a full context (kernel document, 1c 5)
 CUT = ("Not run: the answer was cut at the output limit, so this call may be incomplete. "
        "Send it again in smaller pieces, for instance a long file in several edits.")
 SKIPPED = "Skipped due to queued user message."
 ABORTED_BY = {"aborted": "aborted by the user", "max_time": "the time limit was reached"}
 
-Steps = Generator[Event, None, Any]
-
-
-# ---- the decision ----------------------------------------------------------------------------------------
-
-
-class Decision(Enum):
-    RUN_TOOLS = auto()
-    ANSWER_CUT = auto()
-    END = auto()
-    COMPACT = auto()
-    END_LENGTH = auto()
-    END_FILTERED = auto()
-    RETRY = auto()
-    FAIL = auto()
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the decision looks at: one answer, or the error instead of it."""
-
-    calls: bool = False
-    finish: Finish | None = None
-    full: bool = False  # the context is at least 80 % full
-    error: ModelError | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    has: str
-    condition: str
-    then: str
-    decision: Decision
-    fits: Callable[[Facts], bool]
-
-
-# The first row that fits decides. README.md shows the same table; a test compares the two.
-DECISIONS = (
-    Row("an error", "the context overflowed", "compaction, then again; if it cannot: end with `length`", Decision.COMPACT,
-        lambda f: f.error is not None and f.error.kind == "overflow"),
-    Row("an error, a cut stream or nothing at all", "worth another try", "a failed attempt: wait, then again", Decision.RETRY,
-        lambda f: f.error is not None and f.error.retryable),
-    Row("an error", "of any other kind", "end with `error`", Decision.FAIL, lambda f: f.error is not None),
-    Row("anything", "finish_reason `content_filter`", "end with `content_filter` and a notice", Decision.END_FILTERED,
-        lambda f: f.finish == "content_filter"),
-    Row("tool calls", "finish_reason `length`", "none is run, each is told that the answer was cut; next step",
-        Decision.ANSWER_CUT, lambda f: f.calls and f.finish == "length"),
-    Row("tool calls", "any other finish_reason", "run them, next step", Decision.RUN_TOOLS, lambda f: f.calls),
-    Row("no calls", "`length`, and the context is at least 80 % full", "compaction, then again; if it cannot: end with `length`",
-        Decision.COMPACT, lambda f: f.finish == "length" and f.full),
-    Row("no calls", "`length` otherwise", "end with `length`: the output limit", Decision.END_LENGTH,
-        lambda f: f.finish == "length"),
-    Row("no calls", "any other finish_reason", "end with `stop`", Decision.END, lambda f: True),
-)
-
-
-def decide(facts: Facts) -> Decision:
-    return next(row.decision for row in DECISIONS if row.fits(facts))
+Flow = Generator[Event, None, Any]
 
 
 # ---- the run ---------------------------------------------------------------------------------------------
@@ -197,7 +138,7 @@ class _Run:
             return Verdict("max_time", self.text or f"Time limit of {self.limits.max_seconds:g} s reached, task may be incomplete.")
         return Verdict("aborted", "Request aborted.")
 
-    def _close(self) -> Steps:
+    def _close(self) -> Flow:
         """Put the history in order after an end in the middle: keep the partial text, answer the open calls."""
         before = len(self.messages)
         if text := "".join(self.partial):
@@ -221,7 +162,7 @@ class _Run:
 
     # -- rounds
 
-    def _rounds(self) -> Steps:
+    def _rounds(self) -> Flow:
         """Steps until one of them, or a limit, ends the run."""
         self.pending += yield from settle(self.hooks.get_steering_messages())
         while True:
@@ -235,7 +176,7 @@ class _Run:
             if verdict:
                 return verdict
 
-    def _step(self) -> Steps:
+    def _step(self) -> Flow:
         """One model call and its tools. Returns a Verdict where the run ends with it."""
         self.steps += 1
         self.in_step = True
@@ -251,7 +192,7 @@ class _Run:
         yield StepEnd(answer.message if answer else {}, results, answer.finish_reason if answer else "error", self.last_usage)
         return verdict
 
-    def _add(self, messages: Iterable[Message]) -> Steps:
+    def _add(self, messages: Iterable[Message]) -> Flow:
         for message in messages:
             self.messages.append(message)
             yield MessageStart(message)
@@ -335,6 +276,7 @@ class _Run:
         self.compactions = 0
         self.text, self.last_usage = answer.text, answer.usage
         self.usage += answer.usage
+        answer.message["meta"] = {"timestamp": now()}
         if answer.text or answer.calls:
             self.messages.append(answer.message)
         yield MessageEnd(answer.message)
@@ -357,7 +299,7 @@ class _Run:
         text = f"Error: {error.message}{asked}" if errors < 2 else f"Failed after {errors} errors: {error.message}{asked}"
         return Verdict("error", text, error)
 
-    def _wait(self, attempt: int, delay: float, error: ModelError) -> Steps:
+    def _wait(self, attempt: int, delay: float, error: ModelError) -> Flow:
         yield Retry(attempt, delay, error)
         yield Status("retry")
         self.abort.wait(delay)

@@ -43,15 +43,16 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
     """Lines ended by CR, LF or CRLF and by nothing else (S4, S5), decoded whole, so that no character is cut (S6)."""
-    tail, first = b"", True
+    tail, mark = b"", "\ufeff"
     for chunk in chunks:
-        lines = (tail + chunk).splitlines(keepends=True)
+        lines = (tail + chunk if tail else chunk).splitlines(keepends=True)
         # a CR at the very end may be half of a CRLF: keep it for the next chunk
         tail = b"" if not lines or lines[-1].endswith(b"\n") else lines.pop()
         for line in lines:
-            text = line.rstrip(b"\r\n").decode("utf-8", "replace")
-            yield text.removeprefix("\ufeff") if first else text  # S5: a BOM at the start
-            first = False
+            text = line.decode("utf-8", "replace").rstrip("\r\n")
+            if mark:
+                text, mark = text.removeprefix(mark), ""  # S5: a BOM at the start
+            yield text
     yield from (line.decode("utf-8", "replace") for line in tail.splitlines())
 
 
@@ -141,35 +142,36 @@ class Assembler:
                 break
         if isinstance(details := delta.get("reasoning_details"), list):
             self.details += details
-        yield from self._content(delta.get("content"))
-        yield from self._content(delta.get("refusal"))  # C8
+        for said in (delta.get("content"), delta.get("refusal")):  # C8
+            if isinstance(said, str):
+                if text := self._whole(said):
+                    yield TextDelta(text)
+            elif said:
+                yield from self._parts(said)
         for part in delta.get("tool_calls") or ():  # T20
             yield from self._call(part)
         if function := delta.get("function_call"):  # T25: the older form, one call
             yield from self._call({"index": 0, "function": function})
 
-    def _content(self, content: Any) -> Iterator[Event]:
-        if isinstance(content, str):
-            yield from self._add_text(content)
-        for part in content if isinstance(content, list) else ():  # C5
+    def _parts(self, parts: Any) -> Iterator[Event]:
+        """C5: content as a list of text and thinking."""
+        for part in parts if isinstance(parts, list) else ():
             if isinstance(part, dict) and isinstance(part.get("text"), str):
-                yield from self._add_text(part["text"])
+                yield TextDelta(self._whole(part["text"]))
             elif isinstance(part, dict) and part.get("thinking"):
                 thinking = part["thinking"]
                 yield from self._reasoning(thinking if isinstance(thinking, str) else "".join(
                     str(item.get("text") or "") for item in thinking if isinstance(item, dict)))
 
-    def _add_text(self, text: str) -> Iterator[Event]:
-        if not text:
-            return
+    def _whole(self, text: str) -> str:
+        """Take a piece of text; what of it can be shown: half a surrogate pair waits for the next piece (S6)."""
         self.text.append(text)
-        if not text.isascii() or self.half:
-            text, self.half = self.half + text, ""
-            if "\ud800" <= text[-1] <= "\udbff":
-                text, self.half = text[:-1], text[-1]
-            text = mend(text)
-        if text:
-            yield TextDelta(text)
+        if text.isascii() and not self.half:
+            return text
+        text, self.half = self.half + text, ""
+        if "\ud800" <= text[-1:] <= "\udbff":
+            text, self.half = text[:-1], text[-1]
+        return mend(text)
 
     def _reasoning(self, text: str) -> Iterator[Event]:
         if text:

@@ -230,7 +230,8 @@ def test_a_malformed_patch_is_refused_with_the_line_that_is_wrong(ws: Workspace,
 
 
 def test_half_a_surrogate_pair_is_refused(ws: Workspace) -> None:
-    assert "surrogates not allowed" in ws.refused("*** Add File: ok.py\n+fine\n*** Add File: a.py\n+\ud83d")
+    said = ws.refused("*** Add File: ok.py\n+fine\n*** Add File: a.py\n+\ud83d")
+    assert said.startswith("Error: Add File a.py: ") and "surrogates not allowed" in said
 
 
 def test_the_model_is_told_the_format_briefly() -> None:
@@ -344,6 +345,11 @@ def test_end_of_file_ties_a_hunk_to_the_end(ws: Workspace) -> None:
     assert ws.text("a.py") == "x\ny\nz\n"
 
 
+def test_end_of_file_does_not_lead_back_into_the_hunk_before(ws: Workspace) -> None:
+    ws.put(a_py="x\n")
+    ws.refused("*** Update File: a.py\n@@\n-x\n+y\n@@\n-x\n+z\n*** End of File")
+
+
 def test_end_of_file_where_the_text_is_not_at_the_end_is_refused(ws: Workspace) -> None:
     ws.put(a_py="x\ny\n")
     assert "is at line 1, but has to be at the end of the file" in ws.refused(
@@ -370,6 +376,12 @@ def test_a_hunk_that_is_nowhere_is_refused_with_the_nearest_lines(ws: Workspace)
     assert "No file was changed. Send the whole patch again" in said and "_string" not in said
 
 
+def test_the_nearest_lines_are_shown_as_they_are(ws: Workspace) -> None:
+    ws.put(a_py="def edit(old_string, new_string):\n    pass\n")
+    said = ws.refused("*** Update File: a.py\n@@\n-def edit(old_string, new_text):\n+x\n     pass")
+    assert "1\tdef edit(old_string, new_string):\n" in said and "its old text is not in a.py" in said
+
+
 def test_a_change_that_is_made_already_is_told_as_such(ws: Workspace) -> None:
     ws.put(a_py="one\n2\nthree\n")
     assert "its new text is, at line 1: this edit seems to be made already" in ws.refused(
@@ -386,7 +398,7 @@ def test_a_patch_that_changes_nothing_is_refused(ws: Workspace) -> None:
     ("-if a:\n-    b\n+if c:\n+\n+    d", "    if c:\n\n        d\n"),  # the patch lost four spaces
     ("-        if a:\n-            b\n+        if c:\n+            d", "    if c:\n        d\n"),  # it has four too many
     ("-if a:\n-  b\n+if c:\n+  d", "if c:\n  d\n"),  # not the same everywhere: nothing can be concluded
-    ("-        if a:\n-            b\n+if c:", "if c:\n"),  # the new line cannot be shifted
+    ("-        if a:\n-            b\n+        if c:\n+d", "        if c:\nd\n"),  # one new line cannot be shifted
 ])
 def test_new_lines_are_shifted_as_the_old_ones_were_off(ws: Workspace, patch: str, new: str) -> None:
     ws.put(a_py="    if a:\n        b\n")
@@ -529,6 +541,12 @@ def test_paths_that_lead_back_inside_are_fine(ws: Workspace) -> None:
     assert (ws.text("a.py"), ws.text("b.py")) == ("two\n", "x\n")
 
 
+def test_a_tilde_may_begin_a_name(ws: Workspace) -> None:
+    ws.put(**{"~old": "x\n"})
+    ws.apply("*** Add File: ~new\n+x\n*** Delete File: ~old")
+    assert list(ws.files()) == ["~new"]
+
+
 def test_one_hunk_that_does_not_apply_leaves_all_files_alone(ws: Workspace) -> None:
     ws.put(a_py="one\n", b_py="two\n", c_py="three\n")
     said = ws.refused("*** Update File: a.py\n-one\n+1\n*** Update File: b.py\n*** Move to: b2.py\n-two\n+2\n"
@@ -562,7 +580,8 @@ def test_a_section_that_cannot_be_done_is_refused(ws: Workspace, section: str, s
     (ws.folder / "folder").mkdir()
     (ws.folder / "dangling").symlink_to("nowhere")
     os.mkfifo(ws.folder / "pipe")
-    assert said in ws.refused("*** Add File: first.py\n+x\n" + section)
+    error = ws.refused("*** Add File: first.py\n+x\n" + section)
+    assert said in error and "No file was changed." in error
 
 
 def test_a_missing_file_comes_with_names_like_it(ws: Workspace) -> None:
@@ -711,11 +730,16 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 def test_a_file_that_outgrows_the_limit_of_the_system_stays_whole(ws: Workspace) -> None:
-    ws.put(a_txt="one\n", b_txt="two\n")
+    ws.put(a_txt="one\n" + "x" * 9000, b_txt="two\n")
     many = "\n".join("+" + "x" * 99 for _ in range(1000))
     with file_size_limit(4096):
         said = ws.refused(f"*** Update File: b.txt\n-two\n+2\n*** Update File: a.txt\n one\n{many}")
-    assert "a.txt could not be written, and is as it was: File too large" in said
+    assert "a.txt could not be written, and is as it was: File too large" in said and "All files are as they were before" in said
+
+
+def test_a_file_cannot_be_added_below_a_file(ws: Workspace) -> None:
+    ws.put(a_py="one\n")
+    assert "All files are as they were before" in ws.refused("*** Add File: b.py\n+x\n*** Add File: a.py/sub/c.py\n+x")
 
 
 def test_what_cannot_be_put_back_is_named(ws: Workspace) -> None:

@@ -67,8 +67,8 @@ def _after_ls(done: list[Turn], arguments: dict[str, Any], result: str) -> Reply
 
 def _after_bash(done: list[Turn], arguments: dict[str, Any], result: str) -> Reply:
     edits = [turn for turn in done if turn[0] == "edit"]
-    ran = re.search(r"^Ran (\d+) tests? in", result, re.M)
-    if ran and re.search(r"^OK\b", result, re.M):
+    ran = re.search(r"^Ran ([1-9]\d*) tests? in .*\n\nOK$", result, re.M)  # none skipped; an OK of the tests' own is not enough
+    if ran and not re.search(r"^(FAILED|\[exit code)", result, re.M):
         return Reply(_summary(edits, ran[1]))
     failure = _failure(result)
     if failure is None:
@@ -178,6 +178,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m coder demo", description="Serve the demo's scripted model on loopback.")
     parser.add_argument("--port", type=int, default=8321, help="default 8321; 0 takes a free one")
     arguments = parser.parse_args(argv)
+    if not 0 <= arguments.port <= 65535:
+        parser.error("--port has to be a number from 0 to 65535")
     try:
         server = demo_server(arguments.port)
     except OSError as error:

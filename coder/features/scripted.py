@@ -16,6 +16,7 @@ import json
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +58,8 @@ Script = Callable[[Body], Reply]
 class ScriptedServer:
     """Serves from its own thread between `start` and `stop` (or as a context manager). `port` 0 takes a free one.
 
-    `requests` are the bodies received, `heads` their headers, `connections` the number of connections so far,
+    `requests` are the bodies received, `heads` their headers, `times` when each came and `sent` when its answer was out
+    (monotonic seconds), `connections` the number of connections so far,
     `gone` the number of answers that could not be sent to their end because the client had left.
     """
 
@@ -66,6 +68,7 @@ class ScriptedServer:
         self.requests: list[Body] = []
         self.heads: list[dict[str, str]] = []
         self.times: list[float] = []
+        self.sent: list[float] = []
         self.connections = 0
         self.gone = 0
         self.stopping = threading.Event()
@@ -118,7 +121,7 @@ def events(reply: Reply, body: Body) -> Iterator[bytes]:
         yield _event(delta)
     if reply.finish is not None:
         yield _event({}, reply.finish or ("tool_calls" if reply.calls else "stop"))
-    if reply.usage:
+    if reply.usage and (body.get("stream_options") or {}).get("include_usage"):  # unasked, it breaks simple clients
         yield b"data: " + json.dumps(_frame() | {"choices": [], "usage": _usage(reply, body)}).encode() + b"\n\n"
     yield b"data: [DONE]\n\n"
 
@@ -170,10 +173,24 @@ def completion(reply: Reply, body: Body) -> Body:
 # ---- HTTP ------------------------------------------------------------------------------------------------
 
 
+def _body(raw: bytes) -> Body | None:
+    """The request, if it is one."""
+    try:
+        body = json.loads(raw)
+    except ValueError:
+        return None
+    return body if isinstance(body, dict) and isinstance(body.get("messages"), list) else None
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     owner: ScriptedServer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that leaves is no error of ours; anything else is shown as usual."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -195,17 +212,21 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(404, {"error": {"message": f"nothing at {self.path}", "type": "not_found"}})
 
     def do_POST(self) -> None:
-        owner = self.server.owner
+        owner, arrived = self.server.owner, time.monotonic()
         raw = self.rfile.read(int(self.headers.get("content-length", 0)))
         if not self.path.endswith("/chat/completions"):
             self._json(404, {"error": {"message": f"nothing at {self.path}", "type": "not_found"}})
             return
-        body = json.loads(raw)
-        owner.times.append(time.monotonic())
+        body = _body(raw)
+        if body is None:
+            self._json(400, {"error": {"message": "the body has to be JSON with messages", "type": "invalid_request_error"}})
+            return
+        owner.times.append(arrived)
         owner.heads.append({name.lower(): value for name, value in self.headers.items()})
         owner.requests.append(body)
         try:
             self._answer(owner.script(body), body)
+            owner.sent.append(time.monotonic())
         except (ConnectionError, TimeoutError):
             owner.gone += 1
             self.close_connection = True

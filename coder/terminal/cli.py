@@ -27,6 +27,7 @@ from coder.terminal.config import ConfigError, Settings, data_folder, load
 if TYPE_CHECKING:
     from coder.terminal.repl import Repl
     from coder.terminal.session import Session
+    from coder.types import Event
 
 USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130
 EXIT_CODES = {"stop": 0, "content_filter": 1, "error": 1, "max_steps": LIMIT, "max_time": LIMIT, "doom_loop": LIMIT, "length": LIMIT,
@@ -68,14 +69,12 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    _mend_streams()
     if argv[:1] == ["demo"] and all(word.startswith("-") or word.isdigit() for word in argv[1:]):
         from coder.features import demo
 
         return demo.main(argv[1:])
     arguments = parser().parse_args(argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal in the C locale gets ? and no traceback
     try:
         return _guarded(arguments)
     except ConfigError as error:
@@ -83,9 +82,18 @@ def main(argv: list[str] | None = None) -> int:
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has left: nothing more to say to it
+    except BrokenPipeError:  # the reader of our output has left, or the disk is full: nothing more to say to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _mend_streams() -> None:
+    """A standard stream that is closed becomes the null device, so that no socket takes its number; a C locale gets ? for é."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open to the end)
+        elif mode == "w" and isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _guarded(arguments: argparse.Namespace) -> int:
@@ -208,13 +216,22 @@ def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Any], None]]:
         yield lambda event: _print(json.dumps(event.to_dict(), ensure_ascii=False))
         return
     from coder.terminal.render import Renderer
-    from coder.terminal.screen import Screen
+    from coder.terminal.screen import Screen, clean
+    from coder.types import MessageEnd
 
     to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
     null = open(os.devnull, "w") if arguments.quiet else None  # noqa: SIM115 (closed below)
     screen = Screen(null or sys.stderr, sys.stdout)
+    render = Renderer(screen, show_text=to_terminal, verbose=arguments.verbose)
+
+    def show(event: Event) -> None:
+        """What the model says before it is done is progress; only the last of it is the answer."""
+        if not to_terminal and isinstance(event, MessageEnd) and event.message.get("tool_calls") and event.message["content"]:
+            screen.line(clean(event.message["content"]))
+        render(event)
+
     try:
-        yield Renderer(screen, show_text=to_terminal, verbose=arguments.verbose)
+        yield show
     finally:
         screen.status("")
         screen.finish_line()
@@ -223,8 +240,14 @@ def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Any], None]]:
 
 
 def _print(text: str) -> None:
-    sys.stdout.write(text.encode("utf-8", "replace").decode() + "\n")
-    sys.stdout.flush()
+    """A line on stdout. Raises BrokenPipeError, having said why where it is not the reader who left."""
+    try:
+        sys.stdout.write(text.encode("utf-8", "replace").decode() + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            sys.stderr.write(f"coder: the output cannot be written: {error.strerror}\n")
+        raise BrokenPipeError from None
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -233,6 +256,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     folder = scratch_project()
     os.chdir(folder)
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1"  # a proxy does not reach this machine
     sys.stderr.write("This is a demonstration. A script answers in the place of a language model, through a real server on this\n"
                      f"machine; requests, tools, files and tests are real. It works in a scratch copy: {folder}\n\n> {PROMPT}\n")
     with demo_server() as server:

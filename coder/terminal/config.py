@@ -1,11 +1,13 @@
 """Where the settings come from: flags, the environment, the user's .env, the folder's .env, defaults; in this order.
 
 A key goes only to the server that was named in the same place, so that no file of a repository can send the user's
-key elsewhere. The folder's .env can set the names below and nothing else.
+key elsewhere. The folder's .env can set the names below and nothing else. What it leaves out: settings that loosen
+permissions; there are none.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Mapping
@@ -43,7 +45,7 @@ class Settings:
 
     @property
     def host(self) -> str:
-        return urlsplit(self.base_url or "https://api.openai.com").netloc
+        return urlsplit(self.base_url or "https://api.openai.com").netloc.rpartition("@")[2]
 
 
 def config_folder() -> Path:
@@ -72,7 +74,8 @@ def load(cwd: Path, flags: Mapping[str, object] | None = None) -> Settings:
 
 def _server(sources: list[dict[str, str]]) -> tuple[str | None, str | None]:
     """(base URL, key), both from the first source that has either; a base URL given as a flag goes with any key of the user's."""
-    flagged = sources[0].get("OPENAI_BASE_URL")
+    flagged = sources[0].get("OPENAI_BASE_URL") or ""
+    here = bool(flagged) and is_loopback(flagged)
     for place, source in zip(("flags", "the environment", "your .env", "the folder's .env"), sources):
         url, key = source.get("OPENAI_BASE_URL") or None, source.get("OPENAI_API_KEY") or None
         if source is sources[0]:
@@ -81,18 +84,26 @@ def _server(sources: list[dict[str, str]]) -> tuple[str | None, str | None]:
             return flagged, key
         if flagged or not (url or key):
             continue
-        if not key and not is_loopback(url):
+        if url and not is_loopback(url) and not key:
             raise ConfigError(f"OPENAI_BASE_URL is set in {place} without OPENAI_API_KEY: a key and its server have to come from "
                               "the same place")
         return url, key
-    if flagged and is_loopback(flagged):
+    if here:
         return flagged, None
     raise ConfigError("no key: set OPENAI_API_KEY (see .env.example), or name a server on this machine with OPENAI_BASE_URL; "
                       "`python -m coder --demo` needs neither")
 
 
-def is_loopback(url: str | None) -> bool:
-    host = urlsplit(url or "").hostname or ""
+def is_loopback(url: str) -> bool:
+    """Is the server on this machine? Raises ConfigError where this is no address of one."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.isprintable()
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"OPENAI_BASE_URL is {url!r}, and has to be an address such as http://127.0.0.1:8080/v1")
+    host = parts.hostname or ""
     return host == "localhost" or host == "::1" or bool(re.fullmatch(r"127(\.\d+){3}", host))
 
 
@@ -102,7 +113,11 @@ def _dotenv(path: Path) -> dict[str, str]:
         return {}
     from dotenv import dotenv_values  # late: only where there is a file
 
-    return {name: value for name, value in dotenv_values(path, interpolate=False).items() if name in NAMES and value}
+    try:
+        text = io.StringIO(path.read_text("utf-8", "replace"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    return {name: value for name, value in dotenv_values(stream=text, interpolate=False).items() if name in NAMES and value}
 
 
 def _number(values: Mapping[str, str], name: str, default: float) -> float:

@@ -110,9 +110,10 @@ def tool_of(function: Callable[..., Any], name: str = "", title: str = "") -> To
     """The tool that a function describes (see `tool`)."""
     name = name or function.__name__
     hints = typing.get_type_hints(function)
-    described, description = _described(inspect.getdoc(function) or "", hints)
+    signature = inspect.signature(function).parameters
+    described, description = _described(inspect.getdoc(function) or "", signature)
     context, properties, required = "", dict[str, Any](), list[str]()
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in signature.values():
         hint = hints.get(parameter.name)
         if hint is ToolContext:
             context = parameter.name

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import codecs
+import contextlib
 import os
 import shutil
 import signal
@@ -18,7 +19,8 @@ import time
 from collections import deque
 from collections.abc import Generator
 from functools import cache
-from typing import Any, BinaryIO
+from io import FileIO
+from typing import Any
 
 from coder.tools import ToolContext, tool
 from coder.tools.process import Ending, output_of
@@ -106,11 +108,12 @@ class Output:
         self.characters = 0
         self.saved = ""
         self._head: list[str] = []
+        self._raw: list[bytes] = []  # what the head was made of, until it is saved
         self._room = 2 * KEEP  # what fits whole
         self._tail: deque[str] = deque()
         self._tail_size = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
 
     def add(self, data: bytes) -> str:
         """Take bytes in; returns their text."""
@@ -120,6 +123,8 @@ class Output:
         head = text[:self._room]
         self._head.append(head) if head else None
         self._room -= len(head)
+        if not self._tail:
+            self._raw.append(data)
         if rest := text[len(head):]:
             self._spill(data)
             self._tail.append(rest)
@@ -129,16 +134,20 @@ class Output:
         return text
 
     def _spill(self, data: bytes) -> None:
-        """Save what has come so far, and what comes; give up quietly where the disk is full."""
+        """Save what has come so far, and what comes; a file that cannot be whole, on a full disk, goes again."""
         try:
-            if self._file is None and not self.saved:
+            if self._raw:
+                data, self._raw = b"".join(self._raw), []
                 fd, self.saved = tempfile.mkstemp(dir=private_folder(), prefix="output-", suffix=".txt")
-                self._file = os.fdopen(fd, "wb")
-                self._file.write("".join(self._head).encode("utf-8", "replace")[:self.bytes - len(data)])
-            if self._file and self.bytes <= MAX_SAVED + len(data):
-                self._file.write(data)
+                self._file = os.fdopen(fd, "wb", buffering=0)
+            data = data[:max(0, MAX_SAVED - self._file.tell())] if self._file else b""
+            if data and self._file and self._file.write(data) != len(data):
+                raise OSError("the disk is full")
         except OSError:
             self.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self.saved)
+            self.saved = ""
 
     def text(self) -> str:
         """The whole, or head and tail with a marker that says what is missing."""

@@ -229,7 +229,8 @@ def advice(text: str, old: str, new: str, name: str) -> str:
 
 
 def _cause(near: list[str], wanted: list[str]) -> str:
-    if all(re.match(r"\s*\d+(\t|\||: )", line) for line in wanted if line.strip()):
+    written = [line for line in wanted if line.strip()]
+    if written and all(re.match(r"\s*\d+(\t|\||: )", line) for line in written):
         return "It seems to hold line numbers, which are not part of the file."
     if {"".join(line.split()) for line in wanted} <= {"".join(line.split()) for line in near}:
         return "White space differs (indentation, or space inside a line)."

@@ -4,7 +4,8 @@ Promises: all or nothing; nothing outside the workspace; a hunk goes only where 
 after its anchor; what it does not name stays byte for byte (line endings, mark, encoding, mode, links).
 
 What it leaves out: binary files (except deleting them), moving a link, two sections for one file. A kill in the middle
-leaves every file wholly old or wholly new, but does not undo those written before.
+leaves every file wholly old or wholly new, but does not undo those written before; a file about to be deleted may stay
+under the name .coder-*.tmp.
 """
 
 from __future__ import annotations
@@ -230,7 +231,8 @@ def _lost(lines: list[str], hunk: Hunk, start: int, name: str, what: str) -> NoR
         there = "at the end of the file" if hunk.at_end else f"after line {start}, where the anchor or hunk before it ends"
         raise ToolError(f"{what} is at line {found[0] + 1}, but has to be {there}. Put hunks in the order of the file.")
     text = advice("\n".join(lines), "\n".join(hunk.without("+")), "\n".join(hunk.without("-")), name)
-    raise ToolError(text.replace("old_string", what).replace("new_string", "its new text"))
+    said = re.compile(r"^(?!\d+\t).*", re.MULTILINE)  # the file's own lines, which are numbered, may hold these words
+    raise ToolError(said.sub(lambda line: line[0].replace("old_string", what).replace("new_string", "its new text"), text))
 
 
 # ---- what will be done, and doing it ---------------------------------------------------------------------
@@ -292,7 +294,7 @@ def _updated(ctx: ToolContext, section: Section, claimed: dict[Path, object]) ->
 def _entry(ctx: ToolContext, path: str) -> Path:
     """The place of a path itself: folders resolved, a link at its end not followed. Refuses one outside the workspace."""
     resolve(ctx, path)  # refuses what is no path
-    given = ctx.cwd / Path(path).expanduser()
+    given = ctx.cwd / os.path.expanduser(path)
     place = resolve(ctx, str(given.parent)) / given.name
     if not inside(ctx, place):
         raise ToolError(f"{path} is outside the workspace {ctx.cwd}: nothing is written there")
@@ -363,7 +365,7 @@ def _undone(step: Callable[[], object]) -> str:
     """Undo a step; a step that was noted and not made needs nothing. Returns what went wrong, mostly empty."""
     try:
         step()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, ToolError) as error:
         return str(error)

@@ -18,7 +18,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,8 @@ READ = 1 << 16
 MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
 
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.I)
-HARMLESS = {"SSH_AUTH_SOCK", "XAUTHORITY"}  # names of sockets and files, without which git and X do not work
+HARMLESS = {"SSH_AUTH_SOCK", "XAUTHORITY",  # names of sockets and files, without which git and X do not work
+            "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_AUTHOR_DATE"}
 STEERING = {"BASH_ENV", "ENV", "PROMPT_COMMAND", "RIPGREP_CONFIG_PATH", "LD_PRELOAD", "LD_AUDIT"}
 QUIET = {"PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "TERM": "dumb", "EDITOR": "true", "VISUAL": "true",
          "GIT_EDITOR": "true", "GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true",
@@ -86,26 +87,40 @@ def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float) -> Gener
 def _pump(process: subprocess.Popen[bytes], abort: Abort, deadline: float) -> Generator[bytes, None, str]:
     """Yield output until the process has ended. Returns the cause where it has to be ended."""
     assert process.stdout
-    fd, open_, ended = process.stdout.fileno(), True, 0.0
-    while True:
-        ready = select.select([fd], [], [], TICK)[0] if open_ else []
-        if ready:
-            data = os.read(fd, READ)
-            open_ = bool(data)
-            if data:
-                yield data
-        now = time.monotonic()
-        if process.poll() is not None:
-            ended = ended or now
-            if not ready or not open_ or now - ended > DRAIN:
-                return ""
-        elif abort.is_set:
-            return "aborted"
-        elif now > deadline:
-            return "timeout"
-        elif not open_:  # it has closed its output and goes on
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(TICK)
+    pipe, ended = process.stdout.fileno(), 0.0
+    with _exit_of(process) as exit_fd:
+        watched = [pipe, *exit_fd]
+        while True:
+            over = process.poll() is not None  # asked before looking at the pipe: what it wrote is in there by then
+            ready = select.select(watched, [], [], TICK)[0]
+            if pipe in ready:
+                if data := os.read(pipe, READ):
+                    yield data
+                else:
+                    watched.remove(pipe)  # it has closed its output, and may go on
+            now = time.monotonic()
+            if over:
+                ended = ended or now
+                if pipe not in ready or pipe not in watched or now - ended > DRAIN:
+                    return ""
+            elif abort.is_set:
+                return "aborted"
+            elif now > deadline:
+                return "timeout"
+
+
+@contextlib.contextmanager
+def _exit_of(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """A descriptor that is ready when the process has ended, where the system has such; else we look now and then."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # not Linux, or a sandbox that does not know the call
+        yield []
+        return
+    try:
+        yield [fd]
+    finally:
+        os.close(fd)
 
 
 def _kill(process: subprocess.Popen[bytes], mark: str) -> None:

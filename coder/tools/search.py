@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,9 @@ def grep(ctx: ToolContext, pattern: str, path: str = ".", glob: str = "", ignore
     _refuse_special(target, path)
     if "\0" in pattern or not pattern:
         raise ToolError("the pattern is empty or holds a NUL")
-    options = {"pattern": pattern, "path": str(target), "glob": glob, "ignore_case": ignore_case, "literal": literal,
-               "context": min(max(0, context), 20)}
-    found = Found(ctx, max(1, limit))
+    options = {"pattern": pattern, "path": str(target), "workspace": str(ctx.cwd), "glob": glob, "ignore_case": ignore_case,
+               "literal": literal, "context": min(max(0, context), 20)}
+    found = Found(ctx, max(1, limit), _chosen(target, ctx.cwd, glob))
     work = output_of(_command(options), ctx.cwd, ctx.abort, TIMEOUT)
     try:
         ending = _collect(work, found)
@@ -63,6 +64,18 @@ def grep(ctx: ToolContext, pattern: str, path: str = ".", glob: str = "", ignore
     return ToolResult(found.text(), details={"matches": len(found.lines)})
 
 
+def _chosen(target: Path, cwd: Path, glob: str) -> Callable[[str], bool]:
+    """Does a file count? What ripgrep makes of a glob and of the folders above depends on its version; ours does not."""
+    try:
+        wanted = searcher.chooser(glob, str(target), str(cwd))
+    except re.error as error:
+        raise ToolError(f"{glob} is no glob: {error}") from None
+    if not target.is_dir():
+        return lambda path: True
+    above = searcher.rules_above(str(target), str(cwd))
+    return lambda path: wanted(path) and not (above and searcher.hidden(path, str(target), above))
+
+
 def _refuse_special(target: Path, path: str) -> None:
     try:
         mode = target.stat().st_mode
@@ -73,15 +86,18 @@ def _refuse_special(target: Path, path: str) -> None:
 
 
 def _command(options: dict[str, Any]) -> list[str]:
-    """The child that searches; both write `path NUL number:text`."""
+    """The child that searches; both write `path NUL number:text`, in the order of the paths."""
     ripgrep = _ripgrep()
     if not ripgrep:
         return [sys.executable, "-I", str(Path(searcher.__file__)), json.dumps(options)]
     flags = [flag for name, flag in (("ignore_case", "--ignore-case"), ("literal", "--fixed-strings")) if options[name]]
-    flags += ["--glob", options["glob"]] if options["glob"] else []
+    name = options["glob"].rpartition("/")[2]  # narrows; a --glob would also bring back what is ignored, and .git
+    if re.fullmatch(r"[\w.?-]*\*?[\w.?-]+(\{[\w.,-]+\})?", name):
+        flags += ["--type-add", f"chosen:{name}", "--type=chosen"]
     return [ripgrep, "--no-config", "--null", "--with-filename", "--line-number", "--no-heading", "--color=never", "--sort=path",
-            "--hidden", "--glob=!.git", "--no-require-git", "--engine=auto", "--max-columns=2000", "--max-columns-preview",
-            "--mmap", f"--context={options['context']}", *flags, "--regexp", options["pattern"], "--", options["path"]]
+            "--hidden", "--glob=!.git", "--no-require-git", "--no-ignore-parent", "--no-ignore-dot", "--no-ignore-global",
+            "--engine=auto", "--crlf", "--max-columns=2000", "--max-columns-preview", "--mmap", f"--context={options['context']}",
+            *flags, "--regexp", options["pattern"], "--", options["path"]]
 
 
 @cache
@@ -92,31 +108,37 @@ def _ripgrep() -> str | None:
 
 
 class Found:
-    """The lines of a search, at most `limit` of them, and what the search had to say beside."""
+    """The lines of a search in files that are `chosen`, at most `limit` of them, and what the search had to say beside."""
 
-    def __init__(self, ctx: ToolContext, limit: int) -> None:
+    def __init__(self, ctx: ToolContext, limit: int, chosen: Callable[[str], bool]) -> None:
         self.ctx, self.limit = ctx, limit
+        self.chosen = cache(chosen)
         self.lines: list[str] = []
         self.full = False
-        self._held = ""  # a line without a NUL: a note, or the beginning of a path with a newline in it
+        self._other: list[str] = []  # lines without a NUL: notes, and beginnings of paths with a newline in them
 
     def add(self, line: str) -> None:
         path, nul, rest = line.partition("\0")
-        if nul and os.path.lexists(f"{self._held}{path}"):
-            path, self._held = f"{self._held}{path}", ""
         if not nul:
-            self._held += f"{line}\n"
-        elif len(self.lines) == self.limit:
+            self._other += [line] if line != "--" else []  # that stands between groups of context
+            return
+        for at in range(len(self._other)):
+            if os.path.lexists(whole := "\n".join([*self._other[at:], path])):
+                path, self._other = whole, self._other[:at]
+                break
+        if not self.chosen(path):
+            return
+        if len(self.lines) == self.limit:
             self.full = True
-        else:
-            cut = rest if len(rest) <= MAX_SHOWN else rest[:MAX_SHOWN] + " … (line cut)"
-            number = next((at for at, c in enumerate(cut) if not c.isdigit()), 0)
-            self.lines.append(f"{escaped(shown(self.ctx, Path(path)))}{cut[number:number + 1]}{cut}")
+            return
+        rest = rest.rstrip("\r")
+        cut = rest if len(rest) <= MAX_SHOWN else rest[:MAX_SHOWN] + " … (line cut)"
+        number = next((at for at, c in enumerate(cut) if not c.isdigit()), 0)
+        self.lines.append(f"{escaped(shown(self.ctx, Path(path)))}{cut[number:number + 1]}{cut}")
 
     @property
     def notes(self) -> list[str]:
-        """What was said in lines that are no matches; between groups of context stands --."""
-        return [escaped(line)[:MAX_SHOWN] for line in self._held.splitlines() if line.strip("-")][:10]
+        return [escaped(line)[:MAX_SHOWN] for line in self._other if line][:10]
 
     def text(self) -> str:
         tail = [f"({self.limit} lines shown, there are more; narrow the pattern, the path or the glob)"] if self.full else []
@@ -152,11 +174,11 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
     if not target.is_dir():
         raise ToolError(f"{path} is not a folder")
     try:
-        wanted = searcher.matcher(pattern)
-    except Exception as error:
+        wanted = searcher.Glob(pattern.removeprefix("./"))
+    except re.error as error:
         raise ToolError(f"{pattern} is no pattern: {error}") from None
     found, notes = list[tuple[float, str]](), list[str]()
-    for entry in searcher.walk(str(target), notes):
+    for entry in searcher.walk(str(target), notes, searcher.rules_above(str(target), str(ctx.cwd))):
         ctx.abort.check()
         if wanted.match(os.path.relpath(entry.path, target)):
             with contextlib.suppress(OSError):

@@ -1,0 +1,89 @@
+"""What the tests share: running the loop to its end, and the checks that hold after every request."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from coder.abort import Abort
+from coder.ai import ChatModel
+from coder.errors import RetryPolicy
+from coder.features.scripted import Body, Reply, ScriptedServer
+from coder.loop import run_loop
+from coder.types import Event, Limits, RunResult
+
+FAST = RetryPolicy(base=0.01, cap=0.02)
+
+
+def drive(run: Any, each: Callable[[Event], None] | None = None) -> tuple[list[Event], RunResult]:
+    """All events of a run, and its result."""
+    events: list[Event] = []
+    while True:
+        try:
+            event = next(run)
+        except StopIteration as end:
+            return events, end.value
+        events.append(event)
+        if each:
+            each(event)
+
+
+def ask(server: ScriptedServer, prompt: str = "go", tools: Any = (), messages: list[dict[str, Any]] | None = None,
+        model: dict[str, Any] | None = None, each: Callable[[Event], None] | None = None, **options: Any) -> tuple[list[Event], RunResult]:
+    """One run against a scripted server."""
+    chat = ChatModel("m", base_url=server.url, **(model or {}))
+    options = {"retry": FAST, "limits": Limits()} | options
+    return drive(run_loop([] if messages is None else messages, chat, tools, prompts=prompt, abort=options.pop("abort", Abort()), **options),
+                 each)
+
+
+def serve(*replies: Reply | Callable[[Body], Reply]) -> ScriptedServer:
+    """A server that gives these replies in turn, the last one again and again."""
+    if len(replies) == 1 and callable(replies[0]):
+        return ScriptedServer(replies[0])
+    return ScriptedServer([reply for reply in replies if isinstance(reply, Reply)])
+
+
+def types(events: Sequence[Event]) -> list[str]:
+    return [event.type for event in events]
+
+
+def shape(events: Sequence[Event]) -> list[str]:
+    """Event types with the deltas and the statuses left out and neighbours of a kind folded."""
+    return [kind for kind in types(events) if not kind.endswith("_delta") and kind != "status"]
+
+
+def assert_valid(body: Body) -> None:
+    """What every server asks of a request: each call has one result right behind it, and so on."""
+    encoded = json.dumps(body, ensure_ascii=False).encode()  # a lone surrogate fails here
+    assert b"\\u0000" not in encoded and b"\0" not in encoded
+    messages, seen, position = body["messages"], set[str](), 0
+    while position < len(messages):
+        message = messages[position]
+        position += 1
+        assert message["role"] in ("system", "user", "assistant", "tool"), message
+        assert "meta" not in message
+        assert message["role"] != "tool", f"a result without its call: {message}"
+        assert message["role"] != "system" or position == 1
+        if message["role"] != "assistant":
+            continue
+        calls = message.get("tool_calls") or []
+        assert calls or message.get("content"), f"an empty answer: {message}"
+        for call in calls:
+            assert call["id"] and call["id"] not in seen, f"an id twice: {call}"
+            seen.add(call["id"])
+            assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", call["function"]["name"]), call
+            assert isinstance(json.loads(call["function"]["arguments"]), dict), call
+        for call in calls:
+            assert position < len(messages), f"no result for {call}"
+            result = messages[position]
+            position += 1
+            assert result["role"] == "tool" and result["tool_call_id"] == call["id"], (call, result)
+            assert result["content"], "an empty result"
+
+
+def assert_all_valid(server: ScriptedServer) -> None:
+    for body in server.requests:
+        assert_valid(body)

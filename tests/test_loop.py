@@ -1,0 +1,655 @@
+"""The loop against a real server: the decision table, limits and texts, retries, the doom loop, hooks, output."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coder.abort import Abort
+from coder.ai import ChatModel
+from coder.decision import DECISIONS, Decision, Facts, decide
+from coder.errors import RetryPolicy
+from coder.features.scripted import Body, Reply, ScriptedServer
+from coder.history import user
+from coder.loop import run_loop, truncate
+from coder.tools import ToolContext, Toolset, tool
+from coder.types import (
+    Completion,
+    DoomLoop,
+    Hooks,
+    Limits,
+    Message,
+    ModelError,
+    Request,
+    Retry,
+    Said,
+    StepEnd,
+    ToolCall,
+    ToolEnd,
+    ToolError,
+    ToolResult,
+    Usage,
+)
+from tests.harness import FAST, ask, assert_all_valid, drive, serve, shape, types
+
+
+@tool
+def add(a: int, b: int) -> str:
+    """Add.
+
+    a: first
+    b: second
+    """
+    return str(a + b)
+
+
+@tool
+def say(text: str) -> str:
+    """Say.
+
+    text: what
+    """
+    return text
+
+
+def call(name: str = "add", **arguments: Any) -> Reply:
+    return Reply(calls=[(name, arguments or {"a": 1, "b": 2})])
+
+
+# ---- the decision table ----------------------------------------------------------------------------------
+
+OVERFLOW, BUSY, DENIED = (ModelError("overflow", "x"), ModelError("server", "x", retryable=True), ModelError("auth", "x"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "decision"),
+    [
+        (Facts(error=OVERFLOW), Decision.COMPACT),
+        (Facts(error=BUSY), Decision.RETRY),
+        (Facts(error=DENIED), Decision.FAIL),
+        (Facts(finish="content_filter"), Decision.END_FILTERED),
+        (Facts(calls=True, finish="content_filter"), Decision.END_FILTERED),
+        (Facts(calls=True, finish="length"), Decision.ANSWER_CUT),
+        (Facts(calls=True, finish="length", full=True), Decision.ANSWER_CUT),
+        (Facts(calls=True, finish="tool_calls"), Decision.RUN_TOOLS),
+        (Facts(calls=True, finish="stop"), Decision.RUN_TOOLS),
+        (Facts(finish="length", full=True), Decision.COMPACT),
+        (Facts(finish="length"), Decision.END_LENGTH),
+        (Facts(finish="stop"), Decision.END),
+        (Facts(finish="stop", full=True), Decision.END),
+        (Facts(finish="tool_calls"), Decision.END),
+    ],
+)
+def test_the_decision_for_each_kind_of_answer(facts: Facts, decision: Decision) -> None:
+    assert decide(facts) is decision
+
+
+def test_every_row_of_the_table_is_reached_and_the_readme_shows_the_same_rows() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", readme.partition("| the answer has |")[2].partition("\n\n")[0], re.M)
+    assert [(row.has, row.condition, row.then) for row in DECISIONS] == rows
+    assert {row.decision for row in DECISIONS} == set(Decision)
+
+
+# ---- how a run ends --------------------------------------------------------------------------------------
+
+
+def test_a_plain_answer_ends_the_run_with_its_text() -> None:
+    with serve(Reply("Four.")) as server:
+        events, result = ask(server, "2+2?")
+    assert (result.stop_reason, result.text, result.steps, result.error) == ("stop", "Four.", 1, None)
+    assert shape(events) == ["run_start", "step_start", "message_start", "message_end", "message_start", "message_end", "step_end",
+                             "run_end"]
+    assert [m["role"] for m in result.messages] == ["user", "assistant"]
+
+
+def test_a_run_with_tools_goes_on_until_there_are_no_calls() -> None:
+    with serve(Reply("I add.", calls=[("add", {"a": 2, "b": 2}), ("add", {"a": 3, "b": 3})]), Reply("4 and 6.")) as server:
+        events, result = ask(server, tools=[add])
+        assert_all_valid(server)
+    assert result.text == "4 and 6." and result.steps == 2
+    assert [m.get("content") for m in result.messages] == ["go", "I add.", "4", "6", "4 and 6."]
+    assert shape(events) == [
+        "run_start", "step_start", "message_start", "message_end", "message_start", "message_end",
+        "tool_start", "tool_end", "message_start", "message_end", "tool_start", "tool_end", "message_start", "message_end", "step_end",
+        "step_start", "message_start", "message_end", "step_end", "run_end"]
+
+
+def test_calls_are_run_though_the_server_says_stop() -> None:
+    with serve(Reply(calls=[("add", {"a": 2, "b": 2})], finish="stop"), Reply("done")) as server:
+        _, result = ask(server, tools=[add])
+    assert result.messages[2]["content"] == "4"
+
+
+def test_an_end_without_a_text_says_that_the_task_is_completed() -> None:
+    """The words of the refactor plan; an empty answer counts as an end only where it was meant: see test_an_empty_answer."""
+    class Silent:
+        name, context_window = "m", 1000
+
+        def stream(self, request: Request, abort: Abort) -> Iterator[Any]:
+            return Completion("", [], "stop", {"role": "assistant", "content": None}, Usage())
+            yield
+
+    _, result = drive(run_loop([], Silent(), prompts="go"))  # type: ignore[arg-type]
+    assert result.text == "Task completed."
+    assert [m["role"] for m in result.messages] == ["user"]
+
+
+def test_an_empty_answer_is_asked_for_again() -> None:
+    with serve(Reply(""), Reply("here")) as server:
+        events, result = ask(server)
+    assert result.text == "here" and "retry" in types(events)
+
+
+def test_an_answer_cut_inside_its_calls_runs_none_of_them(tmp_path: Path) -> None:
+    """NET-08: neither the one with valid arguments nor the one that is cut."""
+    @tool
+    def touch(path: str) -> str:
+        """Touch.
+
+        path: file
+        """
+        (tmp_path / path).touch()
+        return "ok"
+
+    cut = Reply("Writing.", calls=[("touch", {"path": "a"}), ("touch", '{"path": "b')], finish="length")
+    with serve(cut, Reply("smaller then")) as server:
+        _, result = ask(server, tools=[touch])
+        assert_all_valid(server)
+    assert list(tmp_path.iterdir()) == []
+    assert all("cut at the output limit" in m["content"] for m in result.messages if m["role"] == "tool")
+    assert result.stop_reason == "stop"
+
+
+def test_an_answer_at_the_output_limit_ends_with_length_and_its_text() -> None:
+    with serve(Reply("half a st", finish="length")) as server:
+        _, result = ask(server)
+    assert (result.stop_reason, result.text) == ("length", "half a st")
+
+
+def test_length_in_a_full_context_without_compaction_ends_with_length() -> None:
+    with serve(Reply("x" * 4000, finish="length")) as server:
+        _, result = ask(server, model={"context_window": 500})
+    assert result.stop_reason == "length" and result.text == "x" * 4000
+
+
+def test_an_overflow_without_compaction_says_that_the_context_limit_is_reached() -> None:
+    """NET-15: one clear end and no loop."""
+    with serve(Reply("This model's maximum context length is 10 tokens", status=400)) as server:
+        _, result = ask(server)
+        assert len(server.requests) == 1
+    assert (result.stop_reason, result.text) == ("length", "Context limit reached.")
+    assert result.error and result.error.kind == "overflow"
+
+
+class Shortening(Hooks):
+    """Compaction by dropping all but the last message."""
+
+    def __init__(self) -> None:
+        self.triggers: list[str] = []
+        self.told = 0
+
+    def on_length(self, messages: list[Message], trigger: str, usage: Usage) -> Said[bool]:
+        self.triggers.append(trigger)
+        if trigger == "threshold":
+            return False
+        messages[:-1] = []
+        return True
+
+    def on_compacted(self, messages: list[Message]) -> Said[None]:
+        self.told += 1
+        return None
+
+
+def test_an_overflow_is_compacted_and_asked_again_at_most_twice_in_a_row() -> None:
+    hooks = Shortening()
+    with serve(Reply("maximum context length", status=400)) as server:
+        _, result = ask(server, hooks=hooks)
+        assert len(server.requests) == 3
+    assert result.stop_reason == "length"
+    assert hooks.triggers == ["threshold", "overflow", "threshold", "overflow"] and hooks.told == 2
+
+
+def test_after_a_completed_step_the_context_may_be_compacted_again() -> None:
+    hooks = Shortening()
+    full = Reply("maximum context length", status=400)
+    with serve(full, full, call(), full, full, Reply("done")) as server:
+        _, result = ask(server, hooks=hooks, tools=[add])
+        assert_all_valid(server)
+    assert result.text == "done" and hooks.told == 4
+
+
+def test_a_filtered_answer_ends_with_a_notice_and_is_not_retried() -> None:
+    with serve(Reply("Step one is", finish="content_filter")) as server:
+        events, result = ask(server)
+        assert len(server.requests) == 1
+    assert (result.stop_reason, result.text) == ("content_filter", "Step one is") and "notice" in types(events)
+
+
+def test_calls_of_a_filtered_answer_are_not_run() -> None:
+    with serve(Reply(calls=[("add", {"a": 1, "b": 1})], finish="content_filter")) as server:
+        events, result = ask(server, tools=[add])
+    assert result.stop_reason == "content_filter" and "tool_start" not in types(events)
+
+
+# ---- limits ----------------------------------------------------------------------------------------------
+
+
+def counting() -> ScriptedServer:
+    """A model that calls for ever, each time with other arguments."""
+    numbers = iter(range(10**6))
+    return serve(lambda body: call(a=next(numbers), b=0))
+
+
+def test_the_step_limit_ends_the_run_with_its_words() -> None:
+    with counting() as server:
+        _, result = ask(server, tools=[add], limits=Limits(max_steps=3))
+        assert len(server.requests) == 3
+        assert_all_valid(server)
+    assert (result.stop_reason, result.text, result.steps) == ("max_steps", "Max steps reached, task may be incomplete.", 3)
+
+
+def test_the_step_limit_counts_per_run() -> None:
+    with counting() as server:
+        messages: list[Message] = []
+        for _ in range(2):
+            _, result = ask(server, tools=[add], limits=Limits(max_steps=2), messages=messages)
+        assert result.steps == 2 and len(server.requests) == 4
+        assert_all_valid(server)
+
+
+@pytest.mark.parametrize("where", ["stream", "tool", "backoff"])
+def test_the_time_limit_ends_the_run_wherever_it_is(where: str) -> None:
+    @tool
+    def wait(ctx: ToolContext) -> str:
+        """Wait."""
+        ctx.abort.wait(60)
+        return "never"
+
+    replies = {"stream": Reply("slow", close="hang", cut=2), "tool": Reply(calls=[("wait", {})]),
+               "backoff": Reply("busy", status=503, headers={"retry-after": "30"})}
+    started = time.monotonic()
+    with serve(replies[where]) as server:
+        _, result = ask(server, tools=[wait] if where == "tool" else [], limits=Limits(max_seconds=0.5))
+    assert result.stop_reason == "max_time" and time.monotonic() - started < 5
+    assert where == "stream" or result.text == "Time limit of 0.5 s reached, task may be incomplete."
+
+
+# ---- retries ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [
+    Reply("busy", status=429), Reply("oops", status=500), Reply("oops", status=503), Reply("oops", status=529), Reply(status=0),
+    Reply("half", cut=2), Reply("half", cut=2, close="reset"), Reply(chunks=[b"data: {oops\n\n"]),
+    Reply(chunks=[b'data: {"error": {"message": "overloaded"}}\n\n'])], ids=lambda r: f"{r.status}-{r.close}-{r.cut}-{bool(r.chunks)}")
+def test_a_passing_failure_is_tried_again_and_leaves_no_trace(bad: Reply) -> None:
+    """NET-01 to NET-07."""
+    with serve(bad, bad, Reply("fine")) as server:
+        events, result = ask(server)
+        assert len(server.requests) == 3
+    retries = [event for event in events if isinstance(event, Retry)]
+    assert [event.attempt for event in retries] == [1, 2]
+    assert result.text == "fine" and [m.get("content") for m in result.messages] == ["go", "fine"]
+
+
+def test_after_five_failures_the_run_says_so_and_names_the_error() -> None:
+    with serve(Reply("overloaded", status=503)) as server:
+        _, result = ask(server)
+        assert len(server.requests) == 5
+    assert (result.stop_reason, result.text) == ("error", "Failed after 5 errors: overloaded")
+    assert result.error and (result.error.kind, result.error.status) == ("server", 503)
+    assert [m["role"] for m in result.messages] == ["user"]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, "bad_request"), (401, "auth"), (403, "auth"), (404, "not_found"), (402, "quota")])
+def test_a_final_error_is_not_tried_again(status: int, kind: str) -> None:
+    with serve(Reply("no such thing", status=status)) as server:
+        _, result = ask(server)
+        assert len(server.requests) == 1
+    assert result.text == "Error: no such thing" and result.error and result.error.kind == kind
+
+
+def test_the_count_of_failures_is_reset_by_a_good_answer() -> None:
+    bad = Reply("busy", status=503)
+    with serve(*[bad] * 4, call(), *[bad] * 4, Reply("fine")) as server:
+        _, result = ask(server, tools=[add])
+    assert result.text == "fine"
+
+
+def test_waits_grow_and_obey_the_server() -> None:
+    policy = RetryPolicy()
+    busy = ModelError("server", "x", retryable=True)
+    for attempt, most in ((1, 2), (2, 4), (3, 8), (4, 16), (5, 30), (9, 30)):
+        waits = [policy.delay(busy, attempt) or 0 for _ in range(50)]
+        assert all(0.75 * most <= wait <= most for wait in waits) and len(set(waits)) > 1
+    assert (policy.delay(ModelError("rate_limit", "x", retryable=True, retry_after=45), 1) or 0) == 45
+    assert policy.delay(ModelError("rate_limit", "x", retryable=True, retry_after=61), 1) is None
+    assert policy.delay(ModelError("auth", "x"), 1) is None
+
+
+def test_a_server_that_asks_for_a_day_is_not_waited_for() -> None:
+    with serve(Reply("later", status=429, headers={"retry-after": "86400"})) as server:
+        _, result = ask(server)
+        assert len(server.requests) == 1
+    assert result.text == "Error: later (the server asks to wait 86400 s)"
+
+
+def test_retry_after_is_waited_for() -> None:
+    with serve(Reply("later", status=429, headers={"retry-after": "0.4"}), Reply("fine")) as server:
+        _, result = ask(server)
+        assert server.times[1] - server.times[0] >= 0.4
+    assert result.text == "fine"
+
+
+def test_one_connection_serves_a_run_also_after_errors_with_a_body() -> None:
+    with serve(call(), call(a=2, b=2), Reply("busy", status=503), call(a=3, b=3), Reply("done")) as server:
+        ask(server, tools=[add])
+        assert server.connections == 1 and len(server.requests) == 5
+
+
+def test_the_first_byte_and_an_idle_stream_are_timed_and_comments_do_not_count() -> None:
+    comments = Reply(chunks=[b": processing\n\n"] * 100, pace=0.05)
+    for slow in (Reply("late", hold=30), comments, Reply("one two", cut=2, close="hang")):
+        started = time.monotonic()
+        with serve(slow, Reply("fine")) as server:
+            _, result = ask(server, model={"idle_timeout": 0.5, "first_byte_timeout": 0.5})
+        assert result.text == "fine" and time.monotonic() - started < 4
+
+
+# ---- the doom loop ---------------------------------------------------------------------------------------
+
+
+def test_the_third_identical_call_is_answered_unrun_and_the_fourth_ends_the_run() -> None:
+    ran: list[int] = []
+
+    @tool
+    def count(a: int, b: int) -> str:
+        """Count.
+
+        a: one
+        b: two
+        """
+        ran.append(a)
+        return "same"
+
+    order = [{"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2}]  # canonical: the order does not matter
+    with serve(*(Reply(calls=[("count", arguments)]) for arguments in order)) as server:
+        events, result = ask(server, tools=[count])
+        assert_all_valid(server)
+    assert len(ran) == 2
+    assert result.stop_reason == "doom_loop" and result.steps == 4
+    assert [event.count for event in events if isinstance(event, DoomLoop)] == [3]
+    assert "3 times in a row" in result.messages[6]["content"]
+    assert [m["role"] for m in result.messages] == ["user"] + ["assistant", "tool"] * 4
+
+
+def test_a_different_call_in_between_resets_the_count() -> None:
+    same, other = call(a=1, b=1), call(a=2, b=2)
+    with serve(same, same, other, same, same, Reply("done")) as server:
+        events, result = ask(server, tools=[add])
+    assert result.text == "done" and not [event for event in events if isinstance(event, DoomLoop)]
+
+
+def test_a_consumer_may_let_the_repeated_call_run() -> None:
+    with serve(*[call()] * 3, Reply("done")) as server:
+        events, result = ask(server, tools=[add], each=lambda event: event.reply(True) if isinstance(event, DoomLoop) else None)
+    assert result.text == "done"
+    assert [event.result.content for event in events if isinstance(event, ToolEnd)] == ["3", "3", "3"]
+
+
+def test_the_count_goes_over_the_calls_of_one_answer_too() -> None:
+    with serve(Reply(calls=[("add", {"a": 1, "b": 1})] * 5), Reply("unreached")) as server:
+        events, result = ask(server, tools=[add])
+    assert result.stop_reason == "doom_loop"
+    assert [event.is_error for event in events if isinstance(event, ToolEnd)] == [False, False, True, True, True]
+
+
+# ---- tools in the loop -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "arguments", "expected"), [
+    ("nope", {}, "there is no tool 'nope'. The tools are: add, broken"),
+    ("add", '{"a": 1', "not valid JSON"), ("add", "[1, 2]", "a JSON object is expected"), ("add", {"a": 1}, "add needs b"),
+    ("add", {"a": 1, "b": "x"}, "has to be of type integer"), ("add", {"a": 1, "b": 2, "c": 3}, "no parameter c"),
+    ("broken", {}, "broken failed: ZeroDivisionError")])
+def test_what_a_model_does_wrong_becomes_a_result(name: str, arguments: Any, expected: str) -> None:
+    @tool
+    def broken() -> str:
+        """Fail."""
+        return str(1 / 0)
+
+    with serve(Reply(calls=[(name, arguments)]), Reply("I see")) as server:
+        events, result = ask(server, tools=[add, broken])
+        assert_all_valid(server)
+    end = next(event for event in events if isinstance(event, ToolEnd))
+    assert end.is_error and expected in str(end.result.content)
+    assert result.text == "I see"
+
+
+def test_tool_errors_are_the_models_to_mend() -> None:
+    @tool
+    def picky() -> str:
+        """Refuse."""
+        raise ToolError("try another way")
+
+    with serve(call("picky", x=1), Reply(calls=[("picky", {})]), Reply("ok")) as server:
+        _, result = ask(server, tools=[picky])
+    assert result.messages[4]["content"] == "Error: try another way"
+
+
+def test_output_is_cut_once_with_the_exact_marker() -> None:
+    text = "a" * 15_000 + "b" * 5_000 + "c" * 15_000
+    with serve(Reply(calls=[("big", {})]), Reply("ok")) as server:
+        @tool
+        def big() -> str:
+            """Big."""
+            return text
+
+        _, result = ask(server, tools=[big])
+    assert result.messages[2]["content"] == "a" * 15_000 + "\n\n... [truncated 5000 characters] ...\n\n" + "c" * 15_000
+
+
+def test_output_of_exactly_the_limit_is_untouched() -> None:
+    assert truncate("x" * 30_000) == "x" * 30_000
+    assert truncate("abcdefg", 4) == "ab\n\n... [truncated 3 characters] ...\n\nfg"
+
+
+def test_what_no_encoder_takes_is_cleaned_before_it_is_sent() -> None:
+    """INV-09."""
+    @tool
+    def dirty() -> str:
+        """Dirty."""
+        return "half \ud83d, nul \0, pair \ud83d\ude00"
+
+    with serve(Reply(calls=[("dirty", {})]), Reply("ok")) as server:
+        _, result = ask(server, "in \udc00put", tools=[dirty])
+        assert_all_valid(server)
+    assert result.messages[2]["content"] == "half \ufffd, nul \ufffd, pair \U0001f600"
+
+
+def test_an_empty_result_is_never_sent() -> None:
+    with serve(Reply(calls=[("say", {"text": ""})]), Reply("ok")) as server:
+        ask(server, tools=[say])
+        assert server.requests[1]["messages"][-1]["content"] == "(no output)"
+
+
+# ---- hooks -----------------------------------------------------------------------------------------------
+
+
+class Recording(Hooks):
+    def __init__(self, **overrides: Any) -> None:
+        self.seen: list[str] = []
+        self.overrides = overrides
+
+    def before_llm_call(self, request: Request) -> Said[None]:
+        self.seen.append("before_llm_call")
+        request.system, request.options = "changed", {"temperature": 0.5}
+
+    def after_llm_call(self, completion: Completion) -> Said[None]:
+        self.seen.append("after_llm_call")
+
+    def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Said[ToolResult | None]:
+        self.seen.append("before_tool_call")
+        assert call.arguments is not None
+        if call.arguments["a"] == 13:
+            return ToolResult("unlucky", is_error=True)
+        call.arguments["a"] += 100
+        return None
+
+    def after_tool_call(self, call: ToolCall, result: ToolResult) -> Said[ToolResult | None]:
+        self.seen.append("after_tool_call")
+        return dataclasses.replace(result, content=f"<{result.content}>")
+
+    def transform_context(self, messages: list[Message], abort: Abort) -> Said[list[Message]]:
+        self.seen.append("transform_context")
+        return [user("injected"), *messages]
+
+    def get_api_key(self) -> Said[str | None]:
+        self.seen.append("get_api_key")
+        return f"key{len(self.seen)}"
+
+
+def test_hooks_see_and_change_what_they_are_for() -> None:
+    hooks = Recording()
+    with serve(Reply(calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 13, "b": 0})]), Reply("ok")) as server:
+        _, result = ask(server, tools=[add], hooks=hooks)
+        assert_all_valid(server)
+        body = server.requests[1]
+        assert body["messages"][0] == {"role": "system", "content": "changed"} and body["temperature"] == 0.5
+        assert body["messages"][1]["content"] == "injected"
+        keys = [head["authorization"] for head in server.heads]
+    assert [m["content"] for m in result.messages if m["role"] == "tool"] == ["<103>", "<unlucky>"]
+    assert result.messages[0]["content"] == "go", "the history itself is not transformed"
+    assert keys[0].startswith("Bearer key") and keys[0] != keys[1]
+    assert hooks.seen[:4] == ["transform_context", "get_api_key", "before_llm_call", "after_llm_call"]
+
+
+class Queues(Hooks):
+    """Steering after the first tool, one follow-up at the end."""
+
+    def __init__(self) -> None:
+        self.steering: list[Message] = []
+        self.follow_up = [user("and now?")]
+
+    def get_steering_messages(self) -> Said[Sequence[Message]]:
+        taken, self.steering = self.steering, []
+        return taken
+
+    def get_follow_up_messages(self) -> Said[Sequence[Message]]:
+        taken, self.follow_up = self.follow_up, []
+        return taken
+
+    def after_tool_call(self, call: ToolCall, result: ToolResult) -> Said[ToolResult | None]:
+        self.steering = [user("stop that")]
+        return None
+
+
+def test_steering_skips_the_remaining_calls_and_a_follow_up_goes_on() -> None:
+    with serve(Reply(calls=[("add", {"a": 1, "b": 1}), ("add", {"a": 2, "b": 2})]), Reply("stopped"), Reply("nothing")) as server:
+        events, result = ask(server, tools=[add], hooks=Queues())
+        assert_all_valid(server)
+    assert [m["content"] for m in result.messages] == ["go", None, "2", "Skipped due to queued user message.", "stop that", "stopped",
+                                                       "and now?", "nothing"]
+    assert shape(events)[6:16] == ["tool_start", "tool_end", "message_start", "message_end", "tool_start", "tool_end", "message_start",
+                                   "message_end", "message_start", "message_end"]
+    assert [event.is_error for event in events if isinstance(event, ToolEnd)] == [False, True]
+    assert len([event for event in events if isinstance(event, StepEnd)]) == 3
+
+
+def test_a_bug_in_a_hook_surfaces_and_the_list_stays_valid() -> None:
+    class Broken(Hooks):
+        def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Said[ToolResult | None]:
+            raise ZeroDivisionError("a bug")
+
+    messages: list[Message] = []
+    with serve(Reply(calls=[("add", {"a": 1, "b": 1}), ("add", {"a": 2, "b": 2})]), Reply("fine")) as server:
+        with pytest.raises(ZeroDivisionError):
+            ask(server, tools=[add], hooks=Broken(), messages=messages)
+        assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
+        ask(server, "again", messages=messages)
+        assert_all_valid(server)
+
+
+def test_private_facts_and_roles_of_ones_own_stay_in_the_list_and_are_not_sent() -> None:
+    messages: list[Message] = [{"role": "notification", "text": "a file changed"}]
+    with serve(Reply("ok")) as server:
+        ask(server, messages=messages)
+        assert [m["role"] for m in server.requests[0]["messages"]] == ["user"]
+    assert messages[0]["role"] == "notification" and "timestamp" in messages[1]["meta"]
+
+
+def test_without_prompts_the_run_goes_on_from_the_list() -> None:
+    messages = [user("go")]
+    with serve(Reply("ok")) as server:
+        events, result = drive(run_loop(messages, ChatModel("m", base_url=server.url), retry=FAST))
+    assert result.text == "ok" and [e for e in types(events) if e == "message_start"] == ["message_start"]
+
+
+# ---- what is sent ----------------------------------------------------------------------------------------
+
+
+def test_each_request_begins_with_the_bytes_of_the_one_before() -> None:
+    bodies: list[str] = []
+
+    def script(body: Body) -> Reply:
+        bodies.append(json.dumps(body["messages"]))
+        return call(a=len(bodies), b=0) if len(bodies) < 6 else Reply("done")
+
+    with serve(script) as server:
+        ask(server, tools=[add], system="be brief")
+    for before, after in zip(bodies, bodies[1:]):
+        assert after.startswith(before[:-1])
+
+
+def test_a_request_holds_nothing_that_is_not_needed() -> None:
+    with serve(Reply("ok")) as server:
+        ask(server)
+        assert set(server.requests[0]) == {"model", "messages", "stream", "stream_options"}
+
+
+def test_runs_of_one_conversation_share_the_list_and_the_files_seen(tmp_path: Path) -> None:
+    toolset = Toolset([add], cwd=tmp_path)
+    messages: list[Message] = []
+    with serve(Reply("one"), Reply("two")) as server:
+        ask(server, "a", tools=toolset, messages=messages)
+        ask(server, "b", tools=toolset, messages=messages)
+        assert [m["content"] for m in server.requests[1]["messages"]] == ["a", "one", "b"]
+
+
+def test_usage_is_summed_over_the_steps() -> None:
+    with serve(call(), Reply("ok")) as server:
+        events, result = ask(server, tools=[add])
+    steps = [event.usage for event in events if isinstance(event, StepEnd)]
+    assert result.usage.input == sum(u.input for u in steps) > 0 and not result.usage.estimated
+
+
+def test_where_the_server_counts_no_tokens_there_is_an_estimate_that_says_so() -> None:
+    with serve(Reply("a few words", usage=False)) as server:
+        _, result = ask(server)
+    assert result.usage.estimated and result.usage.input > 0 and result.usage.output > 0
+
+
+def test_an_abort_that_is_set_before_the_run_sends_nothing() -> None:
+    abort = Abort()
+    abort.set()
+    with serve(Reply("never")) as server:
+        _, result = ask(server, abort=abort)
+        assert server.requests == []
+    assert (result.stop_reason, result.text) == ("aborted", "Request aborted.")
+
+
+def test_an_abort_from_another_thread_ends_a_run_between_steps() -> None:
+    abort = Abort()
+    threading.Timer(0.3, abort.set).start()
+    with counting() as server:
+        _, result = ask(server, tools=[add], abort=abort, limits=Limits(max_steps=10**6))
+        assert_all_valid(server)
+    assert result.stop_reason == "aborted"
