@@ -34,9 +34,8 @@ def ask(server: ScriptedServer, prompt: str = "go", tools: Any = (), messages: l
         model: dict[str, Any] | None = None, each: Callable[[Event], None] | None = None, **options: Any) -> tuple[list[Event], RunResult]:
     """One run against a scripted server."""
     chat = ChatModel("m", base_url=server.url, **(model or {}))
-    options = {"retry": FAST, "limits": Limits()} | options
-    return drive(run_loop([] if messages is None else messages, chat, tools, prompts=prompt, abort=options.pop("abort", Abort()), **options),
-                 each)
+    options = {"retry": FAST, "limits": Limits(), "abort": Abort()} | options
+    return drive(run_loop([] if messages is None else messages, chat, tools, prompts=prompt, **options), each)
 
 
 def serve(*replies: Reply | Callable[[Body], Reply]) -> ScriptedServer:

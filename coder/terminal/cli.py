@@ -136,6 +136,7 @@ def _read_stdin() -> str:
         return sys.stdin.buffer.read().decode("utf-8", "replace")
     finally:
         note.cancel()
+        note.join()  # a thread that writes while the interpreter ends would abort it
 
 
 def _session(arguments: argparse.Namespace, prompt: str) -> int:

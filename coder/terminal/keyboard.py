@@ -159,8 +159,8 @@ def _handling(pressed: Callable[[int, FrameType | None], Any]) -> Iterator[None]
 
 @contextlib.contextmanager
 def silent_keys() -> Iterator[None]:
-    """While inside, keys are kept by the terminal for the next prompt, but not shown."""
-    with _local_modes(off="ECHO"):
+    """While inside, keys are kept by the terminal for the next prompt, but not shown; also when Ctrl+C is among them."""
+    with _local_modes(on="NOFLSH", off="ECHO"):
         yield
 
 

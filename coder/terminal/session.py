@@ -5,6 +5,7 @@ The REPL and the one-shot mode are two ways to use it.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class Session:
         self.usage = Usage()
         self.newest = Usage()  # of the newest answer
         self.interrupts = Interrupts()
+        self.session_id = secrets.token_hex(8)
         self.tools = Toolset(cwd=cwd)
         self.use(settings.model)
 
@@ -54,7 +56,7 @@ class Session:
         seen = self.tools.seen
         self.model = ChatModel(name, base_url=settings.base_url, api_key=settings.api_key, context_window=settings.context_window,
                                idle_timeout=settings.idle_timeout)
-        self.tools = Toolset(tools_for(name), cwd=self.cwd)
+        self.tools = Toolset(tools_for(name), cwd=self.cwd, session_id=self.session_id)
         self.tools.seen = seen
 
     def run(self, prompt: str, show: Callable[[Event], None]) -> RunResult:

@@ -68,14 +68,17 @@ class ToolContext:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function, its name and what the model is told of it. `title` names the argument that people are shown."""
+    """A function, its name and what the model is told of it.
+
+    `title` is what people are shown of a call: the name of an argument, or a function of the arguments.
+    """
 
     name: str
     description: str
     parameters: dict[str, Any]
     function: Callable[..., Any]
     context: str = ""  # the parameter that takes the ToolContext
-    title: str = ""
+    title: str | Callable[[dict[str, Any]], str] = ""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -84,8 +87,8 @@ class Tool:
                                                  "parameters": self.parameters}}
 
     def title_of(self, arguments: dict[str, Any]) -> str:
-        """A line for people: the tool's name and its main argument."""
-        shown = str(arguments.get(self.title, "")).strip()
+        """A line for people: the tool's name and what it is about."""
+        shown = (self.title(arguments) if callable(self.title) else str(arguments.get(self.title, ""))).strip()
         return f"{self.name} {shown}".strip()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -95,18 +98,18 @@ class Tool:
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
-def tool(*, name: str = ..., title: str = ...) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(*, name: str = ..., title: str | Callable[[dict[str, Any]], str] = ...) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
 def tool(function: Callable[..., Any] | None = None, /, *, name: str = "",
-         title: str = "") -> Tool | Callable[[Callable[..., Any]], Tool]:
+         title: str | Callable[[dict[str, Any]], str] = "") -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function. Raises TypeError for a hint without a JSON type or a parameter without a description."""
     if function is None:
         return lambda function: tool_of(function, name, title)
     return tool_of(function, name, title)
 
 
-def tool_of(function: Callable[..., Any], name: str = "", title: str = "") -> Tool:
+def tool_of(function: Callable[..., Any], name: str = "", title: str | Callable[[dict[str, Any]], str] = "") -> Tool:
     """The tool that a function describes (see `tool`)."""
     name = name or function.__name__
     hints = typing.get_type_hints(function)

@@ -68,7 +68,7 @@ def _shown(ctx: ToolContext, work: Generator[bytes, None, Ending], output: Outpu
             ending: Ending = end.value
             return ending
         fresh = (fresh + output.add(data))[-2000:]
-        if time.monotonic() - shown > SHOW_EVERY:
+        if fresh and time.monotonic() - shown > SHOW_EVERY:
             yield ctx.update(fresh)
             shown, fresh = time.monotonic(), ""
 

@@ -18,15 +18,15 @@ from itertools import islice
 from typing import Any
 
 from coder.tools import ToolContext, tool
-from coder.tools.files import Text, diff, load, refuse_changed, refuse_other, save, shown, to_write
+from coder.tools.workspace import Text, diff, load, refuse_changed, refuse_other, save, shown, to_write
 from coder.types import ToolError, ToolResult
-
-# What models and people write for each other's plain characters; each pair is one character long, so offsets hold.
-PUNCTUATION = str.maketrans("‘’‚‛“”„‟‐‑‒–—―−\u00a0\u2002\u2003\u2009\u202f\u3000", "''''\"\"\"\"-------      ")
-
 
 MAX_PLACES = 100_000  # in one call; each takes memory
 MAX_DIFF = 4_000_000  # places times lines that are compared for a diff: about a second
+
+# What models and people write for each other's plain characters; each pair is one character long, so offsets hold.
+PUNCTUATION = str.maketrans("‘’‚‛“”„‟‐‑‒–—―−\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000",
+                            "''''\"\"\"\"-------" + 13 * " ")
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,9 @@ def _endings(new: str, file: Text, start: int, end: int) -> str:
 def advice(text: str, old: str, new: str, name: str) -> str:
     """What a model needs to mend its call: the nearest lines with numbers, the likely cause, one next step."""
     lines, wanted = text.split("\n"), old.strip("\n").split("\n")
-    if new.strip() and text.count(new) == 1:
-        line = text.count("\n", 0, text.find(new)) + 1
+    made = re.findall(rf"^[ \t]*{re.escape(new.strip())}[ \t]*$", text, re.M) if new.strip() else []
+    if len(made) == 1:  # as whole lines: a word that happens to be in the file says nothing
+        line = text.count("\n", 0, text.find(made[0])) + 1
         return f"old_string is not in {name}, but new_string is, at line {line}: this edit seems to be made already."
     first, likeness = _nearest(lines, wanted)
     if likeness < 0.5:
@@ -240,14 +241,21 @@ def _cause(near: list[str], wanted: list[str]) -> str:
 def _nearest(lines: list[str], wanted: list[str]) -> tuple[int, float]:
     """(index of the first line, likeness 0 to 1) of the run of lines most like the wanted ones."""
     bare, target = [line.strip() for line in lines], [re.sub(r"^\s*\d+(\t|\|)", "", line).strip() for line in wanted]
-    count, looked_for, most = Counter(bare), set(target), 2000 // len(target) + 20  # the rarest lines say most
+    looked_for = set(target)
     anchors = [number for number, line in enumerate(bare) if line and line in looked_for]
     if not anchors:
         best = difflib.get_close_matches(max(target, key=len), bare[:5000], 1, 0.5)
         anchors = [bare.index(best[0])] if best else []
+    count = Counter(bare)
+    anchors.sort(key=lambda anchor: count[bare[anchor]])  # the rarest lines say most
     starts = {max(0, anchor - (target.index(bare[anchor]) if bare[anchor] in target else target.index(max(target, key=len))))
-              for anchor in sorted(anchors, key=lambda anchor: count[bare[anchor]])[:most]}
-    scored = [(difflib.SequenceMatcher(None, "\n".join(bare[at:at + len(target)]), "\n".join(target)).ratio(), -at)
-              for at in starts]
-    likeness, at = max(scored, default=(0.0, 0))
+              for anchor in anchors[:2000 // len(target) + 20]}
+    likeness, at = max(((_likeness(bare[at:at + len(target)], target), -at) for at in starts), default=(0.0, 0))
     return -at, likeness
+
+
+def _likeness(lines: list[str], wanted: list[str]) -> float:
+    """By letters; of many lines by lines, because difflib leaves out what is frequent in a long text."""
+    if len(wanted) > 20:
+        return difflib.SequenceMatcher(None, lines, wanted).ratio()
+    return difflib.SequenceMatcher(None, "\n".join(lines), "\n".join(wanted)).ratio()

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from coder.tools import ToolContext, tool
 from coder.tools.edit import PUNCTUATION, advice
-from coder.tools.files import Text, diff, inside, load, refuse_changed, resolve, save, shown, stamp, to_write
+from coder.tools.workspace import Text, diff, inside, load, refuse_changed, resolve, save, shown, stamp, to_write
 from coder.types import ToolError, ToolResult
 
 HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: *(\S.*?)\s*")
@@ -34,7 +34,13 @@ MARKS = {"Add": "+", "Delete": "", "Update": " -+"}  # what a line may begin wit
 VIEWS: tuple[Callable[[str], str], ...] = (str, str.rstrip, str.strip, lambda line: line.translate(PUNCTUATION).strip())
 
 
-@tool
+def files_named(arguments: dict[str, Any]) -> str:
+    """For people: the files that a patch is about."""
+    lines = str(arguments.get("patch", "")).splitlines()
+    return ", ".join(found[2] for line in lines if (found := HEADER.fullmatch(line)))
+
+
+@tool(title=files_named)
 def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult]:
     """Change, add, delete or rename files. All of the patch is applied, or nothing.
 

@@ -58,7 +58,7 @@ def environment() -> dict[str, str]:
 
 
 def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float) -> Generator[bytes, None, Ending]:
-    """Run a program; yield what it writes to stdout and stderr as it comes, return how it ended.
+    """Run a program; yield what it writes to stdout and stderr as it comes, b"" when nothing comes, return how it ended.
 
     Raises ToolError where it cannot be started. On every way out, also a closed generator, its group is gone or, after
     a normal end, only background children are left.
@@ -98,6 +98,8 @@ def _pump(process: subprocess.Popen[bytes], abort: Abort, deadline: float) -> Ge
                     yield data
                 else:
                     watched.remove(pipe)  # it has closed its output, and may go on
+            elif not ready:
+                yield b""
             now = time.monotonic()
             if over:
                 ended = ended or now

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import ToolContext, searcher, tool
-from coder.tools.files import escaped, shown, to_read
 from coder.tools.process import Ending, output_of
+from coder.tools.workspace import escaped, shown, to_read
 from coder.types import ToolError, ToolResult
 
 TIMEOUT = 30  # seconds of one search
@@ -120,12 +120,13 @@ class Found:
     def add(self, line: str) -> None:
         path, nul, rest = line.partition("\0")
         if not nul:
-            self._other += [line] if line != "--" else []  # that stands between groups of context
+            self._other.append(line)
             return
         for at in range(len(self._other)):
             if os.path.lexists(whole := "\n".join([*self._other[at:], path])):
                 path, self._other = whole, self._other[:at]
                 break
+        self._other = self._notes()
         if not self.chosen(path):
             return
         if len(self.lines) == self.limit:
@@ -136,9 +137,12 @@ class Found:
         number = next((at for at, c in enumerate(cut) if not c.isdigit()), 0)
         self.lines.append(f"{escaped(shown(self.ctx, Path(path)))}{cut[number:number + 1]}{cut}")
 
+    def _notes(self) -> list[str]:
+        return [line for line in self._other if line.rstrip("\r") not in ("", "--")]  # that stands between groups of context
+
     @property
     def notes(self) -> list[str]:
-        return [escaped(line)[:MAX_SHOWN] for line in self._other if line][:10]
+        return [escaped(line)[:MAX_SHOWN] for line in self._notes()[:10]]
 
     def text(self) -> str:
         tail = [f"({self.limit} lines shown, there are more; narrow the pattern, the path or the glob)"] if self.full else []

@@ -1,0 +1,248 @@
+"""The program in a real pseudo-terminal, or as a child with pipes, and the checks that hold after every test of it.
+
+The checks (section 5 of the reference on reliability): every request that was made is valid; no process of the session is
+left; the terminal is as it was; nothing was left in the folder for temporary files; the key is in no file and in no byte
+of output; no traceback. A process of a session is known by a variable in its environment, which all its children inherit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import termios
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pexpect
+
+from coder.features.scripted import ScriptedServer
+from tests.harness import assert_all_valid
+
+ROOT = Path(__file__).parents[1]
+MARK = "CODER_TEST_MARK"
+PATIENCE = 30  # seconds after which something that has to come is given up
+PROMPTLY = 3.0  # seconds: what does not look at the abort takes ten and more, what does takes a tenth
+PROMPT = "\r\n> "
+
+
+def until(holds: Callable[[], Any], what: str = "", seconds: float = PATIENCE) -> None:
+    """Wait for a condition; fail if it does not come."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"it did not come: {what}"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def promptly(seconds: float = PROMPTLY) -> Iterator[None]:
+    """What is inside has to be over soon."""
+    started = time.monotonic()
+    yield
+    took = time.monotonic() - started
+    assert took < seconds, f"it took {took:.1f} s"
+
+
+def processes(mark: str) -> dict[int, str]:
+    """The command lines of the living processes that carry a mark, by process id; a zombie is none of them."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    return found
+
+
+def running(mark: str, command: str) -> list[int]:
+    """Those whose command line begins with `command`."""
+    return [number for number, line in processes(mark).items() if line.startswith(command)]
+
+
+def gone(mark: str, seconds: float = 5) -> None:
+    """No process carries the mark; one that has been killed may take a moment to go."""
+    try:
+        until(lambda: not processes(mark), "all processes gone", seconds)
+    finally:
+        left = processes(mark)
+        for number in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        assert not left, f"still alive: {left}"
+
+
+class Place:
+    """A workspace, a home and a folder for temporary files, and the environment of a session in them."""
+
+    def __init__(self, folder: Path, server: ScriptedServer, **more: str) -> None:
+        self.server = server
+        self.ws, self.home, self.temp = folder / "ws", folder / "home", folder / "temp"
+        for each in (self.ws, self.home, self.temp):
+            each.mkdir(parents=True, exist_ok=True)
+        self.mark = os.urandom(8).hex()
+        self.key = f"sk-CANARY-{os.urandom(8).hex()}"
+        config = {f"XDG_{name}_HOME": str(self.home / f".{name.lower()}") for name in ("CONFIG", "DATA", "CACHE", "STATE")}
+        self.environment = {
+            "PATH": os.environ["PATH"], "HOME": str(self.home), "TMPDIR": str(self.temp), "TERM": "xterm-256color", "LANG": "C.UTF-8",
+            "PYTHONPATH": str(ROOT), MARK: self.mark, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": self.key,
+            "OPENAI_MODEL": "script", "CODER_RETRY_BASE": "0.01"} | config | more
+
+    def running(self, command: str) -> list[int]:
+        return running(self.mark, command)
+
+    def stop(self) -> None:
+        """End what a failed test has left."""
+        for number in processes(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+
+    def check(self, output: str) -> None:
+        """What holds after every session."""
+        assert "Traceback" not in output and "Exception ignored" not in output, output
+        assert self.key not in output
+        gone(self.mark)
+        assert_all_valid(self.server)
+        assert not list(self.temp.iterdir()), "left in the folder for temporary files"
+        for path in (path for root in (self.ws, self.home) for path in root.rglob("*")):
+            assert not path.is_file() or self.key.encode() not in path.read_bytes(), path
+
+
+def untouched() -> list[Any]:
+    """The attributes of a terminal that nobody has used."""
+    master, slave = os.openpty()
+    try:
+        return termios.tcgetattr(slave)
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+class Terminal(Place):
+    """The program in a terminal of 80 by 24. A context manager: it leaves with Ctrl+D, if the test has not, and checks."""
+
+    def __init__(self, folder: Path, server: ScriptedServer, *arguments: str, **more: str) -> None:
+        super().__init__(folder, server, **more)
+        self.log = io.StringIO()
+        self.attributes: list[Any] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside the server's thread
+            self.child: Any = pexpect.spawn(sys.executable, ["-m", "coder", *arguments], cwd=str(self.ws), env=self.environment,  # type: ignore[arg-type]
+                                            dimensions=(24, 80), encoding="utf-8", codec_errors="replace", timeout=PATIENCE)
+        self.child.logfile_read = self.log
+        self.child.delaybeforesend = None
+
+    def __enter__(self) -> Terminal:
+        self.prompt()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                if not self.child.closed and self.child.isalive():
+                    assert self.leave() == 0
+                self.check(self.output)
+                assert not self.attributes or self.attributes == untouched()
+        finally:
+            self.stop()
+            self.child.close(force=True)
+            self.child.ptyproc.wait()
+
+    @property
+    def output(self) -> str:
+        """All that came to the screen so far."""
+        return self.log.getvalue()
+
+    # -- keys
+
+    def type(self, text: str) -> None:
+        self.child.send(text)
+
+    def enter(self, text: str) -> None:
+        self.child.send(f"{text}\r")
+
+    def ctrl_c(self) -> None:
+        self.child.sendintr()
+
+    def ctrl_d(self) -> None:
+        self.child.sendeof()
+
+    # -- what comes
+
+    def expect(self, text: str) -> str:
+        """Wait for a text; returns what came before it."""
+        self.child.expect_exact(text)
+        return str(self.child.before)
+
+    def prompt(self) -> str:
+        return self.expect(PROMPT)
+
+    def until(self, holds: Callable[[], Any], what: str = "") -> None:
+        """Wait for a condition while the screen is read, so that the program is not held up."""
+        def read_and_ask() -> Any:
+            self.child.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=0.01)
+            return holds()
+
+        until(read_and_ask, what)
+
+    def say(self, text: str) -> str:
+        """Enter a text and wait for the next prompt; returns what the screen showed."""
+        self.enter(text)
+        return self.prompt()
+
+    # -- the end
+
+    def kill(self, number: signal.Signals) -> None:
+        os.kill(self.child.pid, number)
+
+    def hang_up(self) -> None:
+        """Close the terminal, as a window that is closed does."""
+        self.child.ptyproc.fileobj.close()
+        self.child.closed = self.child.ptyproc.closed = True
+
+    def exit_code(self) -> int:
+        """Wait for the end; a signal comes out as its negative number."""
+        self.child.expect(pexpect.EOF)
+        self.attributes = termios.tcgetattr(self.child.child_fd)
+        self.child.wait()
+        return int(self.child.exitstatus if self.child.exitstatus is not None else -self.child.signalstatus)
+
+    def leave(self) -> int:
+        self.ctrl_d()
+        return self.exit_code()
+
+
+class OneShot(Place):
+    """The program with pipes in the place of a terminal. A context manager, as above."""
+
+    def __init__(self, folder: Path, server: ScriptedServer, *arguments: str, **more: str) -> None:
+        super().__init__(folder, server, **more)
+        self.child = subprocess.Popen([sys.executable, "-m", "coder", *arguments], cwd=self.ws, env=self.environment,
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.out = self.err = ""
+
+    def __enter__(self) -> OneShot:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                self.end()
+                self.check(self.out + self.err)
+        finally:
+            self.stop()
+            self.child.communicate()
+
+    def kill(self, number: signal.Signals) -> None:
+        self.child.send_signal(number)
+
+    def end(self) -> int:
+        """Wait for it; returns the exit code."""
+        if self.child.returncode is None:
+            out, err = self.child.communicate(timeout=PATIENCE)
+            self.out, self.err = out.decode("utf-8"), err.decode("utf-8")
+        return self.child.returncode

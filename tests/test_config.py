@@ -1,0 +1,305 @@
+"""Where the settings come from: flags, the environment, the user's .env, the folder's .env, defaults."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coder.features.scripted import Reply
+from coder.terminal.config import NAMES, ConfigError, Settings, config_folder, data_folder, is_loopback, load, window_of
+from tests.harness import serve
+from tests.test_cli import ROOT, Place, assert_one_line
+
+HERE, THERE = "http://127.0.0.1:{}/v1", "https://{}.example/v1"
+NEEDED = {"OPENAI_BASE_URL": HERE.format(9), "OPENAI_MODEL": "m"}
+
+Sources = Callable[..., Settings]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def settings(place: Place, monkeypatch: pytest.MonkeyPatch) -> Sources:
+    """Load from four sources, each given as a dict."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place.home / "config"))
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+    def write(path: Path, values: dict[str, str]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+
+    def loaded(flags: dict[str, object] | None = None, env: dict[str, str] | None = None, user: dict[str, str] | None = None,
+               folder: dict[str, str] | None = None) -> Settings:
+        for name in NAMES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in (env or {}).items():
+            monkeypatch.setenv(name, value)
+        write(place.home / "config" / "coder" / ".env", user or {})
+        write(place.ws / ".env", folder or {})
+        return load(place.ws, flags)
+
+    return loaded
+
+
+# ---- one source before another ---------------------------------------------------------------------------
+
+FIELDS = {"OPENAI_MODEL": "model", "CODER_CONTEXT_WINDOW": "context_window", "CODER_IDLE_TIMEOUT": "idle_timeout",
+          "CODER_RETRY_BASE": "retry_base", "CODER_MAX_STEPS": "max_steps", "CODER_MAX_SECONDS": "max_seconds"}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_setting_comes_from_the_first_source_that_has_it(settings: Sources, name: str) -> None:
+    values = [str(number) for number in (11, 22, 33, 44)]
+    server = {key: value for key, value in NEEDED.items() if key != name}
+    for first in range(4):
+        given = [{name: value} if at >= first else {} for at, value in enumerate(values)]
+        given[1] |= server
+        got = getattr(settings(*given), FIELDS[name])
+        assert str(got).removesuffix(".0") == values[first]
+
+
+def test_what_no_source_has_gets_its_default(settings: Sources) -> None:
+    defaults = Settings("m", HERE.format(9), None, context_window=128_000, idle_timeout=180, retry_base=2, max_steps=100, max_seconds=None)
+    assert settings(env=NEEDED) == defaults
+
+
+def test_an_empty_value_is_no_value(settings: Sources) -> None:
+    empty = {"CODER_MAX_STEPS": "", "OPENAI_API_KEY": ""}
+    got = settings({"OPENAI_MODEL": None}, NEEDED | empty, empty, {"CODER_MAX_STEPS": "7"})
+    assert (got.max_steps, got.api_key) == (7, None)
+
+
+def test_zero_seconds_are_no_limit(settings: Sources) -> None:
+    got = settings({"CODER_MAX_SECONDS": 0, "CODER_IDLE_TIMEOUT": 0, "CODER_RETRY_BASE": 0}, NEEDED)
+    assert (got.max_seconds, got.idle_timeout, got.retry_base) == (None, 0, 0)
+
+
+# ---- a key and its server --------------------------------------------------------------------------------
+
+WAYS: list[dict[str, str]] = [{}, {"url": HERE}, {"url": THERE}, {"key": "yes"}, {"url": THERE, "key": "yes"}, {"url": HERE, "key": "yes"}]
+
+
+def of(source: str, way: dict[str, str]) -> dict[str, str]:
+    """The settings of one source, with its name in them: a mix can be told."""
+    port = {"env": 1001, "user": 1002, "folder": 1003}[source]
+    made = {}
+    if "url" in way:
+        made["OPENAI_BASE_URL"] = way["url"].format(port if way["url"] == HERE else source)
+    if "key" in way:
+        made["OPENAI_API_KEY"] = f"key-of-{source}"
+    return made
+
+
+@pytest.mark.parametrize("flag", ["", HERE.format(1000), THERE.format("flag")])
+def test_a_key_goes_only_to_the_server_that_was_named_beside_it(settings: Sources, flag: str) -> None:
+    """All combinations: what a source can have, for each of the three, and an address as a flag or none."""
+    for ways in itertools.product(WAYS, repeat=3):
+        sources = {name: of(name, way) for name, way in zip(("env", "user", "folder"), ways)}
+        try:
+            got = settings({"OPENAI_MODEL": "m", "OPENAI_BASE_URL": flag or None}, sources["env"], sources["user"], sources["folder"])
+        except ConfigError as error:
+            assert "OPENAI_API_KEY" in str(error) and "\n" not in str(error)
+            got = None
+        expected = with_flag(flag, sources) if flag else without_flag(sources)
+        assert (got and (got.base_url, got.api_key)) == expected, sources
+
+
+def without_flag(sources: dict[str, dict[str, str]]) -> tuple[str | None, str | None] | None:
+    """Both from the first source that has either; None where that would be a strange server without a key, or nothing."""
+    first = next((source for source in sources.values() if source), {})
+    url, key = first.get("OPENAI_BASE_URL"), first.get("OPENAI_API_KEY")
+    return (url, key) if key or (url or "").startswith("http://127.") else None
+
+
+def with_flag(flag: str, sources: dict[str, dict[str, str]]) -> tuple[str | None, str | None] | None:
+    """The flag is the person's own word: any key of theirs goes with it, never that of the folder."""
+    key = sources["env"].get("OPENAI_API_KEY") or sources["user"].get("OPENAI_API_KEY")
+    return (flag, key) if key or flag.startswith("http://127.") else None
+
+
+@pytest.mark.parametrize("url", ["http://localhost:8000/v1", "http://127.0.0.1", "http://127.1.2.3:1/v1", "http://[::1]:8080/v1",
+                                 "HTTPS://LocalHost/v1"])
+def test_a_server_on_this_machine_needs_no_key(settings: Sources, url: str) -> None:
+    assert is_loopback(url)
+    assert settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"}).api_key is None
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1.evil.example/v1", "http://localhost.evil.example", "http://localhost@evil.example/",
+                                 "http://evil.example/#@localhost",
+                                 "http://evil.example?@localhost", "http://127.0.0.1:1@evil.example/", "http://1270.0.0.1", "http://0.0.0.0",
+                                 "http://[::2]", "https://api.example/127.0.0.1"])
+def test_a_server_that_only_looks_like_this_machine_needs_one(settings: Sources, url: str) -> None:
+    assert not is_loopback(url)
+    with pytest.raises(ConfigError, match="without OPENAI_API_KEY"):
+        settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"})
+
+
+def test_the_host_that_is_shown_holds_no_password(settings: Sources) -> None:
+    got = settings(env={"OPENAI_BASE_URL": "https://me:pass@api.example:8443/v1", "OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"})
+    assert got.host == "api.example:8443"
+    assert settings(env={"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}).host == "api.openai.com"
+
+
+# ---- the .env files --------------------------------------------------------------------------------------
+
+
+def test_other_names_in_an_env_file_do_nothing(settings: Sources) -> None:
+    before = dict(os.environ)
+    others = {"PATH": "/evil", "HTTPS_PROXY": "http://evil.example", "OPENAI_ORG_ID": "x", "CODER_YOLO": "1", "PYTHONPATH": "/evil"}
+    plain = settings({}, NEEDED)
+    changed = set(os.environ.items()) ^ set(before.items())
+    assert settings({}, NEEDED, user=others, folder=others) == plain
+    assert set(os.environ.items()) ^ set(before.items()) == changed
+
+
+def test_nothing_in_an_env_file_is_interpolated(settings: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER", "taken")
+    got = settings(user=NEEDED | {"OPENAI_MODEL": "a${OTHER}b$OTHER", "OPENAI_API_KEY": "${OPENAI_MODEL}"})
+    assert (got.model, got.api_key) == ("a${OTHER}b$OTHER", "${OPENAI_MODEL}")
+
+
+def test_an_env_file_is_read_as_people_write_them(settings: Sources, place: Place) -> None:
+    (place.ws / ".env").write_bytes(b"\xef\xbb\xbf# mine\r\nexport OPENAI_MODEL='a b'\r\nOPENAI_BASE_URL = \"http://[::1]/v1\" # here\r\n"
+                                    b"\r\nnonsense\r\nCODER_MAX_STEPS=9")
+    got = load(place.ws)
+    assert (got.model, got.base_url, got.max_steps) == ("a b", "http://[::1]/v1", 9)
+
+
+def test_an_env_file_of_other_bytes_is_no_reason_to_fail(settings: Sources, place: Place) -> None:
+    (place.ws / ".env").write_bytes(b"OPENAI_MODEL=m\nOPENAI_BASE_URL=http://[::1]/v1\nX=\xff\xfe\x00\n")
+    assert load(place.ws).model == "m"
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux's /proc")
+def test_an_env_file_that_cannot_be_read_is_said(settings: Sources, place: Place) -> None:
+    (place.ws / ".env").symlink_to("/proc/self/mem")  # a file whose first byte nobody can read, not even root
+    with pytest.raises(ConfigError, match=r"\.env: Input/output error"):
+        load(place.ws)
+
+
+def test_only_the_folder_itself_is_looked_at(settings: Sources, place: Place) -> None:
+    settings(env=NEEDED)
+    below = place.ws / "below" / "deep"
+    below.mkdir(parents=True)
+    for folder in (place.ws, place.ws / "below"):
+        (folder / ".env").write_text("CODER_MAX_STEPS=3\n")
+    assert load(below).max_steps == 100
+    (place.ws / ".env").unlink()
+    (place.ws / ".env").mkdir()  # of all things
+    assert load(place.ws).max_steps == 100
+
+
+def test_env_example_has_exactly_the_known_names_and_sets_nothing(settings: Sources, place: Place) -> None:
+    example = (ROOT / ".env.example").read_text()
+    assert re.findall(r"^#?\s*([A-Z][A-Z_]+)=", example, re.M) == list(NAMES)
+    plain = settings(env=NEEDED)
+    (place.ws / ".env").write_text(example)
+    assert load(place.ws) == plain
+    assert set(FIELDS) | {"OPENAI_API_KEY", "OPENAI_BASE_URL"} == set(NAMES)
+
+
+def test_the_folders_follow_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert (config_folder(), data_folder()) == (Path("/h/.config/coder"), Path("/h/.local/share/coder"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/c")
+    monkeypatch.setenv("XDG_DATA_HOME", "/d")
+    assert (config_folder(), data_folder()) == (Path("/c/coder"), Path("/d/coder"))
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------
+
+NUMBERS = [name for name in FIELDS if name != "OPENAI_MODEL"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ["many", "1,5", "-1", "nan", "inf", "-inf", "1e400", "0x10", "1 000"])
+def test_what_is_no_number_is_said_with_its_name(settings: Sources, name: str, value: str) -> None:
+    for source in ("env", "user", "folder"):
+        given = {"env": dict(NEEDED)}
+        given.setdefault(source, {})[name] = value
+        with pytest.raises(ConfigError, match=f"{name} is .*{re.escape(value)}"):
+            settings(**given)
+
+
+def test_numbers_are_read_as_people_write_them(settings: Sources) -> None:
+    got = settings(env=NEEDED | {"CODER_CONTEXT_WINDOW": "1e6", "CODER_IDLE_TIMEOUT": " 2.5 ", "CODER_MAX_STEPS": "1_000"})
+    assert (got.context_window, got.idle_timeout, got.max_steps) == (1_000_000, 2.5, 1000)
+
+
+@pytest.mark.parametrize(("model", "tokens"), [
+    ("gpt-5", 400_000), ("gpt-5-mini", 400_000), ("openai/gpt-5.1", 400_000), ("gpt-4.1-nano", 1_000_000), ("gpt-4o-mini", 128_000),
+    ("o3", 128_000), ("claude-sonnet-4-5", 200_000), ("anthropic/claude-opus-4", 200_000), ("Gemini-2.5-pro", 1_000_000),
+    ("kimi-k2", 256_000), ("qwen3-coder:30b", 256_000), ("deepseek-chat", 128_000), ("script", 128_000), ("something-new", 128_000),
+    ("my-gpt-5", 128_000), ("", 128_000)])
+def test_the_context_window_follows_the_family_of_the_model(model: str, tokens: int) -> None:
+    assert window_of(model) == tokens
+
+
+def test_the_context_window_of_the_model_can_be_overruled(settings: Sources) -> None:
+    env = NEEDED | {"OPENAI_MODEL": "gpt-5"}
+    assert settings(env=env).context_window == 400_000
+    assert settings({"CODER_CONTEXT_WINDOW": 9000}, env).context_window == 9000
+
+
+# ---- through the whole program ---------------------------------------------------------------------------
+
+
+def test_an_env_file_of_the_folder_cannot_lead_a_run_elsewhere(place: Place) -> None:
+    """SEC-01 and its neighbours: address, proxies and headers in the folder's file, the key in the environment."""
+    with serve(Reply("I am evil.")) as evil, serve(Reply("Hello.")) as server:
+        (place.ws / ".env").write_text(
+            f"OPENAI_BASE_URL={evil.url}\nHTTP_PROXY={evil.url}\nhttp_proxy={evil.url}\nALL_PROXY={evil.url}\n"
+            "OPENAI_CUSTOM_HEADERS=X-Evil: 1\nOPENAI_ORG_ID=evil\nOPENAI_API_KEY=key-of-the-folder\nBASH_ENV=evil\n")
+        done = place.coder("hi", server=server, OPENAI_API_KEY="secret")
+        assert evil.connections == 0
+    assert (done.returncode, done.stdout) == (0, "Hello.\n")
+    assert server.heads[0]["authorization"] == "Bearer secret"
+    assert not {name for name in server.heads[0] if "evil" in name or "organization" in name}
+
+
+def test_a_key_of_the_environment_never_goes_to_an_address_of_the_folder(place: Place) -> None:
+    """SEC-16. The run goes to the key's own server, which is out of reach here: a proxy tells where it wanted to go."""
+    with serve(Reply("I am evil.")) as evil, socket.create_server(("127.0.0.1", 0)) as proxy:
+        (place.ws / ".env").write_text(f"OPENAI_BASE_URL={evil.url}\n")
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        child = place.start("--max-seconds", "20", "hi", OPENAI_API_KEY="secret", OPENAI_MODEL="m", HTTPS_PROXY=address, HTTP_PROXY=address,
+                            ALL_PROXY=address, CODER_RETRY_BASE="0.01")
+        proxy.settimeout(20)
+        connection, _ = proxy.accept()
+        with connection:
+            connection.settimeout(20)
+            asked_for = connection.recv(1000)
+        child.terminate()
+        child.communicate(timeout=20)
+        assert evil.connections == 0
+    assert asked_for.startswith(b"CONNECT api.openai.com:443 ") and b"secret" not in asked_for
+
+
+def test_a_key_of_the_folder_never_goes_to_a_server_of_the_environment(place: Place) -> None:
+    (place.ws / ".env").write_text("OPENAI_API_KEY=key-of-the-folder\n")
+    user = place.home / "settings" / "coder"
+    user.mkdir(parents=True)
+    (user / ".env").write_text("OPENAI_API_KEY=key-of-the-user\nOPENAI_MODEL=${HOME}-${OPENAI_API_KEY}\n")
+    with serve(Reply("Hello.")) as server:
+        done = place.coder("hi", server=server, OPENAI_MODEL="", XDG_CONFIG_HOME=str(user.parent))
+    assert done.returncode == 0
+    assert "key-of" not in str(server.heads)
+    assert server.requests[0]["model"] == "${HOME}-${OPENAI_API_KEY}"  # SEC-03: as it stands there
+
+
+def test_a_bad_number_ends_the_program_in_one_line(place: Place) -> None:
+    assert_one_line(place.coder("hi", CODER_MAX_STEPS="many", **NEEDED), "CODER_MAX_STEPS", "many")
+    (place.ws / ".env").write_text("CODER_IDLE_TIMEOUT=soon\n")
+    assert_one_line(place.coder("hi", **NEEDED), "CODER_IDLE_TIMEOUT", "soon")

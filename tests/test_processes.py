@@ -1,0 +1,455 @@
+"""Commands: what they may do to us, what is left of them, and what the model is told. PRC-01 to PRC-20 of the reference.
+
+Most go through Toolset([bash]) in this process; what is about a terminal, or about our own end, goes through a session.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coder.abort import Abort
+from coder.features.scripted import Reply
+from coder.tools import Toolset
+from coder.tools.bash import bash, shell
+from coder.types import Event, ToolCall, ToolResult, ToolUpdate
+from tests.harness import ask, serve
+from tests.terminal import MARK, ROOT, OneShot, Place, Terminal, gone, processes, promptly, running, until
+
+FINE = Reply("All is well.")
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Children are known by it; those that a test leaves in the background are ended."""
+    value = os.urandom(8).hex()
+    monkeypatch.setenv(MARK, value)
+    yield value
+    for number in processes(value):
+        os.kill(number, signal.SIGKILL)
+
+
+def bash_in(folder: Path, command: str, each: Callable[[Event], None] | None = None, **arguments: object) -> ToolResult:
+    """One call of the tool, to its end."""
+    tools, call = Toolset([bash], cwd=folder), ToolCall("call1", "bash", {"command": command} | arguments)
+    work = tools.run(call, tools.context(call, Abort()))
+    while True:
+        try:
+            event = next(work)
+        except StopIteration as end:
+            result: ToolResult = end.value
+            return result
+        if each:
+            each(event)
+
+
+def command(line: str, **arguments: object) -> Reply:
+    return Reply(calls=[("bash", {"command": line} | arguments)])
+
+
+# ---- what a command says ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("line", "content", "is_error"), [
+    ("echo hi", "hi", False),
+    ("true", "(no output)", False),
+    ("echo out; echo err >&2", "out\nerr", False),
+    ("echo hi; exit 3", "hi\n[exit code 3]", True),
+    ("exit 3", "[exit code 3]", True),
+    ("no-such-program-here", f"{shell()}: line 1: no-such-program-here: command not found\n[exit code 127]", True),
+    ("kill -9 $$", "[killed by signal 9 (SIGKILL)]", True),
+    ("echo hi; kill -TERM $$", "hi\n[killed by signal 15 (SIGTERM)]", True),
+    ("(exit 137)", "[exit code 137: SIGKILL]", True),
+    ("(exit 255)", "[exit code 255]", True),
+    ("printf 'no newline'", "no newline", False),
+    ("printf '\\n\\n  x\\n\\n\\n'", "\n\n  x", False),
+])
+def test_what_the_model_is_told(tmp_path: Path, line: str, content: str, is_error: bool) -> None:
+    result = bash_in(tmp_path, line)
+    assert (result.content, result.is_error) == (content, is_error)
+
+
+def test_each_call_is_a_new_shell_in_the_workspace(tmp_path: Path) -> None:
+    """PRC-20"""
+    tools = Toolset([bash], cwd=tmp_path)
+    lines = ["cd ..; export A=1; alias ll=ls; pwd", "pwd; echo A=$A"]
+    with serve(Reply(calls=[("bash", {"command": line}) for line in lines]), FINE) as server:
+        ask(server, tools=tools)
+        first, second = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "tool"]
+    assert (first, second) == (str(tmp_path.parent), f"{tmp_path}\nA=")
+
+
+@pytest.mark.parametrize("line", ["echo hi\0 there", "", " \n\t"])
+def test_a_command_that_is_none_is_refused(tmp_path: Path, line: str) -> None:
+    result = bash_in(tmp_path, line)
+    assert result.is_error and "empty or holds a NUL" in str(result.content)
+
+
+def test_bytes_that_are_no_text_make_a_valid_request(tmp_path: Path) -> None:
+    """PRC-14"""
+    with serve(command(r"printf '\xff\xfe\x00\x1b[31m\xe2\x82'"), FINE) as server:
+        ask(server, tools=Toolset([bash], cwd=tmp_path))
+        result = server.requests[-1]["messages"][-1]["content"]
+    assert result == "\ufffd\ufffd\ufffd\x1b[31m"
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    """PRC-18"""
+    ws = tmp_path / "ws"
+    ws.mkdir()
+    assert bash_in(ws, 'rm -rf "$PWD"').content == "(no output)"
+    result = bash_in(ws, "pwd")
+    assert result.is_error and f"the folder {ws} is gone" in str(result.content)
+
+
+def test_a_session_whose_folder_goes_goes_on(tmp_path: Path) -> None:
+    """PRC-18"""
+    with serve(command('rm -rf "$PWD"'), command("pwd"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+        terminal.say("hello")
+        assert "is gone" in server.requests[-1]["messages"][-1]["content"]
+        assert "All is well." in terminal.say("and now?")
+
+
+def test_output_that_comes_late_is_not_lost(tmp_path: Path) -> None:
+    """The last words of a command that ends while we look the other way."""
+    for milliseconds in range(30, 70, 2):
+        assert bash_in(tmp_path, f"sleep 0.{milliseconds:03}; echo last words").content == "last words"
+
+
+def test_output_is_shown_while_the_command_runs(tmp_path: Path) -> None:
+    """The command waits for a file that is made when its output has been seen; all of it in one piece, or a little later."""
+    seen: list[str] = []
+
+    def note(event: Event) -> None:
+        assert isinstance(event, ToolUpdate) and event.id == "call1"
+        seen.append(event.text)
+        if "two" in "".join(seen):
+            (tmp_path / "go").touch()
+
+    with promptly(30):
+        result = bash_in(tmp_path, "echo one; echo two; until [ -e go ]; do sleep 0.01; done; echo three", note)
+    assert "".join(seen).startswith("one\ntwo\n")
+    assert result.content == "one\ntwo\nthree"
+
+
+# ---- output that is long ---------------------------------------------------------------------------------
+
+
+def test_long_output_is_cut_in_the_middle_and_saved_whole(tmp_path: Path) -> None:
+    result = bash_in(tmp_path, "seq 20000")
+    whole = "".join(f"{n}\n" for n in range(1, 20001))
+    content, saved = str(result.content), Path(result.details["saved"])
+    assert content.startswith("1\n2\n") and "\n19999\n20000\n" in content and "... [truncated " in content
+    assert len(content) < 30_000
+    assert content.endswith(f"[the whole output of {len(whole):,} bytes: {saved}]")
+    assert saved.read_text() == whole
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+    assert stat.S_IMODE(saved.parent.stat().st_mode) == 0o700
+
+
+def test_output_that_is_no_text_is_saved_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(bytes(range(256)) * 1000)
+    result = bash_in(tmp_path, "head -c 40001 bytes; sleep 0.1; cat bytes")
+    data = (tmp_path / "bytes").read_bytes()
+    assert Path(result.details["saved"]).read_bytes() == data[:40001] + data
+
+
+def test_output_that_just_fits_is_neither_cut_nor_saved(tmp_path: Path) -> None:
+    result = bash_in(tmp_path, "head -c 28000 /dev/zero | tr '\\0' x")
+    assert result.content == "x" * 28000 and not result.details["saved"]
+    result = bash_in(tmp_path, "head -c 28001 /dev/zero | tr '\\0' x")
+    assert "[truncated 1 characters]" in str(result.content) and Path(result.details["saved"]).stat().st_size == 28001
+
+
+def test_a_line_of_fifty_megabytes_is_cut(tmp_path: Path, mark: str) -> None:
+    """PRC-12"""
+    result = bash_in(tmp_path, "head -c 50M /dev/zero | tr '\\0' x")
+    assert len(str(result.content)) < 30_000 and "52,428,800 bytes" in str(result.content)
+    assert not processes(mark)
+    os.unlink(result.details["saved"])
+
+
+def test_a_saved_file_that_cannot_be_whole_is_not_named(tmp_path: Path) -> None:
+    """A full disk, here a limit on the size of files: the output is there all the same."""
+    done = in_a_child(tmp_path, """
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        result = bash_in(Path.cwd(), "seq 200000")
+        assert "200000" in result.content and "whole" not in result.content and not result.details["saved"], result
+        assert not any(files for _, _, files in os.walk(os.environ["TMPDIR"]))
+        """)
+    assert done == ""
+
+
+def test_output_of_half_a_gigabyte_needs_no_memory(tmp_path: Path) -> None:
+    """PRC-11: measured in a process of its own."""
+    grown = in_a_child(tmp_path, """
+        bash_in(Path.cwd(), "seq 20000")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        result = bash_in(Path.cwd(), "yes 'a line of some length' | head -c 500M")
+        assert "524,288,000 bytes" in result.content and len(result.content) < 30_000, result.content[-200:]
+        assert Path(result.details["saved"]).stat().st_size == 524_288_000
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+        """)
+    assert int(grown) < 50_000  # kilobytes
+
+
+def in_a_child(folder: Path, script: str) -> str:
+    """Run Python lines with the names of this module at hand; returns what they print. Its temporary files go with it."""
+    temp = folder / "temp"
+    temp.mkdir()
+    lines = "\n".join(line.strip() for line in script.strip().splitlines())
+    done = subprocess.run([sys.executable, "-c", f"from tests.test_processes import *\n{lines}"], cwd=folder, capture_output=True,
+                          text=True, env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temp)}, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not list(temp.iterdir())
+    return done.stdout
+
+
+# ---- time-outs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", [
+    pytest.param("echo a; sleep 300", id="sleep"),
+    pytest.param("sh -c 'echo a; sleep 300 & wait'", id="PRC-05: a child of a child"),
+    pytest.param("trap '' TERM INT; echo a; sleep 300", id="PRC-06: deaf to TERM"),
+    pytest.param("echo a; setsid sleep 300 & (setsid setsid sleep 300 &) ; setsid sleep 300; true", id="sessions of their own"),
+    pytest.param("echo a; kill -STOP $$", id="PRC-16: stopped"),
+    pytest.param("echo a; exec >&- 2>&-; sleep 300", id="output closed"),
+])
+def test_a_timeout_ends_all_of_a_command(tmp_path: Path, mark: str, line: str) -> None:
+    with promptly(5):
+        result = bash_in(tmp_path, line, timeout=1)
+    assert result.content == "a\n[timed out after 1 s and was stopped; timeout can be up to 600]"
+    assert result.is_error and result.details["cause"] == "timeout"
+    gone(mark)
+
+
+def test_a_timeout_ends_output_without_end(tmp_path: Path, mark: str) -> None:
+    """PRC-13"""
+    with promptly(8):
+        result = bash_in(tmp_path, "yes", timeout=1)
+    assert "timed out after 1 s" in str(result.content) and len(str(result.content)) < 30_000
+    gone(mark)
+    os.unlink(result.details["saved"])
+
+
+@pytest.mark.parametrize("timeout", [0, -5])
+def test_a_timeout_of_nothing_is_a_second(tmp_path: Path, timeout: int) -> None:
+    assert bash_in(tmp_path, "echo hi", timeout=timeout).content == "hi"
+
+
+# ---- what goes on in the background ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", [
+    pytest.param("sleep 300 & echo hi", id="PRC-01"),
+    pytest.param("(while :; do echo x; sleep .01; done) & echo hi", id="PRC-02"),
+    pytest.param("setsid sleep 300 & echo hi", id="PRC-03"),
+    pytest.param("yes & echo hi", id="a flood"),
+    pytest.param("sleep 300 >/dev/null 2>&1 & disown; echo hi", id="output elsewhere"),
+])
+def test_a_background_child_does_not_hold_the_result_up(tmp_path: Path, mark: str, line: str) -> None:
+    with promptly():
+        result = bash_in(tmp_path, line)
+    assert "hi" in str(result.content)[:100_000] and not result.is_error
+    if result.details["saved"]:
+        os.unlink(result.details["saved"])
+
+
+def test_a_background_child_lives_on_after_its_call(tmp_path: Path, mark: str) -> None:
+    """A server that is started in one call has to be there for the next."""
+    bash_in(tmp_path, "sleep 300 & setsid sleep 301 > log 2>&1 &")
+    assert bash_in(tmp_path, "echo next").content == "next"
+    until(lambda: running(mark, "sleep 300") and running(mark, "sleep 301"))
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), 2)"])
+def test_a_background_child_ends_with_us(tmp_path: Path, mark: str, end: str) -> None:
+    script = ("from tests.test_processes import *\n"
+              "bash_in(Path.cwd(), 'sleep 300 & setsid sleep 301 & (setsid sleep 302 &) ; until pgrep -g 0 sleep; do :; done')\n"
+              f"assert len(processes(os.environ['{MARK}'])) >= 3\n{end}")
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60,
+                   stderr=subprocess.DEVNULL)
+    gone(mark)
+
+
+def test_a_background_child_ends_with_the_session(tmp_path: Path) -> None:
+    with serve(command("sleep 300 & setsid sleep 301 & echo hi"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+        assert "All is well." in terminal.say("hello")
+        terminal.until(lambda: terminal.running("sleep 300") and terminal.running("sleep 301"))
+
+
+def test_a_background_child_ends_with_a_one_shot_run(tmp_path: Path) -> None:
+    with serve(command("sleep 300 & setsid sleep 301 & echo hi"), FINE) as server, OneShot(tmp_path, server, "-y", "hello") as run:
+        assert run.end() == 0
+
+
+def test_the_children_of_others_are_left_alone(tmp_path: Path, mark: str) -> None:
+    """The sweep after a time-out takes what the command has started, not what an earlier one has, nor anything else."""
+    other = subprocess.Popen(["sleep", "302"])
+    try:
+        bash_in(tmp_path, "setsid sleep 301 > log 2>&1 &")
+        bash_in(tmp_path, "setsid sleep 300 & sleep 300", timeout=1)
+        until(lambda: not running(mark, "sleep 300"))
+        assert running(mark, "sleep 301") and other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+# ---- no terminal, no input, no secrets -------------------------------------------------------------------
+
+
+def test_a_command_has_no_input_and_keys_wait_for_the_next_prompt(tmp_path: Path) -> None:
+    """PRC-07"""
+    line = "cat; echo end of input; until [ -e go ]; do sleep 0.01; done"
+    with serve(command(line), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+        terminal.enter("hello")
+        terminal.expect("end of input")
+        terminal.type("abc")
+        time.sleep(0.2)  # time to steal them
+        (terminal.ws / "go").touch()
+        terminal.prompt()
+        terminal.expect("abc")
+        terminal.enter("def")
+        terminal.expect("All is well.")
+        terminal.prompt()
+        assert server.requests[-1]["messages"][-1]["content"] == "abcdef"
+        assert "abc" not in str(server.requests[1])
+
+
+def test_a_command_cannot_read_from_the_terminal(tmp_path: Path) -> None:
+    """PRC-08"""
+    with serve(command("read x </dev/tty"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+        with promptly(10):
+            terminal.say("hello")
+        assert "/dev/tty" in server.requests[-1]["messages"][-1]["content"]
+
+
+def test_a_command_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    with serve(command("printf 'in your\\nface' >/dev/tty"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+        terminal.say("hello")
+        assert "/dev/tty" in server.requests[-1]["messages"][-1]["content"]
+        assert "in your\r\nface" not in terminal.output
+
+
+class Locked(http.server.BaseHTTPRequestHandler):
+    """A server that wants a password."""
+
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", 'Basic realm="locked"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the library's name)
+        pass
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="no git on this machine")
+def test_a_password_is_not_asked_for(tmp_path: Path) -> None:
+    """PRC-09"""
+    asks = f"{sys.executable} -c 'import getpass; getpass.getpass(\"Secret word: \")'"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Locked) as locked:
+        threading.Thread(target=locked.serve_forever, args=(0.02,), daemon=True).start()
+        url = f"http://127.0.0.1:{locked.server_address[1]}/x.git"
+        lines = [f"git -c http.proxy= clone {url} x", asks]
+        with serve(Reply(calls=[("bash", {"command": line}) for line in lines]), FINE) as server, \
+                Terminal(tmp_path, server, "-y") as terminal:
+            with promptly(10):
+                terminal.say("hello")
+            first, second = server.requests[-1]["messages"][-2:]
+            assert "Authentication failed" in first["content"] and "[exit code 128]" in first["content"]
+            assert "EOFError" in second["content"]
+        locked.shutdown()
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="no git on this machine")
+def test_pagers_and_editors_do_not_wait_for_anybody(tmp_path: Path) -> None:
+    """PRC-10"""
+    who = "-c user.name=a -c user.email=a@example.org"
+    result = bash_in(tmp_path, f"git init -q . && git config core.pager less && git {who} commit -q --allow-empty -m first && git log")
+    assert "first" in str(result.content) and not result.is_error
+    with promptly(10):
+        result = bash_in(tmp_path, f"git {who} commit --allow-empty", timeout=8)
+    assert "empty commit message" in str(result.content)
+
+
+def test_only_the_three_standard_descriptors_are_inherited(tmp_path: Path) -> None:
+    """PRC-19"""
+    with open(tmp_path / "ours", "w") as ours:
+        os.set_inheritable(ours.fileno(), True)
+        assert bash_in(tmp_path, "ls /proc/self/fd").content == "0\n1\n2\n3"  # the last is the listing's own
+
+
+def test_secrets_do_not_reach_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GITHUB_TOKEN", "npm_config__authToken", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD",
+             "HTTP_AUTHORIZATION", "GOOGLE_APPLICATION_CREDENTIALS", "my_secret", "DB_PASSWD"]
+    for name in names:
+        monkeypatch.setenv(name, "canary")
+    harmless = {"HOME": "/home/me", "EDITION": "2", "SSH_AUTH_SOCK": "/run/agent", "GIT_AUTHOR_NAME": "me", "LC_ALL": "C.UTF-8"}
+    for name, value in harmless.items():
+        monkeypatch.setenv(name, value)
+    lines = str(bash_in(tmp_path, "env").content).splitlines()
+    assert not [line for line in lines if "canary" in line]
+    assert {f"{name}={value}" for name, value in harmless.items()} <= set(lines)
+    assert f"PATH={os.environ['PATH']}" in lines
+
+
+def test_no_start_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BASH_ENV is run by every bash that is no terminal's; the others by those that are."""
+    for name in ("BASH_ENV", "ENV", "PROMPT_COMMAND"):
+        (tmp_path / name).write_text(f"touch {tmp_path}/PWN")
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (".bashrc", ".bash_profile", ".profile"):
+        (tmp_path / name).write_text(f"touch {tmp_path}/PWN")
+    assert bash_in(tmp_path, "echo ${BASH_ENV}${ENV}${PROMPT_COMMAND}; bash -c true; sh -c true").content == ""
+    assert not (tmp_path / "PWN").exists()
+
+
+def test_a_bash_in_the_workspace_is_not_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bash").write_text(f"#!/bin/sh\ntouch {tmp_path}/PWN")
+    (tmp_path / "bash").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    assert bash_in(tmp_path, "echo hi").content == "hi"
+    assert not (tmp_path / "PWN").exists()
+
+
+def test_the_limits_of_the_machine_are_as_they_were(tmp_path: Path) -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert bash_in(tmp_path, "ulimit -n").content == str(soft)
+
+
+def test_a_saved_output_can_be_read_again_and_goes_with_the_session(tmp_path: Path) -> None:
+    """The checks at the end see that the folder for temporary files is empty."""
+    with serve(command("seq 20000"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+        terminal.say("hello")
+        assert len(list(terminal.temp.rglob("output-*.txt"))) == 1
+
+
+def test_the_checks_after_a_session_find_what_is_left(tmp_path: Path) -> None:
+    with serve(FINE) as server:
+        place = Place(tmp_path, server)
+        child = subprocess.Popen(["sleep", "300"], env=place.environment)
+        until(lambda: place.running("sleep 300"))
+        with pytest.raises(AssertionError, match="still alive"):
+            gone(place.mark, seconds=0.1)
+        child.wait()
+        place.check("all is well")
+        (place.home / "file").write_text(place.key)
+        with pytest.raises(AssertionError):
+            place.check("")

@@ -1,0 +1,295 @@
+"""The screen: what may reach a terminal, where lines break, and what a stream that is no terminal gets."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from coder.features.scripted import Reply, ScriptedServer
+from coder.terminal.screen import Screen, Wrap, clean, one_line, plain
+from tests.harness import serve
+from tests.test_cli import Place
+
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine, too
+
+DRIVES = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))} - {"\n", "\t"}  # C0 but newline and tab, DEL, C1
+SURROGATES = {chr(code) for code in range(0xD800, 0xE000)}
+ANYTHING = st.text(st.one_of(st.characters(exclude_categories=()), st.sampled_from(sorted(DRIVES)), st.sampled_from("\ud83d\udc00\n\t a]")))
+
+# OSC 52, 0 and 8 with both ends, erase, a question to the terminal, hidden text, DCS, APC, a full reset; the C1 forms; loose ones
+EVIL = ("\x1b]52;c;QUJD\x07\x1b]0;title\x1b\\\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\\x1b[2J\x1b[6n\x1b[8m\x1bPq\x1b\\\x1b_apc\x1b\\\x1bc"
+        "\x9b31m\x9b2J\x9d0;x\x9c\x90q\x9c\x08\x08\r\x7f\x0b\x0c\x0e\x05\x00")
+MARKUP = "[link=http://evil]x[/link] [/foo] [bold] [red]r"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+# ---- clean, plain, one_line ------------------------------------------------------------------------------
+
+
+@calm
+@given(ANYTHING)
+@example(EVIL)
+def test_clean_removes_what_drives_a_terminal_and_nothing_else(text: str) -> None:
+    assert clean(text) == "".join("?" if c in SURROGATES else c for c in text if c not in DRIVES)
+    assert not set(clean(text)) & DRIVES
+    clean(text).encode()
+
+
+@calm
+@given(ANYTHING, ANYTHING)
+def test_clean_needs_not_see_a_sequence_whole(first: str, second: str) -> None:
+    assert clean(first) + clean(second) == clean(first + second)
+    assert clean(clean(first)) == clean(first)
+
+
+@pytest.mark.parametrize("text", ["", "plain", "größe, 中文, עברית, हिन्दी", "👩\N{ZERO WIDTH JOINER}🚀 e\N{COMBINING ACUTE ACCENT}",
+                                  "a\tb\nc\n", "\xa0", MARKUP])
+def test_clean_keeps_what_people_read(text: str) -> None:
+    assert clean(text) == text
+
+
+@calm
+@given(ANYTHING)
+def test_plain_shows_everything_that_hides_or_drives(text: str) -> None:
+    shown = plain(text)
+    assert not set(shown) & (DRIVES | SURROGATES)
+    assert not re.search("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\xad\ufeff\U000e0000-\U000e007f]", shown)
+    for c in text:  # every character leaves a trace
+        assert c in shown or re.search(rf"\\[xuU]0*{ord(c):x}", shown)
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("ls -l ~/größe 中", "ls -l ~/größe 中"), ("a\x1b[2Jb", r"a\x1b[2Jb"), ("rm x\rls  ", r"rm x\x0dls  "), ("x\x08\x08", r"x\x08\x08"),
+    ("\x9b", r"\x9b"), ("a\u202eb\u2066c", r"a\u202eb\u2066c"), ("a\u200bb", r"a\u200bb"), ("\xad", r"\xad"),
+    ("\U000e0041", r"\U000e0041"), ("\ud800", r"\ud800"), ("\0", r"\x00"), ("two\nlines", "two\nlines"), (MARKUP, MARKUP)])
+def test_plain_shows_escapes(text: str, shown: str) -> None:
+    assert plain(text) == shown
+
+
+@pytest.mark.xfail(strict=True, reason="screen.py: DECEPTIVE lacks them")
+@pytest.mark.parametrize("c", "\u061c\u180e\u2028\u2029\u115f\u3164\uffa0\ufe0f\U000e0101")
+def test_plain_shows_the_other_invisible_characters_too(c: str) -> None:
+    assert plain(f"a{c}b") != f"a{c}b"
+
+
+@calm
+@given(ANYTHING, st.integers(1, 200))
+def test_one_line_is_one_line_of_at_most_the_width(text: str, width: int) -> None:
+    line = one_line(text, width)
+    assert not set(line) & (DRIVES | {"\n", "\t"})
+    assert cell_len(line) <= max(10, width)
+
+
+# ---- Wrap ------------------------------------------------------------------------------------------------
+
+WIDTHS = st.integers(5, 100)
+PIECES = st.lists(st.integers(1, 70), max_size=200)  # how long each piece is; the last one is the rest
+WORD = st.text("abcdefgh.,-é", min_size=1, max_size=30)
+PAIRS = st.lists(st.tuples(WORD, st.sampled_from([" ", " ", " ", "\n", "\n\n"])), max_size=60)
+PROSE = PAIRS.map(lambda pairs: "".join(map("".join, pairs)).rstrip() + "\n")  # spaces between words only
+
+
+def fed(text: str, width: int, pieces: list[int] | None = None) -> str:
+    """What a screen writes of a text that comes in pieces."""
+    wrap, written, at = Wrap(), "", 0
+    for size in pieces or []:
+        written += wrap.add(text[at:at + size], width)
+        at += size
+    return written + wrap.add(text[at:], width) + wrap.rest()
+
+
+def inserted(output: str, text: str) -> list[int]:
+    """Where in the text newlines were put in. Fails where anything else was changed."""
+    places, at = [], 0
+    for c in output:
+        if at < len(text) and c == text[at]:
+            at += 1
+        else:
+            assert c == "\n", (output, text)
+            places.append(at)
+    assert at == len(text), (output, text)
+    return places
+
+
+@calm
+@given(st.text(st.sampled_from("ab é中。`~\n\n  -\t😀가")) | ANYTHING.map(clean), WIDTHS, PIECES)
+@example("``` ```\n```\n", 5, [1, 1, 1, 1])
+def test_wrap_adds_newlines_and_changes_nothing(text: str, width: int, pieces: list[int]) -> None:
+    inserted(fed(text, width, pieces), text)
+
+
+@calm
+@given(PROSE, WIDTHS, PIECES)
+def test_prose_is_broken_between_words_and_fits_the_width(text: str, width: int, pieces: list[int]) -> None:
+    output = fed(text, width, pieces)
+    assert output.split() == text.split()
+    for line in output.split("\n"):
+        assert cell_len(line.rstrip()) <= width or " " not in line.strip(), line
+    assert output == fed(text, width), "it does not matter how the text is cut"
+
+
+@calm
+@given(PROSE, WIDTHS)
+def test_no_line_is_broken_without_need(text: str, width: int) -> None:
+    """The first word of each line that was begun by us would not have fitted on the line before."""
+    output = fed(text, width)
+    for place in inserted(output, text):
+        before = output[:place + sum(1 for other in inserted(output, text) if other < place)].rpartition("\n")[2]
+        word = re.split(r"\s", text[place:], maxsplit=1)[0]
+        assert cell_len(before) + cell_len(word) > width
+
+
+@pytest.mark.xfail(strict=True, reason="screen.py: Wrap.rest gives the last word without looking at the width")
+def test_the_last_word_of_a_text_is_kept_whole_too() -> None:
+    assert fed("aaaa bbbbbbbb", 10) == "aaaa \nbbbbbbbb"
+
+
+@pytest.mark.xfail(strict=True, reason="screen.py: a space that does not fit moves the column on, and the empty word behind it is placed")
+def test_a_space_at_the_end_of_a_full_line_adds_no_empty_line() -> None:
+    assert fed("a full line \nand more\n", 11) == "a full line \nand more\n"
+
+
+@pytest.mark.xfail(strict=True, reason="screen.py: a word of more than LONGEST characters is placed in parts, each as a word of its own")
+def test_a_long_address_is_not_broken_by_a_newline_in_its_middle() -> None:
+    address = "https://example.com/" + "path/" * 16
+    assert address in fed(f"see {address} there\n", 80, [5] * 100)
+
+
+CODE = st.text(st.sampled_from("ab (){}=中\n    \t~`")).filter(lambda code: not re.search("^ *```", code, re.M))
+
+
+@calm
+@given(PROSE, CODE, PROSE, WIDTHS, PIECES)
+def test_code_in_fences_is_left_as_it_is(before: str, code: str, after: str, width: int, pieces: list[int]) -> None:
+    block = f"```python\n{code}\n```\n"
+    text = before + block + after
+    output = fed(text, width, pieces)
+    start = len(before)
+    assert [place for place in inserted(output, text) if start <= place < start + len(block)] == []
+    assert block in output
+
+
+@pytest.mark.xfail(strict=True, reason="screen.py: a fence counts only at the very beginning of a line")
+def test_code_in_an_indented_fence_is_left_as_it_is() -> None:
+    text = "1. Do:\n   ```\n   some_function(with_an_argument, another)\n   ```\n"
+    assert fed(text, 20) == text
+
+
+@calm
+@given(st.text("中文字。，", min_size=1, max_size=200), st.integers(10, 80), PIECES)
+def test_chinese_flows_without_spaces_and_fills_its_lines(text: str, width: int, pieces: list[int]) -> None:
+    *lines, last = fed(text, width, pieces).split("\n")
+    assert all(width - 1 <= cell_len(line) <= width for line in lines)
+    assert cell_len(last) <= width and "".join([*lines, last]) == text
+
+
+def test_words_show_as_soon_as_they_are_whole_and_endless_ones_in_parts() -> None:
+    wrap = Wrap()
+    assert [wrap.add(piece, 80) for piece in ("Hel", "lo", " wor", "ld\n", "中", "文x")] == ["", "", "Hello ", "world\n", "中", "文"]
+    assert wrap.rest() == "x"
+    assert wrap.add("y" * 61, 80) == "y" * 61
+
+
+# ---- a stream that is no terminal ------------------------------------------------------------------------
+
+
+@calm
+@given(st.lists(st.tuples(st.sampled_from(["answer", "line", "status", "print", "finish"]), ANYTHING), max_size=20))
+def test_a_stream_that_is_no_terminal_gets_no_escape_and_no_repainting(steps: list[tuple[str, str]]) -> None:
+    stream = io.StringIO()
+    screen = Screen(stream)
+    assert not screen.live
+    for kind, text in steps:
+        match kind:
+            case "answer":
+                screen.answer(text)
+            case "line":
+                screen.line(clean(text), "bold red")
+            case "status":
+                screen.status(text)
+            case "print":
+                screen.print(clean(text), "dim")
+            case "finish":
+                screen.finish_line()
+    assert not set(stream.getvalue()) & DRIVES
+    shown = [clean(text) for kind, text in steps if kind in ("answer", "line", "print")]
+    assert "".join(stream.getvalue().split()) == "".join("".join(shown).split())  # rich makes spaces of a tab
+
+
+def test_a_line_begins_at_the_beginning_of_a_line() -> None:
+    stream = io.StringIO()
+    screen = Screen(stream)
+    screen.answer("half")
+    screen.line("whole", "red")
+    screen.line()
+    screen.finish_line()
+    screen.finish_line()
+    assert stream.getvalue() == "half\nwhole\n\n"
+
+
+# ---- a real terminal -------------------------------------------------------------------------------------
+
+STYLE = re.compile(r"\x1b\[[\d;]*m|\r\x1b\[K")  # all that we send ourselves
+
+
+def on_terminal(place: Place, server: ScriptedServer, *arguments: str, columns: int = 80, **env: str) -> tuple[str, int]:
+    """One-shot under a pty: (all that came out of it, exit code)."""
+    child = pexpect.spawn(sys.executable, ["-m", "coder", *arguments], cwd=str(place.ws), env=place.env(server, **env), timeout=60,
+                          dimensions=(24, columns))
+    data = child.read()
+    child.close()
+    return data.decode("utf-8"), child.exitstatus
+
+
+def evil_run() -> ScriptedServer:
+    """The same in every place that a model has: reasoning, text, arguments, a file's name, content and output, a tool's name."""
+    calls = [("bash", {"command": f"cat evil; : '{EVIL.replace(chr(0), '')}'"}),
+             ("write", {"path": "n\x1b[2J\x9b2J.txt", "content": EVIL[:-1]}), ("ls", {}),
+             ("bash", {"command": f"printf '%s' '{MARKUP}'; exit 3"}), ("no\x1b[2J", {"x": EVIL})]
+    return serve(Reply(f"Say {EVIL} {MARKUP} said.", calls, reasoning=f"Think {EVIL} {MARKUP} thought."),
+                 Reply(f"{MARKUP}\nBye {EVIL} " + "and some more words of prose " * 5 + "end."))
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm-256color"])
+def test_nothing_of_the_models_drives_the_terminal_and_markup_is_text(place: Place, term: str) -> None:
+    (place.ws / "evil").write_text(EVIL)
+    with evil_run() as server:
+        out, code = on_terminal(place, server, "-v", "-y", "go", TERM=term, columns=60)
+    assert code == 0
+    assert "\x1b[8m" not in out and "\x1b[31m\x1b" not in out
+    bare = STYLE.sub("", out).replace("\r\n", "\n")
+    assert not set(bare) & DRIVES, bare
+    assert (bare == out.replace("\r\n", "\n")) == (term == "dumb")
+    if term == "xterm-256color":
+        assert "\x1b[32m" in out and "\x1b[2m" in out  # our own colours
+    text = " ".join(bare.split())
+    for words in ("]52;c;QUJD]0;title", "n[2J2J.txt", *MARKUP.split(" "), "Think", "thought.", "Say", "said.", "Bye", "end."):
+        assert words in text, (words, bare)
+    assert text.count("[link=http://evil]x[/link]") >= 4  # reasoning, text, output, the answer
+    prose = bare[bare.index("and some more"):bare.index("end.")]
+    assert all(cell_len(line.rstrip()) <= 60 for line in prose.split("\n"))
+
+
+def test_what_a_server_says_in_an_error_is_text_and_no_color_is_obeyed(place: Place) -> None:
+    for no_color in ("1", ""):
+        with serve(Reply(f"no {EVIL} {MARKUP} model", status=400)) as server:
+            out, code = on_terminal(place, server, "-m", f"m{EVIL[:-1]}", "go", TERM="xterm-256color", NO_COLOR=no_color)
+        assert code == 1
+        assert not set(STYLE.sub("", out).replace("\r\n", "\n")) & DRIVES
+        assert MARKUP in " ".join(out.split()) and "]52;c;QUJD" in out
+        codes = set(itertools.chain.from_iterable(found.split(";") for found in re.findall(r"\x1b\[([\d;]*)m", out)))
+        coloured = {number for number in codes if number and (30 <= int(number) <= 49 or int(number) >= 90)}
+        assert coloured == (set() if no_color else {"31"})
