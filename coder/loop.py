@@ -20,7 +20,7 @@ from typing import Any, Literal
 from coder.abort import Abort
 from coder.decision import FULL, Decision, Facts, decide
 from coder.errors import RetryPolicy
-from coder.history import NOT_RUN, Repairer, now, repair, tool_message, user
+from coder.history import NOT_RUN, Repairer, convert_to_llm, now, repair, tool_message, user
 from coder.tools import Tool, Toolset
 from coder.types import (
     Aborted,
@@ -260,8 +260,9 @@ class _Run:
         """What is sent: the history repaired, transformed and converted, and what the hooks make of it."""
         self.repair(self.messages)
         chosen = yield from settle(self.hooks.transform_context(self.messages, self.abort))
-        wire = yield from settle(self.hooks.convert_to_llm(chosen))
-        if chosen is not self.messages:
+        converted = yield from settle(self.hooks.convert_to_llm(chosen))
+        wire = convert_to_llm(converted)
+        if converted is not self.messages:
             wire = repair(wire)
         key = yield from settle(self.hooks.get_api_key())
         request = Request(wire, self.tools.schemas, self.system, key)

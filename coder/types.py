@@ -398,10 +398,8 @@ class Hooks:
         return messages
 
     def convert_to_llm(self, messages: list[Message]) -> Said[list[Message]]:
-        """The one place that makes wire messages."""
-        from coder.history import convert_to_llm
-
-        return convert_to_llm(messages)
+        """Make API messages of those with roles of one's own; what is left of them, and "meta", is dropped after it."""
+        return messages
 
     def get_api_key(self) -> Said[str | None]:
         """Asked before every model call; None keeps the model's own key."""

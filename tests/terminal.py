@@ -138,6 +138,7 @@ class Terminal(Place):
 
     def __enter__(self) -> Terminal:
         self.prompt()
+        self.ready()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -166,6 +167,7 @@ class Terminal(Place):
         self.child.send(f"{text}\r")
 
     def ctrl_c(self) -> None:
+        self.settled()
         self.child.sendintr()
 
     def ctrl_d(self) -> None:
@@ -180,6 +182,21 @@ class Terminal(Place):
 
     def prompt(self) -> str:
         return self.expect(PROMPT)
+
+    def ready(self) -> None:
+        """Wait until the prompt takes keys, which is a little after it has been drawn: type one, and take it back."""
+        self.type("~")
+        self.expect("~")
+        self.type("\x7f")
+        self.expect("\b")
+
+    def settled(self) -> None:
+        """Wait until the program waits. What it draws can be seen before it looks at its keys, and in between Python's
+        readline sees no signal until the next key."""
+        def state() -> str:
+            return Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+        until(lambda: state() == "S", "the program waits")
 
     def until(self, holds: Callable[[], Any], what: str = "") -> None:
         """Wait for a condition while the screen is read, so that the program is not held up."""
@@ -197,6 +214,7 @@ class Terminal(Place):
     # -- the end
 
     def kill(self, number: signal.Signals) -> None:
+        self.settled()
         os.kill(self.child.pid, number)
 
     def hang_up(self) -> None:

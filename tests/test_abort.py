@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 
 from coder.abort import Abort
@@ -30,7 +31,7 @@ from coder.tools.bash import bash
 from coder.tools.search import _ripgrep, grep
 from coder.types import Event, Limits, Message, Retry, RunEnd, TextDelta, ToolEnd, ToolUpdate
 from tests.harness import FAST, ask, assert_all_valid, assert_valid, drive, serve
-from tests.terminal import MARK, PATIENCE, PROMPTLY, OneShot, Terminal, gone, processes, promptly, running, until
+from tests.terminal import MARK, PATIENCE, PROMPT, PROMPTLY, OneShot, Terminal, gone, processes, promptly, running, until
 
 FINE = Reply("All is well.")
 SLEEP = "sleep 300"
@@ -202,6 +203,7 @@ def test_ctrl_c_twice_ends_the_program_also_when_the_first_has_stopped_the_run(t
         with promptly():
             terminal.ctrl_c()
             terminal.prompt()
+            terminal.ready()
             terminal.ctrl_c()
             assert terminal.exit_code() == 130
 
@@ -211,6 +213,7 @@ def test_ctrl_c_at_an_empty_prompt_says_what_a_second_does(tmp_path: Path) -> No
     with serve(FINE) as server, Terminal(tmp_path, server) as terminal:
         terminal.ctrl_c()
         assert "Ctrl+C again leaves" in terminal.prompt()
+        terminal.ready()
         terminal.ctrl_c()
         with promptly():
             assert terminal.exit_code() == 130
@@ -245,7 +248,7 @@ def test_ctrl_c_right_after_the_first_entry_comes_back_to_the_prompt(tmp_path: P
         terminal.enter("hello")
         terminal.expect("hello\r\n")
         time.sleep(delay)  # whatever goes on then
-        terminal.ctrl_c()
+        terminal.child.sendintr()
         with promptly():
             terminal.prompt()
         release.set()
@@ -293,10 +296,27 @@ def test_sigterm_during_a_command_ends_all_of_it(tmp_path: Path) -> None:
 def test_a_signal_at_the_prompt_ends_in_order(tmp_path: Path, number: signal.Signals) -> None:
     with serve(FINE) as server, Terminal(tmp_path, server) as terminal:
         terminal.say("hello")
+        terminal.ready()
         terminal.kill(number)
         with promptly():
             assert terminal.exit_code() == 128 + number
         assert "hello" in (terminal.home / ".data" / "coder" / "history").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.xfail(reason="keyboard.py: what a signal handler raises inside the hook that runs when the prompt is drawn is swallowed",
+                   strict=False)
+def test_a_signal_as_soon_as_the_prompt_is_there(tmp_path: Path, number: signal.Signals) -> None:
+    with serve(FINE) as server:
+        terminal = Terminal(tmp_path, server)
+        try:
+            terminal.prompt()
+            os.kill(terminal.child.pid, number)
+            with promptly():
+                terminal.child.expect_exact(PROMPT if number == signal.SIGINT else pexpect.EOF, timeout=PROMPTLY)
+        finally:
+            terminal.stop()
+            terminal.child.close(force=True)
 
 
 def test_sigterm_in_the_middle_of_text(tmp_path: Path) -> None:

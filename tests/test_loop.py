@@ -654,3 +654,15 @@ def test_an_abort_from_another_thread_ends_a_run_between_steps() -> None:
         _, result = ask(server, tools=[add], abort=abort, limits=Limits(max_steps=10**6))
         assert_all_valid(server)
     assert result.stop_reason == "aborted"
+
+
+def test_a_hook_can_make_api_messages_of_its_own_roles() -> None:
+    class Converting(Hooks):
+        def convert_to_llm(self, messages: list[Message]) -> Said[list[Message]]:
+            return [user(f"(notice: {m['text']})") if m["role"] == "notification" else m for m in messages]
+
+    messages: list[Message] = [{"role": "notification", "text": "a file changed"}, {"role": "artifact", "data": 1}]
+    with serve(Reply("ok")) as server:
+        ask(server, messages=messages, hooks=Converting())
+        assert server.requests[0]["messages"] == [{"role": "user", "content": "(notice: a file changed)"}, {"role": "user", "content": "go"}]
+    assert messages[0] == {"role": "notification", "text": "a file changed"}
