@@ -664,5 +664,6 @@ def test_a_hook_can_make_api_messages_of_its_own_roles() -> None:
     messages: list[Message] = [{"role": "notification", "text": "a file changed"}, {"role": "artifact", "data": 1}]
     with serve(Reply("ok")) as server:
         ask(server, messages=messages, hooks=Converting())
-        assert server.requests[0]["messages"] == [{"role": "user", "content": "(notice: a file changed)"}, {"role": "user", "content": "go"}]
+        assert server.requests[0]["messages"] == [{"role": "user", "content": "(notice: a file changed)"},
+                                                  {"role": "user", "content": "go"}]
     assert messages[0] == {"role": "notification", "text": "a file changed"}

@@ -1,0 +1,195 @@
+"""The session at the prompt, in a real terminal: entries, commands, questions and what is typed meanwhile."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from coder.features.scripted import Body, Reply
+from tests.harness import serve
+from tests.terminal import Terminal
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def echo(body: Body) -> Reply:
+    return Reply(f"You said: {body['messages'][-1]['content']!r}")
+
+
+def bare(text: str) -> str:
+    return ESCAPES.sub("", text)
+
+
+def test_a_conversation_goes_on_and_each_run_ends_with_its_line(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        first = bare(session.say("hello"))
+        assert "You said: 'hello'" in first and re.search(r"done · 1 step · [\d.k]+ in, \d+ out · \d+\.\d s", first)
+        session.say("again")
+        assert [m["content"] for m in server.requests[1]["messages"][1:]] == ["hello", "You said: 'hello'", "again"]
+
+
+def test_the_banner_names_the_model_the_host_and_the_folder(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        assert f"script at 127.0.0.1:{server.port}" in session.output and "/ws" in session.output
+
+
+def test_an_entry_of_several_lines_is_one_message(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.enter('"""one')
+        session.expect(". ")
+        session.enter("  two")
+        session.expect(". ")
+        session.say('three"""')
+        session.enter("four\\")
+        session.expect(". ")
+        session.say("five")
+        assert [body["messages"][-1]["content"] for body in server.requests] == ["one\n  two\nthree", "four\nfive"]
+
+
+def test_a_pasted_block_is_one_message(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.type("\x1b[200~first\nsecond\x1b[201~")
+        session.say("")
+        assert server.requests[0]["messages"][-1]["content"] == "first\nsecond"
+
+
+def test_the_commands_answer_without_asking_the_model(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        assert all(f"/{name}" in session.say("/help") for name in ("clear", "model", "tools", "tokens", "exit"))
+        assert "Run a command in bash" in session.say("/tools")
+        assert "script at 127.0.0.1" in session.say("/model")
+        assert "no command /nonsense" in session.say("/nonsense").replace("There is ", "")
+        assert "0 in, 0 out" in session.say("/tokens")
+        assert server.requests == []
+
+
+def test_another_model_takes_the_conversation_over(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.say("one")
+        assert "other at" in session.say("/model other")
+        session.say("two")
+        assert [body["model"] for body in server.requests] == ["script", "other"]
+        assert len(server.requests[1]["messages"]) == 4
+        session.say("/model gpt-5-mini")
+        session.say("three")
+        offered = {tool["function"]["name"] for tool in server.requests[2]["tools"]}
+        assert "apply_patch" in offered and "edit" not in offered
+
+
+def test_clear_forgets_the_conversation(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.say("one")
+        session.say("/clear")
+        session.say("two")
+        assert [m["content"] for m in server.requests[1]["messages"][1:]] == ["two"]
+
+
+def test_a_command_of_ones_own_is_run_unasked_and_added_but_not_with_two_marks(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        assert session.say("!echo a; echo b | sed s/b/ab/").endswith("\r\na\r\nab")
+        assert "secret" in session.say("!!echo secret")
+        session.say("well?")
+        sent = [m["content"] for m in server.requests[0]["messages"][1:]]
+        assert sent == ["I ran `echo a; echo b | sed s/b/ab/` myself. Its output:\na\nab", "well?"]
+
+
+def test_exit_leaves_with_zero(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.enter("/exit")
+        assert session.exit_code() == 0
+
+
+def test_the_history_is_kept_privately_and_comes_back(tmp_path: Path) -> None:
+    with serve(echo) as server:
+        with Terminal(tmp_path, server) as session:
+            session.say("remember me")
+        history = tmp_path / "home" / ".data" / "coder" / "history"
+        assert "remember me" in history.read_text() and history.stat().st_mode & 0o777 == 0o600
+        with Terminal(tmp_path, server) as session:
+            session.type("\x1b[A")
+            session.expect("remember me")
+            session.say("")
+            assert server.requests[1]["messages"][-1]["content"] == "remember me"
+
+
+# ---- questions -------------------------------------------------------------------------------------------
+
+
+def touch(name: str) -> Reply:
+    return Reply(calls=[("bash", {"command": f"touch {name}"})])
+
+
+QUESTION = "or why not: "
+
+
+def test_a_command_runs_after_a_yes_and_is_shown_whole_before(tmp_path: Path) -> None:
+    with serve(touch("PWN"), Reply("done")) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        asked = bare(session.expect(QUESTION))
+        assert "Run this command?" in asked and "touch PWN" in asked and not (session.ws / "PWN").exists()
+        session.say("y")
+        assert (session.ws / "PWN").exists()
+
+
+def test_a_no_with_a_reason_reaches_the_model(tmp_path: Path) -> None:
+    with serve(touch("PWN"), Reply("as you like")) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        session.expect(QUESTION)
+        session.say("use mktemp instead")
+        assert not (session.ws / "PWN").exists()
+        assert "the user said no: use mktemp instead" in server.requests[1]["messages"][-1]["content"]
+
+
+def test_always_holds_for_exactly_that_command_and_this_session(tmp_path: Path) -> None:
+    with serve(touch("a"), touch("a"), touch("b"), Reply("done")) as server:
+        with Terminal(tmp_path, server) as session:
+            session.enter("go")
+            session.expect(QUESTION)
+            session.enter("a")
+            assert "touch b" in bare(session.expect(QUESTION)), "the second time it was not asked"
+            session.say("n")
+            assert (session.ws / "a").exists() and not (session.ws / "b").exists()
+
+
+def test_an_edit_is_asked_with_its_diff_and_always_covers_the_next(tmp_path: Path) -> None:
+    first = Reply(calls=[("write", {"path": "f", "content": "one\n"}), ("edit", {"path": "f", "old_string": "one", "new_string": "two"})])
+    with serve(first, Reply("done")) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        asked = bare(session.expect(QUESTION))
+        assert "Make this change?" in asked and "+one" in asked and not (session.ws / "f").exists()
+        shown = bare(session.say("a"))
+        assert (session.ws / "f").read_text() == "two\n" and "-one" in shown and "+two" in shown
+
+
+def test_keys_that_came_before_the_question_do_not_answer_it_and_are_not_lost(tmp_path: Path) -> None:
+    """PRM-31."""
+    held = Reply("wait", calls=[("bash", {"command": "touch PWN"})], hold=0.5)
+    with serve(held, Reply("done")) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        session.until(lambda: server.requests, "the request")
+        session.type("y\ry\r")
+        session.expect(QUESTION)
+        assert not (session.ws / "PWN").exists()
+        session.enter("n")
+        session.expect("> y y")
+        session.ctrl_c()
+        session.prompt()
+
+
+def test_what_drives_a_terminal_is_shown_as_escapes_in_a_question(tmp_path: Path) -> None:
+    """TRM-04, TRM-05."""
+    tricky = "echo harmless \x1b[8m; touch PWN\r\u202eecho"
+    with serve(Reply(calls=[("bash", {"command": tricky})]), Reply("ok")) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        asked = session.expect(QUESTION)
+        assert "echo harmless \\x1b[8m; touch PWN\\x0d\\u202eecho" in bare(asked)
+        session.say("n")
+
+
+def test_a_repeated_call_asks_whether_to_go_on(tmp_path: Path) -> None:
+    same = Reply(calls=[("ls", {})])
+    with serve(same, same, same, Reply("done")) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        session.expect("3 times in a row")
+        session.expect("[y/N] ")
+        assert "done · 4 steps" in bare(session.say("y"))
