@@ -275,7 +275,7 @@ def turning(body: Body) -> Reply:
 
 # name: (exit code, replies, flags, what stdout is, what stderr says)
 ENDINGS: dict[str, tuple[int, Any, list[str], str, str]] = {
-    "content_filter": (1, [Reply("Half", finish="content_filter")], [], "Half\n", "content filter"),
+    "content_filter": (1, [Reply("Half", finish="content_filter")], [], "Half\n", "The provider's content filter"),
     "401": (1, [Reply("wrong key", status=401)], [], "", "wrong key [HTTP 401]\nCheck OPENAI_API_KEY"),
     "404": (1, [Reply("no model m", status=404)], [], "", "no model m [HTTP 404]\nCheck the model's name"),
     "a web page": (1, [Reply(chunks=[b"<html>Hi</html>"], headers={"content-type": "text/html"})], [], "", "check the base URL"),

@@ -173,6 +173,15 @@ def test_output_that_just_fits_is_neither_cut_nor_saved(tmp_path: Path) -> None:
     assert "[truncated 1 characters]" in str(result.content) and Path(result.details["saved"]).stat().st_size == 28001
 
 
+def test_a_process_with_many_open_files_can_run_commands(tmp_path: Path) -> None:
+    """select() takes no descriptor above 1023."""
+    assert in_a_child(tmp_path, """
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        files = [open(os.devnull) for _ in range(1100)]
+        print(bash_in(Path.cwd(), "echo hi").content)
+        """) == "hi\n"
+
+
 def test_a_line_of_fifty_megabytes_is_cut(tmp_path: Path, mark: str) -> None:
     """PRC-12"""
     result = bash_in(tmp_path, "head -c 50M /dev/zero | tr '\\0' x")

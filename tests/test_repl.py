@@ -141,14 +141,13 @@ def test_a_no_with_a_reason_reaches_the_model(tmp_path: Path) -> None:
 
 
 def test_always_holds_for_exactly_that_command_and_this_session(tmp_path: Path) -> None:
-    with serve(touch("a"), touch("a"), touch("b"), Reply("done")) as server:
-        with Terminal(tmp_path, server) as session:
-            session.enter("go")
-            session.expect(QUESTION)
-            session.enter("a")
-            assert "touch b" in bare(session.expect(QUESTION)), "the second time it was not asked"
-            session.say("n")
-            assert (session.ws / "a").exists() and not (session.ws / "b").exists()
+    with serve(touch("a"), touch("a"), touch("b"), Reply("done")) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        session.expect(QUESTION)
+        session.enter("a")
+        assert "touch b" in bare(session.expect(QUESTION)), "the second time it was not asked"
+        session.say("n")
+        assert (session.ws / "a").exists() and not (session.ws / "b").exists()
 
 
 def test_an_edit_is_asked_with_its_diff_and_always_covers_the_next(tmp_path: Path) -> None:

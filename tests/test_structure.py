@@ -26,9 +26,8 @@ FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("._
 
 TYPES, CORE, LOOP, FEATURES, TERMINAL, TOP = range(6)
 
-# What is late and on purpose: (module, imported) -> why the rule does not hold there.
+# What is late and on purpose: (module, imported) -> why a rule does not hold there.
 ALLOWED = {
-    ("coder.types", "coder.history"): "the default of the hook convert_to_llm, imported when it is called",
     ("coder.terminal.cli", "openai"): "loaded ahead in a thread behind the first prompt, not used",
 }
 SILENT = {  # modules that do not say what they leave out
@@ -248,10 +247,9 @@ def doc(path: Path) -> str:
 @pytest.mark.parametrize("module", FILES)
 def test_every_module_says_what_it_is_and_what_it_leaves_out(module: str) -> None:
     path = FILES[module]
-    if path.name == "__init__.py" and not path.read_text().strip():
-        return  # a package marker
-    assert doc(path), "no docstring"
-    assert "leaves out" in doc(path) or module in SILENT
+    marker = path.name == "__init__.py" and all(isinstance(node, ast.Expr) for node in ast.parse(path.read_text()).body)
+    assert doc(path) or marker, "no docstring"
+    assert "leaves out" in doc(path) or marker or module in SILENT
 
 
 def test_no_function_is_longer_than_fifty_lines() -> None:

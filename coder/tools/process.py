@@ -14,7 +14,7 @@ import atexit
 import contextlib
 import os
 import re
-import select
+import selectors
 import signal
 import subprocess
 import time
@@ -88,22 +88,23 @@ def _pump(process: subprocess.Popen[bytes], abort: Abort, deadline: float) -> Ge
     """Yield output until the process has ended. Returns the cause where it has to be ended."""
     assert process.stdout
     pipe, ended = process.stdout.fileno(), 0.0
-    with _exit_of(process) as exit_fd:
-        watched = [pipe, *exit_fd]
+    with _exit_of(process) as exit_fd, selectors.DefaultSelector() as watched:  # select() takes no number above 1023
+        for fd in (pipe, *exit_fd):
+            watched.register(fd, selectors.EVENT_READ)
         while True:
             over = process.poll() is not None  # asked before looking at the pipe: what it wrote is in there by then
-            ready = select.select(watched, [], [], TICK)[0]
+            ready = [key.fd for key, _ in watched.select(TICK)]
             if pipe in ready:
                 if data := os.read(pipe, READ):
                     yield data
                 else:
-                    watched.remove(pipe)  # it has closed its output, and may go on
+                    watched.unregister(pipe)  # it has closed its output, and may go on
             elif not ready:
                 yield b""
             now = time.monotonic()
             if over:
                 ended = ended or now
-                if pipe not in ready or pipe not in watched or now - ended > DRAIN:
+                if pipe not in ready or pipe not in watched.get_map() or now - ended > DRAIN:
                     return ""
             elif abort.is_set:
                 return "aborted"
