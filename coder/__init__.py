@@ -5,7 +5,7 @@
     for event in run_loop([], ChatModel("gpt-5"), prompts="Say hello."):
         print(event)
 
-Read in this order: types, abort, errors, wire, history, ai, decision, loop, tools; then what interests you of features and
+Read in this order: types, abort, errors, wire, history, connection, ai, decision, loop, tools; then what interests you of features and
 terminal. Importing the package does nothing: no folder, no print, no network, no .env; a name is loaded when it is used.
 """
 

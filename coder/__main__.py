@@ -5,9 +5,12 @@ import sys
 
 def main() -> int:
     """Start the command line; nothing of the folder we stand in can be imported by it."""
-    from coder.terminal.cli import main as run
+    try:
+        from coder.terminal.cli import main as run
 
-    return run()
+        return run()
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

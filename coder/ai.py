@@ -4,8 +4,9 @@ The client makes the connection, the credentials and the request; the stream is 
 connection serves a whole run. Two measured reasons: the client's typed `create()` walks the whole history again for
 every request (459 ms at 400 steps, against 10), and its stream costs 200 µs a token and drops the connection (against 15).
 
-What it leaves out: retries (loop.py), the meaning of the bytes (wire.py) and of errors (errors.py). The client's own
-retries are off, and redirects are not followed: they would carry the conversation to another host.
+What it leaves out: ending a request from outside (connection.py), retries (loop.py), the meaning of the bytes (wire.py)
+and of errors (errors.py). The client's own retries are off, and redirects are not followed: they would carry the
+conversation to another host.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import ssl
 import threading
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from coder.abort import Abort
+from coder.connection import Line
 from coder.errors import classify
 from coder.types import Completion, Event, Message, ModelError, Request
 from coder.wire import Assembler, sse
@@ -54,7 +54,8 @@ class ChatModel:
         self.headers = dict(headers or {})
         self.extra_body = dict(extra_body or {})
         self._client: Any = None
-        self._stream: Any = None  # the network stream of the newest connection
+        self._newest: Any = None  # the network stream of the newest connection
+        self._here = threading.local()  # the line of the request that this thread sends
 
     # -- the one public verb
 
@@ -62,16 +63,17 @@ class ChatModel:
         """Yield the deltas of one answer, return it whole. Raises ModelError or Aborted."""
         abort.check()
         assembler = Assembler({tool["function"]["name"] for tool in request.tools})
-        watch = _Watch(self._shut, self.first_byte_timeout)
         failure: ModelError | None = None
-        with abort.calling(self._shut), watch:
+        with Line(self._newest, self.first_byte_timeout) as line, abort.calling(line.cut):
             try:
-                yield from self._read(self._open(request), assembler, watch)
+                response = line.open(lambda: self._send(request, line), abort)
+                self._newest = line.stream
+                yield from self._read(response, assembler, line)
             except ModelError as error:
                 failure = error
         abort.check()
-        if watch.fired and not assembler.ended:
-            failure = ModelError("network", f"no data for {watch.seconds:g} s", retryable=True)
+        if line.fired and not assembler.ended:
+            failure = ModelError("network", f"no data for {line.seconds:g} s", retryable=True)
         if failure and not (failure.kind == "network" and assembler.ended):  # F14: whole, only the connection stayed open
             raise failure
         return self._judged(assembler.completion(), request)
@@ -98,10 +100,11 @@ class ChatModel:
 
     # -- the connection
 
-    def _open(self, request: Request) -> Any:
+    def _send(self, request: Request, line: Line) -> Any:
         """Send the request; the response with its headers read. Raises ModelError."""
         import openai
 
+        self._here.line = line
         client = self._connected(openai)
         if request.api_key:
             client = client.with_options(api_key=request.api_key)
@@ -119,7 +122,7 @@ class ChatModel:
             # loading the authorities takes 50 ms; without any, a connection that does use TLS fails, and is not trusted
             tls: Any = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True
             transport = openai.DefaultHttpxClient(follow_redirects=False, verify=tls, event_hooks={"request": [self._trace]})
-            timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT)  # reading is timed by _Watch
+            timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT)  # reading is timed by the line
             key = self.api_key or (None if self.base_url else os.environ.get("OPENAI_API_KEY"))
             self._client = openai.OpenAI(
                 base_url=self.base_url, api_key=key or "none", max_retries=0, timeout=timeout,  # H12, R29
@@ -127,23 +130,18 @@ class ChatModel:
         return self._client
 
     def _trace(self, request: Any) -> None:
-        """Note the newest connection, so that another thread can shut it."""
+        """Tell the line of this thread's request which connection it gets."""
+        line: Line = self._here.line
+
         def seen(event: str, info: dict[str, Any]) -> None:
             if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-                self._stream = info["return_value"]
+                line.connected(info["return_value"])
 
         request.extensions["trace"] = seen
 
-    def _shut(self) -> None:
-        """End the connection under the reader's feet, from any thread: a blocked read returns at once."""
-        sock = self._stream and self._stream.get_extra_info("socket")
-        if sock:
-            with suppress(OSError):  # not connected any more
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
     # -- reading
 
-    def _read(self, response: Any, assembler: Assembler, watch: _Watch) -> Iterator[Event]:
+    def _read(self, response: Any, assembler: Assembler, line: Line) -> Iterator[Event]:
         """Feed the assembler to the end of the body."""
         with self._reading(response):
             if "event-stream" not in response.headers.get("content-type", "event-stream"):
@@ -152,10 +150,10 @@ class ChatModel:
             for event, data in sse(response.iter_bytes()):
                 if assembler.done or data == "[DONE]":
                     assembler.done = True  # S7: what follows is read, so that the connection can serve again, and ignored
-                    watch.within(AFTER_DONE)
+                    line.within(AFTER_DONE)
                     continue
                 yield from assembler.feed(_parse(event, data))
-                watch.within(AFTER_FINISH if assembler.finish_reason else self.idle_timeout)
+                line.within(AFTER_FINISH if assembler.finish_reason else self.idle_timeout)
 
     def _read_whole(self, response: Any, assembler: Assembler) -> Iterator[Event]:
         """S10: an answer that is no event stream: a completion, an error, or something else altogether."""
@@ -222,34 +220,3 @@ def _at_most(chunks: Iterator[bytes], limit: int) -> Iterator[bytes]:
         if limit < 0:
             raise ModelError("protocol", "the answer is too large and no event stream")
         yield chunk
-
-
-class _Watch:
-    """Shuts the connection when a deadline passes: the first byte, an idle stream, a stream that does not end.
-
-    A read time-out of the HTTP library would not do: it counts every byte, also a server's comments (S15), and cannot
-    change while a body is read (F14). One thread a request; moving the deadline is one assignment.
-    """
-
-    def __init__(self, shut: Callable[[], None], seconds: float) -> None:
-        self._shut = shut
-        self._over = threading.Event()
-        self.fired = False
-        self.within(seconds)
-
-    def within(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._deadline = time.monotonic() + seconds
-
-    def __enter__(self) -> None:
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-
-    def _watch(self) -> None:
-        while not self._over.wait(max(0.0, min(self._deadline - time.monotonic(), AFTER_DONE))):
-            if time.monotonic() >= self._deadline:
-                self.fired = True
-                self._shut()
-                return

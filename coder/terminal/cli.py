@@ -25,10 +25,13 @@ from coder import __version__
 from coder.terminal.config import ConfigError, Settings, data_folder, load
 
 if TYPE_CHECKING:
+    from coder.terminal.keyboard import Keyboard
     from coder.terminal.repl import Repl
+    from coder.terminal.screen import Screen
     from coder.terminal.session import Session
     from coder.types import Event
 
+AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
 USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130
 EXIT_CODES = {"stop": 0, "content_filter": 1, "error": 1, "max_steps": LIMIT, "max_time": LIMIT, "doom_loop": LIMIT, "length": LIMIT,
               "aborted": INTERRUPTED}
@@ -167,22 +170,32 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
     from coder.terminal.screen import Screen, clean
 
     screen = Screen(sys.stdout)
-    keyboard = Keyboard(data_folder() / "history", drawn=_load_behind)
+    keyboard = Keyboard(data_folder() / "history", waiting=_load_behind)
     screen.line(f"coder {__version__} · {clean(settings.model)} at {clean(settings.host)} · {clean(str(Path.cwd()))}\n"
                 "/help lists the commands; Ctrl+C stops a run, Ctrl+D leaves.")
     repl: Repl | None = None
     try:
         for entry in itertools.chain([first] if first else [], keyboard.entries()):
-            if repl is None:
-                from coder.terminal.repl import Repl
-
-                repl = Repl(_made(settings, arguments, can_ask=True), screen, keyboard, verbose=arguments.verbose)
-            repl.take(entry)
+            try:
+                repl = repl or _loaded(settings, arguments, screen, keyboard)
+                repl.take(entry)
+            except KeyboardInterrupt:  # between an entry and its run: the entry is given up
+                screen.write("\n")  # behind the ^C
     except Leave as leave:
         return leave.code
     finally:
         keyboard.close()
     return 0
+
+
+def _loaded(settings: Settings, arguments: argparse.Namespace, screen: Screen, keyboard: Keyboard) -> Repl:
+    """What takes the entries, with the imports it needs."""
+    from coder.terminal.interrupts import held
+
+    with held():
+        from coder.terminal.repl import Repl
+
+        return Repl(_made(settings, arguments, can_ask=True), screen, keyboard, verbose=arguments.verbose)
 
 
 @cache
@@ -193,7 +206,9 @@ def _load_behind() -> None:
         import rich.console  # noqa: F401
         import coder.terminal.repl  # noqa: F401
 
-    threading.Thread(target=load, daemon=True).start()
+    behind = threading.Timer(AFTER_PROMPT, load)
+    behind.daemon = True
+    behind.start()
 
 
 def _one_shot(session: Session, prompt: str, arguments: argparse.Namespace) -> int:

@@ -49,10 +49,22 @@ class Interrupts:
             signal.signal(signal.SIGALRM, before[1])
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """While inside, Ctrl+C waits; it comes as KeyboardInterrupt at the end. For imports, which must not be left half done."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
 def end_in_order() -> None:
     """Let SIGTERM and SIGHUP unwind the program, so that children are stopped and the terminal is restored."""
     def ended(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, ended)

@@ -37,14 +37,14 @@ class Leave(Exception):
 
 
 class Keyboard:
-    """Lines from the terminal. `history` is a file; `drawn` is called whenever a prompt has been drawn.
+    """Lines from the terminal. `history` is a file; `waiting` is called before a prompt is drawn.
 
     `stopped_run` tells when Ctrl+C last stopped a run (monotonic seconds).
     """
 
-    def __init__(self, history: Path, drawn: Callable[[], None]) -> None:
+    def __init__(self, history: Path, waiting: Callable[[], None]) -> None:
         self.history = history
-        self.drawn = drawn
+        self.waiting = waiting
         self.stopped_run: Callable[[], float] = lambda: -100.0
         self.early = ""  # keys that came before a question was asked; they belong to the next prompt
         self.hinted = -100.0  # when a Ctrl+C at the prompt said what a second one does
@@ -85,10 +85,10 @@ class Keyboard:
             if early and self.readline:
                 self.readline.insert_text(early)
                 self.readline.redisplay()
-            self.drawn()
 
-        if self.readline:
-            self.readline.set_pre_input_hook(drawn)
+        if self.readline:  # readline drops what a signal handler raises inside this hook, so it is there only if it has to be
+            self.readline.set_pre_input_hook(drawn if early else None)
+        self.waiting()
         with _handling(pressed):
             return input(prompt)
 
