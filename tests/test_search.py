@@ -206,7 +206,8 @@ def test_a_huge_line_needs_no_memory(tmp_path: Path, engine: str) -> None:
         for _ in range(300):
             file.write(b"x" * 1_000_000)
     script = ("from tests.test_search import *\nlines = grepped(Path.cwd(), 'one')\nassert len(lines) == 1 and len(lines[0]) < 600\n"
-              "print(json.dumps([resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]))")
+              "from tests.test_processes import peak\n"
+              "print(json.dumps([peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss]))")
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60,
                           env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])})
     assert done.returncode == 0, done.stderr
