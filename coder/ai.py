@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from coder.abort import Abort
+from coder.address import is_loopback
 from coder.connection import Line
 from coder.errors import classify
 from coder.types import Completion, Event, Message, ModelError, Request
@@ -105,10 +106,10 @@ class ChatModel:
         import openai
 
         self._here.line = line
-        client = self._connected(openai)
-        if request.api_key:
-            client = client.with_options(api_key=request.api_key)
         try:
+            client = self._connected(openai)
+            if request.api_key:
+                client = client.with_options(api_key=request.api_key)
             return client.post("/chat/completions", body=self.body(request), cast_to=object, stream=True,
                                stream_cls=openai.Stream[object]).response
         except openai.APIStatusError as error:
@@ -117,16 +118,25 @@ class ChatModel:
             raise self._network_error(error.__cause__ or error) from error
 
     def _connected(self, openai: Any) -> Any:
-        if self._client is None:
-            plain = (self.base_url or "").startswith("http://")
-            # loading the authorities takes 50 ms; without any, a connection that does use TLS fails, and is not trusted
-            tls: Any = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True
-            transport = openai.DefaultHttpxClient(follow_redirects=False, verify=tls, event_hooks={"request": [self._trace]})
-            timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT)  # reading is timed by the line
-            key = self.api_key or (None if self.base_url else os.environ.get("OPENAI_API_KEY"))
+        """The client, made at the first request. Raises ModelError where the base URL is none."""
+        if self._client is not None:
+            return self._client
+        import httpx2  # the openai client's own HTTP library
+
+        plain = (self.base_url or "").startswith("http://")
+        # loading the authorities takes 50 ms; without any, a connection that does use TLS fails, and is not trusted
+        tls: Any = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True
+        transport = openai.DefaultHttpxClient(
+            follow_redirects=False, verify=tls, event_hooks={"request": [self._trace]},
+            trust_env=not is_loopback(self.base_url))  # what is meant for this machine goes through no proxy
+        timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT)  # reading is timed by the line
+        key = self.api_key or (None if self.base_url else os.environ.get("OPENAI_API_KEY"))
+        try:
             self._client = openai.OpenAI(
                 base_url=self.base_url, api_key=key or "none", max_retries=0, timeout=timeout,  # H12, R29
                 default_headers={"Accept-Encoding": "identity", **self.headers}, http_client=transport)  # S14
+        except httpx2.InvalidURL as error:
+            raise ModelError("protocol", f"{self.base_url!r} is no base URL: {error}") from error
         return self._client
 
     def _trace(self, request: Any) -> None:
@@ -147,7 +157,8 @@ class ChatModel:
             if "event-stream" not in response.headers.get("content-type", "event-stream"):
                 yield from self._read_whole(response, assembler)
                 return
-            for event, data in sse(response.iter_bytes()):
+            encoded = "content-encoding" in response.headers  # S14
+            for event, data in sse(response.iter_bytes() if encoded else response.iter_raw()):
                 if assembler.done or data == "[DONE]":
                     assembler.done = True  # S7: what follows is read, so that the connection can serve again, and ignored
                     line.within(AFTER_DONE)
@@ -187,6 +198,8 @@ class ChatModel:
             response.close()
 
     def _network_error(self, cause: BaseException) -> ModelError:
+        if type(cause).__name__ == "UnsupportedProtocol":
+            return ModelError("protocol", f"{self.base_url!r} is no base URL: it has to begin with http:// or https://")
         refused = isinstance(cause.__cause__, ConnectionRefusedError) or "refused" in str(cause).lower()
         hint = f": nothing answers at {self._client.base_url}" if refused else ""
         return ModelError("network", f"{cause or type(cause).__name__}{hint}", retryable=True)

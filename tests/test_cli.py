@@ -432,7 +432,6 @@ def test_without_a_terminal_to_ask_on_nothing_is_changed_and_the_way_to_allow_it
     assert done.returncode == 0
 
 
-@pytest.mark.xfail(strict=True, reason="render.py cuts the line at 80 columns, before the -y that approval.py names at its end")
 def test_the_refusal_on_stderr_names_y_for_the_person_too(place: Place) -> None:
     with serve(Reply("", CHANGES[:1]), Reply("I may not.")) as server:
         assert re.search(r"^  Denied: .*-y", place.coder("go", server=server).stderr, re.M)
@@ -470,7 +469,6 @@ def test_the_system_prompt_can_be_replaced_and_added_to(place: Place) -> None:
     assert [request["model"] for request in server.requests] == ["other", "m"]
 
 
-@pytest.mark.xfail(strict=True, reason="session.py drops the addition where the system prompt is replaced")
 def test_an_addition_is_not_lost_where_the_system_prompt_is_replaced(place: Place) -> None:
     with serve(Reply("Done.")) as server:
         place.coder("--system-prompt", "You are a test.", "--append-system-prompt", "Speak Latin.", "go", server=server)

@@ -79,7 +79,6 @@ def test_plain_shows_escapes(text: str, shown: str) -> None:
     assert plain(text) == shown
 
 
-@pytest.mark.xfail(strict=True, reason="screen.py: DECEPTIVE lacks them")
 @pytest.mark.parametrize("c", "\u061c\u180e\u2028\u2029\u115f\u3164\uffa0\ufe0f\U000e0101")
 def test_plain_shows_the_other_invisible_characters_too(c: str) -> None:
     assert plain(f"a{c}b") != f"a{c}b"
@@ -152,17 +151,14 @@ def test_no_line_is_broken_without_need(text: str, width: int) -> None:
         assert cell_len(before) + cell_len(word) > width
 
 
-@pytest.mark.xfail(strict=True, reason="screen.py: Wrap.rest gives the last word without looking at the width")
 def test_the_last_word_of_a_text_is_kept_whole_too() -> None:
     assert fed("aaaa bbbbbbbb", 10) == "aaaa \nbbbbbbbb"
 
 
-@pytest.mark.xfail(strict=True, reason="screen.py: a space that does not fit moves the column on, and the empty word behind it is placed")
 def test_a_space_at_the_end_of_a_full_line_adds_no_empty_line() -> None:
     assert fed("a full line \nand more\n", 11) == "a full line \nand more\n"
 
 
-@pytest.mark.xfail(strict=True, reason="screen.py: a word of more than LONGEST characters is placed in parts, each as a word of its own")
 def test_a_long_address_is_not_broken_by_a_newline_in_its_middle() -> None:
     address = "https://example.com/" + "path/" * 16
     assert address in fed(f"see {address} there\n", 80, [5] * 100)
@@ -182,7 +178,6 @@ def test_code_in_fences_is_left_as_it_is(before: str, code: str, after: str, wid
     assert block in output
 
 
-@pytest.mark.xfail(strict=True, reason="screen.py: a fence counts only at the very beginning of a line")
 def test_code_in_an_indented_fence_is_left_as_it_is() -> None:
     text = "1. Do:\n   ```\n   some_function(with_an_argument, another)\n   ```\n"
     assert fed(text, 20) == text

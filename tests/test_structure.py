@@ -35,9 +35,6 @@ SILENT = {  # modules that do not say what they leave out
     "coder.__main__": "starts cli.py",
     "coder.types": "words only: it does nothing that something could be left out of",
     "coder.tools.searcher": "the program that search.py starts: search.py says it",
-    "coder.terminal.approval": "until there are permissions",
-    "coder.terminal.interrupts": "says what each signal does",
-    "coder.terminal.session": "names its two users instead",
 }
 
 

@@ -21,7 +21,6 @@ You are coder, a coding agent in a terminal. You work on the user's files with t
 - Answer briefly, in the user's language, in plain text."""
 
 
-def system_prompt(cwd: Path, extra: str = "") -> str:
+def system_prompt(cwd: Path) -> str:
     """The rules and the facts about the place."""
-    facts = f"Workspace: {cwd}\nSystem: {platform.system()} {platform.machine()}\nDate: {date.today().isoformat()}"
-    return "\n\n".join(filter(None, [RULES, facts, extra]))
+    return f"{RULES}\n\nWorkspace: {cwd}\nSystem: {platform.system()} {platform.machine()}\nDate: {date.today().isoformat()}"

@@ -1,7 +1,8 @@
 """Asking before acting, until there are permissions: commands, edits and places outside the folder need a yes.
 
 A hook: it decides when a tool asks for leave, with the exact command or the diff at hand. Without a terminal to ask on
-the answer is no, and the model is told how the person could allow it.
+the answer is no, and the model is told how the person could allow it. What it leaves out: rules, and remembering beyond
+the session.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Approval(Hooks):
         if self.yes or permission in FREE or (permission, remember) in self.remembered:
             return
         if not self.can_ask:
-            raise DeniedError(f"{permission} needs a yes, and there is no terminal to ask on. The person can allow it with -y.")
+            raise DeniedError(f"{permission} needs a yes, and nobody can be asked here; -y allows it.")
         asked = PermissionAsked(ctx.call_id, permission, pattern, remember, detail)
         yield asked
         yield PermissionReplied(asked.id, asked.answer)

@@ -272,7 +272,6 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     folder = scratch_project()
     os.chdir(folder)
-    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1"  # a proxy does not reach this machine
     sys.stderr.write("This is a demonstration. A script answers in the place of a language model, through a real server on this\n"
                      f"machine; requests, tools, files and tests are real. It works in a scratch copy: {folder}\n\n> {PROMPT}\n")
     with demo_server() as server:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from coder.address import is_loopback
+
 # The settings of .env.example (a test compares the two).
 NAMES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "CODER_CONTEXT_WINDOW", "CODER_IDLE_TIMEOUT", "CODER_RETRY_BASE",
          "CODER_MAX_STEPS", "CODER_MAX_SECONDS")
@@ -73,38 +75,44 @@ def load(cwd: Path, flags: Mapping[str, object] | None = None) -> Settings:
 
 
 def _server(sources: list[dict[str, str]]) -> tuple[str | None, str | None]:
-    """(base URL, key), both from the first source that has either; a base URL given as a flag goes with any key of the user's."""
-    flagged = sources[0].get("OPENAI_BASE_URL") or ""
-    here = bool(flagged) and is_loopback(flagged)
-    for place, source in zip(("flags", "the environment", "your .env", "the folder's .env"), sources):
-        url, key = source.get("OPENAI_BASE_URL") or None, source.get("OPENAI_API_KEY") or None
-        if source is sources[0]:
-            continue
-        if flagged and key and source is not sources[3]:
-            return flagged, key
-        if flagged or not (url or key):
-            continue
-        if url and not is_loopback(url) and not key:
+    """(base URL, key): a URL given as a flag with the user's own key, else both from the first source that has either."""
+    flags, *others = sources
+    if url := _address(flags):
+        key = next((_key(source) for source in others[:2] if _key(source)), None)
+        if key or is_loopback(url):
+            return url, key
+        others = []
+    for place, source in zip(("the environment", "your .env", "the folder's .env"), others):
+        url, key = _address(source), _key(source)
+        if url and not key and not is_loopback(url):
             raise ConfigError(f"OPENAI_BASE_URL is set in {place} without OPENAI_API_KEY: a key and its server have to come from "
                               "the same place")
-        return url, key
-    if here:
-        return flagged, None
+        if url or key:
+            return url, key
     raise ConfigError("no key: set OPENAI_API_KEY (see .env.example), or name a server on this machine with OPENAI_BASE_URL; "
                       "`python -m coder --demo` needs neither")
 
 
-def is_loopback(url: str) -> bool:
-    """Is the server on this machine? Raises ConfigError where this is no address of one."""
+def _address(source: Mapping[str, str]) -> str | None:
+    """The base URL that a source names. Raises ConfigError where this is no address of a server."""
+    url = source.get("OPENAI_BASE_URL")
+    if not url:
+        return None
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.isprintable()
+        good = parts.scheme in ("http", "https") and re.fullmatch(r"[\w.-]+|[0-9a-f:.]+", parts.hostname or "") and parts.port != 0
     except ValueError:
         good = False
-    if not good:
+    if not good or not url.isprintable() or re.search(r"\][^:/]", url):
         raise ConfigError(f"OPENAI_BASE_URL is {url!r}, and has to be an address such as http://127.0.0.1:8080/v1")
-    host = parts.hostname or ""
-    return host == "localhost" or host == "::1" or bool(re.fullmatch(r"127(\.\d+){3}", host))
+    return url
+
+
+def _key(source: Mapping[str, str]) -> str | None:
+    key = (source.get("OPENAI_API_KEY") or "").strip()
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError("OPENAI_API_KEY holds characters that no header can carry: copy it again")
+    return key or None
 
 
 def _dotenv(path: Path) -> dict[str, str]:

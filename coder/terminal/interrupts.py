@@ -2,6 +2,8 @@
 
 The first Ctrl+C sets the run's Abort: the stream, the tools and the waits see it and end with the history in order. What
 does not look at it within `FORCE` seconds gets a KeyboardInterrupt. A second Ctrl+C is a KeyboardInterrupt at once.
+
+What it leaves out: Ctrl+C at the prompt (keyboard.py), Ctrl+Z (the system does it).
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 # C0 without newline and tab, DEL, C1: nothing that drives a terminal passes.
 CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
 del CONTROL[0x0A], CONTROL[0x09]
-# What reorders or hides text: shown as code points where a person decides by it.
-DECEPTIVE = {*range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xAD, 0xFEFF, *range(0xE0000, 0xE0080)}
+# Printable by its class and yet nothing to see: fillers and variation selectors.
+UNSEEN = {0x115F, 0x1160, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), *range(0x180B, 0x1810)}
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.1  # seconds
 
@@ -32,8 +32,8 @@ def clean(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """One exact line for a decision: control, reordering and invisible characters shown as escapes."""
-    return "".join(_escaped(c) if ord(c) in CONTROL or ord(c) in DECEPTIVE or "\ud800" <= c <= "\udfff" else c for c in text)
+    """Exact text for a decision: what drives a terminal, reorders text or cannot be seen is shown as escapes."""
+    return "".join(c if c in "\n\t" or (c.isprintable() and ord(c) not in UNSEEN) else _escaped(c) for c in text)
 
 
 def _escaped(c: str) -> str:
@@ -174,32 +174,41 @@ class Wrap:
     LONGEST = 60  # characters that are held back
 
     def __init__(self) -> None:
+        self.width = 80
+        self.in_code = False
+        self._begin()
+
+    def _begin(self) -> None:
         self.word = ""
         self.column = 0
-        self.new_line = True
-        self.in_code = False
+        self.blank = True  # nothing but space in this line so far
+        self.inside = False  # what was written last is the beginning of a word
 
     def add(self, text: str, width: int) -> str:
         """What can be written by now."""
+        self.width = width
         *words, self.word = self.BETWEEN.split(self.word + text)
         if len(self.word) > self.LONGEST:
             words, self.word = [*words, self.word], ""
-        return "".join(self._placed(word, width) for word in words)
-
-    def _placed(self, word: str, width: int) -> str:
-        from rich.cells import cell_len
-
-        bare = word.rstrip(" \n")
-        if self.new_line and bare.startswith("```"):
-            self.in_code = not self.in_code
-        size = cell_len(bare)
-        breaks = bool(self.column) and self.column + size > width and not self.in_code
-        self.new_line = word.endswith("\n")
-        self.column = 0 if self.new_line else (0 if breaks else self.column) + size + word.count(" ")
-        return f"\n{word}" if breaks else word
+        return "".join(map(self._placed, words))
 
     def rest(self) -> str:
         """The word that is held back; the text ends here."""
-        word = self.word
-        self.word, self.column, self.new_line, self.in_code = "", 0, True, False
+        word = self._placed(self.word)
+        self._begin()
+        self.in_code = False
         return word
+
+    def _placed(self, word: str) -> str:
+        from rich.cells import cell_len
+
+        bare = word.rstrip(" \n")
+        if self.blank and bare.startswith(("```", "~~~")):
+            self.in_code = not self.in_code
+        size = cell_len(bare)
+        breaks = bool(bare and self.column) and self.column + size > self.width and not (self.in_code or self.inside)
+        self.column = (0 if breaks else self.column) + size + word.count(" ")
+        self.blank, self.inside = self.blank and not bare, bool(word) and word == bare and not self.BETWEEN.search(word[-1])
+        if word.endswith("\n"):
+            self.column, self.blank, self.inside = 0, True, False
+        return f"\n{word}" if breaks else word

@@ -1,6 +1,6 @@
 """A conversation at the terminal: the model, the tools, the hooks and the list of messages, and one run of them.
 
-The REPL and the one-shot mode are two ways to use it.
+The REPL and the one-shot mode are two ways to use it. What it leaves out: keeping it beyond the process.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def tools_for(model: str) -> tuple[Tool, ...]:
 
 
 class Session:
-    """State from one run to the next. `system` replaces the system prompt, `extra` is added to it."""
+    """State from one run to the next. `system` replaces our system prompt, `extra` follows on either."""
 
     def __init__(self, settings: Settings, cwd: Path, approval: Approval, *, system: str = "", extra: str = "") -> None:
         self.settings = settings
         self.cwd = cwd
         self.approval = approval
-        self.system = system or system_prompt(cwd, extra)
+        self.system = "\n\n".join(filter(None, [system or system_prompt(cwd), extra]))
         self.messages: list[Message] = []
         self.usage = Usage()
         self.newest = Usage()  # of the newest answer

@@ -1,0 +1,15 @@
+"""Where a base URL leads. What it leaves out: asking anybody."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+
+def is_loopback(url: str | None) -> bool:
+    """Is this a server on this machine, by its address alone? False for what is no URL."""
+    try:
+        host = urlsplit(url or "").hostname or ""
+    except ValueError:
+        return False
+    return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.\d+){3}", host))

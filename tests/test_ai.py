@@ -1,0 +1,45 @@
+"""The model call itself: addresses, keys, proxies, what is sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from coder.ai import ChatModel
+from coder.features.scripted import Reply
+from coder.loop import run_loop
+from tests.harness import FAST, ask, drive, serve
+
+
+def test_what_is_meant_for_this_machine_goes_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(Reply("there")) as proxy, serve(Reply("here")) as server:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        _, result = ask(server)
+        assert result.text == "here" and proxy.connections == 0
+
+
+@pytest.mark.parametrize("url", ["localhost:8080/v1", "http://[::1]x/v1", "/v1", "ftp://127.0.0.1/v1"])
+def test_an_address_that_is_none_is_said_at_once(url: str) -> None:
+    _, result = drive(run_loop([], ChatModel("m", base_url=url), prompts="go", retry=FAST))
+    assert result.error and result.error.kind == "protocol" and "no base URL" in result.text and result.text.startswith("Error: ")
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with serve(Reply("x")) as server:
+        url = server.url
+    _, result = drive(run_loop([], ChatModel("m", base_url=url), prompts="go", retry=FAST))
+    assert result.error and result.error.kind == "network" and f"nothing answers at {url}" in result.error.message
+
+
+def test_an_address_of_ones_own_never_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-CANARY")
+    with serve(Reply("x")) as server:
+        ask(server)
+        ask(server, model={"api_key": "mine"})
+        assert [head["authorization"] for head in server.heads] == ["Bearer none", "Bearer mine"]
+
+
+def test_extra_fields_and_headers_go_out_with_each_request() -> None:
+    with serve(Reply("x")) as server:
+        ask(server, model={"extra_body": {"top_k": 3}, "headers": {"x-team": "ours"}})
+        assert server.requests[0]["top_k"] == 3 and server.heads[0]["x-team"] == "ours"
