@@ -4,7 +4,14 @@ import sys
 
 
 def main() -> int:
-    """Start the command line; nothing of the folder we stand in can be imported by it."""
+    """Start the command line, with the folder we stand in off the path, where a stranger's rich.py might wait.
+
+    What Python itself imports before this line under plain `python -m coder` is out of our hands: README.md says how to
+    start in a folder that one does not trust.
+    """
+    import os
+
+    sys.path[:] = [place for place in sys.path if place not in ("", os.getcwd())]
     try:
         from coder.terminal.cli import main as run
 
@@ -14,9 +21,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # `python -m` puts the folder we stand in first on the path: a rich.py in a stranger's repository would be imported
-    # and see the key. The package itself is loaded already.
-    import os
-
-    sys.path[:] = [place for place in sys.path if place not in ("", os.getcwd())]
     sys.exit(main())

@@ -32,6 +32,7 @@ AFTER_FINISH = 3.0  # seconds to wait for usage and [DONE] after a finish_reason
 AFTER_DONE = 0.25  # seconds to wait for the end of the body, so that the connection can be used again
 FIRST_BYTE_TIMEOUT = 300.0  # seconds: a long prompt on a local server takes minutes (S12)
 MAX_BODY = 50_000_000  # bytes of an answer that is no event stream
+OUR_HEADERS = {"host", "accept", "accept-encoding", "authorization", "connection", "content-length", "content-type", "user-agent"}
 
 
 class ChatModel:
@@ -69,7 +70,7 @@ class ChatModel:
             try:
                 response = line.open(lambda: self._send(request, line), abort)
                 self._newest = line.stream
-                yield from self._read(response, assembler, line)
+                yield from _well_formed(self._read(response, assembler, line))
             except ModelError as error:
                 failure = error
         abort.check()
@@ -77,7 +78,11 @@ class ChatModel:
             failure = ModelError("network", f"no data for {line.seconds:g} s", retryable=True)
         if failure and not (failure.kind == "network" and assembler.ended):  # F14: whole, only the connection stayed open
             raise failure
-        return self._judged(assembler.completion(), request)
+        try:
+            answer = assembler.completion()
+        except MALFORMED as error:
+            raise _malformed(error) from error
+        return self._judged(answer, request)
 
     def _judged(self, answer: Completion, request: Request) -> Completion:
         """F10: a full window and no room for a word is an overflow. C3: usage that was not reported is estimated."""
@@ -106,6 +111,7 @@ class ChatModel:
         import openai
 
         self._here.line = line
+        line.key = request.api_key or self.api_key or "none"
         try:
             client = self._connected(openai)
             if request.api_key:
@@ -140,7 +146,7 @@ class ChatModel:
         return self._client
 
     def _trace(self, request: Any) -> None:
-        """Tell the line of this thread's request which connection it gets."""
+        """Tell the line of this thread's request which connection it gets; see that nothing goes out that is not meant to."""
         line: Line = self._here.line
 
         def seen(event: str, info: dict[str, Any]) -> None:
@@ -148,6 +154,10 @@ class ChatModel:
                 line.connected(info["return_value"])
 
         request.extensions["trace"] = seen
+        if self.base_url:  # the client adds what it finds in the environment, which belongs to another server
+            for name in set(request.headers) - OUR_HEADERS - {name.lower() for name in self.headers}:
+                del request.headers[name]
+            request.headers["Authorization"] = self.headers.get("Authorization") or f"Bearer {line.key}"
 
     # -- reading
 
@@ -216,11 +226,27 @@ class ChatModel:
         return classify(response.status_code, body, response.headers)
 
 
+# What reading an answer raises whose members are not of the kind that the API says.
+MALFORMED = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError, RecursionError)
+
+
+def _malformed(error: Exception) -> ModelError:
+    return ModelError("protocol", f"the answer is malformed ({type(error).__name__}: {error})"[:200], retryable=True)
+
+
+def _well_formed(events: Iterator[Event]) -> Iterator[Event]:
+    """The events of an answer. Raises ModelError where it is malformed: no server may break a run."""
+    try:
+        yield from events
+    except MALFORMED as error:
+        raise _malformed(error) from error
+
+
 def _parse(event: str, data: str) -> Any:
     """The JSON of one event. Raises ModelError where it is none: a piece of the answer is lost (S13)."""
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if event == "error":
             return {"error": data}
         raise ModelError("protocol", f"the stream holds what is no JSON: {data[:80]!r}", retryable=True) from error

@@ -17,7 +17,7 @@ from typing import Any
 from coder.types import Message, ToolResult
 from coder.wire import mend_all, new_id, safe_name
 
-ROLES = {"user", "assistant", "tool", "system"}
+ROLES = {"user", "assistant", "tool", "system", "developer"}
 NOT_RUN = "Not run: the run ended before this call."
 
 

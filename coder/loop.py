@@ -140,7 +140,7 @@ class _Run:
 
     def _close(self) -> Flow:
         """Put the history in order after an end in the middle: keep the partial text, answer the open calls."""
-        before = len(self.messages)
+        before, begun = len(self.messages), bool(self.partial)
         if text := "".join(self.partial):
             self.partial = []
             self.messages.append({"role": "assistant", "content": text, "meta": {"aborted": True}})
@@ -148,9 +148,12 @@ class _Run:
             call, output = self.running
             self.running = None
             self.messages.append(tool_message(call.id, self._stopped(output)))
+        self.messages += self.pending  # what was taken from a queue, or asked, is not lost
+        self.pending = []
         self.repair(self.messages)
         for message in self.messages[before:]:
-            yield MessageStart(message)
+            if not (begun and message.get("meta", {}).get("aborted")):
+                yield MessageStart(message)
             yield MessageEnd(message)
         if self.in_step:
             self.in_step = False
@@ -168,6 +171,8 @@ class _Run:
         while True:
             self.abort.check()
             if self.steps >= self.limits.max_steps:
+                yield from self._add(self.pending)
+                self.pending = []
                 return Verdict("max_steps", self.text or "Max steps reached, task may be incomplete.")
             verdict: Verdict | None = yield from self._step()
             if verdict and verdict.stop_reason == "stop":
@@ -181,15 +186,16 @@ class _Run:
         self.steps += 1
         self.in_step = True
         yield StepStart(self.steps)
-        yield from self._add(self.pending)
-        self.pending = []
+        pending, self.pending = self.pending, []
+        yield from self._add(pending)
         answer, verdict = yield from self._answer()
         results: list[Message] = []
         if answer and answer.calls:
             reason = CUT if answer.finish == "length" else ""
             results, verdict = yield from self._run_tools(answer.calls, reason)
         self.in_step = False
-        yield StepEnd(answer.message if answer else {}, results, answer.finish_reason if answer else "error", self.last_usage)
+        yield StepEnd(answer.message if answer else {}, results, answer.finish_reason if answer else "error",
+                      answer.usage if answer else Usage())
         return verdict
 
     def _add(self, messages: Iterable[Message]) -> Flow:

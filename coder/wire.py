@@ -285,6 +285,8 @@ def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
         value = json.loads(raw, strict=False)  # T16: raw newlines inside strings
         if isinstance(value, str):
             value = json.loads(value, strict=False)  # T13: encoded twice
+    except RecursionError:
+        return None, "nested too deeply"
     except ValueError as error:
         if len(pieces) > 1 and all(b.startswith(a) for a, b in pairwise(pieces)):
             return parse_arguments(pieces[-1:])  # T15: each piece is the text so far
@@ -302,7 +304,7 @@ def _first_object(raw: str) -> Any:
     while rest.startswith("{"):
         try:
             value, end = decoder.raw_decode(rest)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         found.append(value)
         rest = rest[end:].strip()

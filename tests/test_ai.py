@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from coder.ai import ChatModel
@@ -43,3 +45,36 @@ def test_extra_fields_and_headers_go_out_with_each_request() -> None:
     with serve(Reply("x")) as server:
         ask(server, model={"extra_body": {"top_k": 3}, "headers": {"x-team": "ours"}})
         assert server.requests[0]["top_k"] == 3 and server.heads[0]["x-team"] == "ours"
+
+
+@pytest.mark.parametrize("chunk", [
+    {"choices": [None]}, {"choices": {"a": 1}}, {"choices": [{"delta": "hi"}]}, {"choices": [{"delta": {"tool_calls": [None]}}]},
+    {"choices": [{"delta": {"tool_calls": [{"function": "x"}]}}]},
+    {"choices": [{"delta": {"tool_calls": [{"id": 7, "function": {"name": 1}}]}}]},
+    {"choices": [{"delta": {}, "finish_reason": 1}]}, {"choices": [], "usage": {"prompt_tokens_details": [1]}},
+    {"choices": [], "usage": {"prompt_tokens": float("nan")}}], ids=lambda chunk: json.dumps(chunk)[:60])
+def test_a_malformed_answer_is_a_failed_attempt_and_breaks_nothing(chunk: object) -> None:
+    bad = Reply(chunks=[b"data: " + json.dumps(chunk).encode() + b"\n\n", b"data: [DONE]\n\n"])
+    with serve(bad, Reply("fine")) as server:
+        _, result = ask(server)
+    assert result.text == "fine" or result.error
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000])
+def test_arguments_and_events_of_any_depth_break_nothing(text: str) -> None:
+    with serve(Reply(calls=[("x", text)]), Reply("fine")) as server:
+        _, result = ask(server)
+    assert result.text == "fine"
+    with serve(Reply(chunks=[f"data: {text}\n\n".encode()]), Reply("fine")) as server:
+        _, result = ask(server)
+    assert result.text == "fine"
+
+
+def test_what_the_environment_holds_for_another_server_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer REAL\nX-Gateway-Key: gw-secret")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-secret")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-secret")
+    with serve(Reply("x")) as server:
+        ask(server, model={"api_key": "mine"})
+        sent = json.dumps(server.heads)
+    assert "secret" not in sent and "REAL" not in sent and server.heads[0]["authorization"] == "Bearer mine"

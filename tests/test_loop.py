@@ -667,3 +667,78 @@ def test_a_hook_can_make_api_messages_of_its_own_roles() -> None:
         assert server.requests[0]["messages"] == [{"role": "user", "content": "(notice: a file changed)"},
                                                   {"role": "user", "content": "go"}]
     assert messages[0] == {"role": "notification", "text": "a file changed"}
+
+
+def test_a_message_that_was_taken_from_a_queue_is_not_lost_at_a_limit() -> None:
+    with serve(Reply("one")) as server:
+        hooks = Queues()
+        _, result = ask(server, "x", hooks=hooks, limits=Limits(max_steps=1))
+    assert result.stop_reason == "max_steps" and [m["content"] for m in result.messages] == ["x", "one", "and now?"]
+
+
+def test_a_prompt_is_not_lost_when_the_run_is_aborted_before_it() -> None:
+    abort = Abort()
+    abort.set()
+    with serve(Reply("never")) as server:
+        _, result = ask(server, "keep me", abort=abort)
+    assert [m["content"] for m in result.messages] == ["keep me"]
+
+
+def test_a_failed_step_has_no_usage_of_its_own() -> None:
+    with serve(call(), Reply("no", status=400)) as server:
+        events, result = ask(server, tools=[add])
+    steps = [event.usage.input for event in events if isinstance(event, StepEnd)]
+    assert steps[1] == 0 and sum(steps) == result.usage.input
+
+
+def test_a_title_that_cannot_be_made_breaks_nothing() -> None:
+    @tool(title=lambda arguments: arguments["city"].upper())
+    def weather(city: str) -> str:
+        """Weather.
+
+        city: where
+        """
+        return "fine"
+
+    with serve(Reply(calls=[("weather", "{")]), Reply("ok")) as server:
+        _, result = ask(server, tools=[weather])
+    assert result.text == "ok"
+
+
+def test_tools_that_could_not_work_are_refused_when_they_are_made() -> None:
+    async def late() -> str:
+        """Late."""
+        return ""
+
+    def any_number(*words: str) -> str:
+        """Any.
+
+        words: some
+        """
+        return ""
+
+    for function in (late, any_number):
+        with pytest.raises(TypeError):
+            tool(function)
+
+
+def test_records_with_a_type_are_no_content_blocks() -> None:
+    @tool
+    def pets() -> list[dict[str, str]]:
+        """Pets."""
+        return [{"type": "dog"}]
+
+    with serve(Reply(calls=[("pets", {})]), Reply("ok")) as server:
+        _, result = ask(server, tools=[pets])
+    assert result.messages[2]["content"] == '[{"type": "dog"}]'
+
+
+def test_a_page_of_a_file_is_not_cut_again_by_the_loop(tmp_path: Path) -> None:
+    from coder.tools.files import read
+
+    (tmp_path / "f").write_text("".join(f"line {number} {'x' * 50}\n" for number in range(1, 1001)))
+    with serve(Reply(calls=[("read", {"path": "f"})]), Reply("ok")) as server:
+        _, result = ask(server, tools=Toolset([read], cwd=tmp_path))
+    page = result.messages[2]["content"]
+    shown = [int(number) for number in re.findall(r"^(\d+)\t", page, re.M)]
+    assert "truncated" not in page and shown == list(range(1, len(shown) + 1)) and f"offset={len(shown) + 1} " in page

@@ -192,3 +192,52 @@ def test_a_repeated_call_asks_whether_to_go_on(tmp_path: Path) -> None:
         session.expect("3 times in a row")
         session.expect("[y/N] ")
         assert "done · 4 steps" in bare(session.say("y"))
+
+
+def test_a_diff_is_shown_to_its_last_line_and_to_the_end_of_each(tmp_path: Path) -> None:
+    """What looks like a header of a diff is a line like any other, and nothing is cut."""
+    content = "-- keep\n++ os.system('evil')\n" + "x = '" + "a" * 100 + "'; evil()\n" + "line\n" * 80 + "last()\n"
+    with serve(Reply(calls=[("write", {"path": "f", "content": content})]), Reply("ok")) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        asked = bare(session.expect(QUESTION)).replace("\r\n", "\n")
+        assert "+++ os.system('evil')" in asked and "+-- keep" in asked and "'; evil()" in asked and "+last()" in asked
+        session.say("n")
+
+
+def test_always_does_not_cover_what_git_runs(tmp_path: Path) -> None:
+    hook = ("write", {"path": ".git/hooks/pre-commit", "content": "evil\n"})
+    replies = Reply(calls=[("write", {"path": "f", "content": "x\n"}), hook]), Reply("ok")
+    with serve(*replies) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        session.expect(QUESTION)
+        session.enter("a")
+        assert ".git/hooks/pre-commit" in bare(session.expect(QUESTION))
+        session.say("n")
+        assert (session.ws / "f").exists() and not (session.ws / ".git").exists()
+
+
+def test_a_path_is_no_command(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        assert "You said: '/home/me/x.py is broken'" in bare(session.say("/home/me/x.py is broken"))
+
+
+def test_another_model_brings_its_own_window_unless_the_person_gave_one(tmp_path: Path) -> None:
+    with serve(echo) as server:
+        with Terminal(tmp_path / "a", server) as session:
+            session.say("/model gpt-4.1")
+            assert "of 1.00M tokens" in bare(session.say("/tokens"))
+        with Terminal(tmp_path / "b", server, CODER_CONTEXT_WINDOW="5000") as session:
+            session.say("/model gpt-4.1")
+            assert "of 5.0k tokens" in bare(session.say("/tokens"))
+
+
+def test_one_task_at_a_terminal_asks_too(tmp_path: Path) -> None:
+    with serve(touch("PWN"), Reply("done")) as server:
+        session = Terminal(tmp_path, server, "make it")
+        try:
+            session.expect(QUESTION)
+            session.enter("y")
+            assert session.exit_code() == 0 and (session.ws / "PWN").exists()
+        finally:
+            session.stop()
+            session.child.close(force=True)

@@ -26,7 +26,7 @@ from coder.features.scripted import Reply
 from coder.tools import ToolContext, Toolset, search, searcher
 from coder.tools.search import _ripgrep, glob, grep
 from coder.types import Aborted, DeniedError, Hooks, ToolCall, ToolResult
-from tests.harness import ask, serve
+from tests.harness import ask, drive, serve
 from tests.terminal import MARK, gone, promptly, running, until
 
 RIPGREP = shutil.which("rg")
@@ -621,3 +621,21 @@ def test_a_deep_tree_is_walked(tmp_path: Path, engine: str) -> None:
     finally:
         os.chdir(here)
         subprocess.run(["/bin/rm", "-rf", str(tmp_path / "d")], check=True)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link to a device", "one endless rule"])
+def test_a_strangers_gitignore_holds_nothing_up(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "f.py").write_text("one\n")
+    ignore = tmp_path / ".gitignore"
+    if kind == "a pipe":
+        os.mkfifo(ignore)
+    elif kind == "a link to a device":
+        ignore.symlink_to("/dev/zero")
+    else:
+        ignore.write_text("{a}" * 100_000 + "\n*.log\n")
+        (tmp_path / "x.log").write_text("one\n")
+    toolset = Toolset([glob], cwd=tmp_path)
+    call = ToolCall("1", "glob", {"pattern": "*"})
+    with promptly(10):
+        _, result = drive(toolset.run(call, toolset.context(call, Abort())))
+    assert "f.py" in result.content and "x.log" not in result.content

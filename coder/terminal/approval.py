@@ -7,12 +7,14 @@ the session.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 
 from coder.tools import ToolContext
 from coder.types import DeniedError, Event, Hooks, PermissionAsked, PermissionReplied, Said, ToolCall, ToolResult
 
 FREE = {"read"}  # needs no leave inside the folder
+ALWAYS_ASK = re.compile(r"(^|[/ ])\.git([/,]|$)")  # what lies there is run by git: no "always" covers it
 
 
 class Approval(Hooks):
@@ -30,7 +32,8 @@ class Approval(Hooks):
     def authorize(self, ctx: ToolContext, permission: str, pattern: str, detail: str) -> Generator[Event, None, None]:
         """Return if allowed. Raises DeniedError."""
         remember = "*" if permission == "edit" else pattern
-        if self.yes or permission in FREE or (permission, remember) in self.remembered:
+        known = (permission, remember) in self.remembered and not (permission == "edit" and ALWAYS_ASK.search(pattern))
+        if self.yes or permission in FREE or known:
             return
         if not self.can_ask:
             raise DeniedError(f"{permission} needs a yes, and nobody can be asked here; -y allows it.")

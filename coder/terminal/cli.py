@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         from coder.features import demo
 
         return demo.main(argv[1:])
-    arguments = parser().parse_args(argv)
+    arguments = parser().parse_intermixed_args(argv)
     try:
         return _guarded(arguments)
     except ConfigError as error:
@@ -153,7 +153,10 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
     if one_shot and not prompt:
         prompt = _read_stdin().strip()
     settings = load(Path.cwd(), {name: value for name, value in vars(arguments).items() if name.isupper()})
-    return _one_shot(_made(settings, arguments, can_ask=False), prompt, arguments) if one_shot else _repl(settings, prompt, arguments)
+    arguments.can_ask = interactive and sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
+    if not one_shot:
+        return _repl(settings, prompt, arguments)
+    return _one_shot(_made(settings, arguments, can_ask=arguments.can_ask), prompt, arguments)
 
 
 def _made(settings: Settings, arguments: argparse.Namespace, can_ask: bool) -> Session:
@@ -217,9 +220,13 @@ def _one_shot(session: Session, prompt: str, arguments: argparse.Namespace) -> i
     if arguments.output_format == "json":
         end = {"stop_reason": result.stop_reason, "text": result.text, "usage": dataclasses.asdict(result.usage), "steps": result.steps,
                "error": result.error and result.error.to_dict(), "session_id": session.tools.session_id, "messages": result.messages}
-        _print(json.dumps(end, ensure_ascii=False))
+        _print(json.dumps(end, ensure_ascii=sys.stdout.isatty()))
     elif arguments.output_format == "text" and not sys.stdout.isatty() and result.stop_reason not in ("error", "aborted"):
         _print(result.text)
+    if result.error and arguments.quiet and arguments.output_format == "text":
+        from coder.terminal.render import error_text
+
+        sys.stderr.write(error_text(result.text, result.error) + "\n")  # quiet is without progress, not without errors
     if result.error and result.error.kind in PASSING:
         return TRANSIENT
     return EXIT_CODES[result.stop_reason]
@@ -229,8 +236,10 @@ def _one_shot(session: Session, prompt: str, arguments: argparse.Namespace) -> i
 def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Any], None]]:
     """What is done with the events of a one-shot run."""
     if arguments.output_format == "stream-json":
-        yield lambda event: _print(json.dumps(event.to_dict(), ensure_ascii=False))
+        yield lambda event: _print(json.dumps(event.to_dict(), ensure_ascii=sys.stdout.isatty()))
         return
+    from coder.terminal.asking import Asker
+    from coder.terminal.keyboard import Keyboard
     from coder.terminal.render import Renderer
     from coder.terminal.screen import Screen, clean
     from coder.types import MessageEnd
@@ -239,12 +248,15 @@ def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Any], None]]:
     null = open(os.devnull, "w") if arguments.quiet else None  # noqa: SIM115 (closed below)
     screen = Screen(null or sys.stderr, sys.stdout)
     render = Renderer(screen, show_text=to_terminal, verbose=arguments.verbose)
+    asker = Asker(screen, render, Keyboard(data_folder() / "history", waiting=lambda: None)) if arguments.can_ask else None
 
     def show(event: Event) -> None:
         """What the model says before it is done is progress; only the last of it is the answer."""
         if not to_terminal and isinstance(event, MessageEnd) and event.message.get("tool_calls") and event.message["content"]:
             screen.line(clean(event.message["content"]))
         render(event)
+        if asker:
+            asker(event)
 
     try:
         yield show

@@ -5,7 +5,9 @@ A consumer of events and nothing else. What it leaves out: input (repl.py) and t
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Iterator
 
 from coder.terminal.screen import Screen, clean, one_line, plain
 from coder.types import (
@@ -31,6 +33,7 @@ from coder.types import (
 
 DIFF_LINES = 60
 OUTPUT_LINES = 6  # of a command's output, its last ones
+DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan", "f": "bold"}
 QUIET_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
 
 STOPPED = {
@@ -166,13 +169,17 @@ class Renderer:
         return one_line(bare, self.screen.width - 1, "  " + mark + text[:len(text) - len(bare)])
 
     def diff(self, changes: str) -> None:
-        """A unified diff in colour, without its file header."""
-        lines = [line for line in clean(changes).splitlines() if line and not line.startswith(("--- ", "+++ "))]
-        colours = {"+": "green", "-": "red", "@": "cyan"}
-        for line in lines[:DIFF_LINES]:
-            self.screen.line(self._cut(line[1:], line[0]), colours.get(line[0], "dim"))
+        """What a tool has changed: a unified diff in colour, cut to the screen."""
+        lines = list(diff_lines(changes))
+        for kind, line in lines[:DIFF_LINES]:
+            self.screen.line(self._cut(clean(line[1:]), clean(line[:1])), DIFF_COLOURS.get(kind, "dim"))
         if len(lines) > DIFF_LINES:
             self.screen.line(f"  … {len(lines) - DIFF_LINES} more lines", "dim")
+
+    def whole_diff(self, changes: str) -> None:
+        """What a person is asked to say yes to: every line, to its end, with what cannot be seen made visible."""
+        for kind, line in diff_lines(changes):
+            self.screen.line("  " + plain(line.expandtabs(4)), DIFF_COLOURS.get(kind, "dim"))
 
     # -- what a person has to know
 
@@ -188,6 +195,26 @@ class Renderer:
         if event.error:
             self.screen.line(error_text(event.text, event.error), "red")
         self.screen.line(summary(event, time.monotonic() - self.started), "dim")
+
+
+def diff_lines(changes: str) -> Iterator[tuple[str, str]]:
+    """(kind, line) of a unified diff: "+", "-", " ", "@", or "f" for the name of a file where it is of several.
+
+    A line is a header by its place, not by its look: what is removed may begin with dashes, too.
+    """
+    lines, left = changes.split("\n"), [0, 0]
+    several = sum(line.startswith("+++ ") for line in lines) > 1
+    for line in lines:
+        if counts := None if any(left) else re.match(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", line):
+            left = [int(count or 1) for count in counts.groups()]
+            yield "@", line
+        elif any(left):
+            left = [left[0] - (line[:1] != "+"), left[1] - (line[:1] != "-")]
+            yield line[:1], line
+        elif line.startswith("+++ ") and several:
+            yield "f", f"  {line[4:].removeprefix('b/')}"
+        elif not line.startswith(("--- ", "+++ ")):
+            yield " ", line
 
 
 def error_text(text: str, error: ModelError) -> str:

@@ -6,17 +6,19 @@ What it leaves out: how events look (render.py), how lines come in (keyboard.py)
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 
 from coder.abort import Abort
 from coder.history import user
+from coder.terminal.asking import Asker
 from coder.terminal.keyboard import Keyboard, Leave, silent_keys
-from coder.terminal.render import Renderer, count, question, tokens
+from coder.terminal.render import Renderer, count, tokens
 from coder.terminal.screen import Screen, clean, one_line
 from coder.terminal.session import Session
 from coder.tools import Toolset
 from coder.tools.bash import bash
-from coder.types import DoomLoop, Event, PermissionAsked, ToolCall, ToolResult, ToolUpdate
+from coder.types import Event, ToolCall, ToolResult, ToolUpdate
 
 ALIASES = {"?": "help", "quit": "exit", "q": "exit", "reset": "clear", "new": "clear", "cost": "tokens", "context": "tokens"}
 
@@ -29,6 +31,7 @@ class Repl:
         self.screen = screen
         self.keyboard = keyboard
         self.render = Renderer(screen, verbose=verbose)
+        self.asker = Asker(screen, self.render, keyboard)
         keyboard.stopped_run = lambda: session.interrupts.last
         self.commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "help": ("this list", self._help),
@@ -47,8 +50,8 @@ class Repl:
             return
         if text.startswith("!"):
             self._shell(text.lstrip("!").strip(), add=not text.startswith("!!"))
-        elif text.startswith("/") and (name := text[1:].split(None, 1)[0] if text[1:].strip() else "help"):
-            self._command(name, text[1 + len(name):].strip())
+        elif command := re.fullmatch(r"/([a-z?]*)(\s.*)?", text, re.S):  # /home/me/x.py is none
+            self._command(command[1] or "help", (command[2] or "").strip())
         elif text in ("exit", "quit"):
             raise Leave(0)
         else:
@@ -78,27 +81,7 @@ class Repl:
 
     def _show(self, event: Event) -> None:
         self.render(event)
-        if isinstance(event, PermissionAsked):
-            self._permission(event)
-        elif isinstance(event, DoomLoop):
-            self.screen.line(f"The model calls {clean(event.name)} {event.count} times in a row with the same arguments.", "yellow")
-            answer = self.keyboard.answer("Run it again? [y/N] ")
-            event.reply(answer.lower() in ("y", "yes"))
-
-    def _permission(self, event: PermissionAsked) -> None:
-        """Show exactly what would happen, and take the answer from the terminal."""
-        self.screen.line(question(event), "bold")
-        if event.detail:
-            self.render.diff(event.detail)
-        always = "all edits in this folder" if event.permission == "edit" else "exactly this"
-        answer = self.keyboard.answer(f"[y]es, [a]lways ({always}, this session), [n]o, or why not: ")
-        word = answer.lower()
-        if word in ("y", "yes"):
-            event.reply("once")
-        elif word in ("a", "always"):
-            event.reply("always")
-        else:
-            event.reply("no", "" if word in ("", "n", "no") else answer)
+        self.asker(event)
 
     # -- commands
 

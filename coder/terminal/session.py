@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coder.abort import Abort
-from coder.ai import ChatModel
+from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.errors import RetryPolicy
 from coder.features.prompt import system_prompt
 from coder.loop import run_loop
 from coder.terminal.approval import Approval
-from coder.terminal.config import Settings
+from coder.terminal.config import Settings, window_of
 from coder.terminal.interrupts import Interrupts
 from coder.tools import Tool, Toolset
 from coder.tools.bash import bash
@@ -52,10 +52,11 @@ class Session:
 
     def use(self, name: str) -> None:
         """Talk to another model of the same server; the conversation goes on."""
-        settings = self.settings
-        seen = self.tools.seen
-        self.model = ChatModel(name, base_url=settings.base_url, api_key=settings.api_key, context_window=settings.context_window,
-                               idle_timeout=settings.idle_timeout)
+        settings, idle, seen = self.settings, self.settings.idle_timeout, self.tools.seen
+        own = settings.context_window != window_of(settings.model)  # one that the person gave stays
+        self.model = ChatModel(name, base_url=settings.base_url, api_key=settings.api_key,
+                               context_window=settings.context_window if own else window_of(name), idle_timeout=idle,
+                               first_byte_timeout=max(FIRST_BYTE_TIMEOUT, idle) if idle else 0)
         self.tools = Toolset(tools_for(name), cwd=self.cwd, session_id=self.session_id)
         self.tools.seen = seen
 

@@ -112,6 +112,8 @@ def tool(function: Callable[..., Any] | None = None, /, *, name: str = "",
 def tool_of(function: Callable[..., Any], name: str = "", title: str | Callable[[dict[str, Any]], str] = "") -> Tool:
     """The tool that a function describes (see `tool`)."""
     name = name or function.__name__
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"tool {name} is async: tools are plain functions or generators")
     hints = typing.get_type_hints(function)
     signature = inspect.signature(function).parameters
     described, description = _described(inspect.getdoc(function) or "", signature)
@@ -121,6 +123,8 @@ def tool_of(function: Callable[..., Any], name: str = "", title: str | Callable[
         if hint is ToolContext:
             context = parameter.name
             continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(f"tool {name}: *{parameter.name} has no JSON schema; name each parameter")
         if parameter.name not in described:
             raise TypeError(f"tool {name}: describe {parameter.name!r} in the docstring, in a line `{parameter.name}: ...`")
         properties[parameter.name] = _schema(hint, f"tool {name}: {parameter.name}") | {"description": described[parameter.name]}
@@ -223,7 +227,10 @@ class Toolset:
 
     def title(self, call: ToolCall) -> str:
         known = self.tools.get(call.name)
-        return known.title_of(call.arguments or {}) if known else call.name
+        try:
+            return known.title_of(call.arguments or {}) if known else call.name
+        except Exception:  # a title made by a function of somebody's, from arguments that are not checked yet
+            return call.name
 
     def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
         """Run one call, passing on its events. Never raises for what the model or the tool did wrong; Aborted climbs."""
@@ -261,12 +268,16 @@ def _relay(work: Generator[Any, Any, Any], ctx: ToolContext) -> Generator[Event,
         work.close()
 
 
+BLOCKS = {"text", "image_url", "input_audio", "file"}  # the API's kinds of content
+
+
 def as_result(value: Any) -> ToolResult:
     """What a tool returned, as a result: text and content blocks as they are, anything else as JSON."""
     if isinstance(value, ToolResult):
         return value
     if value is None:
         return ToolResult("")
-    if isinstance(value, str) or (isinstance(value, list) and value and all(isinstance(v, dict) and "type" in v for v in value)):
+    blocks = isinstance(value, list) and value and all(isinstance(each, dict) and each.get("type") in BLOCKS for each in value)
+    if isinstance(value, str) or blocks:
         return ToolResult(value)
     return ToolResult(json.dumps(value, ensure_ascii=False, default=str))

@@ -8,7 +8,6 @@ What it leaves out: processes and their end (process.py), leave to run (the perm
 
 from __future__ import annotations
 
-import atexit
 import codecs
 import contextlib
 import os
@@ -23,7 +22,7 @@ from io import FileIO
 from typing import Any
 
 from coder.tools import ToolContext, tool
-from coder.tools.process import Ending, output_of
+from coder.tools.process import Ending, output_of, private_folder
 from coder.types import ToolError, ToolResult
 
 DEFAULT_TIMEOUT = 120  # seconds
@@ -162,14 +161,6 @@ class Output:
         if self._file:
             self._file.close()
             self._file = None
-
-
-@cache
-def private_folder() -> str:
-    """A folder of this process alone (0700), gone with it."""
-    folder = tempfile.mkdtemp(prefix="coder-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 @cache

@@ -35,7 +35,7 @@ from coder.types import ToolError, ToolResult
 
 MAX_LINES = 2000  # of one read
 MAX_LINE = 2000  # characters shown of one line
-MAX_READ = 50_000  # characters of one read; under the 30,000 of the loop only for files with long lines
+MAX_READ = 28_000  # characters of one read: under the 30,000 that the loop passes on, so that nothing is cut inside a page
 MAX_ENTRIES = 500  # of one ls
 
 

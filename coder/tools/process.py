@@ -15,11 +15,14 @@ import contextlib
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from coder.abort import TICK, Abort
@@ -160,3 +163,11 @@ def stop_all() -> None:
         return
     for group in _started:
         _signal(group, signal.SIGKILL)
+
+
+@cache
+def private_folder() -> str:
+    """A folder of this process alone (0700), gone with it."""
+    folder = tempfile.mkdtemp(prefix="coder-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

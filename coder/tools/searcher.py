@@ -16,11 +16,14 @@ import codecs
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import TextIO
 
+MAX_RULE = 1000  # characters of one rule in it
+MAX_RULES = 1_000_000  # bytes of a .gitignore that are looked at
 MAX_LINE = 1_000_000  # characters of a line that are searched; the rest of a longer one is not
 MAX_WRITTEN = 2000  # characters of a line that are written
 MAX_WAYS = 1000  # that a glob's braces may stand for
@@ -33,8 +36,8 @@ BINARY = 1 << 16  # bytes from the beginning in which a NUL makes a file binary
 class Glob:
     """A glob for paths below a folder: ** crosses folders, * and ? do not. Without a slash it holds at any depth."""
 
-    def __init__(self, pattern: str, anchored: bool = False) -> None:
-        ways = _written_out([pattern])
+    def __init__(self, pattern: str, anchored: bool = False, braces: bool = True) -> None:
+        ways = _written_out([pattern]) if braces else [pattern]
         names = [_component(way) for way in ways if not anchored and "/" not in way]
         self._name = re.compile("|".join(names), re.S) if names else None
         self._paths = [_parts(way) for way in ways if anchored or "/" in way]
@@ -110,21 +113,32 @@ def ignore_rules(folder: str) -> list[tuple[Glob, bool, bool]]:
     """What the folder's .gitignore says of paths below it; .git/info/exclude says it, too."""
     rules = []
     for name in (".git/info/exclude", ".gitignore"):
-        try:
-            with open(os.path.join(folder, name), encoding="utf-8-sig", errors="surrogateescape") as lines:
-                rules += [rule for line in lines if (rule := _rule(line))]
-        except OSError:
-            pass
+        rules += [rule for line in _small_file(os.path.join(folder, name)).splitlines() if (rule := _rule(line))]
     return rules
+
+
+def _small_file(path: str) -> str:
+    """The text of a regular file, at most MAX_RULES of it: a stranger's may be a pipe, or a link to an endless device."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        text = os.read(fd, MAX_RULES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    except OSError:
+        text = b""
+    finally:
+        os.close(fd)
+    return text.decode("utf-8-sig", "surrogateescape")
 
 
 def _rule(line: str) -> tuple[Glob, bool, bool] | None:
     line = re.sub(r"(?<!\\) +$", "", line.rstrip("\r\n"))
     body = line.removeprefix("!").rstrip("/")
-    if not body or line.startswith("#"):
+    if not body or line.startswith("#") or len(line) > MAX_RULE:
         return None
     try:
-        return Glob(body.removeprefix("/"), anchored="/" in body), line.startswith("!"), line.endswith("/")
+        return Glob(body.removeprefix("/"), anchored="/" in body, braces=False), line.startswith("!"), line.endswith("/")
     except re.error:
         return None
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import ToolContext
+from coder.tools.process import private_folder
 from coder.types import ToolError
 
 MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
@@ -52,7 +53,8 @@ def to_read(ctx: ToolContext, path: str) -> Generator[Any, None, Path]:
     target = resolve(ctx, path)
     if str(target).startswith(KERNEL) and not str(target).startswith(MEMORY):
         raise ToolError(f"{path} is a device or process file and is not read")
-    if not inside(ctx, target):
+    own = private_folder.cache_info().currsize and target.is_relative_to(os.path.realpath(private_folder()))  # saved output
+    if not inside(ctx, target) and not own:
         yield from ctx.ask("external_directory", str(target))
     return target
 

@@ -8,6 +8,7 @@ Beside each of our figures stands what it is compared with in the same run: the 
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import statistics
@@ -130,6 +131,7 @@ def memory(home: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # the server keeps every request: its collector would stand in our figures
     parts = {"start": start, "step": step, "token": token, "memory": memory}
     for chosen in sys.argv[1:] or parts:
         with tempfile.TemporaryDirectory() as folder:
