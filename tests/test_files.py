@@ -462,12 +462,12 @@ def test_going_on_as_told_gives_every_line_once(ws: Workspace) -> None:
     assert lines == [f"{number}\t{number} {'x' * (number % 300)}" for number in range(1, 5001)]
 
 
-def test_read_gives_at_most_2000_lines_and_about_50_000_characters(ws: Workspace) -> None:
+def test_read_gives_at_most_2000_lines_and_less_than_the_loop_would_cut(ws: Workspace) -> None:
     (ws.folder / "many").write_text("x\n" * 5000)
     assert ws("read", path="many", limit=99999).endswith("2000\tx\n\n(lines 1-2000 of 5000; use offset=2001 to go on)")
     (ws.folder / "long").write_text(("y" * 1500 + "\n") * 200)
     text = ws("read", path="long")
-    assert 45_000 < len(text) < 52_000
+    assert 25_000 < len(text) < 30_000
     assert "of 200; use offset=" in text
 
 
