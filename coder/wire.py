@@ -120,9 +120,11 @@ class Assembler:
             return
         if chunk.get("error") or chunk.get("object") == "error" or chunk.get("type") == "error":
             raise classify(None, chunk)
-        self._count(chunk.get("usage"))
+        if usage := chunk.get("usage"):
+            self._count(usage)
         for choice in chunk.get("choices") or ():  # C1
-            self._count(choice.get("usage"))  # C4
+            if usage := choice.get("usage"):  # C4
+                self._count(usage)
             if choice.get("error"):
                 raise classify(None, choice)  # F9
             delta = choice.get("delta") or (None if self._anything() else choice.get("message"))  # C2, C6
@@ -205,7 +207,7 @@ class Assembler:
         return self.calls[-1]
 
     def _count(self, usage: Any) -> None:
-        if isinstance(usage, dict) and usage:
+        if isinstance(usage, dict):
             self.usage = read_usage(usage)  # C3: the last one counts
 
     # -- judging the whole
