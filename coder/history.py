@@ -133,8 +133,7 @@ class Repairer:
 
     def __call__(self, messages: list[Message]) -> None:
         """Repair `messages` in place."""
-        same = list(map(is_, self._done, messages))
-        known = same.index(False) if False in same else len(same)
+        known = _same(self._done, messages)
         while known and messages[known - 1].get("role") == "tool":
             known -= 1  # back to in front of the last turn with calls, whose results may be among the new ones
         known -= bool(known and messages[known - 1].get("tool_calls"))
@@ -143,16 +142,36 @@ class Repairer:
         self._done = messages[:]
 
 
+def _same(before: list[Message], now: list[Message]) -> int:
+    """How many messages at the beginning are the same objects."""
+    same = list(map(is_, before, now))
+    return same.index(False) if False in same else len(same)
+
+
 def _ids(messages: list[Message]) -> set[str]:
     return {call["id"] for message in messages for call in message.get("tool_calls") or ()}
 
 
 def convert_to_llm(messages: list[Message]) -> list[Message]:
     """Wire messages: without private facts and without the roles of the user's own."""
-    return [_public(message) if "meta" in message else message for message in messages if message.get("role") in ROLES]
+    return Converter()(messages)
 
 
-def _public(message: Message) -> Message:
-    wire = message.copy()
-    del wire["meta"]
-    return wire
+class Converter:
+    """`convert_to_llm` for a list that only grows: what was converted for the last request is used again."""
+
+    def __init__(self) -> None:
+        self._done: list[Message] = []
+        self._wire: list[Message | None] = []  # None for a message that is not sent
+
+    def __call__(self, messages: list[Message]) -> list[Message]:
+        known = _same(self._done, messages)
+        self._wire[known:] = map(_public, messages[known:])
+        self._done = messages[:]
+        return [message for message in self._wire if message is not None]
+
+
+def _public(message: Message) -> Message | None:
+    if message.get("role") not in ROLES:
+        return None
+    return {key: value for key, value in message.items() if key != "meta"} if "meta" in message else message

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from coder.abort import Abort
 from coder.decision import FULL, Decision, Facts, decide
 from coder.errors import RetryPolicy
-from coder.history import NOT_RUN, Repairer, convert_to_llm, now, repair, tool_message, user
+from coder.history import NOT_RUN, Converter, Repairer, now, repair, tool_message, user
 from coder.tools import Tool, Toolset
 from coder.types import (
     Aborted,
@@ -102,7 +102,7 @@ class _Run:
         self.text = ""  # of the newest answer
         self.compactions = 0  # in a row, without a completed step between them
         self.repeated: tuple[str, int] = ("", 0)  # the newest call, and how often it came in a row
-        self.repair = Repairer()
+        self.repair, self.convert = Repairer(), Converter()
         self.in_step = False
         self.partial: list[str] = []  # text of the answer under way
         self.running: tuple[ToolCall, list[str]] | None = None  # the call under way, and its output so far
@@ -267,7 +267,7 @@ class _Run:
         self.repair(self.messages)
         chosen = yield from settle(self.hooks.transform_context(self.messages, self.abort))
         converted = yield from settle(self.hooks.convert_to_llm(chosen))
-        wire = convert_to_llm(converted)
+        wire = self.convert(converted)
         if converted is not self.messages:
             wire = repair(wire)
         key = yield from settle(self.hooks.get_api_key())
