@@ -57,7 +57,7 @@ class ChatModel:
         self.extra_body = dict(extra_body or {})
         self._client: Any = None
         self._newest: Any = None  # the network stream of the newest connection
-        self._here = threading.local()  # the line of the request that this thread sends
+        self._here = threading.local()  # the line and the key of the request that this thread sends
 
     # -- the one public verb
 
@@ -110,8 +110,7 @@ class ChatModel:
         """Send the request; the response with its headers read. Raises ModelError."""
         import openai
 
-        self._here.line = line
-        line.key = request.api_key or self.api_key or "none"
+        self._here.line, self._here.key = line, request.api_key or self.api_key or "none"
         try:
             client = self._connected(openai)
             if request.api_key:
@@ -157,7 +156,7 @@ class ChatModel:
         if self.base_url:  # the client adds what it finds in the environment, which belongs to another server
             for name in set(request.headers) - OUR_HEADERS - {name.lower() for name in self.headers}:
                 del request.headers[name]
-            request.headers["Authorization"] = self.headers.get("Authorization") or f"Bearer {line.key}"
+            request.headers["Authorization"] = self.headers.get("Authorization") or f"Bearer {self._here.key}"
 
     # -- reading
 

@@ -33,7 +33,6 @@ class Line:
         self.stream = stream
         self.is_cut = False
         self.fired = False  # a deadline has passed
-        self.key = ""  # what the request is signed with
         self._opened = threading.Event()
         self._over = threading.Event()
         self._value: Any = None
