@@ -5,8 +5,10 @@
     for event in run_loop([], ChatModel("gpt-5"), prompts="Say hello."):
         print(event)
 
-Read in this order: types, abort, errors, wire, history, connection, ai, decision, loop, tools; then what interests you of features and
-terminal. Importing the package does nothing: no folder, no print, no network, no .env; a name is loaded when it is used.
+Read in this order: types, abort, errors, wire, calls, reasoning, history, profile, shaping, connection, endpoint, ai, decision, loop,
+tools; then what interests you of features and terminal.
+
+Importing the package does nothing: no folder, no print, no network, no .env; a name is loaded when it is used.
 """
 
 from importlib import import_module
@@ -20,15 +22,17 @@ if TYPE_CHECKING:
     from coder.loop import run_loop
     from coder.tools import Tool, ToolContext, Toolset, tool
     from coder.types import Hooks, Limits, Message, ModelError, RunResult, ToolCall, ToolError, ToolResult, Usage
+    from coder.usage import Price
 
 __version__ = "0.1.0"
 
-__all__ = ["Abort", "ChatModel", "Hooks", "Limits", "Message", "ModelError", "RetryPolicy", "RunResult", "Tool", "ToolCall",
+__all__ = ["Abort", "ChatModel", "Hooks", "Limits", "Message", "ModelError", "Price", "RetryPolicy", "RunResult", "Tool", "ToolCall",
            "ToolContext", "ToolError", "ToolResult", "Toolset", "Usage", "convert_to_llm", "repair", "run_loop", "tool"]
 
 _HOMES = {"abort": ("Abort",), "ai": ("ChatModel",), "errors": ("RetryPolicy",), "history": ("convert_to_llm", "repair"),
           "loop": ("run_loop",), "tools": ("Tool", "ToolContext", "Toolset", "tool"),
-          "types": ("Hooks", "Limits", "Message", "ModelError", "RunResult", "ToolCall", "ToolError", "ToolResult", "Usage")}
+          "types": ("Hooks", "Limits", "Message", "ModelError", "RunResult", "ToolCall", "ToolError", "ToolResult", "Usage"),
+          "usage": ("Price",)}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,3 +13,8 @@ def is_loopback(url: str | None) -> bool:
     except ValueError:
         return False
     return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.\d+){3}", host))
+
+
+def host_of(url: str | None) -> str:
+    """host:port of a base URL, without what may stand before an @; the openai client's own server where there is none."""
+    return urlsplit(url or "https://api.openai.com").netloc.rpartition("@")[2]

@@ -1,9 +1,10 @@
-"""What went wrong with a model call, and is it worth another try?
+"""What went wrong with a model call, is it worth another try, and what can a person do about it?
 
-One classifier for HTTP answers and for errors inside a stream, and one retry policy. The rules come from what real
-servers send; ids like H1 or S8 name the observation behind a rule (tests/data/quirks.jsonl replays them).
+One classifier for HTTP answers and for errors inside a stream, one sentence for each kind, and one retry policy. The
+rules come from what real servers send; ids like H1 or S8 name the observation behind a rule (tests/data/quirks.jsonl
+replays them).
 
-What it leaves out: waiting and asking again (loop.py does), and what a person should do about it (terminal/ says).
+What it leaves out: waiting and asking again (loop.py does).
 """
 
 from __future__ import annotations
@@ -39,26 +40,32 @@ QUOTA_CODES = {"insufficient_quota", "exceeded_current_quota_error", "billing_no
 QUOTA_WORDS = r"billing|\bbalance\b|exceeded your current quota|insufficient[ _]quota|usage limit|out of credits"
 AUTH_CODES = {"invalid_api_key", "authentication_error", "invalid_authentication_error", "permission_error"}
 THROTTLE_WORDS = r"rate.?limit|too many requests|throttl|please wait|concurren"  # H3: looked for before overflow
+MODEL_WORDS = (r"model_not_found|model not exist|(invalid|unknown|no such|unable to access|no) model\b.{0,20}(name|id|found|:)|"
+               r"not a valid model|models?\b.{0,80}(not found|does(n.t| not) exist|is not available|not supported by this server)")
+LOADING_WORDS = r"loading (the )?model|model.{0,60}\b(is )?(currently |still )?loading|warming up"  # H4
 TRANSIENT_400 = r"tool_use_failed|no models provided"  # H5
 RETRYABLE = {408, 409, 425, 429, *range(500, 600)}  # H4
+REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid", "cf-ray")
 MAX_SHOWN = 500  # characters of the server's own text
 
 
 def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = None) -> ModelError:
     """The error that an answer stands for: `body` is the parsed JSON, or text; `status` None inside a stream."""
-    code, kind_word, message = _facts(body)
+    code, kind_word, message, param = _facts(body)
     if status is None or status < 400:
         status = int(code) if re.fullmatch(r"[45]\d\d", code) else None  # S8, H9: a numeric code is a status
     words = f"{code} {kind_word} {message}".lower()
     kind, retryable = _kind(status, code, kind_word, words)
     headers = headers or {}
-    return ModelError(kind, readable(message) or f"HTTP status {status}", status=status, retryable=retryable,
-                      request_id=headers.get("x-request-id") or headers.get("request-id"),
-                      retry_after=retry_hint(headers, message))
+    request_id = next((headers[name] for name in REQUEST_IDS if headers.get(name)), None)
+    said = readable(message) or (f"HTTP status {status}" if status else "an error without words")
+    return ModelError(kind, said, status=status, retryable=retryable, request_id=request_id and readable(request_id),
+                      retry_after=retry_hint(headers, message), param=param,
+                      loading=kind == "server" and re.search(LOADING_WORDS, words) is not None)
 
 
 def _kind(status: int | None, code: str, kind_word: str, words: str) -> tuple[ErrorKind, bool]:
-    """(kind, retryable), in this order: quota, auth, throttling, overflow, status (codes before words: H2)."""
+    """(kind, retryable), in this order: quota, auth, throttling, overflow, model, status (codes before words: H2)."""
     throttled = re.search(THROTTLE_WORDS, words) is not None
     if status == 402 or {code, kind_word} & QUOTA_CODES or (re.search(QUOTA_WORDS, words) and not throttled):
         return "quota", False
@@ -68,7 +75,7 @@ def _kind(status: int | None, code: str, kind_word: str, words: str) -> tuple[Er
         return "rate_limit", True
     if status == 413 or _overflow().search(words):
         return "overflow", False
-    if status == 404:
+    if status == 404 or (status in (None, 400, 422) and re.search(MODEL_WORDS, words) and not re.search(TRANSIENT_400, words)):
         return "not_found", False
     if status in RETRYABLE:
         return "server", True
@@ -82,21 +89,34 @@ def _overflow() -> re.Pattern[str]:
     return re.compile("|".join(line.replace("#", r"\d+") for line in OVERFLOW.split("\n") if line))
 
 
-def _facts(body: Any) -> tuple[str, str, str]:
-    """(code, type, message) from any of the shapes that an error comes in (H7, S8)."""
+def _facts(body: Any) -> tuple[str, str, str, str]:
+    """(code, type, message, param) from any of the shapes that an error comes in (H7, S8)."""
     if isinstance(body, list):
         body = next((item for item in body if isinstance(item, dict)), {})  # Gemini: a list of one
     if not isinstance(body, dict):
-        return "", "", str(body or "")
+        return "", "", str(body or ""), ""
     error = body.get("error")
-    if isinstance(error, str):
-        return str(body.get("code") or ""), str(body.get("type") or ""), error
     source = error if isinstance(error, dict) and error else body
-    message = next((source[key] for key in ("message", "detail", "msg", "error_description") if source.get(key)), "")
+    said = error if isinstance(error, str) else next((source[key] for key in SAID if source.get(key)), "")
+    message = _sentence(said)
     metadata = source.get("metadata")
     if isinstance(metadata, dict) and metadata.get("raw"):  # OpenRouter: the cause behind its own sentence (H9)
         message = f"{message}: {metadata['raw']}"
-    return str(source.get("code") or ""), str(source.get("type") or ""), str(message)
+    return str(source.get("code") or ""), str(source.get("type") or ""), message, str(source.get("param") or "")
+
+
+SAID = ("message", "detail", "msg", "error_description", "reason")
+
+
+def _sentence(said: Any) -> str:
+    """Text from what may be a list of complaints, each with its place (FastAPI, Mistral)."""
+    if isinstance(said, list):
+        return "; ".join(map(_sentence, said))
+    if isinstance(said, dict):
+        place = ".".join(str(part) for part in said["loc"]) if isinstance(said.get("loc"), list) else ""
+        inner = next((said[key] for key in SAID if said.get(key)), "")
+        return ": ".join(filter(None, [place, _sentence(inner) if inner else "" if place else str(said)]))
+    return str(said)
 
 
 def readable(text: str) -> str:
@@ -106,6 +126,37 @@ def readable(text: str) -> str:
         text = "an HTML page" + (f": {title[2]}" if title else "")
     text = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * MAX_SHOWN]).split())
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+
+
+# ---- for people ------------------------------------------------------------------------------------------
+
+# What happened, where the words after it are the server's own; the other kinds are our words, and say it themselves.
+HAPPENED = {"overflow": "the conversation is too long for the model", "rate_limit": "too many requests", "quota": "no credit left",
+            "auth": "the key was refused", "bad_request": "the server refused the request",
+            "not_found": "there is no such model or address", "server": "the server failed"}
+ADVICE = {
+    "overflow": "Start anew, shorten the conversation, or take a model with a larger context.",
+    "rate_limit": "Try again later.",
+    "quota": "Look at the account behind OPENAI_API_KEY.",
+    "auth": "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
+    "bad_request": "Check that the model (OPENAI_MODEL) takes tools; CODER_PROFILE changes how it is asked.",
+    "not_found": "Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL).",
+    "network": "Check the base URL (OPENAI_BASE_URL) and that the server runs.",
+    "protocol": "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1."}
+
+
+def happened(error: ModelError) -> str:
+    """What happened, in the server's words where it has any: "the key was refused: bad key (HTTP 401, request r1)"."""
+    said = error.message.strip().rstrip(".:")
+    status = f"HTTP {error.status}" if error.status and said != f"HTTP status {error.status}" else ""
+    facts = list(filter(None, [status, error.request_id and f"request {error.request_id}"]))
+    return ": ".join(filter(None, [HAPPENED.get(error.kind, ""), said])) + (f" ({', '.join(facts)})" if facts else "")
+
+
+def explain(error: ModelError) -> str:
+    """One line for a person: what happened, and what to do."""
+    wait = f"The server asks to wait {error.retry_after:.0f} s." if error.retry_after else ""
+    return " ".join(filter(None, [f"{happened(error)}.", wait, ADVICE.get(error.kind, "")]))
 
 
 # ---- how long to wait ------------------------------------------------------------------------------------
@@ -156,12 +207,14 @@ def _until(date: str) -> float | None:
 class RetryPolicy:
     """min(base * 2^(n-1), cap) seconds with jitter, never less than the server asks; no wait above `max_delay`.
 
-    Subclass it and override `delay` for a provider with other habits.
+    Waiting for a server that loads its model counts as no error for `loading` seconds in all (H4). Subclass it and
+    override `delay` for a provider with other habits.
     """
 
     base: float = 2.0
     cap: float = 30.0
     max_delay: float = 60.0
+    loading: float = 180.0
 
     def delay(self, error: ModelError, attempt: int) -> float | None:
         """Seconds to wait after failed attempt number `attempt` (1, 2, ...), or None to give up."""

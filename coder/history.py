@@ -14,8 +14,8 @@ import time
 from operator import is_
 from typing import Any
 
+from coder.text import mend_all, new_id, safe_name
 from coder.types import Message, ToolResult
-from coder.wire import mend_all, new_id, safe_name
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
 NOT_RUN = "Not run: the run ended before this call."
@@ -152,26 +152,41 @@ def _ids(messages: list[Message]) -> set[str]:
     return {call["id"] for message in messages for call in message.get("tool_calls") or ()}
 
 
-def convert_to_llm(messages: list[Message]) -> list[Message]:
-    """Wire messages: without private facts and without the roles of the user's own."""
-    return Converter()(messages)
+def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
+    """Wire messages: without private facts, without the roles of the user's own, and without what only the model that
+    wrote a message understands, where that is another than `model` (R26)."""
+    return Converter(model)(messages)
 
 
 class Converter:
     """`convert_to_llm` for a list that only grows: what was converted for the last request is used again."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
+        self._model = model
         self._done: list[Message] = []
         self._wire: list[Message | None] = []  # None for a message that is not sent
 
     def __call__(self, messages: list[Message]) -> list[Message]:
         known = _same(self._done, messages)
-        self._wire[known:] = map(_public, messages[known:])
+        self._wire[known:] = [_public(message, self._model) for message in messages[known:]]
         self._done = messages[:]
         return [message for message in self._wire if message is not None]
 
 
-def _public(message: Message) -> Message | None:
+def _public(message: Message, model: str) -> Message | None:
     if message.get("role") not in ROLES:
         return None
-    return {key: value for key, value in message.items() if key != "meta"} if "meta" in message else message
+    if "meta" not in message:
+        return message
+    meta = message["meta"]
+    if model and meta.get("model", model) != model:
+        return _plain(message)
+    return {key: value for key, value in message.items() if key != "meta"}
+
+
+def _plain(message: Message) -> Message:
+    """An assistant message as any model takes it: no thoughts, no signatures."""
+    plain = {key: value for key, value in message.items() if key in ("role", "content", "tool_calls")}
+    if "tool_calls" in plain:
+        plain["tool_calls"] = [{key: call[key] for key in ("id", "type", "function") if key in call} for call in plain["tool_calls"]]
+    return plain

@@ -35,6 +35,7 @@ from coder.types import (
     Model,
     ModelError,
     Notice,
+    Reasoning,
     Request,
     Retry,
     RunEnd,
@@ -75,34 +76,37 @@ class Verdict:
 
 
 def run_loop(messages: list[Message], model: Model, tools: Toolset | Iterable[Tool | Callable[..., Any]] = (), *,
-             prompts: str | Sequence[Message] = (), system: str = "", hooks: Hooks | None = None, limits: Limits = Limits(),
-             retry: RetryPolicy = RetryPolicy(), abort: Abort | None = None) -> Generator[Event, None, RunResult]:
+             prompts: str | Sequence[Message] = (), system: str = "", reasoning: Reasoning = "off", hooks: Hooks | None = None,
+             limits: Limits = Limits(), retry: RetryPolicy = RetryPolicy(),
+             abort: Abort | None = None) -> Generator[Event, None, RunResult]:
     """Run until done; yields events, returns the RunResult.
 
     `messages` is the conversation so far, changed in place. `prompts` (text, or messages) are added to it with their
-    events; without them the run goes on from the list as it is. Raises nothing for what a model, a server or a tool
-    does. KeyboardInterrupt and bugs climb, after `run_end` and with the list in order.
+    events; without them the run goes on from the list as it is. `reasoning` is how much the model is to think. Raises
+    nothing for what a model, a server or a tool does. KeyboardInterrupt and bugs climb, after `run_end` and with the list
+    in order.
     """
     toolset = tools if isinstance(tools, Toolset) else Toolset(tools)
     pending = [user(prompts)] if isinstance(prompts, str) else list(prompts)
     with (abort or Abort()).child(limits.max_seconds) as token:
-        return (yield from _Run(messages, model, toolset, pending, system, hooks or Hooks(), limits, retry, token).go())
+        run = _Run(messages, model, toolset, pending, system, reasoning, hooks or Hooks(), limits, retry, token)
+        return (yield from run.go())
 
 
 class _Run:
     """The state of one run."""
 
     def __init__(self, messages: list[Message], model: Model, tools: Toolset, pending: list[Message], system: str,
-                 hooks: Hooks, limits: Limits, retry: RetryPolicy, abort: Abort) -> None:
+                 reasoning: Reasoning, hooks: Hooks, limits: Limits, retry: RetryPolicy, abort: Abort) -> None:
         self.messages, self.model, self.tools, self.pending, self.system = messages, model, tools, pending, system
-        self.hooks, self.limits, self.retry, self.abort = hooks, limits, retry, abort
+        self.reasoning, self.hooks, self.limits, self.retry, self.abort = reasoning, hooks, limits, retry, abort
         self.steps = 0
         self.usage = Usage()
         self.last_usage = Usage()
         self.text = ""  # of the newest answer
         self.compactions = 0  # in a row, without a completed step between them
         self.repeated: tuple[str, int] = ("", 0)  # the newest call, and how often it came in a row
-        self.repair, self.convert = Repairer(), Converter()
+        self.repair, self.convert = Repairer(), Converter(model.name)
         self.in_step = False
         self.partial: list[str] = []  # text of the answer under way
         self.running: tuple[ToolCall, list[str]] | None = None  # the call under way, and its output so far
@@ -208,19 +212,21 @@ class _Run:
 
     def _answer(self) -> Generator[Event, None, tuple[Completion | None, Verdict | None]]:
         """An answer, after as many attempts as it takes and the policy allows; with the Verdict, if it ends the run."""
-        errors = 0
+        errors, attempts, loading = 0, 0, 0.0
         while True:
+            attempts += 1
             yield from self._shorten("threshold")
             outcome = yield from self._attempt()
             failed = outcome if isinstance(outcome, ModelError) else None
             answer = outcome if isinstance(outcome, Completion) else None
             decision = decide(self._facts(outcome))
             if failed and decision is Decision.RETRY:
-                errors += 1
-                delay = self.retry.delay(failed, errors) if errors < self.limits.max_errors else None
+                errors += not failed.loading or loading >= self.retry.loading
+                delay = self.retry.delay(failed, max(errors, 1)) if errors < self.limits.max_errors else None
                 if delay is None:
                     return None, self._failed(failed, errors)
-                yield from self._wait(errors, delay, failed)
+                loading += delay * failed.loading
+                yield from self._wait(attempts, delay, failed)
             elif decision is Decision.COMPACT:
                 if not (yield from self._shorten("overflow" if failed else "length")):
                     text = answer.text if answer else ""
@@ -244,7 +250,7 @@ class _Run:
         try:
             while True:
                 event = next(stream)
-                if not self.partial:
+                if not (self.partial or isinstance(event, Notice)):
                     yield MessageStart({"role": "assistant", "content": ""})
                     self.partial.append("")
                 if isinstance(event, TextDelta):
@@ -271,7 +277,7 @@ class _Run:
         if converted is not self.messages:
             wire = repair(wire)
         key = yield from settle(self.hooks.get_api_key())
-        request = Request(wire, self.tools.schemas, self.system, key)
+        request = Request(wire, self.tools.schemas, self.system, key, reasoning=self.reasoning, session_id=self.tools.session_id)
         yield from settle(self.hooks.before_llm_call(request))
         return request
 
@@ -283,7 +289,7 @@ class _Run:
         self.compactions = 0
         self.text, self.last_usage = answer.text, answer.usage
         self.usage += answer.usage
-        answer.message["meta"] = {"timestamp": now()}
+        answer.message["meta"] = {"timestamp": now(), "model": self.model.name}
         if answer.text or answer.calls:
             self.messages.append(answer.message)
         yield MessageEnd(answer.message)

@@ -31,6 +31,7 @@ StopReason = Literal["stop", "length", "content_filter", "max_steps", "max_time"
 ErrorKind = Literal["overflow", "rate_limit", "quota", "auth", "bad_request", "not_found", "server", "network",
                     "incomplete", "empty", "protocol"]
 Finish = Literal["stop", "tool_calls", "length", "content_filter"]
+Reasoning = Literal["off", "minimal", "low", "medium", "high", "xhigh"]
 
 
 # ---- what goes to and comes from the model ---------------------------------------------------------------
@@ -40,7 +41,8 @@ Finish = Literal["stop", "tool_calls", "length", "content_filter"]
 class Usage:
     """Tokens of one answer or of a whole run; `cached` is part of `input`, `reasoning` part of `output`.
 
-    `estimated` is true where the server reported nothing and the numbers are our guess.
+    `estimated` is true where the server reported nothing and the numbers are our guess. `cost` is what the tokens cost
+    at the prices that the user gave, or what the server says; None where that is not known of all of them.
     """
 
     input: int = 0
@@ -48,10 +50,14 @@ class Usage:
     cached: int = 0
     reasoning: int = 0
     estimated: bool = False
+    cost: float | None = None
 
     def __add__(self, other: Usage) -> Usage:
+        parts = [usage for usage in (self, other) if usage.input or usage.output or usage.cost]
+        costs = [usage.cost for usage in parts if usage.cost is not None]
         return Usage(self.input + other.input, self.output + other.output, self.cached + other.cached,
-                     self.reasoning + other.reasoning, self.estimated or other.estimated)
+                     self.reasoning + other.reasoning, self.estimated or other.estimated,
+                     sum(costs) if costs and len(costs) == len(parts) else None)
 
 
 @dataclass(slots=True)
@@ -77,8 +83,9 @@ class ToolResult:
 class Request:
     """One model call as the loop asks for it. A before_llm_call hook may change any field.
 
-    `messages` are wire messages without the system prompt; `tools` are the API's tool schemas; `options` are
-    further body fields (temperature, ...), sent as they are.
+    `messages` are wire messages without the system prompt; `tools` are the API's tool schemas. `reasoning` is how much
+    the model is to think, "off" leaves it to the server. `session_id` names the conversation for the provider's cache.
+    `options` are further body fields (temperature, max_tokens, ...), in the API's own names.
     """
 
     messages: list[Message]
@@ -86,6 +93,8 @@ class Request:
     system: str = ""
     api_key: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    reasoning: Reasoning = "off"
+    session_id: str = ""
 
 
 @dataclass(slots=True)
@@ -127,10 +136,14 @@ class CoderError(Exception):
 
 
 class ModelError(CoderError):
-    """A model call failed. `retryable` and `retry_after` (seconds) are facts for the retry policy to judge."""
+    """A model call failed. `retryable` and `retry_after` (seconds) are facts for the retry policy to judge.
+
+    `message` is what the server said, `errors.explain` makes a sentence of all of it. `param` is the member of the request
+    that the server names, `loading` says that it is not ready yet because it loads the model.
+    """
 
     def __init__(self, kind: ErrorKind, message: str, *, status: int | None = None, request_id: str | None = None,
-                 retryable: bool = False, retry_after: float | None = None) -> None:
+                 retryable: bool = False, retry_after: float | None = None, param: str = "", loading: bool = False) -> None:
         super().__init__(message)
         self.kind: ErrorKind = kind
         self.message = message
@@ -138,6 +151,8 @@ class ModelError(CoderError):
         self.request_id = request_id
         self.retryable = retryable
         self.retry_after = retry_after
+        self.param = param
+        self.loading = loading
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "message": self.message, "status": self.status, "request_id": self.request_id}

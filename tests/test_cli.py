@@ -182,7 +182,7 @@ def test_a_stdin_that_nobody_closes_is_said_and_waited_for_until_it_ends_or_a_si
 # ---- the formats for programs ----------------------------------------------------------------------------
 
 RUN_END = {"stop_reason", "text", "usage", "steps", "error"}
-USAGE = {"input", "output", "cached", "reasoning", "estimated"}
+USAGE = {"input", "output", "cached", "reasoning", "estimated", "cost"}
 
 
 def test_json_is_one_object_with_the_named_fields(place: Place) -> None:
@@ -276,14 +276,14 @@ def turning(body: Body) -> Reply:
 # name: (exit code, replies, flags, what stdout is, what stderr says)
 ENDINGS: dict[str, tuple[int, Any, list[str], str, str]] = {
     "content_filter": (1, [Reply("Half", finish="content_filter")], [], "Half\n", "The provider's content filter"),
-    "401": (1, [Reply("wrong key", status=401)], [], "", "wrong key [HTTP 401]\nCheck OPENAI_API_KEY"),
-    "404": (1, [Reply("no model m", status=404)], [], "", "no model m [HTTP 404]\nCheck the model's name"),
+    "401": (1, [Reply("wrong key", status=401)], [], "", "Error: the key was refused: wrong key (HTTP 401). Check OPENAI_API_KEY"),
+    "404": (1, [Reply("no model m", status=404)], [], "", "no model m (HTTP 404). Check the model's name"),
     "a web page": (1, [Reply(chunks=[b"<html>Hi</html>"], headers={"content-type": "text/html"})], [], "", "check the base URL"),
     "max_steps": (3, turning, ["--max-steps", "2"], "Max steps reached, task may be incomplete.\n", "step limit"),
     "max_time": (3, [Reply("", [("bash", {"command": "sleep 300"})])], ["--max-seconds", "1.5", "-y"], None, "time limit"),
     "doom_loop": (3, FOUR_LS, [], None, "repeats itself"),
     "length": (3, [Reply("Half an answ", finish="length")], [], "Half an answ\n", "length limit"),
-    "429": (75, [Reply("slow down", status=429)], [], "", "Failed after 5 errors: slow down [HTTP 429]"),
+    "429": (75, [Reply("slow down", status=429)], [], "", "Failed after 5 errors: too many requests: slow down (HTTP 429). Try"),
     "refused": (75, None, [], "", "nothing answers at"),
 }
 

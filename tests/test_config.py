@@ -8,11 +8,15 @@ import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from coder.features.scripted import Reply
+from coder.terminal.cli import LEVELS
 from coder.terminal.config import NAMES, ConfigError, Settings, config_folder, data_folder, is_loopback, load, window_of
+from coder.types import Reasoning
+from coder.usage import Price
 from tests.harness import serve
 from tests.test_cli import ROOT, Place, assert_one_line
 
@@ -54,7 +58,9 @@ def settings(place: Place, monkeypatch: pytest.MonkeyPatch) -> Sources:
 # ---- one source before another ---------------------------------------------------------------------------
 
 FIELDS = {"OPENAI_MODEL": "model", "CODER_CONTEXT_WINDOW": "context_window", "CODER_IDLE_TIMEOUT": "idle_timeout",
-          "CODER_RETRY_BASE": "retry_base", "CODER_MAX_STEPS": "max_steps", "CODER_MAX_SECONDS": "max_seconds"}
+          "CODER_FIRST_BYTE_TIMEOUT": "first_byte_timeout", "CODER_RETRY_BASE": "retry_base", "CODER_MAX_STEPS": "max_steps",
+          "CODER_MAX_SECONDS": "max_seconds"}
+OTHERS = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "CODER_REASONING", "CODER_PRICES", "CODER_PROFILE", "CODER_EXTRA_BODY"}
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -205,7 +211,7 @@ def test_env_example_has_exactly_the_known_names_and_sets_nothing(settings: Sour
     plain = settings(env=NEEDED)
     (place.ws / ".env").write_text(example)
     assert load(place.ws) == plain
-    assert set(FIELDS) | {"OPENAI_API_KEY", "OPENAI_BASE_URL"} == set(NAMES)
+    assert set(FIELDS) | OTHERS == set(NAMES)
 
 
 def test_the_folders_follow_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,3 +309,54 @@ def test_a_bad_number_ends_the_program_in_one_line(place: Place) -> None:
     assert_one_line(place.coder("hi", CODER_MAX_STEPS="many", **NEEDED), "CODER_MAX_STEPS", "many")
     (place.ws / ".env").write_text("CODER_IDLE_TIMEOUT=soon\n")
     assert_one_line(place.coder("hi", **NEEDED), "CODER_IDLE_TIMEOUT", "soon")
+
+
+# ---- how the model is asked, and what it costs -----------------------------------------------------------
+
+
+def test_reasoning_is_one_of_the_levels(settings: Sources) -> None:
+    assert settings(env=NEEDED).reasoning == "off"
+    assert settings(env=NEEDED | {"CODER_REASONING": "High"}).reasoning == "high"
+    assert settings({"CODER_REASONING": "low"}, env=NEEDED | {"CODER_REASONING": "high"}).reasoning == "low"
+    with pytest.raises(ConfigError, match=r"CODER_REASONING is 'much', and has to be one of off, minimal, low"):
+        settings(env=NEEDED | {"CODER_REASONING": "much"})
+    assert get_args(Reasoning) == LEVELS
+
+
+def test_prices_come_from_a_file_of_the_users(settings: Sources, tmp_path: Path) -> None:
+    path = tmp_path / "prices.json"
+    path.write_text('{"local-*": {"input": 0, "output": 0}, "gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}')
+    got = settings(env=NEEDED | {"CODER_PRICES": str(path)})
+    assert got.price_of("gpt-5") == Price(1.25, 10, 0.125) and got.price_of("local-7b") == Price(0, 0)
+    assert got.price_of("gpt-5-mini") is None
+    assert not settings(env=NEEDED, folder={"CODER_PRICES": str(path)}).prices
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"m": 3}', '{"m": {"input": 1}}', '{"m": {"input": "x", "output": 1}}', '{"m": {"in": 1}}'])
+def test_a_file_of_prices_that_is_none_is_said(settings: Sources, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "prices.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"CODER_PRICES: .*prices.json has to be like .*per million tokens"):
+        settings(env=NEEDED | {"CODER_PRICES": str(path)})
+    with pytest.raises(ConfigError, match=r"CODER_PRICES: .*gone cannot be read: No such file"):
+        settings(env=NEEDED | {"CODER_PRICES": str(tmp_path / "gone")})
+
+
+def test_the_profile_and_the_body_are_json_and_not_of_a_folder(settings: Sources) -> None:
+    env = NEEDED | {"CODER_PROFILE": '{"empty_content": "empty"}', "CODER_EXTRA_BODY": '{"top_k": 3}'}
+    got = settings(env=env)
+    assert (got.profile, got.extra_body) == ({"empty_content": "empty"}, {"top_k": 3})
+    theirs = {"CODER_PROFILE": '{"tool_name": true}', "CODER_EXTRA_BODY": '{"messages": []}'}
+    assert (settings(env=NEEDED, folder=theirs).profile, settings(env=NEEDED, folder=theirs).extra_body) == ({}, {})
+
+
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("CODER_EXTRA_BODY", "{oops", "CODER_EXTRA_BODY is no JSON"),
+    ("CODER_EXTRA_BODY", "[1]", "CODER_EXTRA_BODY has to be a JSON object"),
+    ("CODER_PROFILE", '{"colour": 1}', "'colour' is no field of a profile; there are output_limit, system_role"),
+    ("CODER_PROFILE", '{"tool_name": 1}', "tool_name cannot be 1; it is False by default"),
+    ("CODER_PROFILE", '{"empty_content": "none"}', "empty_content cannot be 'none'; it is 'null' by default, or null, empty, absent"),
+    ("CODER_PROFILE", '{"ids": "("}', "CODER_PROFILE: ")])
+def test_what_is_no_profile_or_body_is_said(settings: Sources, name: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        settings(env=NEEDED | {name: value})

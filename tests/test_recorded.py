@@ -10,7 +10,7 @@ import pytest
 
 from coder.features.scripted import Reply
 from coder.types import ReasoningDelta, Retry, StepEnd
-from coder.wire import read_usage
+from coder.usage import read_usage
 from tests.harness import ask, serve
 
 FILE = Path(__file__).parent.parent.parent / "shared" / "corpora" / "recorded.jsonl"

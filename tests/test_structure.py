@@ -119,7 +119,7 @@ def test_there_is_no_circle_of_imports() -> None:
 
 
 def test_the_three_libraries_have_one_place_each_and_are_imported_late() -> None:
-    assert importers_of("openai", "httpx2", "httpx") == {"coder.ai"}
+    assert importers_of("openai", "httpx2", "httpx") == {"coder.endpoint"}
     assert importers_of("dotenv") == {"coder.terminal.config"}
     assert {importer.rpartition(".")[0] for importer in importers_of("rich")} == {"coder.terminal"}
     libraries = {"openai", "httpx2", "httpx", "dotenv", "rich"}

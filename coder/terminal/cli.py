@@ -35,6 +35,7 @@ AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the impor
 USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130
 EXIT_CODES = {"stop": 0, "content_filter": 1, "error": 1, "max_steps": LIMIT, "max_time": LIMIT, "doom_loop": LIMIT, "length": LIMIT,
               "aborted": INTERRUPTED}
+LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh")  # types.Reasoning, which is slow to import (a test compares)
 PASSING = {"rate_limit", "server", "network", "incomplete", "empty"}  # errors that may be gone later
 
 
@@ -59,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--context-window", dest="CODER_CONTEXT_WINDOW", type=int, metavar="TOKENS", help="default by model family")
     flags.add_argument("--idle-timeout", dest="CODER_IDLE_TIMEOUT", type=float, metavar="S",
                        help="seconds without data until a stream is given up (default 180, 0: never)")
+    flags.add_argument("--reasoning", dest="CODER_REASONING", metavar="LEVEL", choices=LEVELS,
+                       help=f"how much the model thinks: {', '.join(LEVELS)} (default off: as the server does by itself)")
     flags.add_argument("--system-prompt", metavar="TEXT", default="", help="instead of ours")
     flags.add_argument("--append-system-prompt", metavar="TEXT", default="", help="after ours")
     flags.add_argument("-C", "--cwd", metavar="DIR", default=".", help="work in this folder")
@@ -215,7 +218,7 @@ def _load_behind() -> None:
 
 
 def _one_shot(session: Session, prompt: str, arguments: argparse.Namespace) -> int:
-    with _shown(arguments) as show:
+    with _shown(arguments, session.stalls) as show:
         result = session.run(prompt, show)
     if arguments.output_format == "json":
         end = {"stop_reason": result.stop_reason, "text": result.text, "usage": dataclasses.asdict(result.usage), "steps": result.steps,
@@ -233,8 +236,8 @@ def _one_shot(session: Session, prompt: str, arguments: argparse.Namespace) -> i
 
 
 @contextlib.contextmanager
-def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Any], None]]:
-    """What is done with the events of a one-shot run."""
+def _shown(arguments: argparse.Namespace, limits: tuple[float, float]) -> Iterator[Callable[[Any], None]]:
+    """What is done with the events of a one-shot run. `limits`: seconds to the first byte and between two."""
     if arguments.output_format == "stream-json":
         yield lambda event: _print(json.dumps(event.to_dict(), ensure_ascii=sys.stdout.isatty()))
         return
@@ -247,7 +250,7 @@ def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Any], None]]:
     to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
     null = open(os.devnull, "w") if arguments.quiet else None  # noqa: SIM115 (closed below)
     screen = Screen(null or sys.stderr, sys.stdout)
-    render = Renderer(screen, show_text=to_terminal, verbose=arguments.verbose)
+    render = Renderer(screen, show_text=to_terminal, verbose=arguments.verbose, limits=limits)
     asker = Asker(screen, render, Keyboard(data_folder() / "history", waiting=lambda: None)) if arguments.can_ask else None
 
     def show(event: Event) -> None:

@@ -8,18 +8,28 @@ permissions; there are none.
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
 from urllib.parse import urlsplit
 
-from coder.address import is_loopback
+from coder.address import host_of, is_loopback
+
+if TYPE_CHECKING:
+    from coder.types import Reasoning
+    from coder.usage import Price
 
 # The settings of .env.example (a test compares the two).
-NAMES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "CODER_CONTEXT_WINDOW", "CODER_IDLE_TIMEOUT", "CODER_RETRY_BASE",
-         "CODER_MAX_STEPS", "CODER_MAX_SECONDS")
+NAMES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "CODER_CONTEXT_WINDOW", "CODER_REASONING", "CODER_IDLE_TIMEOUT",
+         "CODER_FIRST_BYTE_TIMEOUT", "CODER_RETRY_BASE", "CODER_MAX_STEPS", "CODER_MAX_SECONDS", "CODER_PRICES", "CODER_PROFILE",
+         "CODER_EXTRA_BODY")
+# A folder must not say what is added to a request, nor name a file that we read.
+NOT_OF_A_FOLDER = {"CODER_PRICES", "CODER_PROFILE", "CODER_EXTRA_BODY"}
 
 # Context windows in tokens, by the beginning of the model's name; the first that fits counts.
 WINDOWS = ((r"gpt-5", 400_000), (r"gpt-4\.1", 1_000_000), (r"(gpt-4o|o\d)", 128_000), (r"claude", 200_000), (r"gemini", 1_000_000),
@@ -44,10 +54,19 @@ class Settings:
     retry_base: float
     max_steps: int
     max_seconds: float | None
+    reasoning: Reasoning = "off"
+    first_byte_timeout: float | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    profile: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def host(self) -> str:
-        return urlsplit(self.base_url or "https://api.openai.com").netloc.rpartition("@")[2]
+        return host_of(self.base_url)
+
+    def price_of(self, model: str) -> Price | None:
+        """The price of a model: under its own name, else under the first pattern that fits ("deepseek-*")."""
+        return self.prices.get(model) or next((price for name, price in self.prices.items() if fnmatchcase(model, name)), None)
 
 
 def config_folder() -> Path:
@@ -61,7 +80,8 @@ def data_folder() -> Path:
 def load(cwd: Path, flags: Mapping[str, object] | None = None) -> Settings:
     """The settings for a session in `cwd`. `flags` go by the names above; None means not given. Raises ConfigError."""
     given = {name: str(value) for name, value in (flags or {}).items() if value is not None}
-    sources = [given, dict(os.environ), _dotenv(config_folder() / ".env"), _dotenv(cwd / ".env")]
+    folder = {name: value for name, value in _dotenv(cwd / ".env").items() if name not in NOT_OF_A_FOLDER}
+    sources = [given, dict(os.environ), _dotenv(config_folder() / ".env"), folder]
     base_url, api_key = _server(sources)
     first = {name: next((source[name] for source in sources if source.get(name)), "") for name in NAMES}
     if not first["OPENAI_MODEL"]:
@@ -70,8 +90,11 @@ def load(cwd: Path, flags: Mapping[str, object] | None = None) -> Settings:
         model=first["OPENAI_MODEL"], base_url=base_url, api_key=api_key,
         context_window=int(_number(first, "CODER_CONTEXT_WINDOW", window_of(first["OPENAI_MODEL"]))),
         idle_timeout=_number(first, "CODER_IDLE_TIMEOUT", 180), retry_base=_number(first, "CODER_RETRY_BASE", 2),
+        first_byte_timeout=_number(first, "CODER_FIRST_BYTE_TIMEOUT", 0) if first["CODER_FIRST_BYTE_TIMEOUT"] else None,
         max_steps=int(_number(first, "CODER_MAX_STEPS", DEFAULT_STEPS)),
-        max_seconds=_number(first, "CODER_MAX_SECONDS", 0) or None)
+        max_seconds=_number(first, "CODER_MAX_SECONDS", 0) or None, reasoning=_reasoning(first["CODER_REASONING"]),
+        prices=_prices(first["CODER_PRICES"]), profile=_profile(first["CODER_PROFILE"], host_of(base_url), first["OPENAI_MODEL"]),
+        extra_body=_object("CODER_EXTRA_BODY", first["CODER_EXTRA_BODY"]))
 
 
 def _server(sources: list[dict[str, str]]) -> tuple[str | None, str | None]:
@@ -136,6 +159,61 @@ def _number(values: Mapping[str, str], name: str, default: float) -> float:
     if not 0 <= number < 1e12:
         raise ConfigError(f"{name} is {values[name]}, which is out of range")
     return number
+
+
+def _reasoning(word: str) -> Reasoning:
+    """A level of reasoning. Raises ConfigError where it is none."""
+    if not word:
+        return "off"
+    from coder.types import Reasoning
+
+    if word.lower() not in get_args(Reasoning):
+        raise ConfigError(f"CODER_REASONING is {word!r}, and has to be one of {', '.join(get_args(Reasoning))}")
+    return cast(Reasoning, word.lower())
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    """A setting that is a JSON object."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"{name} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f'{name} has to be a JSON object, such as {{"top_k": 20}}')
+    return value
+
+
+def _profile(text: str, host: str, model: str) -> dict[str, Any]:
+    """What overrides the table of profile.py. Raises ConfigError where that knows no such field or value."""
+    if not text:
+        return {}
+    from coder.profile import profile_of
+
+    given = _object("CODER_PROFILE", text)
+    try:
+        profile_of(host, model, given)
+    except (ValueError, re.error) as error:
+        raise ConfigError(f"CODER_PROFILE: {error}") from None
+    return given
+
+
+def _prices(path: str) -> dict[str, Price]:
+    """{"model or pattern": {"input": 1.25, "cached": 0.125, "output": 10}} in a file, per million tokens."""
+    if not path:
+        return {}
+    from coder.usage import Price
+
+    try:
+        text = Path(path).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"CODER_PRICES: {path} cannot be read: {getattr(error, 'strerror', '') or 'no text'}") from None
+    try:
+        return {name: Price(**{key: float(value) for key, value in price.items()}) for name, price in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"CODER_PRICES: {path} has to be like {PRICES}: {error}") from None
+
+
+PRICES = '{"gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}, per million tokens'
 
 
 def window_of(model: str) -> int:

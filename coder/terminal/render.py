@@ -5,10 +5,12 @@ A consumer of events and nothing else. What it leaves out: input (repl.py) and t
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator
 
+from coder.errors import explain, happened
 from coder.terminal.screen import Screen, clean, one_line, plain
 from coder.types import (
     DoomLoop,
@@ -21,6 +23,7 @@ from coder.types import (
     Retry,
     RunEnd,
     RunStart,
+    Status,
     StepStart,
     TextDelta,
     ToolCallDelta,
@@ -42,24 +45,19 @@ STOPPED = {
     "max_time": "stopped: the time limit is reached; go on with `continue`",
     "doom_loop": "stopped: the model repeats itself", "aborted": "stopped by you", "error": "failed"}
 
-ADVICE = {
-    "auth": "Check OPENAI_API_KEY, and that it belongs to this server.",
-    "quota": "The account has no credit left, or its plan's limit is reached.",
-    "not_found": "Check the model's name (OPENAI_MODEL, -m) and the base URL (OPENAI_BASE_URL).",
-    "network": "Check the base URL (OPENAI_BASE_URL) and that the server runs.",
-    "protocol": "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1.",
-    "rate_limit": "Too many requests: try again later.",
-    "overflow": "The conversation no longer fits the model: /clear, or a model with a larger context.",
-    "bad_request": "The server does not accept the request: check that the model takes tools."}
-
 
 class Renderer:
-    """Shows the events of runs on `screen`. `show_text` False leaves the answers to somebody else."""
+    """Shows the events of runs on `screen`. `show_text` False leaves the answers to somebody else. `limits`: seconds
+    without data until a request is given up, at its start and later on."""
 
-    def __init__(self, screen: Screen, *, show_text: bool = True, verbose: bool = False) -> None:
+    def __init__(self, screen: Screen, *, show_text: bool = True, verbose: bool = False,
+                 limits: tuple[float, float] = (math.inf, math.inf)) -> None:
         self.screen = screen
         self.show_text = show_text
         self.verbose = verbose
+        self.thoughts = verbose
+        self.first_byte, self.idle = limits
+        self.loading = False  # the server was said to load its model
         self.started = time.monotonic()
         self.streaming = ""  # "text" or "reasoning" while it comes
         self.title = ""  # of the tool under way
@@ -72,11 +70,11 @@ class Renderer:
             case ReasoningDelta(text=text):
                 self._stream("reasoning", text)
             case ToolCallDelta(name=name):
-                self._pause(f"{name} …")
+                self._pause(f"{name} …", self.idle)
             case RunStart():
-                self.started = time.monotonic()
-            case StepStart():
-                self._pause("thinking")
+                self.started, self.loading = time.monotonic(), False
+            case StepStart() | Status(status="busy"):
+                self._pause("thinking", self.first_byte)
             case ToolStart(title=title):
                 self.title, self.asked = clean(title), ""
                 self._pause(title)
@@ -104,7 +102,8 @@ class Renderer:
     # -- text
 
     def _stream(self, kind: str, text: str) -> None:
-        if not (self.verbose if kind == "reasoning" else self.show_text):
+        if not (self.thoughts if kind == "reasoning" else self.show_text):
+            self._pause("thinking" if kind == "reasoning" else "writing", self.idle)
             return
         if self.streaming != kind:
             self._quiet()
@@ -114,6 +113,7 @@ class Renderer:
             self.screen.answer(text)
         else:
             self.screen.print(clean(text), "dim")
+        self.screen.status("waiting", self.idle, only_stalls=True)
 
     def _quiet(self) -> None:
         """End what is under way: the status line, a line that is not finished."""
@@ -121,11 +121,12 @@ class Renderer:
         self.screen.finish_line()
         self.streaming = ""
 
-    def _pause(self, label: str) -> None:
-        """Something is being waited for: the spinner says what."""
+    def _pause(self, label: str, limit: float = math.inf) -> None:
+        """Something is being waited for: the spinner says what, and for how long at most."""
+        if self.streaming:
+            self._quiet()
         self.screen.finish_line()
-        self.streaming = ""
-        self.screen.status(clean(label))
+        self.screen.status(clean(label), limit)
 
     # -- tools
 
@@ -186,8 +187,15 @@ class Renderer:
     def _retry(self, event: Retry) -> None:
         taken_back = self.streaming == "text"
         self._quiet()
+        if event.error.loading:
+            if not self.loading:
+                self.screen.line(f"The server is not ready: {clean(event.error.message)}. Waiting for it.", "yellow")
+            self.loading = True
+            self._pause("the server loads the model")
+            return
         back = " What was shown of this answer is taken back." if taken_back else ""
-        self.screen.line(f"{clean(event.error.message)}. Attempt {event.attempt + 1} in {event.delay:.0f} s.{back}", "yellow")
+        what = clean(happened(event.error))
+        self.screen.line(f"{what[:1].upper()}{what[1:]}. Attempt {event.attempt + 1} in {event.delay:.0f} s.{back}", "yellow")
         self._pause("waiting to try again")
 
     def _end(self, event: RunEnd) -> None:
@@ -218,10 +226,8 @@ def diff_lines(changes: str) -> Iterator[tuple[str, str]]:
 
 
 def error_text(text: str, error: ModelError) -> str:
-    """What happened, in the server's words, and what to do."""
-    request = f" (request {clean(error.request_id)})" if error.request_id else ""
-    status = f" [HTTP {error.status}]" if error.status else ""
-    return f"{clean(text)}{status}{request}\n{ADVICE.get(error.kind, '')}".rstrip()
+    """What happened, in the server's words, and what to do, in one line. `text` is that of RunEnd."""
+    return clean(f"{text.partition(': ')[0]}: {explain(error)}")
 
 
 def summary(event: RunEnd, seconds: float) -> str:
@@ -231,10 +237,12 @@ def summary(event: RunEnd, seconds: float) -> str:
 
 
 def tokens(usage: Usage) -> str:
-    """Tokens in (how many of them cached) and out; ~ marks an estimate."""
+    """Tokens in (how many of them cached) and out (how many of them thought), and their cost; ~ marks an estimate."""
     about = "~" if usage.estimated else ""
     cached = f" ({count(usage.cached)} cached)" if usage.cached else ""
-    return f"{about}{count(usage.input)} in{cached}, {about}{count(usage.output)} out"
+    thought = f" ({count(usage.reasoning)} reasoning)" if usage.reasoning else ""
+    cost = f", {about}${usage.cost:.{2 if usage.cost >= 1 else 4}f}" if usage.cost is not None else ""
+    return f"{about}{count(usage.input)} in{cached}, {about}{count(usage.output)} out{thought}{cost}"
 
 
 def count(number: int) -> str:

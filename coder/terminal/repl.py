@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
+from typing import cast, get_args
 
 from coder.abort import Abort
 from coder.history import user
@@ -18,7 +19,7 @@ from coder.terminal.screen import Screen, clean, one_line
 from coder.terminal.session import Session
 from coder.tools import Toolset
 from coder.tools.bash import bash
-from coder.types import Event, ToolCall, ToolResult, ToolUpdate
+from coder.types import Event, Reasoning, ToolCall, ToolResult, ToolUpdate
 
 ALIASES = {"?": "help", "quit": "exit", "q": "exit", "reset": "clear", "new": "clear", "cost": "tokens", "context": "tokens"}
 
@@ -30,13 +31,14 @@ class Repl:
         self.session = session
         self.screen = screen
         self.keyboard = keyboard
-        self.render = Renderer(screen, verbose=verbose)
+        self.render = Renderer(screen, verbose=verbose, limits=session.stalls)
         self.asker = Asker(screen, self.render, keyboard)
         keyboard.stopped_run = lambda: session.interrupts.last
         self.commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "help": ("this list", self._help),
             "clear": ("forget the conversation", self._clear),
             "model": ("show the model, or go on with another: /model NAME", self._model),
+            "reasoning": ("how much the model thinks: /reasoning LEVEL; /reasoning show or hide what it thinks", self._reasoning),
             "tools": ("the tools the model has", self._tools),
             "tokens": ("what was used so far", self._tokens),
             "exit": ("leave (also Ctrl+D)", self._exit),
@@ -87,7 +89,7 @@ class Repl:
 
     def _help(self, argument: str) -> None:
         for name, (text, _) in self.commands.items():
-            self.screen.line(f"  /{name:<8} {text}")
+            self.screen.line(f"  /{name:<9} {text}")
         self.screen.line("  !command  run it here and add its output to the conversation; !!command only runs it")
         self.screen.line('  """       begins and ends a text of several lines; so does \\ at the end of a line')
 
@@ -100,6 +102,19 @@ class Repl:
         if argument:
             self.session.use(argument)
         self.screen.line(f"{clean(self.session.model.name)} at {clean(self.session.settings.host)}")
+
+    def _reasoning(self, argument: str) -> None:
+        """The level, and whether thoughts are shown."""
+        levels, word = get_args(Reasoning), argument.lower()
+        if word in levels:
+            self.session.reasoning = cast(Reasoning, word)
+        elif word in ("show", "hide"):
+            self.render.thoughts = word == "show"
+        elif word:
+            self.screen.line(f"/reasoning takes {', '.join(levels)}, show or hide.", "yellow")
+            return
+        shown = "shown" if self.render.thoughts else "hidden"
+        self.screen.line(f"reasoning: {self.session.reasoning}, {shown}")
 
     def _tools(self, argument: str) -> None:
         for each in self.session.tools.tools.values():

@@ -6,13 +6,14 @@ Output is appended and never repainted, but for that one line. What it leaves ou
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
 import threading
 import time
 from functools import cached_property
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +25,7 @@ del CONTROL[0x0A], CONTROL[0x09]
 UNSEEN = {0x115F, 0x1160, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), *range(0x180B, 0x1810)}
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.1  # seconds
+STALL = 5.0  # seconds without data from which they are counted on the screen
 
 
 def clean(text: str) -> str:
@@ -66,7 +68,11 @@ class Screen:
         self._lock = threading.RLock()
         self.label = ""  # of the status line
         self._since = 0.0
-        self._painted = False
+        self._limit = math.inf
+        self._heard = 0.0  # when data came last
+        self._only_stalls = False
+        self._line = ""  # what is written of the line that is under way
+        self._painted: Literal["", "line", "behind"] = ""  # where the status is
         self._ticker: threading.Thread | None = None
 
     @property
@@ -91,7 +97,11 @@ class Screen:
             self._newest = stream or self.stream
             self._newest.write(text)
             self._newest.flush()
-            self.at_start = text.endswith("\n")
+            self._moved(text)
+
+    def _moved(self, text: str) -> None:
+        self.at_start = text.endswith("\n")
+        self._line = text.rpartition("\n")[2] if "\n" in text else self._line + text
 
     def answer(self, text: str) -> None:
         """Append text of the model's answer, with words kept whole at the edge of a terminal."""
@@ -119,24 +129,29 @@ class Screen:
             self._wipe()
             self._newest = self.stream
             self.console.print(Text(text, style), end="")
-            self.at_start = text.endswith("\n")
+            self._moved(text)
 
     # -- the status line
 
-    def status(self, label: str) -> None:
-        """Show `label` with a spinner and the seconds below the output; "" ends it."""
+    def status(self, label: str, limit: float = math.inf, *, only_stalls: bool = False) -> None:
+        """Show `label` with a spinner and the seconds below the output, from now on; "" ends it.
+
+        After `limit` seconds without another call something is given up: from STALL on, these are counted as well.
+        `only_stalls`: nothing is shown before that, and then behind a line that is under way, too.
+        """
         with self._lock:
-            if label and not self.label:
-                self._since = time.monotonic()
-            self.label = label
-            if not label:
+            self._heard = time.monotonic()
+            if label and (not self.label or only_stalls != self._only_stalls):
+                self._since = self._heard
+            self.label, self._limit, self._only_stalls = label, limit, only_stalls
+            if not label or self._painted == "behind":
                 self._wipe()
         if label and self.live and self._ticker is None:
             self._ticker = threading.Thread(target=self._tick, daemon=True)
             self._ticker.start()
 
     def restart_clock(self) -> None:
-        self._since = time.monotonic()
+        self._since = self._heard = time.monotonic()
 
     def _tick(self) -> None:
         while True:
@@ -145,25 +160,35 @@ class Screen:
                 if not self.label:
                     self._ticker = None
                     return
-                if self.at_start and (waited := time.monotonic() - self._since) > 2 * FRAME:
-                    self._paint(waited)
+                now = time.monotonic()
+                if now - (self._heard if self._only_stalls else self._since) > (STALL if self._only_stalls else 2 * FRAME):
+                    self._paint(now)
 
-    def _paint(self, waited: float) -> None:
+    def _paint(self, now: float) -> None:
+        from rich.cells import cell_len
         from rich.text import Text
 
-        frame = SPINNER[int(waited / FRAME) % len(SPINNER)]
+        waited, silent = now - self._since, now - self._heard
         seconds = f" {waited:.0f}s" if waited >= 1 else ""
-        text = one_line(f"{frame} {self.label}", self.width - len(seconds) - 1) + seconds
+        if silent >= STALL and self._limit < math.inf:
+            seconds = f" · no data for {silent:.0f}s of {self._limit:g}s"
+        column = cell_len(self._line) % self.width if not self.at_start else 0
+        room = self.width - column - len(seconds) - 2
+        if not self.at_start and (not self._only_stalls or room < 4):
+            return
+        text = one_line(f"{SPINNER[int(now / FRAME) % len(SPINNER)]} {self.label}", max(room, 10)) + seconds
         with contextlib.suppress(OSError, ValueError):
-            self.stream.write("\r\x1b[K")
+            self.stream.write("\r\x1b[K" if self.at_start else "\x1b7 ")
             self.console.print(Text(text, "dim"), end="")
+            self.stream.write("" if self.at_start else "\x1b8")
             self.stream.flush()
-            self._painted = True
+            self._painted = "line" if self.at_start else "behind"
 
     def _wipe(self) -> None:
         if self._painted:
-            self.stream.write("\r\x1b[K")
-            self._painted = False
+            self.stream.write("\r\x1b[K" if self._painted == "line" else "\x1b[K")
+            self.stream.flush()
+            self._painted = ""
 
 
 class Wrap:

@@ -39,6 +39,7 @@ class Session:
 
     def __init__(self, settings: Settings, cwd: Path, approval: Approval, *, system: str = "", extra: str = "") -> None:
         self.settings = settings
+        self.reasoning = settings.reasoning
         self.cwd = cwd
         self.approval = approval
         self.system = "\n\n".join(filter(None, [system or system_prompt(cwd), extra]))
@@ -53,19 +54,26 @@ class Session:
     def use(self, name: str) -> None:
         """Talk to another model of the same server; the conversation goes on."""
         settings, idle, seen = self.settings, self.settings.idle_timeout, self.tools.seen
+        first = max(FIRST_BYTE_TIMEOUT, idle) if idle else 0
         own = settings.context_window != window_of(settings.model)  # one that the person gave stays
         self.model = ChatModel(name, base_url=settings.base_url, api_key=settings.api_key,
                                context_window=settings.context_window if own else window_of(name), idle_timeout=idle,
-                               first_byte_timeout=max(FIRST_BYTE_TIMEOUT, idle) if idle else 0)
+                               first_byte_timeout=first if settings.first_byte_timeout is None else settings.first_byte_timeout,
+                               extra_body=settings.extra_body, profile=settings.profile, price=settings.price_of(name))
         self.tools = Toolset(tools_for(name), cwd=self.cwd, session_id=self.session_id)
         self.tools.seen = seen
+
+    @property
+    def stalls(self) -> tuple[float, float]:
+        """Seconds without data until a request is given up: at its start, later on."""
+        return self.model.first_byte_timeout, self.model.idle_timeout
 
     def run(self, prompt: str, show: Callable[[Event], None]) -> RunResult:
         """One run, its events shown. Raises KeyboardInterrupt where it had to be broken off."""
         limits = Limits(max_steps=self.settings.max_steps, max_seconds=self.settings.max_seconds)
         abort = Abort()
-        events = run_loop(self.messages, self.model, self.tools, prompts=prompt, system=self.system, hooks=self.approval,
-                          limits=limits, retry=RetryPolicy(base=self.settings.retry_base), abort=abort)
+        events = run_loop(self.messages, self.model, self.tools, prompts=prompt, system=self.system, reasoning=self.reasoning,
+                          hooks=self.approval, limits=limits, retry=RetryPolicy(base=self.settings.retry_base), abort=abort)
         with self.interrupts.stopping(abort):
             try:
                 while True:

@@ -1,0 +1,151 @@
+"""Tool calls out of the pieces that arrive: which piece belongs to which call, and what its arguments are.
+
+`Calls.add` takes one piece of one delta; `Calls.finished` gives every call with its entry for the history. Each rule names
+the observation behind it (T1 ...; tests/data/quirks.jsonl replays them), and none asks who the server is.
+
+What it leaves out: the rest of an answer (wire.py), and running calls (loop.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from coder.text import mend, mend_all, new_id, safe_name
+from coder.types import Message, ToolCall, ToolCallDelta
+
+
+@dataclass(slots=True)
+class _Call:
+    """A tool call while it arrives. `index` is a key and no position (T4)."""
+
+    index: Any = None
+    id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+    whole: dict[str, Any] | None = None  # T11: arguments that came as an object
+    extra: dict[str, Any] = field(default_factory=dict)  # T28: unknown members go back to the server
+
+    def add(self, part: dict[str, Any], function: dict[str, Any]) -> None:
+        self.id = self.id or part.get("id") or ""  # set once, never joined (T5, T7)
+        name = function.get("name") or ""
+        if name != self.name:  # T7: repeated, or the name so far, or really a piece
+            self.name = name if name.startswith(self.name) else self.name + name
+        arguments = function.get("arguments")
+        if isinstance(arguments, dict):
+            self.whole = arguments
+        elif arguments:
+            self.pieces.append(str(arguments))
+        self.extra |= {k: v for k, v in part.items() if k not in ("index", "id", "type", "function") and v is not None}
+
+    def complete(self) -> bool:
+        """A name and arguments that are whole, as far as one can see."""
+        arguments = self.whole or (parse_arguments(self.pieces)[0] if self.pieces else None)
+        return bool(self.name) and arguments is not None
+
+
+class Calls:
+    """The calls of one answer, in order of arrival. `tool_names` are the tools that were offered."""
+
+    def __init__(self, tool_names: Container[str] = ()) -> None:
+        self.tool_names = tool_names
+        self.calls: list[_Call] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.calls)
+
+    def add(self, part: dict[str, Any]) -> ToolCallDelta:
+        """Take one piece; what it adds, for the screen."""
+        function = part.get("function") or {}  # T9
+        call = self._find(part, function) or self._new(part)
+        call.add(part, function)
+        arguments = function.get("arguments") or ""
+        return ToolCallDelta(call.id, call.name, mend(arguments if isinstance(arguments, str) else json.dumps(arguments)))
+
+    def _find(self, part: dict[str, Any], function: dict[str, Any]) -> _Call | None:
+        """The call that this piece belongs to: by id, else by index, else the last one; None for a new call."""
+        call_id, index, name = part.get("id"), part.get("index"), function.get("name")
+        here = next((c for c in reversed(self.calls) if c.index == index), None) if index is not None else None
+        if call_id:
+            known = next((c for c in reversed(self.calls) if c.id == call_id), None)
+            if known and (index is None or known.index == index or not name):
+                return known
+            # T2: another id takes the index over; T24: the same id at another index, with a name, is another call
+            return here if here and here.id in ("", call_id) else None
+        found = here or (self.calls[-1] if self.calls and (index is None or not name) else None)
+        if found and name and found.complete() and function.get("arguments"):  # T6: a name after a whole call
+            return None
+        return found
+
+    def _new(self, part: dict[str, Any]) -> _Call:
+        self.calls.append(_Call(index=part.get("index")))
+        return self.calls[-1]
+
+    def finished(self) -> list[tuple[ToolCall, Message]]:
+        """Each call and its form in the history."""
+        made: list[tuple[ToolCall, Message]] = []
+        seen: set[str] = set()
+        for call in self.calls:
+            if not (call.name or call.pieces or call.whole):
+                continue
+            arguments, problem = (call.whole, "") if call.whole is not None else parse_arguments(call.pieces)
+            arguments = mend_all(arguments)
+            call_id = mend(call.id) if call.id and call.id not in seen else new_id()  # T6, T24
+            seen.add(call_id)
+            name = self._name(call.name)
+            text = json.dumps(arguments or {}, ensure_ascii=False)  # T12, R28: always valid JSON
+            entry = {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}} | call.extra
+            made.append((ToolCall(call_id, name, arguments, problem), entry))
+        return made
+
+    def _name(self, name: str) -> str:
+        """T23: prefix and tail go where an offered tool remains; T30, T32: nothing else that a server refuses."""
+        core = name.split("<|")[0].rsplit(".", 1)[-1].strip()
+        return core if core in self.tool_names else safe_name(name)
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")  # Python reads NaN and Infinity; no server takes them back
+
+
+_decoder = json.JSONDecoder(strict=False, parse_constant=_no_number)  # T16: raw newlines inside strings
+
+
+def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
+    """(the arguments, "") or (None, why not). Never closes a bracket or a quote that is missing (F7)."""
+    raw = "".join(pieces).strip()
+    if not raw:
+        return {}, ""  # T12
+    try:
+        value = _decoder.decode(raw)
+        if isinstance(value, str):
+            value = _decoder.decode(value)  # T13: encoded twice
+    except RecursionError:
+        return None, "nested too deeply"
+    except ValueError as error:
+        if len(pieces) > 1 and all(b.startswith(a) for a, b in pairwise(pieces)):
+            return parse_arguments(pieces[-1:])  # T15: each piece is the text so far
+        value = _first_object(raw)
+        if value is None:
+            return None, f"not valid JSON: {error}"
+    if value is None:
+        return {}, ""
+    return (value, "") if isinstance(value, dict) else (None, f"a JSON object is expected, not {json.dumps(value)[:80]}")
+
+
+def _first_object(raw: str) -> Any:
+    """The object at the start where what follows repeats it or holds no other; an empty first one gives way."""
+    rest, found = raw, list[Any]()
+    while rest.startswith("{"):
+        try:
+            value, end = _decoder.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return None
+        found.append(value)
+        rest = rest[end:].strip()
+    found = [value for value in found if value] or found[:1]  # T14
+    alike = found and all(value == found[0] for value in found)  # T15
+    return found[0] if alike and "{" not in rest else None  # T17

@@ -1,0 +1,38 @@
+"""Strings that every encoder and every server takes: mended text, tool names, call ids.
+
+Pure functions. What it leaves out: text for a screen (terminal/screen.py).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+
+def mend(text: str) -> str:
+    """Join surrogate pairs that came apart; what no encoder takes (a lone half, NUL) becomes U+FFFD (S6, R24, R25)."""
+    if text.isascii():
+        return text.replace("\0", "\ufffd") if "\0" in text else text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
+
+
+def mend_all(value: Any) -> Any:
+    """`mend` for every string inside a JSON value."""
+    if isinstance(value, str):
+        return mend(value)
+    if isinstance(value, list | tuple):
+        return [mend_all(item) for item in value]
+    if isinstance(value, dict):
+        return {mend(key) if isinstance(key, str) else key: mend_all(item) for key, item in value.items()}
+    return value
+
+
+def safe_name(name: str) -> str:
+    """A tool name that every server takes back in the history (R23)."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "unknown"
+
+
+def new_id() -> str:
+    """Nine alphanumerics: fits every server (T31)."""
+    return secrets.token_hex(5)[:9]
