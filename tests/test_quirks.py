@@ -9,6 +9,7 @@ import base64
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from coder.types import StepEnd, ToolEnd
 from tests.harness import FAST, assert_all_valid, drive
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "data" / "quirks.jsonl").read_text().splitlines()]
-# Beyond what is asked for now: HTTP errors are judged by errors.py, and each has its own test there.
-CHOSEN = [case for case in CASES if case["strictness"] in ("must", "should")]
+# Cases that are a matter of taste, where ours is the corpus's other reading, and why.
+OTHERWISE = {
+    "tc-in-text": "a call that a model writes as text may be one that it quotes: it is said, and not run",
+    "ch-cumulative-text": "text that repeats what came before cannot be told from a true repeat",
+    "ht-overflow-400-empty": "a 400 without a word may be anything"}
 
 
 @tool
@@ -148,10 +152,14 @@ def differences(case: dict[str, Any], came: dict[str, Any], expect: dict[str, An
     return wrong
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case["id"])
-def test_an_answer_of_a_real_server_comes_out_right(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_an_answer_of_a_real_server_comes_out_right(case: dict[str, Any], record_property: Callable[[str, object], None]) -> None:
+    record_property("quirk", case["id"])
+    record_property("grade", case["strictness"])
     came = play(case)
     readings = [case["expect"], *({**case["expect"], **change} for change in case.get("alt", []))]
+    if case["strictness"] == "may":
+        readings = readings[1:] if case["id"] in OTHERWISE else readings[:1]
     found = [differences(case, came, expect) for expect in readings]
     assert [] in found, f"{case['quirk']} ({case['ref']}): " + " | or ".join("; ".join(wrong) for wrong in found)
 
@@ -159,3 +167,4 @@ def test_an_answer_of_a_real_server_comes_out_right(case: dict[str, Any]) -> Non
 def test_every_case_of_the_corpus_is_known_by_group() -> None:
     groups = Counter(case["id"].split("-")[0] for case in CASES)
     assert groups == {"tc": 37, "fr": 23, "ch": 18, "ss": 32, "ht": 30}
+    assert Counter(case["strictness"] for case in CASES)["may"] == len(OTHERWISE) + 1
