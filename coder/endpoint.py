@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
@@ -56,9 +57,12 @@ class Endpoint:
         """What the HTTP library raised, in our terms."""
         if type(cause).__name__ == "UnsupportedProtocol":
             return ModelError("protocol", f"{self.base_url!r} is no base URL: it has to begin with http:// or https://")
-        refused = isinstance(cause.__cause__, ConnectionRefusedError) or "refused" in str(cause).lower()
-        hint = f": nothing answers at {self._client.base_url}" if refused else ""
-        return ModelError("network", f"{cause or type(cause).__name__}{hint}", retryable=True)
+        causes = list(_causes(cause))
+        if any(isinstance(each, ConnectionRefusedError) or "refused" in str(each).lower() for each in causes):
+            return ModelError("network", f"nothing answers at {self._client.base_url}", retryable=True)
+        if any(isinstance(each, socket.gaierror) for each in causes):
+            return ModelError("network", f"no host {self._client.base_url.host!r} is known: {causes[-1]}", retryable=True)
+        return ModelError("network", str(cause) or type(cause).__name__, retryable=True)
 
     @contextmanager
     def reading(self, response: Any) -> Iterator[None]:
@@ -110,6 +114,13 @@ class Endpoint:
             request.headers["Authorization"] = self.headers.get("Authorization") or f"Bearer {self._here.key}"
             if self.key_header:
                 request.headers[self.key_header] = self._here.key
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it came from, down to the system's."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _status_error(response: Any) -> ModelError:

@@ -241,3 +241,77 @@ def test_one_task_at_a_terminal_asks_too(tmp_path: Path) -> None:
         finally:
             session.stop()
             session.child.close(force=True)
+
+
+# ---- thinking, waiting, prices ---------------------------------------------------------------------------
+
+THINKING = Reply("Four.", reasoning="Two and two. ")
+
+
+def test_what_the_model_thinks_is_hidden_or_shown_dim(tmp_path: Path) -> None:
+    with serve(THINKING) as server, Terminal(tmp_path, server) as session:
+        assert "Two and" not in bare(session.say("how much?"))
+        assert "reasoning: off, shown" in session.say("/reasoning show")
+        shown = session.say("how much?")
+        assert re.search(r"\x1b\[2m\s*Two.*Four\.", shown, re.S) and "Two and two." in bare(shown)
+        session.say("/reasoning hide")
+        assert "Two and" not in bare(session.say("how much?"))
+
+
+def test_the_level_of_reasoning_goes_out_with_the_next_request(tmp_path: Path) -> None:
+    with serve(THINKING) as server, Terminal(tmp_path, server, "--reasoning", "low") as session:
+        session.say("one")
+        assert "reasoning: high, hidden" in session.say("/reasoning high")
+        assert "takes off, minimal" in session.say("/reasoning much")
+        session.say("two")
+        session.say("/reasoning off")
+        session.say("three")
+        assert [body.get("reasoning_effort") for body in server.requests] == ["low", "high", None]
+
+
+def test_a_member_that_the_server_refuses_is_said_once_and_left_out(tmp_path: Path) -> None:
+    def strict(body: Body) -> Reply:
+        return Reply("Unknown parameter: 'reasoning_effort'.", status=400) if "reasoning_effort" in body else Reply("fine")
+
+    with serve(strict) as server, Terminal(tmp_path, server, "--reasoning", "high") as session:
+        first, second = bare(session.say("one")), bare(session.say("two"))
+        assert "does not take 'reasoning_effort'" in first and "fine" in first and "done · 1 step" in first
+        assert "does not take" not in second and len(server.requests) == 3
+
+
+def test_silence_is_counted_on_the_screen_before_an_answer_and_behind_half_of_one(tmp_path: Path) -> None:
+    half = Reply("Half an answer here", cut=4, close="hang")
+    limits = {"CODER_FIRST_BYTE_TIMEOUT": "31", "CODER_IDLE_TIMEOUT": "33"}
+    with serve(Reply("late", hold=6.5), half) as server, Terminal(tmp_path, server, **limits) as session:
+        session.enter("slow")
+        assert "thinking" in session.expect("s of 31s")
+        session.prompt()
+        session.enter("stall")
+        before = bare(session.expect("s of 33s"))
+        assert "late" not in before and re.search(r"Half an \x1b7 .*waiting · no data for \d", before)
+        session.ctrl_c()
+        assert "stopped by you" in session.prompt()
+
+
+def test_a_server_that_loads_its_model_is_waited_for_with_one_line(tmp_path: Path) -> None:
+    loading = Reply("Loading model", status=503)
+    with serve(*[loading] * 9, Reply("ready now")) as server, Terminal(tmp_path, server) as session:
+        said = bare(session.say("hello"))
+        assert said.count("The server is not ready: Loading model. Waiting for it.") == 1
+        assert "ready now" in said and "Attempt" not in said and len(server.requests) == 10
+
+
+def test_what_a_run_cost_is_said_where_prices_were_given(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"script": {"input": 1000, "output": 1000}}')
+    with serve(Reply("four")) as server, Terminal(tmp_path, server, CODER_PRICES=str(prices)) as session:
+        assert re.search(r"in, \d+ out, \$\d+\.\d\d", session.say("hello"))
+        assert re.search(r"this session: .*\$\d", session.say("/tokens"))
+
+
+def test_an_error_is_one_line_with_what_the_server_said_and_what_to_do(tmp_path: Path) -> None:
+    refused = Reply("No \x1b[31msuch\x07 key", status=401, headers={"x-request-id": "req_7"})
+    with serve(refused) as server, Terminal(tmp_path, server) as session:
+        said = session.say("hello")
+        assert "\x1b[31mNo" not in said and "\x07" not in said
+        assert "Error: the key was refused: No [31msuch key (HTTP 401, request req_7). Check OPENAI_API_KEY" in " ".join(bare(said).split())

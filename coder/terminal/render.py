@@ -112,7 +112,7 @@ class Renderer:
         if kind == "text":
             self.screen.answer(text)
         else:
-            self.screen.print(clean(text), "dim")
+            self.screen.thought(text)
         self.screen.status("waiting", self.idle, only_stalls=True)
 
     def _quiet(self) -> None:

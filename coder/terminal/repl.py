@@ -38,7 +38,7 @@ class Repl:
             "help": ("this list", self._help),
             "clear": ("forget the conversation", self._clear),
             "model": ("show the model, or go on with another: /model NAME", self._model),
-            "reasoning": ("how much the model thinks: /reasoning LEVEL; /reasoning show or hide what it thinks", self._reasoning),
+            "reasoning": ("how much the model thinks (a level), show or hide it", self._reasoning),
             "tools": ("the tools the model has", self._tools),
             "tokens": ("what was used so far", self._tokens),
             "exit": ("leave (also Ctrl+D)", self._exit),

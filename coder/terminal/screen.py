@@ -65,6 +65,7 @@ class Screen:
         self.at_start = True  # of a line
         self._newest = stream
         self._wrap = Wrap()
+        self._thoughts = Wrap()
         self._lock = threading.RLock()
         self.label = ""  # of the status line
         self._since = 0.0
@@ -107,9 +108,14 @@ class Screen:
         """Append text of the model's answer, with words kept whole at the edge of a terminal."""
         self.write(self._wrap.add(clean(text), self.width) if self.answers.isatty() else clean(text), self.answers)
 
+    def thought(self, text: str) -> None:
+        """Append text of the model's reasoning: dim, beside our own words."""
+        self.print(self._thoughts.add(clean(text), self.width) if self.live else clean(text), "dim")
+
     def finish_line(self) -> None:
         """End a line that is under way, on the stream that it is on."""
         self.write(self._wrap.rest(), self.answers)
+        self.print(self._thoughts.rest(), "dim")
         if not self.at_start:
             self.write("\n", self._newest)
 
@@ -120,7 +126,7 @@ class Screen:
 
     def print(self, text: str, style: str) -> None:
         """Append text in a style such as "bold red"."""
-        if not style:
+        if not (style and text):
             self.write(text)
             return
         from rich.text import Text
