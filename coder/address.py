@@ -17,4 +17,7 @@ def is_loopback(url: str | None) -> bool:
 
 def host_of(url: str | None) -> str:
     """host:port of a base URL, without what may stand before an @; the openai client's own server where there is none."""
-    return urlsplit(url or "https://api.openai.com").netloc.rpartition("@")[2]
+    try:
+        return urlsplit(url or "https://api.openai.com").netloc.rpartition("@")[2]
+    except ValueError:
+        return ""

@@ -108,7 +108,7 @@ class ChatModel:
         if answer.usage.estimated:
             answer.usage = estimate(sent, len(json.dumps(answer.message)))
         usage = answer.usage
-        if usage.cost is None and self.price:
+        if self.price:
             usage.cost = self.price.of(usage)
         empty = not (answer.text or answer.calls or usage.output)
         if answer.finish == "length" and empty and usage.input >= 0.99 * self.context_window:

@@ -42,7 +42,7 @@ class Usage:
     """Tokens of one answer or of a whole run; `cached` is part of `input`, `reasoning` part of `output`.
 
     `estimated` is true where the server reported nothing and the numbers are our guess. `cost` is what the tokens cost
-    at the prices that the user gave, or what the server says; None where that is not known of all of them.
+    at the prices that the user gave; None where there is none for all of them.
     """
 
     input: int = 0

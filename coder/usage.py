@@ -26,7 +26,7 @@ def read_usage(usage: dict[str, Any]) -> Usage | None:
         got, reasoning = got + beside, beside
     if not sent + got:
         return None
-    return Usage(sent, got, cached, reasoning, cost=_reported_cost(usage))
+    return Usage(sent, got, cached, reasoning)
 
 
 def _part(usage: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -35,14 +35,6 @@ def _part(usage: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def _number(of: dict[str, Any], *names: str) -> int:
     return next((int(of[name]) for name in names if isinstance(of.get(name), int | float)), 0)
-
-
-def _reported_cost(usage: dict[str, Any]) -> float | None:
-    """What the server itself says that the answer cost (OpenRouter: a number; Perplexity: parts and their sum)."""
-    cost = usage.get("cost")
-    if isinstance(cost, dict):
-        cost = cost.get("total_cost")
-    return float(cost) if isinstance(cost, int | float) and cost >= 0 else None
 
 
 def estimate(sent: int, got: int) -> Usage:

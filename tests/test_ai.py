@@ -78,3 +78,17 @@ def test_what_the_environment_holds_for_another_server_is_not_sent(monkeypatch: 
         ask(server, model={"api_key": "mine"})
         sent = json.dumps(server.heads)
     assert "secret" not in sent and "REAL" not in sent and server.heads[0]["authorization"] == "Bearer mine"
+
+
+def test_a_query_in_the_address_and_a_header_for_the_key_go_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Azure's older addresses."""
+    with serve(Reply("x")) as server:
+        chat = ChatModel("m", base_url=f"{server.url}?api-version=2024-10-21", api_key="mine", profile={"key_header": "api-key"})
+        drive(run_loop([], chat, prompts="go", retry=FAST))
+        assert server.paths == ["/v1/chat/completions?api-version=2024-10-21"]
+        assert (server.heads[0]["api-key"], server.heads[0]["authorization"]) == ("mine", "Bearer mine")
+
+
+def test_a_host_that_nobody_knows_is_named() -> None:
+    _, result = drive(run_loop([], ChatModel("m", base_url="http://no-such-host.invalid/v1"), prompts="go", retry=FAST))
+    assert result.error and result.error.kind == "network" and "'no-such-host.invalid'" in result.text

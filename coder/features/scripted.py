@@ -58,15 +58,16 @@ Script = Callable[[Body], Reply]
 class ScriptedServer:
     """Serves from its own thread between `start` and `stop` (or as a context manager). `port` 0 takes a free one.
 
-    `requests` are the bodies received, `heads` their headers, `times` when each came and `sent` when its answer was out
-    (monotonic seconds), `connections` the number of connections so far,
-    `gone` the number of answers that could not be sent to their end because the client had left.
+    `requests` are the bodies received, `heads` their headers, `paths` what they went to, `times` when each came and `sent`
+    when its answer was out (monotonic seconds), `connections` the number of connections so far, `gone` the number of
+    answers that could not be sent to their end because the client had left.
     """
 
     def __init__(self, script: Script | Sequence[Reply], port: int = 0) -> None:
         self.script = script if callable(script) else _listed(script)
         self.requests: list[Body] = []
         self.heads: list[dict[str, str]] = []
+        self.paths: list[str] = []
         self.times: list[float] = []
         self.sent: list[float] = []
         self.connections = 0
@@ -214,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         owner, arrived = self.server.owner, time.monotonic()
         raw = self.rfile.read(int(self.headers.get("content-length", 0)))
-        if not self.path.endswith("/chat/completions"):
+        if not self.path.partition("?")[0].endswith("/chat/completions"):
             self._json(404, {"error": {"message": f"nothing at {self.path}", "type": "not_found"}})
             return
         body = _body(raw)
@@ -222,6 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(400, {"error": {"message": "the body has to be JSON with messages", "type": "invalid_request_error"}})
             return
         owner.times.append(arrived)
+        owner.paths.append(self.path)
         owner.heads.append({name.lower(): value for name, value in self.headers.items()})
         owner.requests.append(body)
         try:
