@@ -55,19 +55,21 @@ def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = 
     if status is None or status < 400:
         status = int(code) if re.fullmatch(r"[45]\d\d", code) else None  # S8, H9: a numeric code is a status
     words = f"{code} {kind_word} {message}".lower()
-    kind, retryable = _kind(status, code, kind_word, words)
     headers = headers or {}
+    asks = f"{message} {_details(body)}"
+    kind, retryable = _kind(status, code, kind_word, words, retry_hint({}, asks) is not None)
     request_id = next((headers[name] for name in REQUEST_IDS if headers.get(name)), None)
     said = readable(message) or (f"HTTP status {status}" if status else "an error without words")
     return ModelError(kind, said, status=status, retryable=retryable, request_id=request_id and readable(request_id),
-                      retry_after=retry_hint(headers, message), param=param,
+                      retry_after=retry_hint(headers, asks), param=param,
                       loading=kind == "server" and re.search(LOADING_WORDS, words) is not None)
 
 
-def _kind(status: int | None, code: str, kind_word: str, words: str) -> tuple[ErrorKind, bool]:
+def _kind(status: int | None, code: str, kind_word: str, words: str, hinted: bool) -> tuple[ErrorKind, bool]:
     """(kind, retryable), in this order: quota, auth, throttling, overflow, model, status (codes before words: H2)."""
     throttled = re.search(THROTTLE_WORDS, words) is not None
-    if status == 402 or {code, kind_word} & QUOTA_CODES or (re.search(QUOTA_WORDS, words) and not throttled):
+    if status == 402 or {code, kind_word} & QUOTA_CODES or (
+            re.search(QUOTA_WORDS, words) and not (throttled or hinted)):  # Gemini words a limit per minute like an empty account
         return "quota", False
     if status in (401, 403) or {code, kind_word} & AUTH_CODES:
         return "auth", False
@@ -103,6 +105,14 @@ def _facts(body: Any) -> tuple[str, str, str, str]:
     if isinstance(metadata, dict) and metadata.get("raw"):  # OpenRouter: the cause behind its own sentence (H9)
         message = f"{message}: {metadata['raw']}"
     return str(source.get("code") or ""), str(source.get("type") or ""), message, str(source.get("param") or "")
+
+
+def _details(body: Any) -> str:
+    """Where Gemini puts how long to wait (H1): a list beside its message."""
+    body = body[0] if isinstance(body, list) and body else body
+    error = body.get("error") if isinstance(body, dict) else None
+    details = error.get("details") if isinstance(error, dict) else None
+    return str(details) if isinstance(details, list) else ""
 
 
 SAID = ("message", "detail", "msg", "error_description", "reason")

@@ -17,6 +17,7 @@ from coder.types import Message
 if TYPE_CHECKING:
     from coder.profile import Profile
 
+PLAIN = {"role", "content", "tool_calls"}
 CALL = {"id", "type", "function"}
 OURS = {*REASONING, *ECHOED, THINK}  # what wire.py may have put into an assistant message
 BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # R16: where a user message must not follow a result
@@ -28,8 +29,12 @@ def shaped(messages: Iterable[Message], profile: Profile, refused: set[str]) -> 
     images: list[Any] = []  # of the results of one turn
     names: dict[str, str] = {}  # call id -> tool
     unwanted = OURS - set(profile.echoed) | refused
+    plain = not (profile.ids or profile.tool_name or profile.strict_turns or profile.empty_content != "null")
     for message in messages:
         role = message["role"]
+        if plain and not images and _is_plain(message, role):  # most are, and a late step costs no more than an early one
+            made.append(message)
+            continue
         if images and role != "tool":
             _append(made, _attached(images), profile)
             images = []
@@ -43,6 +48,13 @@ def shaped(messages: Iterable[Message], profile: Profile, refused: set[str]) -> 
     if images:
         _append(made, _attached(images), profile)
     return made
+
+
+def _is_plain(message: Message, role: str) -> bool:
+    """Is there nothing in a message that any server could want otherwise?"""
+    if role == "assistant":
+        return message.keys() <= PLAIN and all(call.keys() == CALL for call in message.get("tool_calls", ()))
+    return role != "tool" or isinstance(message["content"], str)
 
 
 def _append(made: list[Message], message: Message, profile: Profile) -> None:

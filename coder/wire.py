@@ -63,6 +63,7 @@ FILTER = {"content_filter", "sensitive", "safety", "refusal", "guardrail_interve
 FAILED = {"error", "network_error", "insufficient_system_resource", "abort",  # F9
           "malformed_function_call", "unexpected_tool_call"}  # F12
 OVERFLOW = {"model_context_window_exceeded"}  # F10
+THOUGHTS = frozenset(REASONING)
 
 
 class Assembler:
@@ -70,7 +71,8 @@ class Assembler:
     beside the API's own, that the server wants back with the message."""
 
     def __init__(self, tool_names: Container[str] = (), echoed: Iterable[str] = ECHOED) -> None:
-        self.echoed = set(echoed)
+        self.echoed = frozenset(echoed)
+        self._others = self.echoed - THOUGHTS
         self.kept: dict[str, Any] = {}
         self.text: list[str] = []
         self.thoughts: dict[str, list[str]] = {}  # by the name they came under
@@ -89,9 +91,11 @@ class Assembler:
             return
         if chunk.get("error") or chunk.get("object") == "error" or chunk.get("type") == "error":
             raise classify(None, chunk)
-        self._count(chunk.get("usage"))
+        if usage := chunk.get("usage"):
+            self._count(usage)
         for choice in chunk.get("choices") or ():  # C1
-            self._count(choice.get("usage"))  # C4
+            if usage := choice.get("usage"):  # C4
+                self._count(usage)
             if choice.get("error"):
                 raise classify(None, choice)  # F9
             delta = choice.get("delta") or (None if self.begun else choice.get("message"))  # C2, C6
@@ -101,19 +105,24 @@ class Assembler:
 
     def rest(self) -> Iterator[Event]:
         """The answer is over: yield what was held back of it."""
-        yield from self._said(*self._tag.rest())
+        thought, text = self._tag.rest()
+        yield from self._thought(thought)
+        if text:
+            self.text.append(text)
+            yield TextDelta(text)
 
     @property
     def begun(self) -> bool:
         return bool(self.text or self.thoughts or self.calls)
 
     def _count(self, usage: Any) -> None:
-        if isinstance(usage, dict) and usage:
+        if isinstance(usage, dict):
             self.usage = read_usage(usage) or self.usage  # C3: the last one counts
 
     def _delta(self, delta: dict[str, Any]) -> Iterator[Event]:
         """All members of one delta: any of them may come together (T26) or be null (C2)."""
-        yield from self._thinking(delta)
+        if not THOUGHTS.isdisjoint(delta):
+            yield from self._thinking(delta)
         for said in (delta.get("content"), delta.get("refusal")):  # C8
             if isinstance(said, str):
                 yield from self._say(said)
@@ -123,7 +132,7 @@ class Assembler:
             yield self.calls.add(part)
         if function := delta.get("function_call"):  # T25: the older form, one call
             yield self.calls.add({"index": 0, "function": function})
-        for name in self.echoed & delta.keys() - set(REASONING):
+        for name in self._others & delta.keys():
             self.kept[name] = joined(self.kept.get(name), delta[name])
 
     def _thinking(self, delta: dict[str, Any]) -> Iterator[Event]:
@@ -143,21 +152,23 @@ class Assembler:
                 yield from self._say(part["text"])
             elif isinstance(part, dict) and part.get("thinking"):
                 thinking = part["thinking"]
-                yield from self._said(thinking if isinstance(thinking, str) else "".join(
-                    str(item.get("text") or "") for item in thinking if isinstance(item, dict)), "")
+                yield from self._thought(thinking if isinstance(thinking, str) else "".join(
+                    str(item.get("text") or "") for item in thinking if isinstance(item, dict)))
 
     def _say(self, text: str) -> Iterator[Event]:
         if self._half or not text.isascii():
             text = self._whole(text)
-        yield from self._said(*self._tag.split(text))
-
-    def _said(self, thought: str, text: str) -> Iterator[Event]:
+        thought, text = self._tag.split(text)
         if thought:
-            self.thoughts.setdefault(THINK, []).append(thought)
-            yield ReasoningDelta(mend(thought))
+            yield from self._thought(thought)
         if text:
             self.text.append(text)
             yield TextDelta(text)
+
+    def _thought(self, text: str) -> Iterator[Event]:
+        if text:
+            self.thoughts.setdefault(THINK, []).append(text)
+            yield ReasoningDelta(mend(text))
 
     def _whole(self, text: str) -> str:
         """S6: half a surrogate pair waits for the next piece."""
