@@ -42,8 +42,10 @@ class _Call:
         self.extra |= {k: v for k, v in part.items() if k not in ("index", "id", "type", "function") and v is not None}
 
     def complete(self) -> bool:
-        """A name and arguments that are whole, as far as one can see."""
-        arguments = self.whole or (parse_arguments(self.pieces)[0] if self.pieces else None)
+        """A name and arguments that are whole, as far as one can see; parsed only where they may be."""
+        arguments = self.whole
+        if self.pieces and self.pieces[-1].rstrip().endswith(("}", '"')):
+            arguments = parse_arguments(self.pieces)[0]
         return bool(self.name) and arguments is not None
 
 
@@ -76,7 +78,7 @@ class Calls:
             # T2: another id takes the index over; T24: the same id at another index, with a name, is another call
             return here if here and here.id in ("", call_id) else None
         found = here or (self.calls[-1] if self.calls and (index is None or not name) else None)
-        if found and name and found.complete() and function.get("arguments"):  # T6: a name after a whole call
+        if found and name and function.get("arguments") and found.complete():  # T6: a name after a whole call
             return None
         return found
 

@@ -5,6 +5,7 @@ What it leaves out: how much a model is asked to think (profile.py), and the res
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 REASONING = ("reasoning_content", "reasoning", "reasoning_text")  # C7: the first that is not empty
@@ -12,36 +13,40 @@ THINK = "think_tag"  # C9: the name under which thoughts between tags enter the 
 ECHOED = ("reasoning_content", "reasoning_details", "extra_content", "reasoning_opaque")  # R26, T28
 
 
-def joined(before: Any, piece: Any) -> Any:
-    """Two pieces of one member: texts and lists grow, objects take what is new; an entry that goes on is one entry."""
-    if not (before and piece):
-        return before or piece
-    if isinstance(before, str) and isinstance(piece, str):
-        return before + piece
-    if isinstance(before, dict) and isinstance(piece, dict):
-        return before | piece
-    if not (isinstance(before, list) and isinstance(piece, list)):
-        return piece
-    for entry in piece:
-        last = before[-1] if before else None
-        goes_on = isinstance(entry, dict) and isinstance(last, dict) and all(
-            entry.get(key) == last.get(key) for key in ("type", "index", "id"))
-        before = [*before[:-1], _grown(last, entry)] if goes_on else [*before, entry]
-    return before
+def joined(pieces: list[Any]) -> Any:
+    """One member of a message from its pieces: texts are joined, objects take what is new, entries of lists go on."""
+    if all(isinstance(piece, str) for piece in pieces):
+        return "".join(pieces)
+    if all(isinstance(piece, dict) for piece in pieces):
+        return _merged(pieces)
+    if not all(isinstance(piece, list) for piece in pieces):
+        return pieces[-1]
+    groups: list[list[Any]] = []  # of pieces of one entry
+    for entry in chain.from_iterable(pieces):
+        if groups and isinstance(entry, dict) and isinstance(last := groups[-1][-1], dict) and _key(entry) == _key(last):
+            groups[-1].append(entry)
+        else:
+            groups.append([entry])
+    return [_merged(group) if len(group) > 1 else group[0] for group in groups]
 
 
-def _grown(entry: Any, piece: dict[str, Any]) -> dict[str, Any]:
-    grown: dict[str, Any] = entry | piece
-    for name in ("text", "summary"):
-        if isinstance(entry.get(name), str) and isinstance(piece.get(name), str):
-            grown[name] = entry[name] + piece[name]
-    return grown
+def _key(entry: dict[str, Any]) -> list[Any]:
+    return [entry.get(name) for name in ("type", "index", "id")]
+
+
+def _merged(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """Later members win; text grows."""
+    merged = {name: value for piece in pieces for name, value in piece.items() if value is not None}
+    for name in merged.keys() & {"text", "summary"}:
+        merged[name] = "".join(piece[name] for piece in pieces if isinstance(piece.get(name), str)) or merged[name]
+    return merged
 
 
 class ThinkTag:
     """C9: thoughts in front of an answer, between tags that may be cut anywhere. Tags later in a text are text."""
 
     OPEN, CLOSE = "<think>", "</think>"
+    MOST = 100  # characters of white space in front of a tag
 
     def __init__(self) -> None:
         self.held = ""
@@ -54,7 +59,7 @@ class ThinkTag:
         if begun.startswith(self.OPEN):
             self.held, self.split = "", self._inside
             return self._inside(begun[len(self.OPEN):])
-        if self.OPEN.startswith(begun):
+        if self.OPEN.startswith(begun) and len(self.held) < self.MOST:
             return "", ""
         self.split = self._text
         return "", self.held

@@ -73,7 +73,7 @@ class Assembler:
     def __init__(self, tool_names: Container[str] = (), echoed: Iterable[str] = ECHOED) -> None:
         self.echoed = frozenset(echoed)
         self._others = self.echoed - THOUGHTS
-        self.kept: dict[str, Any] = {}
+        self.kept: dict[str, list[Any]] = {}  # pieces, by name
         self.text: list[str] = []
         self.thoughts: dict[str, list[str]] = {}  # by the name they came under
         self.calls = Calls(tool_names)
@@ -133,7 +133,8 @@ class Assembler:
         if function := delta.get("function_call"):  # T25: the older form, one call
             yield self.calls.add({"index": 0, "function": function})
         for name in self._others & delta.keys():
-            self.kept[name] = joined(self.kept.get(name), delta[name])
+            if delta[name]:
+                self.kept.setdefault(name, []).append(delta[name])
 
     def _thinking(self, delta: dict[str, Any]) -> Iterator[Event]:
         shown = False
@@ -214,7 +215,8 @@ class Assembler:
 
     def _message(self, text: str, thoughts: Message, calls: list[tuple[ToolCall, Message]]) -> Message:
         """The entry for the history; what is echoed goes back under the name it came with (R26)."""
-        message: Message = {"role": "assistant", "content": text or None} | thoughts | mend_all(self.kept)
+        message: Message = {"role": "assistant", "content": text or None} | thoughts
+        message |= {name: mend_all(joined(pieces)) for name, pieces in self.kept.items()}
         if calls:
             message["tool_calls"] = [entry for _, entry in calls]
         return message
