@@ -53,7 +53,7 @@ def shaped(messages: Iterable[Message], profile: Profile, refused: set[str]) -> 
 def _is_plain(message: Message, role: str) -> bool:
     """Is there nothing in a message that any server could want otherwise?"""
     if role == "assistant":
-        return message.keys() <= PLAIN and all(call.keys() == CALL for call in message.get("tool_calls", ()))
+        return message.keys() <= PLAIN and all(call.keys() == CALL for call in message.get("tool_calls") or ())
     return role != "tool" or isinstance(message["content"], str)
 
 
