@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 
 def is_loopback(url: str | None) -> bool:
@@ -21,3 +21,12 @@ def host_of(url: str | None) -> str:
         return urlsplit(url or "https://api.openai.com").netloc.rpartition("@")[2]
     except ValueError:
         return ""
+
+
+def shown_url(url: str) -> str:
+    """An address for an error's line: without user, password and query, which may hold a key, and not too long."""
+    try:
+        parts = urlsplit(url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")).rstrip("/")[:300]
+    except ValueError:
+        return url.rpartition("@")[2].partition("?")[0][:300]

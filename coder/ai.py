@@ -13,22 +13,26 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 from coder.abort import Abort
-from coder.address import host_of
+from coder.address import host_of, shown_url
 from coder.connection import Line
 from coder.endpoint import Endpoint
-from coder.profile import BUDGETS, REFUSED, Profile, body, dispensable, profile_of
+from coder.profile import BUDGETS, LIMITS, Profile, Refusals, dispensable, profile_of, request_body
+from coder.shaping import Shaper
 from coder.text import mend_all
 from coder.types import Completion, Event, ModelError, Notice, Request
-from coder.usage import Price, estimate
+from coder.usage import CHARS_PER_TOKEN, Price, estimate
 from coder.wire import Assembler, sse
 
 AFTER_FINISH = 3.0  # seconds to wait for usage and [DONE] after a finish_reason (F14)
 AFTER_DONE = 0.25  # seconds to wait for the end of the body, so that the connection can be used again
 FIRST_BYTE_TIMEOUT = 300.0  # seconds: a long prompt on a local server takes minutes (S12)
+MOST_REFUSALS = 6  # requests in a row, each without one member more
 MAX_BODY = 50_000_000  # bytes of an answer that is no event stream
 MARKUP = re.compile(r"<tool_call>|<\|tool_calls?_(section_)?begin|<function=|<\|python_tag\|>|\[TOOL_CALLS\]")  # T21
 
@@ -52,56 +56,79 @@ class ChatModel:
         self.idle_timeout = idle_timeout or math.inf
         self.first_byte_timeout = first_byte_timeout or math.inf
         self.extra_body = dict(extra_body or {})
-        self.profile: Profile = profile_of(host_of(base_url), name, profile)
+        self.endpoint = Endpoint(base_url, api_key, headers or {})
+        self.profile: Profile = profile_of(host_of(self.endpoint.address), name, profile)
+        self.endpoint.key_header = self.profile.key_header
+        self.refusals = Refusals(self.endpoint.address or "", name)
         self.budgets = budgets
         self.price = price
-        self.refused = REFUSED.setdefault((base_url or "", name), set())
-        self.endpoint = Endpoint(base_url, api_key, headers or {}, self.profile.key_header)
+        self._shape = Shaper()
+        self._said: set[str] = set()  # what was left out
         self._cut_noticed = False
 
     def stream(self, request: Request, abort: Abort) -> Generator[Event, None, Completion]:
         """Yield the deltas of one answer, return it whole. Raises ModelError or Aborted."""
-        while True:
-            asked = self.body(request)
+        refusals = self.refusals
+        for _ in range(MOST_REFUSALS):
+            asked = self.body(request, refusals)
+            yield from self._left_out(asked, request, refusals)
             assembler = Assembler({tool["function"]["name"] for tool in request.tools}, self.profile.echoed)
             try:
                 answer = yield from self._answer(encoded(asked), request, assembler, abort)
-                yield from self._remarks(answer, request)
-                return answer
             except ModelError as error:
+                error.message = self._without_key(error.message, request)
                 name = None if assembler.begun else dispensable(error, asked, self.profile)
+                if error.kind != "bad_request":
+                    self.refusals.learn(refusals)  # what is wrong now is something else
                 if name is None:
                     raise
-            self.refused.add(name)
-            if name in self.extra_body or name in request.options or name in self.profile.reasoning:
-                yield Notice(f"The server does not take {name!r}, so it is left out from now on.")
+                refusals, failure = refusals.with_one(name, asked.get(name)), error
+            else:
+                self.refusals.learn(refusals)
+                yield from self._remarks(answer, request)
+                return answer
+        raise failure
 
-    def body(self, request: Request) -> dict[str, Any]:
+    def _left_out(self, asked: dict[str, Any], request: Request, refusals: Refusals) -> Iterator[Event]:
+        """Say, once, what a person asked for and the server does not take. A limit may only have changed its name."""
+        wanted = {*self.extra_body, *request.options, *(self.profile.reasoning if request.reasoning != "off" else ())}
+        wanted -= {*LIMITS} if asked.keys() & {*LIMITS} else set()
+        for name in sorted(wanted & refusals.names() - asked.keys() - self._said):
+            self._said.add(name)
+            yield Notice(f"The server does not take {name!r}, so it is left out.")
+
+    def body(self, request: Request, refusals: Refusals | None = None) -> dict[str, Any]:
         """The JSON that is sent."""
-        return body(self.name, request, self.profile, self.refused, extra=self.extra_body, budgets=self.budgets)
+        return request_body(self.name, request, self.profile, refusals or self.refusals, self._shape,
+                            extra=self.extra_body, budgets=self.budgets)
+
+    def _without_key(self, text: str, request: Request) -> str:
+        """A server's text, which may repeat the key that it was sent."""
+        key = request.api_key or self.endpoint.api_key or ""
+        return text.replace(key, "***") if len(key) > 7 else text
 
     def _answer(self, data: bytes, request: Request, assembler: Assembler, abort: Abort) -> Generator[Event, None, Completion]:
         """One request and its answer, judged."""
         abort.check()
         failure: ModelError | None = None
-        with Line(self.endpoint.newest, self.first_byte_timeout) as line, abort.calling(line.cut):
-            try:
-                response = line.open(lambda: self.endpoint.send(data, request.api_key, line), abort)
-                self.endpoint.newest = line.stream
-                yield from _well_formed(self._read(response, assembler, line))
-            except ModelError as error:
-                failure = error
-        abort.check()
+        with self.endpoint.channel() as channel:
+            with Line(channel.stream, self.first_byte_timeout) as line, abort.calling(line.cut):
+                try:
+                    with _well_formed():
+                        response = line.open(lambda: channel.send(data, request.api_key, line), abort)
+                        with channel.reading(response):
+                            yield from self._read(response, assembler, line)
+                except ModelError as error:
+                    failure = error
+            channel.spoiled = line.is_cut  # and may still be in use by the thread that was left
+            abort.check()
         if line.fired and not assembler.ended:
             failure = ModelError("network", f"no data for {line.seconds:g} s", retryable=True)
         if failure and not (failure.kind == "network" and assembler.ended):  # F14: whole, only the connection stayed open
             raise failure
-        try:
+        with _well_formed():
             yield from assembler.rest()
-            answer = assembler.completion()
-        except MALFORMED as error:
-            raise _malformed(error) from error
-        return self._judged(answer, len(data))
+            return self._judged(assembler.completion(), len(data))
 
     def _judged(self, answer: Completion, sent: int) -> Completion:
         """F10: a full window and no room for a word is an overflow. C3: usage that was not reported is estimated."""
@@ -119,56 +146,58 @@ class ChatModel:
         """What a person should know of an answer that looks right and is not."""
         if request.tools and not answer.calls and MARKUP.search(answer.text[-4000:]):
             yield Notice("The model wrote a tool call as text: the server has no tool parser for it, or it is not switched on.")
-        usage, sent = answer.usage, sum(len(m["content"]) for m in request.messages if isinstance(m.get("content"), str)) // 4
-        if not (self._cut_noticed or usage.estimated or usage.cached) and sent > 4000 and usage.input < sent / 3:  # C12
+        usage, sent = answer.usage, sum(len(m["content"]) for m in request.messages if isinstance(m.get("content"), str))
+        few = CHARS_PER_TOKEN * 3 * usage.input < sent  # C12; no text has three times as many characters to a token
+        if few and sent > 16_000 and not (self._cut_noticed or usage.estimated or usage.cached):
             self._cut_noticed = True
-            yield Notice(f"The server read {usage.input} tokens of about {sent} that were sent: its context is smaller than ours "
-                         f"({self.context_window}). Give it more, or set CODER_CONTEXT_WINDOW.")
+            yield Notice(f"The server counts {usage.input} tokens for {sent} characters: perhaps its context is smaller than ours "
+                         f"({self.context_window}), and it cuts what does not fit. Give it more, or set CODER_CONTEXT_WINDOW.")
 
     # -- reading
 
     def _read(self, response: Any, assembler: Assembler, line: Line) -> Iterator[Event]:
         """Feed the assembler to the end of the body."""
-        with self.endpoint.reading(response):
-            if "event-stream" not in response.headers.get("content-type", "event-stream"):
-                yield from self._read_whole(response, assembler)
+        gzipped = "content-encoding" in response.headers  # S14
+        chunks = response.iter_bytes() if gzipped else response.iter_raw()
+        if "event-stream" not in response.headers.get("content-type", "event-stream"):
+            start = next((chunk for chunk in chunks if chunk.strip()), b"")
+            if not start.lstrip().startswith((b"data:", b"event:", b":")):
+                yield from self._read_whole(response, start, chunks, assembler)
                 return
-            encoded = "content-encoding" in response.headers  # S14
-            for event, data in sse(response.iter_bytes() if encoded else response.iter_raw()):
-                if assembler.done or data == "[DONE]":
-                    assembler.done = True  # S7: what follows is read, so that the connection can serve again, and ignored
-                    line.within(AFTER_DONE)
-                    continue
-                yield from assembler.feed(_parse(event, data))
-                line.within(AFTER_FINISH if assembler.finish_reason else self.idle_timeout)
+            chunks = chain([start], chunks)
+        for event, data in sse(chunks):
+            if assembler.done or data == "[DONE]":
+                assembler.done = True  # S7: what follows is read, so that the connection can serve again, and ignored
+                line.within(AFTER_DONE)
+                continue
+            yield from assembler.feed(_parse(event, data))
+            line.within(AFTER_FINISH if assembler.finish_reason else self.idle_timeout)
 
-    def _read_whole(self, response: Any, assembler: Assembler) -> Iterator[Event]:
+    def _read_whole(self, response: Any, start: bytes, chunks: Iterator[bytes], assembler: Assembler) -> Iterator[Event]:
         """S10: an answer that is no event stream: a completion, an error, or something else altogether."""
-        body = b"".join(_at_most(response.iter_bytes(), MAX_BODY))
-        if body.lstrip().startswith((b"data:", b"event:", b":")):
-            for event, data in sse([body]):
-                if data == "[DONE]":
-                    break
-                yield from assembler.feed(_parse(event, data))
-            assembler.done = True
-            return
+        body = b"".join(_at_most(chain([start], chunks), MAX_BODY))
         try:
             chunk = json.loads(body)
         except ValueError:
             chunk = None
         if not isinstance(chunk, dict) or not (chunk.get("choices") or chunk.get("error") or chunk.get("object") == "error"):
-            raise ModelError("protocol", f"not an API answer from {response.url}: check the base URL")
+            raise ModelError("protocol", f"not an API answer from {shown_url(str(response.url))}")
         yield from assembler.feed(chunk)
         assembler.done = True
+
+
+NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # escaped; not where the backslash itself is
 
 
 def encoded(body: dict[str, Any]) -> bytes:
     """The bytes of a request; what no encoder takes is mended (R24, R25). Raises ModelError for what is no JSON."""
     try:
         data = _dumped(body)
-        return _dumped(mend_all(body)) or b"" if data is None or b"\\u0000" in data else data  # a hook may have put it in
+        if data is None or (b"\\u0000" in data and NUL.search(data)):  # a hook may have put it in
+            data = _dumped(mend_all(body)) or b""
+        return data
     except (TypeError, ValueError, RecursionError) as error:
-        raise ModelError("bad_request", f"the request is no JSON: {error}") from error
+        raise ModelError("bad_request", f"what was to be sent is no JSON: {error}") from error
 
 
 def _dumped(body: Any) -> bytes | None:
@@ -179,19 +208,17 @@ def _dumped(body: Any) -> bytes | None:
 
 
 # What reading an answer raises whose members are not of the kind that the API says.
-MALFORMED = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError, RecursionError)
+MALFORMED = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AssertionError)
 
 
-def _malformed(error: Exception) -> ModelError:
-    return ModelError("protocol", f"the answer is malformed ({type(error).__name__}: {error})"[:200], retryable=True)
-
-
-def _well_formed(events: Iterator[Event]) -> Iterator[Event]:
-    """The events of an answer. Raises ModelError where it is malformed: no server may break a run."""
+@contextmanager
+def _well_formed() -> Iterator[None]:
+    """Inside, an answer is read. Raises ModelError where it is malformed: no server may break a run."""
     try:
-        yield from events
+        yield
     except MALFORMED as error:
-        raise _malformed(error) from error
+        said = f"the answer is malformed ({type(error).__name__}: {error})"[:200]
+        raise ModelError("protocol", said, retryable=True) from error
 
 
 def _parse(event: str, data: str) -> Any:
@@ -205,7 +232,7 @@ def _parse(event: str, data: str) -> Any:
     return value if event != "error" or (isinstance(value, dict) and value.get("error")) else {"error": value}  # S8
 
 
-def _at_most(chunks: Iterator[bytes], limit: int) -> Iterator[bytes]:
+def _at_most(chunks: Iterable[bytes], limit: int) -> Iterator[bytes]:
     for chunk in chunks:
         limit -= len(chunk)
         if limit < 0:

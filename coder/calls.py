@@ -30,8 +30,8 @@ class _Call:
     extra: dict[str, Any] = field(default_factory=dict)  # T28: unknown members go back to the server
 
     def add(self, part: dict[str, Any], function: dict[str, Any]) -> None:
-        self.id = self.id or part.get("id") or ""  # set once, never joined (T5, T7)
-        name = function.get("name") or ""
+        self.id = self.id or _text(part.get("id"))  # set once, never joined (T5, T7)
+        name = _text(function.get("name"))
         if name != self.name:  # T7: repeated, or the name so far, or really a piece
             self.name = name if name.startswith(self.name) else self.name + name
         arguments = function.get("arguments")
@@ -69,7 +69,7 @@ class Calls:
 
     def _find(self, part: dict[str, Any], function: dict[str, Any]) -> _Call | None:
         """The call that this piece belongs to: by id, else by index, else the last one; None for a new call."""
-        call_id, index, name = part.get("id"), part.get("index"), function.get("name")
+        call_id, index, name = _text(part.get("id")), part.get("index"), _text(function.get("name"))
         here = next((c for c in reversed(self.calls) if c.index == index), None) if index is not None else None
         if call_id:
             known = next((c for c in reversed(self.calls) if c.id == call_id), None)
@@ -94,12 +94,15 @@ class Calls:
             if not (call.name or call.pieces or call.whole):
                 continue
             arguments, problem = (call.whole, "") if call.whole is not None else parse_arguments(call.pieces)
-            arguments = mend_all(arguments)
+            try:
+                arguments, extra = mend_all(arguments), mend_all(call.extra)
+            except ValueError as error:
+                arguments, extra, problem = None, {}, str(error)
             call_id = mend(call.id) if call.id and call.id not in seen else new_id()  # T6, T24
             seen.add(call_id)
             name = self._name(call.name)
             text = json.dumps(arguments or {}, ensure_ascii=False)  # T12, R28: always valid JSON
-            entry = {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}} | call.extra
+            entry = {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}} | extra
             made.append((ToolCall(call_id, name, arguments, problem), entry))
         return made
 
@@ -107,6 +110,11 @@ class Calls:
         """T23: prefix and tail go where an offered tool remains; T30, T32: nothing else that a server refuses."""
         core = name.split("<|")[0].rsplit(".", 1)[-1].strip()
         return core if core in self.tool_names else safe_name(name)
+
+
+def _text(value: Any) -> str:
+    """An id or a name; some servers send numbers."""
+    return value if isinstance(value, str) else "" if value is None else str(value)
 
 
 def _no_number(word: str) -> Any:

@@ -12,18 +12,18 @@ import json
 import os
 import socket
 import ssl
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl
 
-from coder.address import is_loopback
+from coder.address import is_loopback, shown_url
 from coder.connection import Line
 from coder.errors import classify
 from coder.types import ModelError
 
 CONNECT_TIMEOUT = 10.0  # seconds
+MAX_ERROR = 1_000_000  # bytes of an error's body that are read
 OUR_HEADERS = {"host", "accept", "accept-encoding", "authorization", "connection", "content-length", "content-type", "user-agent"}
 
 
@@ -32,37 +32,72 @@ class Endpoint:
     an address given here never gets a key that was not given with it. `key_header`: a header that carries the key, too."""
 
     def __init__(self, base_url: str | None, api_key: str | None, headers: Mapping[str, str], key_header: str = "") -> None:
-        self.base_url, self.api_key, self.headers, self.key_header = base_url, api_key, dict(headers), key_header
-        self.newest: Any = None  # the network stream of the newest connection
+        self.base_url, self.api_key, self.key_header = base_url, api_key, key_header
+        self.headers = {name.lower(): value for name, value in headers.items()}
+        self.address = base_url or os.environ.get("OPENAI_BASE_URL") or None  # where the client goes
+        self._idle: list[Channel] = []
+        self._tls: ssl.SSLContext | None = None
+
+    @contextmanager
+    def channel(self) -> Iterator[Channel]:
+        """A channel for one request: one that is idle, or a new one. One whose request was left in the middle is given up."""
+        try:
+            channel = self._idle.pop()
+        except IndexError:  # no question first: other threads take channels, too
+            channel = Channel(self)
+        yield channel
+        if not channel.spoiled:
+            self._idle.append(channel)
+
+    def key_for(self, api_key: str | None) -> str:
+        """The key of a request. Raises ModelError where no header can carry it; it is not shown."""
+        key = (api_key or self.api_key or (None if self.base_url else os.environ.get("OPENAI_API_KEY")) or "none").strip()  # R29
+        if not (key.isascii() and key.isprintable()):
+            raise ModelError("auth", "the key holds characters that no header can carry: copy it again")
+        return key
+
+    def tls(self) -> ssl.SSLContext:
+        """Loading the authorities takes 50 ms; without any, a connection that does use TLS fails, and is not trusted."""
+        if self._tls is None:
+            plain = (self.address or "").startswith("http://")
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else ssl.create_default_context()
+        return self._tls
+
+    def headers_for(self, key: str) -> dict[str, str]:
+        """Those that we set whatever the client found in the environment, which may belong to another server."""
+        ours = {"authorization": self.headers.get("authorization") or f"Bearer {key}"} if self.base_url else {}
+        return ours | ({self.key_header: key} if self.key_header else {})
+
+
+class Channel:
+    """A client with one connection, used by one request at a time: so it is known which connection that request has."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.stream: Any = None  # the network stream of the connection
+        self.spoiled = False  # its request was cut
+        self._line: Line | None = None  # of the request under way
+        self._key = ""
         self._client: Any = None
-        self._here = threading.local()  # the line and the key of the request that this thread sends
 
     def send(self, data: bytes, api_key: str | None, line: Line) -> Any:
         """Send a request's body; the response with its headers read. Raises ModelError."""
+        import httpx2  # the openai client's own HTTP library
         import openai
 
-        self._here.line, self._here.key = line, api_key or self.api_key or "none"
+        self._line, self._key = line, self.endpoint.key_for(api_key)
         try:
             client = self._connected(openai)
-            if api_key:
-                client = client.with_options(api_key=api_key)
+            if client.api_key != self._key:
+                client = client.with_options(api_key=self._key)
             return client.post("/chat/completions", content=data, cast_to=object, stream=True,
                                stream_cls=openai.Stream[object]).response
-        except openai.APIStatusError as error:
-            raise _status_error(error.response) from error
         except openai.APIConnectionError as error:
-            raise self.network_error(error.__cause__ or error) from error
-
-    def network_error(self, cause: BaseException) -> ModelError:
-        """What the HTTP library raised, in our terms."""
-        if type(cause).__name__ == "UnsupportedProtocol":
-            return ModelError("protocol", f"{self.base_url!r} is no base URL: it has to begin with http:// or https://")
-        causes = list(_causes(cause))
-        if any(isinstance(each, ConnectionRefusedError) or "refused" in str(each).lower() for each in causes):
-            return ModelError("network", f"nothing answers at {self._client.base_url}", retryable=True)
-        if any(isinstance(each, socket.gaierror) for each in causes):
-            return ModelError("network", f"no host {self._client.base_url.host!r} is known: {causes[-1]}", retryable=True)
-        return ModelError("network", str(cause) or type(cause).__name__, retryable=True)
+            if isinstance(error.__cause__, ModelError):
+                raise error.__cause__ from None  # of _refused
+            raise self._network_error(error.__cause__ or error) from error
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise self._network_error(error) from error
 
     @contextmanager
     def reading(self, response: Any) -> Iterator[None]:
@@ -72,48 +107,88 @@ class Endpoint:
         try:
             yield
         except httpx2.HTTPError as error:
-            raise self.network_error(error) from error
+            raise self._network_error(error) from error
         finally:
             response.close()
 
     def _connected(self, openai: Any) -> Any:
-        """The client, made at the first request. Raises ModelError where the base URL is none."""
+        """The client, made at the first request."""
         if self._client is not None:
             return self._client
-        import httpx2  # the openai client's own HTTP library
-
-        address, _, query = (self.base_url or "").partition("?")
-        # loading the authorities takes 50 ms; without any, a connection that does use TLS fails, and is not trusted
-        tls: Any = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if address.startswith("http://") else True
+        endpoint = self.endpoint
+        address, _, query = (endpoint.base_url or "").partition("?")
         transport = openai.DefaultHttpxClient(
-            follow_redirects=False, verify=tls, event_hooks={"request": [self._trace]},
-            trust_env=not is_loopback(self.base_url))  # what is meant for this machine goes through no proxy
-        timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT)  # reading is timed by the line
-        key = self.api_key or (None if self.base_url else os.environ.get("OPENAI_API_KEY"))
-        try:
-            self._client = openai.OpenAI(
-                base_url=address or None, api_key=key or "none", max_retries=0, timeout=timeout,  # H12, R29
-                default_query=dict(parse_qsl(query)),  # Azure's older addresses end in ?api-version=
-                default_headers={"Accept-Encoding": "identity", **self.headers}, http_client=transport)  # S14
-        except httpx2.InvalidURL as error:
-            raise ModelError("protocol", f"{self.base_url!r} is no base URL: {error}") from error
+            follow_redirects=False, verify=endpoint.tls(), event_hooks={"request": [self._prepared], "response": [self._refused]},
+            trust_env=not is_loopback(endpoint.address))  # what is meant for this machine goes through no proxy
+        self._client = openai.OpenAI(
+            base_url=address or None, api_key=self._key, max_retries=0, http_client=transport,  # H12
+            timeout=openai.Timeout(None, connect=CONNECT_TIMEOUT),  # reading is timed by the line
+            default_query=dict(parse_qsl(query)),  # Azure's older addresses end in ?api-version=
+            default_headers={"Accept-Encoding": "identity", **endpoint.headers})  # S14
         return self._client
 
-    def _trace(self, request: Any) -> None:
-        """Tell the line of this thread's request which connection it gets; see that nothing goes out that is not meant to."""
-        line: Line = self._here.line
+    def _prepared(self, request: Any) -> None:
+        """See which connection the request gets, and that nothing goes out that is not meant to."""
+        line = self._line
+        assert line
 
         def seen(event: str, info: dict[str, Any]) -> None:
             if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-                line.connected(info["return_value"])
+                self.stream = info["return_value"]
+                line.connected(self.stream)
 
         request.extensions["trace"] = seen
-        if self.base_url:  # the client adds what it finds in the environment, which belongs to another server
-            for name in set(request.headers) - OUR_HEADERS - {name.lower() for name in self.headers}:
+        if self.endpoint.base_url:  # the client adds what it finds in the environment
+            for name in set(request.headers) - OUR_HEADERS - self.endpoint.headers.keys():
                 del request.headers[name]
-            request.headers["Authorization"] = self.headers.get("Authorization") or f"Bearer {self._here.key}"
-            if self.key_header:
-                request.headers[self.key_header] = self._here.key
+        request.headers.update(self.endpoint.headers_for(self._key))
+
+    def _refused(self, response: Any) -> None:
+        """Raise ModelError for an answer with an error's status. The body is read here, to its end or MAX_ERROR: what it
+        holds is of no known size, encoding or sense, and may break off."""
+        if response.status_code < 300:
+            return
+        if response.status_code < 400:
+            target = shown_url(response.headers.get("location", ""))
+            raise ModelError("protocol", f"{shown_url(str(response.url))} redirects to {target}, which is not followed",
+                             status=response.status_code)
+        body = b"".join(_some(response))
+        try:
+            said = json.loads(body)
+        except (ValueError, RecursionError):
+            said = body.decode("utf-8", "replace")
+        raise classify(response.status_code, said, response.headers)
+
+    def _network_error(self, cause: BaseException) -> ModelError:
+        """What the HTTP library raised, in our terms."""
+        url, causes = shown_url(self.endpoint.address or ""), list(_causes(cause))
+        kinds = {type(each).__name__ for each in causes}
+        if kinds & {"UnsupportedProtocol", "InvalidURL"}:
+            return ModelError("protocol", f"{url!r} is no base URL: it has to begin with http:// or https://")
+        if "LocalProtocolError" in kinds:  # its text holds the header, and that may be a key
+            return ModelError("protocol", "a header of the request holds what cannot be sent")
+        if any(isinstance(each, ConnectionRefusedError) or "refused" in str(each).lower() for each in causes):
+            return ModelError("network", f"nothing answers at {url}", retryable=True)
+        if any(isinstance(each, socket.gaierror) for each in causes):
+            return ModelError("network", f"the host of {url} is not known: {causes[-1]}", retryable=True)
+        return ModelError("network", str(cause) or type(cause).__name__, retryable=True)
+
+
+def _some(response: Any) -> Iterator[bytes]:
+    """The beginning of a body; what cannot be read or decoded of it is left out."""
+    import httpx2
+
+    left = MAX_ERROR
+    try:
+        for chunk in response.iter_bytes():
+            yield chunk[:left]
+            left -= len(chunk)
+            if left <= 0:
+                break
+    except httpx2.HTTPError:
+        pass
+    finally:
+        response.close()
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -121,15 +196,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _status_error(response: Any) -> ModelError:
-    if 300 <= response.status_code < 400:
-        return ModelError("protocol", f"{response.url} redirects to {response.headers.get('location')}, which is not "
-                          "followed: set the base URL to where the server is", status=response.status_code)
-    text = response.text
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
-        body = text
-    return classify(response.status_code, body, response.headers)

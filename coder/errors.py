@@ -9,6 +9,7 @@ What it leaves out: waiting and asking again (loop.py does).
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -23,7 +24,7 @@ from coder.types import ErrorKind, ModelError
 # Overflow of the context in the words of the servers (lower case; # stands for a number).
 OVERFLOW = r"""
 context_length_exceeded|model_context_window_exceeded|exceed_context_size_error|request_too_large|prompt_too_long
-model_max_prompt_tokens_exceeded|model_context_exceeded|\b20015\b|\b1261\b
+model_max_prompt_tokens_exceeded|model_context_exceeded
 maximum context length|exceeds? the context window|input tokens exceed|token count exceeds
 prompt is too long|exceed context limit|input is too long|too many input tokens|too many tokens
 exceeds the maximum number of tokens|input token limit is|maximum prompt length is
@@ -36,31 +37,38 @@ tokens \+ `?max_new_tokens|current length is # while limit|length of all message
 exceeds the maximum allowed input length|configured context size is|exceeds max_seq_len|context length exceeded
 context too long|token limit exceeded|request entity too large|couldn't fit with truncation
 """
+OVERFLOW_CODES = {"20015", "1261"}  # SiliconFlow, Zhipu
+NOT_OVERFLOW = r"max_(completion_)?tokens\W{0,3}.{0,40}is too large"  # the answer's limit, not the context
 QUOTA_CODES = {"insufficient_quota", "exceeded_current_quota_error", "billing_not_active", "1113"}  # H2
-QUOTA_WORDS = r"billing|\bbalance\b|exceeded your current quota|insufficient[ _]quota|usage limit|out of credits"
+QUOTA_WORDS = (r"\bbilling\b|exceeded your current quota|insufficient[ _]quota|usage limit|out of credits|"
+               r"(insufficient|negative|not enough|no|low|account|arrears).{0,20}\bbalance\b|"
+               r"\bbalance\b.{0,20}(insufficient|low|not enough|depleted|exhausted|negative)")
 AUTH_CODES = {"invalid_api_key", "authentication_error", "invalid_authentication_error", "permission_error"}
-THROTTLE_WORDS = r"rate.?limit|too many requests|throttl|please wait|concurren"  # H3: looked for before overflow
-MODEL_WORDS = (r"model_not_found|model not exist|(invalid|unknown|no such|unable to access|no) model\b.{0,20}(name|id|found|:)|"
-               r"not a valid model|models?\b.{0,80}(not found|does(n.t| not) exist|is not available|not supported by this server)")
+THROTTLE_WORDS = r"\brate.?limit|too many requests|throttl|please wait|concurren"  # H3: looked for before overflow
+MODEL_WORDS = (r"model_not_found|(invalid|unknown|no such|no) model\b.{0,20}(name|id|found|:)|unable to access model|not a valid model|"
+               r"\bmodels?([ /:]+[\"'`]?[\w.:/@+-]+[\"'`]?)?[ ,]+(was |is |could )?"
+               r"(not found|not exist|does(n't| not) exist|not be found|not available|not supported by this server)")
 LOADING_WORDS = r"loading (the )?model|model.{0,60}\b(is )?(currently |still )?loading|warming up"  # H4
 TRANSIENT_400 = r"tool_use_failed|no models provided"  # H5
 RETRYABLE = {408, 409, 425, 429, *range(500, 600)}  # H4
 REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid", "cf-ray")
+LONGEST = 4000  # characters of an error that are looked at
 MAX_SHOWN = 500  # characters of the server's own text
 
 
 def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = None) -> ModelError:
     """The error that an answer stands for: `body` is the parsed JSON, or text; `status` None inside a stream."""
-    code, kind_word, message, param = _facts(body)
+    body = body[:LONGEST] if isinstance(body, str) else body
+    code, kind_word, message, param = (text[:LONGEST] for text in _facts(body))
     if status is None or status < 400:
         status = int(code) if re.fullmatch(r"[45]\d\d", code) else None  # S8, H9: a numeric code is a status
     words = f"{code} {kind_word} {message}".lower()
     headers = headers or {}
-    asks = f"{message} {_details(body)}"
+    asks = f"{message} {_details(body)[:LONGEST]}"
     kind, retryable = _kind(status, code, kind_word, words, retry_hint({}, asks) is not None)
     request_id = next((headers[name] for name in REQUEST_IDS if headers.get(name)), None)
     said = readable(message) or (f"HTTP status {status}" if status else "an error without words")
-    return ModelError(kind, said, status=status, retryable=retryable, request_id=request_id and readable(request_id),
+    return ModelError(kind, said, status=status, retryable=retryable, request_id=request_id and readable(request_id[:100]),
                       retry_after=retry_hint(headers, asks), param=param,
                       loading=kind == "server" and re.search(LOADING_WORDS, words) is not None)
 
@@ -75,7 +83,7 @@ def _kind(status: int | None, code: str, kind_word: str, words: str, hinted: boo
         return "auth", False
     if status == 429 or throttled:
         return "rate_limit", True
-    if status == 413 or _overflow().search(words):
+    if status == 413 or code in OVERFLOW_CODES or (_overflow().search(words) and not re.search(NOT_OVERFLOW, words)):
         return "overflow", False
     if status == 404 or (status in (None, 400, 422) and re.search(MODEL_WORDS, words) and not re.search(TRANSIENT_400, words)):
         return "not_found", False
@@ -97,6 +105,8 @@ def _facts(body: Any) -> tuple[str, str, str, str]:
         body = next((item for item in body if isinstance(item, dict)), {})  # Gemini: a list of one
     if not isinstance(body, dict):
         return "", "", str(body or ""), ""
+    if isinstance(body.get("errors"), list):
+        body = next((item for item in body["errors"] if isinstance(item, dict)), body)
     error = body.get("error")
     source = error if isinstance(error, dict) and error else body
     said = error if isinstance(error, str) else next((source[key] for key in SAID if source.get(key)), "")
@@ -118,15 +128,15 @@ def _details(body: Any) -> str:
 SAID = ("message", "detail", "msg", "error_description", "reason")
 
 
-def _sentence(said: Any) -> str:
+def _sentence(said: Any, depth: int = 5) -> str:
     """Text from what may be a list of complaints, each with its place (FastAPI, Mistral)."""
+    if not depth or not isinstance(said, list | dict):
+        return str(said)[:LONGEST] if depth else ""
     if isinstance(said, list):
-        return "; ".join(map(_sentence, said))
-    if isinstance(said, dict):
-        place = ".".join(str(part) for part in said["loc"]) if isinstance(said.get("loc"), list) else ""
-        inner = next((said[key] for key in SAID if said.get(key)), "")
-        return ": ".join(filter(None, [place, _sentence(inner) if inner else "" if place else str(said)]))
-    return str(said)
+        return "; ".join(_sentence(each, depth - 1) for each in said[:10])
+    place = ".".join(str(part) for part in said["loc"]) if isinstance(said.get("loc"), list) else ""
+    inner = next((_sentence(said[key], depth - 1) for key in SAID if said.get(key)), "")
+    return ": ".join(filter(None, [place, inner])) or json.dumps(said, default=str)[:LONGEST]
 
 
 def readable(text: str) -> str:
@@ -140,19 +150,21 @@ def readable(text: str) -> str:
 
 # ---- for people ------------------------------------------------------------------------------------------
 
-# What happened, where the words after it are the server's own; the other kinds are our words, and say it themselves.
+# What happened, where the words after it are somebody else's; the other kinds are our words, and say it themselves.
 HAPPENED = {"overflow": "the conversation is too long for the model", "rate_limit": "too many requests", "quota": "no credit left",
-            "auth": "the key was refused", "bad_request": "the server refused the request",
-            "not_found": "there is no such model or address", "server": "the server failed"}
+            "auth": "the key was refused", "bad_request": "the request was refused", "not_found": "not found",
+            "server": "the server failed"}
 ADVICE = {
     "overflow": "Start anew, shorten the conversation, or take a model with a larger context.",
     "rate_limit": "Try again later.",
     "quota": "Look at the account behind OPENAI_API_KEY.",
     "auth": "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
-    "bad_request": "Check that the model (OPENAI_MODEL) takes tools; CODER_PROFILE changes how it is asked.",
+    "bad_request": "CODER_PROFILE and CODER_EXTRA_BODY change what is sent.",
     "not_found": "Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL).",
     "network": "Check the base URL (OPENAI_BASE_URL) and that the server runs.",
     "protocol": "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1."}
+TOOLS = "Take a model that can call tools (OPENAI_MODEL)."
+SLOW = "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT."
 
 
 def happened(error: ModelError) -> str:
@@ -160,13 +172,22 @@ def happened(error: ModelError) -> str:
     said = error.message.strip().rstrip(".:")
     status = f"HTTP {error.status}" if error.status and said != f"HTTP status {error.status}" else ""
     facts = list(filter(None, [status, error.request_id and f"request {error.request_id}"]))
-    return ": ".join(filter(None, [HAPPENED.get(error.kind, ""), said])) + (f" ({', '.join(facts)})" if facts else "")
+    what = "access was refused" if error.status == 403 else HAPPENED.get(error.kind, "")
+    return ": ".join(filter(None, [what, said])) + (f" ({', '.join(facts)})" if facts else "")
 
 
 def explain(error: ModelError) -> str:
     """One line for a person: what happened, and what to do."""
     wait = f"The server asks to wait {error.retry_after:.0f} s." if error.retry_after else ""
-    return " ".join(filter(None, [f"{happened(error)}.", wait, ADVICE.get(error.kind, "")]))
+    return " ".join(filter(None, [f"{happened(error)}.", wait, _advice(error)]))
+
+
+def _advice(error: ModelError) -> str:
+    if error.kind in ("bad_request", "not_found") and re.search(r"\btools?\b.{0,40}support|support.{0,40}\btools?\b", error.message, re.I):
+        return TOOLS
+    if error.kind == "network" and error.message.startswith("no data"):
+        return SLOW
+    return ADVICE.get(error.kind, "")
 
 
 # ---- how long to wait ------------------------------------------------------------------------------------
@@ -180,13 +201,14 @@ def retry_hint(headers: Mapping[str, str], message: str) -> float | None:
     for name in ("x-ratelimit-reset", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens"):
         if name in headers and (seconds := _seconds(headers[name], 1.0)) is not None:
             return seconds
-    found = re.search(r"(?:try again in|reset after|retry in|retrydelay\W+)\s*([\d.]+\s*(?:ms|m|h|s)?[\dms.]*)", message, re.I)
+    found = re.search(r"(?:try again in|reset after|retry in|retrydelay\W{1,5})\s{0,5}([\d.]{1,20}\s?(?:ms|m|h|s)?[\dms.]{0,20})",
+                      message, re.I)
     return _seconds(found[1], 1.0) if found else None
 
 
 def _seconds(text: str, unit: float) -> float | None:
     """A number of `unit`s, an epoch time in s or ms, a duration such as 6m0s, or an HTTP date; None if none of them."""
-    text = text.strip()
+    text = text[:100].strip()
     try:
         number = float(text) * unit
     except ValueError:
@@ -209,7 +231,7 @@ def _until(date: str) -> float | None:
 
     try:
         return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError, TypeError):
         return None
 
 
@@ -230,5 +252,5 @@ class RetryPolicy:
         """Seconds to wait after failed attempt number `attempt` (1, 2, ...), or None to give up."""
         if not error.retryable or (error.retry_after or 0) > self.max_delay:
             return None
-        backoff: float = min(self.base * 2 ** (attempt - 1), self.cap)
+        backoff: float = max(min(self.base * 2 ** (attempt - 1), self.cap), 0.1 if error.loading else 0)
         return max(backoff * random.uniform(0.75, 1.0), error.retry_after or 0)

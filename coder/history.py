@@ -14,7 +14,7 @@ import time
 from operator import is_
 from typing import Any
 
-from coder.text import mend_all, new_id, safe_name
+from coder.text import mend, mend_all, new_id, safe_name
 from coder.types import Message, ToolResult
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
@@ -41,7 +41,7 @@ def text_of(message: Message) -> str:
     """The text of a message, whatever the form of its content."""
     content = message.get("content")
     if isinstance(content, list):
-        return "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
+        return "\n".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
     return content or ""
 
 
@@ -90,7 +90,7 @@ def _answered(message: Message, results: list[Message], taken: set[str]) -> list
 def _result(found: Message | None, call_id: str) -> Message:
     if found is None:
         return tool_message(call_id, ToolResult(NOT_RUN, is_error=True))
-    if found["tool_call_id"] != call_id or not found.get("content"):
+    if found.get("tool_call_id") != call_id or not found.get("content"):
         found = found | {"tool_call_id": call_id, "content": found.get("content") or "(no output)"}
     return _clean(found)
 
@@ -115,8 +115,13 @@ def _is_object(arguments: Any) -> bool:
 
 
 def _clean(message: Message) -> Message:
-    """Without what no encoder takes; the same object if there is nothing of it."""
-    cleaned: Message = mend_all(message)
+    """Without what no encoder takes; the same object if there is nothing of it. What is nested too deeply goes."""
+    try:
+        cleaned: Message = mend_all(message)
+    except ValueError:
+        cleaned = {name: value for name, value in message.items() if name in ("role", "tool_call_id", "meta")}
+        cleaned |= {"content": mend(text_of(message)) or "(unreadable)"} | ({} if "tool_calls" not in message else {
+            "tool_calls": [{name: call[name] for name in ("id", "type", "function")} for call in message["tool_calls"]]})
     return message if cleaned == message else cleaned
 
 

@@ -212,7 +212,7 @@ class _Run:
 
     def _answer(self) -> Generator[Event, None, tuple[Completion | None, Verdict | None]]:
         """An answer, after as many attempts as it takes and the policy allows; with the Verdict, if it ends the run."""
-        errors, attempts, loading = 0, 0, 0.0
+        errors, attempts, loading = 0, 0, 0.0  # loading: since when the server says that it loads its model
         while True:
             attempts += 1
             yield from self._shorten("threshold")
@@ -221,11 +221,11 @@ class _Run:
             answer = outcome if isinstance(outcome, Completion) else None
             decision = decide(self._facts(outcome))
             if failed and decision is Decision.RETRY:
-                errors += not failed.loading or loading >= self.retry.loading
+                loading = (loading or time.monotonic()) if failed.loading else 0.0
+                errors += not loading or time.monotonic() - loading > self.retry.loading
                 delay = self.retry.delay(failed, max(errors, 1)) if errors < self.limits.max_errors else None
                 if delay is None:
                     return None, self._failed(failed, errors)
-                loading += delay * failed.loading
                 yield from self._wait(attempts, delay, failed)
             elif decision is Decision.COMPACT:
                 if not (yield from self._shorten("overflow" if failed else "length")):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from coder.reasoning import ECHOED, REASONING, THINK
@@ -17,58 +17,91 @@ from coder.types import Message
 if TYPE_CHECKING:
     from coder.profile import Profile
 
-PLAIN = {"role", "content", "tool_calls"}
 CALL = {"id", "type", "function"}
 OURS = {*REASONING, *ECHOED, THINK}  # what wire.py may have put into an assistant message
+SYSTEM = {"system", "developer"}
 BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # R16: where a user message must not follow a result
 
 
-def shaped(messages: Iterable[Message], profile: Profile, refused: set[str]) -> list[Message]:
-    """The messages as the profile wants them; those that are so already are the same objects."""
-    made: list[Message] = []
-    images: list[Any] = []  # of the results of one turn
-    names: dict[str, str] = {}  # call id -> tool
-    unwanted = OURS - set(profile.echoed) | refused
-    plain = not (profile.ids or profile.tool_name or profile.strict_turns or profile.empty_content != "null")
-    for message in messages:
+EMPTY = {"null": None, "empty": "", "absent": 0}  # R13; 0 is no content that a message can have
+
+
+class Shaper:
+    """Messages as a profile wants them. Of a list that only grows, what was shaped for the last request is used again, up
+    to the newest answer: nothing behind one changes what is in front of it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, list[Message], list[tuple[int, int]], list[Message]] = (None, [], [], [])
+
+    def __call__(self, messages: list[Message], profile: Profile, refused: set[str]) -> list[Message]:
+        terms, before, marks, made = self._last
+        now = (id(profile), frozenset(refused))
+        same = list(map(is_, before, messages)) if terms == now else []
+        known = same.index(False) if False in same else len(same)
+        marks = [mark for mark in marks if mark[0] <= known]
+        start, kept = marks[-1] if marks else (0, 0)
+        made = made[:kept]
+        work = _Work(profile, refused, made)
+        for position, message in enumerate(messages[start:], start):
+            if message["role"] == "assistant" and position > start:
+                work.flush()
+                marks.append((position, len(made)))
+            work.take(message)
+        work.flush()
+        self._last = (now, messages[:], marks, made)  # at once: another thread may use the same model
+        return made[:]
+
+
+class _Work:
+    """Shaping one list, message by message, onto `made`."""
+
+    def __init__(self, profile: Profile, refused: set[str], made: list[Message]) -> None:
+        self.profile, self.made = profile, made
+        self.unwanted = OURS - set(profile.echoed) | refused
+        self.images: list[Any] = []  # of the results of one turn
+        self.names: dict[str, str] = {}  # call id -> tool
+
+    def take(self, message: Message) -> None:
         role = message["role"]
-        if plain and not images and _is_plain(message, role):  # most are, and a late step costs no more than an early one
-            made.append(message)
-            continue
-        if images and role != "tool":
-            _append(made, _attached(images), profile)
-            images = []
+        if role in SYSTEM:
+            return  # R5: it is in the first message, with the others
+        if role != "tool":
+            self.flush()
         if role == "assistant":
-            names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()} if profile.tool_name else {}
-            message = _assistant(message, profile, unwanted)
+            if self.profile.tool_name:
+                self.names = {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
+            message = _assistant(message, self.profile, self.unwanted)
         elif role == "tool":
-            message, found = _result(message, names.get(message["tool_call_id"], ""), profile)
-            images += found
-        _append(made, message, profile)
-    if images:
-        _append(made, _attached(images), profile)
-    return made
+            message, found = _result(message, self.names.get(message["tool_call_id"], ""), self.profile)
+            self.images += found
+        self._append(message)
+
+    def flush(self) -> None:
+        """R19: the images of a turn, behind all its results."""
+        if self.images:
+            images, self.images = self.images, []
+            self._append({"role": "user", "content": [{"type": "text", "text": "Images from the tool results above:"}, *images]})
+
+    def _append(self, message: Message) -> None:
+        last = self.made[-1]["role"] if self.made else ""
+        if self.profile.strict_turns and message["role"] == "user" and last == "tool":
+            self.made.append(BETWEEN)
+        if self.profile.strict_turns and message["role"] == last == "user":
+            self.made[-1] = self.made[-1] | {"content": _joined(self.made[-1].get("content"), message.get("content"))}
+        else:
+            self.made.append(message)
 
 
-def _is_plain(message: Message, role: str) -> bool:
-    """Is there nothing in a message that any server could want otherwise?"""
-    if role == "assistant":
-        return message.keys() <= PLAIN and all(call.keys() == CALL for call in message.get("tool_calls") or ())
-    return role != "tool" or isinstance(message["content"], str)
-
-
-def _append(made: list[Message], message: Message, profile: Profile) -> None:
-    last = made[-1]["role"] if made else ""
-    if profile.strict_turns and message["role"] == "user" and last == "tool":
-        made.append(BETWEEN)
-    if profile.strict_turns and message["role"] == last == "user":
-        made[-1] = made[-1] | {"content": _joined(made[-1]["content"], message["content"])}
-    else:
-        made.append(message)
+def text_in(message: Message) -> str:
+    """The text of a message whose content may have parts."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(
+        part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
 
 
 def _joined(first: Any, second: Any) -> Any:
     """The contents of two messages as one: text, or parts where either has parts."""
+    first, second = first or "", second or ""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
     return [part for content in (first, second)
@@ -86,9 +119,12 @@ def _assistant(message: Message, profile: Profile, unwanted: set[str]) -> Messag
         fitting = [_call(call, profile, unwanted) for call in calls]
         if any(ours is not theirs for ours, theirs in zip(fitting, calls)):
             message = message | {"tool_calls": fitting}
-        if not message.get("content") and profile.empty_content != "null":
+        if profile.reasoning_filled and "reasoning_content" not in message:
+            message = message | {"reasoning_content": ""}
+        if not message.get("content") and message.get("content", 0) != EMPTY[profile.empty_content]:
             message = {name: value for name, value in message.items() if name != "content"}
-            message |= {"content": ""} if profile.empty_content == "empty" else {}
+            if profile.empty_content != "absent":
+                message["content"] = EMPTY[profile.empty_content]
     return message
 
 
@@ -103,17 +139,12 @@ def _result(message: Message, name: str, profile: Profile) -> tuple[Message, lis
     """A result as plain text (R20), and its images, which go into a message of their own (R19)."""
     images: list[Any] = []
     if isinstance(message["content"], list) and not profile.tool_images:
-        texts = [part["text"] for part in message["content"] if isinstance(part.get("text"), str)]
-        images = [part for part in message["content"] if not isinstance(part.get("text"), str)]
-        message = message | {"content": "\n".join(texts) or "(see the image below)"}
+        images = [part for part in message["content"] if isinstance(part, dict) and not isinstance(part.get("text"), str)]
+        message = message | {"content": text_in(message) or ("(see the image below)" if images else "(no output)")}
     fit = _fitting(message["tool_call_id"], profile)
     if fit != message["tool_call_id"]:
         message = message | {"tool_call_id": fit}
     return (message | {"name": name} if name else message), images
-
-
-def _attached(images: list[Any]) -> Message:
-    return {"role": "user", "content": [{"type": "text", "text": "Images from the tool results above:"}, *images]}
 
 
 def _fitting(call_id: str, profile: Profile) -> str:
@@ -126,49 +157,63 @@ def _fitting(call_id: str, profile: Profile) -> str:
 # ---- tools -----------------------------------------------------------------------------------------------
 
 
+MOST_SCHEMAS = 2000  # in one tool: a definition may name others twice, and these again
+
+
 def tool_schemas(tools: list[dict[str, Any]], profile: Profile) -> list[dict[str, Any]]:
     """The tools, their schemas without words that are refused (R21) and with a type for each property (R22)."""
     if not (profile.schema_without or profile.typed_schema):
         return tools
     made = []
     for tool in tools:
-        function = tool["function"]
+        function = tool.get("function") or {}
         parameters = function.get("parameters") or {}
-        schema = _schema(parameters, parameters.get("$defs") or {}, profile, ())
-        made.append(tool | {"function": function | {"parameters": schema}})
+        schema = _Schemas(parameters, profile).plain(parameters, ())
+        made.append(tool | {"function": function | {"parameters": schema}} if function else tool)
     return made
 
 
-def _schema(schema: Any, definitions: dict[str, Any], profile: Profile, inside: tuple[str, ...]) -> Any:
-    """One schema and those in it. A reference is replaced by what it names; one to itself by any object."""
-    if not isinstance(schema, dict):
-        return schema
-    name = str(schema.get("$ref", "")).rsplit("/", 1)[-1]
-    if name and "$ref" in profile.schema_without:
-        rest = {key: value for key, value in schema.items() if key != "$ref"}
-        target = definitions.get(name, {}) if name not in inside else {"type": "object"}
-        return _schema(target | rest, definitions, profile, (*inside, name))
-    schema = _in_fewer_words(schema, set(profile.schema_without))
+class _Schemas:
+    """The schema of one tool's parameters, with those in it."""
 
-    def into(key: str, value: Any) -> Any:
-        if key == "properties" and isinstance(value, dict):
-            return {each: _typed(_schema(of, definitions, profile, inside), profile) for each, of in value.items()}
-        if isinstance(value, list):
-            return [_schema(each, definitions, profile, inside) for each in value]
-        return _schema(value, definitions, profile, inside)
+    def __init__(self, whole: dict[str, Any], profile: Profile) -> None:
+        self.profile, self.without = profile, set(profile.schema_without)
+        self.definitions = {**(whole.get("definitions") or {}), **(whole.get("$defs") or {})}
+        self.left = MOST_SCHEMAS
 
-    return {key: into(key, value) for key, value in schema.items()}
+    def plain(self, schema: Any, inside: tuple[str, ...]) -> Any:
+        if isinstance(schema, list):
+            return [self.plain(each, inside) for each in schema]
+        if not isinstance(schema, dict):
+            return schema
+        self.left -= 1
+        schema, inside = self._whole(schema, inside) if self.left > 0 else ({"type": "object"}, inside)
+        return {key: self._under(key, value, inside) for key, value in schema.items()
+                if key not in self.without and (key, value) != ("enum", [])}
 
+    def _under(self, key: str, value: Any, inside: tuple[str, ...]) -> Any:
+        if key == "properties" and isinstance(value, dict):  # names of the user's, which may be words of ours
+            return {name: _typed(self.plain(of, inside), self.profile) for name, of in value.items()}
+        return value if key in ("enum", "required", "default", "examples") else self.plain(value, inside)
 
-def _in_fewer_words(schema: dict[str, Any], without: set[str]) -> dict[str, Any]:
-    """The same meant without the words that are refused, as far as others say it."""
-    if "const" in schema.keys() & without:
-        schema = schema | {"enum": [schema["const"]]}
-    if "oneOf" in schema.keys() & without:
-        schema = schema | {"anyOf": schema["oneOf"]}
-    for part in schema["allOf"] if "allOf" in schema.keys() & without else ():
-        schema = schema | part
-    return {key: value for key, value in schema.items() if key not in without and (key, value) != ("enum", [])}
+    def _whole(self, schema: dict[str, Any], inside: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The same meant without the words that are refused: references and allOf put in, const and oneOf said otherwise."""
+        refused = schema.keys() & self.without
+        if "$ref" in refused:
+            name = str(schema["$ref"]).rsplit("/", 1)[-1]
+            rest = {key: value for key, value in schema.items() if key != "$ref"}
+            target = {"type": "object"} if name in (*inside, "#") else self.definitions.get(name)  # to itself: any object
+            return self._whole((target if isinstance(target, dict) else {}) | rest, (*inside, name))
+        for part in schema["allOf"] if "allOf" in refused else ():
+            part, inside = self._whole(part, inside)
+            joined = {"properties": schema.get("properties", {}) | part.get("properties", {}),
+                      "required": [*schema.get("required", []), *part.get("required", [])]}
+            schema = schema | part | {key: value for key, value in joined.items() if value}
+        if "const" in refused:
+            schema = schema | {"enum": [schema["const"]]}
+        if "oneOf" in refused and "anyOf" not in schema:
+            schema = schema | {"anyOf": schema["oneOf"]}
+        return schema, inside
 
 
 KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
@@ -179,5 +224,5 @@ def _typed(schema: Any, profile: Profile) -> Any:
     if not profile.typed_schema or not isinstance(schema, dict) or schema.keys() & {"type", "anyOf", "oneOf", "allOf", "$ref"}:
         return schema
     kind = "object" if "properties" in schema else "array" if "items" in schema else "string"
-    values = schema.get("enum")
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
     return schema | {"type": KINDS.get(type(values[0]), kind) if values else kind}

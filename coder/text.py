@@ -17,14 +17,19 @@ def mend(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
 
 
-def mend_all(value: Any) -> Any:
-    """`mend` for every string inside a JSON value."""
+DEEPEST = 100  # levels of a JSON value; nobody means more, and Python's own limit is not far
+
+
+def mend_all(value: Any, left: int = DEEPEST) -> Any:
+    """`mend` for every string inside a JSON value. Raises ValueError where it is nested too deeply."""
     if isinstance(value, str):
         return mend(value)
+    if not left:
+        raise ValueError("nested too deeply")
     if isinstance(value, list | tuple):
-        return [mend_all(item) for item in value]
+        return [mend_all(item, left - 1) for item in value]
     if isinstance(value, dict):
-        return {mend(key) if isinstance(key, str) else key: mend_all(item) for key, item in value.items()}
+        return {mend(key) if isinstance(key, str) else key: mend_all(item, left - 1) for key, item in value.items()}
     return value
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from coder.types import Usage
 
+MOST = 1e12  # tokens; what is more, or no number at all, is not counted
 CHARS_PER_TOKEN = 4  # of English prose and code; an estimate is marked as one
 
 
@@ -22,6 +23,8 @@ def read_usage(usage: dict[str, Any]) -> Usage | None:
     cached = _number(into, "cached_tokens") or _number(usage, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
     reasoning = _number(out, "reasoning_tokens") or _number(usage, "reasoning_tokens")
     beside = _number(usage, "total_tokens") - sent - got
+    if cached > sent or (beside > 0 and beside == cached):  # what came from the cache is counted beside the input
+        sent, beside = sent + cached, 0
     if beside > 0 and reasoning in (0, beside):  # the total counts reasoning beside the output (xAI, Gemini): it is paid as output
         got, reasoning = got + beside, beside
     if not sent + got:
@@ -34,7 +37,7 @@ def _part(usage: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _number(of: dict[str, Any], *names: str) -> int:
-    return next((int(of[name]) for name in names if isinstance(of.get(name), int | float)), 0)
+    return next((int(of[name]) for name in names if isinstance(of.get(name), int | float) and 0 <= of[name] < MOST), 0)
 
 
 def estimate(sent: int, got: int) -> Usage:

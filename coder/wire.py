@@ -10,6 +10,7 @@ What it leaves out: tool calls (calls.py), the meaning of errors (errors.py), so
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from coder.calls import Calls
@@ -21,6 +22,7 @@ from coder.usage import read_usage
 
 # ---- bytes -> events -------------------------------------------------------------------------------------
 
+MAX_LINE = 50_000_000  # bytes (C13: a whole file in one event is no rarity)
 
 def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
     """(event name, data) of each event. Comments, empty data and other fields are passed over (S1, S2)."""
@@ -42,17 +44,24 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
     """Lines ended by CR, LF or CRLF and by nothing else (S4, S5), decoded whole, so that no character is cut (S6)."""
-    tail, mark = b"", "\ufeff"
+    tail, size, mark = list[bytes](), 0, "\ufeff"
     for chunk in chunks:
-        lines = (tail + chunk if tail else chunk).splitlines(keepends=True)
+        if b"\n" not in chunk and b"\r" not in chunk:  # a long line: joined once, at its end
+            tail.append(chunk)
+            size += len(chunk)
+            if size > MAX_LINE:
+                raise ModelError("protocol", "a line of the event stream is too long")
+            continue
+        lines = b"".join([*tail, chunk]).splitlines(keepends=True)
         # a CR at the very end may be half of a CRLF: keep it for the next chunk
-        tail = b"" if not lines or lines[-1].endswith(b"\n") else lines.pop()
+        tail = [lines.pop()] if not lines[-1].endswith(b"\n") else []
+        size = len(tail[0]) if tail else 0
         for line in lines:
             text = line.decode("utf-8", "replace").rstrip("\r\n")
             if mark:
                 text, mark = text.removeprefix(mark), ""  # S5: a BOM at the start
             yield text
-    yield from (line.decode("utf-8", "replace") for line in tail.splitlines())
+    yield from (line.decode("utf-8", "replace") for line in b"".join(tail).splitlines())
 
 
 # ---- chunks -> completion --------------------------------------------------------------------------------
@@ -101,7 +110,8 @@ class Assembler:
             delta = choice.get("delta") or (None if self.begun else choice.get("message"))  # C2, C6
             if delta:
                 yield from self._delta(delta)
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason  # F5, F6: only remembered
+            if reason := choice.get("finish_reason"):
+                self.finish_reason = str(reason)  # F5, F6: only remembered
 
     def rest(self) -> Iterator[Event]:
         """The answer is over: yield what was held back of it."""
@@ -113,7 +123,7 @@ class Assembler:
 
     @property
     def begun(self) -> bool:
-        return bool(self.text or self.thoughts or self.calls)
+        return bool(self.text or self.calls or any(map(any, self.thoughts.values())))
 
     def _count(self, usage: Any) -> None:
         if isinstance(usage, dict):
@@ -216,7 +226,8 @@ class Assembler:
     def _message(self, text: str, thoughts: Message, calls: list[tuple[ToolCall, Message]]) -> Message:
         """The entry for the history; what is echoed goes back under the name it came with (R26)."""
         message: Message = {"role": "assistant", "content": text or None} | thoughts
-        message |= {name: mend_all(joined(pieces)) for name, pieces in self.kept.items()}
+        with suppress(ValueError):  # nested too deeply to be meant
+            message |= {name: mend_all(joined(pieces)) for name, pieces in self.kept.items()}
         if calls:
             message["tool_calls"] = [entry for _, entry in calls]
         return message

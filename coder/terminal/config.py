@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -192,7 +193,7 @@ def _profile(text: str, host: str, model: str) -> dict[str, Any]:
     given = _object("CODER_PROFILE", text)
     try:
         profile_of(host, model, given)
-    except (ValueError, re.error) as error:
+    except ValueError as error:
         raise ConfigError(f"CODER_PROFILE: {error}") from None
     return given
 
@@ -208,9 +209,12 @@ def _prices(path: str) -> dict[str, Price]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"CODER_PRICES: {path} cannot be read: {getattr(error, 'strerror', '') or 'no text'}") from None
     try:
-        return {name: Price(**{key: float(value) for key, value in price.items()}) for name, price in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"CODER_PRICES: {path} has to be like {PRICES}: {error}") from None
+        prices = {name: {key: float(value) for key, value in price.items()} for name, price in json.loads(text).items()}
+        if any(not 0 <= value < math.inf for price in prices.values() for value in price.values()):
+            raise ValueError
+        return {name: Price(**price) for name, price in prices.items()}
+    except (ValueError, TypeError, AttributeError):
+        raise ConfigError(f"CODER_PRICES: {path} has to be like {PRICES}") from None
 
 
 PRICES = '{"gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}, per million tokens'

@@ -15,6 +15,7 @@ from coder.terminal.screen import Screen, clean, one_line, plain
 from coder.types import (
     DoomLoop,
     Event,
+    MessageEnd,
     ModelError,
     Notice,
     PermissionAsked,
@@ -58,6 +59,7 @@ class Renderer:
         self.thoughts = verbose
         self.first_byte, self.idle = limits
         self.loading = False  # the server was said to load its model
+        self.shown = False  # text of the answer under way
         self.started = time.monotonic()
         self.streaming = ""  # "text" or "reasoning" while it comes
         self.title = ""  # of the tool under way
@@ -73,6 +75,8 @@ class Renderer:
                 self._pause(f"{name} …", self.idle)
             case RunStart():
                 self.started, self.loading = time.monotonic(), False
+            case MessageEnd():
+                self.shown = False
             case StepStart() | Status(status="busy"):
                 self._pause("thinking", self.first_byte)
             case ToolStart(title=title):
@@ -110,6 +114,7 @@ class Renderer:
             text = text.lstrip("\n")
             self.streaming = kind if text else ""
         if kind == "text":
+            self.shown = self.shown or bool(text)
             self.screen.answer(text)
         else:
             self.screen.thought(text)
@@ -185,15 +190,15 @@ class Renderer:
     # -- what a person has to know
 
     def _retry(self, event: Retry) -> None:
-        taken_back = self.streaming == "text"
+        back = " What was shown of this answer is taken back." if self.shown else ""
+        self.shown = False
         self._quiet()
         if event.error.loading:
             if not self.loading:
-                self.screen.line(f"The server is not ready: {clean(event.error.message)}. Waiting for it.", "yellow")
+                self.screen.line(f"The server is not ready: {clean(event.error.message)}. Waiting for it.{back}", "yellow")
             self.loading = True
             self._pause("the server loads the model")
             return
-        back = " What was shown of this answer is taken back." if taken_back else ""
         what = clean(happened(event.error))
         self.screen.line(f"{what[:1].upper()}{what[1:]}. Attempt {event.attempt + 1} in {event.delay:.0f} s.{back}", "yellow")
         self._pause("waiting to try again")
@@ -227,7 +232,8 @@ def diff_lines(changes: str) -> Iterator[tuple[str, str]]:
 
 def error_text(text: str, error: ModelError) -> str:
     """What happened, in the server's words, and what to do, in one line. `text` is that of RunEnd."""
-    return clean(f"{text.partition(': ')[0]}: {explain(error)}")
+    head = text.partition(":")[0] if text.startswith("Failed after") else "Error"
+    return clean(f"{head}: {explain(error)}")
 
 
 def summary(event: RunEnd, seconds: float) -> str:

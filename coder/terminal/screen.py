@@ -174,21 +174,28 @@ class Screen:
         from rich.cells import cell_len
         from rich.text import Text
 
-        waited, silent = now - self._since, now - self._heard
-        seconds = f" {waited:.0f}s" if waited >= 1 else ""
-        if silent >= STALL and self._limit < math.inf:
-            seconds = f" · no data for {silent:.0f}s of {self._limit:g}s"
-        column = cell_len(self._line) % self.width if not self.at_start else 0
-        room = self.width - column - len(seconds) - 2
-        if not self.at_start and (not self._only_stalls or room < 4):
-            return
-        text = one_line(f"{SPINNER[int(now / FRAME) % len(SPINNER)]} {self.label}", max(room, 10)) + seconds
+        column = cell_len(self._line) % self.width
+        room = self.width - column - 2
+        if not self.at_start and (not self._only_stalls or room < 12 or not column or "\t" in self._line):
+            return  # nothing is painted where it could break the line
+        spinner = SPINNER[int(now / FRAME) % len(SPINNER)]
+        long, short = self._seconds(now)
+        seconds = long if len(long) + 12 < room else short
+        text = one_line(one_line(f"{spinner} {self.label}", room - len(seconds)) + seconds, room)
         with contextlib.suppress(OSError, ValueError):
             self.stream.write("\r\x1b[K" if self.at_start else "\x1b7 ")
             self.console.print(Text(text, "dim"), end="")
             self.stream.write("" if self.at_start else "\x1b8")
             self.stream.flush()
             self._painted = "line" if self.at_start else "behind"
+
+    def _seconds(self, now: float) -> tuple[str, str]:
+        """How long it has taken: with what is counted as silence, and in short."""
+        waited, silent = now - self._since, now - self._heard
+        if silent >= STALL and self._limit < math.inf:
+            return f" · no data for {silent:.0f}s of {self._limit:g}s", f" {silent:.0f}/{self._limit:g}s"
+        seconds = f" {waited:.0f}s" if waited >= 1 else ""
+        return seconds, seconds
 
     def _wipe(self) -> None:
         if self._painted:
