@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from coder.abort import Abort
     from coder.ai import ChatModel
     from coder.errors import RetryPolicy
+    from coder.features.agent import Agent
     from coder.history import convert_to_llm, repair
     from coder.loop import run_loop
     from coder.tools import Tool, ToolContext, Toolset, tool
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Abort", "ChatModel", "Hooks", "Limits", "Message", "ModelError", "Price", "RetryPolicy", "RunResult", "Tool", "ToolCall",
-           "ToolContext", "ToolError", "ToolResult", "Toolset", "Usage", "convert_to_llm", "repair", "run_loop", "tool"]
+__all__ = ["Abort", "Agent", "ChatModel", "Hooks", "Limits", "Message", "ModelError", "Price", "RetryPolicy", "RunResult", "Tool",
+           "ToolCall", "ToolContext", "ToolError", "ToolResult", "Toolset", "Usage", "convert_to_llm", "repair", "run_loop", "tool"]
 
-_HOMES = {"abort": ("Abort",), "ai": ("ChatModel",), "errors": ("RetryPolicy",), "history": ("convert_to_llm", "repair"),
-          "loop": ("run_loop",), "tools": ("Tool", "ToolContext", "Toolset", "tool"),
+_HOMES = {"abort": ("Abort",), "ai": ("ChatModel",), "errors": ("RetryPolicy",), "features.agent": ("Agent",),
+          "history": ("convert_to_llm", "repair"), "loop": ("run_loop",), "tools": ("Tool", "ToolContext", "Toolset", "tool"),
           "types": ("Hooks", "Limits", "Message", "ModelError", "RunResult", "ToolCall", "ToolError", "ToolResult", "Usage"),
           "usage": ("Price",)}
 

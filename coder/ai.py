@@ -100,7 +100,7 @@ class ChatModel:
     def body(self, request: Request, refusals: Refusals | None = None) -> dict[str, Any]:
         """The JSON that is sent."""
         return request_body(self.name, request, self.profile, refusals or self.refusals, self._shape,
-                            extra=self.extra_body, budgets=self.budgets)
+                            extra=self.extra_body, budgets={**self.budgets, **request.budgets})
 
     def _without_key(self, text: str, request: Request) -> str:
         """A server's text, which may repeat the key that it was sent."""

@@ -21,7 +21,7 @@ from coder.abort import Abort
 from coder.decision import FULL, Decision, Facts, decide
 from coder.errors import RetryPolicy
 from coder.history import NOT_RUN, Converter, Repairer, now, repair, tool_message, user
-from coder.tools import Tool, Toolset
+from coder.tools import Tool, Toolset, as_failure
 from coder.types import (
     Aborted,
     Completion,
@@ -48,6 +48,7 @@ from coder.types import (
     TextDelta,
     ToolCall,
     ToolEnd,
+    ToolError,
     ToolResult,
     ToolStart,
     ToolUpdate,
@@ -244,8 +245,11 @@ class _Run:
 
     def _attempt(self) -> Generator[Event, None, Completion | ModelError]:
         """One request and its answer, or the error instead of it."""
-        request = yield from self._request()
         self.partial = []
+        try:
+            request = yield from self._request()
+        except ModelError as error:  # a hook's no
+            return error
         stream = self.model.stream(request, self.abort)
         try:
             while True:
@@ -395,8 +399,13 @@ class _Run:
                 result = yield from self._noting(work, output)
         except Aborted:
             result = self._stopped(output)
-        changed = yield from settle(self.hooks.after_tool_call(call, result))
-        return self._cut(changed or result)
+        except ToolError as error:  # of a hook: a no, or a failure that is not to be passed over
+            result = as_failure(error)
+        try:
+            result = (yield from settle(self.hooks.after_tool_call(call, result))) or result
+        except ToolError as error:
+            result = as_failure(error)
+        return self._cut(result)
 
     def _noting(self, work: Generator[Event, None, ToolResult], output: list[str]) -> Generator[Event, None, ToolResult]:
         """Pass events on, and keep the newest output for the case that the tool does not get to its end."""

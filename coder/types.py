@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
@@ -84,8 +84,9 @@ class Request:
     """One model call as the loop asks for it. A before_llm_call hook may change any field.
 
     `messages` are wire messages without the system prompt; `tools` are the API's tool schemas. `reasoning` is how much
-    the model is to think, "off" leaves it to the server. `session_id` names the conversation for the provider's cache.
-    `options` are further body fields (temperature, max_tokens, ...), in the API's own names.
+    the model is to think, "off" leaves it to the server; `budgets` are tokens by level, where they differ from ours.
+    `session_id` names the conversation for the provider's cache. `options` are further body fields (temperature,
+    max_tokens, ...), in the API's own names.
     """
 
     messages: list[Message]
@@ -94,6 +95,7 @@ class Request:
     api_key: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     reasoning: Reasoning = "off"
+    budgets: Mapping[str, int] = field(default_factory=dict)
     session_id: str = ""
 
 
@@ -337,6 +339,16 @@ class PermissionAsked(Event):
 
 
 @dataclass(slots=True)
+class HookFailed(Event):
+    """A guarded hook failed, or took too long, at this place (features/hooks.py)."""
+
+    hook: str
+    place: str
+    error: str
+    seconds: float
+
+
+@dataclass(slots=True)
 class PermissionReplied(Event):
     id: str
     answer: Answer
@@ -392,8 +404,9 @@ def settle(said: Said[T]) -> Generator[Event, None, T]:
 class Hooks:
     """What others can do to a run. Every method does nothing; override what you need.
 
-    Each may be a plain method or a generator that yields events and returns its value. An exception from a hook
-    ends the run: it is a bug, and the history is left valid.
+    Each may be a plain method or a generator that yields events and returns its value. A ToolError raised around a tool
+    (DeniedError) answers its call, a ModelError raised around a request fails it. Any other exception ends the run: it is
+    a bug, and the history is left valid; features/hooks.py has a guard for hooks that are not one's own.
     """
 
     def before_llm_call(self, request: Request) -> Said[None]:

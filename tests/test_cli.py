@@ -542,3 +542,19 @@ def test_modules_that_lie_in_the_folder_are_not_imported(place: Place, way: str)
         done = place.coder("-y", "go", server=server, python=python)
     assert (done.returncode, done.stdout) == (0, "Done.\n"), done.stderr
     assert not (place.ws / "IMPORTED").exists(), (place.ws / "IMPORTED").read_text()
+
+
+def test_commands_of_the_users_are_hooks_and_those_of_a_folder_are_not(place: Place) -> None:
+    folder = place.home / ".config" / "coder"
+    folder.mkdir(parents=True)
+    hooks = '{"before_tool_call": [{"command": "echo no ls today >&2; exit 2", "tools": "^ls$"}]}'
+    replies = [Reply("", [("ls", {"path": "."})]), Reply("fine")]
+    for at, blocked in ((place.ws / "hooks.json", False), (folder / "hooks.json", True)):
+        at.write_text(hooks)
+        with ScriptedServer(replies) as server:
+            done = place.coder("go", server=server)
+            assert done.returncode == 0 and ("no ls today" in str(server.requests[1]["messages"][-1])) == blocked
+    (folder / "hooks.json").write_text("{oops")
+    with ScriptedServer(replies) as server:
+        done = place.coder("go", server=server)
+    assert done.returncode == 2 and "hooks.json: " in done.stderr and "Traceback" not in done.stderr

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coder import __version__
-from coder.terminal.config import ConfigError, Settings, data_folder, load
+from coder.terminal.config import ConfigError, Settings, config_folder, data_folder, load
 
 if TYPE_CHECKING:
     from coder.terminal.keyboard import Keyboard
@@ -163,11 +163,16 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
 
 
 def _made(settings: Settings, arguments: argparse.Namespace, can_ask: bool) -> Session:
+    from coder.features.command_hooks import HooksError, command_hooks
     from coder.terminal.approval import Approval
     from coder.terminal.session import Session
 
     approval = Approval(yes=arguments.yolo, can_ask=can_ask)
-    return Session(settings, Path.cwd(), approval, system=arguments.system_prompt, extra=arguments.append_system_prompt)
+    try:
+        hooks = command_hooks(config_folder() / "hooks.json")
+    except HooksError as error:
+        raise ConfigError(str(error)) from None
+    return Session(settings, Path.cwd(), approval, system=arguments.system_prompt, extra=arguments.append_system_prompt, hooks=hooks)
 
 
 def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from coder.terminal.screen import Screen, clean, one_line, plain
 from coder.types import (
     DoomLoop,
     Event,
+    HookFailed,
     MessageEnd,
     ModelError,
     Notice,
@@ -100,6 +101,9 @@ class Renderer:
             case Notice(text=text):
                 self._quiet()
                 self.screen.line(clean(text), "yellow")
+            case HookFailed(hook=hook, place=place, error=error):
+                self._quiet()
+                self.screen.line(f"The hook {clean(hook)} failed ({place}): {clean(error)}", "yellow")
             case RunEnd():
                 self._end(event)
 

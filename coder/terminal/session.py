@@ -12,6 +12,7 @@ from pathlib import Path
 from coder.abort import Abort
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.errors import RetryPolicy
+from coder.features.hooks import HookChain
 from coder.features.prompt import system_prompt
 from coder.loop import run_loop
 from coder.terminal.approval import Approval
@@ -23,7 +24,7 @@ from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
 from coder.tools.search import glob, grep
-from coder.types import Event, Limits, Message, RunEnd, RunResult, StepEnd, Usage
+from coder.types import Event, Hooks, Limits, Message, RunEnd, RunResult, StepEnd, Usage
 
 TOOLS = (read, write, edit, bash, grep, glob, ls)
 PATCHING = (read, apply_patch, bash, grep, glob, ls)  # the GPT-5 family is trained on apply_patch
@@ -35,13 +36,15 @@ def tools_for(model: str) -> tuple[Tool, ...]:
 
 
 class Session:
-    """State from one run to the next. `system` replaces our system prompt, `extra` follows on either."""
+    """State from one run to the next. `system` replaces our system prompt, `extra` follows on either; `hooks` are the user's."""
 
-    def __init__(self, settings: Settings, cwd: Path, approval: Approval, *, system: str = "", extra: str = "") -> None:
+    def __init__(self, settings: Settings, cwd: Path, approval: Approval, *, system: str = "", extra: str = "",
+                 hooks: Hooks | None = None) -> None:
         self.settings = settings
         self.reasoning = settings.reasoning
         self.cwd = cwd
         self.approval = approval
+        self.hooks = HookChain(*filter(None, [approval, hooks]))
         self.system = "\n\n".join(filter(None, [system or system_prompt(cwd), extra]))
         self.messages: list[Message] = []
         self.usage = Usage()
@@ -73,7 +76,7 @@ class Session:
         limits = Limits(max_steps=self.settings.max_steps, max_seconds=self.settings.max_seconds)
         abort = Abort()
         events = run_loop(self.messages, self.model, self.tools, prompts=prompt, system=self.system, reasoning=self.reasoning,
-                          hooks=self.approval, limits=limits, retry=RetryPolicy(base=self.settings.retry_base), abort=abort)
+                          hooks=self.hooks, limits=limits, retry=RetryPolicy(base=self.settings.retry_base), abort=abort)
         with self.interrupts.stopping(abort):
             try:
                 while True:

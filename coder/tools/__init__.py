@@ -247,10 +247,8 @@ class Toolset:
             return as_result(value)
         except Aborted:
             raise
-        except DeniedError as error:
-            return ToolResult(f"Denied: {error}", is_error=True)
         except ToolError as error:
-            return ToolResult(f"Error: {error}", is_error=True)
+            return as_failure(error)
         except Exception as error:
             return ToolResult(f"Error: {call.name} failed: {type(error).__name__}: {error}", is_error=True)
 
@@ -266,6 +264,11 @@ def _relay(work: Generator[Any, Any, Any], ctx: ToolContext) -> Generator[Event,
             yield said if isinstance(said, Event) else ctx.update(str(said))
     finally:
         work.close()
+
+
+def as_failure(error: ToolError) -> ToolResult:
+    """What the model is told of a call that could not, or may not, be done."""
+    return ToolResult(f"{'Denied' if isinstance(error, DeniedError) else 'Error'}: {error}", is_error=True)
 
 
 BLOCKS = {"text", "image_url", "input_audio", "file"}  # the API's kinds of content

@@ -24,6 +24,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from coder.abort import TICK, Abort
 from coder.types import ToolError
@@ -60,16 +61,19 @@ def environment() -> dict[str, str]:
     return kept | QUIET
 
 
-def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float) -> Generator[bytes, None, Ending]:
+def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float, *, stdin: IO[bytes] | None = None,
+              stderr: IO[bytes] | None = None) -> Generator[bytes, None, Ending]:
     """Run a program; yield what it writes to stdout and stderr as it comes, b"" when nothing comes, return how it ended.
+
+    `stdin` and `stderr`: files in the place of nothing, and of the common output.
 
     Raises ToolError where it cannot be started. On every way out, also a closed generator, its group is gone or, after
     a normal end, only background children are left.
     """
     mark = f"{_run}-{time.monotonic_ns()}"
     try:
-        process = subprocess.Popen(argv, cwd=cwd, env=environment() | {MARK: mark}, stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(argv, cwd=cwd, env=environment() | {MARK: mark}, start_new_session=True,
+                                   stdin=stdin or subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr or subprocess.STDOUT)
     except (OSError, ValueError) as error:
         gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
         raise ToolError(f"the command could not be started: {error}{gone}") from None

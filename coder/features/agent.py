@@ -1,0 +1,363 @@
+"""Agent: the loop with a memory. State, queues, subscribers, and a way to stop it from another thread.
+
+    agent = Agent("gpt-5", tools=[population])
+    agent.subscribe(print)
+    print(agent.run("How many people live in Oslo?").text)
+
+One run at a time. What is said to the agent meanwhile goes into one of two queues: `steer` changes the course after the
+tool under way, `follow_up` waits until the run would end. All state is rebuilt from the events of the run, so whoever
+subscribes knows what the agent knows.
+
+What it leaves out: running in the background (call `prompt` in a thread of your own, and `wait_for_idle` in others).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from coder.abort import Abort
+from coder.ai import ChatModel
+from coder.errors import RetryPolicy
+from coder.features.hooks import FunctionHooks, HookChain
+from coder.history import user
+from coder.loop import run_loop
+from coder.tools import Tool, Toolset
+from coder.types import (
+    Compacted,
+    Event,
+    Hooks,
+    Limits,
+    Message,
+    MessageEnd,
+    MessageStart,
+    Model,
+    ModelError,
+    Reasoning,
+    ReasoningDelta,
+    Request,
+    RunEnd,
+    RunResult,
+    RunStart,
+    StepEnd,
+    TextDelta,
+    ToolEnd,
+    ToolStart,
+)
+
+Mode = Literal["one-at-a-time", "all"]
+Prompt = str | Message | Sequence[Message]
+
+
+# ---- what is known of a run ------------------------------------------------------------------------------
+
+
+@dataclass
+class AgentState:
+    """What an agent is and does. `apply` keeps the second half right, from events alone."""
+
+    model: Model
+    system_prompt: str = ""
+    thinking_level: Reasoning = "off"
+    tools: Toolset = field(default_factory=Toolset)
+    messages: list[Message] = field(default_factory=list)
+    is_streaming: bool = False  # a run is under way
+    stream_message: Message | None = None  # the answer that is coming, as far as it has come
+    pending_tool_calls: set[str] = field(default_factory=set)  # ids of calls under way
+    error: ModelError | None = None  # of the last run
+
+    def apply(self, event: Event) -> None:
+        match event:
+            case RunStart():
+                self.is_streaming, self.error = True, None
+            case MessageStart(message=message) if message["role"] == "assistant":
+                self.stream_message = {"role": "assistant", "content": ""}
+            case TextDelta(text=text) if self.stream_message is not None:
+                self.stream_message = self.stream_message | {"content": self.stream_message["content"] + text}
+            case ReasoningDelta(text=text) if self.stream_message is not None:
+                self.stream_message = self.stream_message | {"reasoning": self.stream_message.get("reasoning", "") + text}
+            case MessageEnd(message=message):
+                self.stream_message = None
+                if message.get("content") or message.get("tool_calls"):
+                    self.messages.append(message)
+            case ToolStart(id=call_id):
+                self.pending_tool_calls.add(call_id)
+            case ToolEnd(id=call_id):
+                self.pending_tool_calls.discard(call_id)
+            case RunEnd(error=error):
+                self.is_streaming, self.stream_message, self.error = False, None, error
+                self.pending_tool_calls.clear()
+
+
+# ---- what waits to be said -------------------------------------------------------------------------------
+
+
+class Queue:
+    """Messages for the agent, from any thread. `mode` says how many are taken at a time."""
+
+    def __init__(self, mode: Mode = "one-at-a-time") -> None:
+        self.mode: Mode = mode
+        self._waiting: deque[Message] = deque()
+
+    def put(self, message: str | Message) -> None:
+        self._waiting.append(user(message) if isinstance(message, str) else message)
+
+    def take(self) -> list[Message]:
+        """The next, or all of them."""
+        taken: list[Message] = []
+        while self._waiting and (self.mode == "all" or not taken):
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+class QueueHooks(Hooks):
+    """The two queues, as the loop asks for them."""
+
+    def __init__(self, steering: Queue, follow_ups: Queue) -> None:
+        self.steering, self.follow_ups = steering, follow_ups
+
+    def get_steering_messages(self) -> list[Message]:
+        return self.steering.take()
+
+    def get_follow_up_messages(self) -> list[Message]:
+        return self.follow_ups.take()
+
+
+# ---- the agent -------------------------------------------------------------------------------------------
+
+# Callbacks for those who want no events: keyword -> (the events it is for, what it is given).
+CALLBACKS: dict[str, tuple[type[Event], Callable[[Any], Any]]] = {
+    "on_text": (TextDelta, lambda event: event.text),
+    "on_tool_call": (ToolStart, lambda event: event),
+    "on_tool_result": (ToolEnd, lambda event: event),
+    "on_step_finish": (StepEnd, lambda event: event),
+    "on_response": (MessageEnd, lambda event: event.message),  # the model's messages only
+    "on_compacted": (Compacted, lambda event: event)}
+
+
+class Agent:
+    """A model, its tools and a conversation.
+
+    `model`: a name (then it is a ChatModel, and `base_url` and `api_key` are its) or anything with the `stream` of Model.
+    Further keywords are hooks, by the names of Hooks (`before_tool_call=...`), and callbacks: `on_text(text)`,
+    `on_tool_call(event)`, `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`, `on_compacted(event)`.
+    `max_retry_delay`: seconds; where a server asks for a longer wait, the run fails at once.
+    """
+
+    def __init__(self, model: str | Model, *, tools: Toolset | Iterable[Tool | Callable[..., Any]] = (), system_prompt: str = "",
+                 messages: Iterable[Message] = (), thinking_level: Reasoning = "off",
+                 thinking_budgets: Mapping[str, int] | None = None, base_url: str | None = None, api_key: str | None = None,
+                 hooks: Hooks | None = None, limits: Limits = Limits(), retry: RetryPolicy | None = None,
+                 max_retry_delay: float = 60.0, session_id: str = "", cwd: str | Path | None = None,
+                 steering_mode: Mode = "one-at-a-time", follow_up_mode: Mode = "one-at-a-time", **functions: Callable[..., Any]) -> None:
+        made = ChatModel(model, base_url=base_url, api_key=api_key) if isinstance(model, str) else model
+        toolset = tools if isinstance(tools, Toolset) else Toolset(tools, cwd=cwd, session_id=session_id)
+        self.state = AgentState(made, system_prompt, thinking_level, toolset, list(messages))
+        self.thinking_budgets = dict(thinking_budgets or {})
+        self.limits = limits
+        self.retry = retry or RetryPolicy(max_delay=max_retry_delay)
+        self.steering, self.follow_ups = Queue(steering_mode), Queue(follow_up_mode)
+        self._subscribers: list[Callable[[Event], None]] = []
+        self._running, self._idle = threading.Lock(), threading.Event()
+        self._idle.set()
+        self._abort = Abort()
+        callbacks = {name: function for name, function in functions.items() if name in CALLBACKS}
+        for name, function in callbacks.items():
+            self.subscribe(_calling(name, function))
+        own = FunctionHooks(**{name: function for name, function in functions.items() if name not in callbacks})
+        budgets = FunctionHooks(before_llm_call=self._set_budgets)
+        self.hooks = HookChain(*filter(None, [hooks, own]), QueueHooks(self.steering, self.follow_ups), budgets)
+
+    # -- saying something
+
+    def prompt(self, prompt: Prompt, images: Sequence[dict[str, Any]] = ()) -> RunResult:
+        """Say something and wait for the end of the run: text, text with images, one message, or several.
+
+        An image is {"type": "image", "data": base64, "mimeType": ...}, or the API's image_url part. Raises RuntimeError
+        while a run is under way: then use `steer` or `follow_up`.
+        """
+        return _drained(self.stream(prompt, images))
+
+    run = prompt
+
+    def stream(self, prompt: Prompt, images: Sequence[dict[str, Any]] = ()) -> Generator[Event, None, RunResult]:
+        """`prompt` as a generator of events, which returns the RunResult."""
+        self._check_idle()
+        return self._go(messages_of(prompt, images))
+
+    def continue_(self) -> RunResult:
+        """Go on without a new message: after an error, or with what waits in the queues (steering first).
+
+        Raises ValueError where there is nothing to go on with: no message, or the model had the last word.
+        """
+        self._check_idle()
+        last = self.state.messages[-1] if self.state.messages else None
+        if last is None:
+            raise ValueError("there is no message to continue from")
+        waiting: list[Message] = []
+        if last["role"] == "assistant":
+            waiting = self.steering.take() or self.follow_ups.take()
+            if not waiting:
+                raise ValueError("the model had the last word: prompt the agent, or queue a message")
+        return _drained(self._go(waiting))
+
+    def steer(self, message: str | Message) -> None:
+        """Say something during the run: it comes after the tool under way, and the remaining calls are skipped."""
+        self.steering.put(message)
+
+    def follow_up(self, message: str | Message) -> None:
+        """Say something that waits until the run would end."""
+        self.follow_ups.put(message)
+
+    @property
+    def has_queued_messages(self) -> bool:
+        return bool(len(self.steering) or len(self.follow_ups))
+
+    # -- watching and stopping
+
+    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `subscriber` with every event, in the thread of the run; returns what ends that. What it raises ends the run."""
+        self._subscribers.append(subscriber)
+
+        def unsubscribe() -> None:
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
+
+        return unsubscribe
+
+    def abort(self) -> None:
+        """End the run under way, from any thread."""
+        self._abort.set()
+
+    def wait_for_idle(self, timeout: float | None = None) -> bool:
+        """Wait until no run is under way; False where that took longer than `timeout` seconds."""
+        return self._idle.wait(timeout)
+
+    # -- state
+
+    @property
+    def messages(self) -> list[Message]:
+        return self.state.messages
+
+    def replace_messages(self, messages: Iterable[Message]) -> None:
+        """Another conversation; the list is copied."""
+        self.state.messages = list(messages)
+
+    def append_message(self, message: Message) -> None:
+        self.state.messages.append(message)
+
+    def clear_messages(self) -> None:
+        self.state.messages = []
+
+    def set_system_prompt(self, text: str) -> None:
+        self.state.system_prompt = text
+
+    def set_model(self, model: Model) -> None:
+        """Used from the next run on."""
+        self.state.model = model
+
+    def set_thinking_level(self, level: Reasoning) -> None:
+        self.state.thinking_level = level
+
+    def set_tools(self, tools: Toolset | Iterable[Tool | Callable[..., Any]]) -> None:
+        before = self.state.tools
+        self.state.tools = tools if isinstance(tools, Toolset) else Toolset(tools, cwd=before.cwd, session_id=before.session_id)
+
+    @property
+    def session_id(self) -> str:
+        """Names the conversation for the provider's cache."""
+        return self.state.tools.session_id
+
+    @session_id.setter
+    def session_id(self, value: str) -> None:
+        self.state.tools.session_id = value
+
+    def reset(self) -> None:
+        """Forget the conversation, the queues and the error; keep the model, the tools and the prompt."""
+        self.clear_messages()
+        self.steering.clear()
+        self.follow_ups.clear()
+        self.state.error = None
+
+    # -- one run
+
+    def _check_idle(self) -> None:
+        if self._running.locked():
+            raise RuntimeError("the agent is at work: steer() or follow_up() says something to it, wait_for_idle() waits")
+
+    def _go(self, prompts: list[Message]) -> Generator[Event, None, RunResult]:
+        self._check_idle()
+        with self._running:
+            self._idle.clear()
+            self._abort = Abort()
+            state, messages = self.state, list(self.state.messages)
+            events = run_loop(messages, state.model, state.tools, prompts=prompts, system=state.system_prompt, hooks=self.hooks,
+                              reasoning=state.thinking_level, limits=self.limits, retry=self.retry, abort=self._abort)
+            try:
+                while True:
+                    try:
+                        event = next(events)
+                    except StopIteration as end:
+                        result: RunResult = end.value
+                        return result
+                    state.apply(event)
+                    for subscriber in list(self._subscribers):
+                        subscriber(event)
+                    yield event
+            finally:
+                events.close()
+                # what no event tells: a history that was repaired or shortened, and the end of a run that was left
+                state.messages, state.is_streaming, state.stream_message = messages, False, None
+                state.pending_tool_calls.clear()
+                self._idle.set()
+
+    def _set_budgets(self, request: Request) -> None:
+        request.budgets = self.thinking_budgets
+
+
+def _drained(run: Generator[Event, None, RunResult]) -> RunResult:
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            result: RunResult = end.value
+            return result
+
+
+def _calling(name: str, function: Callable[..., Any]) -> Callable[[Event], None]:
+    """A subscriber for a callback."""
+    kind, given = CALLBACKS[name]
+
+    def subscriber(event: Event) -> None:
+        if isinstance(event, kind) and (name != "on_response" or event.message["role"] == "assistant"):  # type: ignore[attr-defined]
+            function(given(event))
+
+    return subscriber
+
+
+def messages_of(prompt: Prompt, images: Sequence[dict[str, Any]] = ()) -> list[Message]:
+    """A prompt in any of its four forms as messages."""
+    if isinstance(prompt, str):
+        parts = [{"type": "text", "text": prompt}, *map(image_part, images)]
+        return [user(parts if images else prompt)]
+    return [prompt] if isinstance(prompt, dict) else list(prompt)
+
+
+def image_part(image: dict[str, Any]) -> dict[str, Any]:
+    """An image in the API's form. Raises ValueError where it is none."""
+    if image.get("type") == "image_url":
+        return image
+    if image.get("type") == "image" and image.get("data") and image.get("mimeType"):
+        return {"type": "image_url", "image_url": {"url": f"data:{image['mimeType']};base64,{image['data']}"}}
+    raise ValueError('an image is {"type": "image", "data": base64, "mimeType": "image/png"} or an image_url part')
+

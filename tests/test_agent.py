@@ -1,0 +1,316 @@
+"""The stateful agent: prompts, queues, subscribers, state. Rows P37 to P56 of what pi-agent-core does."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from coder.ai import ChatModel
+from coder.errors import RetryPolicy
+from coder.features.agent import Agent, AgentState, image_part
+from coder.features.scripted import Body, Reply, ScriptedServer
+from coder.tools import tool
+from coder.types import DeniedError, Event, MessageStart, RunEnd, ToolStart, ToolUpdate
+from tests.harness import FAST, assert_all_valid, serve, shape
+from tests.terminal import promptly, until
+
+
+@tool
+def add(a: int, b: int) -> str:
+    """Add.
+
+    a: one
+    b: other
+    """
+    return str(a + b)
+
+
+TWO = Reply("Let me see.", calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})])
+ONE = Reply(calls=[("add", {"a": 1, "b": 2})])
+
+
+def agent_of(server: ScriptedServer, **options: Any) -> Agent:
+    return Agent(ChatModel("m", base_url=server.url), tools=[add], **{"retry": FAST} | options)
+
+
+def contents(server: ScriptedServer, request: int = -1) -> list[Any]:
+    return [message.get("content") for message in server.requests[request]["messages"]]
+
+
+# ---- prompts ---------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_has_four_forms() -> None:
+    """P43, P44."""
+    image = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    with serve(Reply("yes")) as server:
+        for given in (("hi",), ("hi", [image]), ({"role": "user", "content": "one"},),
+                      ([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],)):
+            agent_of(server).prompt(*given)
+        assert [contents(server, n) for n in range(4)] == [["hi"], [[{"type": "text", "text": "hi"}, part]], ["one"], ["a", "b"]]
+    assert image_part(part) == part
+    with pytest.raises(ValueError, match="an image is"):
+        image_part({"type": "image", "data": ""})
+
+
+def test_the_conversation_goes_on_and_can_be_reset() -> None:
+    """P52, P53."""
+    with serve(Reply("yes")) as server:
+        agent = agent_of(server, system_prompt="Be brief.")
+        assert agent.run("one").text == "yes"
+        agent.prompt("two")
+        assert contents(server) == ["Be brief.", "one", "yes", "two"]
+        agent.steer("never")
+        agent.reset()
+        assert agent.messages == [] and not agent.has_queued_messages and agent.state.system_prompt == "Be brief."
+        kept = [{"role": "user", "content": "old"}]
+        agent.replace_messages(kept)
+        agent.append_message({"role": "assistant", "content": "news"})
+        agent.prompt("three")
+        assert contents(server) == ["Be brief.", "old", "news", "three"] and len(kept) == 1
+
+
+def test_the_setters_count_from_the_next_run() -> None:
+    with serve(Reply("yes")) as server, serve(Reply("other")) as second:
+        agent = agent_of(server, thinking_level="low", session_id="s1", thinking_budgets={"high": 9})
+        agent.prompt("one")
+        agent.set_system_prompt("New.")
+        agent.set_thinking_level("high")
+        agent.set_tools([])
+        agent.set_model(ChatModel("n", base_url=second.url, profile={"reasoning": {"budget": "$budget"}, "cache_key": True}))
+        assert agent.prompt("two").text == "other"
+        first, last = server.requests[0], second.requests[0]
+    assert first["reasoning_effort"] == "low" and "tools" in first
+    assert (last["model"], last["budget"], last["prompt_cache_key"], contents(second)[0]) == ("n", 9, "s1", "New.") and "tools" not in last
+
+
+# ---- state -----------------------------------------------------------------------------------------------
+
+
+def test_all_state_is_rebuilt_from_the_events() -> None:
+    """P37, P38, P47."""
+    with serve(TWO, Reply("Seven.")) as server:
+        agent = agent_of(server)
+        mirror = AgentState(agent.state.model)
+        streamed: list[str] = []
+        calls: list[int] = []
+
+        def follow(event: Event) -> None:
+            mirror.apply(event)
+            for name in ("is_streaming", "stream_message", "pending_tool_calls", "error", "messages"):
+                assert getattr(mirror, name) == getattr(agent.state, name), name
+            calls.append(len(mirror.pending_tool_calls))
+            if mirror.stream_message:
+                streamed.append(mirror.stream_message["content"])
+
+        agent.subscribe(follow)
+        agent.prompt("add")
+    assert mirror.messages == agent.messages and len(mirror.messages) == 5 and not mirror.is_streaming
+    assert "Let me" in streamed[2] and streamed[-1] == "Seven." and max(calls) == 1 and calls[-1] == 0
+
+
+def test_an_error_is_kept_until_the_next_run_and_leaves_no_message() -> None:
+    with serve(Reply("no such thing", status=400), Reply("fine")) as server:
+        agent = agent_of(server)
+        assert agent.prompt("hi").stop_reason == "error" and agent.state.error and agent.state.error.kind == "bad_request"
+        assert [message["role"] for message in agent.messages] == ["user"]
+        assert agent.continue_().text == "fine" and agent.state.error is None
+
+
+def test_a_stream_that_is_left_leaves_an_agent_that_works() -> None:
+    with serve(ONE, Reply("fine")) as server:
+        agent = agent_of(server)
+        for event in agent.stream("go"):
+            if isinstance(event, ToolStart):
+                assert agent.state.is_streaming and agent.state.pending_tool_calls == {event.id}
+                break
+        until(lambda: not agent.state.is_streaming)
+        assert agent.wait_for_idle(5) and not agent.state.pending_tool_calls and agent.prompt("again").text == "fine"
+        assert_all_valid(server)
+
+
+# ---- one run at a time -----------------------------------------------------------------------------------
+
+
+def test_a_second_prompt_during_a_run_is_an_error_and_waiting_is_not() -> None:
+    """P45, P49, P50."""
+    with serve(Reply("late", hold=30)) as server, promptly(10):
+        agent = agent_of(server)
+        worker = threading.Thread(target=agent.prompt, args=("hi",))
+        worker.start()
+        until(lambda: server.requests)
+        for call in (lambda: agent.prompt("no"), lambda: agent.stream("no"), agent.continue_):
+            with pytest.raises(RuntimeError, match="steer"):
+                call()
+        assert not agent.wait_for_idle(0.05)
+        agent.abort()
+        assert agent.wait_for_idle(5)
+        worker.join()
+        assert not agent.state.is_streaming and agent.messages[0]["content"] == "hi"
+
+
+# ---- queues ----------------------------------------------------------------------------------------------
+
+
+def test_steering_comes_after_the_tool_under_way_and_skips_the_rest() -> None:
+    """P40, P36, P61."""
+    with serve(TWO, Reply("Stopped.")) as server:
+        agent = agent_of(server)
+        agent.subscribe(lambda event: agent.steer("Stop.") if isinstance(event, ToolStart) and not agent.messages[2:] else None)
+        assert agent.prompt("add").text == "Stopped."
+        assert contents(server)[1:] == ["Let me see.", "3", "Skipped due to queued user message.", "Stop."]
+
+
+def test_follow_ups_wait_until_the_run_would_end_and_come_one_by_one() -> None:
+    """P41, P42."""
+    with serve(Reply("a"), Reply("b"), Reply("c")) as server:
+        agent = agent_of(server)
+        agent.follow_up("two")
+        agent.follow_up("three")
+        assert agent.has_queued_messages and agent.prompt("one").text == "c" and not agent.has_queued_messages
+        assert contents(server) == ["one", "a", "two", "b", "three"]
+
+
+@pytest.mark.parametrize(("mode", "sent"), [
+    ("one-at-a-time", [["go", "a", "x"], ["go", "a", "x", "a", "y"]]), ("all", [["go", "a", "x", "y"]])])
+def test_a_queue_gives_one_or_all(mode: Any, sent: list[list[str]]) -> None:
+    with serve(Reply("a")) as server:
+        agent = agent_of(server, follow_up_mode=mode)
+        agent.prompt("go")
+        for text in ("x", "y"):
+            agent.follow_up(text)
+        agent.continue_()
+        assert [contents(server, n) for n in range(1, len(server.requests))] == sent
+
+
+def test_continue_takes_steering_first_and_says_what_is_missing() -> None:
+    """P46."""
+    with serve(Reply("fine")) as server:
+        agent = agent_of(server)
+        with pytest.raises(ValueError, match="no message"):
+            agent.continue_()
+        agent.prompt("one")
+        with pytest.raises(ValueError, match="had the last word"):
+            agent.continue_()
+        agent.follow_up("later")
+        agent.steer("now")
+        agent.continue_()
+        assert contents(server, 1) == ["one", "fine", "now"] and contents(server, 2) == ["one", "fine", "now", "fine", "later"]
+
+
+# ---- subscribers, callbacks, hooks -----------------------------------------------------------------------
+
+
+def test_subscribers_see_every_event_until_they_leave() -> None:
+    """P48, P59."""
+    seen: list[Event] = []
+    with serve(Reply("yes")) as server:
+        agent = agent_of(server)
+        leave = agent.subscribe(seen.append)
+        agent.prompt("one")
+        message = ["message_start", "message_end"]
+        assert shape(seen) == ["run_start", "step_start", *message, *message, "step_end", "run_end"]
+        leave()
+        leave()
+        agent.prompt("two")
+        assert sum(isinstance(event, RunEnd) for event in seen) == 1
+
+
+def test_callbacks_take_the_place_of_events() -> None:
+    """M10, K13, K14."""
+    said: list[Any] = []
+    with serve(TWO, Reply("Seven.")) as server:
+        agent = agent_of(server, on_text=said.append, on_tool_call=lambda event: said.append(event.arguments["a"]),
+                         on_tool_result=lambda event: said.append(event.result.content),
+                         on_step_finish=lambda event: said.append(event.finish_reason),
+                         on_response=lambda message: said.append(len(message.get("tool_calls", []))))
+        agent.prompt("add")
+    assert said == ["Let", " me", " see.", 2, 1, "3", 3, "7", "tool_calls", "Seven.", 0, "stop"]
+
+
+def test_plain_functions_are_hooks() -> None:
+    def no(call: Any, ctx: Any) -> None:
+        if call.arguments["a"] == 1:
+            raise DeniedError("not one")
+
+    with serve(TWO, Reply("ok")) as server:
+        agent = agent_of(server, before_tool_call=no, get_api_key=lambda: "fresh", transform_context=lambda messages, abort: messages[-3:])
+        agent.prompt("add")
+        assert contents(server)[-2:] == ["Denied: not one", "7"] and server.heads[-1]["authorization"] == "Bearer fresh"
+    with pytest.raises(TypeError, match="there is no hook 'on_texts'"):
+        Agent("m", base_url="http://127.0.0.1:9/v1", on_texts=print)
+
+
+def test_roles_of_ones_own_stay_in_the_list_and_are_sent_as_their_hook_says() -> None:
+    """P02, P04."""
+    def convert(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": f"[{m['text']}]"} if m["role"] == "artifact" else m for m in messages]
+
+    with serve(Reply("ok")) as server:
+        agent = agent_of(server, convert_to_llm=convert)
+        agent.append_message({"role": "notification", "text": "for the screen"})
+        agent.append_message({"role": "artifact", "text": "a table"})
+        agent.prompt("hi")
+        assert contents(server) == ["[a table]", "hi"]
+        assert [message["role"] for message in agent.messages] == ["notification", "artifact", "user", "assistant"]
+
+
+def test_a_tool_shows_its_progress_and_gives_images_back() -> None:
+    """P12, P21."""
+    @tool
+    def look(path: str) -> Any:
+        """Look.
+
+        path: file
+        """
+        yield "half way"
+        return [{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}]
+
+    seen: list[Event] = []
+    with serve(Reply(calls=[("look", {"path": "x"})]), Reply("ok")) as server:
+        agent = Agent(ChatModel("m", base_url=server.url), tools=[look], retry=FAST)
+        agent.subscribe(seen.append)
+        agent.prompt("go")
+        assert [event.text for event in seen if isinstance(event, ToolUpdate)] == ["half way"]
+        assert contents(server)[-2] == "seen" and contents(server)[-1][1]["type"] == "image_url"
+
+
+def test_a_longer_wait_than_allowed_fails_at_once() -> None:
+    """P56."""
+    with serve(Reply("later", status=429, headers={"retry-after": "5"})) as server, promptly(4):
+        agent = Agent(ChatModel("m", base_url=server.url), max_retry_delay=2)
+        assert agent.prompt("hi").stop_reason == "error" and len(server.requests) == 1
+    assert RetryPolicy().max_delay == 60
+
+
+def test_a_name_is_a_model_and_any_model_will_do() -> None:
+    """P01: what lies under the loop can be replaced."""
+    class Parrot:
+        name, context_window = "parrot", 1000
+
+        def stream(self, request: Any, abort: Any) -> Any:
+            from coder.types import Completion, TextDelta, Usage
+            text = request.messages[-1]["content"]
+            yield TextDelta(text)
+            return Completion(text, [], "stop", {"role": "assistant", "content": text}, Usage())
+
+    assert Agent(Parrot()).run("hello").text == "hello"
+    with serve(lambda body: Reply(body["model"])) as server:
+        assert Agent("some-model", base_url=server.url, api_key="k").run("hi").text == "some-model"
+
+
+def test_a_prompt_is_seen_before_the_request_goes_out() -> None:
+    order: list[str] = []
+
+    def script(body: Body) -> Reply:
+        order.append("request")
+        return Reply("ok")
+
+    with serve(script) as server:
+        agent = agent_of(server)
+        agent.subscribe(lambda event: order.append(event.message["role"]) if isinstance(event, MessageStart) else None)
+        agent.prompt("hi")
+    assert order == ["user", "request", "assistant"]
