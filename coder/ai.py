@@ -14,14 +14,13 @@ import json
 import math
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 from coder.abort import Abort
 from coder.address import host_of, shown_url
 from coder.connection import Line
-from coder.endpoint import Endpoint
+from coder.endpoint import Endpoint, well_formed
 from coder.profile import BUDGETS, LIMITS, Profile, Refusals, dispensable, profile_of, request_body
 from coder.shaping import Shaper
 from coder.text import mend_all
@@ -109,24 +108,13 @@ class ChatModel:
 
     def _answer(self, data: bytes, request: Request, assembler: Assembler, abort: Abort) -> Generator[Event, None, Completion]:
         """One request and its answer, judged."""
-        abort.check()
-        failure: ModelError | None = None
-        with self.endpoint.channel() as channel:
-            with Line(channel.stream, self.first_byte_timeout) as line, abort.calling(line.cut):
-                try:
-                    with _well_formed():
-                        response = line.open(lambda: channel.send(data, request.api_key, line), abort)
-                        with channel.reading(response):
-                            yield from self._read(response, assembler, line)
-                except ModelError as error:
-                    failure = error
-            channel.spoiled = line.is_cut  # and may still be in use by the thread that was left
-            abort.check()
-        if line.fired and not assembler.ended:
-            failure = ModelError("network", f"no data for {line.seconds:g} s", retryable=True)
+        def read(response: Any, line: Line) -> Iterator[Event]:
+            return self._read(response, assembler, line)
+
+        failure = yield from self.endpoint.exchange(data, request.api_key, abort, self.first_byte_timeout, read)
         if failure and not (failure.kind == "network" and assembler.ended):  # F14: whole, only the connection stayed open
             raise failure
-        with _well_formed():
+        with well_formed():
             yield from assembler.rest()
             return self._judged(assembler.completion(), len(data))
 
@@ -205,20 +193,6 @@ def _dumped(body: Any) -> bytes | None:
         return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
         return None
-
-
-# What reading an answer raises whose members are not of the kind that the API says.
-MALFORMED = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AssertionError)
-
-
-@contextmanager
-def _well_formed() -> Iterator[None]:
-    """Inside, an answer is read. Raises ModelError where it is malformed: no server may break a run."""
-    try:
-        yield
-    except MALFORMED as error:
-        said = f"the answer is malformed ({type(error).__name__}: {error})"[:200]
-        raise ModelError("protocol", said, retryable=True) from error
 
 
 def _parse(event: str, data: str) -> Any:

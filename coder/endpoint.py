@@ -12,15 +12,16 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl
 
+from coder.abort import Abort
 from coder.address import is_loopback, shown_url
 from coder.connection import Line
 from coder.errors import classify
-from coder.types import ModelError
+from coder.types import Event, ModelError
 
 CONNECT_TIMEOUT = 10.0  # seconds
 MAX_ERROR = 1_000_000  # bytes of an error's body that are read
@@ -31,15 +32,39 @@ class Endpoint:
     """Where requests go. `base_url` None is the client's default, and then a missing key is taken from OPENAI_API_KEY;
     an address given here never gets a key that was not given with it. `key_header`: a header that carries the key, too."""
 
-    def __init__(self, base_url: str | None, api_key: str | None, headers: Mapping[str, str], key_header: str = "") -> None:
-        self.base_url, self.api_key, self.key_header = base_url, api_key, key_header
+    def __init__(self, base_url: str | None, api_key: str | None, headers: Mapping[str, str], key_header: str = "",
+                 path: str = "/chat/completions") -> None:
+        self.base_url, self.api_key, self.key_header, self.path = base_url, api_key, key_header, path
         self.headers = {name.lower(): value for name, value in headers.items()}
         self.address = base_url or os.environ.get("OPENAI_BASE_URL") or None  # where the client goes
         self._idle: list[Channel] = []
         self._tls: ssl.SSLContext | None = None
 
+    def exchange(self, data: bytes, api_key: str | None, abort: Abort, seconds: float,
+                 read: Callable[[Any, Line], Iterator[Event]]) -> Generator[Event, None, ModelError | None]:
+        """One request: send `data`, yield what `read` makes of the answer; return the failure, if there was one.
+
+        `seconds` may pass until the first data; `read` sets the line's later limits. Raises Aborted.
+        """
+        abort.check()
+        failure: ModelError | None = None
+        with self._channel() as channel:
+            with Line(channel.stream, seconds) as line, abort.calling(line.cut):
+                try:
+                    with well_formed():
+                        response = line.open(lambda: channel.send(data, api_key, line), abort)
+                        with channel.reading(response):
+                            yield from read(response, line)
+                except ModelError as error:
+                    failure = error
+            channel.spoiled = line.is_cut  # and may still be in use by the thread that was left
+            abort.check()
+        if line.fired:
+            failure = ModelError("network", f"no data for {line.seconds:g} s", retryable=True)
+        return failure
+
     @contextmanager
-    def channel(self) -> Iterator[Channel]:
+    def _channel(self) -> Iterator[Channel]:
         """A channel for one request: one that is idle, or a new one. One whose request was left in the middle is given up."""
         try:
             channel = self._idle.pop()
@@ -90,7 +115,7 @@ class Channel:
             client = self._connected(openai)
             if client.api_key != self._key:
                 client = client.with_options(api_key=self._key)
-            return client.post("/chat/completions", content=data, cast_to=object, stream=True,
+            return client.post(self.endpoint.path, content=data, cast_to=object, stream=True,
                                stream_cls=openai.Stream[object]).response
         except openai.APIConnectionError as error:
             if isinstance(error.__cause__, ModelError):
@@ -172,6 +197,20 @@ class Channel:
         if any(isinstance(each, socket.gaierror) for each in causes):
             return ModelError("network", f"the host of {url} is not known: {causes[-1]}", retryable=True)
         return ModelError("network", str(cause) or type(cause).__name__, retryable=True)
+
+
+# What reading an answer raises whose members are not of the kind that the API says.
+MALFORMED = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AssertionError)
+
+
+@contextmanager
+def well_formed() -> Iterator[None]:
+    """Inside, an answer is read. Raises ModelError where it is malformed: no server may break a run."""
+    try:
+        yield
+    except MALFORMED as error:
+        said = f"the answer is malformed ({type(error).__name__}: {error})"[:200]
+        raise ModelError("protocol", said, retryable=True) from error
 
 
 def _some(response: Any) -> Iterator[bytes]:
