@@ -33,6 +33,7 @@ AFTER_DONE = 0.25  # seconds to wait for the end of the body, so that the connec
 FIRST_BYTE_TIMEOUT = 300.0  # seconds: a long prompt on a local server takes minutes (S12)
 MOST_REFUSALS = 6  # requests in a row, each without one member more
 MAX_BODY = 50_000_000  # bytes of an answer that is no event stream
+FIELDS = (b"data:", b"event:", b"id:", b"retry:", b"error:", b":")  # how an event stream may begin
 MARKUP = re.compile(r"<tool_call>|<\|tool_calls?_(section_)?begin|<function=|<\|python_tag\|>|\[TOOL_CALLS\]")  # T21
 
 
@@ -148,18 +149,26 @@ class ChatModel:
         gzipped = "content-encoding" in response.headers  # S14
         chunks = response.iter_bytes() if gzipped else response.iter_raw()
         if "event-stream" not in response.headers.get("content-type", "event-stream"):
-            start = next((chunk for chunk in chunks if chunk.strip()), b"")
-            if not start.lstrip().startswith((b"data:", b"event:", b":")):
+            start = b""
+            while len(start.lstrip()) < len(max(FIELDS, key=len)) + 3 and (chunk := next(chunks, b"")):
+                start += chunk
+            if not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(FIELDS):
                 yield from self._read_whole(response, start, chunks, assembler)
                 return
             chunks = chain([start], chunks)
+        ended = False
         for event, data in sse(chunks):
             if assembler.done or data == "[DONE]":
                 assembler.done = True  # S7: what follows is read, so that the connection can serve again, and ignored
                 line.within(AFTER_DONE)
                 continue
-            yield from assembler.feed(_parse(event, data))
-            line.within(AFTER_FINISH if assembler.finish_reason else self.idle_timeout)
+            added = False
+            for each in assembler.feed(_parse(event, data)):
+                added = True
+                yield each
+            if added or not ended:  # F14: what comes behind the end and adds nothing is no reason to wait on
+                line.within(AFTER_FINISH if assembler.finish_reason else self.idle_timeout)
+            ended = bool(assembler.finish_reason)
 
     def _read_whole(self, response: Any, start: bytes, chunks: Iterator[bytes], assembler: Assembler) -> Iterator[Event]:
         """S10: an answer that is no event stream: a completion, an error, or something else altogether."""
@@ -168,7 +177,7 @@ class ChatModel:
             chunk = json.loads(body)
         except ValueError:
             chunk = None
-        if not isinstance(chunk, dict) or not (chunk.get("choices") or chunk.get("error") or chunk.get("object") == "error"):
+        if not isinstance(chunk, dict) or not (chunk.keys() & {"choices", "error"} or chunk.get("object") == "error"):
             raise ModelError("protocol", f"not an API answer from {shown_url(str(response.url))}")
         yield from assembler.feed(chunk)
         assembler.done = True

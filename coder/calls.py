@@ -9,6 +9,7 @@ What it leaves out: the rest of an answer (wire.py), and running calls (loop.py)
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Container
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -35,7 +36,7 @@ class _Call:
         if name != self.name:  # T7: repeated, or the name so far, or really a piece
             self.name = name if name.startswith(self.name) else self.name + name
         arguments = function.get("arguments")
-        if isinstance(arguments, dict):
+        if isinstance(arguments, dict) and arguments:
             self.whole = arguments
         elif arguments:
             self.pieces.append(str(arguments))
@@ -73,8 +74,13 @@ class Calls:
         here = next((c for c in reversed(self.calls) if c.index == index), None) if index is not None else None
         if call_id:
             known = next((c for c in reversed(self.calls) if c.id == call_id), None)
-            if known and (index is None or known.index == index or not name):
+            again = bool(known and name and index is None and function.get("arguments") and known.complete())  # T24: without an index
+            if known and not again and (index is None or known.index == index or not name):
                 return known
+            if again:
+                return None
+            if index is None and self.calls and not (self.calls[-1].id or self.calls[-1].name):
+                return self.calls[-1]  # T10: its arguments came first
             # T2: another id takes the index over; T24: the same id at another index, with a name, is another call
             return here if here and here.id in ("", call_id) else None
         found = here or (self.calls[-1] if self.calls and (index is None or not name) else None)
@@ -121,7 +127,12 @@ def _no_number(word: str) -> Any:
     raise ValueError(f"{word} is no JSON")  # Python reads NaN and Infinity; no server takes them back
 
 
-_decoder = json.JSONDecoder(strict=False, parse_constant=_no_number)  # T16: raw newlines inside strings
+def _number(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _no_number(digits)
+
+
+_decoder = json.JSONDecoder(strict=False, parse_constant=_no_number, parse_float=_number)  # T16: raw newlines inside strings
 
 
 def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
@@ -132,7 +143,7 @@ def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
     try:
         value = _decoder.decode(raw)
         if isinstance(value, str):
-            value = _decoder.decode(value)  # T13: encoded twice
+            value = _decoder.decode(value or "{}")  # T13: encoded twice
     except RecursionError:
         return None, "nested too deeply"
     except ValueError as error:

@@ -70,9 +70,15 @@ class Endpoint:
             channel = self._idle.pop()
         except IndexError:  # no question first: other threads take channels, too
             channel = Channel(self)
-        yield channel
-        if not channel.spoiled:
-            self._idle.append(channel)
+        whole = False
+        try:
+            yield channel
+            whole = not channel.spoiled
+        finally:
+            if whole:
+                self._idle.append(channel)
+            else:
+                channel.close()
 
     def key_for(self, api_key: str | None) -> str:
         """The key of a request. Raises ModelError where no header can carry it; it is not shown."""
@@ -101,6 +107,7 @@ class Channel:
         self.endpoint = endpoint
         self.stream: Any = None  # the network stream of the connection
         self.spoiled = False  # its request was cut
+        self._sending = False
         self._line: Line | None = None  # of the request under way
         self._key = ""
         self._client: Any = None
@@ -111,6 +118,7 @@ class Channel:
         import openai
 
         self._line, self._key = line, self.endpoint.key_for(api_key)
+        self._sending = True
         try:
             client = self._connected(openai)
             if client.api_key != self._key:
@@ -123,6 +131,13 @@ class Channel:
             raise self._network_error(error.__cause__ or error) from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise self._network_error(error) from error
+        finally:
+            self._sending = False
+
+    def close(self) -> None:
+        """Give the connection up; one that a thread still waits on goes with the thread."""
+        if self._client is not None and not self._sending:
+            self._client.close()
 
     @contextmanager
     def reading(self, response: Any) -> Iterator[None]:

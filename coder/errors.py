@@ -41,14 +41,15 @@ OVERFLOW_CODES = {"20015", "1261"}  # SiliconFlow, Zhipu
 NOT_OVERFLOW = r"max_(completion_)?tokens\W{0,3}.{0,40}is too large"  # the answer's limit, not the context
 QUOTA_CODES = {"insufficient_quota", "exceeded_current_quota_error", "billing_not_active", "1113"}  # H2
 QUOTA_WORDS = (r"\bbilling\b|exceeded your current quota|insufficient[ _]quota|usage limit|out of credits|"
-               r"(insufficient|negative|not enough|no|low|account|arrears).{0,20}\bbalance\b|"
+               r"\b(insufficient|negative|not enough|no|low|account|arrears)\b.{0,20}\bbalance\b|"
                r"\bbalance\b.{0,20}(insufficient|low|not enough|depleted|exhausted|negative)")
 AUTH_CODES = {"invalid_api_key", "authentication_error", "invalid_authentication_error", "permission_error"}
 THROTTLE_WORDS = r"\brate.?limit|too many requests|throttl|please wait|concurren"  # H3: looked for before overflow
-MODEL_WORDS = (r"model_not_found|(invalid|unknown|no such|no) model\b.{0,20}(name|id|found|:)|unable to access model|not a valid model|"
-               r"\bmodels?([ /:]+[\"'`]?[\w.:/@+-]+[\"'`]?)?[ ,]+(was |is |could )?"
+MODEL_WORDS = (r"model_not_found|unknown model\b|(invalid|no such|no) model\b.{0,20}(name|id|found|:)|unable to access model|"
+               r"not a valid model|\bmodels?([ /:]+[\"'`]?[\w.:/@+-]+[\"'`]?)?[ ,]+(was |is |could )?"
                r"(not found|not exist|does(n't| not) exist|not be found|not available|not supported by this server)")
 LOADING_WORDS = r"loading (the )?model|model.{0,60}\b(is )?(currently |still )?loading|warming up"  # H4
+NOT_LOADING = r"\b(error|failed|unable|cannot|could not|terminated)\b"  # and never will be
 TRANSIENT_400 = r"tool_use_failed|no models provided"  # H5
 RETRYABLE = {408, 409, 425, 429, *range(500, 600)}  # H4
 REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid", "cf-ray")
@@ -58,7 +59,7 @@ MAX_SHOWN = 500  # characters of the server's own text
 
 def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = None) -> ModelError:
     """The error that an answer stands for: `body` is the parsed JSON, or text; `status` None inside a stream."""
-    body = body[:LONGEST] if isinstance(body, str) else body
+    body = readable(body[:LONGEST]) if isinstance(body, str) else body  # of an HTML page only its title counts
     code, kind_word, message, param = (text[:LONGEST] for text in _facts(body))
     if status is None or status < 400:
         status = int(code) if re.fullmatch(r"[45]\d\d", code) else None  # S8, H9: a numeric code is a status
@@ -69,8 +70,8 @@ def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = 
     request_id = next((headers[name] for name in REQUEST_IDS if headers.get(name)), None)
     said = readable(message) or (f"HTTP status {status}" if status else "an error without words")
     return ModelError(kind, said, status=status, retryable=retryable, request_id=request_id and readable(request_id[:100]),
-                      retry_after=retry_hint(headers, asks), param=param,
-                      loading=kind == "server" and re.search(LOADING_WORDS, words) is not None)
+                      retry_after=retry_hint(headers, asks, limited=kind == "rate_limit"), param=param,
+                      loading=kind == "server" and bool(re.search(LOADING_WORDS, words)) and not re.search(NOT_LOADING, words))
 
 
 def _kind(status: int | None, code: str, kind_word: str, words: str, hinted: bool) -> tuple[ErrorKind, bool]:
@@ -109,8 +110,8 @@ def _facts(body: Any) -> tuple[str, str, str, str]:
         body = next((item for item in body["errors"] if isinstance(item, dict)), body)
     error = body.get("error")
     source = error if isinstance(error, dict) and error else body
-    said = error if isinstance(error, str) else next((source[key] for key in SAID if source.get(key)), "")
-    message = _sentence(said)
+    said = next((source[key] for key in SAID if source.get(key)), "")
+    message = ": ".join(filter(None, [error if isinstance(error, str) else "", _sentence(said) if said else ""]))
     metadata = source.get("metadata")
     if isinstance(metadata, dict) and metadata.get("raw"):  # OpenRouter: the cause behind its own sentence (H9)
         message = f"{message}: {metadata['raw']}"
@@ -193,16 +194,22 @@ def _advice(error: ModelError) -> str:
 # ---- how long to wait ------------------------------------------------------------------------------------
 
 
-def retry_hint(headers: Mapping[str, str], message: str) -> float | None:
-    """Seconds that the server asks us to wait, in any of the forms of H1: headers first, then its text."""
+WAIT = (r"(?:try again in|reset after|retry in|retry after|retrydelay\W{1,5})\s{0,5}"
+        r"([\d.]{1,20}\s?(?:ms|m|h|s)?[\dms.]{0,20})")
+
+
+def retry_hint(headers: Mapping[str, str], message: str, limited: bool = True) -> float | None:
+    """Seconds that the server asks us to wait, in any of the forms of H1: headers first, then its text.
+
+    When a limit is reset, which some servers say with every answer, counts only where it is one (`limited`).
+    """
     for name, unit in (("retry-after-ms", 0.001), ("x-ms-retry-after-ms", 0.001), ("retry-after", 1.0)):
         if name in headers and (seconds := _seconds(headers[name], unit)) is not None:
             return seconds
-    for name in ("x-ratelimit-reset", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens"):
+    for name in ("x-ratelimit-reset", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens") if limited else ():
         if name in headers and (seconds := _seconds(headers[name], 1.0)) is not None:
             return seconds
-    found = re.search(r"(?:try again in|reset after|retry in|retrydelay\W{1,5})\s{0,5}([\d.]{1,20}\s?(?:ms|m|h|s)?[\dms.]{0,20})",
-                      message, re.I)
+    found = re.search(WAIT, message, re.I)
     return _seconds(found[1], 1.0) if found else None
 
 

@@ -23,15 +23,18 @@ def joined(pieces: list[Any]) -> Any:
         return pieces[-1]
     groups: list[list[Any]] = []  # of pieces of one entry
     for entry in chain.from_iterable(pieces):
-        if groups and isinstance(entry, dict) and isinstance(last := groups[-1][-1], dict) and _key(entry) == _key(last):
+        if groups and _goes_on(groups[-1][-1], entry):
             groups[-1].append(entry)
         else:
             groups.append([entry])
     return [_merged(group) if len(group) > 1 else group[0] for group in groups]
 
 
-def _key(entry: dict[str, Any]) -> list[Any]:
-    return [entry.get(name) for name in ("type", "index", "id")]
+def _goes_on(last: Any, entry: Any) -> bool:
+    """Is this a further piece of the same entry? What is encrypted comes whole."""
+    if not (isinstance(last, dict) and isinstance(entry, dict)) or "data" in last.keys() & entry.keys():
+        return False
+    return all(entry.get(name) == last.get(name) for name in ("type", "index", "id"))
 
 
 def _merged(pieces: list[dict[str, Any]]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def read_usage(usage: dict[str, Any]) -> Usage | None:
     reasoning = _number(out, "reasoning_tokens") or _number(usage, "reasoning_tokens")
     beside = _number(usage, "total_tokens") - sent - got
     if cached > sent or (beside > 0 and beside == cached):  # what came from the cache is counted beside the input
-        sent, beside = sent + cached, 0
+        sent, beside = sent + cached + _number(usage, "cache_creation_input_tokens"), 0
     if beside > 0 and reasoning in (0, beside):  # the total counts reasoning beside the output (xAI, Gemini): it is paid as output
         got, reasoning = got + beside, beside
     if not sent + got:

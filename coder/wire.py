@@ -61,7 +61,7 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
             if mark:
                 text, mark = text.removeprefix(mark), ""  # S5: a BOM at the start
             yield text
-    yield from (line.decode("utf-8", "replace") for line in b"".join(tail).splitlines())
+    yield from (line.decode("utf-8", "replace").removeprefix(mark) for line in b"".join(tail).splitlines())
 
 
 # ---- chunks -> completion --------------------------------------------------------------------------------
