@@ -278,7 +278,7 @@ ENDINGS: dict[str, tuple[int, Any, list[str], str, str]] = {
     "content_filter": (1, [Reply("Half", finish="content_filter")], [], "Half\n", "The provider's content filter"),
     "401": (1, [Reply("wrong key", status=401)], [], "", "Error: the key was refused: wrong key (HTTP 401). Check OPENAI_API_KEY"),
     "404": (1, [Reply("no model m", status=404)], [], "", "no model m (HTTP 404). Check the model's name"),
-    "a web page": (1, [Reply(chunks=[b"<html>Hi</html>"], headers={"content-type": "text/html"})], [], "", "check the base URL"),
+    "a web page": (1, [Reply(chunks=[b"<html>Hi</html>"], headers={"content-type": "text/html"})], [], "", "Check the base URL"),
     "max_steps": (3, turning, ["--max-steps", "2"], "Max steps reached, task may be incomplete.\n", "step limit"),
     "max_time": (3, [Reply("", [("bash", {"command": "sleep 300"})])], ["--max-seconds", "1.5", "-y"], None, "time limit"),
     "doom_loop": (3, FOUR_LS, [], None, "repeats itself"),

@@ -107,8 +107,10 @@ def test_an_answer_crosses_the_wire_once() -> None:
     words, code = "word " * 400, {"a": 1, "b": int("7" * 900)}
     with serve(Reply(words, calls=[("add", code)])) as upstream, relaying(upstream) as url:
         status, said = post(url, ASKED | {"context": ASKED["context"] | {"tools": [add.schema]}})
-        assert status == 200 and said.count("word") == 400 and sum(c == "7" for c in said) < 1000
-        assert '"type": "done"' in said and "sk-UPSTREAM" not in said
+        *deltas, done = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: ")]
+        assert status == 200 and said.count("word") == 400 and "sk-UPSTREAM" not in said
+        assert json.loads("".join(each["arguments"] for each in deltas if each["type"] == "call")) == code
+        assert done["type"] == "done" and len(json.dumps(done)) < 1000
 
 
 BARE: dict[str, Any] = {"model": "m"}
