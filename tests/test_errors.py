@@ -148,6 +148,8 @@ def test_what_only_sounds_like_an_overflow_is_none(text: str, kind: str) -> None
     (503, said("the model x is still loading"), True), (503, said("we are loading the model"), True), (500, said("warming up"), True),
     (500, said("model failed to load"), False), (503, said("Service Unavailable"), False), (429, said("loading model"), False),
     (401, said("loading model"), False),
+    *[(500, said(f"{word} loading model x"), False) for word in (
+        "error", "failed", "unable to go on", "cannot go on", "could not go on", "terminated while")],
     (500, {"error": "llama runner process has terminated: error loading model: unable to allocate CUDA buffer"}, False)], ids=name)
 def test_a_server_that_loads_its_model_is_told_from_one_that_cannot(status: int, body: Any, loading: bool) -> None:
     assert classify(status, body).loading is loading
@@ -230,6 +232,9 @@ def test_an_error_over_the_wire_keeps_its_status_words_and_id_and_gains_no_secre
         _, result = ask(server, model={"api_key": "sk-CANARY", "headers": {"x-team": "sk-CANARY"}})
     assert result.error and explain(result.error).startswith("the key was refused: bad \ufffd key (HTTP 401, request r1). ")
     assert "CANARY" not in f"{explain(result.error)}{result.error.to_dict()}{result.text}"
+    with serve(Reply("no such key", status=401)) as server:
+        _, result = ask(server)
+    assert result.error and result.error.message == "no such key"
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000, '{"error": ' * 50_000, "{", "null", "3", '"words"', '[[[{"error": 1}]]]'], ids=name)
