@@ -49,6 +49,10 @@ class _Call:
             arguments = parse_arguments(self.pieces)[0]
         return bool(self.name) and arguments is not None
 
+    def repeated_by(self, arguments: Any) -> bool:
+        """Are these, of a whole call, the arguments once more? (T29)"""
+        return _parsed(arguments) == (self.whole if self.whole is not None else parse_arguments(self.pieces)[0])
+
 
 class Calls:
     """The calls of one answer, in order of arrival. `tool_names` are the tools that were offered."""
@@ -71,10 +75,12 @@ class Calls:
     def _find(self, part: dict[str, Any], function: dict[str, Any]) -> _Call | None:
         """The call that this piece belongs to: by id, else by index, else the last one; None for a new call."""
         call_id, index, name = _text(part.get("id")), part.get("index"), _text(function.get("name"))
+        arguments = function.get("arguments")
+        begins = bool(name and (arguments.strip() if isinstance(arguments, str) else arguments))  # a call that could stand alone
         here = next((c for c in reversed(self.calls) if c.index == index), None) if index is not None else None
         if call_id:
             known = next((c for c in reversed(self.calls) if c.id == call_id), None)
-            again = bool(known and name and index is None and function.get("arguments") and known.complete())  # T24: without an index
+            again = bool(known and begins and index is None and known.complete() and not known.repeated_by(arguments))  # T24: no index
             if known and not again and (index is None or known.index == index or not name):
                 return known
             if again:
@@ -84,9 +90,13 @@ class Calls:
             # T2: another id takes the index over; T24: the same id at another index, with a name, is another call
             return here if here and here.id in ("", call_id) else None
         found = here or (self.calls[-1] if self.calls and (index is None or not name) else None)
-        if found and name and function.get("arguments") and found.complete():  # T6: a name after a whole call
+        if found and ((begins and found.complete()) or self._another(found.name, name)):  # T6: a name after a whole call
             return None
         return found
+
+    def _another(self, name: str, more: str) -> bool:
+        """T12: the name of an offered tool behind another name is no piece of it; the call before it has no arguments."""
+        return bool(name) and more in self.tool_names and not more.startswith(name) and name + more not in self.tool_names
 
     def _new(self, part: dict[str, Any]) -> _Call:
         self.calls.append(_Call(index=part.get("index")))
@@ -133,6 +143,10 @@ def _number(digits: str) -> float:
 
 
 _decoder = json.JSONDecoder(strict=False, parse_constant=_no_number, parse_float=_number)  # T16: raw newlines inside strings
+
+
+def _parsed(arguments: Any) -> Any:
+    return parse_arguments([arguments])[0] if isinstance(arguments, str) else arguments
 
 
 def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
