@@ -5,8 +5,8 @@
     for event in run_loop([], ChatModel("gpt-5"), prompts="Say hello."):
         print(event)
 
-Read in this order: types, abort, errors, wire, calls, reasoning, history, profile, shaping, connection, endpoint, ai, decision, loop,
-tools; then what interests you of features and terminal.
+Read in this order: types, abort, errors, wire, calls, reasoning, history, profile, shaping, connection, endpoint, ai, decision,
+states, tools, executor, loop; then what interests you of features and terminal.
 
 Importing the package does nothing: no folder, no print, no network, no .env; a name is loaded when it is used.
 """

@@ -51,7 +51,7 @@ class _Call:
 
     def repeated_by(self, arguments: Any) -> bool:
         """Are these, of a whole call, the arguments once more? (T29)"""
-        return _parsed(arguments) == (self.whole if self.whole is not None else parse_arguments(self.pieces)[0])
+        return bool(_parsed(arguments) == (self.whole if self.whole is not None else parse_arguments(self.pieces)[0]))
 
 
 class Calls:

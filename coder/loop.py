@@ -11,7 +11,6 @@ What it leaves out: everything that a hook or a consumer of the events can do.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,13 @@ from typing import Any, Literal
 from coder.abort import Abort
 from coder.decision import FULL, Decision, Facts, decide
 from coder.errors import RetryPolicy
-from coder.history import NOT_RUN, Converter, Repairer, now, repair, tool_message, user
-from coder.tools import Tool, Toolset, as_failure
+from coder.executor import Executor
+from coder.history import NOT_RUN, Converter, Repairer, now, repair, user
+from coder.states import Machine, State
+from coder.tools import Tool, Toolset
 from coder.types import (
     Aborted,
     Completion,
-    DoomLoop,
     Event,
     Hooks,
     Limits,
@@ -46,20 +46,12 @@ from coder.types import (
     StepStart,
     StopReason,
     TextDelta,
-    ToolCall,
-    ToolEnd,
-    ToolError,
-    ToolResult,
-    ToolStart,
-    ToolUpdate,
     Usage,
     settle,
 )
 
 CUT = ("Not run: the answer was cut at the output limit, so this call may be incomplete. "
        "Send it again in smaller pieces, for instance a long file in several edits.")
-SKIPPED = "Skipped due to queued user message."
-ABORTED_BY = {"aborted": "aborted by the user", "max_time": "the time limit was reached"}
 
 Flow = Generator[Event, None, Any]
 
@@ -106,12 +98,11 @@ class _Run:
         self.last_usage = Usage()
         self.text = ""  # of the newest answer
         self.compactions = 0  # in a row, without a completed step between them
-        self.repeated: tuple[str, int] = ("", 0)  # the newest call, and how often it came in a row
         self.repair, self.convert = Repairer(), Converter(model.name)
+        self.executor = Executor(messages, tools, self.hooks, limits, abort)
+        self.machine = Machine()
         self.in_step = False
         self.partial: list[str] = []  # text of the answer under way
-        self.running: tuple[ToolCall, list[str]] | None = None  # the call under way, and its output so far
-        self.asking = 0.0  # seconds that a person took to answer, which are not the tool's
 
     # -- start and end
 
@@ -129,6 +120,7 @@ class _Run:
                 interrupt, verdict = raised, self._aborted("aborted")
                 yield from self._close()
         finally:
+            self.machine.end()
             for _ in self._close():
                 pass  # nobody listens any more: a bug climbs, or the consumer has gone
         yield Status("idle")
@@ -149,10 +141,7 @@ class _Run:
         if text := "".join(self.partial):
             self.partial = []
             self.messages.append({"role": "assistant", "content": text, "meta": {"aborted": True}})
-        if self.running:
-            call, output = self.running
-            self.running = None
-            self.messages.append(tool_message(call.id, self._stopped(output)))
+        self.messages += self.executor.unfinished()
         self.messages += self.pending  # what was taken from a queue, or asked, is not lost
         self.pending = []
         self.repair(self.messages)
@@ -164,10 +153,6 @@ class _Run:
             self.in_step = False
             yield StepEnd(self.messages[-1] if self.messages else {}, [], "aborted", Usage())
 
-    def _stopped(self, output: list[str]) -> ToolResult:
-        note = f"[{ABORTED_BY.get(self.abort.reason, self.abort.reason or 'stopped')}]"
-        return self._cut(ToolResult("\n".join(filter(None, ["".join(output), note])), is_error=True))
-
     # -- rounds
 
     def _rounds(self) -> Flow:
@@ -178,11 +163,14 @@ class _Run:
             if self.steps >= self.limits.max_steps:
                 yield from self._add(self.pending)
                 self.pending = []
+                self.machine.to(State.ENDED)
                 return Verdict("max_steps", self.text or "Max steps reached, task may be incomplete.")
             verdict: Verdict | None = yield from self._step()
             if verdict and verdict.stop_reason == "stop":
+                self.machine.to(State.FINISHING)
                 self.pending += yield from settle(self.hooks.get_follow_up_messages())
                 verdict = None if self.pending else verdict
+            self.machine.to(State.ENDED if verdict else State.READY)
             if verdict:
                 return verdict
 
@@ -191,17 +179,27 @@ class _Run:
         self.steps += 1
         self.in_step = True
         yield StepStart(self.steps)
+        self.machine.to(State.PREPARING)
         pending, self.pending = self.pending, []
         yield from self._add(pending)
         answer, verdict = yield from self._answer()
         results: list[Message] = []
         if answer and answer.calls:
-            reason = CUT if answer.finish == "length" else ""
-            results, verdict = yield from self._run_tools(answer.calls, reason)
+            results, repetition = yield from self._run_tools(answer, ended=bool(verdict))
+            verdict = verdict or repetition
         self.in_step = False
         yield StepEnd(answer.message if answer else {}, results, answer.finish_reason if answer else "error",
                       answer.usage if answer else Usage())
         return verdict
+
+    def _run_tools(self, answer: Completion, ended: bool) -> Generator[Event, None, tuple[list[Message], Verdict | None]]:
+        """The calls of an answer. Those of one that was cut, or ends the run, are answered without being run."""
+        if not ended:
+            self.machine.to(State.RUNNING_TOOLS)
+        not_run = NOT_RUN if ended else CUT if answer.finish == "length" else ""
+        outcome = yield from self.executor.run(answer.calls, not_run)
+        yield from self._add(outcome.steering)
+        return outcome.results, Verdict("doom_loop", outcome.repetition) if outcome.repetition else None
 
     def _add(self, messages: Iterable[Message]) -> Flow:
         for message in messages:
@@ -218,6 +216,7 @@ class _Run:
             attempts += 1
             yield from self._shorten("threshold")
             outcome = yield from self._attempt()
+            self.machine.to(State.DECIDING)
             failed = outcome if isinstance(outcome, ModelError) else None
             answer = outcome if isinstance(outcome, Completion) else None
             decision = decide(self._facts(outcome))
@@ -229,9 +228,11 @@ class _Run:
                     return None, self._failed(failed, errors)
                 yield from self._wait(attempts, delay, failed)
             elif decision is Decision.COMPACT:
+                self.machine.to(State.COMPACTING)
                 if not (yield from self._shorten("overflow" if failed else "length")):
                     text = answer.text if answer else ""
                     return (yield from self._accept(answer)), Verdict("length", text or "Context limit reached.", failed)
+                self.machine.to(State.PREPARING)
             elif failed:
                 return None, self._failed(failed, errors + 1)
             else:
@@ -250,6 +251,7 @@ class _Run:
             request = yield from self._request()
         except ModelError as error:  # a hook's no
             return error
+        self.machine.to(State.ASKING)
         stream = self.model.stream(request, self.abort)
         try:
             while True:
@@ -317,9 +319,11 @@ class _Run:
         return Verdict("error", text, error)
 
     def _wait(self, attempt: int, delay: float, error: ModelError) -> Flow:
+        self.machine.to(State.WAITING)
         yield Retry(attempt, delay, error)
         yield Status("retry")
         self.abort.wait(delay)
+        self.machine.to(State.PREPARING)
         yield Status("busy")
 
     def _shorten(self, trigger: Literal["threshold", "length", "overflow"]) -> Generator[Event, None, bool]:
@@ -333,112 +337,3 @@ class _Run:
             self.partial = []
             yield from settle(self.hooks.on_compacted(self.messages))
         return done
-
-    # -- the tools
-
-    def _run_tools(self, calls: list[ToolCall],
-                   not_run: str) -> Generator[Event, None, tuple[list[Message], Verdict | None]]:
-        """Run the calls in order, each with its result right behind it. `not_run` says why none is to be run."""
-        results: list[Message] = []
-        steering: list[Message] = []
-        verdict = None
-        for call in calls:
-            if self.abort.is_set:
-                not_run = f"Not run: {ABORTED_BY.get(self.abort.reason, self.abort.reason)}."
-            if not not_run and self._count(call) > self.limits.doom_loop_threshold:
-                not_run = NOT_RUN
-                verdict = Verdict("doom_loop", f"Stopped: {call.name} was called {self.repeated[1]} times in a row "
-                                               "with the same arguments.")
-            result = yield from self._call(call, not_run)
-            results.append(tool_message(call.id, result))
-            yield from self._add(results[-1:])
-            self.running = None
-            if not not_run and (came := (yield from settle(self.hooks.get_steering_messages()))):
-                steering, not_run = list(came), SKIPPED
-        yield from self._add(steering)
-        return results, verdict
-
-    def _count(self, call: ToolCall) -> int:
-        """How often this call, by name and canonical arguments, came in a row."""
-        key = call.name + json.dumps(call.arguments, sort_keys=True)
-        self.repeated = (key, self.repeated[1] + 1 if key == self.repeated[0] else 1)
-        return self.repeated[1]
-
-    def _call(self, call: ToolCall, not_run: str) -> Generator[Event, None, ToolResult]:
-        """One call, from its start event to its end event."""
-        yield ToolStart(call.id, call.name, call.arguments or {}, self.tools.title(call))
-        self.asking, started = 0.0, time.monotonic()
-        if not_run:
-            result = ToolResult(not_run, is_error=True)
-        else:
-            result = (yield from self._repetition(call)) or (yield from self._execute(call))
-        yield ToolEnd(call.id, call.name, result, result.is_error, time.monotonic() - started - self.asking)
-        return result
-
-    def _repetition(self, call: ToolCall) -> Generator[Event, None, ToolResult | None]:
-        """The answer to a call that came too often in a row; None lets it run."""
-        count = self.repeated[1]
-        if count < self.limits.doom_loop_threshold:
-            return None
-        if (yield from settle(self.hooks.on_doom_loop(DoomLoop(call.name, call.arguments or {}, count)))):
-            self.repeated = ("", 0)
-            return None
-        return ToolResult(f"Not run: {call.name} was called {count} times in a row with the same arguments, and the result "
-                          "would be the same. Do something else, or say what is in the way. The same call once more ends "
-                          "the run.", is_error=True)
-
-    def _execute(self, call: ToolCall) -> Generator[Event, None, ToolResult]:
-        """The hooks around the tool, and the tool. An abort becomes its result, with what it had put out by then."""
-        output: list[str] = []
-        self.running = (call, output)
-        ctx = self.tools.context(call, self.abort)
-        try:
-            result = yield from settle(self.hooks.before_tool_call(call, ctx))
-            if result is None:
-                work = self.tools.run(call, ctx)
-                result = yield from self._noting(work, output)
-        except Aborted:
-            result = self._stopped(output)
-        except ToolError as error:  # of a hook: a no, or a failure that is not to be passed over
-            result = as_failure(error)
-        try:
-            result = (yield from settle(self.hooks.after_tool_call(call, result))) or result
-        except ToolError as error:
-            result = as_failure(error)
-        return self._cut(result)
-
-    def _noting(self, work: Generator[Event, None, ToolResult], output: list[str]) -> Generator[Event, None, ToolResult]:
-        """Pass events on, and keep the newest output for the case that the tool does not get to its end."""
-        try:
-            while True:
-                event = next(work)
-                if isinstance(event, ToolUpdate):
-                    output.append(event.text)
-                    del output[:-100]
-                passed = time.monotonic()
-                yield event
-                if hasattr(event, "reply"):
-                    self.asking += time.monotonic() - passed
-        except StopIteration as end:
-            result: ToolResult = end.value
-            return result
-        finally:
-            work.close()
-
-    def _cut(self, result: ToolResult) -> ToolResult:
-        """The one place where output is cut."""
-        content = result.content
-        if isinstance(content, str):
-            result.content = truncate(content, self.limits.max_output)
-        else:
-            result.content = [part | {"text": truncate(part["text"], self.limits.max_output)} if "text" in part else part
-                              for part in content]
-        return result
-
-
-def truncate(text: str, limit: int = 30_000) -> str:
-    """At most `limit` characters, the first and the last half, with a marker that says how much is missing."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n\n... [truncated {len(text) - limit} characters] ...\n\n{text[len(text) - half:]}"

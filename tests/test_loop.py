@@ -18,9 +18,10 @@ from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.decision import DECISIONS, Decision, Facts, decide
 from coder.errors import RetryPolicy
+from coder.executor import truncate
 from coder.features.scripted import Body, Reply, ScriptedServer
 from coder.history import user
-from coder.loop import run_loop, truncate
+from coder.loop import run_loop
 from coder.tools import ToolContext, Toolset, tool
 from coder.types import (
     Completion,

@@ -63,7 +63,7 @@ class Renderer:
         self.shown = False  # text of the answer under way
         self.started = time.monotonic()
         self.streaming = ""  # "text" or "reasoning" while it comes
-        self.title = ""  # of the tool under way
+        self.titles: dict[str, str] = {}  # of the calls under way, by their ids
         self.asked = ""  # the diff that a question has shown already
 
     def __call__(self, event: Event) -> None:
@@ -76,16 +76,17 @@ class Renderer:
                 self._pause(f"{name} …", self.idle)
             case RunStart():
                 self.started, self.loading = time.monotonic(), False
+                self.titles.clear()
             case MessageEnd():
                 self.shown = False
             case StepStart() | Status(status="busy"):
                 self._pause("thinking", self.first_byte)
-            case ToolStart(title=title):
-                self.title, self.asked = clean(title), ""
-                self._pause(title)
+            case ToolStart(id=call_id, title=title):
+                self.titles[call_id], self.asked = clean(title), ""
+                self._pause(self._under_way())
                 self.screen.restart_clock()
-            case ToolUpdate(text=text):
-                self._progress(text)
+            case ToolUpdate():
+                self._progress(event)
             case ToolEnd():
                 self._tool(event)
             case Retry():
@@ -94,7 +95,7 @@ class Renderer:
                 self.asked = detail
                 self._quiet()
             case PermissionReplied(answer=answer) if answer != "no":
-                self._pause(self.title)
+                self._pause(self._under_way())
                 self.screen.restart_clock()
             case DoomLoop():
                 self._quiet()
@@ -139,20 +140,26 @@ class Renderer:
 
     # -- tools
 
-    def _progress(self, output: str) -> None:
-        lines = output.rstrip().splitlines()
+    def _under_way(self) -> str:
+        """The calls that run, in a line."""
+        several = f"{len(self.titles)} calls: " if len(self.titles) > 1 else ""
+        return several + " · ".join(self.titles.values())
+
+    def _progress(self, event: ToolUpdate) -> None:
+        lines = event.text.rstrip().splitlines()
         if lines:
-            self.screen.status(f"{self.title} │ {clean(lines[-1])}")
+            self.screen.status(f"{self.titles.get(event.id, '')} │ {clean(lines[-1])}")
 
     def _tool(self, event: ToolEnd) -> None:
         self._quiet()
+        title = self.titles.pop(event.id, clean(event.name))
         seconds = f"  {event.seconds:.1f}s" if event.seconds >= 0.1 else ""
         self.screen.finish_line()
         self.screen.print("✗ " if event.is_error else "● ", "bold red" if event.is_error else "green")
-        self.screen.print(one_line(self.title, self.screen.width - len(seconds) - 2), "")
+        self.screen.print(one_line(title, self.screen.width - len(seconds) - 2), "")
         self.screen.print(seconds + "\n", "dim")
         self._details(event.name, event.result)
-        self._pause("thinking")
+        self._pause(self._under_way() or "thinking")
         self.screen.restart_clock()
 
     def _details(self, name: str, result: ToolResult) -> None:

@@ -13,12 +13,13 @@ from coder.abort import Abort
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.errors import RetryPolicy
 from coder.features.hooks import HookChain
+from coder.features.parallel import ParallelTools
 from coder.features.prompt import system_prompt
 from coder.loop import run_loop
 from coder.terminal.approval import Approval
 from coder.terminal.config import Settings, window_of
 from coder.terminal.interrupts import Interrupts
-from coder.tools import Tool, Toolset
+from coder.tools import Tool
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
@@ -51,7 +52,7 @@ class Session:
         self.newest = Usage()  # of the newest answer
         self.interrupts = Interrupts()
         self.session_id = secrets.token_hex(8)
-        self.tools = Toolset(cwd=cwd)
+        self.tools = ParallelTools(cwd=cwd)
         self.use(settings.model)
 
     def use(self, name: str) -> None:
@@ -63,7 +64,7 @@ class Session:
                                context_window=settings.context_window if own else window_of(name), idle_timeout=idle,
                                first_byte_timeout=first if settings.first_byte_timeout is None else settings.first_byte_timeout,
                                extra_body=settings.extra_body, profile=settings.profile, price=settings.price_of(name))
-        self.tools = Toolset(tools_for(name), cwd=self.cwd, session_id=self.session_id)
+        self.tools = ParallelTools(tools_for(name), cwd=self.cwd, session_id=self.session_id)
         self.tools.seen = seen
 
     @property

@@ -24,7 +24,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Container, Generator, Iterable
+from collections.abc import Callable, Container, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, overload
@@ -36,6 +36,7 @@ JSON_TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", bo
 
 # Asks for leave: (ctx, permission, pattern, detail) -> None, or raises DeniedError.
 Authorize = Callable[["ToolContext", str, str, str], Said[None]]
+Title = str | Callable[[dict[str, Any]], str]
 
 
 @dataclass
@@ -70,7 +71,8 @@ class ToolContext:
 class Tool:
     """A function, its name and what the model is told of it.
 
-    `title` is what people are shown of a call: the name of an argument, or a function of the arguments.
+    `title` is what people are shown of a call: the name of an argument, or a function of the arguments. `concurrent`: its
+    calls may run beside others of their kind (features/parallel.py), since they change nothing.
     """
 
     name: str
@@ -78,7 +80,8 @@ class Tool:
     parameters: dict[str, Any]
     function: Callable[..., Any]
     context: str = ""  # the parameter that takes the ToolContext
-    title: str | Callable[[dict[str, Any]], str] = ""
+    title: Title = ""
+    concurrent: bool = False
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -98,18 +101,18 @@ class Tool:
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
-def tool(*, name: str = ..., title: str | Callable[[dict[str, Any]], str] = ...) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(*, name: str = ..., title: Title = ..., concurrent: bool = ...) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
-def tool(function: Callable[..., Any] | None = None, /, *, name: str = "",
-         title: str | Callable[[dict[str, Any]], str] = "") -> Tool | Callable[[Callable[..., Any]], Tool]:
+def tool(function: Callable[..., Any] | None = None, /, *, name: str = "", title: Title = "",
+         concurrent: bool = False) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function. Raises TypeError for a hint without a JSON type or a parameter without a description."""
     if function is None:
-        return lambda function: tool_of(function, name, title)
-    return tool_of(function, name, title)
+        return lambda function: tool_of(function, name, title, concurrent)
+    return tool_of(function, name, title, concurrent)
 
 
-def tool_of(function: Callable[..., Any], name: str = "", title: str | Callable[[dict[str, Any]], str] = "") -> Tool:
+def tool_of(function: Callable[..., Any], name: str = "", title: Title = "", concurrent: bool = False) -> Tool:
     """The tool that a function describes (see `tool`)."""
     name = name or function.__name__
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -131,7 +134,7 @@ def tool_of(function: Callable[..., Any], name: str = "", title: str | Callable[
         if parameter.default is parameter.empty:
             required.append(parameter.name)
     parameters = {"type": "object", "properties": properties, "required": required}
-    return Tool(name, description, parameters, function, context, title or next(iter(properties), ""))
+    return Tool(name, description, parameters, function, context, title or next(iter(properties), ""), concurrent)
 
 
 def _described(doc: str, names: Container[str]) -> tuple[dict[str, str], str]:
@@ -232,6 +235,15 @@ class Toolset:
         except Exception:  # a title made by a function of somebody's, from arguments that are not checked yet
             return call.name
 
+    def groups(self, calls: list[ToolCall]) -> Iterable[list[ToolCall]]:
+        """The calls of an answer, in their order, in groups of those that run together: each alone, here."""
+        return ([call] for call in calls)
+
+    def together(self, works: Sequence[Generator[Event, None, ToolResult]],
+                 abort: Abort) -> Generator[tuple[int, Event | ToolResult], None, None]:
+        """Run what `run` gave for the calls of one group; yields (place, event), and once for each (place, result)."""
+        return in_turn(works)
+
     def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
         """Run one call, passing on its events. Never raises for what the model or the tool did wrong; Aborted climbs."""
         try:
@@ -251,6 +263,18 @@ class Toolset:
             return as_failure(error)
         except Exception as error:
             return ToolResult(f"Error: {call.name} failed: {type(error).__name__}: {error}", is_error=True)
+
+
+def in_turn(works: Sequence[Generator[Event, None, ToolResult]]) -> Generator[tuple[int, Event | ToolResult], None, None]:
+    """Works one after the other: (place, what it says), and at its end (place, its result)."""
+    for place, work in enumerate(works):
+        try:
+            while True:
+                yield place, next(work)
+        except StopIteration as end:
+            yield place, end.value
+        finally:
+            work.close()
 
 
 def _relay(work: Generator[Any, Any, Any], ctx: ToolContext) -> Generator[Event, None, Any]:

@@ -42,7 +42,7 @@ MAX_ENTRIES = 500  # of one ls
 # ---- read ------------------------------------------------------------------------------------------------
 
 
-@tool
+@tool(concurrent=True)
 def read(ctx: ToolContext, path: str, offset: int = 1, limit: int = MAX_LINES) -> Generator[Any, None, ToolResult]:
     """Read a text file: its lines as `number<TAB>text`. Long files come in parts; the end says how to go on.
 
@@ -165,7 +165,7 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     return ToolResult(f"{verb} {name} ({len(content.splitlines())} lines).{note}", details={"diff": changes, "path": str(target)})
 
 
-@tool
+@tool(concurrent=True)
 def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
     """List a folder: folders with /, links with ->, at most 500 entries.
 

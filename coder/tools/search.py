@@ -31,7 +31,7 @@ MAX_SHOWN = 500  # characters of one line
 MAX_FILES = 200  # of one glob
 
 
-@tool
+@tool(concurrent=True)
 def grep(ctx: ToolContext, pattern: str, path: str = ".", glob: str = "", ignore_case: bool = False, literal: bool = False,
          context: int = 0, limit: int = MAX_MATCHES) -> Generator[Any, None, ToolResult]:
     """Search file contents with a regular expression: `path:line:text` per match. Ignored and binary files are skipped.
@@ -167,7 +167,7 @@ def _collect(work: Iterator[bytes], found: Found) -> Ending | None:
     return None
 
 
-@tool
+@tool(concurrent=True)
 def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None, ToolResult]:
     """Find files by name, newest first, at most 200. Ignored files are skipped.
 
