@@ -90,7 +90,7 @@ class Executor:
                 self.open.pop(0)
                 yield MessageStart(outcome.results[-1])
                 yield MessageEnd(outcome.results[-1])
-            if not not_run and (came := (yield from settle(self.hooks.get_steering_messages()))):
+            if not (not_run or self.abort.is_set) and (came := (yield from settle(self.hooks.get_steering_messages()))):
                 outcome.steering, not_run = list(came), SKIPPED
         return outcome
 

@@ -94,6 +94,11 @@ def test_one_line_is_one_line_of_at_most_the_width(text: str, width: int) -> Non
 
 # ---- Wrap ------------------------------------------------------------------------------------------------
 
+
+def test_a_tab_counts_as_the_columns_that_it_takes() -> None:
+    wrap = Wrap()
+    assert wrap.add("a\tb\tcc dddd e ", 20) + wrap.rest() == "a\tb\tcc \ndddd e "
+
 WIDTHS = st.integers(5, 100)
 PIECES = st.lists(st.integers(1, 70), max_size=200)  # how long each piece is; the last one is the rest
 WORD = st.text("abcdefgh.,-é", min_size=1, max_size=30)

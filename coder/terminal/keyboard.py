@@ -1,7 +1,7 @@
 """The keyboard: lines through readline, and keys that come while nobody reads them.
 
-What is typed is never lost and never tears the output: during a run it is not shown, and stands at the next prompt.
-What it leaves out: what a line means (repl.py).
+What is typed is never lost and never tears the output: keys that came before a question stand at the next prompt.
+What it leaves out: keys during a run (typeahead.py), what a line means (repl.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -46,6 +47,7 @@ class Keyboard:
         self.history = history
         self.waiting = waiting
         self.stopped_run: Callable[[], float] = lambda: -100.0
+        self.paused: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # whoever else reads keys waits
         self.early = ""  # keys that came before a question was asked; they belong to the next prompt
         self.hinted = -100.0  # when a Ctrl+C at the prompt said what a second one does
         self.readline = _readline(history)
@@ -106,6 +108,10 @@ class Keyboard:
 
     def answer(self, prompt: str) -> str:
         """A line typed after the question was on the screen; "" at Ctrl+D. Ctrl+C stops the run, too."""
+        with self.paused():
+            return self._answer(prompt)
+
+    def _answer(self, prompt: str) -> str:
         self.early += _pending()
         stop_run = signal.getsignal(signal.SIGINT)
 
@@ -117,7 +123,7 @@ class Keyboard:
         if self.readline:
             self.readline.set_pre_input_hook(None)
         try:
-            with _handling(pressed), _local_modes(on="ECHO"):
+            with _handling(pressed), local_modes(on="ECHO"):
                 text = input(prompt).strip()
         except (EOFError, KeyboardInterrupt):
             sys.stdout.write("\n")
@@ -125,6 +131,11 @@ class Keyboard:
         if self.readline and text:
             self.readline.remove_history_item(self.readline.get_current_history_length() - 1)
         return text
+
+    def remember(self, lines: list[str]) -> None:
+        """Put into the history what was entered elsewhere."""
+        for line in lines if self.readline else ():
+            self.readline.add_history(line)  # type: ignore[union-attr]
 
     def close(self) -> None:
         """Save the history, privately; no reason to fail where the home is read-only."""
@@ -160,25 +171,45 @@ def _handling(pressed: Callable[[int, FrameType | None], Any]) -> Iterator[None]
 @contextlib.contextmanager
 def silent_keys() -> Iterator[None]:
     """While inside, keys are kept by the terminal for the next prompt, but not shown; also when Ctrl+C is among them."""
-    with _local_modes(on="NOFLSH", off="ECHO"):
+    with local_modes(on="NOFLSH", off="ECHO"):
         yield
 
 
 @contextlib.contextmanager
-def _local_modes(on: str = "", off: str = "") -> Iterator[None]:
-    """While inside, a local mode of the terminal on stdin is on or off; nothing where there is no terminal."""
+def local_modes(on: str = "", off: str = "") -> Iterator[bool]:
+    """While inside, local modes of the terminal on stdin are on or off; False, and nothing done, where there is none."""
     before = _attributes()
     if before is None:
-        yield
+        yield False
         return
-    after = [*before]
-    after[3] = (after[3] | (getattr(termios, on) if on else 0)) & ~(getattr(termios, off) if off else 0)
-    termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, after)
+    _set(before, on, off)
     try:
-        yield
+        yield True
     finally:
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
+
+
+def modes_again(on: str, off: str) -> None:
+    """Set them again if the terminal is ours and has others: a shell resets them when we come back from Ctrl+Z."""
+    with contextlib.suppress(OSError, termios.error):
+        now = _attributes()
+        if now and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp() and _changed(now[3], on, off) != now[3]:
+            _set(now, on, off)
+
+
+def _set(attributes: list[Any], on: str, off: str) -> None:
+    after = [*attributes]
+    after[3] = _changed(after[3], on, off)
+    termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, after)
+
+
+def _changed(modes: int, on: str, off: str) -> int:
+    for name in on.split():
+        modes |= getattr(termios, name)
+    for name in off.split():
+        modes &= ~getattr(termios, name)
+    return modes
 
 
 def _attributes() -> list[Any] | None:
@@ -195,7 +226,7 @@ def _pending() -> str:
     if _attributes() is None:
         return ""
     data = b""
-    with _local_modes(off="ICANON"):
+    with local_modes(off="ICANON"):
         fd = sys.stdin.fileno()
         while select.select([fd], [], [], 0)[0] and (piece := os.read(fd, 4096)):
             data += piece

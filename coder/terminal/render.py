@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator
 
 from coder.errors import explain, happened
+from coder.history import text_of
 from coder.terminal.screen import Screen, clean, one_line, plain
 from coder.types import (
     DoomLoop,
     Event,
     HookFailed,
     MessageEnd,
+    MessageStart,
     ModelError,
     Notice,
     PermissionAsked,
@@ -77,6 +79,10 @@ class Renderer:
             case RunStart():
                 self.started, self.loading = time.monotonic(), False
                 self.titles.clear()
+            case MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
+                self._quiet()
+                self.screen.line(f"> {clean(text_of(message))}", "bold")
+                self._pause("thinking", self.first_byte)
             case MessageEnd():
                 self.shown = False
             case StepStart() | Status(status="busy"):

@@ -6,7 +6,6 @@ What it leaves out: how events look (render.py), how lines come in (keyboard.py)
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator
 from typing import cast, get_args
 
@@ -17,6 +16,7 @@ from coder.terminal.keyboard import Keyboard, Leave, silent_keys
 from coder.terminal.render import Renderer, count, tokens
 from coder.terminal.screen import Screen, clean, one_line
 from coder.terminal.session import Session
+from coder.terminal.typeahead import COMMAND, TypeAhead
 from coder.tools import Toolset
 from coder.tools.bash import bash
 from coder.types import Event, Reasoning, ToolCall, ToolResult, ToolUpdate
@@ -33,6 +33,9 @@ class Repl:
         self.keyboard = keyboard
         self.render = Renderer(screen, verbose=verbose, limits=session.stalls)
         self.asker = Asker(screen, self.render, keyboard)
+        self.typeahead = TypeAhead(screen)
+        session.hooks.hooks.append(self.typeahead)
+        keyboard.paused = self.typeahead.paused
         keyboard.stopped_run = lambda: session.interrupts.last
         self.commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "help": ("this list", self._help),
@@ -47,17 +50,24 @@ class Repl:
     # -- one entry
 
     def take(self, text: str) -> None:
-        """Do what an entry says. Raises Leave."""
-        if not text:
-            return
+        """Do what an entry says, and then what was entered meanwhile. Raises Leave."""
+        entries = [text]
+        while entries:
+            entries += self._do(entries.pop(0))
+            if entries:
+                self.screen.line(f"> {clean(entries[0])}", "bold")
+
+    def _do(self, text: str) -> list[str]:
+        """Do one; the entries that came of it."""
         if text.startswith("!"):
             self._shell(text.lstrip("!").strip(), add=not text.startswith("!!"))
-        elif command := re.fullmatch(r"/([a-z?]*)(\s.*)?", text, re.S):  # /home/me/x.py is none
+        elif command := COMMAND.fullmatch(text):
             self._command(command[1] or "help", (command[2] or "").strip())
         elif text in ("exit", "quit"):
             raise Leave(0)
-        else:
-            self._ask_model(text)
+        elif text:
+            return self._ask_model(text)
+        return []
 
     def _command(self, name: str, argument: str) -> None:
         known = self.commands.get(ALIASES.get(name, name))
@@ -66,9 +76,17 @@ class Repl:
             return
         known[1](argument)
 
-    def _ask_model(self, text: str) -> None:
-        with silent_keys(), self._hard_stop():
-            self.session.run(text.strip(), self._show)
+    def _ask_model(self, text: str) -> list[str]:
+        """One run. Returns what was entered during it and is to be done now; where it did not end well, that stands at the prompt."""
+        ended_well, keys = False, self.typeahead
+        with self._hard_stop(), keys.listening():
+            ended_well = self.session.run(text.strip(), self._show).stop_reason == "stop"
+        self.keyboard.remember(keys.entered)
+        left = keys.left()
+        if not ended_well:
+            self.keyboard.early += "".join(f"{line} " for line in left)
+        self.keyboard.early = (self.keyboard.early + keys.unfinished()).replace("\n", " ")
+        return left if ended_well else []
 
     @contextlib.contextmanager
     def _hard_stop(self) -> Iterator[None]:
@@ -91,6 +109,7 @@ class Repl:
         for name, (text, _) in self.commands.items():
             self.screen.line(f"  /{name:<9} {text}")
         self.screen.line("  !command  run it here and add its output to the conversation; !!command only runs it")
+        self.screen.line("  While it works: a line steers it, +line waits until it is done, a command comes after the run.")
         self.screen.line('  """       begins and ends a text of several lines; so does \\ at the end of a line')
 
     def _clear(self, argument: str) -> None:

@@ -68,6 +68,7 @@ class Screen:
         self._thoughts = Wrap()
         self._lock = threading.RLock()
         self.label = ""  # of the status line
+        self._beside = ""  # what is typed, and waits
         self._since = 0.0
         self._limit = math.inf
         self._heard = 0.0  # when data came last
@@ -99,6 +100,8 @@ class Screen:
             self._newest.write(text)
             self._newest.flush()
             self._moved(text)
+            if self._beside and self.label:
+                self._paint(time.monotonic())
 
     def _moved(self, text: str) -> None:
         self.at_start = text.endswith("\n")
@@ -156,6 +159,17 @@ class Screen:
             self._ticker = threading.Thread(target=self._tick, daemon=True)
             self._ticker.start()
 
+    def beside(self, text: str) -> None:
+        """Show this in the status line, and behind a line that is under way; its end, where there is too little room."""
+        with self._lock:
+            if text == self._beside:
+                return
+            self._beside = text
+            if self._painted:
+                self._wipe()
+            if self.live and self.label:
+                self._paint(time.monotonic())
+
     def restart_clock(self) -> None:
         self._since = self._heard = time.monotonic()
 
@@ -167,8 +181,12 @@ class Screen:
                     self._ticker = None
                     return
                 now = time.monotonic()
-                if now - (self._heard if self._only_stalls else self._since) > (STALL if self._only_stalls else 2 * FRAME):
+                if self._beside or self._shows(now):
                     self._paint(now)
+
+    def _shows(self, now: float) -> bool:
+        """Is it time to show what is waited for?"""
+        return now - self._heard > STALL if self._only_stalls else now - self._since > 2 * FRAME
 
     def _paint(self, now: float) -> None:
         from rich.cells import cell_len
@@ -176,18 +194,25 @@ class Screen:
 
         column = cell_len(self._line) % self.width
         room = self.width - column - 2
-        if not self.at_start and (not self._only_stalls or room < 12 or not column or "\t" in self._line):
+        behind = self._only_stalls or self._beside
+        if not self.at_start and (not behind or room < 12 or not column or "\t" in self._line):
             return  # nothing is painted where it could break the line
-        spinner = SPINNER[int(now / FRAME) % len(SPINNER)]
-        long, short = self._seconds(now)
-        seconds = long if len(long) + 12 < room else short
-        text = one_line(one_line(f"{spinner} {self.label}", room - len(seconds)) + seconds, room)
+        typed = _end_of(self._beside, room if self._only_stalls else room * 2 // 3)
+        taken = cell_len(typed) + 1 if typed else 0
+        text = " ".join(filter(None, [self._waited_for(now, room - taken) if self._shows(now) else "", typed]))
         with contextlib.suppress(OSError, ValueError):
             self.stream.write("\r\x1b[K" if self.at_start else "\x1b7 ")
             self.console.print(Text(text, "dim"), end="")
             self.stream.write("" if self.at_start else "\x1b8")
             self.stream.flush()
             self._painted = "line" if self.at_start else "behind"
+
+    def _waited_for(self, now: float, room: int) -> str:
+        """The label with its spinner and the seconds."""
+        spinner = SPINNER[int(now / FRAME) % len(SPINNER)]
+        long, short = self._seconds(now)
+        seconds = long if len(long) + 12 < room else short
+        return one_line(one_line(f"{spinner} {self.label}", room - len(seconds)) + seconds, room)
 
     def _seconds(self, now: float) -> tuple[str, str]:
         """How long it has taken: with what is counted as silence, and in short."""
@@ -202,6 +227,28 @@ class Screen:
             self.stream.write("\r\x1b[K" if self._painted == "line" else "\x1b[K")
             self.stream.flush()
             self._painted = ""
+
+
+def _columns(text: str, start: int) -> int:
+    """How many columns a text takes that begins in column `start`; a tab goes to the next eighth one."""
+    from rich.cells import cell_len
+
+    first, *others = text.split("\t")
+    end = start + cell_len(first)
+    for each in others:
+        end = (end // 8 + 1) * 8 + cell_len(each)
+    return end - start
+
+
+def _end_of(text: str, room: int) -> str:
+    """The text, or its end behind an ellipsis where it is wider than `room` columns."""
+    from rich.cells import cell_len
+
+    if cell_len(text) <= room:
+        return text
+    while text and cell_len(text) > room - 1:
+        text = text[max(1, (cell_len(text) - room) // 2):]
+    return f"…{text}"
 
 
 class Wrap:
@@ -238,12 +285,10 @@ class Wrap:
         return word
 
     def _placed(self, word: str) -> str:
-        from rich.cells import cell_len
-
         bare = word.rstrip(" \n")
+        size = _columns(bare, self.column)
         if self.blank and bare.startswith(("```", "~~~")):
             self.in_code = not self.in_code
-        size = cell_len(bare)
         breaks = bool(bare and self.column) and self.column + size > self.width and not (self.in_code or self.inside)
         self.column = (0 if breaks else self.column) + size + word.count(" ")
         self.blank, self.inside = self.blank and not bare, bool(word) and word == bare and not self.BETWEEN.search(word[-1])

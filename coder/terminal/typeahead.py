@@ -1,0 +1,215 @@
+"""What is typed while the agent works: a line steers it, `+line` waits until it is done, a command comes after the run.
+
+Keys are read one by one in a thread and shown in the status line, so that they never tear the output. Nothing typed is
+lost: what no run has taken is the next entry, or stands at the next prompt where the run did not end well.
+
+What it leaves out: keys at the prompt and answers to questions (keyboard.py), and how the line is painted (screen.py).
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import re
+import selectors
+import sys
+import threading
+from collections.abc import Iterator
+
+from coder.features.agent import Queue
+from coder.history import text_of, user
+from coder.terminal.keyboard import local_modes, modes_again
+from coder.terminal.screen import Screen, clean
+from coder.types import Hooks, Message
+
+COMMAND = re.compile(r"/([a-z?]*)(\s.*)?", re.S)  # (name, argument); /home/me/x.py is none
+LOOK = 1.0  # seconds between two looks at the terminal's modes, which a shell resets after Ctrl+Z
+
+
+class Line:
+    """The line under way, from bytes. It knows backspace, Ctrl+U, Ctrl+W, a backslash at the end, and pasting."""
+
+    TOKEN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|\x1b(?=[^\[O])|[^\x1b]", re.S)  # a key, or what a terminal sends for one
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""  # the beginning of a sequence
+        self._pasting = False
+
+    def feed(self, data: bytes) -> list[str]:
+        """Take bytes; the lines that Enter has ended."""
+        self._rest += self._decoder.decode(data)
+        ended: list[str] = []
+        while token := self.TOKEN.match(self._rest):
+            self._rest = self._rest[token.end():]
+            if self._key(token[0]):
+                ended.append(self.text)
+                self.text = ""
+        return ended
+
+    def _key(self, key: str) -> bool:
+        """True for the Enter that ends the line."""
+        if key in ("\r", "\n"):
+            if not (self._pasting or self.text.endswith("\\")):
+                return True
+            self.text = self.text if self._pasting else self.text[:-1]
+            self.text += "\n"
+        elif key in ("\x1b[200~", "\x1b[201~"):
+            self._pasting = key == "\x1b[200~"
+        elif key in ("\x7f", "\b"):
+            self.text = self.text[:-1]
+        elif key == "\x15":
+            self.text = ""
+        elif key == "\x17":
+            self.text = re.sub(r"\S+\s*$", "", self.text)
+        elif key == "\t" or key.isprintable():
+            self.text += key
+        return False
+
+
+class TypeAhead(Hooks):
+    """The keyboard during runs, and the queues that it fills."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self.line = Line()
+        self.steering, self.follow_ups = Queue(), Queue()
+        self.later: list[str] = []  # commands: they are for us, not for the model
+        self.entered: list[str] = []  # all lines of the run
+        self._open: contextlib.ExitStack | None = None  # what ends when we stop listening
+
+    # -- listening
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """While inside, keys are taken one by one; nothing where there is no terminal."""
+        self.entered.clear()
+        self._start()
+        try:
+            yield
+        finally:
+            self._stop()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """While inside, a question reads the keyboard."""
+        listened = self._open is not None
+        self._stop()
+        try:
+            yield
+        finally:
+            if listened:
+                self._start()
+
+    def _start(self) -> None:
+        with contextlib.ExitStack() as opening:
+            if not opening.enter_context(local_modes(on="NOFLSH", off="ICANON ECHO")):
+                return
+            opening.enter_context(_pasting_marked())
+            awake, wake = os.pipe()
+            opening.callback(os.close, awake)
+            opening.callback(os.close, wake)
+            thread = threading.Thread(target=self._listen, args=(sys.stdin.fileno(), awake), daemon=True, name="keys")
+            opening.callback(thread.join)
+            opening.callback(os.write, wake, b".")
+            thread.start()
+            self._open = opening.pop_all()
+        self._show()
+
+    def _stop(self) -> None:
+        stack, self._open = self._open, None
+        if stack:
+            stack.close()
+            self.screen.beside("")
+
+    def _listen(self, fd: int, awake: int) -> None:
+        with selectors.DefaultSelector() as keys:
+            keys.register(fd, selectors.EVENT_READ)
+            keys.register(awake, selectors.EVENT_READ)
+            while True:
+                ready = [key.fd for key, _ in keys.select(LOOK)]
+                if awake in ready:
+                    return
+                if not ready:
+                    modes_again(on="NOFLSH", off="ICANON ECHO")
+                    continue
+                try:
+                    data = os.read(fd, 4096)
+                except OSError:
+                    return
+                if not data:  # the terminal is gone
+                    return
+                self._typed(data)
+
+    def _typed(self, data: bytes) -> None:
+        for line in map(str.strip, self.line.feed(data)):
+            if line:
+                self._enter(line)
+        self._show()
+
+    def _enter(self, line: str) -> None:
+        self.entered.append(line)
+        if line.startswith("+") and line[1:].strip():
+            self.follow_ups.put(_queued(line[1:].strip()))
+        elif line.startswith("!") or COMMAND.fullmatch(line) or line in ("exit", "quit"):
+            self.later.append(line)
+        else:
+            self.steering.put(_queued(line))
+
+    def _show(self) -> None:
+        waiting = len(self.steering) + len(self.follow_ups) + len(self.later)
+        newest = f"queued{f' ({waiting})' if waiting > 1 else ''}: {self.entered[-1]}" if waiting else ""
+        typed = f"> {self.line.text}" if self.line.text else ""
+        self.screen.beside(clean("  ".join(filter(None, [newest, typed])).replace("\n", "⏎")))
+
+    # -- what the run takes
+
+    def get_steering_messages(self) -> list[Message]:
+        taken = self.steering.take()
+        self._show()
+        return taken
+
+    def get_follow_up_messages(self) -> list[Message]:
+        """What came too late to steer comes first."""
+        taken = self.steering.take() or self.follow_ups.take()
+        self._show()
+        return taken
+
+    # -- what no run has taken
+
+    def left(self) -> list[str]:
+        """The lines that were ended with Enter, and nobody has taken; they are taken by this."""
+        lines = [text_of(message) for queue in (self.steering, self.follow_ups) for message in _emptied(queue)] + self.later
+        self.later = []
+        return lines
+
+    def unfinished(self) -> str:
+        """What was typed of a line; taken by this."""
+        text, self.line = self.line.text, Line()
+        return text
+
+
+def _queued(text: str) -> Message:
+    """A message that the renderer shows when its turn comes."""
+    message = user(text)
+    return message | {"meta": message["meta"] | {"queued": True}}
+
+
+def _emptied(queue: Queue) -> Iterator[Message]:
+    while len(queue):
+        yield from queue.take()
+
+
+@contextlib.contextmanager
+def _pasting_marked() -> Iterator[None]:
+    """While inside, the terminal marks what is pasted, so that a newline in it is no Enter."""
+    sys.stdout.write("\x1b[?2004h")
+    sys.stdout.flush()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.write("\x1b[?2004l")
+            sys.stdout.flush()

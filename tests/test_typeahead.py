@@ -1,0 +1,208 @@
+"""What is typed while the agent works: the line editor by itself, and steering, following up and commands in a real terminal."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from coder.features.scripted import Body, Reply
+from coder.terminal.screen import Screen
+from coder.terminal.typeahead import Line, TypeAhead
+from tests.harness import serve
+from tests.terminal import Terminal
+
+QUESTION = "or why not: "
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[78]")
+
+
+def said(body: Body) -> list[str]:
+    return [message["content"] for message in body["messages"] if message["role"] == "user"]
+
+
+def waiting_for(name: str) -> Reply:
+    """A command that runs until the file `name` is there."""
+    return Reply(calls=[("bash", {"command": f"until [ -e {name} ]; do sleep 0.02; done; echo over"}),
+                        ("bash", {"command": "echo second"})])
+
+
+# ---- the line ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("keys", "lines", "left"), [
+    ("one\rtwo", ["one"], "two"), ("one\ntwo\n", ["one", "two"], ""), ("\r\r", ["", ""], ""),
+    ("abx\x7fc\b\b", [], "a"), ("\x7fa", [], "a"), ("abc\x15d", [], "d"), ("one two  \x17three", [], "one three"),
+    ("a\x1b[Ab\x1b[1;5Cc\x1bOHd", [], "abcd"), ("a\x1bb", [], "ab"), ("a\x04\x01b\x0c", [], "ab"),
+    ("one\\\rtwo\r", ["one\ntwo"], ""), ("\x1b[200~a\r\nb\x1b[201~c\rd", ["a\n\nbc"], "d"),
+    ("a\tb", [], "a\tb"), ("grüße 好\r", ["grüße 好"], "")])
+def test_keys_become_lines(keys: str, lines: list[str], left: str) -> None:
+    whole, byte_by_byte = Line(), Line()
+    assert whole.feed(keys.encode()) == lines and whole.text == left
+    assert [line for byte in keys.encode() for line in byte_by_byte.feed(bytes([byte]))] == lines and byte_by_byte.text == left
+
+
+def test_bytes_that_are_no_text_are_marked() -> None:
+    line = Line()
+    assert line.feed(b"a\xffb\r") == ["a\ufffdb"]
+
+
+def test_without_a_terminal_nothing_is_listened_to(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        keys = TypeAhead(Screen(out))
+        with keys.listening(), keys.paused():
+            pass
+        assert not keys.left() and not keys.unfinished()
+    assert (tmp_path / "out").read_text() == ""
+
+
+# ---- in a session ------------------------------------------------------------------------------------------
+
+
+def test_a_line_steers_and_one_with_a_plus_follows_up(tmp_path: Path) -> None:
+    with serve(waiting_for("go"), Reply("steered"), Reply("followed")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.enter("begin")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.type("+and then this\r")
+        session.type("what about that\r")
+        session.expect("queued (2): what about that")
+        (session.ws / "go").touch()
+        shown = ESCAPES.sub("", session.prompt())
+        assert [said(body) for body in server.requests] == [
+            ["begin"], ["begin", "what about that"], ["begin", "what about that", "and then this"]]
+        assert "Skipped due to queued user message." in str(server.requests[1]["messages"])
+        assert shown.index("\n> what about that") < shown.index("steered") < shown.index("\n> and then this") < shown.index("followed")
+
+
+def test_a_line_that_comes_too_late_to_steer_goes_on_with_the_run(tmp_path: Path) -> None:
+    with serve(Reply("a long answer of many words", pace=0.15), Reply("more")) as server, Terminal(tmp_path, server) as session:
+        session.enter("begin")
+        session.expect("long")
+        session.enter("and this")
+        session.expect("more")
+        session.prompt()
+        assert [said(body) for body in server.requests] == [["begin"], ["begin", "and this"]]
+
+
+def test_commands_wait_until_the_run_is_over(tmp_path: Path) -> None:
+    with serve(waiting_for("go"), Reply("done")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.enter("begin")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.type("/tokens\r!touch mine\r")
+        session.expect("queued (2)")
+        assert not (session.ws / "mine").exists()
+        (session.ws / "go").touch()
+        session.expect("done")
+        session.expect("context: ")
+        session.prompt()
+        session.until((session.ws / "mine").exists, "the second command")
+        assert len(server.requests) == 2
+
+
+def test_a_path_is_no_command(tmp_path: Path) -> None:
+    with serve(waiting_for("go"), Reply("done")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.enter("begin")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.type("/home/me/x.py is broken\r")
+        session.expect("queued: ")
+        (session.ws / "go").touch()
+        session.prompt()
+        assert said(server.requests[1]) == ["begin", "/home/me/x.py is broken"]
+
+
+def test_what_is_typed_and_not_entered_stands_at_the_next_prompt(tmp_path: Path) -> None:
+    with serve(waiting_for("go"), Reply("done"), Reply("again")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.enter("begin")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.type("half a li")
+        session.expect("> half a li")
+        (session.ws / "go").touch()
+        session.prompt()
+        session.expect("half a li")
+        session.say("ne")
+        assert said(server.requests[-1]) == ["begin", "half a line"]
+
+
+def test_what_was_queued_when_the_run_is_stopped_stands_at_the_prompt(tmp_path: Path) -> None:
+    with serve(waiting_for("go"), Reply("again")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.enter("begin")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.type("not so\r+later\rhal")
+        session.expect("> hal")
+        session.ctrl_c()
+        session.prompt()
+        session.expect("not so later hal")
+        session.say("f")
+        assert said(server.requests[-1]) == ["begin", "not so later half"]
+
+
+def test_a_paste_of_several_lines_is_one_message(tmp_path: Path) -> None:
+    with serve(waiting_for("go"), Reply("done")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.enter("begin")
+        session.expect("\x1b[?2004h")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.type("\x1b[200~one\rtwo\x1b[201~\r")
+        session.expect("queued: one⏎two")
+        (session.ws / "go").touch()
+        session.prompt()
+        assert said(server.requests[1]) == ["begin", "one\ntwo"]
+
+
+def test_a_question_is_answered_by_what_is_typed_after_it_and_the_line_under_way_goes_on(tmp_path: Path) -> None:
+    held = Reply(calls=[("bash", {"command": "echo hi"})], hold=1.0)
+    with serve(held, waiting_for("go"), Reply("done")) as server, Terminal(tmp_path, server) as session:
+        session.enter("begin")
+        session.until(lambda: server.requests, "the request")
+        session.type("half ")
+        session.expect("> half")
+        session.expect(QUESTION)
+        session.enter("y")
+        session.expect(QUESTION)
+        session.enter("y")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.type("a line\r")
+        session.expect("queued: half a line")
+        (session.ws / "go").touch()
+        session.prompt()
+        assert said(server.requests[-1]) == ["begin", "half a line"]
+
+
+def test_the_answer_is_not_torn_by_what_is_typed(tmp_path: Path) -> None:
+    words = " ".join(f"word{number}" for number in range(40))
+    with serve(Reply(words, pace=0.03), Reply("ok")) as server, Terminal(tmp_path, server) as session:
+        session.enter("begin")
+        session.expect("word2")
+        for key in "typing":
+            session.type(key)
+            session.settled()
+        shown = re.sub(r"\x1b7.*?\x1b8|\x1b\[K", "", session.prompt())  # what is painted behind a line is wiped before it goes on
+        text = " ".join(ESCAPES.sub("", shown).split())
+        assert " ".join(f"word{number}" for number in range(4, 40)) in text
+        session.expect("typing")
+        session.ctrl_c()
+        session.prompt()
+
+
+def test_the_terminals_modes_come_back_after_a_run_that_is_stopped_by_a_signal(tmp_path: Path) -> None:
+    with serve(waiting_for("go")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.enter("begin")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.kill(signal.SIGTERM)
+        assert session.exit_code() == 143
+        assert session.output.rstrip().endswith("\x1b[?2004l")
+
+
+def test_lines_of_a_run_are_in_the_history(tmp_path: Path) -> None:
+    with serve(waiting_for("go"), Reply("done"), Reply("again")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.enter("begin")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.type("in between\r")
+        session.expect("queued: ")
+        (session.ws / "go").touch()
+        session.prompt()
+        session.ready()
+        session.type("\x1b[A")
+        session.expect("in between")
+        session.say("")
+        assert said(server.requests[-1]) == ["begin", "in between", "in between"]
