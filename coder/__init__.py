@@ -22,17 +22,19 @@ if TYPE_CHECKING:
     from coder.history import convert_to_llm, repair
     from coder.loop import run_loop
     from coder.tools import Tool, ToolContext, Toolset, tool
-    from coder.types import Hooks, Limits, Message, ModelError, RunResult, ToolCall, ToolError, ToolResult, Usage
+    from coder.types import DeniedError, Event, Hooks, Limits, Message, ModelError, RunResult, ToolCall, ToolError, ToolResult, Usage
     from coder.usage import Price
 
 __version__ = "0.1.0"
 
-__all__ = ["Abort", "Agent", "ChatModel", "Hooks", "Limits", "Message", "ModelError", "Price", "RetryPolicy", "RunResult", "Tool",
-           "ToolCall", "ToolContext", "ToolError", "ToolResult", "Toolset", "Usage", "convert_to_llm", "repair", "run_loop", "tool"]
+__all__ = ["Abort", "Agent", "ChatModel", "DeniedError", "Event", "Hooks", "Limits", "Message", "ModelError", "Price", "RetryPolicy",
+           "RunResult", "Tool", "ToolCall", "ToolContext", "ToolError", "ToolResult", "Toolset", "Usage", "convert_to_llm", "repair",
+           "run_loop", "tool"]
 
 _HOMES = {"abort": ("Abort",), "ai": ("ChatModel",), "errors": ("RetryPolicy",), "features.agent": ("Agent",),
           "history": ("convert_to_llm", "repair"), "loop": ("run_loop",), "tools": ("Tool", "ToolContext", "Toolset", "tool"),
-          "types": ("Hooks", "Limits", "Message", "ModelError", "RunResult", "ToolCall", "ToolError", "ToolResult", "Usage"),
+          "types": ("DeniedError", "Event", "Hooks", "Limits", "Message", "ModelError", "RunResult", "ToolCall", "ToolError", "ToolResult",
+                    "Usage"),
           "usage": ("Price",)}
 
 

@@ -26,6 +26,7 @@ from coder.types import (
     Message,
     MessageEnd,
     MessageStart,
+    Nested,
     ToolCall,
     ToolEnd,
     ToolError,
@@ -56,18 +57,18 @@ class Slot:
 
 @dataclass
 class Outcome:
-    """What came of the calls of one answer: their messages, what somebody said meanwhile, and why the run ends, if it does."""
+    """What came of the calls of one answer: their messages, and why the run ends, if it does."""
 
     results: list[Message] = field(default_factory=list)
-    steering: list[Message] = field(default_factory=list)
     repetition: str = ""
 
 
 class Executor:
-    """Runs the calls of one run's answers. `messages` is the history, to which the results are added."""
+    """Runs the calls of one run's answers. `messages` is the history, to which the results are added; what somebody says
+    meanwhile goes to `pending`."""
 
-    def __init__(self, messages: list[Message], tools: Toolset, hooks: Hooks, limits: Limits, abort: Abort) -> None:
-        self.messages, self.tools, self.hooks, self.limits, self.abort = messages, tools, hooks, limits, abort
+    def __init__(self, messages: list[Message], pending: list[Message], tools: Toolset, hooks: Hooks, limits: Limits, abort: Abort) -> None:
+        self.messages, self.pending, self.tools, self.hooks, self.limits, self.abort = messages, pending, tools, hooks, limits, abort
         self.open: list[Slot] = []  # calls whose results are not in the history yet
         self.repeated: tuple[str, int] = ("", 0)  # the newest call, and how often it came in a row
 
@@ -91,7 +92,8 @@ class Executor:
                 yield MessageStart(outcome.results[-1])
                 yield MessageEnd(outcome.results[-1])
             if not (not_run or self.abort.is_set) and (came := (yield from settle(self.hooks.get_steering_messages()))):
-                outcome.steering, not_run = list(came), SKIPPED
+                self.pending += came
+                not_run = SKIPPED
         return outcome
 
     def unfinished(self) -> list[Message]:
@@ -194,6 +196,8 @@ def _passed_on(slot: Slot, event: Event) -> Flow:
         del slot.output[:-KEPT_UPDATES]
     passed = time.monotonic()
     yield event
+    while isinstance(event, Nested):
+        event = event.event
     if hasattr(event, "reply"):
         slot.asking += time.monotonic() - passed
 

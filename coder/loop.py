@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from coder.abort import Abort
 from coder.decision import FULL, Decision, Facts, decide
@@ -25,6 +25,7 @@ from coder.states import Machine, State
 from coder.tools import Tool, Toolset
 from coder.types import (
     Aborted,
+    Compacted,
     Completion,
     Event,
     Hooks,
@@ -46,6 +47,7 @@ from coder.types import (
     StepStart,
     StopReason,
     TextDelta,
+    Trigger,
     Usage,
     settle,
 )
@@ -99,9 +101,10 @@ class _Run:
         self.text = ""  # of the newest answer
         self.compactions = 0  # in a row, without a completed step between them
         self.repair, self.convert = Repairer(), Converter(model.name)
-        self.executor = Executor(messages, tools, self.hooks, limits, abort)
+        self.executor = Executor(messages, pending, tools, self.hooks, limits, abort)
         self.machine = Machine()
         self.in_step = False
+        self.answer: Message = {}  # of the step
         self.partial: list[str] = []  # text of the answer under way
 
     # -- start and end
@@ -140,10 +143,11 @@ class _Run:
         before, begun = len(self.messages), bool(self.partial)
         if text := "".join(self.partial):
             self.partial = []
-            self.messages.append({"role": "assistant", "content": text, "meta": {"aborted": True}})
+            self.answer = {"role": "assistant", "content": text, "meta": self._stamp() | {"aborted": True}}
+            self.messages.append(self.answer)
         self.messages += self.executor.unfinished()
         self.messages += self.pending  # what was taken from a queue, or asked, is not lost
-        self.pending = []
+        self.pending.clear()
         self.repair(self.messages)
         for message in self.messages[before:]:
             if not (begun and message.get("meta", {}).get("aborted")):
@@ -151,7 +155,9 @@ class _Run:
             yield MessageEnd(message)
         if self.in_step:
             self.in_step = False
-            yield StepEnd(self.messages[-1] if self.messages else {}, [], "aborted", Usage())
+            place = next((place for place, message in enumerate(self.messages) if message is self.answer), len(self.messages))
+            results = [message for message in self.messages[place:] if message["role"] == "tool"]
+            yield StepEnd(self.answer, results, "aborted", Usage())
 
     # -- rounds
 
@@ -161,14 +167,14 @@ class _Run:
         while True:
             self.abort.check()
             if self.steps >= self.limits.max_steps:
-                yield from self._add(self.pending)
-                self.pending = []
+                yield from self._add_pending()
                 self.machine.to(State.ENDED)
                 return Verdict("max_steps", self.text or "Max steps reached, task may be incomplete.")
             verdict: Verdict | None = yield from self._step()
             if verdict and verdict.stop_reason == "stop":
                 self.machine.to(State.FINISHING)
-                self.pending += yield from settle(self.hooks.get_follow_up_messages())
+                self.pending += (yield from settle(self.hooks.get_steering_messages())) or (
+                    yield from settle(self.hooks.get_follow_up_messages()))
                 verdict = None if self.pending else verdict
             self.machine.to(State.ENDED if verdict else State.READY)
             if verdict:
@@ -177,11 +183,10 @@ class _Run:
     def _step(self) -> Flow:
         """One model call and its tools. Returns a Verdict where the run ends with it."""
         self.steps += 1
-        self.in_step = True
+        self.in_step, self.answer = True, {}
         yield StepStart(self.steps)
         self.machine.to(State.PREPARING)
-        pending, self.pending = self.pending, []
-        yield from self._add(pending)
+        yield from self._add_pending()
         answer, verdict = yield from self._answer()
         results: list[Message] = []
         if answer and answer.calls:
@@ -198,11 +203,13 @@ class _Run:
             self.machine.to(State.RUNNING_TOOLS)
         not_run = NOT_RUN if ended else CUT if answer.finish == "length" else ""
         outcome = yield from self.executor.run(answer.calls, not_run)
-        yield from self._add(outcome.steering)
+        yield from self._add_pending()
         return outcome.results, Verdict("doom_loop", outcome.repetition) if outcome.repetition else None
 
-    def _add(self, messages: Iterable[Message]) -> Flow:
-        for message in messages:
+    def _add_pending(self) -> Flow:
+        """What was asked, or came from a queue, enters the history; where we are left in between, `_close` adds the rest."""
+        while self.pending:
+            message = self.pending.pop(0)
             self.messages.append(message)
             yield MessageStart(message)
             yield MessageEnd(message)
@@ -265,6 +272,7 @@ class _Run:
         except StopIteration as end:
             answer: Completion = end.value
         except ModelError as error:
+            self.abort.check()  # a stream that was cut off may say so as an error
             self.partial = []
             return error
         finally:
@@ -295,11 +303,15 @@ class _Run:
         self.compactions = 0
         self.text, self.last_usage = answer.text, answer.usage
         self.usage += answer.usage
-        answer.message["meta"] = {"timestamp": now(), "model": self.model.name}
+        answer.message["meta"] = self._stamp()
+        self.answer = answer.message
         if answer.text or answer.calls:
             self.messages.append(answer.message)
         yield MessageEnd(answer.message)
         return answer
+
+    def _stamp(self) -> dict[str, Any]:
+        return {"timestamp": now(), "model": self.model.name}
 
     def _verdict(self, decision: Decision) -> Generator[Event, None, Verdict | None]:
         match decision:
@@ -326,14 +338,28 @@ class _Run:
         self.machine.to(State.PREPARING)
         yield Status("busy")
 
-    def _shorten(self, trigger: Literal["threshold", "length", "overflow"]) -> Generator[Event, None, bool]:
+    def _shorten(self, trigger: Trigger) -> Generator[Event, None, bool]:
         """Let a hook compact the history, at most `max_compactions` times without a completed step."""
         if self.compactions >= self.limits.max_compactions:
             return False
         self.repair(self.messages)
-        done = yield from settle(self.hooks.on_length(self.messages, trigger, self.last_usage))
+        done = yield from self._filled(settle(self.hooks.on_length(self.messages, trigger, self.last_usage, self.abort)))
         if done:
             self.compactions += 1
             self.partial = []
             yield from settle(self.hooks.on_compacted(self.messages))
         return done
+
+    def _filled(self, shortening: Generator[Event, None, bool]) -> Generator[Event, None, bool]:
+        """Pass on what a hook says while it shortens the history, with the list in it that it has made."""
+        try:
+            while True:
+                event = next(shortening)
+                if isinstance(event, Compacted):
+                    event.messages = self.messages[:]
+                yield event
+        except StopIteration as end:
+            done: bool = end.value
+            return done
+        finally:
+            shortening.close()

@@ -31,6 +31,7 @@ StopReason = Literal["stop", "length", "content_filter", "max_steps", "max_time"
 ErrorKind = Literal["overflow", "rate_limit", "quota", "auth", "bad_request", "not_found", "server", "network",
                     "incomplete", "empty", "protocol"]
 Finish = Literal["stop", "tool_calls", "length", "content_filter"]
+Trigger = Literal["threshold", "length", "overflow", "manual"]  # why a history is shortened
 Reasoning = Literal["off", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -299,13 +300,14 @@ class Status(Event):
 
 @dataclass(slots=True)
 class Compacted(Event):
-    """`before` and `after` are {"messages": n, "tokens": n}."""
+    """`before` and `after` are {"messages": n, "tokens": n}; `messages` is the list as it is now, which the loop fills in."""
 
-    trigger: Literal["threshold", "length", "overflow", "manual"]
+    trigger: Trigger
     attempt: int
     before: dict[str, int]
     after: dict[str, int]
     strategy: str
+    messages: list[Message] = field(default_factory=list, repr=False)
 
 
 @dataclass(slots=True)
@@ -433,15 +435,15 @@ class Hooks:
         """Asked before every model call; None keeps the model's own key."""
 
     def get_steering_messages(self) -> Said[Sequence[Message]]:
-        """Polled at the start of the run and after each tool; what it gives makes the remaining calls be skipped."""
+        """Polled at the start of the run, after each tool, where what it gives makes the remaining calls be skipped, and before
+        the run would end with `stop`."""
         return ()
 
     def get_follow_up_messages(self) -> Said[Sequence[Message]]:
-        """Polled only when the run would end with `stop`; what it gives goes on with the run."""
+        """Polled only when the run would end with `stop` and there is no steering; what it gives goes on with the run."""
         return ()
 
-    def on_length(self, messages: list[Message], trigger: Literal["threshold", "length", "overflow"],
-                  usage: Usage) -> Said[bool]:
+    def on_length(self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort) -> Said[bool]:
         """The context may be too long: shorten `messages` in place and return True, or return False.
 
         Called with "threshold" before every request (judge by `usage`, that of the last answer), with "length"

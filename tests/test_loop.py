@@ -199,7 +199,7 @@ class Shortening(Hooks):
         self.triggers: list[str] = []
         self.told = 0
 
-    def on_length(self, messages: list[Message], trigger: str, usage: Usage) -> Said[bool]:
+    def on_length(self, messages: list[Message], trigger: str, usage: Usage, abort: Abort) -> Said[bool]:
         self.triggers.append(trigger)
         if trigger == "threshold":
             return False

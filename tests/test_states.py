@@ -54,7 +54,7 @@ RUNS: dict[str, tuple[list[Reply], dict[str, Any], str]] = {
     "the content filter, with a call": ([Reply(calls=[("look", {})], finish="content_filter")], {},
                                         "ready preparing asking deciding ended"),
     "a full context that was shortened": ([OVERFLOW, DONE],
-                                          {"hooks": FunctionHooks(on_length=lambda m, trigger, u: trigger != "threshold")},
+                                          {"hooks": FunctionHooks(on_length=lambda m, trigger, u, a: trigger != "threshold")},
                                           "ready preparing asking deciding compacting preparing asking deciding finishing ended"),
     "a full context": ([OVERFLOW], {}, "ready preparing asking deciding compacting ended"),
     "a hook's no": ([DONE], {"hooks": FunctionHooks(before_llm_call=refuse)}, "ready preparing deciding ended"),

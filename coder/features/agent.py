@@ -40,6 +40,7 @@ from coder.types import (
     Reasoning,
     ReasoningDelta,
     Request,
+    Retry,
     RunEnd,
     RunResult,
     RunStart,
@@ -82,8 +83,12 @@ class AgentState:
                 self.stream_message = self.stream_message | {"reasoning": self.stream_message.get("reasoning", "") + text}
             case MessageEnd(message=message):
                 self.stream_message = None
-                if message.get("content") or message.get("tool_calls"):
+                if message["role"] != "assistant" or message.get("content") or message.get("tool_calls"):
                     self.messages.append(message)
+            case Retry():
+                self.stream_message = None  # what was shown of the answer is taken back
+            case Compacted(messages=messages):
+                self.stream_message, self.messages = None, list(messages)
             case ToolStart(id=call_id):
                 self.pending_tool_calls.add(call_id)
             case ToolEnd(id=call_id):
@@ -168,8 +173,8 @@ class Agent:
         self.retry = retry or RetryPolicy(max_delay=max_retry_delay)
         self.steering, self.follow_ups = Queue(steering_mode), Queue(follow_up_mode)
         self._subscribers: list[Callable[[Event], None]] = []
-        self._running, self._idle = threading.Lock(), threading.Event()
-        self._idle.set()
+        self._idle = threading.Condition()
+        self._running = False
         self._abort = Abort()
         callbacks = {name: function for name, function in functions.items() if name in CALLBACKS}
         for name, function in callbacks.items():
@@ -204,12 +209,10 @@ class Agent:
         last = self.state.messages[-1] if self.state.messages else None
         if last is None:
             raise ValueError("there is no message to continue from")
-        waiting: list[Message] = []
-        if last["role"] == "assistant":
-            waiting = self.steering.take() or self.follow_ups.take()
-            if not waiting:
-                raise ValueError("the model had the last word: prompt the agent, or queue a message")
-        return _drained(self._go(waiting))
+        if last["role"] == "assistant" and not self.has_queued_messages:
+            raise ValueError("the model had the last word: prompt the agent, or queue a message")
+        waiting = last["role"] != "assistant" or len(self.steering)  # the loop itself looks for steering messages first
+        return _drained(self._go([] if waiting else self.follow_ups.take()))
 
     def steer(self, message: str | Message) -> None:
         """Say something during the run: it comes after the tool under way, and the remaining calls are skipped."""
@@ -241,7 +244,8 @@ class Agent:
 
     def wait_for_idle(self, timeout: float | None = None) -> bool:
         """Wait until no run is under way; False where that took longer than `timeout` seconds."""
-        return self._idle.wait(timeout)
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._running, timeout)
 
     # -- state
 
@@ -250,14 +254,15 @@ class Agent:
         return self.state.messages
 
     def replace_messages(self, messages: Iterable[Message]) -> None:
-        """Another conversation; the list is copied."""
+        """Another conversation; the list is copied. Raises RuntimeError during a run, as all that changes the list."""
+        self._check_idle()
         self.state.messages = list(messages)
 
     def append_message(self, message: Message) -> None:
-        self.state.messages.append(message)
+        self.replace_messages([*self.state.messages, message])
 
     def clear_messages(self) -> None:
-        self.state.messages = []
+        self.replace_messages([])
 
     def set_system_prompt(self, text: str) -> None:
         self.state.system_prompt = text
@@ -292,46 +297,56 @@ class Agent:
     # -- one run
 
     def _check_idle(self) -> None:
-        if self._running.locked():
+        if self._running:
             raise RuntimeError("the agent is at work: steer() or follow_up() says something to it, wait_for_idle() waits")
 
     def _go(self, prompts: list[Message]) -> Generator[Event, None, RunResult]:
-        self._check_idle()
-        with self._running:
-            self._idle.clear()
+        with self._idle:
+            self._check_idle()
+            self._running = True
+        try:
             self._abort = Abort()
-            state, messages = self.state, list(self.state.messages)
-            events = run_loop(messages, state.model, state.tools, prompts=prompts, system=state.system_prompt, hooks=self.hooks,
-                              reasoning=state.thinking_level, limits=self.limits, retry=self.retry, abort=self._abort)
-            try:
-                while True:
-                    try:
-                        event = next(events)
-                    except StopIteration as end:
-                        result: RunResult = end.value
-                        return result
-                    state.apply(event)
-                    for subscriber in list(self._subscribers):
-                        subscriber(event)
-                    yield event
-            finally:
-                events.close()
-                # what no event tells: a history that was repaired or shortened, and the end of a run that was left
-                state.messages, state.is_streaming, state.stream_message = messages, False, None
-                state.pending_tool_calls.clear()
-                self._idle.set()
+            return (yield from self._watched(prompts))
+        finally:
+            with self._idle:
+                self._running = False
+                self._idle.notify_all()
+
+    def _watched(self, prompts: list[Message]) -> Generator[Event, None, RunResult]:
+        """The loop, with the state kept right and the subscribers told."""
+        state, messages = self.state, list(self.state.messages)
+        events = run_loop(messages, state.model, state.tools, prompts=prompts, system=state.system_prompt, hooks=self.hooks,
+                          reasoning=state.thinking_level, limits=self.limits, retry=self.retry, abort=self._abort)
+        try:
+            while True:
+                try:
+                    event = next(events)
+                except StopIteration as end:
+                    result: RunResult = end.value
+                    return result
+                state.apply(event)
+                for subscriber in list(self._subscribers):
+                    subscriber(event)
+                yield event
+        finally:
+            events.close()
+            # what no event tells: a history that was repaired, and the end of a run that was left
+            state.messages, state.is_streaming, state.stream_message = messages, False, None
+            state.pending_tool_calls.clear()
 
     def _set_budgets(self, request: Request) -> None:
-        request.budgets = self.thinking_budgets
+        request.budgets = {**self.thinking_budgets, **request.budgets}
 
 
 def _drained(run: Generator[Event, None, RunResult]) -> RunResult:
-    while True:
-        try:
+    try:
+        while True:
             next(run)
-        except StopIteration as end:
-            result: RunResult = end.value
-            return result
+    except StopIteration as end:
+        result: RunResult = end.value
+        return result
+    finally:
+        run.close()  # an interrupt may hit here, and whoever keeps its traceback keeps the generator
 
 
 def _calling(name: str, function: Callable[..., Any]) -> Callable[[Event], None]:

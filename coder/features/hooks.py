@@ -28,6 +28,7 @@ from coder.types import (
     ToolCall,
     ToolError,
     ToolResult,
+    Trigger,
     Usage,
     settle,
 )
@@ -119,9 +120,9 @@ class HookChain(Hooks):
             messages += yield from settle(hook())
         return messages
 
-    def on_length(self, messages: list[Message], trigger: Literal["threshold", "length", "overflow"], usage: Usage) -> Flow:
+    def on_length(self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort) -> Flow:
         for hook in self._of("on_length"):
-            if (yield from settle(hook(messages, trigger, usage))):
+            if (yield from settle(hook(messages, trigger, usage, abort))):
                 return True
         return False
 
@@ -235,8 +236,8 @@ class Guard(Hooks):
     def get_follow_up_messages(self) -> Flow:
         return self._guarded("get_follow_up_messages")
 
-    def on_length(self, messages: list[Message], trigger: Literal["threshold", "length", "overflow"], usage: Usage) -> Flow:
-        return self._guarded("on_length", messages, trigger, usage)
+    def on_length(self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort) -> Flow:
+        return self._guarded("on_length", messages, trigger, usage, abort)
 
     def on_doom_loop(self, event: DoomLoop) -> Flow:
         return self._guarded("on_doom_loop", event)
