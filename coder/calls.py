@@ -168,7 +168,7 @@ def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
             return None, f"not valid JSON: {error}"
     if value is None:
         return {}, ""
-    return (value, "") if isinstance(value, dict) else (None, f"a JSON object is expected, not {json.dumps(value)[:80]}")
+    return (value, "") if isinstance(value, dict) else (None, f"no JSON object but {json.dumps(value)[:80]}")
 
 
 def _first_object(raw: str) -> Any:

@@ -1,6 +1,6 @@
 """Strings that every encoder and every server takes: mended text, tool names, call ids.
 
-Pure functions. What it leaves out: text for a screen (terminal/screen.py).
+Pure functions. What it leaves out: text for a screen (terminal/screen.py), but for what makes the invisible visible.
 """
 
 from __future__ import annotations
@@ -31,6 +31,19 @@ def mend_all(value: Any, left: int = DEEPEST) -> Any:
     if isinstance(value, dict):
         return {mend(key) if isinstance(key, str) else key: mend_all(item, left - 1) for key, item in value.items()}
     return value
+
+
+# Printable by its class and yet nothing to see: fillers and variation selectors.
+UNSEEN = {0x115F, 0x1160, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), *range(0x180B, 0x1810)}
+
+
+def visible(text: str) -> str:
+    """Exact text, for a decision: what drives a terminal, reorders text or cannot be seen is shown as escapes."""
+    return "".join(c if c in "\n\t" or (c.isprintable() and ord(c) not in UNSEEN) else _escaped(c) for c in text)
+
+
+def _escaped(c: str) -> str:
+    return f"\\x{ord(c):02x}" if ord(c) < 0x100 else f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"
 
 
 def safe_name(name: str) -> str:

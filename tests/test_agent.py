@@ -314,3 +314,20 @@ def test_a_prompt_is_seen_before_the_request_goes_out() -> None:
         agent.subscribe(lambda event: order.append(event.message["role"]) if isinstance(event, MessageStart) else None)
         agent.prompt("hi")
     assert order == ["user", "request", "assistant"]
+
+
+def test_an_abort_before_the_first_event_counts() -> None:
+    with serve(Reply("never")) as server:
+        agent = agent_of(server)
+        run = agent.stream("go")
+        agent.abort()
+        assert list(run)[-1].to_dict()["stop_reason"] == "aborted" and not server.requests and not agent.state.is_streaming
+
+
+def test_no_limit_to_the_wait_that_a_server_asks_for() -> None:
+    """P56: 0 is no cap."""
+    waits: list[float] = []
+    with serve(Reply("busy", status=429, headers={"Retry-After": "3600"}), Reply("fine")) as server:
+        agent = agent_of(server, retry=None, max_retry_delay=0)
+        agent.subscribe(lambda event: (waits.append(event.delay), agent.abort()) if event.type == "retry" else None)
+        assert agent.run("go").stop_reason == "aborted" and waits == [3600]

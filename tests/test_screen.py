@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from coder.features.scripted import Reply, ScriptedServer
-from coder.terminal.screen import Screen, Wrap, clean, one_line, plain
+from coder.terminal.screen import Screen, Wrap, clean, one_line
+from coder.text import visible
 from tests.harness import serve
 from tests.test_cli import Place
 
@@ -64,7 +65,7 @@ def test_clean_keeps_what_people_read(text: str) -> None:
 @calm
 @given(ANYTHING)
 def test_plain_shows_everything_that_hides_or_drives(text: str) -> None:
-    shown = plain(text)
+    shown = visible(text)
     assert not set(shown) & (DRIVES | SURROGATES)
     assert not re.search("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\xad\ufeff\U000e0000-\U000e007f]", shown)
     for c in text:  # every character leaves a trace
@@ -76,12 +77,12 @@ def test_plain_shows_everything_that_hides_or_drives(text: str) -> None:
     ("\x9b", r"\x9b"), ("a\u202eb\u2066c", r"a\u202eb\u2066c"), ("a\u200bb", r"a\u200bb"), ("\xad", r"\xad"),
     ("\U000e0041", r"\U000e0041"), ("\ud800", r"\ud800"), ("\0", r"\x00"), ("two\nlines", "two\nlines"), (MARKUP, MARKUP)])
 def test_plain_shows_escapes(text: str, shown: str) -> None:
-    assert plain(text) == shown
+    assert visible(text) == shown
 
 
 @pytest.mark.parametrize("c", "\u061c\u180e\u2028\u2029\u115f\u3164\uffa0\ufe0f\U000e0101")
 def test_plain_shows_the_other_invisible_characters_too(c: str) -> None:
-    assert plain(f"a{c}b") != f"a{c}b"
+    assert visible(f"a{c}b") != f"a{c}b"
 
 
 @calm

@@ -13,6 +13,7 @@ What it leaves out: running in the background (call `prompt` in a thread of your
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -156,7 +157,8 @@ class Agent:
     `model`: a name (then it is a ChatModel, and `base_url` and `api_key` are its) or anything with the `stream` of Model.
     Further keywords are hooks, by the names of Hooks (`before_tool_call=...`), and callbacks: `on_text(text)`,
     `on_tool_call(event)`, `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`, `on_compacted(event)`.
-    `max_retry_delay`: seconds; where a server asks for a longer wait, the run fails at once.
+    `max_retry_delay`: seconds; where a server asks for a longer wait, the run fails at once; 0 is no limit. A `retry` policy
+    of your own has its own.
     """
 
     def __init__(self, model: str | Model, *, tools: Toolset | Iterable[Tool | Callable[..., Any]] = (), system_prompt: str = "",
@@ -170,7 +172,7 @@ class Agent:
         self.state = AgentState(made, system_prompt, thinking_level, toolset, list(messages))
         self.thinking_budgets = dict(thinking_budgets or {})
         self.limits = limits
-        self.retry = retry or RetryPolicy(max_delay=max_retry_delay)
+        self.retry = retry or RetryPolicy(max_delay=max_retry_delay or math.inf)
         self.steering, self.follow_ups = Queue(steering_mode), Queue(follow_up_mode)
         self._subscribers: list[Callable[[Event], None]] = []
         self._idle = threading.Condition()
@@ -198,6 +200,7 @@ class Agent:
     def stream(self, prompt: Prompt, images: Sequence[dict[str, Any]] = ()) -> Generator[Event, None, RunResult]:
         """`prompt` as a generator of events, which returns the RunResult."""
         self._check_idle()
+        self._abort = Abort()  # abort() counts from here on
         return self._go(messages_of(prompt, images))
 
     def continue_(self) -> RunResult:
@@ -211,6 +214,7 @@ class Agent:
             raise ValueError("there is no message to continue from")
         if last["role"] == "assistant" and not self.has_queued_messages:
             raise ValueError("the model had the last word: prompt the agent, or queue a message")
+        self._abort = Abort()
         waiting = last["role"] != "assistant" or len(self.steering)  # the loop itself looks for steering messages first
         return _drained(self._go([] if waiting else self.follow_ups.take()))
 
@@ -305,7 +309,6 @@ class Agent:
             self._check_idle()
             self._running = True
         try:
-            self._abort = Abort()
             return (yield from self._watched(prompts))
         finally:
             with self._idle:

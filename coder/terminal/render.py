@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from coder.errors import explain, happened
 from coder.history import text_of
-from coder.terminal.screen import Screen, clean, one_line, plain
+from coder.terminal.screen import Screen, clean, one_line
+from coder.text import visible
 from coder.types import (
     DoomLoop,
     Event,
@@ -202,7 +203,7 @@ class Renderer:
     def whole_diff(self, changes: str) -> None:
         """What a person is asked to say yes to: every line, to its end, with what cannot be seen made visible."""
         for kind, line in diff_lines(changes):
-            self.screen.line("  " + plain(line.expandtabs(4)), DIFF_COLOURS.get(kind, "dim"))
+            self.screen.line("  " + visible(line.expandtabs(4)), DIFF_COLOURS.get(kind, "dim"))
 
     # -- what a person has to know
 
@@ -275,5 +276,5 @@ def count(number: int) -> str:
 def question(event: PermissionAsked) -> str:
     """Everything about the question, exactly: the words that are shown are those that are acted on."""
     asks = {"bash": "Run this command?", "edit": "Make this change?", "external_directory": "Go outside the folder?"}
-    lines = "\n".join(f"  {line}" for line in plain(event.pattern).split("\n"))
+    lines = "\n".join(f"  {line}" for line in visible(event.pattern).split("\n"))
     return f"{asks.get(event.permission, f'Allow {event.permission}?')}\n{lines}"

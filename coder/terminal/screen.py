@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 # C0 without newline and tab, DEL, C1: nothing that drives a terminal passes.
 CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
 del CONTROL[0x0A], CONTROL[0x09]
-# Printable by its class and yet nothing to see: fillers and variation selectors.
-UNSEEN = {0x115F, 0x1160, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), *range(0x180B, 0x1810)}
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.1  # seconds
 STALL = 5.0  # seconds without data from which they are counted on the screen
@@ -31,15 +29,6 @@ STALL = 5.0  # seconds without data from which they are counted on the screen
 def clean(text: str) -> str:
     """Text without what could drive the terminal; still readable."""
     return text if text.isprintable() else text.translate(CONTROL).encode("utf-8", "replace").decode()
-
-
-def plain(text: str) -> str:
-    """Exact text for a decision: what drives a terminal, reorders text or cannot be seen is shown as escapes."""
-    return "".join(c if c in "\n\t" or (c.isprintable() and ord(c) not in UNSEEN) else _escaped(c) for c in text)
-
-
-def _escaped(c: str) -> str:
-    return f"\\x{ord(c):02x}" if ord(c) < 0x100 else f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"
 
 
 def one_line(text: str, width: int, indent: str = "") -> str:

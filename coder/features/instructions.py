@@ -1,0 +1,125 @@
+"""Instruction files: AGENTS.md, or CLAUDE.md where there is none: the user's, and those of the project from its root down.
+
+In each folder the first of NAMES counts. They become part of the system prompt, the nearest last; those of sub-folders come
+with the first file that is read there. They are words for the model: nothing in them changes what is allowed. A file that
+leads out of its repository through a link is left out, and characters that nobody sees are made visible.
+
+What it leaves out: including other files (@path), and what the prompt says beside them (prompt.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coder.history import user
+from coder.text import visible
+from coder.types import Hooks, Message, ToolCall, ToolResult
+
+NAMES = ("AGENTS.md", "CLAUDE.md")
+MOST = 32_000  # characters of all of them (codex's limit is 32 KiB); the nearest are kept whole first
+
+INIT = """\
+Look at this project and write AGENTS.md in its root: what a coding agent needs to know to work here. Find out how it is built, run, \
+linted and tested (and how a single test is run), how the code is laid out, and which conventions its code follows; try the commands \
+that are quick. Keep it under 60 lines, facts only, nothing that can be seen at a glance, no advice that holds everywhere. If there is an \
+AGENTS.md or CLAUDE.md already, improve it instead of starting anew."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One file as the model gets it. `path` is what a person calls it."""
+
+    file: Path
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return f'<instructions path="{visible(self.path)}">\n{self.text}\n</instructions>'
+
+
+def instructions(cwd: Path, config: Path | None = None) -> list[Instruction]:
+    """The user's (in `config`), then the project's from the repository's root to `cwd`; at most MOST characters."""
+    root = root_of(cwd)
+    own = _found(config, config, "~/") if config else None
+    folders = [root, *(root / Path(*parts) for parts in _steps(cwd.relative_to(root)))]
+    found = [own, *(_found(folder, root, "") for folder in folders)]
+    return _fitting([each for each in found if each])
+
+
+def root_of(cwd: Path) -> Path:
+    """The nearest folder above with a .git in it; `cwd` itself where there is none."""
+    return next((folder for folder in (cwd, *cwd.parents) if (folder / ".git").exists()), cwd)
+
+
+def _steps(relative: Path) -> Iterator[tuple[str, ...]]:
+    for count in range(1, len(relative.parts) + 1):
+        yield relative.parts[:count]
+
+
+def _found(folder: Path, root: Path, prefix: str) -> Instruction | None:
+    for name in NAMES:
+        text = _read(folder / name, root)
+        if text is not None and text.strip():
+            shown = prefix + name if prefix else str((folder / name).relative_to(root))
+            return Instruction(folder / name, shown, visible(text.strip()))
+    return None
+
+
+def _read(path: Path, root: Path) -> str | None:
+    """The text of a regular file that really lies in `root`; no waiting for what is none."""
+    real = os.path.realpath(path)
+    if not Path(real).is_relative_to(os.path.realpath(root)):
+        return None
+    with contextlib.suppress(OSError):
+        fd = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return os.read(fd, 4 * MOST).decode("utf-8", "replace").removeprefix("\ufeff")
+        finally:
+            os.close(fd)
+    return None
+
+
+def _fitting(found: Sequence[Instruction]) -> list[Instruction]:
+    left, kept = MOST, list[Instruction]()
+    for each in reversed(found):
+        text = each.text if len(each.text) <= left else f"{each.text[:left]}\n[cut: {len(each.text) - left} more characters]"
+        left = max(0, left - len(each.text))
+        kept.insert(0, Instruction(each.file, each.path, text))
+    return kept
+
+
+class FolderInstructions(Hooks):
+    """Adds the instruction files of sub-folders to the result of the first `read` there. `known` are those in the prompt."""
+
+    def __init__(self, cwd: Path, known: Sequence[Instruction] = ()) -> None:
+        self.cwd = Path(os.path.realpath(cwd))
+        self.known = {each.file for each in known}
+        self.added: list[Instruction] = []
+
+    def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult | None:
+        if call.name != "read" or result.is_error or not isinstance(result.content, str):
+            return None
+        new = list(self._new(Path(os.path.realpath(self.cwd / str((call.arguments or {}).get("path", ""))))))
+        if not new:
+            return None
+        self.added += new
+        self.known |= {each.file for each in new}
+        return ToolResult("\n\n".join([result.content, *map(str, new)]), details=result.details)
+
+    def _new(self, read: Path) -> Iterator[Instruction]:
+        if not read.is_relative_to(self.cwd):
+            return
+        for parts in _steps(read.parent.relative_to(self.cwd)):
+            found = _found(self.cwd / Path(*parts), self.cwd, "")
+            if found and found.file not in self.known and found.file != read:
+                yield found
+
+    def notes(self) -> list[Message]:
+        """What was added in this way, to be said again where the history is shortened."""
+        return [user("\n\n".join(map(str, self.added)))] if self.added else []
