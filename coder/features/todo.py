@@ -1,0 +1,67 @@
+"""todo: the model's checklist for a long task, which people see as well.
+
+The tool keeps nothing: the whole list comes with each call, and goes out with its result (`details["todo"]`). Whoever keeps
+sessions keeps it (sessions.py).
+
+What it leaves out: a checklist that people change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from coder.tools import tool
+from coder.types import Message, ToolError, ToolResult
+
+MARKS = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
+WORDS = {"completed": "done", "complete": "done", "finished": "done", "in-progress": "in_progress", "doing": "in_progress",
+         "todo": "pending", "open": "pending", "": "pending"}  # what models say instead
+MOST = 50
+
+
+@tool(title=lambda arguments: _progress(_items(arguments.get("items") or [])))
+def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
+    """Keep a checklist for a task of three steps or more; the user sees it. Send the whole list, each time that a step begins or is done.
+
+    items: {"text": "...", "status": "pending", "in_progress" or "done"}, in order
+    """
+    kept = _items(items)
+    if len(kept) > MOST:
+        raise ToolError(f"a checklist has at most {MOST} items; put several steps into one")
+    return ToolResult(checklist(kept) or "The checklist is empty.", details={"todo": kept})
+
+
+def _items(items: Sequence[Any]) -> list[dict[str, str]]:
+    """The items as they are kept. Raises ToolError."""
+    kept = []
+    for item in items:
+        text = str(item.get("text") or item.get("content") or "").strip()
+        status = str(item.get("status") or "").lower().strip()
+        status = WORDS.get(status, status)
+        if not text or status not in MARKS:
+            raise ToolError(f'an item is {{"text": ..., "status": {", ".join(MARKS)}}}, not {item!r}')
+        kept.append({"text": " ".join(text.split()), "status": status})
+    return kept
+
+
+def _progress(items: Sequence[dict[str, str]]) -> str:
+    return f"{sum(item['status'] == 'done' for item in items)} of {len(items)} done"
+
+
+def checklist(items: Sequence[dict[str, str]]) -> str:
+    """A line for each item."""
+    return "\n".join(f"{MARKS[item['status']]} {item['text']}" for item in items)
+
+
+def newest(messages: Sequence[Message]) -> str:
+    """The checklist as the newest call in a history left it; "" where there is none."""
+    for message in reversed(messages):
+        for call in reversed(message.get("tool_calls") or []):
+            if call["function"]["name"] == "todo":
+                try:
+                    return checklist(_items(json.loads(call["function"]["arguments"]).get("items") or []))
+                except (ValueError, AttributeError, ToolError):
+                    continue
+    return ""

@@ -1,0 +1,130 @@
+"""What every request begins with: the system prompt, its size and its bytes, and the instruction files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from coder.features.hooks import HookChain
+from coder.features.instructions import MOST, FolderInstructions, instructions, root_of
+from coder.features.prompt import system_prompt
+from coder.features.scripted import Reply
+from coder.terminal.session import PATCHING, TOOLS
+from coder.tools import Toolset
+from coder.tools.files import read
+from tests.harness import ask, serve
+
+
+def put(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("tools", [TOOLS, PATCHING])
+@pytest.mark.parametrize("model", ["gpt-5", "gemini-3-pro", "qwen3-coder", "claude-5", ""])
+def test_prompt_and_tools_are_under_five_point_seven_kilobytes(tools: tuple[object, ...], model: str) -> None:
+    """pi sends 5.7 KB with a plain request, kimi-cli 48.8, codex 39.5."""
+    schemas = json.dumps([each.schema for each in tools])  # type: ignore[attr-defined]
+    assert len(system_prompt(Path("/home/somebody/project"), model).encode()) + len(schemas.encode()) < 5_700
+
+
+def test_the_prompt_names_the_place_and_what_a_family_needs_to_be_told(tmp_path: Path) -> None:
+    plain, family = system_prompt(tmp_path), system_prompt(tmp_path, "openai/gpt-5-codex")
+    assert str(tmp_path) in plain and "do not stop at a plan" in family and "do not stop at a plan" not in plain
+    assert system_prompt(tmp_path, "x") == plain
+
+
+# ---- instruction files -------------------------------------------------------------------------------------
+
+
+def paths(cwd: Path, config: Path | None = None) -> list[str]:
+    return [each.path for each in instructions(cwd, config)]
+
+
+def test_the_users_come_first_then_from_the_repositorys_root_down(tmp_path: Path) -> None:
+    ws, config = tmp_path / "ws", tmp_path / "config"
+    put(config / "AGENTS.md", "mine")
+    put(tmp_path / "AGENTS.md", "above the repository")
+    put(ws / "AGENTS.md", "root")
+    put(ws / "CLAUDE.md", "not read: there is an AGENTS.md")
+    put(ws / "a" / "CLAUDE.md", "a")
+    put(ws / "a" / "b" / "AGENTS.md", "  \n")
+    put(ws / "a" / "b" / "c" / "AGENTS.md", "c")
+    (ws / ".git").mkdir()
+    assert paths(ws / "a" / "b" / "c", config) == ["~/AGENTS.md", "AGENTS.md", "a/CLAUDE.md", "a/b/c/AGENTS.md"]
+    assert paths(ws) == ["AGENTS.md"] and root_of(ws / "a") == ws
+    prompt = system_prompt(ws, files=instructions(ws / "a", config))
+    assert prompt.index(">\nmine\n<") < prompt.index(">\nroot\n<") < prompt.index(">\na\n<")
+
+
+def test_without_a_repository_only_the_folder_itself_counts(tmp_path: Path) -> None:
+    put(tmp_path / "AGENTS.md", "above")
+    put(tmp_path / "ws" / "AGENTS.md", "here")
+    assert [each.text for each in instructions(tmp_path / "ws")] == ["here"] and instructions(tmp_path / "none") == []
+
+
+def test_a_file_that_leads_out_of_the_repository_is_left_out(tmp_path: Path) -> None:
+    secret = put(tmp_path / "id_rsa", "-----BEGIN")
+    ws = tmp_path / "ws"
+    ws.mkdir()
+    (ws / "AGENTS.md").symlink_to(secret)
+    assert instructions(ws) == []
+    put(ws / "docs" / "real.md", "linked inside")
+    (ws / "AGENTS.md").unlink()
+    (ws / "AGENTS.md").symlink_to("docs/real.md")
+    assert [each.text for each in instructions(ws)] == ["linked inside"]
+
+
+def test_what_is_no_file_holds_nothing_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "AGENTS.md")
+    put(tmp_path / "CLAUDE.md", "fine")
+    assert [each.text for each in instructions(tmp_path)] == ["fine"]
+    (tmp_path / "CLAUDE.md").unlink()
+    (tmp_path / "CLAUDE.md").mkdir()
+    assert instructions(tmp_path) == []
+
+
+def test_what_nobody_sees_is_made_visible(tmp_path: Path) -> None:
+    put(tmp_path / "AGENTS.md", "\ufeffbe nice\u200b\U000e0041\x1b[8m\u202e")
+    assert instructions(tmp_path)[0].text == "be nice\\u200b\\U000e0041\\x1b[8m\\u202e"
+
+
+def test_all_of_them_have_a_limit_and_the_nearest_is_kept(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    put(tmp_path / "AGENTS.md", "far " * MOST)
+    put(tmp_path / "sub" / "AGENTS.md", "n" * (MOST - 10))
+    far, near = instructions(tmp_path / "sub")
+    assert near.text == "n" * (MOST - 10)
+    assert far.text.startswith("far far fa\n[cut: ") and far.text.endswith("more characters]") and len(far.text) < 80
+
+
+def test_those_of_sub_folders_come_with_the_first_file_that_is_read_there(tmp_path: Path) -> None:
+    put(tmp_path / "AGENTS.md", "about all")
+    put(tmp_path / "a" / "AGENTS.md", "about a")
+    put(tmp_path / "a" / "b" / "CLAUDE.md", "about b")
+    for name in ("top", "a/one", "a/b/two", "a/b/three"):
+        put(tmp_path / name, f"{name}\n")
+    known = instructions(tmp_path)
+    hook = FolderInstructions(tmp_path, known)
+    calls = [Reply(calls=[("read", {"path": path})]) for path in ("top", "a/none", "a/b/two", "a/one", "a/b/three", "../x", "a/AGENTS.md")]
+    with serve(*calls, Reply("done")) as server:
+        ask(server, tools=Toolset([read], cwd=tmp_path), hooks=HookChain(hook))
+        results = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
+    assert [("about a" in text, "about b" in text, "about all" in text) for text in results[:6]] == [
+        (False, False, False), (False, False, False), (True, True, False), *[(False, False, False)] * 3]
+    assert results[2].index("two") < results[2].index("about a") < results[2].index("about b")
+    assert results[6].count("about a") == 1
+    [note] = hook.notes()
+    assert note["role"] == "user" and "about a" in note["content"] and "about b" in note["content"] and "about all" not in note["content"]
+
+
+def test_a_file_of_instructions_that_is_read_itself_is_not_said_twice(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "AGENTS.md", "about a")
+    hook = FolderInstructions(tmp_path)
+    with serve(Reply(calls=[("read", {"path": "a/AGENTS.md"})]), Reply("done")) as server:
+        ask(server, tools=Toolset([read], cwd=tmp_path), hooks=hook)
+        assert server.requests[-1]["messages"][-1]["content"].count("about a") == 1 and hook.notes() == []
