@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -44,13 +44,15 @@ class ChatModel:
     never gets a key that was not given with it. `idle_timeout`: seconds without an event that carries data (comments do
     not count: S15), `first_byte_timeout`: seconds to the first of them; 0 is no limit. `extra_body` and `headers` go
     out with every request. `profile` overrides fields of profile.Profile, `budgets` the tokens of the reasoning levels;
-    `price` gives Usage its cost. Raises ValueError for a profile that is none.
+    `price` gives Usage its cost. `tap` (say `lambda sent: print`) gets the bytes of each request; what it returns gets the
+    response, each piece of its body as received, and at the end the ModelError or None. Raises ValueError for a wrong profile.
     """
 
     def __init__(self, name: str, *, base_url: str | None = None, api_key: str | None = None, context_window: int = 128_000,
                  idle_timeout: float = 180.0, first_byte_timeout: float = FIRST_BYTE_TIMEOUT,
                  headers: Mapping[str, str] | None = None, extra_body: Mapping[str, Any] | None = None,
-                 profile: Mapping[str, Any] | None = None, budgets: Mapping[str, int] = BUDGETS, price: Price | None = None) -> None:
+                 profile: Mapping[str, Any] | None = None, budgets: Mapping[str, int] = BUDGETS, price: Price | None = None,
+                 tap: Callable[[bytes], Callable[[Any], object]] | None = None) -> None:
         self.name = name
         self.context_window = context_window
         self.idle_timeout = idle_timeout or math.inf
@@ -62,6 +64,7 @@ class ChatModel:
         self.refusals = Refusals(self.endpoint.address or "", name)
         self.budgets = budgets
         self.price = price
+        self.tap = tap
         self._shape = Shaper()
         self._said: set[str] = set()  # what was left out
         self._cut_noticed = False
@@ -109,10 +112,14 @@ class ChatModel:
 
     def _answer(self, data: bytes, request: Request, assembler: Assembler, abort: Abort) -> Generator[Event, None, Completion]:
         """One request and its answer, judged."""
+        heard = self.tap(data) if self.tap else None
+
         def read(response: Any, line: Line) -> Iterator[Event]:
-            return self._read(response, assembler, line)
+            return self._read(response, assembler, line, heard)
 
         failure = yield from self.endpoint.exchange(data, request.api_key, abort, self.first_byte_timeout, read)
+        if heard:
+            heard(failure)
         if failure and not (failure.kind == "network" and assembler.ended):  # F14: whole, only the connection stayed open
             raise failure
         with well_formed():
@@ -144,10 +151,12 @@ class ChatModel:
 
     # -- reading
 
-    def _read(self, response: Any, assembler: Assembler, line: Line) -> Iterator[Event]:
+    def _read(self, response: Any, assembler: Assembler, line: Line, heard: Callable[[Any], object] | None) -> Iterator[Event]:
         """Feed the assembler to the end of the body."""
-        gzipped = "content-encoding" in response.headers  # S14
-        chunks = response.iter_bytes() if gzipped else response.iter_raw()
+        chunks = response.iter_bytes() if "content-encoding" in response.headers else response.iter_raw()  # S14
+        if heard:
+            heard(response)
+            chunks = ((heard(chunk), chunk)[1] for chunk in chunks)
         if "event-stream" not in response.headers.get("content-type", "event-stream"):
             start = b""
             while len(start.lstrip()) < len(max(FIELDS, key=len)) + 3 and (chunk := next(chunks, b"")):

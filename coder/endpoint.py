@@ -197,7 +197,9 @@ class Channel:
             said = json.loads(body)
         except (ValueError, RecursionError):
             said = body.decode("utf-8", "replace")
-        raise classify(response.status_code, said, response.headers)
+        error = classify(response.status_code, said, response.headers)
+        error.body = body
+        raise error
 
     def _network_error(self, cause: BaseException) -> ModelError:
         """What the HTTP library raised, in our terms."""

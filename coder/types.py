@@ -156,6 +156,7 @@ class ModelError(CoderError):
         self.retry_after = retry_after
         self.param = param
         self.loading = loading
+        self.body = b""  # what came in the place of an answer, as it came
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "message": self.message, "status": self.status, "request_id": self.request_id}

@@ -90,7 +90,7 @@ class Place:
         self.environment = {
             "PATH": os.environ["PATH"], "HOME": str(self.home), "TMPDIR": str(self.temp), "TERM": "xterm-256color", "LANG": "C.UTF-8",
             "PYTHONPATH": str(ROOT), MARK: self.mark, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": self.key,
-            "OPENAI_MODEL": "script", "CODER_RETRY_BASE": "0.01"} | config | more
+            "OPENAI_MODEL": "script", "CODER_RETRY_BASE": "0.01", "CODER_TITLES": "off"} | config | more
 
     def running(self, command: str) -> list[int]:
         return running(self.mark, command)

@@ -60,7 +60,7 @@ def settings(place: Place, monkeypatch: pytest.MonkeyPatch) -> Sources:
 FIELDS = {"OPENAI_MODEL": "model", "CODER_CONTEXT_WINDOW": "context_window", "CODER_IDLE_TIMEOUT": "idle_timeout",
           "CODER_FIRST_BYTE_TIMEOUT": "first_byte_timeout", "CODER_RETRY_BASE": "retry_base", "CODER_MAX_STEPS": "max_steps",
           "CODER_MAX_SECONDS": "max_seconds"}
-OTHERS = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "CODER_REASONING", "CODER_PRICES", "CODER_PROFILE", "CODER_EXTRA_BODY"}
+OTHERS = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "CODER_REASONING", "CODER_PRICES", "CODER_PROFILE", "CODER_EXTRA_BODY", "CODER_TITLES"}
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -212,6 +212,16 @@ def test_env_example_has_exactly_the_known_names_and_sets_nothing(settings: Sour
     (place.ws / ".env").write_text(example)
     assert load(place.ws) == plain
     assert set(FIELDS) | OTHERS == set(NAMES)
+
+
+@pytest.mark.parametrize(("word", "titles"), [("", True), ("off", False), ("No", False), ("0", False), ("on", True), ("TRUE", True)])
+def test_titles_can_be_switched_off(settings: Sources, word: str, titles: bool) -> None:
+    assert settings(env=NEEDED | {"CODER_TITLES": word}).titles is titles
+
+
+def test_a_switch_is_on_or_off(settings: Sources) -> None:
+    with pytest.raises(ConfigError, match="CODER_TITLES is 'maybe', and has to be on or off"):
+        settings(env=NEEDED | {"CODER_TITLES": "maybe"})
 
 
 def test_the_folders_follow_xdg(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,18 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+EXAMPLES = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", README, re.S)
+
+
+def printed(code: str, server: ScriptedServer) -> str:
+    env = os.environ | {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "x", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_the_library_example_prints_what_the_readme_says() -> None:
-    code, output = re.findall(r"```(?:python|text)\n(.*?)```", README, re.S)
+    code, output = EXAMPLES[0]
 
     def script(body: Body) -> Reply:
         last = body["messages"][-1]
@@ -26,9 +36,25 @@ def test_the_library_example_prints_what_the_readme_says() -> None:
         return Reply(f"{last['content']} people live in Oslo.")
 
     with ScriptedServer(script) as server:
-        env = os.environ | {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "x", "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.returncode) == (output, 0), done.stderr
+        assert printed(code, server) == output
+
+
+def test_the_agent_example_prints_what_the_readme_says() -> None:
+    code, output = EXAMPLES[1]
+    assert len(code.splitlines()) <= 42 and len(EXAMPLES) == 2
+
+    def script(body: Body) -> Reply:
+        last = body["messages"][-1]["content"]
+        numbers = [m["content"].split()[0] for m in body["messages"] if m["role"] == "tool"]
+        if last in ("How many people live in Oslo?", "And Bergen?"):
+            return Reply(calls=[("population", {"city": "Bergen" if "Bergen" in last else "Oslo"})])
+        if "story" in last:
+            return Reply("Once upon a time " * 100, pace=0.05)
+        return Reply(f"Oslo has {numbers[0]} people, Bergen {numbers[1]}.")
+
+    with ScriptedServer(script) as server:
+        assert printed(code, server) == output
+        assert "sk-12345" not in json.dumps(server.requests)
 
 
 def test_every_file_that_the_readme_names_is_there_and_every_file_is_named() -> None:

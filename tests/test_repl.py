@@ -55,7 +55,7 @@ def test_a_pasted_block_is_one_message(tmp_path: Path) -> None:
 
 def test_the_commands_answer_without_asking_the_model(tmp_path: Path) -> None:
     with serve(echo) as server, Terminal(tmp_path, server) as session:
-        assert all(f"/{name}" in session.say("/help") for name in ("clear", "model", "tools", "tokens", "exit"))
+        assert all(f"/{name}" in session.say("/help") for name in ("new", "resume", "model", "tools", "tokens", "summary", "init", "exit"))
         assert "Run a command in bash" in session.say("/tools")
         assert "script at 127.0.0.1" in session.say("/model")
         assert "no command /nonsense" in session.say("/nonsense").replace("There is ", "")

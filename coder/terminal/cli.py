@@ -25,7 +25,9 @@ from coder import __version__
 from coder.terminal.config import ConfigError, Settings, config_folder, data_folder, load
 
 if TYPE_CHECKING:
+    from coder.features.trace import Trace
     from coder.terminal.keyboard import Keyboard
+    from coder.terminal.memory import Memory
     from coder.terminal.repl import Repl
     from coder.terminal.screen import Screen
     from coder.terminal.session import Session
@@ -35,6 +37,7 @@ AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the impor
 USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130
 EXIT_CODES = {"stop": 0, "content_filter": 1, "error": 1, "max_steps": LIMIT, "max_time": LIMIT, "doom_loop": LIMIT, "length": LIMIT,
               "aborted": INTERRUPTED}
+SESSION_VERBS = ("list", "search", "show", "fork", "rm", "-h", "--help")
 LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh")  # types.Reasoning, which is slow to import (a test compares)
 PASSING = {"rate_limit", "server", "network", "incomplete", "empty"}  # errors that may be gone later
 
@@ -46,10 +49,13 @@ def parser() -> argparse.ArgumentParser:
                     "it answers and ends. `python -m coder --demo` shows it at work without a key.",
         epilog="exit codes: 0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C\n"
                "settings: OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more, see .env.example\n"
-               "also: python -m coder demo --port N (the demo's scripted server alone)")
+               "also: python -m coder sessions (what was kept), trace FILE (a run recorded with --trace), demo --port N")
     flags.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to do; stdin next to it is context")
     flags.add_argument("-p", "--print", action="store_true", help="answer and end, also with no PROMPT on a terminal's stdin")
     flags.add_argument("-i", "--interactive", action="store_true", help="open a session with PROMPT as its first entry")
+    flags.add_argument("-c", "--continue", dest="continue_", action="store_true", help="go on with the newest conversation of this folder")
+    flags.add_argument("-r", "--resume", nargs="?", const="", metavar="ID", help="go on with this conversation; without ID choose one")
+    flags.add_argument("--no-session", action="store_true", help="keep nothing of this conversation on disk")
     flags.add_argument("-m", "--model", dest="OPENAI_MODEL", metavar="NAME", help="the model's name")
     flags.add_argument("--base-url", dest="OPENAI_BASE_URL", metavar="URL", help="an OpenAI-compatible server, mostly ending in /v1")
     flags.add_argument("-y", "--yolo", action="store_true", help="run commands and make edits without asking")
@@ -65,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--system-prompt", metavar="TEXT", default="", help="instead of ours")
     flags.add_argument("--append-system-prompt", metavar="TEXT", default="", help="after ours")
     flags.add_argument("-C", "--cwd", metavar="DIR", default=".", help="work in this folder")
+    flags.add_argument("--trace", metavar="FILE", type=os.path.abspath,
+                       help="append all that is sent and received, with times, to FILE; `trace FILE` shows it")
     flags.add_argument("--demo", action="store_true", help="repair a small broken project with a scripted model; no key, no network")
     flags.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
     flags.add_argument("-v", "--verbose", action="store_true", help="show reasoning and whole outputs")
@@ -80,9 +88,16 @@ def main(argv: list[str] | None = None) -> int:
         from coder.features import demo
 
         return demo.main(argv[1:])
-    arguments = parser().parse_intermixed_args(argv)
     try:
-        return _guarded(arguments)
+        if argv[:1] == ["trace"] and (len(argv) <= 2 or any(word.startswith("--html") for word in argv)):
+            from coder.terminal import trace_table
+
+            return trace_table.main(argv[1:])
+        if argv[:1] == ["sessions"] and (len(argv) == 1 or argv[1] in SESSION_VERBS):
+            from coder.terminal import sessions_command
+
+            return sessions_command.main(argv[1:])
+        return _guarded(parser().parse_intermixed_args(argv))
     except ConfigError as error:
         sys.stderr.write(f"coder: {error}\n")
         return USAGE
@@ -149,6 +164,8 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
     """A session at the prompt, or one run."""
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     one_shot = (bool(prompt) or arguments.print or not interactive) and not arguments.interactive
+    if one_shot and arguments.resume == "":
+        raise ConfigError("-r needs the ID of a conversation here; `coder sessions` lists them")
     if one_shot and not prompt and not sys.stdin.isatty():
         raise ConfigError("nothing to do: give a PROMPT, or text on stdin")
     if arguments.interactive and not interactive:
@@ -156,23 +173,64 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
     if one_shot and not prompt:
         prompt = _read_stdin().strip()
     settings = load(Path.cwd(), {name: value for name, value in vars(arguments).items() if name.isupper()})
+    arguments.trace = _trace(arguments.trace) if arguments.trace else None
     arguments.can_ask = interactive and sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
     if not one_shot:
         return _repl(settings, prompt, arguments)
-    return _one_shot(_made(settings, arguments, can_ask=arguments.can_ask), prompt, arguments)
+    session = _made(settings, arguments, can_ask=arguments.can_ask)
+    memory = _remembered(session, arguments)
+    try:
+        return _one_shot(session, prompt, arguments)
+    finally:
+        memory.close()
+
+
+def _trace(path: str) -> Trace:
+    from coder.features.trace import Trace
+
+    try:
+        return Trace(path)
+    except OSError as error:
+        raise ConfigError(f"--trace {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"--trace {path}: {error}") from None
 
 
 def _made(settings: Settings, arguments: argparse.Namespace, can_ask: bool) -> Session:
     from coder.features.command_hooks import HooksError, command_hooks
+    from coder.features.plugins import load_plugins
     from coder.terminal.approval import Approval
-    from coder.terminal.session import Session
+    from coder.terminal.session import PATCHING, TOOLS, Session
 
     approval = Approval(yes=arguments.yolo, can_ask=can_ask)
     try:
         hooks = command_hooks(config_folder() / "hooks.json")
     except HooksError as error:
         raise ConfigError(str(error)) from None
-    return Session(settings, Path.cwd(), approval, system=arguments.system_prompt, extra=arguments.append_system_prompt, hooks=hooks)
+    plugins = load_plugins(config_folder() / "plugins", {each.name for each in (*TOOLS, *PATCHING)})
+    return Session(settings, Path.cwd(), approval, system=arguments.system_prompt, extra=arguments.append_system_prompt, hooks=hooks,
+                   plugins=plugins, trace=arguments.trace)
+
+
+def _remembered(session: Session, arguments: argparse.Namespace, titles: bool = False) -> Memory:
+    """The session's memory: a new conversation, or the one that -c or -r names. Raises ConfigError."""
+    from coder.features.database import MEMORY
+    from coder.features.store import StoreError, open_store
+    from coder.terminal.memory import Memory
+
+    store, notice = open_store(MEMORY if arguments.no_session else data_folder() / "sessions.db")
+    session.notices += [notice] if notice else []
+    memory = Memory(session, store, titles=titles)
+    try:
+        if arguments.resume:
+            memory.resume(arguments.resume)
+        elif arguments.continue_ and (newest := memory.latest()):
+            memory.resume(newest.id)
+        elif arguments.continue_:
+            raise ConfigError("there is no conversation of this folder to continue")
+    except StoreError as error:
+        raise ConfigError(str(error)) from None
+    return memory
 
 
 def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
@@ -186,6 +244,8 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
                 "/help lists the commands; Ctrl+C stops a run, Ctrl+D leaves.")
     repl: Repl | None = None
     try:
+        if arguments.continue_ or arguments.resume is not None:
+            repl = _loaded(settings, arguments, screen, keyboard)
         for entry in itertools.chain([first] if first else [], keyboard.entries()):
             try:
                 repl = repl or _loaded(settings, arguments, screen, keyboard)
@@ -196,6 +256,8 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
         return leave.code
     finally:
         keyboard.close()
+        if repl and (kept := repl.memory.close()):
+            screen.line(f"Go on with this conversation: coder -r {kept}", "dim")
     return 0
 
 
@@ -206,7 +268,13 @@ def _loaded(settings: Settings, arguments: argparse.Namespace, screen: Screen, k
     with held():
         from coder.terminal.repl import Repl
 
-        return Repl(_made(settings, arguments, can_ask=True), screen, keyboard, verbose=arguments.verbose)
+        session = _made(settings, arguments, can_ask=True)
+        repl = Repl(session, _remembered(session, arguments, titles=settings.titles), screen, keyboard, verbose=arguments.verbose)
+    if arguments.resume == "":
+        repl.commands.run("resume", "")
+    elif arguments.resume or arguments.continue_:
+        repl.replay()
+    return repl
 
 
 @cache
@@ -295,6 +363,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     sys.stderr.write("This is a demonstration. A script answers in the place of a language model, through a real server on this\n"
                      f"machine; requests, tools, files and tests are real. It works in a scratch copy: {folder}\n\n> {PROMPT}\n")
     with demo_server() as server:
+        arguments.no_session = True
         arguments.yolo, arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = True, server.url, "script"
         code = _session(arguments, PROMPT)
     sys.stderr.write(f"\nSee for yourself: cd {folder} && python3 -m unittest\n")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # The settings of .env.example (a test compares the two).
 NAMES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "CODER_CONTEXT_WINDOW", "CODER_REASONING", "CODER_IDLE_TIMEOUT",
          "CODER_FIRST_BYTE_TIMEOUT", "CODER_RETRY_BASE", "CODER_MAX_STEPS", "CODER_MAX_SECONDS", "CODER_PRICES", "CODER_PROFILE",
-         "CODER_EXTRA_BODY")
+         "CODER_EXTRA_BODY", "CODER_TITLES")
 # A folder must not say what is added to a request, nor name a file that we read.
 NOT_OF_A_FOLDER = {"CODER_PRICES", "CODER_PROFILE", "CODER_EXTRA_BODY"}
 
@@ -56,6 +56,7 @@ class Settings:
     max_steps: int
     max_seconds: float | None
     reasoning: Reasoning = "off"
+    titles: bool = True
     first_byte_timeout: float | None = None
     prices: Mapping[str, Price] = field(default_factory=dict)
     profile: Mapping[str, Any] = field(default_factory=dict)
@@ -94,7 +95,8 @@ def load(cwd: Path, flags: Mapping[str, object] | None = None) -> Settings:
         first_byte_timeout=_number(first, "CODER_FIRST_BYTE_TIMEOUT", 0) if first["CODER_FIRST_BYTE_TIMEOUT"] else None,
         max_steps=int(_number(first, "CODER_MAX_STEPS", DEFAULT_STEPS)),
         max_seconds=_number(first, "CODER_MAX_SECONDS", 0) or None, reasoning=_reasoning(first["CODER_REASONING"]),
-        prices=_prices(first["CODER_PRICES"]), profile=_profile(first["CODER_PROFILE"], host_of(base_url), first["OPENAI_MODEL"]),
+        titles=_switch(first, "CODER_TITLES", True), prices=_prices(first["CODER_PRICES"]),
+        profile=_profile(first["CODER_PROFILE"], host_of(base_url), first["OPENAI_MODEL"]),
         extra_body=_object("CODER_EXTRA_BODY", first["CODER_EXTRA_BODY"]))
 
 
@@ -160,6 +162,13 @@ def _number(values: Mapping[str, str], name: str, default: float) -> float:
     if not 0 <= number < 1e12:
         raise ConfigError(f"{name} is {values[name]}, which is out of range")
     return number
+
+
+def _switch(values: Mapping[str, str], name: str, default: bool) -> bool:
+    word = values[name].lower()
+    if word not in ("", "on", "off", "1", "0", "true", "false", "yes", "no"):
+        raise ConfigError(f"{name} is {values[name]!r}, and has to be on or off")
+    return word in ("on", "1", "true", "yes") if word else default
 
 
 def _reasoning(word: str) -> Reasoning:

@@ -1,0 +1,156 @@
+"""ScriptedModel: a model without a server. Its answers are a script, or those of a recorded trace: the run again, offline.
+
+    Agent(ScriptedModel([Reply(calls=[("ls", {})]), Reply("Done.")]), tools=[ls])
+    Agent(ScriptedModel.from_trace("run.jsonl"), tools=[ls])
+
+It is a ChatModel whose bytes come from here, so that the request's body, the reader of the stream and the judging are the same
+code. What it leaves out: the network; scripted.py has a real server.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coder.abort import Abort
+from coder.ai import ChatModel
+from coder.connection import Line
+from coder.endpoint import Endpoint, well_formed
+from coder.errors import classify
+from coder.features.scripted import MODEL, Body, Reply, events
+from coder.features.trace_file import Exchange, read, understood
+from coder.types import Event, ModelError
+
+
+class ScriptedModel(ChatModel):
+    """A model that answers what it is told to.
+
+    `requests` are the bodies it was asked. A request too many is a ModelError. `options` are ChatModel's.
+    """
+
+    def __init__(self, replies: Sequence[Reply], name: str = MODEL, **options: Any) -> None:
+        left = iter(replies)
+        self._play(lambda body: _replied(next(left, None), body), name, options)
+
+    @classmethod
+    def from_trace(cls, path: str | Path, *, strict: bool = False) -> ScriptedModel:
+        """The model of a trace: each answer is the recorded one, byte for byte and at once, each failure too.
+
+        `strict`: a request that is not the recorded one is a ModelError that names the first difference; the id of the session
+        is none. Raises OSError, or TraceError where the file is no trace.
+        """
+        recording = read(path)
+        left = iter(recording.exchanges)
+        with understood():
+            models = [record for records in recording.traces for record in records if record["type"] == "model"]
+            options = {name: models[0][name] for name in ("context_window", "profile", "extra_body", "budgets")} if models else {}
+            model = cls.__new__(cls)
+            model._play(lambda body: _recorded(next(left, None), body, strict), models[0]["name"] if models else MODEL, options)
+        return model
+
+    def _play(self, answer: Callable[[Body], Answer], name: str, options: Mapping[str, Any]) -> None:
+        super().__init__(name, base_url=f"script:{secrets.token_hex(4)}", **options)  # what one learns is not the others'
+        self.requests: list[Body] = []
+        self.endpoint = _Player(answer, self.requests)
+
+
+@dataclass
+class Answer:
+    """What a server says to one request, as the HTTP library gives it: a response, and an error in its place or behind it."""
+
+    chunks: Sequence[bytes] = ()
+    headers: dict[str, str] = field(default_factory=dict)
+    error: ModelError | None = None
+    hold: float = 0.0
+    pace: float = 0.0
+    hang: bool = False  # until the abort, behind the chunks
+    status_code: int = 200
+    url: str = "script"
+    abort: Abort = field(default_factory=Abort)
+
+    def iter_raw(self) -> Iterator[bytes]:
+        for chunk in self.chunks:
+            yield chunk
+            self.abort.wait(self.pace)
+        self.abort.wait(math.inf if self.hang else 0.0)
+
+    iter_bytes = iter_raw
+
+
+class _Player(Endpoint):
+    """An endpoint whose answers come from a function of the body."""
+
+    def __init__(self, answer: Callable[[Body], Answer], requests: list[Body]) -> None:
+        super().__init__("script:", None, {})
+        self.answer, self.requests = answer, requests
+
+    def exchange(self, data: bytes, api_key: str | None, abort: Abort, seconds: float,
+                 read: Callable[[Any, Line], Iterator[Event]]) -> Generator[Event, None, ModelError | None]:
+        body = json.loads(data)
+        self.requests.append(body)
+        try:
+            answer = self.answer(body)
+            answer.abort = abort
+            abort.wait(answer.hold)
+            with well_formed():
+                yield from read(answer, Line(None, math.inf))
+        except ModelError as error:
+            return error
+        return answer.error
+
+
+def _replied(reply: Reply | None, body: Body) -> Answer:
+    """A reply in the place of a response."""
+    if reply is None:
+        raise ModelError("protocol", "the script is at its end, and the run asks for more")
+    if reply.status not in (0, 200):
+        said = {"error": {"message": reply.text, "code": reply.status}}
+        return Answer(error=classify(reply.status, said, reply.headers), hold=reply.hold)
+    broke = reply.close == "reset" or not reply.status
+    error = ModelError("network", "the connection broke", retryable=True) if broke else None
+    chunks = list(events(reply, body))[:reply.cut] if reply.chunks is None else reply.chunks
+    headers = {"content-type": "text/event-stream"} | reply.headers
+    return Answer(chunks if reply.status else (), headers, error, reply.hold, reply.pace, reply.close == "hang")
+
+
+def _recorded(exchange: Exchange | None, body: Body, strict: bool) -> Answer:
+    """A recorded answer in the place of a response."""
+    if exchange is None:
+        raise ModelError("protocol", "the trace is at its end, and the run asks for more")
+    if strict and (found := difference(_compared(body), _compared(exchange.body))):
+        raise ModelError("protocol", f"request {exchange.number} is not the recorded one: {found}")
+    error = ModelError(**exchange.error) if exchange.error else None
+    if exchange.ended is None:
+        error = ModelError("incomplete", "the trace ends in the middle of this answer")
+    return Answer([data for _, data in exchange.chunks], exchange.headers, error)
+
+
+def _compared(body: Body) -> Body:
+    return {name: value for name, value in body.items() if name != "prompt_cache_key"}
+
+
+def _alike(asked: Any, recorded: Any) -> bool:
+    """Where a key was, the trace has three stars."""
+    if isinstance(asked, str) and isinstance(recorded, str) and "***" in recorded:
+        return bool(re.fullmatch(".*".join(map(re.escape, recorded.split("***"))), asked, re.S))
+    return bool(asked == recorded)
+
+
+def difference(asked: Any, recorded: Any, place: str = "") -> str:
+    """Where two JSON values differ first, and how; "" where they do not."""
+    if isinstance(asked, dict) and isinstance(recorded, dict):
+        names = [*recorded, *(name for name in asked if name not in recorded)]
+        pairs = [(f"{place}.{name}" if place else name, asked.get(name), recorded.get(name)) for name in names]
+    elif isinstance(asked, list) and isinstance(recorded, list):
+        longer = max(len(asked), len(recorded))
+        a, b = ([*each, *[None] * (longer - len(each))] for each in (asked, recorded))
+        pairs = [(f"{place}[{index}]", a[index], b[index]) for index in range(longer)]
+    else:
+        return "" if _alike(asked, recorded) else f"{place} is {repr(asked)[:80]} and was {repr(recorded)[:80]}"
+    return next((found for where, a, b in pairs if (found := difference(a, b, where))), "")

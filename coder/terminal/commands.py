@@ -1,0 +1,170 @@
+"""The commands of a session: /help and the others, one function each.
+
+What it leaves out: entries that are no commands (repl.py), and what the commands do their work with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast, get_args
+
+from coder.abort import Abort
+from coder.features.instructions import INIT
+from coder.features.plugins import Command as PluginCommand
+from coder.features.store import SessionInfo, StoreError
+from coder.features.titles import summary_of
+from coder.terminal.keyboard import Leave, silent_keys
+from coder.terminal.render import count, tokens
+from coder.terminal.screen import clean, one_line
+from coder.types import Aborted, Reasoning
+
+if TYPE_CHECKING:
+    from coder.terminal.repl import Repl
+
+ALIASES = {"?": "help", "quit": "exit", "q": "exit", "reset": "new", "clear": "new", "cost": "tokens", "context": "tokens",
+           "sessions": "resume", "compress": "compact"}
+LISTED = 15  # sessions to choose from
+
+Entries = list[str]  # what a command wants to be done as if it had been entered
+Run = Callable[[str], Entries | None]
+
+
+class Commands:
+    """The commands by name, with a line of help each; those of plugins behind ours."""
+
+    def __init__(self, repl: Repl) -> None:
+        self.repl, self.session, self.memory, self.screen = repl, repl.session, repl.memory, repl.screen
+        self.known: dict[str, tuple[str, Run]] = {
+            "help": ("this list", self.help),
+            "new": ("begin a new conversation; this one is kept", self.new),
+            "resume": ("go on with an older one: /resume [ID]", self.resume),
+            "model": ("show the model, or go on with another: /model NAME", self.model),
+            "reasoning": ("how much the model thinks (a level), show or hide it", self.reasoning),
+            "tools": ("the tools the model has", self.tools),
+            "tokens": ("what was used so far", self.tokens),
+            "summary": ("let the model sum up the conversation", self.summary),
+            "init": ("let the model write AGENTS.md for this project", lambda argument: [INIT]),
+            "exit": ("leave (also Ctrl+D)", self.exit),
+        }
+        for command in self.session.plugins.commands:
+            self._add(command)
+
+    def run(self, name: str, argument: str) -> Entries:
+        """Do it; returns entries that it wants to be done."""
+        known = self.known.get(ALIASES.get(name, name))
+        if known is None:
+            self.screen.line(f"There is no command /{clean(name)}; /help lists them.", "yellow")
+            return []
+        return known[1](argument) or []
+
+    def _add(self, command: PluginCommand) -> None:
+        """A plugin's command. One with a name of ours is left out."""
+        if command.name in self.known or command.name in ALIASES:
+            self.session.notices.append(f"A plugin's command /{command.name} is left out: the name is taken.")
+            return
+
+        def run(argument: str) -> None:
+            try:
+                said = command.function(argument)
+            except Exception as error:  # whatever somebody's code raises
+                self.screen.line(clean(f"/{command.name} failed: {type(error).__name__}: {error}"), "yellow")
+                return
+            if said:
+                self.screen.line(clean(str(said)))
+
+        self.known[command.name] = command.help, run
+
+    # -- about the program
+
+    def help(self, argument: str) -> None:
+        for name, (text, _) in self.known.items():
+            self.screen.line(f"  /{name:<9} {text}")
+        self.screen.line("  !command  run it here and add its output to the conversation; !!command only runs it")
+        self.screen.line("  While it works: a line steers it, +line waits until it is done, a command comes after the run.")
+        self.screen.line('  """       begins and ends a text of several lines; so does \\ at the end of a line')
+
+    def tools(self, argument: str) -> None:
+        for each in self.session.tools.tools.values():
+            self.screen.line(f"  {each.name:<12} {one_line(each.description, max(20, self.screen.width - 16))}")
+
+    def exit(self, argument: str) -> None:
+        raise Leave(0)
+
+    # -- the model
+
+    def model(self, argument: str) -> None:
+        if argument:
+            self.session.use(argument)
+        self.screen.line(f"{clean(self.session.model.name)} at {clean(self.session.settings.host)}")
+
+    def reasoning(self, argument: str) -> None:
+        """The level, and whether thoughts are shown."""
+        levels, word = get_args(Reasoning), argument.lower()
+        if word in levels:
+            self.session.reasoning = cast(Reasoning, word)
+        elif word in ("show", "hide"):
+            self.repl.render.thoughts = word == "show"
+        elif word:
+            self.screen.line(f"/reasoning takes {', '.join(levels)}, show or hide.", "yellow")
+            return
+        shown = "shown" if self.repl.render.thoughts else "hidden"
+        self.screen.line(f"reasoning: {self.session.reasoning}, {shown}")
+
+    def tokens(self, argument: str) -> None:
+        session = self.session
+        used = session.newest.input + session.newest.output
+        window = session.model.context_window
+        self.screen.line(f"this session: {tokens(session.usage)}")
+        self.screen.line(f"context: {count(used)} of {count(window)} tokens ({100 * used / max(1, window):.0f} %), "
+                         f"{len(session.messages)} messages")
+
+    def summary(self, argument: str) -> None:
+        abort, text = Abort(), ""
+        self.screen.status("summing up")
+        try:
+            with silent_keys(), self.session.interrupts.stopping(abort):
+                text = summary_of(self.session.chat_model(), self.session.messages, abort)
+        except (Aborted, KeyboardInterrupt):
+            text = "stopped by you"
+        finally:
+            self.screen.status("")
+        self.screen.line(clean(text or "There is no summary."))
+
+    # -- conversations
+
+    def new(self, argument: str) -> None:
+        self.memory.begin()
+        self.screen.line("A new conversation.", "dim")
+
+    def resume(self, argument: str) -> None:
+        """By id, or by its number in the list."""
+        infos = self.memory.list()[:LISTED]
+        if not argument:
+            if not infos:
+                self.screen.line("There is no older conversation in this folder.", "dim")
+                return
+            for number, info in enumerate(infos, 1):
+                self.screen.line(one_line(f"{number:>3}  {line_of(info)}", self.screen.width - 1))
+            argument = self.repl.keyboard.answer("number or id: ")
+        chosen = infos[int(argument) - 1].id if argument.isdigit() and 0 < int(argument) <= len(infos) else argument
+        if not chosen:
+            return
+        try:
+            self.memory.resume(chosen)
+        except StoreError as error:
+            self.screen.line(clean(str(error)), "yellow")
+            return
+        self.repl.replay()
+
+
+def line_of(info: SessionInfo) -> str:
+    """A session in a line: id, age, what it is about."""
+    return f"{info.id}  {age(info.updated):>8}  {clean(info.title or info.first)}  ({info.messages} messages)"
+
+
+def age(milliseconds: int) -> str:
+    """How long ago, in the largest unit."""
+    seconds = max(0.0, time.time() - milliseconds / 1000)
+    steps: Sequence[tuple[float, str]] = ((86_400, "d"), (3_600, "h"), (60, "min"))
+    return next((f"{seconds / size:.0f} {unit} ago" for size, unit in steps if seconds >= size), "now")

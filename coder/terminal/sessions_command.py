@@ -1,0 +1,93 @@
+"""`coder sessions`: list, search, show, fork and remove what was kept.
+
+What it leaves out: going on with one (`coder -c`, `coder -r ID`), and whole transcripts in files (`coder export`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from coder.features.sessions import to_model_messages
+from coder.features.store import SessionInfo, Store, StoreError
+from coder.terminal.commands import line_of
+from coder.terminal.config import data_folder
+from coder.terminal.render import tokens
+from coder.terminal.replay import replay
+from coder.terminal.screen import Screen, clean
+from coder.terminal.session import TOOLS
+from coder.tools import Toolset
+
+VERBS = ("list", "search", "show", "fork", "rm")
+
+
+def sessions_file() -> Path:
+    return data_folder() / "sessions.db"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run it; returns the exit code."""
+    flags = argparse.ArgumentParser(prog="python -m coder sessions", description="The conversations that were kept on this machine.")
+    verbs = flags.add_subparsers(dest="verb", metavar="|".join(VERBS))
+    listing = verbs.add_parser("list", help="those of this folder, the newest first (the default)")
+    listing.add_argument("-a", "--all", action="store_true", help="of all folders")
+    verbs.add_parser("search", help="those with these words in title or text").add_argument("words", nargs="+")
+    verbs.add_parser("show", help="what was said, and which tools were called").add_argument("id")
+    verbs.add_parser("fork", help="make a copy to go on with; prints its id").add_argument("id")
+    verbs.add_parser("rm", help="remove them for ever").add_argument("ids", nargs="+", metavar="id")
+    given = flags.parse_args(argv)
+    store = Store(sessions_file())
+    try:
+        return _DO[given.verb or "list"](store, given)
+    except StoreError as error:
+        sys.stderr.write(f"coder: {clean(str(error))}\n")
+        return 2
+    finally:
+        store.close()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _list(store: Store, given: argparse.Namespace) -> int:
+    everywhere = getattr(given, "all", False)
+    infos = store.sessions(None if everywhere else str(Path.cwd()))
+    for info in infos:
+        _say(f"{line_of(info)}{f'  {clean(info.directory)}' if everywhere else ''}")
+    if not infos:
+        sys.stderr.write("There is no conversation" + (".\n" if everywhere else " of this folder; --all lists those of others.\n"))
+    return 0
+
+
+def _search(store: Store, given: argparse.Namespace) -> int:
+    found = store.search(" ".join(given.words))
+    for each in found:
+        _say(f"{line_of(each.session)}  {clean(each.session.directory)}\n    {clean(each.snippet)}")
+    return 0 if found else 1
+
+
+def _show(store: Store, given: argparse.Namespace) -> int:
+    info = store.find(given.id)
+    screen = Screen(sys.stdout)
+    screen.line(f"{line_of(info)}\n{clean(info.directory)} · {clean(info.model)} · {tokens(info.usage)}", "dim")
+    replay(screen, Toolset(TOOLS), to_model_messages(store, info.id), turns=None)
+    return 0
+
+
+def _fork(store: Store, given: argparse.Namespace) -> int:
+    _say(store.fork(store.find(given.id).id))
+    return 0
+
+
+def _remove(store: Store, given: argparse.Namespace) -> int:
+    for each in given.ids:
+        info: SessionInfo = store.find(each)
+        store.remove(info.id)
+        _say(f"removed {line_of(info)}")
+    return 0
+
+
+_DO: dict[str, Callable[[Store, argparse.Namespace], int]] = {"list": _list, "search": _search, "show": _show, "fork": _fork, "rm": _remove}
