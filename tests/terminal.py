@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 MARK = "CODER_TEST_MARK"
 PATIENCE = 30  # seconds after which something that has to come is given up
 PROMPTLY = 3.0  # seconds: what does not look at the abort takes ten and more, what does takes a tenth
-PROMPT = ["\r\n> ", "\r\n\x1b[?2004l> "]  # the second behind a run, during which pastes were marked
+PROMPT = r"\r\n(?:\x1b\][^\x07]*\x07|\x1b\[\?2004l)*> "  # behind a run: the window's title, and no more marked pastes
 
 
 def until(holds: Callable[[], Any], what: str = "", seconds: float = PATIENCE) -> None:
@@ -181,7 +181,7 @@ class Terminal(Place):
         return str(self.child.before)
 
     def prompt(self) -> str:
-        self.child.expect_exact(PROMPT)
+        self.child.expect(PROMPT)
         return str(self.child.before)
 
     def ready(self) -> None:

@@ -9,7 +9,7 @@ from coder.features.scripted import Body, Reply
 from tests.harness import serve
 from tests.terminal import Terminal
 
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")  # the second: the window's title
 
 
 def echo(body: Body) -> Reply:

@@ -15,7 +15,7 @@ from tests.harness import serve
 from tests.terminal import Terminal
 
 QUESTION = "or why not: "
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[78]")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[78]|\x1b\][^\x07]*\x07")
 
 
 def said(body: Body) -> list[str]:

@@ -49,25 +49,16 @@ def parser() -> argparse.ArgumentParser:
                     "it answers and ends. `python -m coder --demo` shows it at work without a key.",
         epilog="exit codes: 0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C\n"
                "settings: OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more, see .env.example\n"
-               "also: python -m coder sessions (what was kept), trace FILE (a run recorded with --trace), demo --port N")
+               "also: python -m coder sessions, export ID, trace FILE (a run recorded with --trace), demo --port N")
     flags.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to do; stdin next to it is context")
     flags.add_argument("-p", "--print", action="store_true", help="answer and end, also with no PROMPT on a terminal's stdin")
     flags.add_argument("-i", "--interactive", action="store_true", help="open a session with PROMPT as its first entry")
     flags.add_argument("-c", "--continue", dest="continue_", action="store_true", help="go on with the newest conversation of this folder")
     flags.add_argument("-r", "--resume", nargs="?", const="", metavar="ID", help="go on with this conversation; without ID choose one")
     flags.add_argument("--no-session", action="store_true", help="keep nothing of this conversation on disk")
-    flags.add_argument("-m", "--model", dest="OPENAI_MODEL", metavar="NAME", help="the model's name")
-    flags.add_argument("--base-url", dest="OPENAI_BASE_URL", metavar="URL", help="an OpenAI-compatible server, mostly ending in /v1")
     flags.add_argument("-y", "--yolo", action="store_true", help="run commands and make edits without asking")
     flags.add_argument("--output-format", choices=["text", "json", "stream-json"], default="text",
                        help="json: one object at the end; stream-json: one event a line")
-    flags.add_argument("--max-steps", dest="CODER_MAX_STEPS", type=int, metavar="N", help="model calls of one run (default 100)")
-    flags.add_argument("--max-seconds", dest="CODER_MAX_SECONDS", type=float, metavar="S", help="seconds of one run (default: no limit)")
-    flags.add_argument("--context-window", dest="CODER_CONTEXT_WINDOW", type=int, metavar="TOKENS", help="default by model family")
-    flags.add_argument("--idle-timeout", dest="CODER_IDLE_TIMEOUT", type=float, metavar="S",
-                       help="seconds without data until a stream is given up (default 180, 0: never)")
-    flags.add_argument("--reasoning", dest="CODER_REASONING", metavar="LEVEL", choices=LEVELS,
-                       help=f"how much the model thinks: {', '.join(LEVELS)} (default off: as the server does by itself)")
     flags.add_argument("--system-prompt", metavar="TEXT", default="", help="instead of ours")
     flags.add_argument("--append-system-prompt", metavar="TEXT", default="", help="after ours")
     flags.add_argument("-C", "--cwd", metavar="DIR", default=".", help="work in this folder")
@@ -77,7 +68,21 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
     flags.add_argument("-v", "--verbose", action="store_true", help="show reasoning and whole outputs")
     flags.add_argument("--version", action="version", version=f"coder {__version__}")
+    _add_settings(flags)
     return flags
+
+
+def _add_settings(flags: argparse.ArgumentParser) -> None:
+    """The flags that go before a setting of the same name, whose values are in `config.NAMES`."""
+    flags.add_argument("-m", "--model", dest="OPENAI_MODEL", metavar="NAME", help="the model's name")
+    flags.add_argument("--base-url", dest="OPENAI_BASE_URL", metavar="URL", help="an OpenAI-compatible server, mostly ending in /v1")
+    flags.add_argument("--max-steps", dest="CODER_MAX_STEPS", type=int, metavar="N", help="model calls of one run (default 100)")
+    flags.add_argument("--max-seconds", dest="CODER_MAX_SECONDS", type=float, metavar="S", help="seconds of one run (default: no limit)")
+    flags.add_argument("--context-window", dest="CODER_CONTEXT_WINDOW", type=int, metavar="TOKENS", help="default by model family")
+    flags.add_argument("--idle-timeout", dest="CODER_IDLE_TIMEOUT", type=float, metavar="S",
+                       help="seconds without data until a stream is given up (default 180, 0: never)")
+    flags.add_argument("--reasoning", dest="CODER_REASONING", metavar="LEVEL", choices=LEVELS,
+                       help=f"how much the model thinks: {', '.join(LEVELS)} (default off: as the server does by itself)")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,6 +102,10 @@ def main(argv: list[str] | None = None) -> int:
             from coder.terminal import sessions_command
 
             return sessions_command.main(argv[1:])
+        if argv[:1] == ["export"] and len(argv) > 1 and (len(argv) == 2 or argv[2].startswith("-")):
+            from coder.terminal import export_command
+
+            return export_command.main(argv[1:])
         return _guarded(parser().parse_intermixed_args(argv))
     except ConfigError as error:
         sys.stderr.write(f"coder: {error}\n")
@@ -220,7 +229,7 @@ def _remembered(session: Session, arguments: argparse.Namespace, titles: bool = 
 
     store, notice = open_store(MEMORY if arguments.no_session else data_folder() / "sessions.db")
     session.notices += [notice] if notice else []
-    memory = Memory(session, store, titles=titles)
+    memory = Memory(session, store, data_folder(), titles=titles)
     try:
         if arguments.resume:
             memory.resume(arguments.resume)
@@ -256,6 +265,7 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
         return leave.code
     finally:
         keyboard.close()
+        screen.title("")
         if repl and (kept := repl.memory.close()):
             screen.line(f"Go on with this conversation: coder -r {kept}", "dim")
     return 0

@@ -5,6 +5,7 @@ What it leaves out: entries that are no commands (repl.py), and what the command
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast, get_args
@@ -12,8 +13,11 @@ from typing import TYPE_CHECKING, cast, get_args
 from coder.abort import Abort
 from coder.features.instructions import INIT
 from coder.features.plugins import Command as PluginCommand
+from coder.features.snapshots import SnapshotError, Undone
 from coder.features.store import SessionInfo, StoreError
 from coder.features.titles import summary_of
+from coder.history import text_of
+from coder.terminal.export_command import write_export
 from coder.terminal.keyboard import Leave, silent_keys
 from coder.terminal.render import count, tokens
 from coder.terminal.screen import clean, one_line
@@ -44,6 +48,11 @@ class Commands:
             "tools": ("the tools the model has", self.tools),
             "tokens": ("what was used so far", self.tokens),
             "summary": ("let the model sum up the conversation", self.summary),
+            "compact": ("shorten the conversation: /compact [what matters most]", self.compact),
+            "undo": ("take back the last run: its changes of files, and its part of the conversation", self.undo),
+            "redo": ("do again what was undone", self.redo),
+            "diff": ("what the last run changed; /diff all: this conversation", self.diff),
+            "export": ("write the conversation to a file: /export [FILE.md|.html|.json]", self.export),
             "init": ("let the model write AGENTS.md for this project", lambda argument: [INIT]),
             "exit": ("leave (also Ctrl+D)", self.exit),
         }
@@ -130,6 +139,63 @@ class Commands:
         finally:
             self.screen.status("")
         self.screen.line(clean(text or "There is no summary."))
+
+    def compact(self, argument: str) -> None:
+        done = False
+        with contextlib.suppress(Aborted), silent_keys(), self.repl.hard_stop():
+            done = self.session.compact(argument, self.repl.show)
+        self.screen.status("")
+        if not done:
+            self.screen.line("The conversation stays as it is.", "dim")
+
+    # -- what the last run did
+
+    def undo(self, argument: str) -> None:
+        done = self.memory.undo()
+        self._undone(done, "Taken back")
+        if done.run and not done.problem and self.memory.undone[-1]:
+            self.repl.keyboard.early = " ".join(text_of(self.memory.undone[-1][0]).split())  # to be said in another way
+
+    def redo(self, argument: str) -> None:
+        self._undone(self.memory.redo(), "Done again")
+
+    def _undone(self, done: Undone, what: str) -> None:
+        if done.problem:
+            self.screen.line(clean(" ".join([done.problem, *done.conflicts])), "yellow")
+            return
+        files = ", ".join(done.paths[:LISTED]) + (f" and {len(done.paths) - LISTED} more" if len(done.paths) > LISTED else "")
+        self.screen.line(clean(f"{what}: {files or 'no file was changed'}."))
+        lost = f"Not kept, and left as they are: {', '.join(done.lost[:LISTED])}" if done.lost else ""
+        for text in filter(None, [done.note, lost]):
+            self.screen.line(clean(text), "dim")
+
+    def diff(self, argument: str) -> None:
+        snapshots = self.memory.snapshots
+        if not snapshots.runs:
+            self.screen.line("Nothing was done yet.", "dim")
+            return
+        try:
+            changes = snapshots.diff(None if argument == "all" else snapshots.runs[-1])
+        except SnapshotError as error:
+            self.screen.line(clean(str(error)), "yellow")
+            return
+        if changes:
+            self.repl.render.whole_diff(changes)
+        else:
+            self.screen.line("No file was changed.", "dim")
+
+    def export(self, argument: str) -> None:
+        """Into the working folder, never over a file that is there."""
+        if not (recorder := self.memory.recorder):
+            self.screen.line("This conversation is not kept, so there is nothing to export.", "yellow")
+            return
+        self.memory.sync()
+        try:
+            path = write_export(self.memory.store, recorder.session_id, argument, self.session.settings.api_key or "")
+        except (StoreError, OSError, ValueError) as error:
+            self.screen.line(clean(str(error)), "yellow")
+            return
+        self.screen.line(clean(f"Written to {path}."))
 
     # -- conversations
 

@@ -1,30 +1,37 @@
 """Memory: what outlives a session at the terminal. Its record on disk, its title, and taking up an older one.
 
 A subscriber of the session's events. What it leaves out: the record itself (features/sessions.py), how a list of sessions
-looks (sessions_command.py), the states of the files (features/snapshots.py).
+looks (sessions_command.py), the states of the files themselves (features/snapshots.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from coder.features.sessions import Recorder
+from coder.features.sessions import Recorder, parts, set_parts
+from coder.features.snapshots import Snapshots, Undone, place
 from coder.features.store import SessionInfo, Store, StoreError, Todo
 from coder.features.titles import Titler
 from coder.history import text_of
 from coder.terminal.session import Session
-from coder.types import Event, Message, MessageStart, ToolEnd
+from coder.types import Event, Message, MessageStart, Nested, RunEnd, RunStart, ToolEnd
 
 
 class Memory:
-    """Keeps `session` in `store`. `titles`: let the model find a title, beside the first run."""
+    """Keeps `session` in `store`, and the states of its files in the folder `data`.
 
-    def __init__(self, session: Session, store: Store, *, titles: bool = False) -> None:
-        self.session, self.store, self.titles = session, store, titles
+    `titles`: let the model find a title, beside the first run.
+    """
+
+    def __init__(self, session: Session, store: Store, data: Path, *, titles: bool = False) -> None:
+        self.session, self.store, self.data, self.titles = session, store, data, titles
         self.titler: Titler | None = None
         self.title = ""
         self.recorder: Recorder | None = None
+        self.snapshots = Snapshots(session.cwd, data)
+        self.undone: list[list[Message]] = []  # what undo has taken out of the conversation, the newest last
         self.begin()
         session.subscribers.append(self)
 
@@ -64,6 +71,10 @@ class Memory:
 
     def _take(self, recorder: Recorder, title: str) -> None:
         self.recorder, self.title = recorder, title
+        self.snapshots = Snapshots(self.session.cwd, self.data)
+        self.undone.clear()
+        with contextlib.suppress(ValueError):  # a record of somebody else's making: there is nothing to undo
+            self.snapshots.restore(parts(self.store, recorder.session_id, "snapshot"))
         self.session.adopt(recorder.messages, recorder.session_id)
 
     def _leave(self) -> None:
@@ -83,6 +94,32 @@ class Memory:
         self.store.close()
         return session_id
 
+    def settle(self) -> None:
+        """Behind a run, however it ended: keep which states of the files belong to it."""
+        self.snapshots.finish()
+        if recorder := self.recorder:
+            self._quietly(lambda: set_parts(self.store, recorder.session_id, "snapshot", self.snapshots.records()))
+
+    def undo(self) -> Undone:
+        """Take back the last run: what it did to the files, and its part of the conversation; with a problem, nothing."""
+        done = self.snapshots.undo()
+        at = place(done.run, self.session.messages) if done.run and not done.problem else None
+        if not done.problem:
+            self.undone.append(self.session.messages[at:] if at is not None else [])
+            del self.session.messages[len(self.session.messages) if at is None else at:]
+            self.settle()
+            self.sync()
+        return done
+
+    def redo(self) -> Undone:
+        """Do again what was undone last."""
+        done = self.snapshots.redo()
+        if not done.problem:
+            self.session.messages += self.undone.pop() if self.undone else []
+            self.settle()
+            self.sync()
+        return done
+
     def sync(self) -> None:
         """Write down what has been done to the messages outside of a run."""
         if self.recorder:
@@ -91,9 +128,17 @@ class Memory:
     # -- what happens in it
 
     def __call__(self, event: Event) -> None:
+        self.snapshots(event, self.session.abort)
+        self.session.notices += [notice.text for notice in self.snapshots.taken_notices()]
         if not self.recorder:
             return
         self.recorder(event)
+        if isinstance(event, RunStart):
+            self.undone.clear()
+        elif isinstance(event, RunEnd):
+            self.settle()
+        elif isinstance(event, Nested) and isinstance(end := event.event, RunEnd):
+            self._quietly(lambda: self.store.add_usage(self.session.session_id, end.usage))
         if isinstance(event, MessageStart) and event.message.get("role") == "user":
             self._call_it(event.message)
         elif isinstance(event, ToolEnd) and "todo" in event.result.details:

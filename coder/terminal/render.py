@@ -8,19 +8,21 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from coder.errors import explain, happened
 from coder.history import text_of
 from coder.terminal.screen import Screen, clean, one_line
 from coder.text import visible
 from coder.types import (
+    Compacted,
     DoomLoop,
     Event,
     HookFailed,
     MessageEnd,
     MessageStart,
     ModelError,
+    Nested,
     Notice,
     PermissionAsked,
     PermissionReplied,
@@ -44,6 +46,7 @@ OUTPUT_LINES = 6  # of a command's output, its last ones
 DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan", "f": "bold"}
 QUIET_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
 
+SHORTENED = {"prune": "old tool output was removed", "summary": "a summary took the place of what is old"}
 STOPPED = {
     "stop": "done", "length": "stopped: the answer reached a length limit", "content_filter": "stopped by the content filter",
     "max_steps": "stopped: the step limit is reached; go on with `continue`",
@@ -106,6 +109,13 @@ class Renderer:
                 self.screen.restart_clock()
             case DoomLoop():
                 self._quiet()
+            case Nested(agent="compaction", event=RunStart()):
+                self._pause("shortening the conversation", self.first_byte)
+            case Compacted(before=before, after=after, strategy=strategy):
+                self._quiet()
+                sizes = f"from {count(before['tokens'])} to {count(after['tokens'])} tokens"
+                self.screen.line(f"The conversation was shortened {sizes}: {SHORTENED.get(strategy, clean(strategy))}.", "yellow")
+                self._pause("thinking", self.first_byte)
             case Notice(text=text):
                 self._quiet()
                 self.screen.line(clean(text), "yellow")
@@ -170,6 +180,9 @@ class Renderer:
         self.screen.restart_clock()
 
     def _details(self, name: str, result: ToolResult) -> None:
+        if items := result.details.get("todo"):
+            self._checklist(items)
+            return
         if changes := result.details.get("diff"):
             self.diff(changes if changes != self.asked else "")
             return
@@ -181,6 +194,12 @@ class Renderer:
         hidden = len(lines) - OUTPUT_LINES
         shown = lines if self.verbose or hidden <= 0 else [f"… {hidden} lines", *lines[-OUTPUT_LINES:]]
         self._dim(shown)
+
+    def _checklist(self, items: Sequence[dict[str, str]]) -> None:
+        """The model's list of steps; what is done is dim, what is under way is bold."""
+        for item in items:
+            mark, style = {"done": ("☑", "dim"), "in_progress": ("▸", "bold")}.get(item["status"], ("☐", ""))
+            self.screen.line(one_line(item["text"], self.screen.width - 5, f"  {mark} "), style)
 
     def _dim(self, lines: list[str]) -> None:
         for line in lines:

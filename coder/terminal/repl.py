@@ -22,7 +22,9 @@ from coder.terminal.session import Session
 from coder.terminal.typeahead import COMMAND, TypeAhead
 from coder.tools import Toolset
 from coder.tools.bash import bash
-from coder.types import Event, ToolCall, ToolResult, ToolUpdate
+from coder.types import Event, RunEnd, Status, ToolCall, ToolResult, ToolUpdate
+
+WINDOW = {"idle": "coder: ", "busy": "coder at work: ", "retry": "coder waits: "}  # what the window is called
 
 
 class Repl:
@@ -79,8 +81,9 @@ class Repl:
     def _ask_model(self, text: str) -> list[str]:
         """One run. Returns what was entered during it and is to be done now; where it did not end well, that stands at the prompt."""
         ended_well, keys = False, self.typeahead
-        with self._hard_stop(), keys.listening():
-            ended_well = self.session.run(text.strip(), self._show).stop_reason == "stop"
+        with self.hard_stop(), keys.listening():
+            ended_well = self.session.run(text.strip(), self.show).stop_reason == "stop"
+        self.memory.settle()
         self.keyboard.remember(keys.entered)
         left = keys.left()
         if not ended_well:
@@ -89,7 +92,7 @@ class Repl:
         return left if ended_well else []
 
     @contextlib.contextmanager
-    def _hard_stop(self) -> Iterator[None]:
+    def hard_stop(self) -> Iterator[None]:
         """Ctrl+C twice during a run leaves; a run that had to be broken off comes back to the prompt."""
         try:
             yield
@@ -99,9 +102,17 @@ class Repl:
             if self.session.interrupts.presses > 1:
                 raise Leave(130) from None
 
-    def _show(self, event: Event) -> None:
+    def show(self, event: Event) -> None:
         self.render(event)
         self.asker(event)
+        if isinstance(event, Status) and event.status != "idle":
+            self.name_window(event.status)
+        elif isinstance(event, RunEnd):
+            self.name_window("idle")
+
+    def name_window(self, status: str) -> None:
+        """Say in the window's title what goes on; at the end only when the last line is on the screen."""
+        self.screen.title(f"{WINDOW[status]}{self.memory.title or self.session.cwd.name}")
 
     def _shell(self, command: str, add: bool) -> None:
         """Run the person's own command; no question is asked."""
@@ -109,7 +120,7 @@ class Repl:
             return
         tools, abort = Toolset([bash], cwd=self.session.cwd), Abort()
         call = ToolCall("", "bash", {"command": command, "timeout": 600})
-        with silent_keys(), self._hard_stop(), self.session.interrupts.stopping(abort):
+        with silent_keys(), self.hard_stop(), self.session.interrupts.stopping(abort):
             work = tools.run(call, tools.context(call, abort))
             result: ToolResult | None = None
             self.screen.status(command)

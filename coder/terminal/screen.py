@@ -57,6 +57,7 @@ class Screen:
         self._thoughts = Wrap()
         self._lock = threading.RLock()
         self.label = ""  # of the status line
+        self._title = ""  # of the window
         self._beside = ""  # what is typed, and waits
         self._since = 0.0
         self._limit = math.inf
@@ -158,6 +159,14 @@ class Screen:
                 self._wipe()
             if self.live and self.label:
                 self._paint(time.monotonic())
+
+    def title(self, text: str) -> None:
+        """What the window is called, "" for nothing of ours."""
+        if self.live and text != self._title:
+            with self._lock:
+                self._title = text
+                self.stream.write(f"\x1b]0;{one_line(text, 60) if text else ''}\x07")
+                self.stream.flush()
 
     def restart_clock(self) -> None:
         self._since = self._heard = time.monotonic()

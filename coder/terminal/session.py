@@ -6,19 +6,21 @@ The REPL and the one-shot mode are two ways to use it. What it leaves out: keepi
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coder.abort import Abort
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.errors import RetryPolicy
+from coder.features.compaction import Compaction
 from coder.features.hooks import HookChain
 from coder.features.instructions import FolderInstructions, instructions
 from coder.features.parallel import ParallelTools
 from coder.features.plugins import Plugins
 from coder.features.prompt import system_prompt
-from coder.features.todo import todo
+from coder.features.todo import newest, todo
+from coder.history import user
 from coder.loop import run_loop
 from coder.terminal.approval import Approval
 from coder.terminal.config import Settings, config_folder, window_of
@@ -29,7 +31,7 @@ from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
 from coder.tools.search import glob, grep
-from coder.types import Event, Hooks, Limits, Message, Notice, RunEnd, RunResult, StepEnd, Usage
+from coder.types import Event, Hooks, Limits, Message, Nested, Notice, RunEnd, RunResult, StepEnd, T, Usage
 
 if TYPE_CHECKING:
     from coder.features.trace import Trace
@@ -59,8 +61,6 @@ class Session:
         self.subscribers: list[Callable[[Event], None]] = [self._note, self.plugins.told]
         self.files = instructions(cwd, config_folder())
         self.folder_files = FolderInstructions(cwd, self.files)
-        chain = HookChain(*filter(None, [approval, hooks]), *self.plugins.hooks, self.folder_files)
-        self.hooks = trace.hooks(chain) if trace else chain
         self.system = "\n\n".join(filter(None, [system or system_prompt(cwd, settings.model, self.files), extra]))
         self.messages: list[Message] = []
         self.usage = Usage()
@@ -68,12 +68,18 @@ class Session:
         self.interrupts = Interrupts()
         self.session_id = secrets.token_hex(8)
         self.tools = ParallelTools(cwd=cwd)
+        self.abort = Abort()  # of the run under way
         self.use(settings.model)
+        self.compaction = Compaction(self.model, notes=self._notes)
+        chain = HookChain(*filter(None, [approval, hooks]), *self.plugins.hooks, self.folder_files, self.compaction)
+        self.hooks = trace.hooks(chain) if trace else chain
 
     def use(self, name: str) -> None:
         """Talk to another model of the same server; the conversation goes on."""
         seen = self.tools.seen
         self.model = self.chat_model(name)
+        if hasattr(self, "compaction"):
+            self.compaction.model = self.model
         self.tools = ParallelTools([*tools_for(name), *self.plugins.tools], cwd=self.cwd, session_id=self.session_id)
         self.tools.seen = seen
         if self.trace:
@@ -97,11 +103,19 @@ class Session:
     def run(self, prompt: str, show: Callable[[Event], None]) -> RunResult:
         """One run, its events shown. Raises KeyboardInterrupt where it had to be broken off."""
         limits = Limits(max_steps=self.settings.max_steps, max_seconds=self.settings.max_seconds)
-        abort = Abort()
+        self.abort = Abort()
         events = run_loop(self.messages, self.model, self.tools, prompts=prompt, system=self.system, reasoning=self.reasoning,
-                          hooks=self.hooks, limits=limits, retry=RetryPolicy(base=self.settings.retry_base), abort=abort)
-        events = self.trace.watch(events) if self.trace else events
-        with self.interrupts.stopping(abort):
+                          hooks=self.hooks, limits=limits, retry=RetryPolicy(base=self.settings.retry_base), abort=self.abort)
+        return self._followed(self.trace.watch(events) if self.trace else events, show)
+
+    def compact(self, focus: str, show: Callable[[Event], None]) -> bool:
+        """Let the history be summarised now. Raises KeyboardInterrupt, and Aborted."""
+        self.abort = Abort()
+        return self._followed(self.compaction.compact(self.messages, self.abort, focus), show)
+
+    def _followed(self, events: Generator[Event, None, T], show: Callable[[Event], None]) -> T:
+        """Take the events to their end, tell all who listen, and stop where a person wants it."""
+        with self.interrupts.stopping(self.abort):
             try:
                 while True:
                     event = next(events)
@@ -111,8 +125,8 @@ class Session:
                     for text in self.told():
                         show(Notice(text))
             except StopIteration as end:
-                result: RunResult = end.value
-                return result
+                value: T = end.value
+                return value
             finally:
                 events.close()
 
@@ -135,3 +149,10 @@ class Session:
             self.newest = event.usage
         elif isinstance(event, RunEnd):
             self.usage += event.usage
+        elif isinstance(event, Nested) and isinstance(event.event, RunEnd):
+            self.usage += event.event.usage
+
+    def _notes(self) -> list[Message]:
+        """What is to be said again where the history is shortened: instruction files of sub-folders, the checklist."""
+        items = newest(self.messages)
+        return [*self.folder_files.notes(), *([user(f"Your checklist as it stands:\n{items}")] if items else [])]

@@ -1,0 +1,57 @@
+"""`coder export` and /export: a conversation as a file that people read. Secrets are taken out of it.
+
+What it leaves out: how the file looks (features/export.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from coder.features.export import Format, export, redactor
+from coder.features.store import Store, StoreError
+from coder.terminal.config import data_folder
+from coder.terminal.screen import clean
+
+FORMATS = ("md", "html", "json")
+
+
+def write_export(store: Store, session_id: str, name: str, key: str) -> Path:
+    """Write the file, private and new. Its ending says its format; without a name it is called by the session's id.
+
+    Raises StoreError, OSError (FileExistsError too), and ValueError for another ending.
+    """
+    path = Path(os.path.expanduser(name or f"session-{session_id}.md"))
+    ending = path.suffix.removeprefix(".") or "md"
+    if ending not in FORMATS:
+        raise ValueError(f"a file of an export ends in {', '.join(f'.{each}' for each in FORMATS)}, not in .{ending}")
+    text = export(store, session_id, cast(Format, ending), redactor(key))
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+    return path
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run it; returns the exit code."""
+    flags = argparse.ArgumentParser(prog="python -m coder export", description="A conversation as people read it, on stdout or in a file.")
+    flags.add_argument("id", help="see `coder sessions`")
+    flags.add_argument("--format", choices=FORMATS, default="md")
+    flags.add_argument("-o", "--output", metavar="FILE", help="a new file; its ending says the format")
+    given = flags.parse_args(argv)
+    store, key = Store(data_folder() / "sessions.db"), os.environ.get("OPENAI_API_KEY", "")
+    try:
+        session_id = store.find(given.id).id
+        if given.output:
+            sys.stderr.write(f"Written to {write_export(store, session_id, given.output, key)}.\n")
+        else:
+            sys.stdout.write(export(store, session_id, given.format, redactor(key)))
+        return 0
+    except (StoreError, OSError, ValueError) as error:
+        sys.stderr.write(f"coder: {clean(str(error))}\n")
+        return 2
+    finally:
+        store.close()
