@@ -118,7 +118,7 @@ class Executor:
     def _answered(self, slot: Slot) -> Generator[Event, None, ToolResult | None]:
         """What a hook answers in the place of the tool."""
         try:
-            return (yield from settle(self.hooks.before_tool_call(slot.call, slot.ctx)))
+            return _checked("before_tool_call", (yield from settle(self.hooks.before_tool_call(slot.call, slot.ctx))))
         except Aborted:
             return self._stopped(slot)
         except ToolError as error:  # a no, or a failure that is not to be passed over
@@ -142,9 +142,11 @@ class Executor:
 
     def _finish(self, slot: Slot, result: ToolResult) -> Flow:
         try:
-            result = (yield from settle(self.hooks.after_tool_call(slot.call, result))) or result
+            result = _checked("after_tool_call", (yield from settle(self.hooks.after_tool_call(slot.call, result)))) or result
         except ToolError as error:
             result = as_failure(error)
+        except Aborted:
+            result = self._stopped(slot)
         slot.result = self._cut(result)
         yield self._end(slot)
 
@@ -187,6 +189,12 @@ class Executor:
             result.content = [part | {"text": truncate(part["text"], self.limits.max_output)} if "text" in part else part
                               for part in content]
         return result
+
+
+def _checked(hook: str, result: ToolResult | None) -> ToolResult | None:
+    if not isinstance(result, ToolResult | None):
+        raise TypeError(f"{hook} gave {result!r}: a hook gives a ToolResult or None")
+    return result
 
 
 def _passed_on(slot: Slot, event: Event) -> Flow:

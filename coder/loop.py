@@ -115,6 +115,7 @@ class _Run:
             yield RunStart()
             yield Status("busy")
             try:
+                yield from settle(self.hooks.on_run_start(self.abort))
                 verdict: Verdict = yield from self._rounds()
             except Aborted as aborted:
                 verdict = self._aborted(str(aborted))

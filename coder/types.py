@@ -187,7 +187,9 @@ class Event:
         cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def to_dict(self) -> dict[str, Any]:
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.repr}  # type: ignore[arg-type]
+        """The fields, by name; an event of somebody's own that is no dataclass has none."""
+        known: Sequence[dataclasses.Field[Any]] = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        fields = {f.name: getattr(self, f.name) for f in known if f.repr}
         return {"type": self.type} | {name: _plain(value) for name, value in fields.items()}
 
 
@@ -196,7 +198,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Event | ModelError):
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value
@@ -411,6 +413,9 @@ class Hooks:
     (DeniedError) answers its call, a ModelError raised around a request fails it. Any other exception ends the run: it is
     a bug, and the history is left valid; features/hooks.py has a guard for hooks that are not one's own.
     """
+
+    def on_run_start(self, abort: Abort) -> Said[None]:
+        """A run begins; `abort` is its token, for hooks that wait for something."""
 
     def before_llm_call(self, request: Request) -> Said[None]:
         """Change the request in place: messages, tools, system, options."""

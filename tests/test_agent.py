@@ -240,7 +240,7 @@ def test_plain_functions_are_hooks() -> None:
         agent = agent_of(server, before_tool_call=no, get_api_key=lambda: "fresh", transform_context=lambda messages, abort: messages[-3:])
         agent.prompt("add")
         assert contents(server)[-2:] == ["Denied: not one", "7"] and server.heads[-1]["authorization"] == "Bearer fresh"
-    with pytest.raises(TypeError, match="there is no hook 'on_texts'"):
+    with pytest.raises(TypeError, match="an agent has no on_texts"):
         Agent("m", base_url="http://127.0.0.1:9/v1", on_texts=print)
 
 
@@ -331,3 +331,51 @@ def test_no_limit_to_the_wait_that_a_server_asks_for() -> None:
         agent = agent_of(server, retry=None, max_retry_delay=0)
         agent.subscribe(lambda event: (waits.append(event.delay), agent.abort()) if event.type == "retry" else None)
         assert agent.run("go").stop_reason == "aborted" and waits == [3600]
+
+
+def test_an_unknown_keyword_is_said_with_all_there_are_and_none_is_none() -> None:
+    with serve(Reply("fine")) as server:
+        with pytest.raises(TypeError, match=r"an agent has no on_txt; .* before_tool_call.* on_text"):
+            agent_of(server, on_txt=print)
+        assert agent_of(server, on_text=None, before_llm_call=None).run("go").text == "fine"
+
+
+def test_unsubscribing_twice_leaves_the_same_functions_second_subscription() -> None:
+    heard: list[str] = []
+
+    def hear(event: Event) -> None:
+        heard.append(event.type)
+
+    with serve(Reply("fine")) as server:
+        agent = agent_of(server)
+        unsubscribe = agent.subscribe(hear)
+        agent.subscribe(hear)
+        unsubscribe()
+        unsubscribe()
+        agent.run("go")
+    assert heard.count("run_end") == 1
+
+
+def test_a_refused_prompt_does_not_take_the_run_out_of_aborts_reach() -> None:
+    with serve(Reply("one two three", cut=3, close="hang")) as server, promptly(20):
+        agent = agent_of(server)
+        results: list[Any] = []
+        worker = threading.Thread(target=lambda: results.append(agent.prompt("go")))
+        worker.start()
+        until(lambda: agent.state.stream_message)
+        for again in (agent.prompt, agent.stream, lambda text: agent.continue_()):
+            with pytest.raises(RuntimeError, match="at work"):
+                again("me too")
+        agent.abort()
+        worker.join()
+    assert results[0].stop_reason == "aborted"
+
+
+def test_what_the_model_saw_last_decides_whether_there_is_something_to_continue() -> None:
+    """P46: a message for the screen behind the answer changes nothing."""
+    with serve(Reply("fine")) as server:
+        agent = agent_of(server)
+        agent.run("go")
+        agent.append_message({"role": "notification", "text": "for the screen"})
+        with pytest.raises(ValueError, match="the last word"):
+            agent.continue_()

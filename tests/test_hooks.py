@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
+from coder.ai import ChatModel
+from coder.features.agent import Agent
 from coder.features.command_hooks import HooksError, command_hooks
 from coder.features.hooks import FunctionHooks, Guard, HookChain
 from coder.features.scripted import Reply
-from coder.tools import tool
+from coder.tools import ToolContext, tool
 from coder.types import DeniedError, Event, HookFailed, Hooks, ModelError, Notice, Request, ToolCall, ToolEnd, ToolResult
-from tests.harness import ask, serve
-from tests.terminal import promptly
+from tests.harness import FAST, ask, serve
+from tests.terminal import promptly, until
 
 
 @tool
@@ -108,7 +111,7 @@ def test_a_hook_may_say_something_and_a_chain_may_hold_a_chain() -> None:
 
 
 def test_a_hook_that_does_not_exist_is_said() -> None:
-    with pytest.raises(TypeError, match="there is no hook 'before_tool'; there are before_llm_call"):
+    with pytest.raises(TypeError, match="there is no hook 'before_tool'; there are on_run_start, before_llm_call"):
         FunctionHooks(before_tool=lambda: None)
 
 
@@ -257,3 +260,81 @@ def test_a_file_of_hooks_that_is_none_is_said(tmp_path: Path, text: str) -> None
     with pytest.raises(HooksError, match=r"hooks\.json: "):
         command_hooks(tmp_path / "hooks.json")
     assert command_hooks(tmp_path / "none.json").hooks == []
+
+
+# ---- aborts ----------------------------------------------------------------------------------------------
+
+
+def test_an_abort_of_one_run_does_not_end_the_next() -> None:
+    """A guard that was told of a run's abort must forget it."""
+    class Slow(Hooks):
+        def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
+            return None
+
+        def after_llm_call(self, completion: Any) -> None:
+            time.sleep(0.12)  # longer than a look at the token
+
+    @tool
+    def wait(ctx: ToolContext) -> str:
+        """Wait."""
+        ctx.abort.wait(20)
+        return "?"
+
+    with serve(Reply(calls=[("wait", {})]), Reply("two"), Reply("three")) as server:
+        agent = Agent(ChatModel("m", base_url=server.url), tools=[wait], hooks=Guard(Slow()), retry=FAST)
+        stop = agent.subscribe(lambda event: agent.abort() if event.type == "tool_start" else None)
+        assert agent.run("go").stop_reason == "aborted"
+        stop()
+        assert [agent.run("again").text for _ in range(2)] == ["two", "three"]
+
+
+@pytest.mark.parametrize("place", ["before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call"])
+def test_an_abort_reaches_a_command_wherever_it_is_asked(tmp_path: Path, place: str) -> None:
+    (tmp_path / "hooks.json").write_text(json.dumps({place: [{"command": f"touch {tmp_path}/begun; exec sleep 61.5", "seconds": 60}]}))
+    abort = Abort()
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "nothing"
+
+    def stop() -> None:
+        until((tmp_path / "begun").exists)
+        abort.set()
+
+    with serve(Reply(calls=[("look", {})]), Reply("done")) as server, promptly(20):
+        threading.Thread(target=stop, daemon=True).start()
+        events, result = ask(server, tools=[look], hooks=command_hooks(tmp_path / "hooks.json"), abort=abort)
+    kinds = [event.type for event in events]
+    assert result.stop_reason == "aborted" and kinds.count("tool_start") == kinds.count("tool_end")
+    until(lambda: "sleep 61.5" not in commands_running(), "the command is gone")
+
+
+def commands_running() -> str:
+    return "\n".join((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                     for entry in Path("/proc").glob("[0-9]*") if (entry / "cmdline").exists())
+
+
+def test_a_result_whose_details_cannot_be_copied_is_no_failure() -> None:
+    @tool
+    def look() -> ToolResult:
+        """Look."""
+        return ToolResult("seen", details={"lock": threading.Lock()})
+
+    class Redact(Hooks):
+        def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult:
+            return ToolResult(f"{result.content}!", details=result.details)
+
+    with serve(Reply(calls=[("look", {})]), Reply("done")) as server:
+        ask(server, tools=[look], hooks=Guard(Redact()))
+        assert server.requests[1]["messages"][-1]["content"] == "seen!"
+
+
+def test_a_hook_that_gives_something_else_than_a_result_is_named() -> None:
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    with serve(Reply(calls=[("look", {})])) as server, pytest.raises(TypeError, match="after_tool_call gave 'x': a hook gives a Tool"):
+        ask(server, tools=[look], hooks=FunctionHooks(after_tool_call=lambda call, result: "x"))

@@ -163,16 +163,30 @@ def test_nothing_is_loaded_from_the_folder_that_is_worked_in(tmp_path: Path, whe
         assert run.end() == 0 and not (tmp_path / "PWN").exists()
 
 
+def test_details_and_events_of_a_plugins_tool_do_not_break_stream_json(tmp_path: Path) -> None:
+    config = tmp_path / "home" / ".config" / "coder" / "plugins"
+    config.mkdir(parents=True)
+    (config / "a.py").write_text(
+        "from pathlib import Path\nfrom coder import Event, ToolResult\nclass Progress(Event): pass\n"
+        "def forecast(city: str):\n    \"\"\"F.\n\n    city: where\n    \"\"\"\n    yield Progress()\n"
+        "    return ToolResult('rain', details={'path': Path('/x'), 'set': {1}})\ndef setup(api): api.add_tool(forecast)")
+    with serve(CALL, Reply("done")) as server, OneShot(tmp_path, server, "hello", "--output-format", "stream-json") as run:
+        assert run.end() == 0
+        events = [json.loads(line) for line in run.out.splitlines()]
+        assert [event["type"] for event in events].count("progress") == 1 and "/x" in str(events)
+
+
 def test_commands_of_plugins_at_the_prompt(tmp_path: Path) -> None:
     config = tmp_path / "home" / ".config" / "coder" / "plugins"
     config.mkdir(parents=True)
     (config / "weather.py").write_text(WHOLE)
     (config / "zother.py").write_text("def setup(api):\n    api.add_command('exit', lambda a: None)\n"
-                                      "    api.add_command('esc', lambda a: '\\x1b[31mred')")
+                                      "    api.add_command('esc', lambda a: '\\x1b[31mred', 'h\\x1b[32melp')")
     with serve(Reply("done")) as server, Terminal(tmp_path, server) as session:
         listed = session.say("/help")
         assert "A plugin's command /exit is left out: the name is taken." in listed and "do I need one?" in listed
         assert "yes, in Oslo" in session.say("/umbrella Oslo")
         assert "/broken failed: ZeroDivisionError: division by zero" in session.say("/broken")
         assert "[31mred" in session.say("/esc") and "\x1b[31mred" not in session.output
+        assert "\x1b[32m" not in session.output
         assert "There is no command /nothing" in session.say("/nothing")

@@ -22,6 +22,11 @@ def said(body: Body) -> list[str]:
     return [message["content"] for message in body["messages"] if message["role"] == "user"]
 
 
+def standing(output: str) -> str:
+    """What stands on the screen in the end: what was painted in a line and wiped is gone."""
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in ESCAPES.sub("", output).split("\n"))
+
+
 def waiting_for(name: str) -> Reply:
     """A command that runs until the file `name` is there."""
     return Reply(calls=[("bash", {"command": f"until [ -e {name} ]; do sleep 0.02; done; echo over"}),
@@ -36,7 +41,13 @@ def waiting_for(name: str) -> Reply:
     ("abx\x7fc\b\b", [], "a"), ("\x7fa", [], "a"), ("abc\x15d", [], "d"), ("one two  \x17three", [], "one three"),
     ("a\x1b[Ab\x1b[1;5Cc\x1bOHd", [], "abcd"), ("a\x1bb", [], "ab"), ("a\x04\x01b\x0c", [], "ab"),
     ("one\\\rtwo\r", ["one\ntwo"], ""), ("\x1b[200~a\r\nb\x1b[201~c\rd", ["a\n\nbc"], "d"),
-    ("a\tb", [], "a\tb"), ("grüße 好\r", ["grüße 好"], "")])
+    ("a\tb", [], "a\tb"), ("grüße 好\r", ["grüße 好"], ""),
+    # sequences that are none, or go on no further: what follows is not swallowed
+    ("\x1b[\rhello\r", ["[", "hello"], ""), ("\x1b[é\r", ["[é"], ""), ("a\x1b[\x1b[Ab", [], "a[b"), ("\x1b\rhi", [""], "hi"),
+    ("\x1b]hi\rthere\r", ["]hi", "there"], ""), ("\x1bO\rhi\r", ["O", "hi"], ""),
+    # answers of the terminal, and the function keys of the Linux console
+    ("a\x1b]11;rgb:0000/0000/0000\x07b", [], "ab"), ("a\x1bP1+r544e\x1b\\b", [], "ab"),
+    ("a\x1b[[Ab", [], "ab"), ("a\x1b[5;10Rb", [], "ab")])
 def test_keys_become_lines(keys: str, lines: list[str], left: str) -> None:
     whole, byte_by_byte = Line(), Line()
     assert whole.feed(keys.encode()) == lines and whole.text == left
@@ -68,7 +79,7 @@ def test_a_line_steers_and_one_with_a_plus_follows_up(tmp_path: Path) -> None:
         session.type("what about that\r")
         session.expect("queued (2): what about that")
         (session.ws / "go").touch()
-        shown = ESCAPES.sub("", session.prompt())
+        shown = standing(session.prompt())
         assert [said(body) for body in server.requests] == [
             ["begin"], ["begin", "what about that"], ["begin", "what about that", "and then this"]]
         assert "Skipped due to queued user message." in str(server.requests[1]["messages"])
@@ -206,3 +217,53 @@ def test_lines_of_a_run_are_in_the_history(tmp_path: Path) -> None:
         session.expect("in between")
         session.say("")
         assert said(server.requests[-1]) == ["begin", "in between", "in between"]
+
+
+def test_who_stops_one_of_several_entries_finds_the_others_at_the_prompt(tmp_path: Path) -> None:
+    with serve(waiting_for("go"), Reply("done")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.enter("begin")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.type("!sleep 17.5\r!touch precious\rhalf")
+        session.expect("> half")
+        (session.ws / "go").touch()
+        session.until(lambda: session.running("sleep 17.5"), "the person's own command")
+        session.ctrl_c()
+        session.prompt()
+        session.expect("!touch precious half")
+        assert not (session.ws / "precious").exists()
+        session.ctrl_c()
+        session.prompt()
+
+
+def test_ctrl_c_behind_a_run_loses_nothing_that_was_typed(tmp_path: Path) -> None:
+    """The last line of a run is on the screen before it is over for us."""
+    with serve(waiting_for("go"), Reply("done")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.enter("begin")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.type("/tokens\rhalf")
+        session.expect("> half")
+        (session.ws / "go").touch()
+        session.expect(" out · ")
+        session.child.sendintr()
+        session.prompt()
+        session.settled()
+        session.until(lambda: "half" in ESCAPES.sub("", session.output).rpartition("> ")[2], "the line at the prompt")
+        session.ctrl_c()
+        session.prompt()
+
+
+@pytest.mark.parametrize("columns", [16, 24, 40])
+def test_typing_in_a_narrow_terminal_repaints_one_line(tmp_path: Path, columns: int) -> None:
+    with serve(waiting_for("go"), Reply("done")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.child.setwinsize(24, columns)
+        session.enter("begin")
+        session.until(lambda: session.running("sleep"), "the command")
+        session.type("look at this other thing")
+        session.expect("thing")
+        session.expect("thing")
+        painted = [ESCAPES.sub("", line) for line in session.output.split("\r\x1b[K")]
+        assert all(len(line) < columns for line in painted if "thing" in line and "\n" not in line)
+        (session.ws / "go").touch()
+        session.prompt()
+        session.ctrl_c()
+        session.prompt()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +24,8 @@ from typing import Any, Literal
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.errors import RetryPolicy
-from coder.features.hooks import FunctionHooks, HookChain
-from coder.history import user
+from coder.features.hooks import NAMES, FunctionHooks, HookChain
+from coder.history import ROLES, user
 from coder.loop import run_loop
 from coder.tools import Tool, Toolset
 from coder.types import (
@@ -122,6 +122,9 @@ class Queue:
     def clear(self) -> None:
         self._waiting.clear()
 
+    def __iter__(self) -> Iterator[Message]:
+        return iter(list(self._waiting))
+
     def __len__(self) -> int:
         return len(self._waiting)
 
@@ -174,10 +177,14 @@ class Agent:
         self.limits = limits
         self.retry = retry or RetryPolicy(max_delay=max_retry_delay or math.inf)
         self.steering, self.follow_ups = Queue(steering_mode), Queue(follow_up_mode)
-        self._subscribers: list[Callable[[Event], None]] = []
+        self._subscribers: dict[object, Callable[[Event], None]] = {}
         self._idle = threading.Condition()
         self._running = False
         self._abort = Abort()
+        functions = {name: function for name, function in functions.items() if function is not None}
+        if unknown := [name for name in functions if name not in (*CALLBACKS, *NAMES)]:
+            raise TypeError(f"an agent has no {', '.join(unknown)}; there are the hooks {', '.join(NAMES)} and the callbacks "
+                            f"{', '.join(CALLBACKS)}")
         callbacks = {name: function for name, function in functions.items() if name in CALLBACKS}
         for name, function in callbacks.items():
             self.subscribe(_calling(name, function))
@@ -199,24 +206,22 @@ class Agent:
 
     def stream(self, prompt: Prompt, images: Sequence[dict[str, Any]] = ()) -> Generator[Event, None, RunResult]:
         """`prompt` as a generator of events, which returns the RunResult."""
-        self._check_idle()
-        self._abort = Abort()  # abort() counts from here on
-        return self._go(messages_of(prompt, images))
+        messages = messages_of(prompt, images)
+        return self._go(lambda: messages, self._next_abort())
 
     def continue_(self) -> RunResult:
         """Go on without a new message: after an error, or with what waits in the queues (steering first).
 
         Raises ValueError where there is nothing to go on with: no message, or the model had the last word.
         """
-        self._check_idle()
-        last = self.state.messages[-1] if self.state.messages else None
+        abort = self._next_abort()
+        last = next((message for message in reversed(self.state.messages) if message["role"] in ROLES), None)
         if last is None:
             raise ValueError("there is no message to continue from")
         if last["role"] == "assistant" and not self.has_queued_messages:
             raise ValueError("the model had the last word: prompt the agent, or queue a message")
-        self._abort = Abort()
         waiting = last["role"] != "assistant" or len(self.steering)  # the loop itself looks for steering messages first
-        return _drained(self._go([] if waiting else self.follow_ups.take()))
+        return _drained(self._go(lambda: [] if waiting else self.follow_ups.take(), abort))
 
     def steer(self, message: str | Message) -> None:
         """Say something during the run: it comes after the tool under way, and the remaining calls are skipped."""
@@ -234,13 +239,9 @@ class Agent:
 
     def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
         """Call `subscriber` with every event, in the thread of the run; returns what ends that. What it raises ends the run."""
-        self._subscribers.append(subscriber)
-
-        def unsubscribe() -> None:
-            if subscriber in self._subscribers:
-                self._subscribers.remove(subscriber)
-
-        return unsubscribe
+        key = object()
+        self._subscribers[key] = subscriber
+        return lambda: self._subscribers.pop(key, None) and None
 
     def abort(self) -> None:
         """End the run under way, from any thread."""
@@ -302,14 +303,22 @@ class Agent:
 
     def _check_idle(self) -> None:
         if self._running:
-            raise RuntimeError("the agent is at work: steer() or follow_up() says something to it, wait_for_idle() waits")
+            raise RuntimeError("the agent is at work: steer() or follow_up() says something to it, wait_for_idle() waits; "
+                               "a stream() that was left half-way has to be closed")
 
-    def _go(self, prompts: list[Message]) -> Generator[Event, None, RunResult]:
+    def _next_abort(self) -> Abort:
+        """The token of the run that comes: abort() counts from here on. Raises RuntimeError during a run."""
         with self._idle:
             self._check_idle()
-            self._running = True
+            self._abort = Abort()
+            return self._abort
+
+    def _go(self, prompts: Callable[[], list[Message]], abort: Abort) -> Generator[Event, None, RunResult]:
+        with self._idle:
+            self._check_idle()
+            self._running, self._abort = True, abort
         try:
-            return (yield from self._watched(prompts))
+            return (yield from self._watched(prompts()))
         finally:
             with self._idle:
                 self._running = False
@@ -328,7 +337,7 @@ class Agent:
                     result: RunResult = end.value
                     return result
                 state.apply(event)
-                for subscriber in list(self._subscribers):
+                for subscriber in list(self._subscribers.values()):
                     subscriber(event)
                 yield event
         finally:

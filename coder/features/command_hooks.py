@@ -21,6 +21,7 @@ from typing import Any
 
 from coder.abort import Abort
 from coder.features.hooks import FunctionHooks, Guard, HookChain
+from coder.features.trust import check_trusted
 from coder.tools import ToolContext
 from coder.tools.process import output_of
 from coder.types import Completion, DeniedError, Event, Hooks, ModelError, Request, ToolCall, ToolResult
@@ -40,6 +41,7 @@ def command_hooks(path: Path) -> HookChain:
     if not path.is_file():
         return HookChain()
     try:
+        check_trusted(path)
         places = json.loads(path.read_text("utf-8"))
         return HookChain(*(_hook(place, entry, path.parent) for place, entries in places.items() for entry in entries))
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -52,8 +54,8 @@ def _hook(place: str, entry: dict[str, Any], folder: Path) -> Hooks:
     if unknown := entry.keys() - {"command", "tools", "seconds", "closed"}:
         raise ValueError(f"a hook has no {', '.join(sorted(unknown))}")
     command = Command(str(entry["command"]), re.compile(entry.get("tools", "")), float(entry.get("seconds", 30)), folder)
-    return Guard(FunctionHooks(**{place: getattr(command, place)}), name=command.command, seconds=command.seconds + 1,
-                 closed=bool(entry.get("closed", False)))
+    hooks = FunctionHooks(on_run_start=command.on_run_start, **{place: getattr(command, place)})
+    return Guard(hooks, name=command.command, seconds=command.seconds + 1, closed=bool(entry.get("closed", False)))
 
 
 class Blocked(Exception):
@@ -65,16 +67,20 @@ class Command:
 
     def __init__(self, command: str, tools: re.Pattern[str], seconds: float, folder: Path) -> None:
         self.command, self.tools, self.seconds, self.folder = command, tools, seconds, folder
+        self.abort = Abort()
+
+    def on_run_start(self, abort: Abort) -> None:
+        self.abort = abort
 
     def before_llm_call(self, request: Request) -> Flow:
         try:
-            yield from self._ask(Abort(), {"hook": "before_llm_call", "session_id": request.session_id, "messages": request.messages})
+            yield from self._ask({"hook": "before_llm_call", "session_id": request.session_id, "messages": request.messages})
         except Blocked as blocked:
             raise ModelError("bad_request", f"{self.command}: {blocked}") from None
 
     def after_llm_call(self, completion: Completion) -> Flow:
         calls = [{"tool": call.name, "arguments": call.arguments} for call in completion.calls]
-        yield from self._ask(Abort(), {"hook": "after_llm_call", "text": completion.text, "calls": calls})
+        yield from self._ask({"hook": "after_llm_call", "text": completion.text, "calls": calls})
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Flow:
         if not self.tools.search(call.name):
@@ -82,7 +88,7 @@ class Command:
         facts = {"hook": "before_tool_call", "cwd": str(ctx.cwd), "session_id": ctx.session_id, "tool": call.name,
                  "arguments": call.arguments}
         try:
-            answer = yield from self._ask(ctx.abort, facts)
+            answer = yield from self._ask(facts)
         except Blocked as blocked:
             raise DeniedError(str(blocked)) from None
         if isinstance(answer.get("arguments"), dict):
@@ -95,17 +101,17 @@ class Command:
         facts = {"hook": "after_tool_call", "tool": call.name, "arguments": call.arguments, "result": result.content,
                  "is_error": result.is_error}
         try:
-            answer = yield from self._ask(Abort(), facts)
+            answer = yield from self._ask(facts)
         except Blocked as blocked:
             return ToolResult(f"Withheld: {blocked}", is_error=True)
         return ToolResult(answer["result"], result.is_error, result.details) if isinstance(answer.get("result"), str) else None
 
-    def _ask(self, abort: Abort, facts: dict[str, Any]) -> Generator[Event, None, dict[str, Any]]:
+    def _ask(self, facts: dict[str, Any]) -> Generator[Event, None, dict[str, Any]]:
         """Run the command; the JSON object that it answers, {} for none. Raises Blocked, or RuntimeError where it fails."""
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
             stdin.write(json.dumps(facts, default=str).encode())
             stdin.seek(0)
-            work = output_of(["/bin/sh", "-c", self.command], self.folder, abort, self.seconds, stdin=stdin, stderr=stderr)
+            work = output_of(["/bin/sh", "-c", self.command], self.folder, self.abort, self.seconds, stdin=stdin, stderr=stderr)
             stdout = b""
             while True:
                 try:

@@ -124,7 +124,7 @@ class Compaction(Hooks):
 
     def after_llm_call(self, completion: Completion) -> None:
         self._attempts = 0
-        if not completion.usage.estimated and self._sent:  # a server that counts fewer may have cut what it got
+        if self._sent:  # a server that counts fewer may have cut what it got
             self._scale = min(max(1.0, completion.usage.input * CHARS_PER_TOKEN / self._sent), DENSEST)
 
     def on_length(self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort) -> Flow:

@@ -278,21 +278,21 @@ def rescue(path: Path) -> str:
     with explained(path), _alone(path):
         if _sound(path):
             return ""  # another process has done it
-        aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-        for old, kept in zip(_files(path)[:2], _files(aside)):
-            if old.exists():
-                shutil.copyfile(old, kept)
-                kept.chmod(0o600)
+        aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}")
         new = path.with_name(f"{path.name}.new-{os.getpid()}")
-        new.unlink(missing_ok=True)
-        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        try:
+        with contextlib.ExitStack() as failed:
+            for made in (new, *_files(aside)):
+                failed.callback(made.unlink, missing_ok=True)
+            for old, kept in zip(_files(path)[:2], _files(aside)):
+                if old.exists():
+                    shutil.copyfile(old, kept)
+                    kept.chmod(0o600)
+            os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
             counted = _copied(aside, new)
             for each in _files(path)[1:]:
                 each.unlink(missing_ok=True)  # else they would be taken for the new file's
             os.replace(new, path)
-        finally:
-            new.unlink(missing_ok=True)
+            failed.pop_all()
     return (f"The file of the sessions was damaged. What could be read of it: {counted['message']} messages, in {counted['session']} "
             f"of the sessions. The damaged file is kept as {aside}.")
 

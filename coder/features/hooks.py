@@ -34,7 +34,8 @@ from coder.types import (
 )
 
 Flow = Generator[Event, None, Any]
-Name = Literal["before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call", "transform_context", "convert_to_llm",
+Name = Literal["on_run_start", "before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call", "transform_context",
+               "convert_to_llm",
                "get_api_key", "get_steering_messages", "get_follow_up_messages", "on_length", "on_doom_loop", "on_compacted"]
 NAMES: tuple[str, ...] = get_args(Name)
 # What a hook raises there is no failure but its answer.
@@ -46,7 +47,7 @@ def has(hook: Hooks, name: str) -> bool:
     if isinstance(hook, HookChain):
         return any(has(each, name) for each in hook.hooks)
     if isinstance(hook, Guard):
-        return has(hook.hook, name)
+        return name == "on_run_start" or has(hook.hook, name)
     return name in vars(hook) or getattr(type(hook), name) is not getattr(Hooks, name)
 
 
@@ -72,6 +73,10 @@ class HookChain(Hooks):
 
     def _of(self, name: str) -> list[Any]:
         return [getattr(hook, name) for hook in self.hooks if has(hook, name)]
+
+    def on_run_start(self, abort: Abort) -> Flow:
+        for hook in self._of("on_run_start"):
+            yield from settle(hook(abort))
 
     def before_llm_call(self, request: Request) -> Flow:
         for hook in self._of("before_llm_call"):
@@ -142,7 +147,8 @@ class Guard(Hooks):
     Each of its calls has `seconds`, not counting the time that a consumer of its events takes, and works on copies, so
     that what failed in the middle has changed nothing. A failure is told as a `hook_failed` event. Then an open guard goes
     on as if the hook were not there; a `closed` one fails the call that the hook stood before or behind: a tool's result
-    is an error, a request is not sent. A hook that hangs is left behind in its thread; Python cannot end it.
+    is an error, a request is not sent. Each call runs in a thread of its own, so what is bound to one (a connection of
+    sqlite3's) has to be made for any. A hook that hangs is left behind in its thread; Python cannot end it.
 
     A ToolError (DeniedError) raised around a tool, or a ModelError before a request, is no failure but the hook's no.
     """
@@ -152,10 +158,9 @@ class Guard(Hooks):
         self.name = name or type(hook).__name__
         self.seconds = seconds
         self.closed = closed
-        self._abort = Abort()  # of the run under way, known from what a hook is given
+        self._abort = Abort()  # of the run under way
 
     def _guarded(self, name: str, *args: Any) -> Flow:
-        self._abort = next((found for each in args if (found := _abort_of(each))), self._abort)
         copies, started = [_scratch(each) for each in args], time.monotonic()
         try:
             value = yield from self._limited(name, copies)
@@ -209,6 +214,11 @@ class Guard(Hooks):
 
     # -- every hook, guarded
 
+    def on_run_start(self, abort: Abort) -> Flow:
+        self._abort = abort
+        if has(self.hook, "on_run_start"):
+            yield from self._guarded("on_run_start", abort)
+
     def before_llm_call(self, request: Request) -> Flow:
         return self._guarded("before_llm_call", request)
 
@@ -254,17 +264,14 @@ def _next(work: Generator[Event, None, Any]) -> tuple[bool, Any]:
         return True, end.value
 
 
-def _abort_of(value: Any) -> Abort | None:
-    found = value if isinstance(value, Abort) else getattr(value, "abort", None)
-    return found if isinstance(found, Abort) else None
-
-
 def _scratch(value: Any) -> Any:
     """What a hook may change, to be changed on trial. Messages themselves are never changed, only replaced."""
     if isinstance(value, Request):
         return dataclasses.replace(value, messages=value.messages[:], tools=value.tools[:], options=dict(value.options))
-    if isinstance(value, ToolCall | ToolResult):
-        return copy.deepcopy(value)
+    if isinstance(value, ToolCall):
+        return dataclasses.replace(value, arguments=copy.deepcopy(value.arguments))
+    if isinstance(value, ToolResult):  # details may be anything, also what cannot be copied
+        return dataclasses.replace(value, content=copy.deepcopy(value.content), details=dict(value.details))
     return value[:] if isinstance(value, list) else value
 
 

@@ -5,17 +5,17 @@
         snapshots(event, abort)
     snapshots.undo()
 
-They lie in a git repository of our own in the data folder (row A17: a git snapshot at the start and the end of every step). Nothing of
-the user's git is written, no configuration of the user's or of the workspace is read but the ignore rules, and no filter,
-hook or monitor that a workspace names is run. A step without tools changes nothing and has no snapshots. What the user changes
-between two steps is nobody's but the user's.
+They lie in a git repository of our own in the data folder (row A17: a git snapshot at the start and the end of every step).
+Nothing of the user's git is written, no configuration of the user's or of the workspace is read but the ignore rules, and no
+filter, hook or monitor that a workspace names is run. The start of a step is its first tool: a step whose tools change
+nothing has no snapshots, and what the user changes while the model answers is nobody's but the user's.
 
 Of modes the executable bit is kept, as git does. Not kept, and named in `lost`: files above MAX_FILE, git repositories inside
 of the workspace (submodules too), and what was ignored before. Off for the session, with one notice, where git is missing or
 the tree is too large.
 
 What it leaves out: ignored files, all that lies outside of the workspace, commits, sockets, FIFOs and devices; the
-conversation, which the session cuts at `place`.
+conversation, which the session cuts at `place`; a `redo` in another process than its `undo`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,6 @@ KEPT_DAYS = 14  # that objects stay which no snapshot of today needs
 IDLE_DAYS = 60  # that the repository of a workspace stays in which nobody works
 BULK = 100  # new files from which on they go into one pack instead of a file each
 AT_ONCE = 50  # contents that are held in memory at a time
-BROKEN = 20  # files that git cannot take, in one snapshot
 DAY = 86_400.0
 
 CONFIG = """[core]
@@ -94,7 +93,6 @@ CONFIG = """[core]
 ATTRIBUTES = "* -text -ident !eol !filter !working-tree-encoding !diff !merge\n"  # these win over every .gitattributes
 OUTSIDE = "What was done outside of the workspace, to ignored files or in git itself stays as it is."
 ID = re.compile(r"[0-9a-f]{40,64}")
-UNFIT = re.compile(rb"fatal: Unable to process path (.*?)\n?\Z", re.S)
 REPOSITORY = "040000"  # how a folder that is a repository of its own is known among the files that are left out
 
 Entry = tuple[str, str]  # mode and id of a file, as git has them
@@ -105,11 +103,16 @@ class SnapshotError(CoderError):
     """A snapshot could not be taken or read; the text is for a person."""
 
 
+class TooLong(SnapshotError):
+    """It was not done in the seconds there were."""
+
+
 class GitFailed(SnapshotError):
     """git ended with an error; `said` is what it wrote about it."""
 
     def __init__(self, said: bytes) -> None:
-        super().__init__(f"git says: {escaped(said.decode('utf-8', 'replace').strip().partition(chr(10))[0])[:300]}")
+        line = said.decode("utf-8", "replace").strip().partition("\n")[0]
+        super().__init__(f"git says: {escaped(line).rstrip('.')[:300]}")
         self.said = said
 
 
@@ -247,7 +250,7 @@ class Git:
             except subprocess.TimeoutExpired:
                 self.abort.check()
             if time.monotonic() > self.deadline:
-                raise SnapshotError("it takes too long in this workspace")
+                raise TooLong("it takes too long in this workspace")
 
     def changes(self, before: str, after: str) -> dict[str, Pair]:
         """The files that differ between two trees."""
@@ -265,13 +268,17 @@ class Git:
 
     def contents(self, ids: Sequence[str]) -> list[bytes]:
         """The contents of files."""
-        data, found = self("cat-file", "--batch", given="\n".join([*ids, ""]).encode()), list[bytes]()
+        data, at, found = self("cat-file", "--batch", given="\n".join([*ids, ""]).encode()), 0, list[bytes]()
         for _ in ids:
-            head, _, data = data.partition(b"\n")
-            size = int(head.split(b" ")[2])
-            found.append(data[:size])
-            data = data[size + 1:]
+            begin = data.index(b"\n", at) + 1
+            end = begin + int(data[at:begin].split(b" ")[2])
+            found.append(data[begin:end])
+            at = end + 1
         return found
+
+    def keep(self, *trees: str) -> None:
+        """Count these as new, with all that is in them, when old objects are thrown away."""
+        self("mktree", "-z", given=_listed(f"040000 tree {tree}\t{number}" for number, tree in enumerate(trees)))
 
     def missing(self, ids: Sequence[str]) -> bool:
         return b" missing\n" in self("cat-file", "--batch-check", given="\n".join([*ids, ""]).encode())
@@ -301,10 +308,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 class Shadow:
     """The repository of one workspace."""
 
-    def __init__(self, workspace: Path, data: Path) -> None:
+    def __init__(self, workspace: Path, data: Path, max_files: int) -> None:
         self.workspace = Path(os.path.realpath(workspace))
         self.data = Path(os.path.realpath(data))
         self.folder = self.data / "snapshots" / hashlib.sha256(os.fsencode(self.workspace)).hexdigest()[:32]
+        self.max_files = max_files
         self.program = _program(self.workspace)
         self.root, self.prefix = self.workspace, ""  # where paths count from, and the workspace in it: "" or "a/b/"
         self._git: list[str] = []
@@ -325,7 +333,7 @@ class Shadow:
         try:
             while not _locked(lock):
                 if time.monotonic() > deadline:
-                    raise SnapshotError("another process keeps the snapshots of this workspace busy")
+                    raise TooLong("another process keeps the snapshots of this workspace busy")
                 abort.wait(0.01)
             os.utime(lock)  # somebody works here
             for left in self.folder.glob("*.lock"):  # by a git that was killed: one that lives would have the lock
@@ -349,7 +357,7 @@ class Shadow:
         _put(self.folder / "HEAD", b"ref: refs/heads/none\n")
         self.root, self.prefix = _top(self.workspace), ""
         self._git = [self.program]
-        self._seen = None
+        self._tree = ""
 
     def _read_rules(self, git: Git) -> None:
         """What the user ignores: in the repository's own list, and everywhere. Ours is the data folder."""
@@ -379,7 +387,7 @@ class Shadow:
         return _clean(environment()) | {
             "GIT_DIR": str(self.folder), "GIT_WORK_TREE": str(self.root), "GIT_INDEX_FILE": str(self.index), "HOME": str(self.folder),
             "XDG_CONFIG_HOME": str(self.folder), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_SYSTEM": "/dev/null",
-            "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_ATTR_NOSYSTEM": "1", "GIT_LITERAL_PATHSPECS": "1", "GIT_NO_REPLACE_OBJECTS": "1",
+            "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_ATTR_NOSYSTEM": "1", "GIT_NO_REPLACE_OBJECTS": "1",
             "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
     # -- the workspace as it is
@@ -390,22 +398,23 @@ class Shadow:
             return self._look(git)
         except GitFailed:
             self.index.unlink(missing_ok=True)
-            self._seen = None
+            self._tree = ""
             return self._look(git)
 
     def _look(self, git: Git) -> State:
-        listing = _names(git("ls-files", "-z", "-t", "--others", "--modified", "--deleted", "--exclude-standard", *self._here()))
-        add, remove, left_out = self._sorted(listing)
-        if self._count() + len(add) > MAX_FILES:
-            raise SnapshotError(f"it has more than {MAX_FILES:,} files")
-        if add or remove or self._seen != _signature(self.index):
-            self._update(git, add, remove, left_out)
+        add, remove, left_out = self._sorted(self._list(git, "-t", "--modified", "--deleted"))
+        if self._count() + len(add) > self.max_files:
+            raise SnapshotError(f"the workspace has more than {self.max_files:,} files")
+        if add or remove or not self._tree or self._seen != _signature(self.index):
+            self._update(git, add, remove)
             self._tree = git("write-tree", *([f"--prefix={self.prefix}"] if self.prefix and self._count() else [])).decode().strip()
             self._seen = _signature(self.index)
         return State(self._tree, self._folders(git), {self._inner(path): what for path, what in left_out.items()})
 
-    def _here(self) -> list[str]:
-        return ["--", self.prefix.rstrip("/")] if self.prefix else []
+    def _list(self, git: Git, *options: str) -> list[str]:
+        """Files of the workspace that are not in the index and not ignored, and what the options add."""
+        here = ["--", self.prefix.rstrip("/")] if self.prefix else []
+        return _names(git("--literal-pathspecs", "ls-files", "-z", "--others", "--exclude-standard", *options, *here))
 
     def _inner(self, path: str) -> str:
         return path.removeprefix(self.prefix)
@@ -415,7 +424,7 @@ class Shadow:
         add, remove, left_out = set[str](), set[str](), dict[str, str]()
         real = _Real(self.root)
         for tag, path in ((line[0], line[2:]) for line in listing):
-            if path.endswith("/") or ".git" in path.lower().split("/"):
+            if path.endswith("/"):
                 left_out[path] = REPOSITORY
             elif (info := real.stat(path)) is None or not (stat.S_ISLNK(info.st_mode) or stat.S_ISREG(info.st_mode)):
                 remove |= {path} if tag != "?" else set()
@@ -426,28 +435,16 @@ class Shadow:
                 add.add(path)
         return sorted(add), sorted(remove), left_out
 
-    def _update(self, git: Git, add: Sequence[str], remove: Sequence[str], left_out: dict[str, str]) -> None:
-        """Bring the index up to date. A file that git does not take is left out."""
+    def _update(self, git: Git, add: Sequence[str], remove: Sequence[str]) -> None:
+        """Bring the index up to date. git passes over names that it has for itself (.GIT)."""
         if remove:
             git("update-index", "--force-remove", "-z", "--stdin", given=_listed(remove))
         bulk = ["-c", "core.bigFileThreshold=1"] if len(add) > BULK else []
-        chosen = list(add)
-        while True:
-            try:
-                git(*bulk, "update-index", "-q", "--refresh", "--add", "--remove", "--replace", "-z", "--stdin", given=_listed(chosen),
-                    codes=(0, 1))
-                return
-            except GitFailed as failed:
-                unfit = UNFIT.search(failed.said)
-                path = os.fsdecode(unfit[1]) if unfit else ""
-                if path not in chosen or len(add) - len(chosen) >= BROKEN:
-                    raise
-                chosen.remove(path)
-                left_out[path] = "unfit"
+        git(*bulk, "update-index", "-q", "--refresh", "--add", "--remove", "--replace", "-z", "--stdin", given=_listed(add), codes=(0, 1))
 
     def _folders(self, git: Git) -> frozenset[str]:
         """The folders that hold nothing but folders."""
-        listed = _names(git("ls-files", "-z", "--others", "--directory", "--exclude-standard", *self._here()))
+        listed = self._list(git, "--directory")
         found = (folder for name in listed if name.endswith("/") for folder in _bare(self.root / name))
         inner = (os.path.relpath(folder, self.workspace) for folder in itertools.islice(found, MAX_FOLDERS))
         return frozenset(folder for folder in inner if folder != ".")
@@ -461,10 +458,12 @@ class Shadow:
     # -- what differs
 
     def lost(self, git: Git, before: State, after: State) -> list[str]:
-        """The paths that differ and whose contents, before or after, are not kept."""
+        """The paths that differ and whose contents, before or after, are not kept. The trees are kept from now on."""
         paths = before.left_out.keys() | after.left_out.keys()
         lost = {path for path in paths if before.left_out.get(path) != after.left_out.get(path)}
         changes = git.changes(before.tree, after.tree)
+        if changes:
+            git.keep(before.tree, after.tree)
         new = [path for path, (old, _) in changes.items() if old is None]
         hidden = tuple(path for path, what in before.left_out.items() if what == REPOSITORY)
         lost |= {path for path in new if path in before.left_out or path.startswith(hidden)}
@@ -617,8 +616,8 @@ class Writer:
         parts = path.split("/")
         for at in range(1, len(parts)):
             above = "/".join(parts[:at])
-            if _is_other(self.workspace / above) and above not in self.removed:
-                return True
+            if _is_other(self.workspace / above):
+                return above not in self.removed  # what lies behind a link that goes is in nobody's way
         target = self.workspace / path
         if path in self.now or not os.path.lexists(target):
             return False
@@ -662,10 +661,10 @@ class Writer:
         """Folders: those that came with what was removed go, as far as they are empty; those of the goal come."""
         parents = {str(parent) for path in self.removed for parent in Path(path).parents if str(parent) != "."}
         for folder in sorted((parents | self.way.remove) - self.way.make, key=len, reverse=True):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ToolError):
                 os.rmdir(self._checked(folder))
         for folder in sorted(self.way.make):
-            with contextlib.suppress(FileExistsError):
+            with contextlib.suppress(FileExistsError, ToolError):
                 self._checked(folder).mkdir(parents=True)
 
 
@@ -698,17 +697,20 @@ def _link(target: Path, data: bytes) -> None:
 class Snapshots:
     """The runs of a session and what they changed in the workspace; a subscriber of their events.
 
-    `data` is the data folder of the program; the repository is made in it, 0700, when it is first needed. `seconds`: what one
-    snapshot may take. Where it cannot work, `off` says why, and `taken_notices` tells it once. `runs` are the runs of the
-    session, `undone` those that `undo` has taken back, the newest last in both.
+    `data` is the data folder of the program; the repository is made in it, 0700, when it is first needed. `harmless` are the
+    names of tools that change nothing, `seconds` what one snapshot may take, `max_files` how many files it may have. Where it
+    cannot work, `off` says why, and `taken_notices` tells it once. `runs` are the runs of the session, `undone` those that
+    `undo` has taken back, the newest last in both.
     """
 
-    def __init__(self, workspace: Path, data: Path, *, seconds: float = SECONDS) -> None:
+    def __init__(self, workspace: Path, data: Path, *, harmless: Collection[str] = (), seconds: float = SECONDS,
+                 max_files: int = MAX_FILES) -> None:
+        self.harmless = harmless
         self.seconds = seconds
         self.runs: list[RunSnapshot] = []
         self.undone: list[RunSnapshot] = []
         self.off = ""
-        self._shadow = Shadow(workspace, data)
+        self._shadow = Shadow(workspace, data, max_files)
         self._notices: list[Notice] = []
         self._step = 0
         self._before: State | None = None
@@ -738,7 +740,7 @@ class Snapshots:
                 self.runs[-1].message = key_of(message)
             case StepStart(step=step):
                 self._step = step
-            case ToolStart() if not self._used:
+            case ToolStart(name=name) if not self._used and name not in self.harmless:
                 self._used = True
                 with contextlib.suppress(Aborted):
                     self._before = self._look(abort or Abort(), self.seconds)
@@ -751,7 +753,7 @@ class Snapshots:
             return
         before, self._before, self._used = self._before, None, False
         try:
-            after = self._look(Abort() if abort is None or abort.is_set else abort, AFTER_ABORT if abort and abort.is_set else self.seconds)
+            after = self._look(abort or Abort(), self.seconds)
         except Aborted:
             after = self._look(Abort(), AFTER_ABORT)
         if self.runs:
@@ -777,7 +779,8 @@ class Snapshots:
             with self._shadow.turn(abort, seconds) as git:
                 return work(git)
         except (SnapshotError, OSError) as error:
-            self._switch_off(str(error))
+            if not isinstance(error, TooLong) or seconds >= self.seconds:  # in a hurry it may fail, and work the next time
+                self._switch_off(str(error))
             return None
 
     def _switch_off(self, reason: str) -> None:

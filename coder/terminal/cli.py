@@ -322,7 +322,7 @@ def _one_shot(session: Session, prompt: str, arguments: argparse.Namespace) -> i
 def _shown(arguments: argparse.Namespace, limits: tuple[float, float]) -> Iterator[Callable[[Any], None]]:
     """What is done with the events of a one-shot run. `limits`: seconds to the first byte and between two."""
     if arguments.output_format == "stream-json":
-        yield lambda event: _print(json.dumps(event.to_dict(), ensure_ascii=sys.stdout.isatty()))
+        yield lambda event: _print(json.dumps(event.to_dict(), ensure_ascii=sys.stdout.isatty(), default=repr))
         return
     from coder.terminal.asking import Asker
     from coder.terminal.keyboard import Keyboard

@@ -88,7 +88,7 @@ class Commands:
 
     def help(self, argument: str) -> None:
         for name, (text, _) in self.known.items():
-            self.screen.line(f"  /{name:<9} {text}")
+            self.screen.line(f"  /{name:<9} {one_line(text, max(20, self.screen.width - 13))}")
         self.screen.line("  !command  run it here and add its output to the conversation; !!command only runs it")
         self.screen.line("  While it works: a line steers it, +line waits until it is done, a command comes after the run.")
         self.screen.line('  """       begins and ends a text of several lines; so does \\ at the end of a line')

@@ -72,11 +72,17 @@ class Settings:
 
 
 def config_folder() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "coder"
+    return _base("XDG_CONFIG_HOME", ".config") / "coder"
 
 
 def data_folder() -> Path:
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "coder"
+    return _base("XDG_DATA_HOME", ".local/share") / "coder"
+
+
+def _base(name: str, default: str) -> Path:
+    """A relative value counts as none (the XDG base directory specification): it would lie in the folder that is worked in."""
+    given = Path(os.environ.get(name, ""))
+    return given if given.is_absolute() else Path.home() / default
 
 
 def load(cwd: Path, flags: Mapping[str, object] | None = None) -> Settings:

@@ -25,6 +25,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.presses = 0
         self.last = -100.0
+        self._late: list[int] | None = None  # Ctrl+C behind a run whose end is kept
 
     @contextmanager
     def stopping(self, abort: Abort) -> Iterator[None]:
@@ -47,8 +48,24 @@ class Interrupts:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGINT, before[0])
+            signal.signal(signal.SIGINT, before[0] if self._late is None else self._noted)
             signal.signal(signal.SIGALRM, before[1])
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """What follows on a run in here is not broken off: a Ctrl+C that comes then is raised at the end."""
+        before, self._late = signal.getsignal(signal.SIGINT), []
+        try:
+            yield
+        finally:
+            late, self._late = self._late, None
+            signal.signal(signal.SIGINT, before)
+        if late:
+            raise KeyboardInterrupt
+
+    def _noted(self, number: int, frame: FrameType | None) -> None:
+        if self._late is not None:
+            self._late.append(number)
 
 
 @contextmanager

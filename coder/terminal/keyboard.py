@@ -190,12 +190,14 @@ def local_modes(on: str = "", off: str = "") -> Iterator[bool]:
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
 
 
-def modes_again(on: str, off: str) -> None:
-    """Set them again if the terminal is ours and has others: a shell resets them when we come back from Ctrl+Z."""
+def modes_again(on: str, off: str) -> bool:
+    """Set them again if the terminal is ours and has others: a shell resets them when we come back from Ctrl+Z. Was it so?"""
     with contextlib.suppress(OSError, termios.error):
         now = _attributes()
         if now and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp() and _changed(now[3], on, off) != now[3]:
             _set(now, on, off)
+            return True
+    return False
 
 
 def _set(attributes: list[Any], on: str, off: str) -> None:

@@ -10,13 +10,14 @@ import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from coder.abort import Abort
 from coder.features.sessions import Recorder, parts, set_parts
 from coder.features.snapshots import Snapshots, Undone, place
 from coder.features.store import SessionInfo, Store, StoreError, Todo
 from coder.features.titles import Titler
 from coder.history import text_of
 from coder.terminal.session import Session
-from coder.types import Event, Message, MessageStart, Nested, RunEnd, RunStart, ToolEnd
+from coder.types import Aborted, Event, Message, MessageStart, Nested, RunEnd, RunStart, ToolEnd
 
 
 class Memory:
@@ -30,7 +31,7 @@ class Memory:
         self.titler: Titler | None = None
         self.title = ""
         self.recorder: Recorder | None = None
-        self.snapshots = Snapshots(session.cwd, data)
+        self.snapshots = self._no_snapshots()
         self.undone: list[list[Message]] = []  # what undo has taken out of the conversation, the newest last
         self.begin()
         session.subscribers.append(self)
@@ -71,11 +72,15 @@ class Memory:
 
     def _take(self, recorder: Recorder, title: str) -> None:
         self.recorder, self.title = recorder, title
-        self.snapshots = Snapshots(self.session.cwd, self.data)
+        self.snapshots = self._no_snapshots()
         self.undone.clear()
         with contextlib.suppress(ValueError):  # a record of somebody else's making: there is nothing to undo
             self.snapshots.restore(parts(self.store, recorder.session_id, "snapshot"))
         self.session.adopt(recorder.messages, recorder.session_id)
+
+    def _no_snapshots(self) -> Snapshots:
+        harmless = {each.name for each in self.session.tools.tools.values() if each.concurrent} | {"todo"}
+        return Snapshots(self.session.cwd, self.data, harmless=harmless)
 
     def _leave(self) -> None:
         if self.titler:
@@ -91,6 +96,8 @@ class Memory:
         session_id = self.recorder.session_id if self.recorder and kept else ""
         self._named()
         self._leave()
+        with contextlib.suppress(Aborted):
+            self.snapshots.prune(Abort())
         self.store.close()
         return session_id
 

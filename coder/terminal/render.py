@@ -107,6 +107,12 @@ class Renderer:
             case PermissionReplied(answer=answer) if answer != "no":
                 self._pause(self._under_way())
                 self.screen.restart_clock()
+            case _:
+                self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        """What is no step of the work itself."""
+        match event:
             case DoomLoop():
                 self._quiet()
             case Nested(agent="compaction", event=RunStart()):

@@ -41,6 +41,7 @@ class Repl:
         session.hooks.hooks.append(self.typeahead)
         keyboard.paused = self.typeahead.paused
         keyboard.stopped_run = lambda: session.interrupts.last
+        self.waiting: list[str] = []  # entries still to be done
         self.commands = Commands(self)
         self.tell()
 
@@ -58,11 +59,18 @@ class Repl:
 
     def take(self, text: str) -> None:
         """Do what an entry says, and then what was entered meanwhile. Raises Leave."""
-        entries = [text]
-        while entries:
-            entries += self._do(entries.pop(0))
-            if entries:
-                self.screen.line(f"> {clean(entries[0])}", "bold")
+        self.waiting, presses = [text], self.session.interrupts
+        try:
+            while self.waiting:
+                presses.presses = 0
+                self.waiting += self._do(self.waiting.pop(0))
+                if presses.presses:
+                    return  # who stops one does not want the next
+                if self.waiting:
+                    self.screen.line(f"> {clean(self.waiting[0])}", "bold")
+        finally:
+            self.keyboard.early = "".join(f"{entry} " for entry in self.waiting) + self.keyboard.early
+            self.waiting = []
 
     def _do(self, text: str) -> list[str]:
         """Do one; the entries that came of it."""
@@ -75,21 +83,22 @@ class Repl:
         elif text in ("exit", "quit"):
             raise Leave(0)
         elif text:
-            return self._ask_model(text)
+            self._ask_model(text)
         return []
 
-    def _ask_model(self, text: str) -> list[str]:
-        """One run. Returns what was entered during it and is to be done now; where it did not end well, that stands at the prompt."""
+    def _ask_model(self, text: str) -> None:
+        """One run. What was entered during it is to be done next; where the run did not end well, it stands at the prompt."""
         ended_well, keys = False, self.typeahead
-        with self.hard_stop(), keys.listening():
-            ended_well = self.session.run(text.strip(), self.show).stop_reason == "stop"
-        self.memory.settle()
-        self.keyboard.remember(keys.entered)
-        left = keys.left()
-        if not ended_well:
-            self.keyboard.early += "".join(f"{line} " for line in left)
-        self.keyboard.early = (self.keyboard.early + keys.unfinished()).replace("\n", " ")
-        return left if ended_well else []
+        with self.session.interrupts.kept():
+            with self.hard_stop(), keys.listening():
+                ended_well = self.session.run(text.strip(), self.show).stop_reason == "stop"
+            self.memory.settle()
+            self.keyboard.remember(keys.entered)
+            left = keys.left()
+            if not ended_well:
+                self.keyboard.early += "".join(f"{line} " for line in left)
+            self.keyboard.early = (self.keyboard.early + keys.unfinished()).replace("\n", " ")
+            self.waiting += left if ended_well else []
 
     @contextlib.contextmanager
     def hard_stop(self) -> Iterator[None]:

@@ -206,7 +206,9 @@ class Screen:
             self._painted = "line" if self.at_start else "behind"
 
     def _waited_for(self, now: float, room: int) -> str:
-        """The label with its spinner and the seconds."""
+        """The label with its spinner and the seconds; nothing where there is no room for it."""
+        if room < 10:
+            return ""
         spinner = SPINNER[int(now / FRAME) % len(SPINNER)]
         long, short = self._seconds(now)
         seconds = long if len(long) + 12 < room else short
@@ -222,9 +224,10 @@ class Screen:
 
     def _wipe(self) -> None:
         if self._painted:
-            self.stream.write("\r\x1b[K" if self._painted == "line" else "\x1b[K")
-            self.stream.flush()
-            self._painted = ""
+            painted, self._painted = self._painted, ""
+            with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+                self.stream.write("\r\x1b[K" if painted == "line" else "\x1b[K")
+                self.stream.flush()
 
 
 def _columns(text: str, start: int) -> int:

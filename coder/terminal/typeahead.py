@@ -19,18 +19,22 @@ from collections.abc import Iterator
 
 from coder.features.agent import Queue
 from coder.history import text_of, user
+from coder.terminal.interrupts import held
 from coder.terminal.keyboard import local_modes, modes_again
 from coder.terminal.screen import Screen, clean
 from coder.types import Hooks, Message
 
 COMMAND = re.compile(r"/([a-z?]*)(\s.*)?", re.S)  # (name, argument); /home/me/x.py is none
+MARK_PASTES, MARK_NONE = "\x1b[?2004h", "\x1b[?2004l"
 LOOK = 1.0  # seconds between two looks at the terminal's modes, which a shell resets after Ctrl+Z
 
 
 class Line:
     """The line under way, from bytes. It knows backspace, Ctrl+U, Ctrl+W, a backslash at the end, and pasting."""
 
-    TOKEN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|\x1b(?=[^\[O])|[^\x1b]", re.S)  # a key, or what a terminal sends for one
+    # What a terminal sends for a key, or as an answer: CSI, the Linux console's function keys, SS3, and OSC, DCS and the like.
+    SEQUENCE = re.compile(r"\x1b(?:\[\[.|\[[0-?]*[ -/]*[@-~]|O[ -~]|[\]PX^_][^\x07\x1b\r\n]{0,300}(?:\x07|\x1b\\))")
+    BEGUN = re.compile(r"\x1b(?:\[\[?|\[[0-?]*[ -/]*|O|[\]PX^_][^\x07\x1b\r\n]{0,300}\x1b?)?")
 
     def __init__(self) -> None:
         self.text = ""
@@ -42,9 +46,11 @@ class Line:
         """Take bytes; the lines that Enter has ended."""
         self._rest += self._decoder.decode(data)
         ended: list[str] = []
-        while token := self.TOKEN.match(self._rest):
-            self._rest = self._rest[token.end():]
-            if self._key(token[0]):
+        while self._rest and not self.BEGUN.fullmatch(self._rest):
+            sequence = self.SEQUENCE.match(self._rest)
+            key = sequence[0] if sequence else self._rest[0]  # an ESC that begins no sequence is a key without a meaning
+            self._rest = self._rest[len(key):]
+            if self._key(key):
                 ended.append(self.text)
                 self.text = ""
         return ended
@@ -86,8 +92,8 @@ class TypeAhead(Hooks):
     def listening(self) -> Iterator[None]:
         """While inside, keys are taken one by one; nothing where there is no terminal."""
         self.entered.clear()
-        self._start()
         try:
+            self._start()
             yield
         finally:
             self._stop()
@@ -104,7 +110,7 @@ class TypeAhead(Hooks):
                 self._start()
 
     def _start(self) -> None:
-        with contextlib.ExitStack() as opening:
+        with held(), contextlib.ExitStack() as opening:
             if not opening.enter_context(local_modes(on="NOFLSH", off="ICANON ECHO")):
                 return
             opening.enter_context(_pasting_marked())
@@ -119,10 +125,11 @@ class TypeAhead(Hooks):
         self._show()
 
     def _stop(self) -> None:
-        stack, self._open = self._open, None
-        if stack:
-            stack.close()
-            self.screen.beside("")
+        with held():
+            stack, self._open = self._open, None
+            if stack:
+                stack.close()
+                self.screen.beside("")
 
     def _listen(self, fd: int, awake: int) -> None:
         with selectors.DefaultSelector() as keys:
@@ -133,7 +140,8 @@ class TypeAhead(Hooks):
                 if awake in ready:
                     return
                 if not ready:
-                    modes_again(on="NOFLSH", off="ICANON ECHO")
+                    if modes_again(on="NOFLSH", off="ICANON ECHO"):
+                        _say(MARK_PASTES)
                     continue
                 try:
                     data = os.read(fd, 4096)
@@ -159,8 +167,8 @@ class TypeAhead(Hooks):
             self.steering.put(_queued(line))
 
     def _show(self) -> None:
-        waiting = len(self.steering) + len(self.follow_ups) + len(self.later)
-        newest = f"queued{f' ({waiting})' if waiting > 1 else ''}: {self.entered[-1]}" if waiting else ""
+        waiting = [*map(text_of, (*self.steering, *self.follow_ups)), *self.later]
+        newest = f"queued{f' ({len(waiting)})' if len(waiting) > 1 else ''}: {waiting[0]}" if waiting else ""
         typed = f"> {self.line.text}" if self.line.text else ""
         self.screen.beside(clean("  ".join(filter(None, [newest, typed])).replace("\n", "⏎")))
 
@@ -205,11 +213,14 @@ def _emptied(queue: Queue) -> Iterator[Message]:
 @contextlib.contextmanager
 def _pasting_marked() -> Iterator[None]:
     """While inside, the terminal marks what is pasted, so that a newline in it is no Enter."""
-    sys.stdout.write("\x1b[?2004h")
-    sys.stdout.flush()
+    _say(MARK_PASTES)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.write("\x1b[?2004l")
-            sys.stdout.flush()
+        _say(MARK_NONE)
+
+
+def _say(sequence: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+        sys.stdout.write(sequence)
+        sys.stdout.flush()
