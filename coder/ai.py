@@ -107,7 +107,10 @@ class ChatModel:
 
     def _without_key(self, text: str, request: Request) -> str:
         """A server's text, which may repeat the key that it was sent."""
-        key = request.api_key or self.endpoint.api_key or ""
+        try:
+            key = self.endpoint.key_for(request.api_key)
+        except ModelError:  # one that no header can carry was never sent
+            return text
         return text.replace(key, "***") if len(key) > 7 else text
 
     def _answer(self, data: bytes, request: Request, assembler: Assembler, abort: Abort) -> Generator[Event, None, Completion]:

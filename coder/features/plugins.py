@@ -6,8 +6,9 @@
         api.add_command("umbrella", umbrella, "do I need one?")
         api.subscribe(log)
 
-A plugin is code of the user's with all of the user's rights. One that is broken is told of and left out, whole; one whose
-hook fails later is told of by its guard. Nothing is loaded from the folder that is worked in.
+A plugin is code of the user's with all of the user's rights. One that is broken, or that others could have written (trust.py),
+is told of and left out, whole; one whose hook fails later is told of by its guard. Nothing is loaded from the folder that is
+worked in.
 
 What it leaves out: permissions of a plugin's tools, which ask with `ctx.ask` like any other; and reloading.
 """
@@ -15,15 +16,19 @@ What it leaves out: permissions of a plugin's tools, which ask with `ctx.ask` li
 from __future__ import annotations
 
 import importlib.util
-import stat
+import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from coder.features.hooks import Guard
+from coder.features.trust import check_trusted
 from coder.tools import Tool, tool_of
 from coder.types import Event, Hooks
 
@@ -92,10 +97,14 @@ class Plugins:
     problems: list[str] = field(default_factory=list)
 
     def add(self, api: PluginApi) -> None:
-        self.tools += api.tools
-        self.hooks += api.hooks
-        self.commands += api.commands
-        self.subscribers += api.subscribers
+        """All that a plugin registered. Raises TypeError, and adds nothing, where it has put something else into the lists."""
+        kinds: dict[str, Any] = {"tools": Tool, "hooks": Hooks, "commands": Command, "subscribers": Callable}
+        for name, kind in kinds.items():
+            given = getattr(api, name)
+            if not (isinstance(given, list) and all(isinstance(each, kind) for each in given)):
+                raise TypeError(f"api.{name} is no list of {name} any more")
+        for name in kinds:
+            getattr(self, name).extend(getattr(api, name))
         self.names.append(api.name)
 
     def taken_problems(self) -> list[str]:
@@ -120,14 +129,36 @@ def load_plugins(folder: Path, taken: Collection[str] = ()) -> Plugins:
     for name, found in [*_files(folder), *_installed()]:
         in_use = {*taken, *(tool.name for tool in loaded.tools), *(f"/{command.name}" for command in loaded.commands)}
         api = PluginApi(name, in_use)
-        try:
-            setup = found()
-            setup(api)
-        except (Exception, SystemExit) as error:  # whatever somebody's code raises
-            loaded.problems.append(f"The plugin {name} is left out: {type(error).__name__}: {error}")
-        else:
-            loaded.add(api)
+        with _signals() as came:
+            try:
+                setup = found()
+                setup(api)
+                loaded.add(api)
+            except (Exception, SystemExit, KeyboardInterrupt) as error:  # whatever somebody's code raises
+                if came:  # it is not the plugin that wants to end
+                    raise
+                loaded.problems.append(f"The plugin {name} is left out: {type(error).__name__}: {error}")
     return loaded
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The signals that come inside; they do what they did before."""
+    came = list[int]()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        before[number](number, frame)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    before: dict[int, Any] = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    try:
+        for number in before:
+            signal.signal(number, note)
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Callable[[], Setup]]]:
@@ -137,8 +168,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Callable[[], Setup]]]:
 
 def _setup_of(path: Path) -> Setup:
     """Run the file as a module of its own and give its setup()."""
-    if path.stat().st_mode & stat.S_IWOTH:
-        raise PermissionError("anybody may write to this file")
+    check_trusted(path)
     name = f"coder_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader

@@ -43,9 +43,9 @@ from typing import Any
 from coder.address import shown_url
 from coder.ai import ChatModel
 from coder.features.hooks import NAMES, HookChain, has
+from coder.features.trace_file import FORMAT
 from coder.types import Event, Hooks, ModelError, Nested, Notice, ReasoningDelta, Request, RunResult, TextDelta, ToolCallDelta, settle
 
-FORMAT = 1
 DELTAS = (TextDelta, ReasoningDelta, ToolCallDelta)
 LEAST_KEY = 8  # characters; what is shorter is no secret but "none" or "ollama"
 SECRET = re.compile(r"auth|key|token|secret|cookie", re.I)  # headers of the user's whose values are not written
@@ -66,7 +66,7 @@ class Trace:
 
     def __init__(self, path: str | Path) -> None:
         self.failure = ""
-        self._keys: set[bytes] = set()
+        self._keys: dict[str, re.Pattern[bytes]] = {}
         self._numbers = count(1)  # of the requests
         self._id = secrets.token_hex(4)
         self._start = time.monotonic()
@@ -81,9 +81,9 @@ class Trace:
 
     def close(self) -> None:
         """Write no more."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        file, self._file = self._file, -1  # first, so that nobody writes to a number that is another file's by now
+        if file >= 0:
+            os.close(file)
 
     # -- where it looks
 
@@ -126,11 +126,10 @@ class Trace:
         return HookChain(*(self.hooks(each) if isinstance(each, HookChain) else TimedHooks(each, self) for each in members))
 
     def hide(self, key: str | None) -> None:
-        """Write *** wherever this occurs, also inside of JSON and of JSON inside of JSON."""
-        for _ in range(3 if key and len(key) >= LEAST_KEY else 0):
-            assert key
-            self._keys.add(key.encode("utf-8", "backslashreplace"))
-            key = json.dumps(key, ensure_ascii=False)[1:-1]
+        """Write *** wherever this occurs, also inside of JSON and of JSON inside of JSON, whoever wrote that."""
+        if key and len(key) >= LEAST_KEY and key not in self._keys:
+            longest_first = sorted([*self._keys, key], key=len, reverse=True)
+            self._keys = {each: self._keys.get(each) or spellings(each) for each in longest_first}
 
     # -- what it writes
 
@@ -190,9 +189,20 @@ class Trace:
             self.failure = error.strerror or str(error)
 
     def _without_keys(self, data: bytes) -> bytes:
-        for key in sorted(self._keys, key=len, reverse=True):
-            data = data.replace(key, b"***")
+        for pattern in self._keys.values():
+            data = pattern.sub(b"***", data)
         return data
+
+
+def spellings(text: str) -> re.Pattern[bytes]:
+    """A text in the bytes of JSON, as any encoder may write it: PHP's has \\/ for /, Go's \\u0026 for &, Gson's \\u003d for =;
+    JSON inside of JSON has more backslashes. No encoder escapes letters and digits."""
+    parts = [] if re.match("[A-Za-z0-9]", text) else [r"(?<!\\)"]  # a run of backslashes is tried once, as a whole
+    for piece in re.findall(r"[A-Za-z0-9]+|\\+|.", text, re.S):
+        units = r"\\++u".join(piece.encode("utf-16-be", "surrogatepass").hex(" ", 2).split())
+        other = r"\\++" if piece[0] == "\\" else rf"\\*+(?:{re.escape(piece)}|u(?i:{units}))"
+        parts.append(piece if re.fullmatch(r"[A-Za-z0-9]+", piece) else other)
+    return re.compile("".join(parts).encode("utf-8", "backslashreplace"))
 
 
 def _opened(path: str | Path) -> int:

@@ -4,7 +4,10 @@
         for step in run.steps:
             print(step.number, step.figures.own)
 
-What it leaves out: writing (trace.py, which tells what the lines are) and showing (trace_page.py, terminal/trace_table.py).
+Both ways to show one use the words at its end: what the columns are called and mean, and how their numbers are written.
+
+What it leaves out: writing (trace.py, which tells what the lines are), the page (trace_page.py), the table on the terminal
+(terminal/trace_table.py).
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from typing import Any, Literal
 
 from coder.types import CoderError, Message
 
-FORMAT = 1
+FORMAT = 1  # of the lines; trace.py writes it
+MOST_SECONDS = 1e9  # thirty years: no run takes longer
+MOST = 10**12  # bytes, tokens, steps
 Record = dict[str, Any]
 Kind = Literal["waits", "hooks", "model", "tools", "own"]
 KINDS: tuple[Kind, ...] = ("waits", "hooks", "model", "tools", "own")  # where two overlap, the first has the time
@@ -124,7 +129,7 @@ class Step:
         return Figures(
             messages=len(last.messages) if last else 0, new=len(last.messages) - asked[0].before if last else 0,
             size=sum(each.size for each in asked), same=min((each.same for each in asked if each.same is not None), default=None),
-            input=int(usage.get("input", 0)), cached=int(usage.get("cached", 0)), output=int(usage.get("output", 0)),
+            input=_count(usage.get("input", 0)), cached=_count(usage.get("cached", 0)), output=_count(usage.get("output", 0)),
             first=last.first if last else None, seconds=shares(self.spans, self.start, self.end), wall=self.end - self.start,
             retries=len(self.of("retry")), finish=str(end.get("finish_reason", "")),
             called=[str(record["name"]) for record in self.of("tool_start")])
@@ -197,7 +202,7 @@ def understood() -> Iterator[None]:
     """Inside, a trace is looked at. Raises TraceError where it holds what no trace of ours does."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise TraceError(f"it holds what is no line of a trace ({type(error).__name__}: {error})"[:200]) from error
 
 
@@ -231,8 +236,20 @@ def _record(line: bytes) -> Record | None:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    proper = isinstance(value, dict) and isinstance(value.get("t"), int | float) and isinstance(value.get("type"), str)
-    return value if proper and isinstance(value.get("of"), str) else None
+    proper = isinstance(value, dict) and isinstance(value.get("type"), str) and isinstance(value.get("of"), str)
+    return value if proper and _is_time(value.get("t")) and _is_time(value.get("seconds", 0)) else None
+
+
+def _is_time(value: Any) -> bool:
+    """Is this a number of seconds? NaN is none, and neither is what no clock shows."""
+    return isinstance(value, int | float) and 0 <= value <= MOST_SECONDS
+
+
+def _count(value: Any) -> int:
+    """A number of bytes, tokens or steps. Raises ValueError, TypeError or OverflowError where it is none that can be meant."""
+    if not 0 <= int(value) <= MOST:
+        raise ValueError(f"{value!r:.40} is no number of anything")
+    return int(value)
 
 
 def _begins(record: Record | None) -> bool:
@@ -251,7 +268,8 @@ def _exchanges(records: list[Record]) -> dict[int, Exchange]:
         kind, exchange = record["type"], found.get(record.get("n", 0))
         running += (kind == "tool_start") - (kind == "tool_end")
         if kind == "request":
-            exchange = found[record["n"]] = Exchange(record["n"], record["t"], record["body"], record["bytes"], nested=running > 0)
+            number, size = _count(record["n"]), _count(record["bytes"])
+            exchange = found[record["n"]] = Exchange(number, record["t"], record["body"], size, nested=running > 0)
             if not exchange.nested:
                 _compare(exchange, previous)
                 previous = exchange
@@ -307,7 +325,7 @@ def _steps(records: list[Record], exchanges: dict[int, Exchange]) -> Iterator[St
     for start, end in pairwise([*starts, len(records)]):
         own = records[start:end]
         last = next((record for record in own if record["type"] == "step_end"), own[-1])
-        yield Step(own[0]["step"], own[0]["t"], last["t"], own,
+        yield Step(_count(own[0]["step"]), own[0]["t"], last["t"], own,
                    [exchanges[record["n"]] for record in own if record["type"] == "request"])
 
 
@@ -323,7 +341,7 @@ def _spans(step: Step) -> Iterator[Span]:
         yield Span("waits", record["t"] - record["seconds"], record["t"], f"a person's answer to {record['to']}")
     for record in step.of("retry"):
         again = (each["t"] for each in step.of("status") if each["t"] >= record["t"] and each["status"] == "busy")
-        yield Span("waits", record["t"], next(again, step.end), f"before attempt {record['attempt'] + 1}")
+        yield Span("waits", record["t"], next(again, step.end), f"before attempt {_count(record['attempt']) + 1}")
     ends = {record["id"]: record["t"] for record in step.of("tool_end")}
     for record in step.of("tool_start"):
         yield Span("tools", record["t"], ends.get(record["id"], step.end), str(record["title"] or record["name"]))
@@ -360,8 +378,9 @@ COLUMNS: dict[str, Callable[[Figures], str]] = {
     "called": lambda f: counted(f.called),
 }
 MEANING = ("messages: of the request, and how many more than the step before · same: how much of that step's messages begins this "
-           "request unchanged, which is what a provider's cache can hold · in, cached, out: tokens · first byte, model, tools, "
-           "hooks, waits (for another attempt, for a person) and our own work: seconds, which add up")
+           "request unchanged, which is what a provider's cache can hold · in, cached, out: tokens · first: seconds to the first "
+           "byte of the answer · model, tools, hooks, waits (for another attempt, for a person) and own (this program's work): "
+           "seconds, which add up")
 
 
 def short(number: int) -> str:

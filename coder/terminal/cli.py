@@ -189,7 +189,9 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
     session = _made(settings, arguments, can_ask=arguments.can_ask)
     memory = _remembered(session, arguments)
     try:
-        return _one_shot(session, prompt, arguments)
+        code = _one_shot(session, prompt, arguments)
+        memory.settle()
+        return code or int(bool(memory.problem))
     finally:
         memory.close()
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast, get_args
 
 from coder.abort import Abort
+from coder.features.git import SnapshotError
 from coder.features.instructions import INIT
 from coder.features.plugins import Command as PluginCommand
-from coder.features.snapshots import SnapshotError, Undone
+from coder.features.snapshots import Undone
 from coder.features.store import SessionInfo, StoreError
 from coder.features.titles import summary_of
 from coder.history import text_of

@@ -17,7 +17,7 @@ from coder.features.store import SessionInfo, Store, StoreError, Todo
 from coder.features.titles import Titler
 from coder.history import text_of
 from coder.terminal.session import Session
-from coder.types import Aborted, Event, Message, MessageStart, Nested, RunEnd, RunStart, ToolEnd
+from coder.types import Aborted, Event, Message, MessageStart, RunEnd, RunStart, ToolEnd
 
 
 class Memory:
@@ -90,6 +90,11 @@ class Memory:
             self.recorder.close()
             self.recorder = None
 
+    @property
+    def problem(self) -> str:
+        """Why the conversation is not saved; "" where it is."""
+        return self.recorder.problem if self.recorder else "The conversation is not saved."
+
     def close(self) -> str:
         """The end; returns the id with which the session can be taken up, "" where nothing was said or nothing is kept."""
         kept = self.recorder and self.session.messages and not self.recorder.problem and not self.store.in_memory
@@ -102,9 +107,10 @@ class Memory:
         return session_id
 
     def settle(self) -> None:
-        """Behind a run, however it ended: keep which states of the files belong to it."""
+        """Behind a run, however it ended: keep how the history was repaired, and which states of the files belong to it."""
         self.snapshots.finish()
         if recorder := self.recorder:
+            recorder.sync()
             self._quietly(lambda: set_parts(self.store, recorder.session_id, "snapshot", self.snapshots.records()))
 
     def undo(self) -> Undone:
@@ -144,8 +150,6 @@ class Memory:
             self.undone.clear()
         elif isinstance(event, RunEnd):
             self.settle()
-        elif isinstance(event, Nested) and isinstance(end := event.event, RunEnd):
-            self._quietly(lambda: self.store.add_usage(self.session.session_id, end.usage))
         if isinstance(event, MessageStart) and event.message.get("role") == "user":
             self._call_it(event.message)
         elif isinstance(event, ToolEnd) and "todo" in event.result.details:

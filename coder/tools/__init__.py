@@ -13,7 +13,7 @@ The JSON schema comes from the signature, the descriptions from the docstring (`
 annotated `ToolContext` is filled in by us and not shown to the model. A tool may be a generator: what it yields is
 shown while it works, what it returns is the result.
 
-What it leaves out: the built-in tools (the files beside this one), permissions (hooks), cutting the output (loop.py).
+What it leaves out: the built-in tools (the files beside this one), permissions (hooks), cutting the output (executor.py).
 """
 
 from __future__ import annotations
