@@ -234,6 +234,15 @@ def test_the_folders_follow_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config_folder(), data_folder()) == (Path("/c/coder"), Path("/d/coder"))
 
 
+@pytest.mark.parametrize("value", [".config", ".", "./c", "..", "~/c", ""])
+def test_a_folder_that_is_named_relatively_counts_as_not_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """The XDG base directory specification: such a value is invalid and ignored. It would lie in the folder that is worked in."""
+    monkeypatch.setenv("HOME", "/h")
+    monkeypatch.setenv("XDG_CONFIG_HOME", value)
+    monkeypatch.setenv("XDG_DATA_HOME", value)
+    assert (config_folder(), data_folder()) == (Path("/h/.config/coder"), Path("/h/.local/share/coder"))
+
+
 # ---- numbers ---------------------------------------------------------------------------------------------
 
 NUMBERS = [name for name in FIELDS if name != "OPENAI_MODEL"]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from coder.features.command_hooks import HooksError, command_hooks
 from coder.features.hooks import HookChain
 from coder.features.plugins import Plugins, load_plugins
 from coder.features.scripted import Reply
 from coder.types import RunEnd, RunStart, Usage
 from tests.harness import ask, serve
-from tests.terminal import OneShot, Terminal
+from tests.terminal import OneShot, Terminal, until
 
 WHOLE = '''
 from dataclasses import dataclass
@@ -65,6 +67,9 @@ def test_there_is_nothing_where_there_is_no_folder(tmp_path: Path) -> None:
     assert load_plugins(tmp_path / "none") == Plugins()
 
 
+FINE = "def fine() -> str:\n    '''F.'''\n    return ''\n"
+
+
 @pytest.mark.parametrize(("text", "said"), [
     ("import nothing_like_this", "ModuleNotFoundError: No module named 'nothing_like_this'"), ("def setup(", "SyntaxError"),
     ("x = 1", "AttributeError"), ("def setup(): pass", "TypeError"), ("raise SystemExit(3)", "SystemExit: 3"),
@@ -73,7 +78,11 @@ def test_there_is_nothing_where_there_is_no_folder(tmp_path: Path) -> None:
     ("def setup(api):\n    api.add_command('Two words', print)", "small letters"),
     ("def setup(api):\n    api.add_command('a', print)\n    api.add_command('a', print)", "the name /a is taken"),
     ("def bash() -> str:\n    '''B.'''\n    return ''\ndef setup(api):\n    api.add_tool(bash)", "the name bash is taken"),
-    ("def fine() -> str:\n    '''F.'''\n    return ''\ndef setup(api):\n    api.add_tool(fine)\n    1 / 0", "ZeroDivisionError")])
+    (f"{FINE}def setup(api):\n    api.add_tool(fine)\n    1 / 0", "ZeroDivisionError"), ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ("def setup(api):\n    api.tools = None", "api.tools is no list of tools any more"),
+    (f"{FINE}def setup(api):\n    api.add_tool(fine)\n    api.subscribers = None", "api.subscribers is no list of subscribers any more"),
+    (f"{FINE}def setup(api):\n    api.tools.append(fine)", "api.tools is no list of tools any more"),
+    ("def setup(api):\n    del api.tools", "AttributeError")])
 def test_a_broken_plugin_is_told_of_and_left_out_whole(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "a_broken.py").write_text(text)
     (tmp_path / "b_weather.py").write_text(WHOLE)
@@ -88,12 +97,6 @@ def test_a_tool_that_another_plugin_has_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.py").write_text(WHOLE)
     plugins = load_plugins(tmp_path)
     assert plugins.names == ["a.py"] and "the name forecast is taken" in plugins.problems[0]
-
-
-def test_a_file_that_anybody_may_write_to_is_not_run(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("import os\nopen(os.path.dirname(__file__) + '/ran', 'w')\ndef setup(api): pass")
-    (tmp_path / "a.py").chmod(0o666)
-    assert "anybody may write" in load_plugins(tmp_path).problems[0] and not (tmp_path / "ran").exists()
 
 
 def test_a_subscriber_that_fails_is_told_of_once_and_hears_no_more(tmp_path: Path) -> None:
@@ -116,6 +119,74 @@ def test_a_hook_of_a_plugin_is_guarded(tmp_path: Path) -> None:
         events, result = ask(server, tools=plugins.tools, hooks=HookChain(*plugins.hooks))
     assert result.stop_reason == "stop" and "rain" in server.requests[1]["messages"][-1]["content"]
     assert [event.hook for event in events if event.type == "hook_failed"] == ["a.py: Bad"]  # type: ignore[attr-defined]
+
+
+# ---- whose a file is -------------------------------------------------------------------------------------
+
+STRANGER = 54321  # a user and a group that nobody here is
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+
+
+def said_of(folder: Path) -> list[str]:
+    """What is said of the plugins in a folder and of its hooks.json."""
+    said = load_plugins(folder).problems
+    try:
+        assert len(command_hooks(folder / "hooks.json").hooks) == 1
+    except HooksError as error:
+        said.append(str(error))
+    return said
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder with a plugin that leaves a file `ran` above it, and a hooks.json."""
+    folder = tmp_path / "coder"
+    folder.mkdir(mode=0o755)
+    (folder / "a.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef setup(api): pass")
+    (folder / "hooks.json").write_text('{"before_tool_call": [{"command": "true"}]}')
+    for name in ("a.py", "hooks.json"):
+        (folder / name).chmod(0o644)
+    return folder
+
+
+def test_what_only_the_user_may_write_to_is_run(own: Path) -> None:
+    assert said_of(own) == [] and (own.parent / "ran").exists()
+
+
+@pytest.mark.parametrize(("name", "mode"), [("a.py", 0o646), ("hooks.json", 0o602), (".", 0o777), (".", 0o757), (".", 0o1777)])
+def test_a_file_or_a_folder_that_others_may_write_to_is_told_in_a_line_and_not_run(own: Path, name: str, mode: int) -> None:
+    (own / name).chmod(mode)
+    said = said_of(own)
+    assert len(said) == (2 if name == "." else 1) and (own.parent / "ran").exists() == (name == "hooks.json")
+    assert all(f"others may write to {own / name} (chmod go-w mends that)" in line and "\n" not in line for line in said)
+
+
+@as_root
+@pytest.mark.parametrize("name", ["a.py", "hooks.json", "."])
+def test_a_file_or_a_folder_of_somebody_else_is_told_and_not_run(own: Path, name: str) -> None:
+    os.chown(own / name, STRANGER, -1)
+    assert [line.endswith(f"{own / name} belongs to somebody else") for line in said_of(own)] == [True] * (2 if name == "." else 1)
+    assert (own.parent / "ran").exists() == (name == "hooks.json")
+
+
+@as_root
+def test_a_group_may_write_only_where_nobody_else_is_in_it(own: Path) -> None:
+    (own / "hooks.json").chmod(0o664)
+    os.chown(own / "hooks.json", -1, STRANGER)
+    [problem] = said_of(own)
+    assert "others may write to" in problem
+
+
+@pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o777, False), (0o1777, True)])
+def test_a_link_leads_to_where_nobody_can_put_another_file(own: Path, mode: int, trusted: bool) -> None:
+    store = own.parent / "store"
+    store.mkdir()
+    (own / "a.py").rename(store / "a.py")
+    (own / "a.py").symlink_to(store / "a.py")
+    store.chmod(mode)
+    assert len(said_of(own)) == (not trusted) and (own.parent / "ran").exists() == trusted
+    (store / "a.py").chmod(0o646)
+    assert f"others may write to {store / 'a.py'}" in said_of(own)[0]
 
 
 # ---- in the program --------------------------------------------------------------------------------------
@@ -152,6 +223,18 @@ def test_a_file_in_the_users_folder_is_a_plugin_and_a_broken_one_is_told_of(tmp_
         assert "forecast" in {tool["function"]["name"] for tool in server.requests[0]["tools"]}
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_who_ends_the_program_while_a_plugin_is_loaded_ends_it(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """A signal comes out of the plugin's code as an exception, as those of its own do."""
+    config = tmp_path / "home" / ".config" / "coder" / "plugins"
+    config.mkdir(parents=True)
+    (config / "slow.py").write_text(f"import threading\nopen({str(tmp_path / 'begun')!r}, 'w')\nthreading.Event().wait(60)")
+    with serve(Reply("never")) as server, OneShot(tmp_path, server, "hello") as run:
+        until((tmp_path / "begun").exists, "the plugin is being loaded")
+        run.kill(number)
+        assert run.end() == code and server.requests == [] and "left out" not in run.err
+
+
 @pytest.mark.parametrize("where", ["plugins", ".config/coder/plugins", ".coder/plugins", "coder/plugins"])
 def test_nothing_is_loaded_from_the_folder_that_is_worked_in(tmp_path: Path, where: str) -> None:
     ws = tmp_path / "ws"
@@ -159,8 +242,9 @@ def test_nothing_is_loaded_from_the_folder_that_is_worked_in(tmp_path: Path, whe
     evil = f"open({str(tmp_path / 'PWN')!r}, 'w')\ndef setup(api): pass"
     (ws / where / "evil.py").write_text(evil)
     installed(ws, "evil_plugin", evil)
-    with serve(Reply("done")) as server, OneShot(tmp_path, server, "hello") as run:
-        assert run.end() == 0 and not (tmp_path / "PWN").exists()
+    for environment in ({}, {"XDG_CONFIG_HOME": ".config"}, {"XDG_CONFIG_HOME": "."}):
+        with serve(Reply("done")) as server, OneShot(tmp_path, server, "hello", **environment) as run:
+            assert run.end() == 0 and not (tmp_path / "PWN").exists()
 
 
 def test_details_and_events_of_a_plugins_tool_do_not_break_stream_json(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def load_plugins(folder: Path, taken: Collection[str] = ()) -> Plugins:
                 setup(api)
                 loaded.add(api)
             except (Exception, SystemExit, KeyboardInterrupt) as error:  # whatever somebody's code raises
-                if came:  # it is not the plugin that wants to end
+                if came and not isinstance(error, Exception):  # it is not the plugin that wants to end
                     raise
                 loaded.problems.append(f"The plugin {name} is left out: {type(error).__name__}: {error}")
     return loaded

@@ -246,13 +246,15 @@ def _remembered(session: Session, arguments: argparse.Namespace, titles: bool = 
 
 def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
     """The session at the prompt. The prompt comes first; what is slow to load is loaded behind it."""
+    from coder.features.instructions import instructions
     from coder.terminal.keyboard import Keyboard, Leave
     from coder.terminal.screen import Screen, clean
 
     screen = Screen(sys.stdout)
     keyboard = Keyboard(data_folder() / "history", waiting=_load_behind)
+    files = ", ".join(each.path for each in instructions(Path.cwd(), config_folder()))
     screen.line(f"coder {__version__} · {clean(settings.model)} at {clean(settings.host)} · {clean(str(Path.cwd()))}\n"
-                "/help lists the commands; Ctrl+C stops a run, Ctrl+D leaves.")
+                f"{f'Instructions: {clean(files)}{chr(10)}' if files else ''}/help lists the commands; Ctrl+C stops a run, Ctrl+D leaves.")
     repl: Repl | None = None
     try:
         if arguments.continue_ or arguments.resume is not None:

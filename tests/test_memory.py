@@ -1,0 +1,227 @@
+"""What outlives a session at the terminal: going on with conversations, undo, compaction, titles, export; in a real terminal."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from coder.features.scripted import Body, Reply
+from tests.harness import serve
+from tests.terminal import OneShot, Terminal, until
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
+ID = re.compile(r"coder -r ([0-9a-z]+)")
+
+
+def echo(body: Body) -> Reply:
+    return Reply(f"You said: {body['messages'][-1]['content']!r}")
+
+
+def said(body: Body) -> list[str]:
+    return [message["content"] for message in body["messages"] if message["role"] == "user"]
+
+
+def bare(text: str) -> str:
+    return ESCAPES.sub("", text)
+
+
+def left(session: Terminal) -> str:
+    """Leave; the id that the last line names."""
+    assert session.leave() == 0
+    found = ID.search(session.output)
+    assert found, session.output
+    return found[1]
+
+
+def test_c_goes_on_with_the_newest_of_the_folder_and_shows_its_end(tmp_path: Path) -> None:
+    with serve(echo) as server:
+        for words in ("the first", "the second"):
+            with Terminal(tmp_path, server) as session:
+                session.say(words)
+                left(session)
+        with Terminal(tmp_path, server, "-c") as session:
+            assert "> the second" in bare(session.output) and "You said: 'the second'" in session.output
+            session.say("and now?")
+            assert said(server.requests[-1]) == ["the second", "and now?"]
+        assert server.requests[-1]["messages"][0] == server.requests[1]["messages"][0]  # the same beginning, byte for byte
+
+
+def test_r_goes_on_with_a_named_one_and_the_picker_chooses(tmp_path: Path) -> None:
+    with serve(echo) as server:
+        ids = []
+        for words in ("about apples", "about pears"):
+            with Terminal(tmp_path, server) as session:
+                session.say(words)
+                ids.append(left(session))
+        with Terminal(tmp_path, server, "-r", ids[0]) as session:
+            session.say("more")
+            assert said(server.requests[-1]) == ["about apples", "more"]
+        with Terminal(tmp_path, server) as session:
+            session.enter("/resume")
+            listed = bare(session.expect("number or id: "))
+            assert listed.index("about apples") < listed.index("about pears")  # the newest first
+            session.enter("2")
+            session.expect("You said: 'about pears'")
+            session.prompt()
+            session.say("riper")
+            assert said(server.requests[-1]) == ["about pears", "riper"]
+            assert "There is no session" in session.say("/resume zzzz")
+            session.say("/new")
+            session.say("something else")
+            assert said(server.requests[-1]) == ["something else"]
+
+
+def test_one_task_is_kept_too_and_can_be_gone_on_with(tmp_path: Path) -> None:
+    with serve(echo) as server:
+        for arguments, wanted in ((["one"], ["one"]), (["-c", "two"], ["one", "two"]), (["--no-session", "three"], ["three"]),
+                                  (["-c", "four"], ["one", "two", "four"])):
+            with OneShot(tmp_path, server, *arguments) as run:
+                assert run.end() == 0
+                assert said(server.requests[-1]) == wanted
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["-c", "x"], "no conversation of this folder"), (["-r", "zz9", "--print", "x"], "no session"), (["x", "-r"], "-r needs the ID"),
+    (["-r", "../../etc/passwd", "x"], "no session")])
+def test_what_cannot_be_gone_on_with_is_one_line_and_two(tmp_path: Path, arguments: list[str], said: str) -> None:
+    with serve(echo) as server, OneShot(tmp_path, server, *arguments) as run:
+        assert run.end() == 2 and said in run.err and run.err.count("\n") == 1 and not server.requests
+
+
+def test_a_second_process_on_the_same_conversation_is_refused_and_may_fork(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.say("mine")
+        with OneShot(tmp_path, server, "-c", "also mine") as other:
+            assert other.end() == 2 and "open in another process" in other.err
+        session_id = re.findall("[0-9a-z]{12}", sessions(tmp_path, server, "list"))[0]
+        fork = sessions(tmp_path, server, "fork", session_id).strip()
+        with OneShot(tmp_path, server, "-r", fork, "on") as other:
+            assert other.end() == 0 and said(server.requests[-1]) == ["mine", "on"]
+        session.say("still mine")
+        assert said(server.requests[-1]) == ["mine", "still mine"]
+
+
+def sessions(folder: Path, server: object, *arguments: str) -> str:
+    with OneShot(folder, server, "sessions", *arguments) as run:  # type: ignore[arg-type]
+        run.end()
+        return run.out + run.err
+
+
+def test_they_are_listed_searched_shown_exported_and_removed(tmp_path: Path) -> None:
+    with serve(Reply("The needle is in the haystack.", [("ls", {})]), Reply("Found: sk-abcdefghijklmnopqrstuvwx.")) as server:
+        with OneShot(tmp_path, server, "where is it?") as run:
+            assert run.end() == 0
+        session_id = sessions(tmp_path, server, "list").split()[0]
+        assert "where is it?" in sessions(tmp_path, server)
+        assert "needle is in" in sessions(tmp_path, server, "search", "needle") and sessions(tmp_path, server, "search", "nowhere") == ""
+        assert "● ls" in sessions(tmp_path, server, "show", session_id[:10])
+        with OneShot(tmp_path, server, "export", session_id) as run:
+            assert run.end() == 0 and "The needle" in run.out and "sk-abc" not in run.out
+        for ending in ("html", "json"):
+            with OneShot(tmp_path, server, "export", session_id, "-o", f"out.{ending}") as run:
+                assert run.end() == 0 and (run.ws / f"out.{ending}").stat().st_mode & 0o777 == 0o600
+        with OneShot(tmp_path, server, "export", session_id, "-o", "out.html") as run:
+            assert run.end() == 2 and "exists" in run.err
+        assert "removed" in sessions(tmp_path, server, "rm", session_id)
+        assert "no conversation" in sessions(tmp_path, server, "list") and "no session" in sessions(tmp_path, server, "show", session_id)
+
+
+def test_undo_takes_back_files_and_words_and_redo_brings_them_again(tmp_path: Path) -> None:
+    change = Reply("I change it.", [("bash", {"command": "sed -i s/one/two/ a; rm b; mkdir d; echo new > d/c"})])
+    with serve(change, Reply("Changed."), echo(dict(messages=[{"content": "x"}]))) as server, Terminal(tmp_path, server, "-y") as session:
+        (session.ws / "a").write_text("one\n")
+        (session.ws / "b").write_text("bee\n")
+        session.say("change it")
+        (session.ws / "mine").write_text("the user's\n")
+        shown = bare(session.say("/diff"))
+        assert "-one" in shown and "+two" in shown and "+new" in shown and "the user's" not in shown
+        assert "Taken back: a, b, d/c." in bare(session.say("/undo"))
+        assert sorted(path.name for path in session.ws.iterdir()) == ["a", "b", "mine"] and (session.ws / "a").read_text() == "one\n"
+        session.ctrl_c()  # the words of the run stand at the prompt, to be changed
+        session.prompt()
+        assert "Done again" in bare(session.say("/redo")) and (session.ws / "d" / "c").read_text() == "new\n"
+        session.say("/undo")
+        session.type("\x15")
+        session.say("something else")
+        assert said(server.requests[-1]) == ["something else"]
+        (session.ws / "a").write_text("the user's own\n")
+        assert "nothing to redo" in session.say("/redo")
+
+
+def test_what_was_undone_is_not_there_when_the_conversation_goes_on(tmp_path: Path) -> None:
+    with serve(echo) as server:
+        with Terminal(tmp_path, server) as session:
+            session.say("stays")
+            session.say("goes")
+            session.say("/undo")
+            session.ctrl_c()
+            session.prompt()
+        with Terminal(tmp_path, server, "-c") as session:
+            session.say("on")
+            assert said(server.requests[-1]) == ["stays", "on"]
+
+
+def test_a_conversation_is_summarised_on_demand_and_goes_on_from_there(tmp_path: Path) -> None:
+    def script(body: Body) -> Reply:
+        if "<conversation>" in str(body["messages"][-1]["content"]):
+            return Reply("## Goal\nCount the sheep.\n## Instructions\nnone\n## Discoveries\nnone\n## Accomplished\nnone\n## Files\nnone")
+        return Reply("word " * 400)
+
+    with serve(script) as server:
+        with Terminal(tmp_path, server) as session:
+            for number in range(4):
+                session.say(f"question {number} " + "x" * 1_000)
+            assert "The conversation was shortened from" in bare(session.say("/compact the sheep"))
+            assert "the sheep" in server.requests[-1]["messages"][-1]["content"]
+            session.say("and then?")
+            assert "Count the sheep." in str(server.requests[-1]["messages"][1])
+            messages = len(server.requests[-1]["messages"])
+        with Terminal(tmp_path, server, "-c") as session:
+            session.say("on")
+            assert len(server.requests[-1]["messages"]) == messages + 2 and "Count the sheep." in str(server.requests[-1]["messages"][1])
+
+
+def test_a_title_is_found_beside_the_first_run(tmp_path: Path) -> None:
+    def script(body: Body) -> Reply:
+        if "conversations their titles" in str(body["messages"][0]["content"]):
+            return Reply("Counting all the sheep")
+        return Reply("One, two.", hold=0.5)
+
+    with serve(script) as server:
+        with Terminal(tmp_path, server, CODER_TITLES="on") as session:
+            session.say("count")
+            until(lambda: len(server.requests) == 2, "both requests")
+            session.say("again")
+            assert "\x1b]0;coder: Counting all the sheep\x07" in session.output and "\x1b]0;coder at work: ws\x07" in session.output
+        assert "Counting all the sheep" in sessions(tmp_path, server)
+        with OneShot(tmp_path, server, "count", CODER_TITLES="on") as run:
+            assert run.end() == 0 and len(server.requests) == 4  # none for one task
+
+
+def test_the_instruction_files_are_named_at_the_start_and_sent(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "AGENTS.md").write_text("Always say please.")
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        assert "Instructions: AGENTS.md" in session.output
+        session.say("hello")
+        assert "Always say please." in server.requests[0]["messages"][0]["content"]
+
+
+def test_the_checklist_is_shown_and_kept(tmp_path: Path) -> None:
+    items = [{"text": "look", "status": "done"}, {"text": "change \x1b[31mit", "status": "in_progress"}]
+    with serve(Reply(calls=[("todo", {"items": items})]), Reply("done")) as server, Terminal(tmp_path, server) as session:
+        shown = session.say("go")
+        assert "☑ look" in shown and "▸ change [31mit" in shown
+        with sqlite3.connect(session.home / ".data" / "coder" / "sessions.db") as db:
+            assert db.execute("SELECT text, status FROM todo ORDER BY position").fetchall() == [
+                ("look", "done"), ("change \x1b[31mit", "in_progress")]
+
+
+def test_a_read_only_home_is_said_and_the_answer_comes_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".data").write_text("a file where the folder should be")
+    with serve(echo) as server, OneShot(tmp_path, server, "hello") as run:
+        assert run.end() == 0 and "You said: 'hello'" in run.out and "not saved" in run.err
