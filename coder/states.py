@@ -46,6 +46,7 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (State.FINISHING, State.READY): "a follow-up",
     (State.FINISHING, State.ENDED): "stop",
 }
+NEXT = {state: tuple(b for a, b in TRANSITIONS if a is state) for state in State}  # tuples: a state's hash is slow
 FROM_ANYWHERE = "aborted, max_time, or an exception"  # leads to ENDED
 
 
@@ -54,13 +55,15 @@ class Machine:
 
     def __init__(self) -> None:
         self.state = State.READY
+        self._next = NEXT[self.state]
 
     def to(self, state: State) -> None:
         """Go there. Raises RuntimeError where the table knows no such way: the loop has a bug."""
-        if (self.state, state) not in TRANSITIONS:
+        if state not in self._next:
             raise RuntimeError(f"a run cannot go from {self.state.value} to {state.value}")
-        log.debug("%s -> %s: %s", self.state.value, state.value, TRANSITIONS[self.state, state])
-        self.state = state
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s -> %s: %s", self.state.value, state.value, TRANSITIONS[self.state, state])
+        self.state, self._next = state, NEXT[state]
 
     def end(self) -> None:
         """Go to the end, from anywhere."""

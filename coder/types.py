@@ -401,7 +401,7 @@ Said: TypeAlias = T | Generator[Event, None, T]
 
 def settle(said: Said[T]) -> Generator[Event, None, T]:
     """Pass on the events of a hook or tool that is a generator; return the value either way."""
-    if isinstance(said, Generator):
+    if said is not None and isinstance(said, Generator):  # most say nothing, and the check is slow
         return (yield from said)
     return said
 

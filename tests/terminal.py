@@ -1,6 +1,6 @@
 """The program in a real pseudo-terminal, or as a child with pipes, and the checks that hold after every test of it.
 
-The checks (section 5 of the reference on reliability): every request that was made is valid; no process of the session is
+The checks, which hold whatever a session did: every request that was made is valid; no process of the session is
 left; the terminal is as it was; nothing was left in the folder for temporary files; the key is in no file and in no byte
 of output; no traceback. A process of a session is known by a variable in its environment, which all its children inherit.
 """

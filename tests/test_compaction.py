@@ -32,13 +32,17 @@ from coder.history import convert_to_llm, repair, user
 from coder.loop import run_loop
 from coder.tools import tool
 from coder.types import (
+    Aborted,
     Compacted,
+    Completion,
     Event,
     Limits,
     Message,
     MessageEnd,
+    ModelError,
     Nested,
     Notice,
+    Request,
     RunEnd,
     RunStart,
     TextDelta,
@@ -519,6 +523,8 @@ def test_what_does_not_fit_is_cut_piece_by_piece_and_then_from_the_oldest_on() -
     assert "question 1\n" not in few and "answer 29" in few and "the last word" in few and 3_000 < len(few) < 6_000
     count = int(re.findall(r"\[(\d+) older", few)[0])
     assert count + few.count("\n\n[") == len(messages), "every message is there, or counted"
+    long = transcript([user("the first wish " * 4_000), *turns(30, 9_000)], 6_000)
+    assert 2_000 < long.index("older messages are left out here]") < 3_100 and len(long) < 6_100, "it has half of the room"
 
 
 def test_an_earlier_summary_is_never_left_out() -> None:
@@ -555,7 +561,7 @@ def test_the_request_for_a_summary_fits_in_the_window_whatever_the_history(windo
         model = scripted(window=window)
         messages = [*turns(40, characters), calling("w", name="write", arguments=json.dumps({"content": "\n\"" * 20_000})), user("newest")]
         assert by_hand(Compaction(model), messages)[1]
-        assert len(json.dumps(model.requests[0])) / 4 < window - window // 8
+        assert len(json.dumps(model.requests[0])) / 4 < window * 3 / 4, "a quarter is left for the summary"
 
 
 # ---- what stays ------------------------------------------------------------------------------------------
@@ -583,11 +589,19 @@ def test_a_summary_takes_the_place_of_what_is_old() -> None:
 def test_the_newest_steps_of_the_open_task_stay_as_far_as_they_fit() -> None:
     steps = [each for n in range(12) for each in (calling(f"a{n}"), result(f"a{n}", 2_000))]
     messages = [user("the task"), *steps]
-    assert by_hand(Compaction(scripted(window=8_000)), messages)[1]
+    seen, done = by_hand(Compaction(scripted(window=8_000)), messages)
+    assert done and compacted(seen)[0].messages == messages
     kept = len(messages) - 2
     assert messages[0]["meta"]["summary"] and messages[1]["content"] == "the task"
     assert 0 < kept < 24 and kept % 2 == 0 and all(a is b for a, b in zip(messages[2:], steps[-kept:]))
     assert "word for word" not in messages[0]["content"], "the first message stands there itself"
+
+
+@pytest.mark.parametrize(("window", "most"), [(8_000, 2_000), (200_000, 20_000)])
+def test_the_newest_steps_are_at_most_a_quarter_of_the_window_or_twenty_thousand_tokens(window: int, most: int) -> None:
+    messages = [user("go"), *(each for n in range(window // 200) for each in (calling(f"a{n}"), result(f"a{n}", 800)))]
+    assert by_hand(Compaction(scripted(window=window)), messages)[1]
+    assert most - 500 < size(messages[2:]) / 4 <= most
 
 
 def test_the_newest_step_stays_even_where_its_output_has_to_be_cut() -> None:
@@ -679,7 +693,7 @@ def test_messages_for_the_screen_stay_where_they_are_behind_the_cut() -> None:
     model = scripted()
     assert by_hand(Compaction(model), messages)[1]
     assert [each["role"] for each in messages] == ["user", "user", "assistant", "tool", "notification", "assistant"]
-    assert messages[4] is screen and "saved" not in str(model.requests[0])
+    assert messages[4] is screen and "notification" not in str(model.requests[0])
 
 
 def test_a_list_without_a_user_message_can_be_shortened_too() -> None:
@@ -881,6 +895,22 @@ def ctrl_c() -> Generator[None, None, None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def test_a_model_that_says_an_abort_as_an_error_is_aborted_all_the_same() -> None:
+    class Closing:
+        name, context_window = "m", 8_000
+
+        def stream(self, request: Request, abort: Abort) -> Generator[Event, None, Completion]:
+            abort.set()
+            raise ModelError("overflow", "the connection was closed")
+            yield Notice("never")
+
+    messages = talk(4, 7_000)
+    before = messages[:]
+    with pytest.raises(Aborted):
+        by_hand(Compaction(Closing()), messages)
+    assert messages == before
 
 
 def interrupted(run: Any) -> list[Event]:

@@ -142,7 +142,7 @@ def own(tmp_path: Path) -> Path:
     """A folder with a plugin that leaves a file `ran` above it, and a hooks.json."""
     folder = tmp_path / "coder"
     folder.mkdir(mode=0o755)
-    (folder / "a.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef setup(api): pass")
+    (folder / "a.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\ndef setup(api): pass")
     (folder / "hooks.json").write_text('{"before_tool_call": [{"command": "true"}]}')
     for name in ("a.py", "hooks.json"):
         (folder / name).chmod(0o644)

@@ -1,7 +1,7 @@
-"""Rows of the source systems (pi-agent-core P01 to P62, the loop kernel K01 to K29) that no other test demonstrates.
+"""What two older systems do and no other test demonstrates: rows of the list of what pi-agent-core (P01 to P62) and the loop
+kernel (K01 to K29) do.
 
-Most rows are shown where the part is tested: test_agent.py, test_hooks.py, test_loop.py, test_golden.py, test_proxy.py. What a
-row asks for and the code does not do yet is here, too, as an expected failure.
+Most rows are shown where the part is tested: test_agent.py, test_hooks.py, test_loop.py, test_golden.py, test_proxy.py.
 """
 
 from __future__ import annotations
@@ -611,11 +611,11 @@ def test_the_time_that_a_person_takes_is_not_the_tools_in_a_nested_run_either() 
 
     def person(event: Event) -> None:
         if isinstance(event, Nested):
-            threading.Event().wait(0.5)
+            threading.Event().wait(2)
 
     with serve(Reply(calls=[("delegate", {})]), Reply("ok")) as server:
         events, _ = ask(server, tools=[delegate], each=person)
-    assert next(event.seconds for event in events if isinstance(event, ToolEnd)) < 0.4
+    assert next(event.seconds for event in events if isinstance(event, ToolEnd)) < 1.5
 
 
 # ---- in a script, in a notebook, from threads ------------------------------------------------------------

@@ -231,7 +231,7 @@ class Compaction(Hooks):
         """The one place where a history changes."""
         before, after = ({"messages": len(each), "tokens": self._tokens(each) + self._beside} for each in (messages, shorter))
         messages[:] = shorter
-        self._attempts, self._refused, self._stale = self._attempts + 1, 0, usage
+        self._attempts, self._stale = self._attempts + 1, usage
         return Compacted(trigger, self._attempts, before, after, strategy, messages[:])
 
     # -- the call

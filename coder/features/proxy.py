@@ -276,7 +276,7 @@ class _Rebuilt:
         """Raises one of endpoint.MALFORMED where the relay has sent something else than `_rest` makes."""
         text, calls = "".join(self.text), [_call(entry, "".join(self.arguments)) for entry in event["calls"]]
         told = {name: value for name, value in mend_all(event["message"]).items() if name not in ("role", "tool_calls", "meta")}
-        content = text if told.get("content", text) is text else _text(told["content"] or "")
+        content = _text(told["content"] or "") if "content" in told else text
         message: Message = {"role": "assistant"} | told | {"content": content or None}
         if calls:
             message["tool_calls"] = [entry for entry, _, _ in calls]
