@@ -5,8 +5,8 @@ Pure functions. What it leaves out: text for a screen (terminal/screen.py), but 
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from typing import Any
 
 
@@ -53,4 +53,4 @@ def safe_name(name: str) -> str:
 
 def new_id() -> str:
     """Nine alphanumerics: fits every server (T31)."""
-    return secrets.token_hex(5)[:9]
+    return os.urandom(5).hex()[:9]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from coder.features.folder_instructions import FolderInstructions
 from coder.features.hooks import HookChain
-from coder.features.instructions import MOST, FolderInstructions, instructions, root_of
+from coder.features.instructions import MOST, instructions, root_of
 from coder.features.prompt import system_prompt
 from coder.features.scripted import Reply
 from coder.terminal.session import PATCHING, TOOLS

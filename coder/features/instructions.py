@@ -1,10 +1,11 @@
 """Instruction files: AGENTS.md, or CLAUDE.md where there is none: the user's, and those of the project from its root down.
 
-In each folder the first of NAMES counts. They become part of the system prompt, the nearest last; those of sub-folders come
-with the first file that is read there. They are words for the model: nothing in them changes what is allowed. A file that
-leads out of its repository through a link is left out, and characters that nobody sees are made visible.
+In each folder the first of NAMES counts. They become part of the system prompt, the nearest last. They are words for the
+model: nothing in them changes what is allowed. A file that leads out of its repository through a link is left out, and
+characters that nobody sees are made visible.
 
-What it leaves out: including other files (@path), and what the prompt says beside them (prompt.py).
+Little is imported here, since their names are shown before the first prompt. What it leaves out: including other files
+(@path), those of sub-folders (folder_instructions.py), and what the prompt says beside them (prompt.py).
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coder.history import user
 from coder.text import visible
-from coder.types import Hooks, Message, ToolCall, ToolResult
 
 NAMES = ("AGENTS.md", "CLAUDE.md")
 MOST = 32_000  # characters of all of them (codex's limit is 32 KiB); the nearest are kept whole first
@@ -45,9 +44,9 @@ class Instruction:
 def instructions(cwd: Path, config: Path | None = None) -> list[Instruction]:
     """The user's (in `config`), then the project's from the repository's root to `cwd`; at most MOST characters."""
     root = root_of(cwd)
-    own = _found(config, config, "~/") if config else None
-    folders = [root, *(root / Path(*parts) for parts in _steps(cwd.relative_to(root)))]
-    found = [own, *(_found(folder, root, "") for folder in folders)]
+    own = found_in(config, config, "~/") if config else None
+    folders = [root, *(root / Path(*parts) for parts in folders_down(cwd.relative_to(root)))]
+    found = [own, *(found_in(folder, root, "") for folder in folders)]
     return _fitting([each for each in found if each])
 
 
@@ -56,12 +55,14 @@ def root_of(cwd: Path) -> Path:
     return next((folder for folder in (cwd, *cwd.parents) if (folder / ".git").exists()), cwd)
 
 
-def _steps(relative: Path) -> Iterator[tuple[str, ...]]:
+def folders_down(relative: Path) -> Iterator[tuple[str, ...]]:
+    """The parts of each folder on the way down."""
     for count in range(1, len(relative.parts) + 1):
         yield relative.parts[:count]
 
 
-def _found(folder: Path, root: Path, prefix: str) -> Instruction | None:
+def found_in(folder: Path, root: Path, prefix: str = "") -> Instruction | None:
+    """The file of one folder, which has to lie in `root`."""
     for name in NAMES:
         text = _read(folder / name, root)
         if text is not None and text.strip():
@@ -92,34 +93,3 @@ def _fitting(found: Sequence[Instruction]) -> list[Instruction]:
         left = max(0, left - len(each.text))
         kept.insert(0, Instruction(each.file, each.path, text))
     return kept
-
-
-class FolderInstructions(Hooks):
-    """Adds the instruction files of sub-folders to the result of the first `read` there. `known` are those in the prompt."""
-
-    def __init__(self, cwd: Path, known: Sequence[Instruction] = ()) -> None:
-        self.cwd = Path(os.path.realpath(cwd))
-        self.known = {each.file for each in known}
-        self.added: list[Instruction] = []
-
-    def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult | None:
-        if call.name != "read" or result.is_error or not isinstance(result.content, str):
-            return None
-        new = list(self._new(Path(os.path.realpath(self.cwd / str((call.arguments or {}).get("path", ""))))))
-        if not new:
-            return None
-        self.added += new
-        self.known |= {each.file for each in new}
-        return ToolResult("\n\n".join([result.content, *map(str, new)]), details=result.details)
-
-    def _new(self, read: Path) -> Iterator[Instruction]:
-        if not read.is_relative_to(self.cwd):
-            return
-        for parts in _steps(read.parent.relative_to(self.cwd)):
-            found = _found(self.cwd / Path(*parts), self.cwd, "")
-            if found and found.file not in self.known and found.file != read:
-                yield found
-
-    def notes(self) -> list[Message]:
-        """What was added in this way, to be said again where the history is shortened."""
-        return [user("\n\n".join(map(str, self.added)))] if self.added else []

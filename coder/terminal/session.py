@@ -14,8 +14,9 @@ from coder.abort import Abort
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.errors import RetryPolicy
 from coder.features.compaction import Compaction
+from coder.features.folder_instructions import FolderInstructions
 from coder.features.hooks import HookChain
-from coder.features.instructions import FolderInstructions, instructions
+from coder.features.instructions import instructions
 from coder.features.parallel import ParallelTools
 from coder.features.plugins import Plugins
 from coder.features.prompt import system_prompt
