@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -184,5 +183,18 @@ def _setup_of(path: Path) -> Setup:
 
 
 def _installed() -> Iterator[tuple[str, Callable[[], Setup]]]:
+    """Entry points of our group. The library for them is slow to import, so that we look first whether there is one."""
+    listings = (listing for place in sys.path for listing in Path(place).glob("*.*-info/entry_points.txt"))
+    if not any(map(_is_for_us, listings)):
+        return
+    from importlib.metadata import entry_points
+
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         yield f"{entry.name} ({entry.value})", entry.load
+
+
+def _is_for_us(listing: Path) -> bool:
+    try:
+        return GROUP.encode() in listing.read_bytes()
+    except OSError:
+        return False

@@ -18,7 +18,6 @@ from coder.features.snapshots import Undone
 from coder.features.store import SessionInfo, StoreError
 from coder.features.titles import summary_of
 from coder.history import text_of
-from coder.terminal.export_command import write_export
 from coder.terminal.keyboard import Leave, silent_keys
 from coder.terminal.render import count, tokens
 from coder.terminal.screen import clean, one_line
@@ -187,6 +186,8 @@ class Commands:
 
     def export(self, argument: str) -> None:
         """Into the working folder, never over a file that is there."""
+        from coder.terminal.export_command import write_export
+
         if not (recorder := self.memory.recorder):
             self.screen.line("This conversation is not kept, so there is nothing to export.", "yellow")
             return
