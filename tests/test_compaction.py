@@ -984,7 +984,7 @@ SUMMARIES = st.sampled_from([Reply(SUMMARY), Reply(SUMMARY), Reply(SUMMARY), OVE
 
 
 @seed(20261121)
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(work=st.lists(WORK, min_size=1, max_size=12), summaries=st.lists(SUMMARIES, min_size=1, max_size=4),
        window=st.sampled_from([2_000, 4_000, 8_000]), leave=st.integers(1, 60))
 def test_every_request_of_a_random_conversation_is_valid(work: list[Reply], summaries: list[Reply], window: int, leave: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -71,10 +72,24 @@ def fails() -> str:
     raise ValueError("no \ud83d good")
 
 
+CONVERSATIONS = given(script=st.lists(REPLIES, min_size=1, max_size=8), moments=st.lists(MOMENTS, min_size=1, max_size=3))
+
+
 @seed(20261121)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(script=st.lists(REPLIES, min_size=1, max_size=8), moments=st.lists(MOMENTS, min_size=1, max_size=3))
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@CONVERSATIONS
 def test_every_request_of_a_random_conversation_is_valid(script: list[Reply], moments: list[Moment]) -> None:
+    every_request_is_valid(script, moments)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@CONVERSATIONS
+def test_so_are_those_of_many_more(script: list[Reply], moments: list[Moment]) -> None:
+    every_request_is_valid(script, moments)
+
+
+def every_request_is_valid(script: list[Reply], moments: list[Moment]) -> None:
     left = iter(script)
 
     def next_reply(body: Body) -> Reply:

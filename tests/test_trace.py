@@ -598,7 +598,7 @@ END = b'{"t": 5.0, "of": "a", "type": "run_end", "stop_reason": "stop", "text": 
 NUMBERS = {  # a number for which another one is put in, in a trace that is right otherwise
     "a time": RUN + b'{"t": %s, "of": "a", "type": "status", "status": "busy"}\n',
     "a hook's time": RUN + b'{"t": 2.0, "of": "a", "type": "hook", "hook": "x", "place": "y", "seconds": %s}\n',
-    "a tool's time": RUN + b'{"t": 2.0, "of": "a", "type": "tool_start", "id": "1", "name": "x", "arguments": {}, "title": "x"}\n{"t": 2.0, '
+    "a tool's time": RUN + b'{"t": 2.0, "of": "a", "type": "tool_start", "id": "1", "name": "x", "arguments": {}, "title": "x"}\n{"t": 2, '
                            b'"of": "a", "type": "tool_end", "id": "1", "name": "x", "result": {}, "is_error": false, "seconds": %s}\n',
     "tokens": RUN + b'{"t": 2.0, "of": "a", "type": "step_end", "finish_reason": "stop", "usage": {"input": %s}}\n',
     "bytes": RUN + b'{"t": 2.0, "of": "a", "type": "request", "n": 1, "bytes": %s, "body": {"messages": []}}\n',
