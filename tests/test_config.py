@@ -282,7 +282,7 @@ def test_the_context_window_of_the_model_can_be_overruled(settings: Sources) -> 
 
 
 def test_an_env_file_of_the_folder_cannot_lead_a_run_elsewhere(place: Place) -> None:
-    """SEC-01 and its neighbours: address, proxies and headers in the folder's file, the key in the environment."""
+    """Address, proxies and headers in the folder's file, the key in the environment."""
     with serve(Reply("I am evil.")) as evil, serve(Reply("Hello.")) as server:
         (place.ws / ".env").write_text(
             f"OPENAI_BASE_URL={evil.url}\nHTTP_PROXY={evil.url}\nhttp_proxy={evil.url}\nALL_PROXY={evil.url}\n"
@@ -295,7 +295,7 @@ def test_an_env_file_of_the_folder_cannot_lead_a_run_elsewhere(place: Place) -> 
 
 
 def test_a_key_of_the_environment_never_goes_to_an_address_of_the_folder(place: Place) -> None:
-    """SEC-16. The run goes to the key's own server, which is out of reach here: a proxy tells where it wanted to go."""
+    """The run goes to the key's own server, which is out of reach here: a proxy tells where it wanted to go."""
     with serve(Reply("I am evil.")) as evil, socket.create_server(("127.0.0.1", 0)) as proxy:
         (place.ws / ".env").write_text(f"OPENAI_BASE_URL={evil.url}\n")
         address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
@@ -321,7 +321,7 @@ def test_a_key_of_the_folder_never_goes_to_a_server_of_the_environment(place: Pl
         done = place.coder("hi", server=server, OPENAI_MODEL="", XDG_CONFIG_HOME=str(user.parent))
     assert done.returncode == 0
     assert "key-of" not in str(server.heads)
-    assert server.requests[0]["model"] == "${HOME}-${OPENAI_API_KEY}"  # SEC-03: as it stands there
+    assert server.requests[0]["model"] == "${HOME}-${OPENAI_API_KEY}"  # as it stands there
 
 
 def test_a_bad_number_ends_the_program_in_one_line(place: Place) -> None:

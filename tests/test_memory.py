@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sqlite3
 from pathlib import Path
 
@@ -225,3 +226,55 @@ def test_a_read_only_home_is_said_and_the_answer_comes_all_the_same(tmp_path: Pa
     (tmp_path / "home" / ".data").write_text("a file where the folder should be")
     with serve(echo) as server, OneShot(tmp_path, server, "hello") as run:
         assert run.end() == 0 and "You said: 'hello'" in run.out and "not saved" in run.err
+
+
+def test_a_key_of_the_users_own_file_is_in_no_export(tmp_path: Path) -> None:
+    config = tmp_path / "home" / ".config" / "coder"
+    config.mkdir(parents=True)
+    with serve(Reply("Your key is mycompany.plain.0815.")) as server:
+        (config / ".env").write_text("OPENAI_API_KEY=mycompany.plain.0815\n")
+        with OneShot(tmp_path, server, "what is it?") as run:
+            assert run.end() == 0
+        (run.ws / ".env").write_text("OPENAI_API_KEY=another.plain.4711\n")
+        session_id = sessions(tmp_path, server, "list").split()[0]
+        with OneShot(tmp_path, server, "export", session_id) as run:
+            assert run.end() == 0 and "Your key is" in run.out and "mycompany" not in run.out
+        (config / ".env").unlink()
+        (run.ws / ".env").unlink()
+
+
+def test_a_run_that_was_killed_can_be_undone_as_far_as_it_came(tmp_path: Path) -> None:
+    steps = [Reply(calls=[("bash", {"command": "echo a > a"})]), Reply("done"), Reply(calls=[("bash", {"command": "echo b > b"})])]
+    with serve(*steps, Reply("never", cut=2, close="hang")) as server:
+        with Terminal(tmp_path, server, "-y") as session:
+            session.say("first")
+            session.enter("second")
+            session.until(lambda: len(server.requests) == 4, "the answer behind the tool")
+            session.kill(signal.SIGTERM)
+            assert session.exit_code() == 143
+        with Terminal(tmp_path, server, "-c") as session:
+            assert "Taken back: b." in bare(session.say("/undo"))
+            assert (session.ws / "a").exists() and not (session.ws / "b").exists()
+            session.ctrl_c()
+            session.prompt()
+            assert "Taken back: a." in bare(session.say("/undo"))
+            session.ctrl_c()
+            session.prompt()
+
+
+@pytest.mark.parametrize("command", ["list", "search x", "show x"])
+def test_a_file_that_is_no_database_is_one_line(tmp_path: Path, command: str) -> None:
+    data = tmp_path / "home" / ".data" / "coder"
+    data.mkdir(parents=True)
+    (data / "sessions.db").write_text("this is no database at all, but a text of some length " * 20)
+    with serve(echo) as server, OneShot(tmp_path, server, "sessions", *command.split()) as run:
+        assert run.end() == 2 and run.err.startswith("coder: ") and run.err.count("\n") == 1
+
+
+def test_a_number_that_is_none_is_no_number(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.say("one")
+        session.say("/new")
+        session.enter("/resume")
+        session.expect("number or id: ")
+        assert "no session" in session.say("\u00b2")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import signal
 import sys
 from pathlib import Path
@@ -170,11 +172,23 @@ def test_a_file_or_a_folder_of_somebody_else_is_told_and_not_run(own: Path, name
 
 
 @as_root
-def test_a_group_may_write_only_where_nobody_else_is_in_it(own: Path) -> None:
+@pytest.mark.parametrize("group", [STRANGER, 1], ids=["of nobody", "daemon"])
+def test_no_group_of_others_may_write(own: Path, group: int) -> None:
     (own / "hooks.json").chmod(0o664)
-    os.chown(own / "hooks.json", -1, STRANGER)
+    os.chown(own / "hooks.json", -1, group)
     [problem] = said_of(own)
     assert "others may write to" in problem
+
+
+def test_a_group_in_which_nobody_else_is_may_write(own: Path) -> None:
+    """Systems with umask 002 give each user such a group, and all that the user makes can be written to by it."""
+    me, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid())
+    if {*group.gr_mem, *(user.pw_name for user in pwd.getpwall() if user.pw_gid == group.gr_gid)} != {me}:
+        pytest.skip("the group of this process is not its user's alone")
+    for place in (own, own / "a.py", own / "hooks.json"):
+        place.chmod(0o775)
+        os.chown(place, -1, group.gr_gid)
+    assert said_of(own) == [] and (own.parent / "ran").exists()
 
 
 @pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o777, False), (0o1777, True)])

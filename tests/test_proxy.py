@@ -368,10 +368,17 @@ def test_what_a_relay_sends_in_another_form_is_a_failed_attempt_and_breaks_no_ru
 def test_a_relay_cannot_say_whose_message_it_is_nor_put_calls_or_facts_of_ours_into_it() -> None:
     told = {"role": "system", "tool_calls": "abc", "meta": {"is_error": True}, "reasoning_content": "hm \ud800"}
     with telling(SAID, DONE | {"message": told}) as model:
-        agent = Agent(model)
-        agent.run("hi")
-    assert agent.messages[-1].pop("meta").keys() == {"timestamp", "model"}
-    assert agent.messages[-1] == {"role": "assistant", "content": "hello", "reasoning_content": "hm \ufffd"}
+        _, answer = drive(model.stream(Request([]), Abort()))
+    message: dict[str, Any] = answer.message  # type: ignore[attr-defined]
+    assert message == {"role": "assistant", "content": "hello", "reasoning_content": "hm \ufffd"}
+
+
+def test_half_a_surrogate_pair_of_a_relay_is_mended_as_one_of_a_model_is() -> None:
+    call = CALL | {"function": {"name": "add", "arguments": '{"a": "\ud800"}'}, "extra_content": ["\udc00"]}
+    with telling({"type": "text", "text": "x\ud800"}, CALLED | {"calls": [call]}) as model:
+        _, answer = drive(model.stream(Request([]), Abort()))
+    assert json.dumps(answer.message, ensure_ascii=False).encode().count("\ufffd".encode()) == 3  # type: ignore[attr-defined]
+    assert answer.calls[0].arguments == {"a": "\ufffd"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("arguments", "problem"), [

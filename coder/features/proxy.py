@@ -315,7 +315,7 @@ def _call(entry: dict[str, Any], streamed: str) -> tuple[Message, dict[str, Any]
 
 def _usage(said: dict[str, Any]) -> Usage:
     cost = said.get("cost")
-    if cost is not None and not (isinstance(cost, int | float) and 0 <= cost < MOST):
+    if cost is not None and not 0 <= cost < MOST:
         raise TypeError(f"{cost!r:.40} is no cost")
     return Usage(_count(said["input"]), _count(said["output"]), _count(said["cached"]), _count(said["reasoning"]),
                  estimated=said.get("estimated") is True, cost=cost)
@@ -324,7 +324,7 @@ def _usage(said: dict[str, Any]) -> Usage:
 def _failure(event: dict[str, Any]) -> ModelError:
     """The error that the relay tells of: what it says besides the message is left out where it is of the wrong kind."""
     status, wait, request_id = event.get("status"), event.get("retry_after"), event.get("request_id")
-    return ModelError(event["kind"] if event["kind"] in get_args(ErrorKind) else "server", readable(_text(event["message"])),
+    return ModelError(event["kind"] if event["kind"] in get_args(ErrorKind) else "server", readable(event["message"]),
                       status=status if isinstance(status, int) and 100 <= status < 600 else None,
                       request_id=readable(request_id) if isinstance(request_id, str) else None, retryable=event.get("retryable") is True,
                       retry_after=wait if isinstance(wait, int | float) and 0 <= wait < MOST else None,

@@ -207,7 +207,11 @@ class Commands:
 
     def resume(self, argument: str) -> None:
         """By id, or by its number in the list."""
-        infos = self.memory.list()[:LISTED]
+        try:
+            infos = self.memory.list()[:LISTED]
+        except StoreError as error:
+            self.screen.line(clean(str(error)), "yellow")
+            return
         if not argument:
             if not infos:
                 self.screen.line("There is no older conversation in this folder.", "dim")
@@ -215,7 +219,7 @@ class Commands:
             for number, info in enumerate(infos, 1):
                 self.screen.line(one_line(f"{number:>3}  {line_of(info)}", self.screen.width - 1))
             argument = self.repl.keyboard.answer("number or id: ")
-        chosen = infos[int(argument) - 1].id if argument.isdigit() and 0 < int(argument) <= len(infos) else argument
+        chosen = infos[int(argument) - 1].id if argument.isdecimal() and 0 < int(argument) <= len(infos) else argument
         if not chosen:
             return
         try:

@@ -147,6 +147,12 @@ def _key(source: Mapping[str, str]) -> str | None:
     return key or None
 
 
+def keys_of(cwd: Path) -> list[str]:
+    """The keys of all sources, to be taken out of what is shown. Raises ConfigError."""
+    sources = [dict(os.environ), _dotenv(config_folder() / ".env"), _dotenv(cwd / ".env")]
+    return [key for source in sources if (key := source.get("OPENAI_API_KEY", "").strip())]
+
+
 def _dotenv(path: Path) -> dict[str, str]:
     """The known names in a .env file; no interpolation, so that no value can carry another one away."""
     if not path.is_file():

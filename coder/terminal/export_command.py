@@ -6,6 +6,7 @@ What it leaves out: how the file looks (features/export.py).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -14,13 +15,13 @@ from typing import cast
 
 from coder.features.export import Format, export, redactor
 from coder.features.store import Store, StoreError
-from coder.terminal.config import data_folder
+from coder.terminal.config import data_folder, keys_of
 from coder.terminal.screen import clean
 
 FORMATS = ("md", "html", "json")
 
 
-def write_export(store: Store, session_id: str, name: str, key: str) -> Path:
+def write_export(store: Store, session_id: str, name: str, *keys: str) -> Path:
     """Write the file, private and new. Its ending says its format; without a name it is called by the session's id.
 
     Raises StoreError, OSError (FileExistsError too), and ValueError for another ending.
@@ -29,7 +30,7 @@ def write_export(store: Store, session_id: str, name: str, key: str) -> Path:
     ending = path.suffix.removeprefix(".") or "md"
     if ending not in FORMATS:
         raise ValueError(f"a file of an export ends in {', '.join(f'.{each}' for each in FORMATS)}, not in .{ending}")
-    text = export(store, session_id, cast(Format, ending), redactor(key))
+    text = export(store, session_id, cast(Format, ending), redactor(*keys))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8", errors="replace") as file:
         file.write(text)
     return path
@@ -42,16 +43,15 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--format", choices=FORMATS, default="md")
     flags.add_argument("-o", "--output", metavar="FILE", help="a new file; its ending says the format")
     given = flags.parse_args(argv)
-    store, key = Store(data_folder() / "sessions.db"), os.environ.get("OPENAI_API_KEY", "")
+    keys = keys_of(Path.cwd())
     try:
-        session_id = store.find(given.id).id
-        if given.output:
-            sys.stderr.write(f"Written to {write_export(store, session_id, given.output, key)}.\n")
-        else:
-            sys.stdout.write(export(store, session_id, given.format, redactor(key)))
+        with contextlib.closing(Store(data_folder() / "sessions.db")) as store:
+            session_id = store.find(given.id).id
+            if given.output:
+                sys.stderr.write(f"Written to {write_export(store, session_id, given.output, *keys)}.\n")
+            else:
+                sys.stdout.write(export(store, session_id, given.format, redactor(*keys)))
         return 0
     except (StoreError, OSError, ValueError) as error:
         sys.stderr.write(f"coder: {clean(str(error))}\n")
         return 2
-    finally:
-        store.close()

@@ -17,7 +17,7 @@ from coder.features.store import SessionInfo, Store, StoreError, Todo
 from coder.features.titles import Titler
 from coder.history import text_of
 from coder.terminal.session import Session
-from coder.types import Aborted, Event, Message, MessageStart, RunEnd, RunStart, ToolEnd
+from coder.types import Aborted, Event, Message, MessageStart, RunEnd, RunStart, StepEnd, ToolEnd
 
 
 class Memory:
@@ -83,6 +83,7 @@ class Memory:
         return Snapshots(self.session.cwd, self.data, harmless=harmless)
 
     def _leave(self) -> None:
+        self._named()
         if self.titler:
             self.titler.stop()
             self.titler = None
@@ -99,7 +100,8 @@ class Memory:
         """The end; returns the id with which the session can be taken up, "" where nothing was said or nothing is kept."""
         kept = self.recorder and self.session.messages and not self.recorder.problem and not self.store.in_memory
         session_id = self.recorder.session_id if self.recorder and kept else ""
-        self._named()
+        if self.recorder:
+            self.settle()
         self._leave()
         with contextlib.suppress(Aborted):
             self.snapshots.prune(Abort())
@@ -109,8 +111,13 @@ class Memory:
     def settle(self) -> None:
         """Behind a run, however it ended: keep how the history was repaired, and which states of the files belong to it."""
         self.snapshots.finish()
-        if recorder := self.recorder:
-            recorder.sync()
+        if self.recorder:
+            self.recorder.sync()
+        self._keep_snapshots()
+
+    def _keep_snapshots(self) -> None:
+        """Step by step: a run that is killed can be undone, too."""
+        if (recorder := self.recorder) and not recorder.problem:
             self._quietly(lambda: set_parts(self.store, recorder.session_id, "snapshot", self.snapshots.records()))
 
     def undo(self) -> Undone:
@@ -148,11 +155,14 @@ class Memory:
         self.recorder(event)
         if isinstance(event, RunStart):
             self.undone.clear()
+            self._keep_snapshots()
+        elif isinstance(event, StepEnd):
+            self._keep_snapshots()
         elif isinstance(event, RunEnd):
             self.settle()
         if isinstance(event, MessageStart) and event.message.get("role") == "user":
             self._call_it(event.message)
-        elif isinstance(event, ToolEnd) and "todo" in event.result.details:
+        elif isinstance(event, ToolEnd) and event.name == "todo" and "todo" in event.result.details:
             self._todo(event.result.details["todo"])
         self._named()
 

@@ -6,6 +6,7 @@ What it leaves out: going on with one (`coder -c`, `coder -r ID`), and whole tra
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,14 +39,12 @@ def main(argv: Sequence[str]) -> int:
     verbs.add_parser("fork", help="make a copy to go on with; prints its id").add_argument("id")
     verbs.add_parser("rm", help="remove them for ever").add_argument("ids", nargs="+", metavar="id")
     given = flags.parse_args(argv)
-    store = Store(sessions_file())
     try:
-        return _DO[given.verb or "list"](store, given)
+        with contextlib.closing(Store(sessions_file())) as store:
+            return _DO[given.verb or "list"](store, given)
     except StoreError as error:
         sys.stderr.write(f"coder: {clean(str(error))}\n")
         return 2
-    finally:
-        store.close()
 
 
 def _say(text: str) -> None:
