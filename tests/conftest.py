@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections import Counter
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell: our children would ignore Ctrl+C, too
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GROUPS = {"tc": "tool calls", "fr": "finish reasons", "ch": "chunks", "ss": "event stream", "ht": "HTTP errors"}
 GRADES = ("must", "should", "may")
