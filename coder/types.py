@@ -327,8 +327,8 @@ Answer = Literal["once", "always", "no"]
 class PermissionAsked(Event):
     """A question: the consumer calls `reply` before it takes the next event; no reply is a no.
 
-    `pattern` is the whole command or path that will be acted on, `remember` what "always" would store, `detail`
-    a preview (a diff). `reason` is a person's word to the model with a no.
+    `pattern` is the whole command or path that will be acted on, `remember` what "always" would store, "" where nothing can be;
+    `detail` a preview (a diff). `reason` is a person's word to the model with a no.
     """
 
     id: str
@@ -339,8 +339,9 @@ class PermissionAsked(Event):
     answer: Answer = field(default="no", repr=False)
     reason: str = field(default="", repr=False)
 
-    def reply(self, answer: Answer, reason: str = "") -> None:
-        self.answer, self.reason = answer, reason
+    def reply(self, answer: Answer, reason: str = "", remember: str = "") -> None:
+        """`remember`: with "always", another pattern to store."""
+        self.answer, self.reason, self.remember = answer, reason, remember or self.remember
 
 
 @dataclass(slots=True)
@@ -387,10 +388,11 @@ class DoomLoop(Event):
 
 @dataclass(slots=True)
 class Nested(Event):
-    """An event of a sub-agent's run."""
+    """An event of a sub-agent's run. `session_id` is the child's, which tells two that run side by side apart."""
 
     agent: str
     event: Event
+    session_id: str = ""
 
 
 # ---- hooks: everything others can put in -----------------------------------------------------------------

@@ -9,7 +9,7 @@ import codecs
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ class Workspace:
         self.asked: list[tuple[str, str, str]] = []
         self.when_asked: Callable[[], None] = lambda: None
 
-    def authorize(self, ctx: ToolContext, permission: str, pattern: str, detail: str) -> None:
-        self.asked.append((permission, pattern, detail))
+    def authorize(self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str) -> None:
+        self.asked.append((permission, ", ".join(patterns), detail))
         self.when_asked()
 
     def run(self, name: str, **arguments: Any) -> ToolResult:

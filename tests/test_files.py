@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,8 +42,8 @@ class Workspace:
         self.asked: list[tuple[str, str]] = []
         self.when_asked: Callable[[], None] = lambda: None
 
-    def authorize(self, ctx: ToolContext, permission: str, pattern: str, detail: str) -> None:
-        self.asked.append((permission, pattern))
+    def authorize(self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str) -> None:
+        self.asked.append((permission, ", ".join(patterns)))
         self.when_asked()
 
     def run(self, call: ToolCall) -> ToolResult:

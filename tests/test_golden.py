@@ -834,8 +834,8 @@ class Asking(Hooks):
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
         ctx.authorize = self.authorize
 
-    def authorize(self, ctx: ToolContext, permission: str, pattern: str, detail: str) -> Generator[Event, None, None]:
-        asked = PermissionAsked(ctx.call_id, permission, pattern, pattern, detail)
+    def authorize(self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str) -> Generator[Event, None, None]:
+        asked = PermissionAsked(ctx.call_id, permission, patterns[0], patterns[0], detail)
         yield asked
         yield PermissionReplied(asked.id, asked.answer)
         if asked.answer == "no":

@@ -12,7 +12,7 @@ import os
 import resource
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,8 +38,8 @@ class Workspace:
         self.when_asked: Callable[[], None] = lambda: None
         self.abort = Abort()
 
-    def authorize(self, ctx: ToolContext, permission: str, pattern: str, detail: str) -> None:
-        self.asked.append((permission, pattern, detail))
+    def authorize(self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str) -> None:
+        self.asked.append((permission, ", ".join(patterns), detail))
         self.when_asked()
 
     def call(self, name: str, **arguments: object) -> ToolResult:

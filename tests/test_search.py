@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -431,8 +431,8 @@ class Asking(Hooks):
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
         ctx.authorize = self.refuse
 
-    def refuse(self, ctx: ToolContext, permission: str, pattern: str, detail: str) -> None:
-        self.asked.append(pattern)
+    def refuse(self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str) -> None:
+        self.asked.append(", ".join(patterns))
         raise DeniedError("no")
 
 

@@ -8,7 +8,7 @@ the session.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 from coder.tools import ToolContext
 from coder.types import DeniedError, Event, Hooks, PermissionAsked, PermissionReplied, Said, ToolCall, ToolResult
@@ -29,8 +29,9 @@ class Approval(Hooks):
         ctx.authorize = self.authorize
         return None
 
-    def authorize(self, ctx: ToolContext, permission: str, pattern: str, detail: str) -> Generator[Event, None, None]:
+    def authorize(self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str) -> Generator[Event, None, None]:
         """Return if allowed. Raises DeniedError."""
+        pattern = ", ".join(patterns)
         remember = "*" if permission == "edit" else pattern
         known = (permission, remember) in self.remembered and not (permission == "edit" and ALWAYS_ASK.search(pattern))
         if self.yes or permission in FREE or known:

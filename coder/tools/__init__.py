@@ -34,8 +34,8 @@ from coder.types import Aborted, DeniedError, Event, Said, ToolCall, ToolError, 
 
 JSON_TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
 
-# Asks for leave: (ctx, permission, pattern, detail) -> None, or raises DeniedError.
-Authorize = Callable[["ToolContext", str, str, str], Said[None]]
+# Asks for leave: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
+Authorize = Callable[["ToolContext", str, Sequence[str], str], Said[None]]
 Title = str | Callable[[dict[str, Any]], str]
 
 
@@ -58,10 +58,13 @@ class ToolContext:
         """Yield it from a generator tool: output to show while the tool works."""
         return ToolUpdate(self.call_id, text)
 
-    def ask(self, permission: str, pattern: str, detail: str = "") -> Generator[Event, None, None]:
-        """`yield from` it before acting: returns if allowed, raises DeniedError. Without permissions all is allowed."""
+    def ask(self, permission: str, pattern: str | Sequence[str], detail: str = "") -> Generator[Event, None, None]:
+        """`yield from` it before acting: returns if allowed, raises DeniedError. Without permissions all is allowed.
+
+        `pattern` is the command, or the path or paths, that will be acted on.
+        """
         if self.authorize is not None:
-            yield from settle(self.authorize(self, permission, pattern, detail))
+            yield from settle(self.authorize(self, permission, [pattern] if isinstance(pattern, str) else list(pattern), detail))
 
 
 # ---- from a function to a tool ---------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
     claimed: dict[Path, object] = {}
     changes = [_planned(ctx, section, claimed) for section in parse(patch)]
     whole = "\n".join(change.diff for change in changes)
-    yield from ctx.ask("edit", ", ".join(name for change in changes for name in change.names), whole)
+    yield from ctx.ask("edit", [name for change in changes for name in change.names], whole)
     for place, state in claimed.items():  # the person may have taken a while to answer
         if state != (_state(place) if os.path.lexists(place) else None):
             raise ToolError(f"{shown(ctx, place)} changed on disk meanwhile. No file was changed. Read it again first.")

@@ -1,0 +1,27 @@
+"""Files that hold secrets, known by their names: `.env`, private keys, credentials of other programs.
+
+What it leaves out: what becomes of one (reading asks: features/permissions.py; grep passes over it: search.py), and secrets in
+files of other names.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+# The last part of a path; examples of a .env are for everybody's eyes (SEC-11).
+NAMES = re.compile(r"""
+    \.env (?: \. (?! (?: example|sample|template|dist|defaults ) $ ) .* )? | .+ \. env | \.envrc
+  | id_(?: rsa|dsa|ecdsa|ed25519 )(?: _sk )?(?: [-_.] (?! pub$ ) .* )? | .* \. (?: pem|key|p12|pfx|jks|keystore|kdbx|ppk|gpg )
+  | \.netrc | _netrc | \.git-credentials | \.npmrc | \.pypirc | \.pgpass | \.my\.cnf | \.htpasswd | \.vault-token | \.terraformrc
+  | credentials (?: \. (?: json|toml|ya?ml|ini|db ) )? | secrets? \. (?: json|toml|ya?ml|ini )
+  | (?: client_secret | service-account ) .* \. json
+""", re.X | re.I)
+FOLDERS = re.compile(r"(?:^|/)(?:\.ssh|\.gnupg|\.aws|\.azure|\.kube|\.docker|\.config/gcloud|\.config/gh|\.password-store)/", re.I)
+PUBLIC = re.compile(r".*\.pub|known_hosts|authorized_keys", re.I)  # in such a folder, and yet no secret
+
+
+def holds_secrets(path: str | PurePath) -> bool:
+    """Does a file of this path hold secrets, as far as its name tells?"""
+    path = PurePath(path)
+    return bool(NAMES.fullmatch(path.name)) or bool(FOLDERS.search(f"{path}") and not PUBLIC.fullmatch(path.name))
