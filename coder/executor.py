@@ -27,12 +27,14 @@ from coder.types import (
     MessageEnd,
     MessageStart,
     Nested,
+    RunEnd,
     ToolCall,
     ToolEnd,
     ToolError,
     ToolResult,
     ToolStart,
     ToolUpdate,
+    Usage,
     settle,
 )
 
@@ -41,6 +43,28 @@ ABORTED_BY = {"aborted": "aborted by the user", "max_time": "the time limit was 
 KEPT_UPDATES = 100  # of a tool that does not get to its end
 
 Flow = Generator[Event, None, Any]
+
+
+@dataclass
+class Ledger:
+    """What a run may still do and has done. A sub-agent's run has one of its own, below that of the run which called it:
+    so its steps count there as well, and it ends with that one's limit."""
+
+    max_steps: int
+    parent: Ledger | None = None
+    steps: int = 0  # model calls, with those of sub-agents
+    repeated: tuple[str, int] = ("", 0)  # the newest call, and how often it came in a row
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.parent:
+            self.parent.step()
+
+    @property
+    def left(self) -> int:
+        """Steps until the nearest limit. The last one is the parent's, to say what came of it."""
+        own = self.max_steps - self.steps
+        return min(own, self.parent.left - 1) if self.parent else own
 
 
 @dataclass
@@ -67,22 +91,25 @@ class Executor:
     """Runs the calls of one run's answers. `messages` is the history, to which the results are added; what somebody says
     meanwhile goes to `pending`."""
 
-    def __init__(self, messages: list[Message], pending: list[Message], tools: Toolset, hooks: Hooks, limits: Limits, abort: Abort) -> None:
+    def __init__(self, messages: list[Message], pending: list[Message], tools: Toolset, hooks: Hooks, limits: Limits, abort: Abort,
+                 ledger: Ledger) -> None:
         self.messages, self.pending, self.tools, self.hooks, self.limits, self.abort = messages, pending, tools, hooks, limits, abort
+        self.ledger = ledger
+        self.usage = Usage()  # of the runs that tools have made: sub-agents
         self.open: list[Slot] = []  # calls whose results are not in the history yet
-        self.repeated: tuple[str, int] = ("", 0)  # the newest call, and how often it came in a row
 
     def run(self, calls: list[ToolCall], not_run: str = "") -> Generator[Event, None, Outcome]:
         """Run the calls. `not_run` says why none is to be run; every call has its events and its result all the same."""
         outcome = Outcome()
         for group in self.tools.groups(calls):
-            self.open = [Slot(call, self.tools.context(call, self.abort)) for call in group]
+            self.open = [Slot(call, self._context(call)) for call in group]
             for slot in self.open:
                 if self.abort.is_set:
                     not_run = f"Not run: {ABORTED_BY.get(self.abort.reason, self.abort.reason)}."
                 if not not_run and self._count(slot.call) > self.limits.doom_loop_threshold:
                     not_run = NOT_RUN
-                    outcome.repetition = f"Stopped: {slot.call.name} was called {self.repeated[1]} times in a row with the same arguments."
+                    outcome.repetition = (f"Stopped: {slot.call.name} was called {self.ledger.repeated[1]} times in a row with the same "
+                                          "arguments.")
                 yield from self._begin(slot, not_run)
             yield from self._work([slot for slot in self.open if slot.result is None])
             while self.open:
@@ -100,6 +127,11 @@ class Executor:
         """The results of calls that were under way when the run was broken off, with what they had put out by then."""
         slots, self.open = self.open, []
         return [tool_message(slot.call.id, slot.result or self._stopped(slot)) for slot in slots if slot.begun]
+
+    def _context(self, call: ToolCall) -> ToolContext:
+        ctx = self.tools.context(call, self.abort)
+        ctx.ledger = self.ledger
+        return ctx
 
     # -- one call, from its start event to its end event
 
@@ -132,6 +164,8 @@ class Executor:
                 if isinstance(said, ToolResult):
                     yield from self._finish(slots[place], said)
                 else:
+                    if isinstance(said, Nested) and isinstance(said.event, RunEnd):
+                        self.usage += said.event.usage
                     yield from _passed_on(slots[place], said)
         except Aborted:
             for slot in slots:
@@ -163,16 +197,16 @@ class Executor:
     def _count(self, call: ToolCall) -> int:
         """How often this call, by name and canonical arguments, came in a row."""
         key = call.name + json.dumps(call.arguments, sort_keys=True)
-        self.repeated = (key, self.repeated[1] + 1 if key == self.repeated[0] else 1)
-        return self.repeated[1]
+        self.ledger.repeated = (key, self.ledger.repeated[1] + 1 if key == self.ledger.repeated[0] else 1)
+        return self.ledger.repeated[1]
 
     def _repetition(self, call: ToolCall) -> Generator[Event, None, ToolResult | None]:
         """The answer to a call that came too often in a row; None lets it run."""
-        count = self.repeated[1]
+        count = self.ledger.repeated[1]
         if count < self.limits.doom_loop_threshold:
             return None
         if (yield from settle(self.hooks.on_doom_loop(DoomLoop(call.name, call.arguments or {}, count)))):
-            self.repeated = ("", 0)
+            self.ledger.repeated = ("", 0)
             return None
         return ToolResult(f"Not run: {call.name} was called {count} times in a row with the same arguments, and the result "
                           "would be the same. Do something else, or say what is in the way. The same call once more ends "

@@ -19,7 +19,7 @@ from typing import Any
 from coder.abort import Abort
 from coder.decision import FULL, Decision, Facts, decide
 from coder.errors import RetryPolicy
-from coder.executor import Executor
+from coder.executor import Executor, Ledger
 from coder.history import NOT_RUN, Converter, Repairer, now, repair, user
 from coder.states import Machine, State
 from coder.tools import Tool, Toolset
@@ -72,19 +72,20 @@ class Verdict:
 
 def run_loop(messages: list[Message], model: Model, tools: Toolset | Iterable[Tool | Callable[..., Any]] = (), *,
              prompts: str | Sequence[Message] = (), system: str = "", reasoning: Reasoning = "off", hooks: Hooks | None = None,
-             limits: Limits = Limits(), retry: RetryPolicy = RetryPolicy(),
-             abort: Abort | None = None) -> Generator[Event, None, RunResult]:
+             limits: Limits = Limits(), retry: RetryPolicy = RetryPolicy(), abort: Abort | None = None,
+             ledger: Ledger | None = None) -> Generator[Event, None, RunResult]:
     """Run until done; yields events, returns the RunResult.
 
     `messages` is the conversation so far, changed in place. `prompts` (text, or messages) are added to it with their
-    events; without them the run goes on from the list as it is. `reasoning` is how much the model is to think. Raises
-    nothing for what a model, a server or a tool does. KeyboardInterrupt and bugs climb, after `run_end` and with the list
-    in order.
+    events; without them the run goes on from the list as it is. `reasoning` is how much the model is to think. `ledger`: a
+    run of a sub-agent's counts in that of its parent. Raises nothing for what a model, a server or a tool does.
+    KeyboardInterrupt and bugs climb, after `run_end` and with the list in order.
     """
     toolset = tools if isinstance(tools, Toolset) else Toolset(tools)
     pending = [user(prompts)] if isinstance(prompts, str) else list(prompts)
     with (abort or Abort()).child(limits.max_seconds) as token:
-        run = _Run(messages, model, toolset, pending, system, reasoning, hooks or Hooks(), limits, retry, token)
+        run = _Run(messages, model, toolset, pending, system, reasoning, hooks or Hooks(), limits, retry, token,
+                   ledger or Ledger(limits.max_steps))
         return (yield from run.go())
 
 
@@ -92,16 +93,17 @@ class _Run:
     """The state of one run."""
 
     def __init__(self, messages: list[Message], model: Model, tools: Toolset, pending: list[Message], system: str,
-                 reasoning: Reasoning, hooks: Hooks, limits: Limits, retry: RetryPolicy, abort: Abort) -> None:
+                 reasoning: Reasoning, hooks: Hooks, limits: Limits, retry: RetryPolicy, abort: Abort, ledger: Ledger) -> None:
         self.messages, self.model, self.tools, self.pending, self.system = messages, model, tools, pending, system
         self.reasoning, self.hooks, self.limits, self.retry, self.abort = reasoning, hooks, limits, retry, abort
+        self.ledger = ledger
         self.steps = 0
         self.usage = Usage()
         self.last_usage = Usage()
         self.text = ""  # of the newest answer
         self.compactions = 0  # in a row, without a completed step between them
         self.repair, self.convert = Repairer(), Converter(model.name)
-        self.executor = Executor(messages, pending, tools, self.hooks, limits, abort)
+        self.executor = Executor(messages, pending, tools, self.hooks, limits, abort, ledger)
         self.machine = Machine()
         self.in_step = False
         self.answer: Message = {}  # of the step
@@ -128,10 +130,11 @@ class _Run:
             for _ in self._close():
                 pass  # nobody listens any more: a bug climbs, or the consumer has gone
         yield Status("idle")
-        yield RunEnd(verdict.stop_reason, verdict.text, self.usage, self.steps, verdict.error)
+        usage = self.usage + self.executor.usage
+        yield RunEnd(verdict.stop_reason, verdict.text, usage, self.steps, verdict.error)
         if interrupt:
             raise interrupt
-        return RunResult(verdict.stop_reason, verdict.text, self.messages, self.usage, self.steps, verdict.error)
+        return RunResult(verdict.stop_reason, verdict.text, self.messages, usage, self.steps, verdict.error)
 
     def _aborted(self, reason: str) -> Verdict:
         self.abort.set(reason)
@@ -167,7 +170,7 @@ class _Run:
         self.pending += yield from settle(self.hooks.get_steering_messages())
         while True:
             self.abort.check()
-            if self.steps >= self.limits.max_steps:
+            if self.ledger.left <= 0:
                 yield from self._add_pending()
                 self.machine.to(State.ENDED)
                 return Verdict("max_steps", self.text or "Max steps reached, task may be incomplete.")
@@ -184,6 +187,7 @@ class _Run:
     def _step(self) -> Flow:
         """One model call and its tools. Returns a Verdict where the run ends with it."""
         self.steps += 1
+        self.ledger.step()
         self.in_step, self.answer = True, {}
         yield StepStart(self.steps)
         self.machine.to(State.PREPARING)

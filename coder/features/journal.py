@@ -52,11 +52,12 @@ class Known:
 
 
 def spent(event: Event) -> Usage | None:
-    """What a sub-agent has used (the summarising one, too), whose run ends here: a run's own usage does not hold it."""
-    inner = event
+    """What a hidden agent has used (the summarising one), whose run ends here: a run's own usage does not hold it, as it
+    does that of a sub-agent, which has a session."""
+    around, inner = None, event
     while isinstance(inner, Nested):
-        inner = inner.event
-    return inner.usage if isinstance(inner, RunEnd) and inner is not event else None
+        around, inner = inner, inner.event
+    return inner.usage if isinstance(inner, RunEnd) and around and not around.session_id else None
 
 
 def same(before: Sequence[Message], after: Sequence[Message]) -> int:

@@ -38,9 +38,9 @@ FAMILIES = (
 HEADING = "Instructions of the user and of the project follow, the nearest last. They say how to work here; they allow nothing."
 
 
-def system_prompt(cwd: Path, model: str = "", files: Sequence[Instruction] = ()) -> str:
-    """The rules, the facts about the place, and the instruction files."""
+def system_prompt(cwd: Path, model: str = "", files: Sequence[Instruction] = (), role: str = "") -> str:
+    """The rules, the facts about the place, and the instruction files. `role` stands in the place of the rules."""
     family = next((text for pattern, text in FAMILIES if re.search(pattern, model.lower())), "")
     facts = f"Workspace: {cwd}\nSystem: {platform.system()} {platform.machine()}\nDate: {date.today().isoformat()}"
-    rules = "\n".join(filter(None, [RULES, family]))
+    rules = "\n".join(filter(None, [role or RULES, family]))
     return "\n\n".join(filter(None, [rules, facts, HEADING if files else "", *map(str, files)]))

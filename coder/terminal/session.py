@@ -6,95 +6,115 @@ The REPL and the one-shot mode are two ways to use it. What it leaves out: keepi
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coder.abort import Abort
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.errors import RetryPolicy
+from coder.features.agents import BUILT_IN, AgentSpec, choices
 from coder.features.compaction import Compaction
 from coder.features.folder_instructions import FolderInstructions
 from coder.features.hooks import HookChain
 from coder.features.instructions import instructions
+from coder.features.journal import spent
 from coder.features.parallel import ParallelTools
+from coder.features.permissions import Permissions
 from coder.features.plugins import Plugins
-from coder.features.prompt import system_prompt
-from coder.features.todo import newest, todo
-from coder.history import user
+from coder.features.redact import RedactingModel, Redaction, Redactor
+from coder.features.sandbox import Sandbox
+from coder.features.subagent import Subagents
+from coder.features.todo import notes
 from coder.loop import run_loop
-from coder.terminal.approval import Approval
 from coder.terminal.config import Settings, config_folder, window_of
 from coder.terminal.interrupts import Interrupts
+from coder.terminal.kit import Temperature, equip, prompt_of, tools_for
 from coder.tools import Tool
-from coder.tools.bash import bash
-from coder.tools.edit import edit
-from coder.tools.files import ls, read, write
-from coder.tools.patch import apply_patch
-from coder.tools.search import glob, grep
-from coder.types import Event, Hooks, Limits, Message, Nested, Notice, RunEnd, RunResult, StepEnd, T, Usage
+from coder.types import Event, Hooks, Limits, Message, Notice, RunEnd, RunResult, StepEnd, T, Usage
 
 if TYPE_CHECKING:
     from coder.features.trace import Trace
 
-TOOLS = (read, write, edit, bash, grep, glob, ls, todo)
-PATCHING = (read, apply_patch, bash, grep, glob, ls, todo)  # the GPT-5 family is trained on apply_patch
-
-
-def tools_for(model: str) -> tuple[Tool, ...]:
-    """The built-in tools as a model family knows them."""
-    return PATCHING if model.rsplit("/", 1)[-1].lower().startswith("gpt-5") else TOOLS
-
 
 class Session:
-    """State from one run to the next. `system` replaces our system prompt, `extra` follows on either; `hooks` and `plugins`
-    are the user's, `trace` records all of it."""
+    """State from one run to the next. `system` replaces our system prompt, `extra` follows on either; `agents` are those that there
+    are and `agent` the one to begin with; `hooks` and `plugins` are the user's; `sandbox` confines the commands, `trace`
+    records all of it."""
 
-    def __init__(self, settings: Settings, cwd: Path, approval: Approval, *, system: str = "", extra: str = "",
-                 hooks: Hooks | None = None, plugins: Plugins | None = None, trace: Trace | None = None) -> None:
+    def __init__(self, settings: Settings, cwd: Path, permissions: Permissions, *, agents: Mapping[str, AgentSpec] = BUILT_IN,
+                 agent: str = "build", system: str = "", extra: str = "", hooks: Hooks | None = None, plugins: Plugins | None = None,
+                 sandbox: Sandbox | None = None, trace: Trace | None = None) -> None:
         self.settings = settings
         self.reasoning = settings.reasoning
         self.cwd = cwd
-        self.approval = approval
-        self.trace = trace
+        self.permissions, self.agents, self.sandbox, self.trace = permissions, agents, sandbox, trace
         self.plugins = plugins or Plugins()
-        self.notices = self.plugins.taken_problems()  # what a person is to be told at the next occasion
+        self.users_hooks = [*([hooks] if hooks else []), *self.plugins.hooks]
+        self.instead, self.extra = system, extra
+        self.redactor = Redactor(*settings.keys)
+        self.notices = [*settings.notes, *self.plugins.taken_problems()]  # what a person is to be told at the next occasion
         self.subscribers: list[Callable[[Event], None]] = [self._note, self.plugins.told]
         self.files = instructions(cwd, config_folder())
         self.folder_files = FolderInstructions(cwd, self.files)
-        self.system = "\n\n".join(filter(None, [system or system_prompt(cwd, settings.model, self.files), extra]))
         self.messages: list[Message] = []
         self.usage = Usage()
         self.newest = Usage()  # of the newest answer
         self.interrupts = Interrupts()
         self.session_id = secrets.token_hex(8)
-        self.tools = ParallelTools(cwd=cwd)
+        self.seen = ParallelTools(cwd=cwd).seen
         self.abort = Abort()  # of the run under way
-        self.use(settings.model)
-        self.compaction = Compaction(self.model, notes=self._notes)
-        chain = HookChain(*filter(None, [approval, hooks]), *self.plugins.hooks, self.folder_files, self.compaction)
+        self.subagents = Subagents(choices(agents, "subagent", "all"), partial(equip, self), limits=self.limits, retry=self.retry)
+        self.temperature = Temperature(agents[agent])
+        self.model = self.chat_model(settings.model)
+        self.compaction = Compaction(self.model, notes=self._notes, prompt=agents["compaction"].prompt)
+        self.work_as(agent)
+        chain = HookChain(*filter(None, [permissions, self.temperature, *self.users_hooks, sandbox, self.folder_files, self.compaction,
+                                         Redaction(self.redactor)]))
         self.hooks = trace.hooks(chain) if trace else chain
+
+    # -- who works
+
+    def work_as(self, agent: str) -> None:
+        """Another agent goes on with the conversation: its prompt, its rules, its model if it has one. Raises KeyError."""
+        self.agent = self.temperature.spec = self.agents[agent]
+        self.permissions.agent = list(self.agent.rules)
+        self.use(self.agent.model or self.model.name)
 
     def use(self, name: str) -> None:
         """Talk to another model of the same server; the conversation goes on."""
-        seen = self.tools.seen
-        self.model = self.chat_model(name)
-        if hasattr(self, "compaction"):
-            self.compaction.model = self.model
-        self.tools = ParallelTools([*tools_for(name), *self.plugins.tools], cwd=self.cwd, session_id=self.session_id)
-        self.tools.seen = seen
+        self.model = self.compaction.model = self.chat_model(name)
+        self.system = prompt_of(self.agent, self.cwd, name, self.files, self.instead, self.extra)
+        self.tools = ParallelTools(self.permissions.offered([*self.built_in(name), self.subagents.tool]), cwd=self.cwd,
+                                   session_id=self.session_id)
+        self.tools.seen = self.seen
         if self.trace:
             self.trace.attach(self.model)
+
+    def built_in(self, model: str) -> list[Tool]:
+        """The tools that a model of this name gets from us and from the plugins."""
+        tools = [*tools_for(model), *self.plugins.tools]
+        return self.sandbox.tools(tools) if self.sandbox else tools
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(max_steps=self.settings.max_steps, max_seconds=self.settings.max_seconds)
+
+    @property
+    def retry(self) -> RetryPolicy:
+        return RetryPolicy(base=self.settings.retry_base)
 
     def chat_model(self, name: str = "") -> ChatModel:
         """A model of the server, without a name another one like ours: for what goes on beside a run."""
         settings, idle, name = self.settings, self.settings.idle_timeout, name or self.model.name
         first = max(FIRST_BYTE_TIMEOUT, idle) if idle else 0
         own = settings.context_window != window_of(settings.model)  # one that the person gave stays
-        return ChatModel(name, base_url=settings.base_url, api_key=settings.api_key,
-                         context_window=settings.context_window if own else window_of(name), idle_timeout=idle,
-                         first_byte_timeout=first if settings.first_byte_timeout is None else settings.first_byte_timeout,
-                         extra_body=settings.extra_body, profile=settings.profile, price=settings.price_of(name))
+        return RedactingModel(name, redactor=self.redactor, base_url=settings.base_url, api_key=settings.api_key,
+                              context_window=settings.context_window if own else window_of(name), idle_timeout=idle,
+                              first_byte_timeout=first if settings.first_byte_timeout is None else settings.first_byte_timeout,
+                              extra_body=settings.extra_body, profile=settings.profile, price=settings.price_of(name))
 
     @property
     def stalls(self) -> tuple[float, float]:
@@ -103,10 +123,10 @@ class Session:
 
     def run(self, prompt: str, show: Callable[[Event], None]) -> RunResult:
         """One run, its events shown. Raises KeyboardInterrupt where it had to be broken off."""
-        limits = Limits(max_steps=self.settings.max_steps, max_seconds=self.settings.max_seconds)
+        limits = replace(self.limits, max_steps=self.agent.max_steps or self.settings.max_steps)
         self.abort = Abort()
-        events = run_loop(self.messages, self.model, self.tools, prompts=prompt, system=self.system, reasoning=self.reasoning,
-                          hooks=self.hooks, limits=limits, retry=RetryPolicy(base=self.settings.retry_base), abort=self.abort)
+        events = run_loop(self.messages, self.model, self.tools, prompts=self.redactor.text(prompt), system=self.system,
+                          reasoning=self.reasoning, hooks=self.hooks, limits=limits, retry=self.retry, abort=self.abort)
         return self._followed(self.trace.watch(events) if self.trace else events, show)
 
     def compact(self, focus: str, show: Callable[[Event], None]) -> bool:
@@ -142,18 +162,19 @@ class Session:
         self.messages = messages
         self.session_id = session_id or secrets.token_hex(8)
         self.tools.session_id = self.session_id
-        self.tools.seen.clear()
+        self.seen.clear()
+        self.subagents.children.clear()
         self.newest = Usage()
+        self.folder_files.take_up(messages)
 
     def _note(self, event: Event) -> None:
         if isinstance(event, StepEnd) and event.usage.input:
             self.newest = event.usage
         elif isinstance(event, RunEnd):
             self.usage += event.usage
-        elif isinstance(event, Nested) and isinstance(event.event, RunEnd):
-            self.usage += event.event.usage
+        elif used := spent(event):
+            self.usage += used
 
     def _notes(self) -> list[Message]:
         """What is to be said again where the history is shortened: instruction files of sub-folders, the checklist."""
-        items = newest(self.messages)
-        return [*self.folder_files.notes(), *([user(f"Your checklist as it stands:\n{items}")] if items else [])]
+        return [*self.folder_files.notes(), *notes(self.messages)]

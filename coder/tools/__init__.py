@@ -27,10 +27,15 @@ import typing
 from collections.abc import Callable, Container, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Union, overload
 
 from coder.abort import Abort
+from coder.tools.secrets import holds_secrets
 from coder.types import Aborted, DeniedError, Event, Said, ToolCall, ToolError, ToolResult, ToolUpdate, settle
+
+if TYPE_CHECKING:
+    from coder.executor import Ledger
+    from coder.tools.process import Confinement
 
 JSON_TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
 
@@ -39,11 +44,24 @@ Authorize = Callable[["ToolContext", str, Sequence[str], str], Said[None]]
 Title = str | Callable[[dict[str, Any]], str]
 
 
+class Redact(Protocol):
+    """Takes out what nobody is to see (features/redact.py)."""
+
+    def text(self, text: str) -> str:
+        """Of a whole text."""
+        ...
+
+    def add(self, text: str) -> str:
+        """Of the next piece of what a tool puts out while it works; what may go on in the next one waits for it."""
+        ...
+
+
 @dataclass
 class ToolContext:
     """What a tool may know and do: where it works, who asks, when to stop.
 
-    `seen` records files as they were when they were last read or written in this session (tools/files.py).
+    `seen` records files as they were when they were last read or written in this session (tools/files.py). `ledger` is the
+    run's, for a tool that starts another one (features/subagent.py).
     """
 
     cwd: Path
@@ -53,16 +71,21 @@ class ToolContext:
     call_id: str = ""
     seen: dict[Path, Any] = field(default_factory=dict)
     authorize: Authorize | None = None
+    secret: Callable[[str], bool] = holds_secrets  # is a file one that a search passes over, as it is not read unasked?
+    confine: Confinement | None = None  # what a hook puts the call's child processes in
+    ledger: Ledger | None = None
+    redact: Redact | None = None
 
     def update(self, text: str) -> ToolUpdate:
         """Yield it from a generator tool: output to show while the tool works."""
-        return ToolUpdate(self.call_id, text)
+        return ToolUpdate(self.call_id, self.redact.add(text) if self.redact else text)
 
     def ask(self, permission: str, pattern: str | Sequence[str], detail: str = "") -> Generator[Event, None, None]:
         """`yield from` it before acting: returns if allowed, raises DeniedError. Without permissions all is allowed.
 
         `pattern` is the command, or the path or paths, that will be acted on.
         """
+        detail = self.redact.text(detail) if self.redact else detail
         if self.authorize is not None:
             yield from settle(self.authorize(self, permission, [pattern] if isinstance(pattern, str) else list(pattern), detail))
 

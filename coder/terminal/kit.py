@@ -1,0 +1,84 @@
+"""The kit of an agent: its tools, its system prompt and its hooks, for a session's own agent and for its sub-agents.
+
+What it leaves out: what an agent is (features/agents.py), its run (session.py, features/subagent.py), and the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coder.features.agents import AgentSpec
+from coder.features.compaction import Compaction
+from coder.features.folder_instructions import FolderInstructions
+from coder.features.hooks import HookChain
+from coder.features.instructions import Instruction
+from coder.features.parallel import ParallelTools
+from coder.features.prompt import system_prompt
+from coder.features.redact import Redaction
+from coder.features.rules import Rule
+from coder.features.subagent import Equipment
+from coder.features.todo import todo
+from coder.tools import Tool
+from coder.tools.bash import bash
+from coder.tools.edit import edit
+from coder.tools.files import ls, read, write
+from coder.tools.patch import apply_patch
+from coder.tools.search import glob, grep
+from coder.types import Hooks, Request
+
+if TYPE_CHECKING:
+    from coder.terminal.session import Session
+
+TOOLS = (read, write, edit, bash, grep, glob, ls, todo)
+PATCHING = (read, apply_patch, bash, grep, glob, ls, todo)  # the GPT-5 family is trained on apply_patch
+NO_TASK = Rule("task", "*", "deny", "sub-agents call none")
+
+
+def tools_for(model: str) -> tuple[Tool, ...]:
+    """The built-in tools as a model family knows them."""
+    return PATCHING if model.rsplit("/", 1)[-1].lower().startswith("gpt-5") else TOOLS
+
+
+def prompt_of(spec: AgentSpec, cwd: Path, model: str, files: Sequence[Instruction], instead: str = "", extra: str = "") -> str:
+    """The system prompt: the person's own text, or the agent's, and what the person wants behind it."""
+    return "\n\n".join(filter(None, [instead or system_prompt(cwd, model, files, spec.prompt), extra]))
+
+
+def equip(session: Session, spec: AgentSpec, session_id: str) -> Equipment:
+    """What a sub-agent of this session works with: nothing that the session's agent may not do."""
+    model = session.chat_model(spec.model)
+    permissions = session.permissions.child([*spec.rules, NO_TASK])
+    offered = permissions.offered(session.built_in(model.name))
+    folder_files = FolderInstructions(session.cwd, session.files)
+    compaction = Compaction(model, notes=folder_files.notes, prompt=session.agents["compaction"].prompt)
+    chain = HookChain(*filter(None, [permissions, Temperature(spec), *map(Passing, session.users_hooks), session.sandbox, folder_files,
+                                     compaction, Redaction(session.redactor)]))
+    if session.trace:
+        session.trace.attach(model)
+    return Equipment(model, ParallelTools(offered, cwd=session.cwd, session_id=session_id),
+                     prompt_of(spec, session.cwd, model.name, session.files),
+                     session.trace.hooks(chain) if session.trace else chain)
+
+
+class Temperature(Hooks):
+    """What an agent has of its own in each request."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self.spec = spec
+
+    def before_llm_call(self, request: Request) -> None:
+        if self.spec.temperature is not None:
+            request.options.setdefault("temperature", self.spec.temperature)
+
+
+class Passing(Hooks):
+    """A hook of the user's in a run of a sub-agent: it is asked about each request and each call, and not told of the run itself,
+    since it belongs to that of the parent."""
+
+    def __init__(self, hook: Hooks) -> None:
+        self.before_llm_call = hook.before_llm_call  # type: ignore[method-assign]
+        self.after_llm_call = hook.after_llm_call  # type: ignore[method-assign]
+        self.before_tool_call = hook.before_tool_call  # type: ignore[method-assign]
+        self.after_tool_call = hook.after_tool_call  # type: ignore[method-assign]

@@ -1,0 +1,136 @@
+"""Agents as data: the built-in ones, and those of the user's files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from coder.features.agents import BUILT_IN, AgentError, AgentSpec, choices, load_agents, mapping, split
+from coder.features.permissions import Permissions
+from coder.features.rules import Rule
+from coder.terminal.kit import TOOLS
+
+
+def test_the_seven_of_the_seed_are_there_with_their_modes() -> None:
+    assert {each.name: (each.mode, each.hidden) for each in BUILT_IN.values()} == {
+        "build": ("primary", False),
+        "plan": ("primary", False),
+        "general": ("subagent", False),
+        "explore": ("subagent", False),
+        "compaction": ("primary", True),
+        "title": ("primary", True),
+        "summary": ("primary", True),
+    }
+    assert [each.name for each in choices(BUILT_IN, "primary", "all")] == ["build", "plan"]
+    assert [each.name for each in choices(BUILT_IN, "subagent", "all")] == ["general", "explore"]
+
+
+@pytest.mark.parametrize(
+    "name, tools",
+    [
+        ("build", ["read", "write", "edit", "bash", "grep", "glob", "ls", "todo"]),
+        ("plan", ["read", "bash", "grep", "glob", "ls", "todo"]),
+        ("general", ["read", "write", "edit", "bash", "grep", "glob", "ls"]),
+        ("explore", ["read", "grep", "glob", "ls"]),
+        ("compaction", []),
+        ("title", []),
+        ("summary", []),
+    ],
+)
+def test_what_an_agent_may_never_do_it_is_not_offered(name: str, tools: list[str]) -> None:
+    assert [each.name for each in Permissions(agent=BUILT_IN[name].rules, yolo=True).offered(TOOLS)] == tools
+
+
+REVIEWER = """---
+name: whatever
+description: "reviews: a change"
+mode: subagent
+model: gpt-5-mini
+temperature: 0.2
+max_steps: 7
+permissions:
+  edit: deny
+  # only looking
+  bash:
+    "*": deny
+    "git diff *": allow
+---
+
+You review code.
+---
+Not a border.
+"""
+
+
+def test_a_file_of_the_users_makes_an_agent(tmp_path: Path) -> None:
+    (tmp_path / "reviewer.md").write_text(REVIEWER)
+    agents, problems = load_agents(tmp_path)
+    source = "agent reviewer"
+    assert problems == [] and list(agents)[:-1] == list(BUILT_IN)
+    assert agents["reviewer"] == AgentSpec(
+        "reviewer",
+        "reviews: a change",
+        "subagent",
+        False,
+        "You review code.\n---\nNot a border.",
+        (Rule("edit", "*", "deny", source), Rule("bash", "*", "deny", source), Rule("bash", "git diff *", "allow", source)),
+        "gpt-5-mini",
+        0.2,
+        7,
+    )
+
+
+def test_a_file_with_a_built_in_name_changes_only_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "explore.md").write_text("---\nmodel: small\n---\n")
+    (tmp_path / "title.md").write_text("Find a funny title.")
+    (tmp_path / "plain.md").write_text("\ufeff---\r\nmode: all\r\n---\r\nWindows.\r\n")
+    agents, _ = load_agents(tmp_path)
+    assert agents["explore"].model == "small" and agents["explore"].prompt == BUILT_IN["explore"].prompt
+    assert agents["explore"].rules == BUILT_IN["explore"].rules
+    assert (agents["title"].prompt, agents["title"].hidden, agents["title"].temperature) == ("Find a funny title.", True, 0.3)
+    assert agents["plain"].mode == "all" and agents["plain"].prompt == "Windows."
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("---\nmode: boss\n---\n", "'boss' is not one of primary, subagent, all"),
+        ("---\ntools: read\n---\n", "there is no tools in front of an agent; there are description,"),
+        ("---\npermissions:\n  bash: maybe\n---\n", '"maybe" is not one of allow, ask, deny'),
+        ("---\npermissions: allow\n---\n", "rules have to be an object"),
+        ("---\ntemperature: hot\n---\n", "'hot' has to be a number"),
+        ("---\nmodel:\n  a: b\n---\n", "has to be text"),
+        ("---\n- a\n---\n", "the line '- a' is not `key: value`"),
+    ],
+)
+def test_a_file_that_makes_none_is_left_out_with_a_word(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "x.md").write_text(text)
+    agents, [said] = load_agents(tmp_path)
+    assert dict(agents) == BUILT_IN
+    assert said.startswith("The agent x.md is left out: ") and problem in said and "\n" not in said
+
+
+def test_a_file_that_others_may_write_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "x.md").write_text("Hello.")
+    os.chmod(tmp_path / "x.md", 0o666)
+    (tmp_path / "Bad Name.md").write_text("Hello.")
+    agents, problems = load_agents(tmp_path)
+    assert dict(agents) == BUILT_IN and len(problems) == 2
+    assert "small letters" in problems[0] and "others may write" in problems[1]
+
+
+def test_front_matter_is_between_two_lines_of_dashes_at_the_beginning() -> None:
+    assert split("a\n---\nb: c\n---\n") == ({}, "a\n---\nb: c\n---")
+    assert split("---\na: b\n---") == ({"a": "b"}, "")
+    assert split("---\nnever closed: x\n") == ({}, "---\nnever closed: x")
+    assert split("") == ({}, "")
+
+
+def test_the_part_of_yaml_that_is_read() -> None:
+    lines = ["a: 1", "b:", "    'x: y': \"z\"", "    c:", "      d: e", "    f: g", "", "# no", "h: 'i'", "url: http://x", "j:"]
+    assert mapping(lines) == {"a": "1", "b": {"x: y": "z", "c": {"d": "e"}, "f": "g"}, "h": "i", "url": "http://x", "j": {}}
+    for line in ("no colon", "\ta: b", "[1]", "a:b"):
+        with pytest.raises(AgentError):
+            mapping([line])
