@@ -328,7 +328,8 @@ class PermissionAsked(Event):
     """A question: the consumer calls `reply` before it takes the next event; no reply is a no.
 
     `pattern` is the whole command or path that will be acted on, `remember` what "always" would store, "" where nothing can be;
-    `detail` a preview (a diff). `reason` is a person's word to the model with a no.
+    `detail` a preview (a diff), `why` what makes it ask where a person would not expect it. `reason` is a person's word to
+    the model with a no.
     """
 
     id: str
@@ -336,6 +337,7 @@ class PermissionAsked(Event):
     pattern: str
     remember: str
     detail: str = ""
+    why: str = ""
     answer: Answer = field(default="no", repr=False)
     reason: str = field(default="", repr=False)
 

@@ -1,4 +1,4 @@
-"""Commands: what they may do to us, what is left of them, and what the model is told. PRC-01 to PRC-20 of the reference.
+"""Commands: what they may do to us, what is left of them, and what the model is told. Group PRC of tests/data/cases.toml.
 
 Most go through Toolset([bash]) in this process; what is about a terminal, or about our own end, goes through a session.
 """
@@ -25,8 +25,8 @@ from coder.features.scripted import Reply
 from coder.tools import Toolset
 from coder.tools.bash import bash, shell
 from coder.types import Event, ToolCall, ToolResult, ToolUpdate
-from tests.harness import ask, serve
-from tests.terminal import MARK, ROOT, OneShot, Place, Terminal, gone, processes, promptly, running, until
+from tests.harness import ask, assert_all_valid, serve  # noqa: F401 (for the children)
+from tests.terminal import MARK, ROOT, Place, Terminal, gone, processes, promptly, running, until
 
 FINE = Reply("All is well.")
 
@@ -69,7 +69,7 @@ def command(line: str, **arguments: object) -> Reply:
     ("echo hi; exit 3", "hi\n[exit code 3]", True),
     ("exit 3", "[exit code 3]", True),
     ("no-such-program-here", f"{shell()}: line 1: no-such-program-here: command not found\n[exit code 127]", True),
-    ("kill -9 $$", "[killed by signal 9 (SIGKILL)]", True),
+    pytest.param("kill -9 $$", "[killed by signal 9 (SIGKILL)]", True, marks=pytest.mark.case("PRC-16")),
     ("echo hi; kill -TERM $$", "hi\n[killed by signal 15 (SIGTERM)]", True),
     ("(exit 137)", "[exit code 137: SIGKILL]", True),
     ("(exit 255)", "[exit code 255]", True),
@@ -81,8 +81,8 @@ def test_what_the_model_is_told(tmp_path: Path, line: str, content: str, is_erro
     assert (result.content, result.is_error) == (content, is_error)
 
 
+@pytest.mark.case("PRC-20")
 def test_each_call_is_a_new_shell_in_the_workspace(tmp_path: Path) -> None:
-    """PRC-20"""
     tools = Toolset([bash], cwd=tmp_path)
     lines = ["cd ..; export A=1; alias ll=ls; pwd", "pwd; echo A=$A"]
     with serve(Reply(calls=[("bash", {"command": line}) for line in lines]), FINE) as server:
@@ -97,16 +97,16 @@ def test_a_command_that_is_none_is_refused(tmp_path: Path, line: str) -> None:
     assert result.is_error and "empty or holds a NUL" in str(result.content)
 
 
+@pytest.mark.case("PRC-14")
 def test_bytes_that_are_no_text_make_a_valid_request(tmp_path: Path) -> None:
-    """PRC-14"""
     with serve(command(r"printf '\xff\xfe\x00\x1b[31m\xe2\x82'"), FINE) as server:
         ask(server, tools=Toolset([bash], cwd=tmp_path))
         result = server.requests[-1]["messages"][-1]["content"]
     assert result == "\ufffd\ufffd\ufffd\x1b[31m"
 
 
+@pytest.mark.case("PRC-18")
 def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
-    """PRC-18"""
     ws = tmp_path / "ws"
     ws.mkdir()
     assert bash_in(ws, 'rm -rf "$PWD"').content == "(no output)"
@@ -114,10 +114,13 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
     assert result.is_error and f"the folder {ws} is gone" in str(result.content)
 
 
+@pytest.mark.case("PRC-18")
 def test_a_session_whose_folder_goes_goes_on(tmp_path: Path) -> None:
-    """PRC-18"""
     with serve(command('rm -rf "$PWD"'), command("pwd"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
-        terminal.say("hello")
+        terminal.enter("hello")
+        terminal.expect("or why not: ")  # what deletes more than can be told is asked about in any mode
+        terminal.enter("y")
+        terminal.prompt()
         assert "is gone" in server.requests[-1]["messages"][-1]["content"]
         assert "All is well." in terminal.say("and now?")
 
@@ -182,8 +185,8 @@ def test_a_process_with_many_open_files_can_run_commands(tmp_path: Path) -> None
         """) == "hi\n"
 
 
+@pytest.mark.case("PRC-12")
 def test_a_line_of_fifty_megabytes_is_cut(tmp_path: Path, mark: str) -> None:
-    """PRC-12"""
     result = bash_in(tmp_path, "head -c 50M /dev/zero | tr '\\0' x")
     assert len(str(result.content)) < 30_000 and "52,428,800 bytes" in str(result.content)
     assert not processes(mark)
@@ -201,14 +204,18 @@ def test_a_saved_file_that_cannot_be_whole_is_not_named(tmp_path: Path) -> None:
     assert done == ""
 
 
-def test_output_of_half_a_gigabyte_needs_no_memory(tmp_path: Path) -> None:
-    """PRC-11: measured in a process of its own."""
+@pytest.mark.case("PRC-11")
+def test_two_gigabytes_of_output_need_no_memory(tmp_path: Path) -> None:
+    """Measured in a process of its own, in which the result is also sent."""
     grown = in_a_child(tmp_path, """
         bash_in(Path.cwd(), "seq 20000")
         before = peak()
-        result = bash_in(Path.cwd(), "yes 'a line of some length' | head -c 500M")
-        assert "524,288,000 bytes" in result.content and len(result.content) < 30_000, result.content[-200:]
-        assert Path(result.details["saved"]).stat().st_size == 524_288_000
+        server = serve(command("head -c 2G /dev/zero"), FINE).start()
+        ask(server, tools=Toolset([bash], cwd=Path.cwd()))
+        assert_all_valid(server)
+        content = server.requests[1]["messages"][-1]["content"]
+        assert "of 2,147,483,648 bytes" in content and "[truncated 2147455648 characters]" in content, content[-200:]
+        assert len(content) < 30_000
         print(peak() - before)
         """)
     assert int(grown) < 50_000  # kilobytes
@@ -236,10 +243,10 @@ def in_a_child(folder: Path, script: str) -> str:
 
 @pytest.mark.parametrize("line", [
     pytest.param("echo a; sleep 300", id="sleep"),
-    pytest.param("sh -c 'echo a; sleep 300 & wait'", id="PRC-05: a child of a child"),
-    pytest.param("trap '' TERM INT; echo a; sleep 300", id="PRC-06: deaf to TERM"),
+    pytest.param("sh -c 'echo a; sleep 300 & wait'", id="a child of a child", marks=pytest.mark.case("PRC-05")),
+    pytest.param("trap '' TERM INT; echo a; sleep 300", id="deaf to TERM", marks=pytest.mark.case("PRC-06")),
     pytest.param("echo a; setsid sleep 300 & (setsid setsid sleep 300 &) ; setsid sleep 300; true", id="sessions of their own"),
-    pytest.param("echo a; kill -STOP $$", id="PRC-16: stopped"),
+    pytest.param("echo a; kill -STOP $$", id="stopped", marks=pytest.mark.case("PRC-16")),
     pytest.param("echo a; exec >&- 2>&-; sleep 300", id="output closed"),
 ])
 def test_a_timeout_ends_all_of_a_command(tmp_path: Path, mark: str, line: str) -> None:
@@ -250,8 +257,8 @@ def test_a_timeout_ends_all_of_a_command(tmp_path: Path, mark: str, line: str) -
     gone(mark)
 
 
+@pytest.mark.case("PRC-13")
 def test_a_timeout_ends_output_without_end(tmp_path: Path, mark: str) -> None:
-    """PRC-13"""
     with promptly(8):
         result = bash_in(tmp_path, "yes", timeout=1)
     assert "timed out after 1 s" in str(result.content) and len(str(result.content)) < 30_000
@@ -268,9 +275,9 @@ def test_a_timeout_of_nothing_is_a_second(tmp_path: Path, timeout: int) -> None:
 
 
 @pytest.mark.parametrize("line", [
-    pytest.param("sleep 300 & echo hi", id="PRC-01"),
-    pytest.param("(while :; do echo x; sleep .01; done) & echo hi", id="PRC-02"),
-    pytest.param("setsid sleep 300 & echo hi", id="PRC-03"),
+    pytest.param("sleep 300 & echo hi", id="silent", marks=pytest.mark.case("PRC-01")),
+    pytest.param("(while :; do echo x; sleep .01; done) & echo hi", id="writing", marks=pytest.mark.case("PRC-02")),
+    pytest.param("setsid sleep 300 & echo hi", id="apart", marks=pytest.mark.case("PRC-03")),
     pytest.param("yes & echo hi", id="a flood"),
     pytest.param("sleep 300 >/dev/null 2>&1 & disown; echo hi", id="output elsewhere"),
 ])
@@ -305,11 +312,6 @@ def test_a_background_child_ends_with_the_session(tmp_path: Path) -> None:
         terminal.until(lambda: terminal.running("sleep 300") and terminal.running("sleep 301"))
 
 
-def test_a_background_child_ends_with_a_one_shot_run(tmp_path: Path) -> None:
-    with serve(command("sleep 300 & setsid sleep 301 & echo hi"), FINE) as server, OneShot(tmp_path, server, "-y", "hello") as run:
-        assert run.end() == 0
-
-
 def test_the_children_of_others_are_left_alone(tmp_path: Path, mark: str) -> None:
     """The sweep after a time-out takes what the command has started, not what an earlier one has, nor anything else."""
     other = subprocess.Popen(["sleep", "302"])
@@ -326,8 +328,8 @@ def test_the_children_of_others_are_left_alone(tmp_path: Path, mark: str) -> Non
 # ---- no terminal, no input, no secrets -------------------------------------------------------------------
 
 
+@pytest.mark.case("PRC-07")
 def test_a_command_has_no_input_and_keys_wait_for_the_next_prompt(tmp_path: Path) -> None:
-    """PRC-07"""
     line = "cat; echo end of input; until [ -e go ]; do sleep 0.01; done"
     with serve(command(line), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
@@ -344,8 +346,8 @@ def test_a_command_has_no_input_and_keys_wait_for_the_next_prompt(tmp_path: Path
         assert "abc" not in str(server.requests[1])
 
 
+@pytest.mark.case("PRC-08")
 def test_a_command_cannot_read_from_the_terminal(tmp_path: Path) -> None:
-    """PRC-08"""
     with serve(command("read x </dev/tty"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
         with promptly(10):
             terminal.say("hello")
@@ -372,9 +374,9 @@ class Locked(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.case("PRC-09")
 @pytest.mark.skipif(not shutil.which("git"), reason="no git on this machine")
 def test_a_password_is_not_asked_for(tmp_path: Path) -> None:
-    """PRC-09"""
     asks = f"{sys.executable} -c 'import getpass; getpass.getpass(\"Secret word: \")'"
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Locked) as locked:
         threading.Thread(target=locked.serve_forever, args=(0.02,), daemon=True).start()
@@ -387,12 +389,13 @@ def test_a_password_is_not_asked_for(tmp_path: Path) -> None:
             first, second = server.requests[-1]["messages"][-2:]
             assert "Authentication failed" in first["content"] and "[exit code 128]" in first["content"]
             assert "EOFError" in second["content"]
+            assert "Username for" not in terminal.output and "Password for" not in terminal.output
         locked.shutdown()
 
 
+@pytest.mark.case("PRC-10")
 @pytest.mark.skipif(not shutil.which("git"), reason="no git on this machine")
 def test_pagers_and_editors_do_not_wait_for_anybody(tmp_path: Path) -> None:
-    """PRC-10"""
     who = "-c user.name=a -c user.email=a@example.org"
     result = bash_in(tmp_path, f"git init -q . && git config core.pager less && git {who} commit -q --allow-empty -m first && git log")
     assert "first" in str(result.content) and not result.is_error
@@ -401,8 +404,8 @@ def test_pagers_and_editors_do_not_wait_for_anybody(tmp_path: Path) -> None:
     assert "empty commit message" in str(result.content)
 
 
+@pytest.mark.case("PRC-19")
 def test_only_the_three_standard_descriptors_are_inherited(tmp_path: Path) -> None:
-    """PRC-19"""
     with open(tmp_path / "ours", "w") as ours:
         os.set_inheritable(ours.fileno(), True)
         assert bash_in(tmp_path, "ls /proc/self/fd").content == "0\n1\n2\n3"  # the last is the listing's own
@@ -463,7 +466,35 @@ def test_the_checks_after_a_session_find_what_is_left(tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="still alive"):
             gone(place.mark, seconds=0.1)
         child.wait()
+        place.child = child
         place.check("all is well")
-        (place.home / "file").write_text(place.key)
-        with pytest.raises(AssertionError):
+        for output in ("Traceback (most recent call last)", "Exception ignored in", f"the key: {place.key}"):
+            with pytest.raises(AssertionError):
+                place.check(output)
+        for path in (place.temp / "left", tmp_path / "beside", tmp_path / "folder" / "beside", Path(f"/tmp/coder-{child.pid}-x")):
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+            with pytest.raises(AssertionError):
+                place.check("")
+            path.unlink()
+            if path.parent.name == "folder":
+                path.parent.rmdir()
+        for path in (place.home / ".config" / "file", place.ws / "file"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"key={place.key}")
+            with pytest.raises(AssertionError):
+                place.check("")
+            path.unlink()
+        place.check("")
+        server.requests.append({"messages": [{"role": "tool", "tool_call_id": "a", "content": "of no call"}]})
+        with pytest.raises(AssertionError, match="without its call"):
             place.check("")
+        server.requests.clear()
+        server.unreadable.append(b"{")
+        with pytest.raises(AssertionError, match="no JSON object"):
+            place.check("")
+
+
+def test_the_checks_after_a_session_see_a_terminal_that_is_not_as_it_was(tmp_path: Path) -> None:
+    with serve(FINE) as server, pytest.raises(AssertionError), Terminal(tmp_path, server) as terminal:
+        terminal.kill(signal.SIGKILL)  # at the prompt, where the keys come one by one

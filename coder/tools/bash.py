@@ -34,19 +34,25 @@ SHOW_EVERY = 0.1  # seconds between two updates
 
 @tool
 def bash(ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT) -> Generator[Any, None, ToolResult]:
-    """Run a command in bash, in the workspace. Each call is a new shell: `cd` and variables do not last. There is no
-    input and no terminal. Put a server in the background with & and its output in a file. Prefer read, grep, glob, ls
-    and edit to cat, grep, find and sed.
+    """Run a command in bash, in the workspace. Each call is a new shell without input or terminal: `cd` and variables do
+    not last. Put a server in the background with & and its output in a file. Prefer read, grep, glob and edit to cat,
+    grep, find and sed.
 
     command: the command line
     timeout: seconds until it is stopped, default 120, at most 600
     """
+    return (yield from run_command(ctx, command, timeout))
+
+
+def run_command(ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT,
+                permission: str = "bash") -> Generator[Any, None, ToolResult]:
+    """The tool's work, with leave asked under another name where somebody offers commands of another kind."""
     if "\0" in command or not command.strip():
         raise ToolError("the command is empty or holds a NUL")
-    yield from ctx.ask("bash", command)
+    yield from ctx.ask(permission, command)
     seconds = min(max(1, timeout), MAX_TIMEOUT)
     output = Output()
-    work = output_of([shell(), "--noprofile", "--norc", "-c", command], ctx.cwd, ctx.abort, seconds)
+    work = output_of([shell(), "--noprofile", "--norc", "-c", command], ctx.cwd, ctx.abort, seconds, confine=ctx.confine)
     try:
         ending = yield from _shown(ctx, work, output)
         return ToolResult(output.text() + _note(ending, seconds, ctx.abort.reason, output), is_error=ending.code != 0,

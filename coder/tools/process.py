@@ -13,20 +13,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import re
 import selectors
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from coder.abort import TICK, Abort
+from coder.environment import is_secret
 from coder.types import ToolError
 
 GRACE = 0.5  # seconds between TERM and KILL
@@ -34,10 +34,9 @@ DRAIN = 0.2  # seconds to read on after the process has ended while something el
 READ = 1 << 16
 MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
 
-SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.I)
-HARMLESS = {"SSH_AUTH_SOCK", "XAUTHORITY",  # names of sockets and files, without which git and X do not work
-            "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_AUTHOR_DATE"}
-STEERING = {"BASH_ENV", "ENV", "PROMPT_COMMAND", "RIPGREP_CONFIG_PATH", "LD_PRELOAD", "LD_AUDIT"}
+STEERING = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "POSIXLY_CORRECT", "CDPATH", "GLOBIGNORE", "PROMPT_COMMAND", "RIPGREP_CONFIG_PATH",
+            "LD_PRELOAD", "LD_AUDIT"}
+FUNCTION = "BASH_FUNC_"  # how the name of an exported function begins, which would stand in for a program
 QUIET = {"PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "TERM": "dumb", "EDITOR": "true", "VISUAL": "true",
          "GIT_EDITOR": "true", "GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true",
          "SSH_ASKPASS_REQUIRE": "never", "PIP_NO_INPUT": "1", "DEBIAN_FRONTEND": "noninteractive"}
@@ -54,26 +53,50 @@ class Ending:
     cause: str = ""
 
 
+class Confinement(Protocol):
+    """What a child is kept in."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables for the child, before ours."""
+        ...
+
+    def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        """Call `start` where its child is confined. Raises what it raises, and ToolError."""
+        ...
+
+    def ended(self) -> None:
+        """Called once after each start that gave a child, when that is over, on every way out."""
+        ...
+
+
 def environment() -> dict[str, str]:
     """Ours, without what looks like a secret and what steers a shell; with all pagers and prompts off."""
     kept = {name: value for name, value in os.environ.items()
-            if name not in STEERING and (name in HARMLESS or not SECRET.search(name))}
+            if name not in STEERING and not name.startswith(FUNCTION) and not is_secret(name)}
+    if "PATH" in kept:  # a relative folder there is the workspace, which must not stand in for the system (PRM-21)
+        kept["PATH"] = os.pathsep.join(filter(os.path.isabs, kept["PATH"].split(os.pathsep)))
     return kept | QUIET
 
 
 def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float, *, stdin: IO[bytes] | None = None,
-              stderr: IO[bytes] | None = None) -> Generator[bytes, None, Ending]:
+              stderr: IO[bytes] | None = None, confine: Confinement | None = None) -> Generator[bytes, None, Ending]:
     """Run a program; yield what it writes to stdout and stderr as it comes, b"" when nothing comes, return how it ended.
 
-    `stdin` and `stderr`: files in the place of nothing, and of the common output.
+    `stdin` and `stderr`: files in the place of nothing, and of the common output. `confine`: what the child is kept in.
 
     Raises ToolError where it cannot be started. On every way out, also a closed generator, its group is gone or, after
     a normal end, only background children are left.
     """
     mark = f"{_run}-{time.monotonic_ns()}"
+    variables = environment() | dict(confine.environment if confine else {}) | {MARK: mark}
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(argv, cwd=cwd, env=variables, start_new_session=True, stdin=stdin or subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=stderr or subprocess.STDOUT)
+
     try:
-        process = subprocess.Popen(argv, cwd=cwd, env=environment() | {MARK: mark}, start_new_session=True,
-                                   stdin=stdin or subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr or subprocess.STDOUT)
+        process = confine.start(start) if confine else start()
     except (OSError, ValueError) as error:
         gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
         raise ToolError(f"the command could not be started: {error}{gone}") from None
@@ -84,10 +107,14 @@ def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float, *, stdin
     try:
         cause = yield from _pump(process, abort, time.monotonic() + timeout)
     finally:
-        if cause:
-            _kill(process, mark)
-        if process.stdout:
-            process.stdout.close()
+        try:
+            if cause:
+                _kill(process, mark)
+        finally:
+            if process.stdout:
+                process.stdout.close()
+            if confine:
+                confine.ended()
     return Ending(process.wait(), cause)
 
 
@@ -172,6 +199,6 @@ def stop_all() -> None:
 @cache
 def private_folder() -> str:
     """A folder of this process alone (0700), gone with it."""
-    folder = tempfile.mkdtemp(prefix="coder-")
+    folder = tempfile.mkdtemp(prefix=f"coder-{os.getpid()}-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

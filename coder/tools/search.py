@@ -1,7 +1,8 @@
 """grep and glob.
 
 grep runs in a child that can be killed: ripgrep where there is one, else our own (searcher.py). Both skip .git, ignored
-and binary files, and give the same lines.
+and binary files, and give the same lines. Files that hold secrets by their names are passed over, whether they match or not:
+even that they do would tell what is in them. glob lists their names.
 
 What it leaves out: an index; reading the files for the model (read does).
 """
@@ -15,7 +16,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ MAX_FILES = 200  # of one glob
 @tool(concurrent=True)
 def grep(ctx: ToolContext, pattern: str, path: str = ".", glob: str = "", ignore_case: bool = False, literal: bool = False,
          context: int = 0, limit: int = MAX_MATCHES) -> Generator[Any, None, ToolResult]:
-    """Search file contents with a regular expression: `path:line:text` per match. Ignored and binary files are skipped.
+    """Search file contents with a regular expression: `path:line:text` per match. Ignored, binary and secret files are skipped.
 
     pattern: regular expression
     path: file or folder, default the workspace
@@ -46,12 +47,14 @@ def grep(ctx: ToolContext, pattern: str, path: str = ".", glob: str = "", ignore
     """
     target = yield from to_read(ctx, path)
     _refuse_special(target, path)
+    if not target.is_dir() and ctx.secret(name := shown(ctx, target)):
+        yield from ctx.ask("read", name)
     if "\0" in pattern or not pattern:
         raise ToolError("the pattern is empty or holds a NUL")
     options = {"pattern": pattern, "path": str(target), "workspace": str(ctx.cwd), "glob": glob, "ignore_case": ignore_case,
                "literal": literal, "context": min(max(0, context), 20)}
-    found = Found(ctx, max(1, limit), _chosen(target, ctx.cwd, glob))
-    work = output_of(_command(options), ctx.cwd, ctx.abort, TIMEOUT)
+    found = Found(ctx, max(1, limit), *_chosen(ctx, target, glob))
+    work = output_of(_command(options), ctx.cwd, ctx.abort, TIMEOUT, confine=ctx.confine)
     try:
         ending = _collect(work, found)
     finally:
@@ -64,16 +67,35 @@ def grep(ctx: ToolContext, pattern: str, path: str = ".", glob: str = "", ignore
     return ToolResult(found.text(), details={"matches": len(found.lines)})
 
 
-def _chosen(target: Path, cwd: Path, glob: str) -> Callable[[str], bool]:
-    """Does a file count? What ripgrep makes of a glob and of the folders above depends on its version; ours does not."""
+def _chosen(ctx: ToolContext, target: Path, glob: str) -> tuple[Callable[[str], bool], list[str]]:
+    """Does a file count? What ripgrep makes of a glob and of the folders above depends on its version; ours does not.
+
+    Also the files right in the folder that would count if they were not secret.
+    """
+    cwd = str(ctx.cwd)
     try:
-        wanted = searcher.chooser(glob, str(target), str(cwd))
+        wanted = searcher.chooser(glob, str(target), cwd)
     except re.error as error:
         raise ToolError(f"{glob} is no glob: {error}") from None
     if not target.is_dir():
-        return lambda path: True
-    above = searcher.rules_above(str(target), str(cwd))
-    return lambda path: wanted(path) and not (above and searcher.hidden(path, str(target), above))
+        return lambda path: True, []
+    above = searcher.rules_above(str(target), cwd)
+
+    def secret(path: str) -> bool:
+        return ctx.secret(shown(ctx, Path(path)))
+
+    def counts(path: str) -> bool:
+        return wanted(path) and not secret(path) and not (above and searcher.hidden(path, str(target), above))
+
+    paths = [os.path.join(target, name) for name in _names(target)]
+    return counts, [escaped(os.path.basename(path)) for path in paths if secret(path) and wanted(path) and not os.path.isdir(path)]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder), key=os.fsencode)
+    except OSError:  # the search says it
+        return []
 
 
 def _refuse_special(target: Path, path: str) -> None:
@@ -108,10 +130,13 @@ def _ripgrep() -> str | None:
 
 
 class Found:
-    """The lines of a search in files that are `chosen`, at most `limit` of them, and what the search had to say beside."""
+    """The lines of a search in files that are `chosen`, at most `limit` of them, and what the search had to say beside.
 
-    def __init__(self, ctx: ToolContext, limit: int, chosen: Callable[[str], bool]) -> None:
-        self.ctx, self.limit = ctx, limit
+    `passed_over`: names of files that are not searched since they hold secrets.
+    """
+
+    def __init__(self, ctx: ToolContext, limit: int, chosen: Callable[[str], bool], passed_over: Sequence[str] = ()) -> None:
+        self.ctx, self.limit, self.passed_over = ctx, limit, passed_over
         self.chosen = cache(chosen)
         self.lines: list[str] = []
         self.full = False
@@ -147,6 +172,9 @@ class Found:
     def text(self) -> str:
         tail = [f"({self.limit} lines shown, there are more; narrow the pattern, the path or the glob)"] if self.full else []
         tail += [f"({note})" for note in self.notes]
+        if self.passed_over:
+            count = f" and {len(self.passed_over) - 5} more" if len(self.passed_over) > 5 else ""
+            tail.append(f"(not searched, since they may hold secrets: {', '.join(self.passed_over[:5])}{count}; path can name one)")
         return "\n".join([*(self.lines or ["No matches."]), *tail])
 
 
