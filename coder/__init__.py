@@ -11,8 +11,7 @@ states, tools, executor, loop; then what interests you of features and terminal.
 Importing the package does nothing: no folder, no print, no network, no .env; a name is loaded when it is used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # nothing is imported here: under plain `python -m coder` this runs before the folder we stand in is off the path
 
 if TYPE_CHECKING:
     from coder.abort import Abort
@@ -38,9 +37,9 @@ _HOMES = {"abort": ("Abort",), "ai": ("ChatModel",), "errors": ("RetryPolicy",),
           "usage": ("Price",)}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Load a public name from the module it lives in."""
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"coder.{home}"), name)
+            return getattr(__import__(f"coder.{home}", fromlist=[name]), name)
     raise AttributeError(f"module 'coder' has no attribute {name!r}")

@@ -6,12 +6,13 @@ import sys
 def main() -> int:
     """Start the command line, with the folder we stand in off the path, where a stranger's rich.py might wait.
 
-    What Python itself imports before this line under plain `python -m coder` is out of our hands: README.md says how to
-    start in a folder that one does not trust.
+    Nothing is imported before this but what Python has loaded by then. Under plain `python -m coder` a folder `coder` in the
+    one that we stand in is taken for us, before we can do anything: the console script and `python -P -m coder` see none.
     """
     import os
 
-    sys.path[:] = [place for place in sys.path if place not in ("", os.getcwd())]
+    here = {"", os.getcwd(), os.path.realpath(os.curdir)}
+    sys.path[:] = [place for place in sys.path if os.path.isabs(place) and place not in here]
     try:
         from coder.terminal.cli import main as run
 

@@ -1,7 +1,8 @@
 """Endpoint: one server's address, its key and its connections, through the openai client.
 
 The client makes the connection, the credentials and the request. Its own retries are off, and redirects are not followed:
-they would carry the conversation to another host. What happens before an answer comes is turned into ModelError here.
+they would carry the conversation to another host. A proxy of the environment is used for https only, where it sees nothing.
+What happens before an answer comes is turned into ModelError here.
 
 What it leaves out: what is sent (profile.py), reading the answer (ai.py), ending a request from outside (connection.py).
 """
@@ -18,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from coder.abort import Abort
-from coder.address import is_loopback, shown_url
+from coder.address import shown_url
 from coder.connection import Line
 from coder.errors import classify
 from coder.types import Event, ModelError
@@ -159,7 +160,7 @@ class Channel:
         address, _, query = (endpoint.base_url or "").partition("?")
         transport = openai.DefaultHttpxClient(
             follow_redirects=False, verify=endpoint.tls(), event_hooks={"request": [self._prepared], "response": [self._refused]},
-            trust_env=not is_loopback(endpoint.address))  # what is meant for this machine goes through no proxy
+            trust_env=(endpoint.address or "https").lower().startswith("https"))  # over http a proxy would read the key
         self._client = openai.OpenAI(
             base_url=address or None, api_key=self._key, max_retries=0, http_client=transport,  # H12
             timeout=openai.Timeout(None, connect=CONNECT_TIMEOUT),  # reading is timed by the line

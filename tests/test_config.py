@@ -1,4 +1,4 @@
-"""Where the settings come from: flags, the environment, the user's .env, the folder's .env, defaults."""
+"""Where the settings come from: flags, the environment, the user's .env, in one case the folder's .env, defaults."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -60,14 +61,15 @@ def settings(place: Place, monkeypatch: pytest.MonkeyPatch) -> Sources:
 FIELDS = {"OPENAI_MODEL": "model", "CODER_CONTEXT_WINDOW": "context_window", "CODER_IDLE_TIMEOUT": "idle_timeout",
           "CODER_FIRST_BYTE_TIMEOUT": "first_byte_timeout", "CODER_RETRY_BASE": "retry_base", "CODER_MAX_STEPS": "max_steps",
           "CODER_MAX_SECONDS": "max_seconds"}
-OTHERS = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "CODER_REASONING", "CODER_PRICES", "CODER_PROFILE", "CODER_EXTRA_BODY", "CODER_TITLES"}
+OTHERS = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "CODER_REASONING", "CODER_PRICES", "CODER_PROFILE", "CODER_EXTRA_BODY", "CODER_TITLES",
+          "CODER_ALLOW_HTTP", "CODER_SANDBOX", "CODER_SANDBOX_NETWORK"}
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_each_setting_comes_from_the_first_source_that_has_it(settings: Sources, name: str) -> None:
-    values = [str(number) for number in (11, 22, 33, 44)]
+    values = [str(number) for number in (11, 22, 33, 44)]  # the last is the folder's, which has nothing to say here
     server = {key: value for key, value in NEEDED.items() if key != name}
-    for first in range(4):
+    for first in range(3):
         given = [{name: value} if at >= first else {} for at, value in enumerate(values)]
         given[1] |= server
         got = getattr(settings(*given), FIELDS[name])
@@ -79,9 +81,37 @@ def test_what_no_source_has_gets_its_default(settings: Sources) -> None:
     assert settings(env=NEEDED) == defaults
 
 
+def test_the_folder_gives_key_server_and_model_together_where_nothing_else_has_a_key_or_a_server(settings: Sources) -> None:
+    theirs = of("folder", {"url": THERE, "key": "yes"}) | {"OPENAI_MODEL": "theirs"}
+    got = settings(folder=theirs)
+    assert (got.base_url, got.api_key, got.model) == ("https://folder.example/v1", "key-of-folder", "theirs")
+    assert got.notes == ("Server and key come from the .env of this folder: folder.example.",) and got.keys == ("key-of-folder",)
+    assert settings(env={"OPENAI_MODEL": "mine"}, folder=theirs).model == "mine"
+
+
+@pytest.mark.parametrize("source", ["env", "user"])
+def test_the_model_of_a_folder_does_not_count_for_a_server_of_the_users(settings: Sources, source: str) -> None:
+    with pytest.raises(ConfigError, match="no model is named"):
+        settings(**{source: {"OPENAI_BASE_URL": HERE.format(9)}}, folder={"OPENAI_MODEL": "theirs"})
+
+
+def test_nothing_else_of_a_folder_counts_and_that_is_said(settings: Sources) -> None:
+    """Neither with the folder's own server nor with the user's."""
+    words = {"CODER_ALLOW_HTTP": "on", "CODER_SANDBOX": "off", "CODER_SANDBOX_NETWORK": "off"}
+    strange = {name: words.get(name, "7") for name in [*FIELDS, *OTHERS] if name.startswith("CODER_")}
+    theirs = of("folder", {"url": HERE}) | {"OPENAI_MODEL": "m"}
+    for env, folder in ({}, theirs), (NEEDED, {}):
+        plain, got = settings(env=env, folder=folder), settings(env=env, folder=folder | strange)
+        *notes, said = got.notes
+        assert replace(got, notes=()) == replace(plain, notes=()) and tuple(notes) == plain.notes
+        assert said.startswith("Not taken from this folder: ") and all(name in said for name in strange)
+        assert str(config_folder()) in said
+    assert not settings(env=NEEDED, folder={"OPENAI_API_KEY": "of-an-app"}).notes, "many projects have one"
+
+
 def test_an_empty_value_is_no_value(settings: Sources) -> None:
     empty = {"CODER_MAX_STEPS": "", "OPENAI_API_KEY": ""}
-    got = settings({"OPENAI_MODEL": None}, NEEDED | empty, empty, {"CODER_MAX_STEPS": "7"})
+    got = settings({"OPENAI_MODEL": None}, NEEDED | empty, {"CODER_MAX_STEPS": "7", "OPENAI_API_KEY": ""})
     assert (got.max_steps, got.api_key) == (7, None)
 
 
@@ -115,15 +145,19 @@ def test_a_key_goes_only_to_the_server_that_was_named_beside_it(settings: Source
             got = settings({"OPENAI_MODEL": "m", "OPENAI_BASE_URL": flag or None}, sources["env"], sources["user"], sources["folder"])
         except ConfigError as error:
             assert "OPENAI_API_KEY" in str(error) and "\n" not in str(error)
+            assert "key-of" not in str(error)
             got = None
         expected = with_flag(flag, sources) if flag else without_flag(sources)
         assert (got and (got.base_url, got.api_key)) == expected, sources
 
 
 def without_flag(sources: dict[str, dict[str, str]]) -> tuple[str | None, str | None] | None:
-    """Both from the first source that has either; None where that would be a strange server without a key, or nothing."""
+    """Both from the first source that has either; None where that would be a strange server without a key, or nothing, or where the
+    folder names a server and the user's key has none."""
     first = next((source for source in sources.values() if source), {})
     url, key = first.get("OPENAI_BASE_URL"), first.get("OPENAI_API_KEY")
+    if key and not url and first is not sources["folder"] and "OPENAI_BASE_URL" in sources["folder"]:
+        return None
     return (url, key) if key or (url or "").startswith("http://127.") else None
 
 
@@ -150,6 +184,20 @@ def test_a_server_that_only_looks_like_this_machine_needs_one(settings: Sources,
         settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"})
 
 
+@pytest.mark.parametrize("url", ["http://192.168.1.7:8080/v1", "http://api.example/v1", "HTTP://0.0.0.0/v1", "http://[::2]/v1",
+                                 "http://127.0.0.1.evil.example/v1"])
+def test_http_to_another_machine_has_to_be_allowed_by_the_user(settings: Sources, url: str) -> None:
+    env = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
+    for sources in ({"env": env}, {"user": env}, {"folder": env}, {"flags": {"OPENAI_BASE_URL": url}, "env": env}):
+        for refused in {}, {"folder": sources.get("folder", {}) | {"CODER_ALLOW_HTTP": "on"}}:
+            with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL is http.* --allow-http"):
+                settings(**(sources | refused))
+    assert settings({"CODER_ALLOW_HTTP": "on"}, env).base_url == url
+    assert settings(env=env | {"CODER_ALLOW_HTTP": "on"}).base_url == url
+    assert settings(env=env, user={"CODER_ALLOW_HTTP": "on"}).base_url == url
+    assert settings(env=env | {"OPENAI_BASE_URL": url.lower().replace("http", "https")}).base_url
+
+
 def test_the_host_that_is_shown_holds_no_password(settings: Sources) -> None:
     got = settings(env={"OPENAI_BASE_URL": "https://me:pass@api.example:8443/v1", "OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"})
     assert got.host == "api.example:8443"
@@ -174,9 +222,12 @@ def test_nothing_in_an_env_file_is_interpolated(settings: Sources, monkeypatch: 
     assert (got.model, got.api_key) == ("a${OTHER}b$OTHER", "${OPENAI_MODEL}")
 
 
-def test_an_env_file_is_read_as_people_write_them(settings: Sources, place: Place) -> None:
-    (place.ws / ".env").write_bytes(b"\xef\xbb\xbf# mine\r\nexport OPENAI_MODEL='a b'\r\nOPENAI_BASE_URL = \"http://[::1]/v1\" # here\r\n"
-                                    b"\r\nnonsense\r\nCODER_MAX_STEPS=9")
+def test_an_env_file_is_read_as_people_write_them(settings: Sources, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings(env=NEEDED)
+    for name in NEEDED:
+        monkeypatch.delenv(name)
+    (config_folder() / ".env").write_bytes(b"\xef\xbb\xbf# mine\r\nexport OPENAI_MODEL='a b'\r\n"
+                                           b"OPENAI_BASE_URL = \"http://[::1]/v1\" # here\r\n\r\nnonsense\r\nCODER_MAX_STEPS=9")
     got = load(place.ws)
     assert (got.model, got.base_url, got.max_steps) == ("a b", "http://[::1]/v1", 9)
 
@@ -193,16 +244,37 @@ def test_an_env_file_that_cannot_be_read_is_said(settings: Sources, place: Place
         load(place.ws)
 
 
+def test_an_env_file_without_an_end_is_read_to_a_limit(settings: Sources, place: Place) -> None:
+    with (place.ws / ".env").open("wb") as file:
+        file.write(b"OPENAI_MODEL=m\nOPENAI_BASE_URL=http://[::1]/v1\n")
+        file.truncate(1 << 40)
+    assert load(place.ws).model == "m"
+
+
+@pytest.mark.parametrize("whose", ["file", "folder"])
+def test_an_env_file_of_the_user_that_others_can_write_does_not_count(settings: Sources, whose: str) -> None:
+    settings(env={}, user=NEEDED | {"OPENAI_MODEL": "m"}, folder={})
+    path = config_folder() / ".env"
+    (path if whose == "file" else path.parent).chmod(0o777)
+    with pytest.raises(ConfigError, match=r"\.env: others may write to .*\(chmod go-w mends that\)"):
+        load(path.parent)
+
+
 def test_only_the_folder_itself_is_looked_at(settings: Sources, place: Place) -> None:
-    settings(env=NEEDED)
+    settings(env={}, folder={}, user=NEEDED)
+    (config_folder() / ".env").unlink()
     below = place.ws / "below" / "deep"
     below.mkdir(parents=True)
-    for folder in (place.ws, place.ws / "below"):
-        (folder / ".env").write_text("CODER_MAX_STEPS=3\n")
-    assert load(below).max_steps == 100
+    for folder in (place.ws, place.ws / "below", below / "deeper"):
+        folder.mkdir(exist_ok=True)
+        (folder / ".env").write_text(f"OPENAI_MODEL=m\nOPENAI_BASE_URL={HERE.format(9)}\n")
+    with pytest.raises(ConfigError, match="no key"):
+        load(below)
+    assert load(place.ws).model == "m"
     (place.ws / ".env").unlink()
     (place.ws / ".env").mkdir()  # of all things
-    assert load(place.ws).max_steps == 100
+    with pytest.raises(ConfigError, match="no key"):
+        load(place.ws)
 
 
 def test_env_example_has_exactly_the_known_names_and_sets_nothing(settings: Sources, place: Place) -> None:
@@ -251,7 +323,7 @@ NUMBERS = [name for name in FIELDS if name != "OPENAI_MODEL"]
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", ["many", "1,5", "-1", "nan", "inf", "-inf", "1e400", "0x10", "1 000"])
 def test_what_is_no_number_is_said_with_its_name(settings: Sources, name: str, value: str) -> None:
-    for source in ("env", "user", "folder"):
+    for source in ("env", "user"):
         given = {"env": dict(NEEDED)}
         given.setdefault(source, {})[name] = value
         with pytest.raises(ConfigError, match=f"{name} is .*{re.escape(value)}"):
@@ -294,10 +366,9 @@ def test_an_env_file_of_the_folder_cannot_lead_a_run_elsewhere(place: Place) -> 
     assert not {name for name in server.heads[0] if "evil" in name or "organization" in name}
 
 
-def test_a_key_of_the_environment_never_goes_to_an_address_of_the_folder(place: Place) -> None:
-    """The run goes to the key's own server, which is out of reach here: a proxy tells where it wanted to go."""
-    with serve(Reply("I am evil.")) as evil, socket.create_server(("127.0.0.1", 0)) as proxy:
-        (place.ws / ".env").write_text(f"OPENAI_BASE_URL={evil.url}\n")
+def test_a_key_without_an_address_goes_to_its_own_server(place: Place) -> None:
+    """That is out of reach here: a proxy, which over https sees nothing but the name, tells where the run wanted to go."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
         address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
         child = place.start("--max-seconds", "20", "hi", OPENAI_API_KEY="secret", OPENAI_MODEL="m", HTTPS_PROXY=address, HTTP_PROXY=address,
                             ALL_PROXY=address, CODER_RETRY_BASE="0.01")
@@ -308,7 +379,6 @@ def test_a_key_of_the_environment_never_goes_to_an_address_of_the_folder(place: 
             asked_for = connection.recv(1000)
         child.terminate()
         child.communicate(timeout=20)
-        assert evil.connections == 0
     assert asked_for.startswith(b"CONNECT api.openai.com:443 ") and b"secret" not in asked_for
 
 
@@ -326,7 +396,9 @@ def test_a_key_of_the_folder_never_goes_to_a_server_of_the_environment(place: Pl
 
 def test_a_bad_number_ends_the_program_in_one_line(place: Place) -> None:
     assert_one_line(place.coder("hi", CODER_MAX_STEPS="many", **NEEDED), "CODER_MAX_STEPS", "many")
-    (place.ws / ".env").write_text("CODER_IDLE_TIMEOUT=soon\n")
+    user = place.home / ".config" / "coder"
+    user.mkdir(parents=True)
+    (user / ".env").write_text("CODER_IDLE_TIMEOUT=soon\n")
     assert_one_line(place.coder("hi", **NEEDED), "CODER_IDLE_TIMEOUT", "soon")
 
 
@@ -379,3 +451,11 @@ def test_the_profile_and_the_body_are_json_and_not_of_a_folder(settings: Sources
 def test_what_is_no_profile_or_body_is_said(settings: Sources, name: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         settings(env=NEEDED | {name: value})
+
+
+def test_the_sandbox_is_auto_and_its_network_is_on_unless_said(settings: Sources) -> None:
+    assert (settings(env=NEEDED).sandbox, settings(env=NEEDED).network) == ("auto", True)
+    given = settings(env=NEEDED | {"CODER_SANDBOX": "ON", "CODER_SANDBOX_NETWORK": "off"})
+    assert (given.sandbox, given.network) == ("on", False)
+    with pytest.raises(ConfigError, match="has to be auto, on or off"):
+        settings(env=NEEDED | {"CODER_SANDBOX": "perhaps"})

@@ -22,11 +22,12 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from coder.environment import is_secret
+from coder.features.redact import REMOVED, Redactor, redacted, without_secrets
 from coder.features.store import SessionInfo, Store
 from coder.features.trace_page import CONTROL, Markup, tag
 from coder.history import text_of
 from coder.reasoning import REASONING, THINK
-from coder.tools.process import HARMLESS, SECRET
 from coder.types import Message, Usage
 
 Format = Literal["md", "json", "html"]
@@ -37,61 +38,12 @@ GONE = "no longer sent to the model"
 
 # ---- secrets ---------------------------------------------------------------------------------------------
 
-REMOVED = "[removed]"
-SHORTEST = 8  # characters of a value that is taken for a secret wherever it stands
-WHOLE = re.compile(  # keys by their shape
-    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
-    r"|\b(?:sk|rk|pk)-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[abeoprs]-[\w-]{10,}"
-    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30,}|\bhf_[A-Za-z0-9]{20,}|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}", re.S)
-# The rest begins with a word and has bounds, so that no text takes longer than its length.
-HEADER = re.compile(r"(?i)(authorization\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?(?:(?:bearer|basic|token|digest)\s{1,3})?)[^\s\"'\\]+")
-ADDRESS = re.compile(r"(://[^\s/:@\"']{0,100}:)[^\s/@\"']{1,300}(?=@)")
-VARIABLE = re.compile(r"(\b([A-Z][A-Z0-9_]*)=)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"']+)")  # as in an environment, a .env
-MEMBER = re.compile(  # as in JSON and in code, where the value is one word
-    r"(?i)((?:key|token|secret|passw|credential|auth)[\w-]{0,40}\\?[\"']?\s{0,3}[:=]\s{0,3}\\?([\"']))[^\s\"'\\]{8,}(?=\\?\2)")
-
-
-def _variable(found: re.Match[str]) -> str:
-    return found[1] + REMOVED if SECRET.search(found[2]) and found[2] not in HARMLESS else found[0]
-
-
-# (one of these words, in small letters, is in whatever the pattern finds; the pattern; what takes its place). To look for the words
-# first is a hundred times faster.
-RULES: list[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
-    (("-----begin ", "sk-", "rk-", "pk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "akia", "asia", "aiza",
-      "hf_", "eyj"), WHOLE, REMOVED),
-    (("authorization",), HEADER, rf"\1{REMOVED}"),
-    (("://",), ADDRESS, rf"\1{REMOVED}"),
-    (("=",), VARIABLE, _variable),
-    (("key", "token", "secret", "passw", "credential", "auth"), MEMBER, rf"\1{REMOVED}")]
-
 
 def redactor(*secrets: str) -> Redact:
     """What takes out these values, those of our environment that are secrets by their names, and what is one by its shape."""
-    own = {value for name, value in os.environ.items() if SECRET.search(name) and name not in HARMLESS}
-    values = sorted({value for value in (*secrets, *own) if len(value) >= SHORTEST}, key=len, reverse=True)
-
-    def redact(text: str) -> str:
-        for value in values:
-            text = text.replace(value, REMOVED)
-        small = text.lower()
-        for words, pattern, instead in RULES:
-            if any(word in small for word in words):
-                text = pattern.sub(instead, text)
-        return text
-
-    return redact
-
-
-def redacted(value: Any, redact: Redact) -> Any:
-    """A JSON value with every string in it redacted."""
-    if isinstance(value, str):
-        return redact(value)
-    if isinstance(value, list):
-        return [redacted(item, redact) for item in value]
-    if isinstance(value, dict):
-        return {redact(name): redacted(item, redact) for name, item in value.items()}
-    return value
+    own = (value for name, value in os.environ.items() if is_secret(name))
+    known = Redactor(*secrets, *own, instead=REMOVED)
+    return lambda text: without_secrets(known.text(text))
 
 
 # ---- the transcript --------------------------------------------------------------------------------------

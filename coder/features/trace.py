@@ -43,11 +43,11 @@ from typing import Any
 from coder.address import shown_url
 from coder.ai import ChatModel
 from coder.features.hooks import NAMES, HookChain, has
+from coder.features.redact import Redactor
 from coder.features.trace_file import FORMAT
 from coder.types import Event, Hooks, ModelError, Nested, Notice, ReasoningDelta, Request, RunResult, TextDelta, ToolCallDelta, settle
 
 DELTAS = (TextDelta, ReasoningDelta, ToolCallDelta)
-LEAST_KEY = 8  # characters; what is shorter is no secret but "none" or "ollama"
 SECRET = re.compile(r"auth|key|token|secret|cookie", re.I)  # headers of the user's whose values are not written
 HEADERS = re.compile(r"content-(type|encoding|length)|date|server|via|cf-ray|retry-after.*|.*ratelimit.*|.*request-?id|.*processing-ms")
 ERROR = ("kind", "message", "status", "request_id", "retryable", "retry_after", "param", "loading")
@@ -66,7 +66,7 @@ class Trace:
 
     def __init__(self, path: str | Path) -> None:
         self.failure = ""
-        self._keys: dict[str, re.Pattern[bytes]] = {}
+        self._redactor = Redactor(instead="***")
         self._numbers = count(1)  # of the requests
         self._id = secrets.token_hex(4)
         self._start = time.monotonic()
@@ -127,9 +127,7 @@ class Trace:
 
     def hide(self, key: str | None) -> None:
         """Write *** wherever this occurs, also inside of JSON and of JSON inside of JSON, whoever wrote that."""
-        if key and len(key) >= LEAST_KEY and key not in self._keys:
-            longest_first = sorted([*self._keys, key], key=len, reverse=True)
-            self._keys = {each: self._keys.get(each) or spellings(each) for each in longest_first}
+        self._redactor.hide(key)
 
     # -- what it writes
 
@@ -169,7 +167,7 @@ class Trace:
         try:
             return {"text": data.decode()}
         except UnicodeDecodeError:
-            return {"base64": base64.b64encode(self._without_keys(data)).decode()}
+            return {"base64": base64.b64encode(self._redactor.data(data)).decode()}
 
     def record(self, type: str, **fields: Any) -> None:  # noqa: A002 (the name in the file)
         """Append one line. Raises TypeError or ValueError for what is no JSON."""
@@ -181,28 +179,12 @@ class Trace:
             return
         seconds = round(time.monotonic() - self._start, 6) if kind != "trace" else 0.0
         head = json.dumps({"t": seconds, "of": self._id, "type": kind})[:-1].encode()
-        line = head + (b", " if fields else b"") + self._without_keys(fields) + b"}\n"
+        line = head + (b", " if fields else b"") + self._redactor.data(fields) + b"}\n"
         try:
             if os.write(self._file, line) < len(line):
                 self.failure = "the disk is full"
         except OSError as error:
             self.failure = error.strerror or str(error)
-
-    def _without_keys(self, data: bytes) -> bytes:
-        for pattern in self._keys.values():
-            data = pattern.sub(b"***", data)
-        return data
-
-
-def spellings(text: str) -> re.Pattern[bytes]:
-    """A text in the bytes of JSON, as any encoder may write it: PHP's has \\/ for /, Go's \\u0026 for &, Gson's \\u003d for =;
-    JSON inside of JSON has more backslashes. No encoder escapes letters and digits."""
-    parts = [] if re.match("[A-Za-z0-9]", text) else [r"(?<!\\)"]  # a run of backslashes is tried once, as a whole
-    for piece in re.findall(r"[A-Za-z0-9]+|\\+|.", text, re.S):
-        units = r"\\++u".join(piece.encode("utf-16-be", "surrogatepass").hex(" ", 2).split())
-        other = r"\\++" if piece[0] == "\\" else rf"\\*+(?:{re.escape(piece)}|u(?i:{units}))"
-        parts.append(piece if re.fullmatch(r"[A-Za-z0-9]+", piece) else other)
-    return re.compile("".join(parts).encode("utf-8", "backslashreplace"))
 
 
 def _opened(path: str | Path) -> int:

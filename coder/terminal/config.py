@@ -1,8 +1,9 @@
 """Where the settings come from: flags, the environment, the user's .env, the folder's .env, defaults; in this order.
 
 A key goes only to the server that was named in the same place, so that no file of a repository can send the user's
-key elsewhere. The folder's .env can set the names below and nothing else. What it leaves out: settings that loosen
-permissions; there are none.
+key elsewhere. The folder's .env counts only where nothing else has a key or a server: then it gives both and the model, and no
+more. A file that somebody else may have written does not count. What it leaves out: settings that loosen permissions; there
+are none.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 from urllib.parse import urlsplit
 
-from coder.address import host_of, is_loopback
+from coder.address import host_of, is_loopback, shown_url
 
 if TYPE_CHECKING:
     from coder.types import Reasoning
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
 # The settings of .env.example (a test compares the two).
 NAMES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "CODER_CONTEXT_WINDOW", "CODER_REASONING", "CODER_IDLE_TIMEOUT",
          "CODER_FIRST_BYTE_TIMEOUT", "CODER_RETRY_BASE", "CODER_MAX_STEPS", "CODER_MAX_SECONDS", "CODER_PRICES", "CODER_PROFILE",
-         "CODER_EXTRA_BODY", "CODER_TITLES")
-# A folder must not say what is added to a request, nor name a file that we read.
-NOT_OF_A_FOLDER = {"CODER_PRICES", "CODER_PROFILE", "CODER_EXTRA_BODY"}
+         "CODER_EXTRA_BODY", "CODER_TITLES", "CODER_ALLOW_HTTP", "CODER_SANDBOX", "CODER_SANDBOX_NETWORK")
+# What a folder may say. The rest costs money or time, weakens the model, names a file that we read or changes what is sent.
+OF_A_FOLDER = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL")
+PLACES = ("the environment", "your .env", "the folder's .env")
+OURS = (".env", "hooks.json", "plugins", "agents")  # of config_folder(): in a workspace's .coder they do nothing, which is said
+LONGEST = 1 << 20  # bytes of a .env
 
 # Context windows in tokens, by the beginning of the model's name; the first that fits counts.
 WINDOWS = ((r"gpt-5", 400_000), (r"gpt-4\.1", 1_000_000), (r"(gpt-4o|o\d)", 128_000), (r"claude", 200_000), (r"gemini", 1_000_000),
@@ -57,10 +61,14 @@ class Settings:
     max_seconds: float | None
     reasoning: Reasoning = "off"
     titles: bool = True
+    sandbox: str = "auto"  # or on, off
+    network: bool = True  # in the sandbox
     first_byte_timeout: float | None = None
     prices: Mapping[str, Price] = field(default_factory=dict)
     profile: Mapping[str, Any] = field(default_factory=dict)
     extra_body: Mapping[str, Any] = field(default_factory=dict)
+    keys: tuple[str, ...] = field(default=(), repr=False)  # all of the person's, to be taken out of what is shown
+    notes: tuple[str, ...] = ()  # what a person should know of where the settings came from
 
     @property
     def host(self) -> str:
@@ -88,39 +96,80 @@ def _base(name: str, default: str) -> Path:
 def load(cwd: Path, flags: Mapping[str, object] | None = None) -> Settings:
     """The settings for a session in `cwd`. `flags` go by the names above; None means not given. Raises ConfigError."""
     given = {name: str(value) for name, value in (flags or {}).items() if value is not None}
-    folder = {name: value for name, value in _dotenv(cwd / ".env").items() if name not in NOT_OF_A_FOLDER}
-    sources = [given, dict(os.environ), _dotenv(config_folder() / ".env"), folder]
-    base_url, api_key = _server(sources)
+    folder = _dotenv(cwd / ".env")
+    sources = [given, dict(os.environ), _of_the_user(), {name: value for name, value in folder.items() if name in OF_A_FOLDER}]
+    base_url, api_key, place = _server(sources)
+    counts = place == PLACES[-1]
+    sources = sources if counts else sources[:-1]
     first = {name: next((source[name] for source in sources if source.get(name)), "") for name in NAMES}
     if not first["OPENAI_MODEL"]:
         raise ConfigError("no model is named: set OPENAI_MODEL, or give -m NAME")
+    if base_url and not _switch(first, "CODER_ALLOW_HTTP", False):
+        _refuse_plain(base_url)
     return Settings(
+        keys=tuple(dict.fromkeys(key for source in sources if (key := _key(source)))), notes=tuple(_notes(cwd, folder, counts, base_url)),
         model=first["OPENAI_MODEL"], base_url=base_url, api_key=api_key,
         context_window=int(_number(first, "CODER_CONTEXT_WINDOW", window_of(first["OPENAI_MODEL"]))),
         idle_timeout=_number(first, "CODER_IDLE_TIMEOUT", 180), retry_base=_number(first, "CODER_RETRY_BASE", 2),
         first_byte_timeout=_number(first, "CODER_FIRST_BYTE_TIMEOUT", 0) if first["CODER_FIRST_BYTE_TIMEOUT"] else None,
         max_steps=int(_number(first, "CODER_MAX_STEPS", DEFAULT_STEPS)),
         max_seconds=_number(first, "CODER_MAX_SECONDS", 0) or None, reasoning=_reasoning(first["CODER_REASONING"]),
-        titles=_switch(first, "CODER_TITLES", True), prices=_prices(first["CODER_PRICES"]),
+        titles=_switch(first, "CODER_TITLES", True), sandbox=_sandbox(first["CODER_SANDBOX"]),
+        network=_switch(first, "CODER_SANDBOX_NETWORK", True), prices=_prices(first["CODER_PRICES"]),
         profile=_profile(first["CODER_PROFILE"], host_of(base_url), first["OPENAI_MODEL"]),
         extra_body=_object("CODER_EXTRA_BODY", first["CODER_EXTRA_BODY"]))
 
 
-def _server(sources: list[dict[str, str]]) -> tuple[str | None, str | None]:
-    """(base URL, key): a URL given as a flag with the user's own key, else both from the first source that has either."""
+def _refuse_plain(url: str) -> None:
+    """Raises ConfigError for http to another machine."""
+    if url.lower().startswith("http:") and not is_loopback(url):
+        raise ConfigError(f"OPENAI_BASE_URL is {shown_url(url)}, and what is sent there can be read on the way: take https, or give "
+                          "--allow-http (CODER_ALLOW_HTTP=on) for a server in a network that you trust")
+
+
+def _of_the_user() -> dict[str, str]:
+    """The user's .env. Raises ConfigError where somebody else may have written it."""
+    path = config_folder() / ".env"
+    if not path.is_file():
+        return {}
+    from coder.features.trust import check_trusted  # late: only where there is a file
+
+    try:
+        check_trusted(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    return _dotenv(path)
+
+
+def _notes(cwd: Path, folder: Mapping[str, str], counts: bool, base_url: str | None) -> Iterator[str]:
+    """What a person should know: that the folder names the server, and what it holds for us that does not count."""
+    if counts:
+        yield f"Server and key come from the .env of this folder: {host_of(base_url)}."
+    unused = [name for name in folder if name not in OF_A_FOLDER or not (counts or name == "OPENAI_API_KEY")]
+    strange = [f"{', '.join(unused)} in .env"] if unused else []
+    strange += [f".coder/{name}" for name in OURS if os.path.lexists(cwd / ".coder" / name)]
+    if strange and cwd / ".coder" != config_folder():
+        yield f"Not taken from this folder: {'; '.join(strange)}. Such settings count in {config_folder()} only."
+
+
+def _server(sources: list[dict[str, str]]) -> tuple[str | None, str | None, str]:
+    """(base URL, key, their place): a URL given as a flag with the user's own key, else both from the first source that has either."""
     flags, *others = sources
     if url := _address(flags):
         key = next((_key(source) for source in others[:2] if _key(source)), None)
         if key or is_loopback(url):
-            return url, key
+            return url, key, "a flag"
         others = []
-    for place, source in zip(("the environment", "your .env", "the folder's .env"), others):
+    for place, source in zip(PLACES, others):
         url, key = _address(source), _key(source)
         if url and not key and not is_loopback(url):
             raise ConfigError(f"OPENAI_BASE_URL is set in {place} without OPENAI_API_KEY: a key and its server have to come from "
                               "the same place")
+        if key and not url and place != PLACES[-1] and (theirs := _address(others[-1])):
+            raise ConfigError(f"the folder's .env names the server {host_of(theirs)}, and the key of {place} is not sent there: give "
+                              "--base-url, or set OPENAI_BASE_URL beside your OPENAI_API_KEY")
         if url or key:
-            return url, key
+            return url, key, place
     raise ConfigError("no key: set OPENAI_API_KEY (see .env.example), or name a server on this machine with OPENAI_BASE_URL; "
                       "`python -m coder --demo` needs neither")
 
@@ -149,7 +198,7 @@ def _key(source: Mapping[str, str]) -> str | None:
 
 def keys_of(cwd: Path) -> list[str]:
     """The keys of all sources, to be taken out of what is shown. Raises ConfigError."""
-    sources = [dict(os.environ), _dotenv(config_folder() / ".env"), _dotenv(cwd / ".env")]
+    sources = [dict(os.environ), _of_the_user(), _dotenv(cwd / ".env")]
     return [key for source in sources if (key := source.get("OPENAI_API_KEY", "").strip())]
 
 
@@ -160,7 +209,8 @@ def _dotenv(path: Path) -> dict[str, str]:
     from dotenv import dotenv_values  # late: only where there is a file
 
     try:
-        text = io.StringIO(path.read_text("utf-8", "replace"))
+        with path.open("rb") as file:
+            text = io.StringIO(file.read(LONGEST).decode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     return {name: value for name, value in dotenv_values(stream=text, interpolate=False).items() if name in NAMES and value}
@@ -181,6 +231,12 @@ def _switch(values: Mapping[str, str], name: str, default: bool) -> bool:
     if word not in ("", "on", "off", "1", "0", "true", "false", "yes", "no"):
         raise ConfigError(f"{name} is {values[name]!r}, and has to be on or off")
     return word in ("on", "1", "true", "yes") if word else default
+
+
+def _sandbox(word: str) -> str:
+    if word.lower() not in ("", "auto", "on", "off"):
+        raise ConfigError(f"CODER_SANDBOX is {word!r}, and has to be auto, on or off")
+    return word.lower() or "auto"
 
 
 def _reasoning(word: str) -> Reasoning:

@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
             if given.output:
                 sys.stderr.write(f"Written to {write_export(store, session_id, given.output, *keys)}.\n")
             else:
-                sys.stdout.write(export(store, session_id, given.format, redactor(*keys)))
+                text = export(store, session_id, given.format, redactor(*keys))
+                sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
         return 0
     except (StoreError, OSError, ValueError) as error:
         sys.stderr.write(f"coder: {clean(str(error))}\n")

@@ -11,11 +11,14 @@ from pathlib import PurePath
 
 # The last part of a path; examples of a .env are for everybody's eyes (SEC-11).
 NAMES = re.compile(r"""
-    \.env (?: \. (?! (?: example|sample|template|dist|defaults ) $ ) .* )? | .+ \. env | \.envrc
-  | id_(?: rsa|dsa|ecdsa|ed25519 )(?: _sk )?(?: [-_.] (?! pub$ ) .* )? | .* \. (?: pem|key|p12|pfx|jks|keystore|kdbx|ppk|gpg )
+    \.env (?: \. (?! (?: .* \. )? (?: example|sample|template|dist|defaults ) $ ) .* )? | \.envrc
+  | (?! (?: example|sample|template|dist|defaults ) \. ) .+ \. env
+  | id_(?: rsa|dsa|ecdsa|ed25519 )(?: _sk )?(?: [-_.] (?! pub$ ) .* )? | .+ _(?: rsa|dsa|ecdsa|ed25519 )
+  | .* \. (?: pem|key|p12|pfx|jks|keystore|kdbx|ppk|gpg|ovpn )
   | \.netrc | _netrc | \.git-credentials | \.npmrc | \.pypirc | \.pgpass | \.my\.cnf | \.htpasswd | \.vault-token | \.terraformrc
+  | \.dockercfg | \.s3cfg | \.boto | \.passwd-s3fs | kubeconfig | auth\.json | .* \. tfvars (?: \. json )?
   | credentials (?: \. (?: json|toml|ya?ml|ini|db ) )? | secrets? \. (?: json|toml|ya?ml|ini )
-  | (?: client_secret | service-account ) .* \. json
+  | (?: client_secret | service[-_]?account ) .* \. json
 """, re.X | re.I)
 FOLDERS = re.compile(r"(?:^|/)(?:\.ssh|\.gnupg|\.aws|\.azure|\.kube|\.docker|\.config/gcloud|\.config/gh|\.password-store)/", re.I)
 PUBLIC = re.compile(r".*\.pub|known_hosts|authorized_keys", re.I)  # in such a folder, and yet no secret
