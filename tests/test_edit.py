@@ -326,6 +326,7 @@ def test_the_result_is_a_diff_of_the_change(ws: Workspace) -> None:
     assert result.details == {"diff": "--- a/a\n+++ b/a\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three", "path": str(ws.file)}
 
 
+@pytest.mark.case("FIL-13")
 def test_of_a_crlf_file_only_the_bytes_of_the_line_change(ws: Workspace) -> None:
     """FIL-13"""
     lines = [b"line %d of the file\r\n" % number for number in range(100)]
@@ -350,6 +351,7 @@ def test_mixed_line_endings_stay_mixed_outside_of_the_span(ws: Workspace) -> Non
     assert ws.edited(before, "d\ne", "D") == b"a\r\nb\nc\r\nD\r"
 
 
+@pytest.mark.case("FIL-15")
 @pytest.mark.parametrize(("mark", "encoding"), [
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"), (b"", "utf-8")])
 def test_the_byte_order_mark_and_a_missing_newline_at_the_end_are_kept(ws: Workspace, mark: bytes, encoding: str) -> None:
@@ -362,6 +364,7 @@ def test_the_byte_order_mark_and_a_missing_newline_at_the_end_are_kept(ws: Works
         assert ws.edited(before, "two\n", "2\n") == after
 
 
+@pytest.mark.case("FIL-18")
 def test_bytes_of_other_encodings_survive_exactly(ws: Workspace) -> None:
     """FIL-18"""
     for encoding, text in (("latin-1", "Größe\nword\nà la carte\n"), ("shift-jis", "日本語\nword\nﾃｽﾄ ソ表\n"),
@@ -391,6 +394,7 @@ def test_half_a_character_is_not_written(ws: Workspace) -> None:
         assert "surrogates not allowed" in ws.refused("one", "one", new)
 
 
+@pytest.mark.case("FIL-24")
 def test_composed_and_decomposed_characters_are_not_confused(ws: Workspace) -> None:
     """FIL-24"""
     composed, decomposed = "caf\u00e9", "cafe\u0301"
@@ -399,6 +403,7 @@ def test_composed_and_decomposed_characters_are_not_confused(ws: Workspace) -> N
     assert ws.edited(before, "word", "x").decode() == f"{decomposed}\nx\n{composed}\n"
 
 
+@pytest.mark.case("FIL-17", "FIL-23")
 def test_a_link_stays_a_link_and_a_hard_link_is_mentioned(ws: Workspace) -> None:
     """FIL-17, FIL-23"""
     target = ws.file.with_name("target")

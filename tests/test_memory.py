@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import re
 import signal
 import sqlite3
@@ -10,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from coder.features.scripted import Body, Reply
+from coder.features.sessions import Recorder
+from coder.features.store import Store
+from coder.history import user
 from tests.harness import serve
-from tests.terminal import OneShot, Terminal, until
+from tests.terminal import OneShot, Terminal, promptly, until
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
 ID = re.compile(r"coder -r ([0-9a-z]+)")
@@ -92,8 +98,9 @@ def test_what_cannot_be_gone_on_with_is_one_line_and_two(tmp_path: Path, argumen
         assert run.end() == 2 and said in run.err and run.err.count("\n") == 1 and not server.requests
 
 
+@pytest.mark.case("SES-07")
 def test_a_second_process_on_the_same_conversation_is_refused_and_may_fork(tmp_path: Path) -> None:
-    with serve(echo) as server, Terminal(tmp_path, server) as session:
+    with serve(echo) as server, Terminal(tmp_path, server, TMPDIR=str(tmp_path / "home")) as session:  # each checks its own
         session.say("mine")
         with OneShot(tmp_path, server, "-c", "also mine") as other:
             assert other.end() == 2 and "open in another process" in other.err
@@ -215,12 +222,13 @@ def test_the_checklist_is_shown_and_kept(tmp_path: Path) -> None:
     items = [{"text": "look", "status": "done"}, {"text": "change \x1b[31mit", "status": "in_progress"}]
     with serve(Reply(calls=[("todo", {"items": items})]), Reply("done")) as server, Terminal(tmp_path, server) as session:
         shown = session.say("go")
-        assert "☑ look" in shown and "▸ change [31mit" in shown
+        assert "☑ look" in shown and "▸ change it" in shown
         with sqlite3.connect(session.home / ".data" / "coder" / "sessions.db") as db:
             assert db.execute("SELECT text, status FROM todo ORDER BY position").fetchall() == [
                 ("look", "done"), ("change \x1b[31mit", "in_progress")]
 
 
+@pytest.mark.case("SES-16")
 def test_a_read_only_home_is_said_and_the_answer_comes_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / ".data").write_text("a file where the folder should be")
@@ -278,3 +286,215 @@ def test_a_number_that_is_none_is_no_number(tmp_path: Path) -> None:
         session.enter("/resume")
         session.expect("number or id: ")
         assert "no session" in session.say("\u00b2")
+
+
+# ---- what is left behind, and what is not ------------------------------------------------------------------
+
+
+def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
+    with sqlite3.connect(folder / "home" / ".data" / "coder" / "sessions.db") as db:
+        return db.execute(query).fetchall()
+
+
+def test_a_conversation_that_is_not_kept_leaves_no_state_of_a_file_and_can_be_undone(tmp_path: Path) -> None:
+    with serve(Reply(calls=[("bash", {"command": "echo new > a"})]), Reply("done")) as server:
+        with Terminal(tmp_path, server, "--no-session", "-y") as session:
+            (session.ws / "a").write_text("old\n")
+            session.say("change it")
+            assert "Taken back: a." in bare(session.say("/undo")) and (session.ws / "a").read_text() == "old\n"
+            assert "Done again: a." in bare(session.say("\x15/redo")) and (session.ws / "a").read_text() == "new\n"
+        assert not (session.home / ".data" / "coder" / "snapshots").exists()  # and the folder for temporary files is empty
+
+
+def test_nothing_to_go_on_with_leaves_nothing(tmp_path: Path) -> None:
+    with serve(echo) as server:
+        for arguments in (["-c", "x"], ["-r", "zz9", "x"]):
+            with OneShot(tmp_path, server, *arguments) as run:
+                assert run.end() == 2
+    assert rows(tmp_path, "SELECT count(*) FROM session") == [(0,)]
+    assert not list((tmp_path / "home" / ".data" / "coder" / "sessions.db.locks").iterdir())
+
+
+# ---- what belongs to a conversation goes and comes with it -------------------------------------------------
+
+
+def test_instructions_of_a_sub_folder_come_once_in_each_conversation_and_go_with_what_is_undone(tmp_path: Path) -> None:
+    def script(body: Body) -> Reply:
+        return Reply("done") if body["messages"][-1]["role"] == "tool" else Reply(calls=[("read", {"path": "sub/file"})])
+
+    def come() -> bool:
+        return "about sub" in server.requests[-1]["messages"][-1]["content"]
+
+    with serve(script) as server:
+        with Terminal(tmp_path, server) as session:
+            (session.ws / "sub").mkdir()
+            (session.ws / "sub" / "file").write_text("x\n")
+            (session.ws / "sub" / "AGENTS.md").write_text("about sub\n")
+            shown = []
+            for entry in ("one", "two", "/undo", "\x15/undo", "\x15three", "/new", "four"):
+                session.say(entry)
+                shown += [come()] if "/" not in entry else []
+            assert shown == [True, False, True, True]
+        with Terminal(tmp_path, server, "-c") as session:
+            session.say("five")
+            assert not come()
+
+
+def summarised(body: Body) -> Reply:
+    """A model that has a checklist, answers at length and sums up."""
+    last = str(body["messages"][-1]["content"])
+    if "<conversation>" in last:
+        return Reply("## Goal\nCount the sheep.\n## Instructions\nnone\n## Discoveries\nnone\n## Accomplished\nnone\n## Files\nnone")
+    if last == "plan":
+        return Reply(calls=[("todo", {"items": [{"text": "count the black ones", "status": "in_progress"}]})])
+    if last == "write":
+        return Reply(calls=[("write", {"path": "a", "content": "made\n"})])
+    return Reply("word " * 400)
+
+
+def test_the_checklist_outlives_every_compaction_and_an_undo_behind_one_is_told_to_the_model(tmp_path: Path) -> None:
+    with serve(summarised) as server, Terminal(tmp_path, server, "-y") as session:
+        session.say("plan")
+        for _ in range(2):
+            for number in range(3):
+                session.say(f"question {number} " + "x" * 1_000)
+            assert "The conversation was shortened from" in bare(session.say("/compact"))
+        session.say("and now?")
+        assert [text for text in said(server.requests[-1]) if "[>] count the black ones" in text]
+        session.say("write")
+        session.say("one more " + "x" * 3_000)
+        session.say("/compact")
+        session.say("/undo")  # of the newest, which is not in the summary
+        shown = bare(session.say("\x15/undo"))
+        assert "Taken back: a." in shown and "its summary still tells of it" in " ".join(shown.split()) and not (session.ws / "a").exists()
+        session.say("\x15/redo")
+        session.say("/undo")
+        session.say("\x15go on")
+        told = [text.startswith("I have taken back what you did last (a).") for text in said(server.requests[-1])]
+        assert told[-2] and sum(told) == 1
+
+
+def test_what_the_person_ran_stays_when_the_run_before_it_is_taken_back(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.say("first")
+        session.say("!echo mine")
+        session.say("/undo")
+        session.say("\x15second")
+        ran, second = said(server.requests[-1])
+        assert ran.startswith("I ran `echo mine` myself") and second == "second"
+        session.say("/undo")
+        assert "nothing to undo" in session.say("\x15/undo")
+        session.say("/redo")
+        session.say("third")
+        assert said(server.requests[-1]) == [ran, "second", "third"]
+
+
+def test_what_was_undone_comes_again_in_its_place(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.say("first")
+        session.say("!echo mine")
+        session.say("second")
+        for entry in ("/undo", "\x15/undo", "\x15/redo", "/redo", "third"):
+            session.say(entry)
+        assert [text[:5] for text in said(server.requests[-1])] == ["first", "I ran", "secon", "third"]
+
+
+def test_ctrl_c_does_not_leave_an_undo_half_done(tmp_path: Path) -> None:
+    many = 1_000
+    with serve(Reply(calls=[("bash", {"command": "rm -r many"})]), Reply("done")) as server, Terminal(tmp_path, server, "-y") as session:
+        folder = session.ws / "many"
+        folder.mkdir()
+        for number in range(many):
+            (folder / str(number)).write_text(str(number))
+        session.say("remove it")
+        session.enter("/undo")
+        session.until(lambda: folder.exists() and len(list(folder.iterdir())) > 5, "the first files")
+        assert len(list(folder.iterdir())) < many, "it is not over yet"
+        session.child.sendintr()
+        assert "many/0" in bare(session.prompt())
+        assert sorted(int(path.name) for path in folder.iterdir()) == list(range(many))
+        session.type("\x15")
+
+
+# ---- what fails is said, and does not take long --------------------------------------------------------------
+
+
+def test_why_there_is_no_summary_is_said(tmp_path: Path) -> None:
+    with serve(Reply("hello"), Reply("no such luck", status=400)) as server, Terminal(tmp_path, server) as session:
+        session.say("hi")
+        assert "There is no summary: " in (shown := bare(session.say("/summary"))) and "no such luck" in shown
+
+
+def making(body: Body) -> Reply:
+    """A model that makes a file when it is told to."""
+    return Reply(calls=[("bash", {"command": "echo 1 > a"})]) if body["messages"][-1]["content"] == "make it" else echo(body)
+
+
+def test_a_database_that_another_process_holds_costs_one_wait_and_a_conversation_begins_anew_all_the_same(tmp_path: Path) -> None:
+    with serve(making) as server, Terminal(tmp_path, server, "-y") as session:
+        session.say("make it")
+        with sqlite3.connect(session.home / ".data" / "coder" / "sessions.db", isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with promptly(25):  # five seconds once; for each time that something is written it would be more
+                assert "another process keeps it busy" in " ".join(bare(session.say("goes on")).split())
+                assert "another process keeps it busy" in " ".join(bare(session.say("/new")).split())
+                session.say("anew")
+                assert said(server.requests[-1]) == ["anew"]
+                session.say("/undo")
+                assert "nothing to undo" in session.say("\x15/undo") and (session.ws / "a").exists()  # of the conversation before
+            other.execute("ROLLBACK")
+        session.say("/new")
+        session.say("is kept")
+        assert rows(tmp_path, "SELECT text FROM part WHERE text = 'is kept'")
+
+
+def test_a_conversation_that_another_process_has_is_refused_and_the_present_one_goes_on(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.say("mine")
+        with contextlib.closing(Store(session.home / ".data" / "coder" / "sessions.db")) as store:
+            with Recorder(store, store.create(str(session.ws)), [user("yours")]) as other:
+                other.sync()
+                assert "open in another process" in " ".join(bare(session.say(f"/resume {other.session_id}")).split())
+            session.say("goes on")
+            assert said(server.requests[-1]) == ["mine", "goes on"] and rows(tmp_path, "SELECT text FROM part WHERE text = 'goes on'")
+
+
+def old_states(folder: Path) -> Path:
+    """The repository of the only workspace, as one that is to be tidied up today."""
+    [shadow] = (folder / "home" / ".data" / "coder" / "snapshots").iterdir()
+    (shadow / "pruned").touch()
+    os.utime(shadow / "pruned", (1, 1))
+    return shadow
+
+
+def test_tidying_up_is_said_at_the_prompt_and_short_in_one_shot(tmp_path: Path) -> None:
+    with serve(making) as server:
+        with OneShot(tmp_path, server, "-y", "make it") as run:
+            assert run.end() == 0
+        shadow = old_states(tmp_path)
+        with open(shadow / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as another process would that is at work
+            with OneShot(tmp_path, server, "hello") as run:
+                assert run.child.stdout and run.child.stdout.readline()
+                with promptly(8):  # at the prompt it may be ten seconds
+                    assert run.child.wait() == 0
+            old_states(tmp_path)
+            with Terminal(tmp_path, server) as session:
+                session.say("hello")
+                session.ctrl_d()
+                session.expect("tidying up old states")
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                assert session.exit_code() == 0 and ID.search(session.output)
+
+
+def test_names_that_are_no_text_are_kept_apart(tmp_path: Path) -> None:
+    one, two = (os.fsdecode(b"caf" + letter) for letter in (b"\xe9", b"\xe8"))
+    with serve(echo) as server:
+        (tmp_path / "ws").mkdir()
+        for name in (one, two):
+            (tmp_path / "ws" / name).mkdir()
+        for arguments, wanted in ((["-C", one, "-m", os.fsdecode(b"m\xe9"), "in one"], ["in one"]), (["-C", two, "in two"], ["in two"]),
+                                  (["-C", one, "-c", "on"], ["in one", "on"])):
+            with OneShot(tmp_path, server, *arguments) as run:
+                assert run.end() == 0, run.err
+                assert said(server.requests[-1]) == wanted and "began in" not in run.err

@@ -466,6 +466,7 @@ def test_form_feeds_and_line_separators_do_not_part_lines(ws: Workspace) -> None
     assert ws.text("a.txt") == "a\x0cb\u2028c\n\x1d\nnew\x0bline\n"
 
 
+@pytest.mark.case("FIL-16")
 @pytest.mark.parametrize("mode", [0o755, 0o640, 0o600])
 def test_the_mode_stays_also_in_a_move(ws: Workspace, mode: int) -> None:
     ws.put(a_sh="one\n", b_sh="one\n")
@@ -514,6 +515,7 @@ def test_a_binary_file_can_be_deleted_and_not_updated(ws: Workspace) -> None:
 # ---- what is refused -------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("FIL-07")
 @pytest.mark.parametrize("section", [
     "*** Add File: ../PWN\n+x", "*** Add File: {out}/PWN\n+x", "*** Add File: door/PWN\n+x", "*** Add File: a/../../PWN\n+x",
     "*** Update File: ../secret\n-s\n+x", "*** Update File: link\n-s\n+x", "*** Update File: door/secret\n-s\n+x",
@@ -547,6 +549,7 @@ def test_a_tilde_may_begin_a_name(ws: Workspace) -> None:
     assert list(ws.files()) == ["~new"]
 
 
+@pytest.mark.case("FIL-08")
 def test_one_hunk_that_does_not_apply_leaves_all_files_alone(ws: Workspace) -> None:
     ws.put(a_py="one\n", b_py="two\n", c_py="three\n")
     said = ws.refused("*** Update File: a.py\n-one\n+1\n*** Update File: b.py\n*** Move to: b2.py\n-two\n+2\n"

@@ -199,6 +199,7 @@ def test_a_search_that_has_enough_ends_at_once(tmp_path: Path, engine: str, mark
         assert len(grepped(tmp_path, "one", limit=5)) == 5
 
 
+@pytest.mark.case("FIL-28")
 def test_a_huge_line_needs_no_memory(tmp_path: Path, engine: str) -> None:
     """FIL-28: 300 MB in one line; measured in a process of its own, and for our searcher in its child, too."""
     with open(tmp_path / "f", "wb") as file:
@@ -320,6 +321,7 @@ def test_the_settings_of_the_person_and_of_ripgrep_do_not_count(tmp_path: Path, 
     assert names(ws) == ["a.txt"]
 
 
+@pytest.mark.case("FIL-28")
 def test_binary_files_are_skipped(tmp_path: Path, engine: str) -> None:
     tree(tmp_path, {"bin": b"one\0two\none\n", "late": b"one\n" + b"x\n" * 10_000 + b"\0\n", "text": "one\n", "empty": "",
                     "bomb.gz": b"\x1f\x8b\x08\0\0\0\0\0\0\3one"})
@@ -338,6 +340,7 @@ def test_the_git_folder_is_skipped_wherever_it_is(tmp_path: Path, engine: str) -
 # ---- grep: what is no file -------------------------------------------------------------------------------
 
 
+@pytest.mark.case("FIL-09")
 @pytest.mark.parametrize(("kind", "word"), [("fifo", "neither a regular file nor"), ("socket", "neither"), ("nothing", "No such file")])
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, engine: str, kind: str, word: str) -> None:
     """FIL-09, FIL-10"""
@@ -380,6 +383,7 @@ def special_files(folder: Path) -> Iterator[None]:
     closed.chmod(0o700)
 
 
+@pytest.mark.case("FIL-11")
 def test_a_tree_of_traps_is_searched_to_its_end(tmp_path: Path, engine: str, mark: str) -> None:
     """FIL-11"""
     with special_files(tmp_path), promptly(5):
@@ -392,6 +396,7 @@ def test_a_tree_of_traps_is_searched_to_its_end(tmp_path: Path, engine: str, mar
         assert [name for name in ("fifo", "\\udcff", "self", "dangling") if name not in said] == [], said
 
 
+@pytest.mark.case("FIL-11")
 def test_a_tree_of_traps_is_listed_to_its_end(tmp_path: Path) -> None:
     """FIL-11"""
     with special_files(tmp_path), promptly(5):
@@ -481,6 +486,7 @@ def test_an_empty_pattern_is_refused(tmp_path: Path, engine: str, pattern: str) 
     assert result.is_error and "empty or holds a NUL" in str(result.content)
 
 
+@pytest.mark.case("FIL-27")
 def test_a_pattern_that_takes_for_ever_ends_at_an_abort(tmp_path: Path, plain: None, mark: str) -> None:
     """FIL-27"""
     tree(tmp_path, {"f": "a" * 40 + "!"})
@@ -500,6 +506,7 @@ def test_a_pattern_that_takes_for_ever_ends_at_an_abort(tmp_path: Path, plain: N
     assert ended - set_at[0] < 2
 
 
+@pytest.mark.case("FIL-27")
 def test_a_pattern_that_takes_for_ever_ends_at_the_time_limit(tmp_path: Path, plain: None, mark: str,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """FIL-27; the limit is 30 s, which is not waited for here."""

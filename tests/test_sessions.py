@@ -26,15 +26,17 @@ from coder.abort import Abort
 from coder.features.claim import Claim
 from coder.features.database import APPLICATION, SCHEMA
 from coder.features.journal import dumps
+from coder.features.replay import ScriptedModel
 from coder.features.scripted import Body, Reply, ScriptedServer
 from coder.features.sessions import INTERRUPTED, Recorder, parts, set_parts, to_model_messages
 from coder.features.store import Store, StoreError, Todo, open_store
 from coder.history import NOT_RUN, convert_to_llm, repair
+from coder.loop import run_loop
 from coder.tools import tool
 from coder.types import Compacted, Event, Hooks, Limits, Message, Nested, RunEnd, Said, TextDelta, ToolEnd, ToolStart, Trigger, Usage
-from tests.harness import ask, assert_all_valid, assert_valid, serve
+from tests.harness import ask, assert_all_valid, assert_valid, drive, serve
 from tests.terminal import PATIENCE, ROOT, promptly, until
-from tests.test_random import MOMENTS, REPLIES, Left, Moment, echo, fails, slow
+from tests.test_random import MOMENTS, QUICK, REPLIES, TOOLS, Left, Moment
 
 
 @pytest.fixture
@@ -101,6 +103,7 @@ def python(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
 # ---- the file --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("SES-09")
 @pytest.mark.parametrize("mask", [0o000, 0o022])
 def test_the_file_and_what_belongs_to_it_are_for_their_owner_alone(tmp_path: Path, mask: int) -> None:
     """SES-09."""
@@ -117,6 +120,7 @@ def test_the_file_and_what_belongs_to_it_are_for_their_owner_alone(tmp_path: Pat
         os.umask(before)
 
 
+@pytest.mark.case("SES-09")
 def test_a_file_that_others_could_read_is_tightened_and_its_neighbours_are_not_touched(tmp_path: Path) -> None:
     """SES-09."""
     path, other = tmp_path / "sessions.db", tmp_path / "project.txt"
@@ -132,6 +136,7 @@ def test_a_file_that_others_could_read_is_tightened_and_its_neighbours_are_not_t
     writer.close()
 
 
+@pytest.mark.case("SES-15")
 def test_a_newer_file_is_refused_and_not_touched(tmp_path: Path) -> None:
     """SES-15."""
     path = tmp_path / "sessions.db"
@@ -183,6 +188,7 @@ def test_what_is_no_database_of_ours_is_refused_and_not_touched(tmp_path: Path) 
         assert db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION
 
 
+@pytest.mark.case("SES-16")
 @pytest.mark.parametrize("place", ["a file", "/proc/nowhere"])
 def test_where_nothing_can_be_written_it_goes_on_in_memory_with_a_notice(tmp_path: Path, place: str) -> None:
     """SES-16."""
@@ -291,6 +297,7 @@ def assert_rescued(store: Store, session_id: str, messages: list[Message], path:
     assert not list(path.parent.glob("*.new-*"))
 
 
+@pytest.mark.case("SES-01")
 @pytest.mark.parametrize(("share", "least"), [(0.2, 30), (0.5, 150), (0.8, 350), (0.99, 350)])
 def test_of_a_file_that_was_cut_what_is_left_is_loaded(large: tuple[Path, str, list[Message]], share: float, least: int) -> None:
     """SES-01."""
@@ -302,6 +309,7 @@ def test_of_a_file_that_was_cut_what_is_left_is_loaded(large: tuple[Path, str, l
     store.close()
 
 
+@pytest.mark.case("SES-02", "SES-03")
 @pytest.mark.parametrize("garbage", [b"\0" * 300, b"\xff" * 300, b"garbage!" * 512])
 def test_a_page_that_cannot_be_read_costs_what_stood_in_it(large: tuple[Path, str, list[Message]], garbage: bytes) -> None:
     """SES-02, SES-03."""
@@ -387,6 +395,7 @@ def test_opening_waits_for_a_process_that_writes(tmp_path: Path, lock: str) -> N
         timer.join()
 
 
+@pytest.mark.case("SES-03")
 def test_a_message_that_cannot_be_read_is_left_out_and_said(store: Store) -> None:
     """SES-03."""
     session_id = kept(store, *(said(str(number)) for number in range(5)))
@@ -449,6 +458,7 @@ def active(store: Store, session_id: str) -> list[Message]:
             store.rows("SELECT data FROM message WHERE session = ? AND active ORDER BY position", session_id)]
 
 
+@pytest.mark.case("INV-09")
 @seed(20261121)
 @RELAXED
 @given(messages=st.lists(MESSAGES, max_size=12))
@@ -506,34 +516,32 @@ def test_whatever_is_done_to_the_list_the_table_follows(store: Store, edits: lis
         recorder.close()
 
 
+@pytest.mark.case("INV-01")
 @seed(20261121)
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(script=st.lists(REPLIES, min_size=1, max_size=8), moments=st.lists(MOMENTS, min_size=1, max_size=3))
 def test_after_random_runs_the_list_loaded_is_the_list_in_memory_and_at_every_event_it_can_be_sent(
         store: Store, script: list[Reply], moments: list[Moment]) -> None:
     """INV-01 with resumes: what a kill would leave at any event is valid, and what a run leaves is exact."""
-    left = iter(script)
+    model, session_id = ScriptedModel([*script, *[Reply("enough")] * 50]), store.create("/ws")
+    for moment in moments:
+        with Recorder(store, session_id) as recorder:
+            def each(event: Event, recorder: Recorder = recorder, moment: Moment = moment) -> None:
+                recorder(event)
+                if not event.type.endswith("_delta"):
+                    assert_valid({"messages": convert_to_llm(to_model_messages(store, session_id))})
+                moment(event)
 
-    def next_reply(body: Body) -> Reply:
-        return next(left, Reply("enough"))
-
-    session_id = store.create("/ws")
-    with ScriptedServer(next_reply) as server:
-        for moment in moments:
-            with Recorder(store, session_id) as recorder:
-                def each(event: Event, recorder: Recorder = recorder, moment: Moment = moment) -> None:
-                    recorder(event)
-                    if not event.type.endswith("_delta"):
-                        assert_valid({"messages": convert_to_llm(to_model_messages(store, session_id))})
-                    moment(event)
-
-                with contextlib.suppress(Left):
-                    ask(server, "next", tools=[echo, slow, fails], messages=recorder.messages, abort=moment.abort, each=each,
-                        limits=Limits(max_steps=6, max_errors=3))
-                recorder.sync()
-                assert not recorder.problem and active(store, session_id) == as_json(recorder.messages)
-                assert to_model_messages(store, session_id) == as_json(repair(recorder.messages))
-        assert_all_valid(server)
+            run = run_loop(recorder.messages, model, TOOLS, prompts="next", abort=moment.abort, retry=QUICK,
+                           limits=Limits(max_steps=6, max_errors=3))
+            with contextlib.suppress(Left):
+                drive(run, each)
+            run.close()
+            recorder.sync()
+            assert not recorder.problem and active(store, session_id) == as_json(recorder.messages)
+            assert to_model_messages(store, session_id) == as_json(repair(recorder.messages))
+    for body in model.requests:
+        assert_valid(body)
 
 
 def test_deltas_are_not_written_one_by_one(store: Store) -> None:
@@ -705,6 +713,7 @@ def test_a_compaction_while_nothing_can_be_written_keeps_the_old_messages_all_th
     assert table(store, session_id) == [(0, "one"), (0, "two"), (1, "a summary, mended")]
 
 
+@pytest.mark.case("INV-03")
 def test_a_result_that_was_pruned_stands_beside_its_original(store: Store) -> None:
     """A31, INV-03."""
     session_id = kept(store, said("go"), calling("a"), result("a", "long output"), calling("b"), result("b", "new output"))
@@ -804,6 +813,7 @@ def test_a_call_that_was_killed_has_failed_once_the_session_goes_on(tmp_path: Pa
     assert all(row["end"] for row in ends)
 
 
+@pytest.mark.case("SES-05")
 def test_open_calls_are_answered_in_front_of_the_next_message(store: Store) -> None:
     """SES-05."""
     two = calling("a") | {"tool_calls": calling("a")["tool_calls"] + calling("b")["tool_calls"]}
@@ -816,6 +826,7 @@ def test_open_calls_are_answered_in_front_of_the_next_message(store: Store) -> N
         assert to_model_messages(store, session_id) == recorder.messages
 
 
+@pytest.mark.case("SES-06")
 def test_a_result_without_its_call_is_dropped(store: Store) -> None:
     """SES-06."""
     told: list[str] = []
@@ -871,8 +882,8 @@ def ten(first: int) -> Reply:
     return Reply("Marking.", calls=[("mark", {"number": number}) for number in range(first, first + 5)])
 
 
+@pytest.mark.case("SES-04")
 def test_after_fifty_kills_in_a_turn_of_ten_calls_every_session_loads_and_no_call_ran_twice(tmp_path: Path) -> None:
-    """SES-04."""
     def script(body: Body) -> Reply:
         results = sum(message["role"] == "tool" for message in body["messages"])
         last = body["messages"][-1]
@@ -934,6 +945,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.case("SES-07")
 def test_a_session_that_another_process_has_is_refused_and_can_be_forked(store: Store) -> None:
     """SES-07; and the kernel gives it back when that process is killed."""
     session_id = kept(store, said("hi"))
@@ -1063,6 +1075,7 @@ def test_what_cannot_be_written_as_json_is_told_and_does_not_end_the_run(store: 
 # ---- finding ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("SES-10")
 @pytest.mark.parametrize("given", ["../x", "/etc/passwd", "", "   ", "a" * 5000, "x'; DROP TABLE session; --", "ID\0", "%", "é"])
 def test_an_id_that_is_none_is_refused_before_anything_is_opened(store: Store, given: str) -> None:
     """SES-10."""

@@ -25,6 +25,7 @@ from coder.types import CoderError
 APPLICATION = 0x636F6472  # application_id: by it a database of ours is known
 MAGIC = b"SQLite format 3\0"
 BUSY = 5.0  # seconds to wait for another process that writes
+BRIEF = 0.1  # the same from then on, until a transaction succeeds: a run asks for many
 MEMORY = ":memory:"
 TABLES = ("session", "message", "part", "todo")
 
@@ -91,6 +92,7 @@ class Database:
         self.path = Path(path)
         self.notice = ""
         self._lock = threading.RLock()
+        self._patience = BUSY
         try:
             self._db = self._opened()
         except StoreError as error:
@@ -132,10 +134,18 @@ class Database:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
                 self._db.commit()
-            except BaseException:
+                self._wait(BUSY)
+            except BaseException as error:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.rollback()
+                    self._wait(BRIEF if _code(error) == sqlite3.SQLITE_BUSY else self._patience)
                 raise
+
+    def _wait(self, seconds: float) -> None:
+        """How long to wait for another process from now on."""
+        if seconds != self._patience:
+            self._db.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+            self._patience = seconds
 
     # -- opening
 
@@ -160,12 +170,17 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        code = _code(error)
         damaged = code == sqlite3.SQLITE_CORRUPT or (code == sqlite3.SQLITE_NOTADB and _is_sqlite(path))
         meaning = MEANING[sqlite3.SQLITE_CORRUPT] if damaged else MEANING.get(code, str(error))
         raise StoreError(f"The file of the sessions {path}: {meaning}.", damaged) from None
     except OSError as error:
         raise StoreError(f"The file of the sessions {path}: {error.strerror or error}.") from None
+
+
+def _code(error: BaseException) -> int:
+    """The primary result code; 0 for what is none of SQLite's."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _is_sqlite(path: Path) -> bool:
@@ -219,7 +234,7 @@ def _in_wal_mode(db: sqlite3.Connection) -> None:
             db.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > end:
                 raise
             time.sleep(0.01)
 
@@ -251,7 +266,7 @@ def _index(db: sqlite3.Connection) -> None:
     except sqlite3.OperationalError as error:
         if db.in_transaction:
             db.execute("ROLLBACK")
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR:  # no such module, no such tokenizer
+        if _code(error) != sqlite3.SQLITE_ERROR:  # no such module, no such tokenizer
             raise
         if there:
             _run(db, NO_SEARCH)

@@ -1,17 +1,23 @@
 """Instruction files of sub-folders: they come with the first file that is read there.
 
-A hook. What it leaves out: those that the system prompt holds from the start (instructions.py).
+A hook. All of them together have a limit for a conversation, MOST characters. Which have come is seen from the messages, so that
+they come again where a conversation does not hold them.
+
+What it leaves out: those that the system prompt holds from the start (instructions.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from coder.features.instructions import Instruction, folders_down, found_in
-from coder.history import user
+from coder.features.instructions import MOST, Instruction, folders_down, found_in
+from coder.history import text_of, user
 from coder.types import Hooks, Message, ToolCall, ToolResult
+
+HEAD = re.compile(r'^<instructions path="(.+)">$', re.MULTILINE)  # as an Instruction begins
 
 
 class FolderInstructions(Hooks):
@@ -19,26 +25,41 @@ class FolderInstructions(Hooks):
 
     def __init__(self, cwd: Path, known: Sequence[Instruction] = ()) -> None:
         self.cwd = Path(os.path.realpath(cwd))
-        self.known = {each.file for each in known}
+        self.prompt = {each.file for each in known}
         self.added: list[Instruction] = []
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult | None:
         if call.name != "read" or result.is_error or not isinstance(result.content, str):
             return None
-        new = list(self._new(Path(os.path.realpath(self.cwd / str((call.arguments or {}).get("path", ""))))))
-        if not new:
-            return None
-        self.added += new
-        self.known |= {each.file for each in new}
-        return ToolResult("\n\n".join([result.content, *map(str, new)]), details=result.details)
+        read = Path(os.path.realpath(self.cwd / os.path.expanduser(str((call.arguments or {}).get("path", "")))))
+        new = self._add(each for each in self._above(read) if each.file != read)
+        return ToolResult("\n\n".join([result.content, *map(str, new)]), details=result.details) if new else None
 
-    def _new(self, read: Path) -> Iterator[Instruction]:
+    def _above(self, read: Path) -> Iterator[Instruction]:
+        """The files of the folders on the way down to one that was read."""
         if not read.is_relative_to(self.cwd):
             return
         for parts in folders_down(read.parent.relative_to(self.cwd)):
-            found = found_in(self.cwd / Path(*parts), self.cwd, "")
-            if found and found.file not in self.known and found.file != read:
+            if found := found_in(self.cwd / Path(*parts), self.cwd, ""):
                 yield found
+
+    def _add(self, found: Iterable[Instruction]) -> list[Instruction]:
+        """Those that are new, as far as there is room for them."""
+        new: list[Instruction] = []
+        for each in found:
+            room = MOST - sum(len(other.text) for other in self.added)
+            if room > 0 and each.file not in self.prompt | {other.file for other in self.added}:
+                new.append(each.cut(room))
+                self.added.append(new[-1])
+        return new
+
+    def take_up(self, messages: Sequence[Message]) -> None:
+        """Go on with this conversation: what has come is what it holds, in results of tools and in notes of ours."""
+        self.added.clear()
+        for message in messages:
+            if message.get("role") == "tool" or message.get("meta", {}).get("attached"):
+                named = (self.cwd / path for path in HEAD.findall(text_of(message)) if ".." not in path.split("/"))
+                self._add(each for path in named for each in self._above(path) if each.file == path)
 
     def notes(self) -> list[Message]:
         """What was added in this way, to be said again where the history is shortened."""

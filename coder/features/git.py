@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -23,6 +24,8 @@ from coder.types import (
 )
 
 AT_ONCE = 50  # contents that are held in memory at a time
+SLOW = 1.0  # seconds after which it is asked what git may be waiting for
+RULES = ".gitignore"  # git opens it without a look at what it is
 
 Entry = tuple[str, str]  # mode and id of a file, as git has them
 Pair = tuple[Entry | None, Entry | None]  # before, after; None: not there
@@ -71,7 +74,7 @@ class Git:
         with tempfile.TemporaryFile() as file:  # a pipe would have to be fed between two looks at the clock
             file.write(given)
             file.seek(0)
-            process = subprocess.Popen([*self.argv, *argv], cwd=cwd or self.root, env=self.environment | variables, stdin=file,
+            process = subprocess.Popen([*self.argv, *argv], cwd=cwd or self.root, env=self.environment | variables, stdin=file, umask=0o077,
                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, pass_fds=(self.lock,))
         with process:
             try:
@@ -84,6 +87,7 @@ class Git:
         return out
 
     def _outcome(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+        slow = time.monotonic() + SLOW
         while True:
             try:
                 return process.communicate(timeout=TICK)
@@ -91,6 +95,18 @@ class Git:
                 self.abort.check()
             if time.monotonic() > self.deadline:
                 raise TooLong("it takes too long in this workspace")
+            if time.monotonic() > slow:
+                self._refuse_fifo()
+                slow = self.deadline
+
+    def _refuse_fifo(self) -> None:
+        """Raise SnapshotError where a file of rules is none: git would wait for ever until somebody writes into it."""
+        for parent, folders, files in os.walk(self.root):
+            folders[:] = [name for name in folders if name != ".git"]
+            if RULES in files and stat.S_ISFIFO(os.lstat(os.path.join(parent, RULES)).st_mode):
+                raise SnapshotError(f"{escaped(os.path.relpath(os.path.join(parent, RULES), self.root))} is no regular file")
+            if time.monotonic() > self.deadline:
+                return
 
     def changes(self, before: str, after: str) -> dict[str, Pair]:
         """The files that differ between two trees."""

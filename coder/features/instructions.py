@@ -2,7 +2,8 @@
 
 In each folder the first of NAMES counts. They become part of the system prompt, the nearest last. They are words for the
 model: nothing in them changes what is allowed. A file that leads out of its repository through a link is left out, and
-characters that nobody sees are made visible.
+characters that nobody sees are made visible. Above the working folder, which may be a shared place such as /tmp, counts only
+what belongs to us, to the system, or to the owner of the working folder.
 
 Little is imported here, since their names are shown before the first prompt. What it leaves out: including other files
 (@path), those of sub-folders (folder_instructions.py), and what the prompt says beside them (prompt.py).
@@ -38,7 +39,14 @@ class Instruction:
     text: str
 
     def __str__(self) -> str:
-        return f'<instructions path="{visible(self.path)}">\n{self.text}\n</instructions>'
+        text = self.text.replace("</instructions", "<\\/instructions")
+        return f'<instructions path="{visible(self.path)}">\n{text}\n</instructions>'
+
+    def cut(self, most: int) -> Instruction:
+        """The same in at most so many characters, and a line that says what is missing."""
+        if len(self.text) <= most:
+            return self
+        return Instruction(self.file, self.path, f"{self.text[:most]}\n[cut: {len(self.text) - most} more characters]")
 
 
 def instructions(cwd: Path, config: Path | None = None) -> list[Instruction]:
@@ -47,12 +55,21 @@ def instructions(cwd: Path, config: Path | None = None) -> list[Instruction]:
     own = found_in(config, config, "~/") if config else None
     folders = [root, *(root / Path(*parts) for parts in folders_down(cwd.relative_to(root)))]
     found = [own, *(found_in(folder, root, "") for folder in folders)]
-    return _fitting([each for each in found if each])
+    return _fitting([each for each in found if each and (each is own or each.file.parent == cwd or _trusted(each.file, cwd))])
 
 
 def root_of(cwd: Path) -> Path:
-    """The nearest folder above with a .git in it; `cwd` itself where there is none."""
-    return next((folder for folder in (cwd, *cwd.parents) if (folder / ".git").exists()), cwd)
+    """The nearest folder above with a .git in it; `cwd` itself where there is none, or it is a stranger's."""
+    if (cwd / ".git").exists():
+        return cwd
+    return next((folder for folder in cwd.parents if (folder / ".git").exists() and _trusted(folder / ".git", cwd)), cwd)
+
+
+def _trusted(path: Path, cwd: Path) -> bool:
+    """Is its owner one of whom nothing has to be feared here: we, the system, or the owner of the working folder?"""
+    with contextlib.suppress(OSError):
+        return path.stat().st_uid in {os.geteuid(), 0, cwd.stat().st_uid}
+    return False
 
 
 def folders_down(relative: Path) -> Iterator[tuple[str, ...]]:
@@ -89,7 +106,6 @@ def _read(path: Path, root: Path) -> str | None:
 def _fitting(found: Sequence[Instruction]) -> list[Instruction]:
     left, kept = MOST, list[Instruction]()
     for each in reversed(found):
-        text = each.text if len(each.text) <= left else f"{each.text[:left]}\n[cut: {len(each.text) - left} more characters]"
+        kept.insert(0, each.cut(left))
         left = max(0, left - len(each.text))
-        kept.insert(0, Instruction(each.file, each.path, text))
     return kept

@@ -28,6 +28,8 @@ class Way:
     torn: set[str] = field(default_factory=set)  # changed by somebody else between two steps
     make: set[str] = field(default_factory=set)
     remove: set[str] = field(default_factory=set)
+    unsure: set[str] = field(default_factory=set)  # of the files: changed while a tool ran that does not say what it changes
+    others: set[str] = field(default_factory=set)  # not of the files: changed by somebody else for certain
 
 
 class Writer:

@@ -24,6 +24,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shutil
 import time
@@ -47,7 +48,9 @@ from coder.types import (
     StepEnd,
     StepStart,
     T,
+    ToolEnd,
     ToolError,
+    ToolResult,
     ToolStart,
 )
 
@@ -65,7 +68,8 @@ ID = re.compile(r"[0-9a-f]{40,64}")
 @dataclass(frozen=True)
 class StepSnapshot:
     """The trees around a step's tools; "" where one could not be taken. `made` and `gone` are empty folders, `lost` the
-    paths that differ and whose contents are not kept. Paths are relative to the workspace."""
+    paths that differ and whose contents are not kept. `named` are those that its tools say they changed; where none of them could
+    change others (`open` is false), other changes are somebody else's. Paths are relative to the workspace."""
 
     step: int
     before: str
@@ -73,6 +77,8 @@ class StepSnapshot:
     made: Sequence[str] = ()
     gone: Sequence[str] = ()
     lost: Sequence[str] = ()
+    named: Sequence[str] = ()
+    open: bool = True
 
 
 @dataclass
@@ -95,7 +101,7 @@ class RunSnapshot:
         return sorted({path for step in self.steps for path in step.lost})
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: {"message", "steps": [{"step", "before", "after", "made", "gone", "lost"}]}."""
+        """As JSON has it: {"message", "steps": [{"step", "before", "after", "made", "gone", "lost", "named", "open"}]}."""
         steps = [{name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
                   for name, value in dataclasses.asdict(step).items()} for step in self.steps]
         return {"message": self.message, "steps": steps}
@@ -106,7 +112,7 @@ class RunSnapshot:
         try:
             steps = [StepSnapshot(**step) for step in record["steps"]]
             ids = [tree for step in steps for tree in (step.before, step.after)]
-            paths = [path for step in steps for path in (*step.made, *step.gone, *step.lost)]
+            paths = [path for step in steps for path in (*step.made, *step.gone, *step.lost, *step.named)]
             if not all(tree == "" or ID.fullmatch(tree) for tree in ids) or not all(map(is_relative, paths)):
                 raise ValueError("it names no tree, or a path outside of the workspace")
             return cls(str(record["message"]), steps)
@@ -119,13 +125,15 @@ class Undone:
     """What `undo` or `redo` did: the `paths` that were written or removed, and the `run` that they belong to.
 
     With a `problem` nothing counts as done, and the run stays where it was; `conflicts` are the paths that somebody else has
-    changed since. `lost` are those that the run changed and that are not kept; `note` what is never taken back, said once.
+    changed since. `lost` are those that the run changed and that are not kept, `others` those that somebody else changed while it
+    ran: both are left as they are. `note` is what is never taken back, said once.
     """
 
     run: RunSnapshot | None = None
     paths: Sequence[str] = ()
     conflicts: Sequence[str] = ()
     lost: Sequence[str] = ()
+    others: Sequence[str] = ()
     note: str = ""
     problem: str = ""
 
@@ -165,6 +173,8 @@ class Snapshots:
         self._step = 0
         self._before: State | None = None
         self._used = False  # has the step under way begun a tool?
+        self._silent: set[str] = set()  # the calls of the step that have not said what they changed
+        self._named: set[str] = set()  # what the others have
         self._told = False
         if not self._shadow.program:
             self._switch_off("git was not found")
@@ -190,12 +200,29 @@ class Snapshots:
                 self.runs[-1].message = key_of(message)
             case StepStart(step=step):
                 self._step = step
-            case ToolStart(name=name) if not self._used and name not in self.harmless:
-                self._used = True
-                with contextlib.suppress(Aborted):
-                    self._before = self._look(abort or Abort(), self.seconds)
+            case ToolStart(id=call_id, name=name) if name not in self.harmless:
+                self._silent.add(call_id)
+                self._begin(abort or Abort())
+            case ToolEnd(id=call_id, result=result) if call_id in self._silent:
+                self._told_of(call_id, result)
             case StepEnd() | RunEnd():
                 self.finish(abort)
+
+    def _begin(self, abort: Abort) -> None:
+        """In front of the first tool of a step."""
+        if self._used:
+            return
+        self._used = True
+        with contextlib.suppress(Aborted):
+            self._before = self._look(abort, self.seconds)
+
+    def _told_of(self, call_id: str, result: ToolResult) -> None:
+        """A tool that changes certain files and no others says which, in `details`: "path" or "paths"."""
+        paths = result.details.get("paths") or [path for path in [result.details.get("path")] if path]
+        inner = [os.path.relpath(path, self._shadow.workspace) for path in paths if isinstance(path, str)]
+        if inner:
+            self._silent.discard(call_id)
+            self._named |= {path for path in inner if is_relative(path)}
 
     def finish(self, abort: Abort | None = None) -> None:
         """End the step under way. To be called behind a run that was broken off, which may tell no end of its step."""
@@ -207,7 +234,9 @@ class Snapshots:
         except Aborted:
             after = self._look(Abort(), AFTER_ABORT)
         if self.runs:
-            self.runs[-1].steps.append(self._between(before, after))
+            step = self._between(before, after)
+            self.runs[-1].steps.append(dataclasses.replace(step, named=sorted(self._named), open=bool(self._silent)))
+        self._named, self._silent = set(), set()
 
     def _between(self, before: State | None, after: State | None) -> StepSnapshot:
         lost: list[str] | None = []
@@ -254,15 +283,20 @@ class Snapshots:
 
     # -- taking back
 
-    def undo(self) -> Undone:
-        """Take back what the last run changed in the workspace; with a problem or a conflict, nothing."""
-        return self._travel(self.runs, self.undone, back=True)
+    def undo(self, warn: Callable[[Sequence[str]], None] = lambda paths: None) -> Undone:
+        """Take back what the last run changed in the workspace; with a problem or a conflict, nothing.
+
+        `warn` is called before anything is written, with the paths that somebody else may have changed: no tool has named them, and
+        one was running that can change anything.
+        """
+        return self._travel(self.runs, self.undone, back=True, warn=warn)
 
     def redo(self) -> Undone:
         """Do again what was undone last."""
         return self._travel(self.undone, self.runs, back=False)
 
-    def _travel(self, source: list[RunSnapshot], target: list[RunSnapshot], back: bool) -> Undone:
+    def _travel(self, source: list[RunSnapshot], target: list[RunSnapshot], back: bool,
+                warn: Callable[[Sequence[str]], None] = lambda paths: None) -> Undone:
         word = "undo" if back else "redo"
         if not source:
             return Undone(problem=f"There is nothing to {word}.")
@@ -270,17 +304,17 @@ class Snapshots:
         if self._used:
             return Undone(run, problem=f"There is no {word} during a run.")
         try:
-            paths, conflicts = self._moved(run, back) if run.steps else ([], [])
+            paths, conflicts, others = self._moved(run, back, warn) if run.steps else ([], [], [])
         except (SnapshotError, OSError, ToolError) as error:
             return Undone(run, problem=f"The files of this run cannot be brought back: {error}.")
         if conflicts:
             return Undone(run, conflicts=conflicts, problem="Nothing was done: these files were changed since.")
         target.append(source.pop())
         note, self._told = ("" if self._told or not run.steps else OUTSIDE), self._told or bool(run.steps)
-        return Undone(run, paths, lost=run.lost, note=note)
+        return Undone(run, paths, lost=run.lost, others=others, note=note)
 
-    def _moved(self, run: RunSnapshot, back: bool) -> tuple[list[str], list[str]]:
-        """The paths that were written, or those that are in the way of it."""
+    def _moved(self, run: RunSnapshot, back: bool, warn: Callable[[Sequence[str]], None]) -> tuple[list[str], list[str], list[str]]:
+        """The paths that were written, or those that are in the way of it; and those that are not the run's."""
         if self.off:
             raise SnapshotError(self.off)
         if not all(step.before and step.after for step in run.steps):
@@ -289,13 +323,15 @@ class Snapshots:
             way = self._way(git, [run], back)
             writer = Writer(self._shadow.workspace, way, git.entries(self._shadow.look(git).tree))
             if conflicts := writer.conflicts():
-                return [], conflicts
+                return [], conflicts, []
             goals = [goal[1] for _, goal in writer.todo.values() if goal]
             if git.missing(goals):
                 raise SnapshotError(GONE)
+            if unsure := sorted(way.unsure & set(writer.todo)):
+                warn(unsure)
             git.deadline += 60.0  # what is begun is ended
             writer.write(git.contents)
-        return sorted(writer.todo), []
+        return sorted(writer.todo), [], sorted(way.others)
 
     def _way(self, git: Git, runs: Iterable[RunSnapshot], back: bool) -> Way:
         """All that the runs changed, as one change."""
@@ -307,6 +343,10 @@ class Snapshots:
             for path, (old, new) in git.changes(step.before, step.after).items():
                 if not _kept(path, step, old, new):
                     continue
+                if not step.open and path not in step.named:
+                    way.others.add(path)
+                    continue
+                way.unsure |= {path} if path not in step.named else set()
                 first, last = way.files.get(path, (old, old))
                 way.torn |= {path} if last != old else set()
                 way.files[path] = first, new
@@ -328,13 +368,17 @@ class Snapshots:
             changes = self._way(git, self.runs if run is None else [run], back=False).files
             return self._shadow.diff(git, changes) if changes else ""
 
-    def prune(self, abort: Abort) -> None:
+    def prune_due(self) -> bool:
+        """Is there something that may be old? Once a day."""
+        stamp = self._shadow.folder / "pruned"
+        return not self.off and self._shadow.folder.exists() and not (stamp.exists() and _age(stamp) < DAY)
+
+    def prune(self, abort: Abort, seconds: float = SECONDS) -> None:
         """Throw away what is old: in this repository, once a day, what no snapshot of KEPT_DAYS needs; those of workspaces in
         which nobody worked for IDLE_DAYS. What fails is tried again the next day. Raises Aborted."""
-        shadow = self._shadow
-        stamp = shadow.folder / "pruned"
-        if self.off or not shadow.folder.exists() or (stamp.exists() and _age(stamp) < DAY):
+        if not self.prune_due():
             return
+        shadow, stamp = self._shadow, self._shadow.folder / "pruned"
         begun = stamp.exists()
         with contextlib.suppress(SnapshotError, OSError):
             stamp.touch(0o600)
@@ -342,7 +386,7 @@ class Snapshots:
                 if other != shadow.folder and _age(other / "lock") > IDLE_DAYS * DAY:
                     shutil.rmtree(other, ignore_errors=True)
             if begun:  # in a new one there is nothing old
-                with shadow.turn(abort, self.seconds) as git:
+                with shadow.turn(abort, seconds) as git:
                     shadow.collect(git)
 
 

@@ -77,12 +77,13 @@ class Store(Database):
 
     # -- making and changing
 
-    def create(self, directory: str, *, agent: str = "", model: str = "", parent: str | None = None, title: str = "") -> str:
-        """A new session; its id. It shows up in lists when it has a message."""
-        session_id, time = _new_id(), now()
+    def create(self, directory: str, *, agent: str = "", model: str = "", parent: str | None = None, title: str = "",
+               session_id: str = "") -> str:
+        """A new session; its id, which may be given. It shows up in lists when it has a message."""
+        session_id, time = session_id or _new_id(), now()
         with self.transaction() as db:
             db.execute("INSERT INTO session (id, title, directory, agent, model, parent, created, updated) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                       (session_id, mend(title), mend(directory), agent, model, parent, time, time))
+                       (session_id, mend(title), folder_name(directory), mend(agent), mend(model), parent, time, time))
         return session_id
 
     def fork(self, session_id: str) -> str:
@@ -112,7 +113,7 @@ class Store(Database):
         self._set(session_id, updated=now())
 
     def set_model(self, session_id: str, model: str, agent: str = "") -> None:
-        self._set(session_id, model=model, agent=agent)
+        self._set(session_id, model=mend(model), agent=mend(agent))
 
     def _set(self, session_id: str, **values: Any) -> None:
         with self.transaction() as db:
@@ -147,7 +148,7 @@ class Store(Database):
 
     def sessions(self, directory: str | None = None, limit: int = 1000) -> list[SessionInfo]:
         """Those with messages, of a folder or all, the newest first; without those of sub-agents."""
-        where, values = (f"{OWN} AND directory = ?", [directory]) if directory is not None else (OWN, [])
+        where, values = (f"{OWN} AND directory = ?", [folder_name(directory)]) if directory is not None else (OWN, [])
         return [_info(row) for row in self.rows(f"{INFO} WHERE {where} ORDER BY updated DESC, id DESC LIMIT {limit:d}", *values)]
 
     def latest(self, directory: str) -> SessionInfo | None:
@@ -225,6 +226,11 @@ def add_usage(db: sqlite3.Connection, session_id: str, usage: Usage) -> None:
     for row in db.execute("SELECT * FROM session WHERE id = ?", (session_id,)).fetchall():
         total = asdict(_usage(row) + usage)
         db.execute(f"UPDATE session SET {', '.join(f'{name} = :{name}' for name in USAGE)} WHERE id = :id", total | {"id": session_id})
+
+
+def folder_name(path: str) -> str:
+    """A folder as the database takes it: bytes that are no text become escapes, so that two such folders are two."""
+    return path.encode("utf-8", "backslashreplace").decode()
 
 
 def _new_id() -> str:

@@ -1,7 +1,7 @@
 """Two hidden agents: one finds a title for a session, beside its first run; one sums the session up when asked.
 
-Neither can harm: a title that does not come, or is none, is simply not there. They have no tools and see the conversation as
-text, so that nothing in it is a call of theirs.
+A title that does not come, or is none, is simply not there. They have no tools and see the conversation as text, so that
+nothing in it is a call of theirs.
 
 What it leaves out: where a title is kept (sessions.py), and the summary that shortens a history (compaction.py).
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from coder.abort import Abort
 from coder.history import text_of
-from coder.types import Aborted, CoderError, Message, Model, Request
+from coder.types import CoderError, Message, Model, Request
 
 TITLE = """\
 You give conversations their titles. You are shown how one with a coding agent begins. Answer with its title and nothing else: 3 to 6 \
@@ -42,7 +42,8 @@ def ask(model: Model, system: str, text: str, abort: Abort, **options: object) -
 
 def title_of(model: Model, text: str, abort: Abort) -> str:
     """A title for what begins with `text`; "" where what comes is none. Raises ModelError and Aborted."""
-    answer = ask(model, TITLE, f"<beginning>\n{text[:BEGINNING]}\n</beginning>", abort, temperature=0.3)
+    beginning = text[:BEGINNING].replace("</beginning", "<\\/beginning")
+    answer = ask(model, TITLE, f"<beginning>\n{beginning}\n</beginning>", abort, temperature=0.3)
     lines = [line.strip(" \t\"'`*#.“”„«»") for line in re.sub(r"(?s)<think>.*?</think>", "", answer).splitlines()]
     title = " ".join(next(filter(None, lines), "").split())
     return title if title.isprintable() and len(title) <= LONGEST else ""
@@ -66,17 +67,12 @@ class Titler:
 
 
 def summary_of(model: Model, messages: Sequence[Message], abort: Abort) -> str:
-    """What happened in a conversation, in some sentences; "" where there is none. Raises Aborted."""
-    try:
-        return ask(model, SUMMARY, f"<conversation>\n{transcript(messages)}\n</conversation>", abort).strip()
-    except Aborted:
-        raise
-    except CoderError:
-        return ""
+    """What happened in a conversation, in some sentences. Raises ModelError and Aborted."""
+    return ask(model, SUMMARY, f"<conversation>\n{transcript(messages)}\n</conversation>", abort).strip()
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """The messages as text, long ones cut; where all are too long, the first and the newest."""
+    """The messages as text, long ones cut; where all are too long, the first and the newest. None of them ends the conversation's tag."""
     parts = list(filter(None, map(_line, messages)))
     kept, left = parts[:1], WHOLE - sum(map(len, parts[:1]))
     newest: list[str] = []
@@ -93,5 +89,5 @@ def _line(message: Message) -> str:
     calls = ", ".join(f"{call['function']['name']} {call['function']['arguments'][:300]}" for call in message.get("tool_calls") or [])
     text = text_of(message)
     text = text if len(text) <= EACH else f"{text[:EACH // 2]}\n[...]\n{text[-EACH // 2:]}"
-    said = "\n".join(filter(None, [text, f"[calls {calls}]" if calls else ""]))
+    said = "\n".join(filter(None, [text, f"[calls {calls}]" if calls else ""])).replace("</conversation", "<\\/conversation")
     return f"{message['role']}: {said}" if said and message["role"] in ("user", "assistant", "tool") else ""

@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from coder.history import text_of, user
 from coder.tools import tool
 from coder.types import Message, ToolError, ToolResult
 
@@ -19,11 +20,12 @@ MARKS = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
 WORDS = {"completed": "done", "complete": "done", "finished": "done", "in-progress": "in_progress", "doing": "in_progress",
          "todo": "pending", "open": "pending", "": "pending"}  # what models say instead
 MOST = 50
+NOTE = "Your checklist as it stands:\n"
 
 
 @tool(title=lambda arguments: _progress(_items(arguments.get("items") or [])))
 def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
-    """Keep a checklist for a task of three steps or more; the user sees it. Send the whole list, each time that a step begins or is done.
+    """Keep a checklist for a task of three steps or more; the user sees it. Send it whole whenever a step begins or is done.
 
     items: {"text": "...", "status": "pending", "in_progress" or "done"}, in order
     """
@@ -55,9 +57,17 @@ def checklist(items: Sequence[dict[str, str]]) -> str:
     return "\n".join(f"{MARKS[item['status']]} {item['text']}" for item in items)
 
 
+def notes(messages: Sequence[Message]) -> list[Message]:
+    """What is to be said again of the checklist where a history is shortened."""
+    items = newest(messages)
+    return [user(f"{NOTE}{items}")] if items else []
+
+
 def newest(messages: Sequence[Message]) -> str:
-    """The checklist as the newest call in a history left it; "" where there is none."""
+    """The checklist as the newest call in a history left it, or the note in the place of a call that is no longer there; or ""."""
     for message in reversed(messages):
+        if message.get("meta", {}).get("attached") and text_of(message).startswith(NOTE):
+            return text_of(message).removeprefix(NOTE)
         for call in reversed(message.get("tool_calls") or []):
             if call["function"]["name"] == "todo":
                 try:

@@ -1,0 +1,170 @@
+"""Files, by the program itself: what lies outside the workspace, what is no file, odd names, and what is asked about each time.
+
+Group FIL of the reliability list; its other cases are with the tools, in test_files.py, test_edit.py, test_patch.py and test_search.py.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coder.features.scripted import Reply, ScriptedServer
+from tests.harness import serve
+from tests.terminal import OneShot, Terminal
+
+Call = tuple[str, dict[str, Any]]
+
+
+def outcomes(server: ScriptedServer) -> list[str]:
+    """What the model was told of its calls."""
+    return [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "tool"]
+
+
+def told(folder: Path, *calls: Call, arguments: tuple[str, ...] = (), **more: str) -> list[str]:
+    """What the model is told of these calls, in one run without a terminal."""
+    with serve(Reply(calls=list(calls)), Reply("done")) as server, OneShot(folder, server, *arguments, "go", **more) as run:
+        assert run.end() == 0, run.err
+        assert len(outcomes(server)) == len(calls)
+        return outcomes(server)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+def reading(*paths: str) -> list[Call]:
+    return [("read", {"path": path}) for path in paths]
+
+
+def writing(*paths: str) -> list[Call]:
+    return [("write", {"path": path, "content": "PWN"}) for path in paths]
+
+
+# ---- outside the workspace -----------------------------------------------------------------------------------
+
+
+@pytest.mark.case("FIL-01", "FIL-02", "FIL-03")
+def test_without_a_person_to_ask_nothing_outside_is_read_searched_or_listed(tmp_path: Path) -> None:
+    for name in ("secret", "home/secret", "ws-evil/secret", "ws-evil/TOP-SECRET"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("TOP-SECRET words\n")
+    (tmp_path / "ws" / "a").mkdir(parents=True)
+    (tmp_path / "ws" / "l").symlink_to("../secret")
+    evil = str(tmp_path / "ws-evil")
+    calls = [*reading("../secret", "a/../../secret", "~/secret", "l", "../ws-evil/secret", f"{evil}/secret", str(tmp_path / "secret")),
+             ("grep", {"pattern": "words", "path": evil}), ("grep", {"pattern": "words", "path": "../ws-evil"}),
+             ("grep", {"pattern": "words", "path": "l"}), ("glob", {"pattern": "*", "path": evil}),
+             ("glob", {"pattern": "../ws-evil/*"}), ("ls", {"path": evil}), ("grep", {"pattern": "words"})]
+    *outside, inside = told(tmp_path, *calls)
+    assert "TOP-SECRET" not in "".join([*outside, inside])
+    assert all(said.startswith("Denied: ") for said in outside if "No files found" not in said), outside
+    assert "No files found" in outside[-2] or outside[-2].startswith("Denied: ")
+
+
+@pytest.mark.case("FIL-02", "FIL-03", "FIL-05", "FIL-07")
+def test_nothing_outside_is_written_whatever_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "ws-evil").mkdir()
+    (tmp_path / "out").write_text("old\n")
+    (tmp_path / "ws").mkdir()
+    for name, target in (("l", "../out"), ("dangling", "../PWN"), ("folder", "../ws-evil")):
+        (tmp_path / "ws" / name).symlink_to(target)
+    calls = [*reading("l"), *writing("l", "dangling", "folder/PWN", "../ws-evil/PWN", str(tmp_path / "PWN"), "~/PWN"),
+             ("edit", {"path": "l", "old_string": "old", "new_string": "PWN"})]
+    seen, *refused = told(tmp_path, *calls, arguments=("-y",))
+    assert "old" in seen and all("outside the workspace" in said for said in refused), refused
+    patches = ["*** Add File: ../PWN\n+x", f"*** Add File: {tmp_path}/PWN\n+x", "*** Update File: mine\n*** Move to: ../PWN\n-m\n+x",
+               "*** Add File: dangling\n+x", "*** Delete File: ../out"]
+    (tmp_path / "ws" / "mine").write_text("m\n")
+    whole = [("apply_patch", {"patch": f"*** Begin Patch\n*** Add File: good\n+x\n{patch}\n*** End Patch"}) for patch in patches]
+    assert all("No file was changed" in said for said in told(tmp_path, *whole, arguments=("-y", "-m", "gpt-5")))
+    assert {name: data for name, data in contents(tmp_path).items() if not name.startswith("home/")} == {"out": b"old\n", "ws/mine": b"m\n"}
+    assert not os.path.lexists(tmp_path / "home" / "PWN")
+
+
+# ---- what is no file -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def listening(folder: Path) -> Iterator[None]:
+    """A socket `s` in a folder; its address has to be short."""
+    with socket.socket(socket.AF_UNIX) as server:
+        with chdir(folder):
+            server.bind("s")
+        yield
+
+
+@pytest.mark.case("FIL-09", "FIL-10", "FIL-12")
+def test_what_is_no_regular_file_is_refused_also_where_all_may_be_read(tmp_path: Path) -> None:
+    outside, ws = tmp_path / "outside", tmp_path / "ws"
+    for folder in (outside, ws):
+        folder.mkdir()
+        os.mkfifo(folder / "pipe")
+    (ws / "zero").symlink_to("/dev/zero")
+    paths = [str(outside / "pipe"), str(outside / "s"), str(outside), "pipe", "zero", "/dev/zero", "/dev/stdin", "/proc/self/environ",
+             "/proc/self/mem", "/proc/self/task/../environ"]
+    calls = [*reading(*paths), ("grep", {"pattern": "x", "path": "pipe"}), ("edit", {"path": "pipe", "old_string": "a", "new_string": "b"}),
+             *writing("pipe")]
+    with listening(outside):
+        assert [said for said in told(tmp_path, *calls, arguments=("-y",)) if not said.startswith("Error: ")] == []
+
+
+@pytest.mark.case("FIL-25")
+def test_odd_names_are_listed_found_searched_and_read(tmp_path: Path) -> None:
+    names = [b"new\nline", b"-rf", b"[link=x]", b"caf\xe9", b"n" * 255]
+    ws = tmp_path / "ws"
+    ws.mkdir()
+    for name in names:
+        Path(os.fsdecode(os.path.join(os.fsencode(ws), name))).write_text("content\n")
+    calls: list[Call] = [("ls", {}), ("glob", {"pattern": "*"}), ("grep", {"pattern": "content"})]
+    for said in told(tmp_path, *calls):
+        shown = sorted(line.split(":")[0] for line in said.splitlines())
+        assert shown == sorted(["new\\nline", "-rf", "[link=x]", "caf\\udce9", "n" * 255])
+    calls = [*reading("new\nline", *shown, f"{ws}/caf\\udce9"), *reading("\\x00", "caf\\U99999999")]
+    *read, nul, much = told(tmp_path, *calls)
+    assert set(read) == {"1\tcontent"} and nul.startswith("Error: there is no file") and much.startswith("Error: there is no file")
+
+
+# ---- asked about each time -----------------------------------------------------------------------------------
+
+ORDERS = (".git/hooks/pre-commit", ".git/config", "sub/.git/config", "door/post-commit", ".bashrc", "sub/.profile",
+          ".config/coder/.env", ".config/coder/hooks.json", ".config/coder/plugins/x.py")
+
+
+def home_with_a_repository(folder: Path) -> Path:
+    """A workspace that is the home as well, so that all of it lies inside."""
+    ws = folder / "ws"
+    (ws / ".git" / "hooks").mkdir(parents=True)
+    (ws / "door").symlink_to(".git/hooks")
+    return ws
+
+
+@pytest.mark.case("FIL-31")
+def test_where_edits_are_allowed_what_gives_orders_is_not_written_unasked(tmp_path: Path) -> None:
+    ws = home_with_a_repository(tmp_path)
+    places = {"HOME": str(ws), "XDG_CONFIG_HOME": str(ws / ".config")}
+    *orders, plain = told(tmp_path, *writing(*ORDERS, "plain"), arguments=("--allow", "edit"), **places)
+    assert plain.startswith("Created ") and all(said.startswith("Denied: ") for said in orders), orders
+    assert list(contents(ws)) == ["plain"]
+
+
+@pytest.mark.case("FIL-31")
+def test_a_yes_to_all_edits_of_the_session_does_not_hold_for_what_gives_orders(tmp_path: Path) -> None:
+    ws = home_with_a_repository(tmp_path)
+    answers = [Reply(calls=writing("one", "two", ".git/hooks/pre-commit", ".git/config", ".bashrc")), Reply("done")]
+    with serve(*answers) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        session.expect("[y]es")
+        session.enter("a")
+        for name in ("pre-commit", "config", ".bashrc"):
+            session.expect(name)
+            session.expect("[y]es")
+            session.enter("n")
+        session.prompt()
+        assert [said.split(":")[0] for said in outcomes(server)] == ["Created one (1 lines).", "Created two (1 lines).", *["Denied"] * 3]
+    assert sorted(contents(ws)) == ["one", "two"]
