@@ -1,8 +1,9 @@
 """The program in a real pseudo-terminal, or as a child with pipes, and the checks that hold after every test of it.
 
 The checks, which hold whatever a session did: every request that was made is valid; no process of the session is
-left; the terminal is as it was; nothing was left in the folder for temporary files; the key is in no file and in no byte
-of output; no traceback. A process of a session is known by a variable in its environment, which all its children inherit.
+left; the terminal is as it was; no file was made outside the workspace and the home, and nothing was left in the folder for
+temporary files; the key is in no file and in no byte of output; no traceback. A process of a session is known by a variable
+in its environment, which all its children inherit.
 """
 
 from __future__ import annotations
@@ -79,11 +80,15 @@ def gone(mark: str, seconds: float = 5) -> None:
 class Place:
     """A workspace, a home and a folder for temporary files, and the environment of a session in them."""
 
+    child: Any = None
+
     def __init__(self, folder: Path, server: ScriptedServer, **more: str) -> None:
         self.server = server
         self.ws, self.home, self.temp = folder / "ws", folder / "home", folder / "temp"
         for each in (self.ws, self.home, self.temp):
             each.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.around = self.outside()
         self.mark = os.urandom(8).hex()
         self.key = f"sk-CANARY-{os.urandom(8).hex()}"
         config = {f"XDG_{name}_HOME": str(self.home / f".{name.lower()}") for name in ("CONFIG", "DATA", "CACHE", "STATE")}
@@ -101,6 +106,14 @@ class Place:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
 
+    def outside(self) -> set[Path]:
+        """What lies beside the workspace and the home, and what carries our number where the system keeps temporary files."""
+        found = set(Path("/tmp").glob(f"coder-{self.child.pid}-*")) if self.child else set()
+        for entry in self.folder.iterdir():
+            if entry not in (self.ws, self.home, self.temp):
+                found |= {entry, *entry.rglob("*")}
+        return found
+
     def check(self, output: str) -> None:
         """What holds after every session."""
         assert "Traceback" not in output and "Exception ignored" not in output, output
@@ -108,6 +121,7 @@ class Place:
         gone(self.mark)
         assert_all_valid(self.server)
         assert not list(self.temp.iterdir()), "left in the folder for temporary files"
+        assert self.outside() <= self.around, f"made outside: {self.outside() - self.around}"
         for path in (path for root in (self.ws, self.home) for path in root.rglob("*")):
             assert not path.is_file() or self.key.encode() not in path.read_bytes(), path
 
@@ -131,7 +145,7 @@ class Terminal(Place):
         self.attributes: list[Any] = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside the server's thread
-            self.child: Any = pexpect.spawn(sys.executable, ["-m", "coder", *arguments], cwd=str(self.ws), env=self.environment,  # type: ignore[arg-type]
+            self.child = pexpect.spawn(sys.executable, ["-m", "coder", *arguments], cwd=str(self.ws), env=self.environment,  # type: ignore[arg-type]
                                             dimensions=(24, 80), encoding="utf-8", codec_errors="replace", timeout=PATIENCE)
         self.child.logfile_read = self.log
         self.child.delaybeforesend = None
@@ -146,8 +160,10 @@ class Terminal(Place):
             if kind is None:
                 if not self.child.closed and self.child.isalive():
                     assert self.leave() == 0
+                elif not self.child.closed and not self.attributes:
+                    self.exit_code()
                 self.check(self.output)
-                assert not self.attributes or self.attributes == untouched()
+                assert self.child.closed or self.attributes == untouched()
         finally:
             self.stop()
             self.child.close(force=True)

@@ -1,7 +1,7 @@
 """Stopping: Ctrl+C at every moment of a session in a real terminal, signals, and the abort of the library.
 
 After each of them the prompt is back or the program gone, no process is left, and the next request is in order.
-The cases ABT-01 to ABT-14 are those of section 5.1 of the reference on reliability.
+The ids of the cases are in tests/data/cases.toml.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def goes_on(terminal: Terminal, server: ScriptedServer) -> Body:
 # ---- Ctrl+C in a session ---------------------------------------------------------------------------------
 
 
+@pytest.mark.case("ABT-01")
 def test_ctrl_c_while_waiting_for_headers(tmp_path: Path) -> None:
-    """ABT-01"""
     release = threading.Event()
     with ScriptedServer(held(release)) as server, Terminal(tmp_path, server) as terminal:
         terminal.enter("hello")
@@ -85,8 +85,8 @@ def test_ctrl_c_while_waiting_for_headers(tmp_path: Path) -> None:
         goes_on(terminal, server)
 
 
+@pytest.mark.case("ABT-02")
 def test_ctrl_c_in_the_middle_of_text(tmp_path: Path) -> None:
-    """ABT-02"""
     with serve(Reply("alpha beta gamma delta", cut=4, close="hang"), FINE) as server, Terminal(tmp_path, server) as terminal:
         terminal.enter("hello")
         terminal.expect("beta")
@@ -98,8 +98,8 @@ def test_ctrl_c_in_the_middle_of_text(tmp_path: Path) -> None:
         assert [message["content"] for message in messages if message["role"] == "assistant"] == ["alpha beta gamma"]
 
 
+@pytest.mark.case("ABT-03")
 def test_ctrl_c_in_the_middle_of_a_calls_arguments(tmp_path: Path) -> None:
-    """ABT-03"""
     half = command("touch PWN # and so much more that it does not fit into one piece", cut=3, close="hang")
     with serve(half, FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
@@ -113,8 +113,8 @@ def test_ctrl_c_in_the_middle_of_a_calls_arguments(tmp_path: Path) -> None:
         assert not (terminal.ws / "PWN").exists()
 
 
+@pytest.mark.case("ABT-04")
 def test_ctrl_c_in_bash(tmp_path: Path) -> None:
-    """ABT-04"""
     with serve(command(f"echo partial; {SLEEP}"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
         terminal.expect("partial\x1b")  # what it has written is on the screen while it goes on
@@ -127,8 +127,8 @@ def test_ctrl_c_in_bash(tmp_path: Path) -> None:
         assert "partial" in result and "aborted by the user" in result
 
 
+@pytest.mark.case("ABT-05")
 def test_ctrl_c_in_the_second_of_three_calls(tmp_path: Path) -> None:
-    """ABT-05"""
     calls = [("bash", {"command": line}) for line in ("echo first", SLEEP, "touch PWN")]
     with serve(Reply(calls=calls), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
@@ -141,8 +141,8 @@ def test_ctrl_c_in_the_second_of_three_calls(tmp_path: Path) -> None:
         assert not (terminal.ws / "PWN").exists()
 
 
+@pytest.mark.case("ABT-07")
 def test_ctrl_c_during_a_wait_for_the_next_attempt(tmp_path: Path) -> None:
-    """ABT-07"""
     busy = Reply("busy", status=429, headers={"Retry-After": "60"})
     with serve(busy, FINE) as server, Terminal(tmp_path, server) as terminal:
         terminal.enter("hello")
@@ -154,8 +154,8 @@ def test_ctrl_c_during_a_wait_for_the_next_attempt(tmp_path: Path) -> None:
         assert len(server.requests) == 2
 
 
+@pytest.mark.case("ABT-09")
 def test_ctrl_c_at_the_question_runs_nothing(tmp_path: Path) -> None:
-    """ABT-09"""
     with serve(command("touch PWN"), FINE) as server, Terminal(tmp_path, server) as terminal:
         terminal.enter("hello")
         terminal.expect("or why not: ")
@@ -183,8 +183,8 @@ def test_ctrl_c_at_the_question_with_half_an_answer_typed(tmp_path: Path) -> Non
         assert not (terminal.ws / "PWN").exists()
 
 
+@pytest.mark.case("ABT-10")
 def test_ctrl_c_twice_ends_the_program_while_a_command_ignores_it(tmp_path: Path) -> None:
-    """ABT-10"""
     stubborn = "trap 'touch asked' TERM; while :; do sleep 0.01; done"
     with serve(command(stubborn)) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
@@ -196,8 +196,8 @@ def test_ctrl_c_twice_ends_the_program_while_a_command_ignores_it(tmp_path: Path
             assert terminal.exit_code() == 130
 
 
+@pytest.mark.case("ABT-10")
 def test_ctrl_c_twice_ends_the_program_also_when_the_first_has_stopped_the_run(tmp_path: Path) -> None:
-    """ABT-10"""
     with serve(command(SLEEP)) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
         terminal.until(lambda: terminal.running(SLEEP))
@@ -209,8 +209,8 @@ def test_ctrl_c_twice_ends_the_program_also_when_the_first_has_stopped_the_run(t
             assert terminal.exit_code() == 130
 
 
+@pytest.mark.case("ABT-11")
 def test_ctrl_c_at_an_empty_prompt_says_what_a_second_does(tmp_path: Path) -> None:
-    """ABT-11"""
     with serve(FINE) as server, Terminal(tmp_path, server) as terminal:
         terminal.ctrl_c()
         assert "Ctrl+C again leaves" in terminal.prompt()
@@ -220,8 +220,8 @@ def test_ctrl_c_at_an_empty_prompt_says_what_a_second_does(tmp_path: Path) -> No
             assert terminal.exit_code() == 130
 
 
+@pytest.mark.case("ABT-11")
 def test_ctrl_d_at_an_empty_prompt_leaves_well(tmp_path: Path) -> None:
-    """ABT-11"""
     with serve(FINE) as server, Terminal(tmp_path, server) as terminal, promptly():
         assert terminal.leave() == 0
 
@@ -281,8 +281,8 @@ def test_every_run_of_a_session_can_be_stopped(tmp_path: Path) -> None:
 # ---- signals, a terminal that goes away, one-shot --------------------------------------------------------
 
 
+@pytest.mark.case("ABT-12")
 def test_sigterm_during_a_command_ends_all_of_it(tmp_path: Path) -> None:
-    """ABT-12"""
     with serve(command(f"setsid sleep 301 & {SLEEP}")) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
         terminal.until(lambda: terminal.running(SLEEP) and terminal.running("sleep 301"))
@@ -325,8 +325,8 @@ def test_sigterm_in_the_middle_of_text(tmp_path: Path) -> None:
             assert terminal.exit_code() == 143
 
 
+@pytest.mark.case("ABT-13")
 def test_a_closed_terminal_ends_the_program_and_its_commands(tmp_path: Path) -> None:
-    """ABT-13"""
     with serve(command(f"setsid sleep 301 & {SLEEP}")) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
         terminal.until(lambda: terminal.running(SLEEP) and terminal.running("sleep 301"))
@@ -343,9 +343,9 @@ def test_a_closed_terminal_ends_the_program_at_the_prompt(tmp_path: Path) -> Non
             until(lambda: not processes(terminal.mark))
 
 
+@pytest.mark.case("ABT-14")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_to_a_one_shot_run_in_bash(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    """ABT-14"""
     with serve(command(f"setsid sleep 301 & echo partial; {SLEEP}")) as server, OneShot(tmp_path, server, "-y", "hello") as run:
         until(lambda: run.running(SLEEP) and run.running("sleep 301"))
         run.kill(number)

@@ -510,6 +510,7 @@ def test_a_locale_without_other_letters_gives_no_traceback(place: Place, env: di
 # ---- the key and the conversation stay where they belong --------------------------------------------------
 
 
+@pytest.mark.case("NET-12")
 def test_a_redirect_is_not_followed_and_the_other_server_sees_nothing(place: Place) -> None:
     with serve(Reply("I am evil.")) as evil:
         with serve(Reply("moved", status=307, headers={"location": f"{evil.url}/chat/completions"})) as server:
@@ -524,11 +525,12 @@ STRANGER = "import pathlib\nwith pathlib.Path(__file__).parent.joinpath('IMPORTE
 CONSOLE_SCRIPT = "import sys\nfrom coder.__main__ import main\nif __name__ == '__main__':\n    sys.exit(main())\n"  # as pip writes it
 
 
+@pytest.mark.case("SEC-04")
 @pytest.mark.parametrize("way", ["python -m coder", "python -P -m coder", "the console script"])
 def test_modules_that_lie_in_the_folder_are_not_imported(place: Place, way: str) -> None:
-    strangers = ["rich", "dotenv", "json", "openai", "httpx2", "argparse", "subprocess", "socket"]
-    if way != "python -m coder":  # without -P, Python itself looks in the folder first: for the package and what it starts with
-        strangers += ["coder", "re", "typing"]
+    strangers = ["rich", "dotenv", "json", "openai", "httpx2", "argparse", "subprocess", "socket", "re", "typing", "ctypes", "resource"]
+    if way != "python -m coder":  # without -P, Python itself looks in the folder first: for the package and what it finds that with
+        strangers += ["coder", "importlib"]
     for name in strangers:
         (place.ws / name).mkdir()
         (place.ws / name / "__init__.py").write_text(STRANGER.replace("parent", "parents[1]"))

@@ -338,6 +338,7 @@ def test_a_compaction_that_was_asked_for_comes_before_anything_else_in_the_next_
 # ---- pruning ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("INV-03")
 def test_old_tool_output_becomes_a_note_and_nothing_else_changes() -> None:
     """A31, INV-03: ids, order and number of the messages stay."""
     with ScriptedServer(lambda body: Reply("fine")) as server:
@@ -463,6 +464,7 @@ def test_images_count_as_what_they_cost_and_not_by_their_bytes() -> None:
     assert transcript(messages, 10_000).count("[image]") == 3
 
 
+@pytest.mark.case("INV-06")
 def test_instruction_files_that_came_with_an_output_outlive_it() -> None:
     """INV-06: what features/instructions.py adds to the first read in a folder."""
     block = '<instructions path="lib/AGENTS.md">\nUse tabs.\n\nAlways.\n</instructions>'
@@ -664,8 +666,8 @@ def test_an_earlier_summary_is_part_of_what_is_summarised() -> None:
     assert "the colour is teal" in model.requests[1]["messages"][-1]["content"]
 
 
+@pytest.mark.case("INV-06")
 def test_instruction_files_are_attached_again_once_and_not_summarised() -> None:
-    """INV-06"""
     notes = [user("<instructions>Use tabs.</instructions>")]
     model = scripted(Reply(SUMMARY), Reply(SUMMARY))
     compaction, messages = Compaction(model, notes=lambda: notes), turns(4, 2_000)
@@ -677,8 +679,8 @@ def test_instruction_files_are_attached_again_once_and_not_summarised() -> None:
     assert "Use tabs" not in str(model.requests[1]) and "attached" not in notes[0]["meta"]
 
 
+@pytest.mark.case("INV-06")
 def test_the_system_prompt_and_system_messages_of_the_list_survive() -> None:
-    """INV-06"""
     with ScriptedServer(answering(lambda body: Reply("fine"))) as server:
         messages = [{"role": "system", "content": "House rule."}, *talk(4, 7_000), user("newest")]
         go_on(server, messages, system="Be brief.", hooks=Compaction(model_of(server, 8_000)), model={"context_window": 8_000})
@@ -709,6 +711,7 @@ def test_a_list_without_a_user_message_can_be_shortened_too() -> None:
                      calling(f"again {each['tool_calls'][0]['id']}") for each in steps]
 
 
+@pytest.mark.case("INV-02")
 @pytest.mark.parametrize("trigger", ["threshold", "overflow", "manual"])
 def test_whatever_the_window_no_pair_is_split_and_the_newest_message_stays(trigger: Trigger) -> None:
     """INV-02: 40 turns with parallel calls, 50 windows."""
@@ -760,6 +763,7 @@ FAILURES = {
     "no credit": Reply("quota exceeded", status=402)}
 
 
+@pytest.mark.case("INV-04", "INV-05")
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_summary_that_fails_leaves_the_history_and_is_told_once(failure: str) -> None:
     """INV-04, INV-05: one request, one notice, and the run goes on."""
@@ -780,8 +784,8 @@ def test_a_summary_that_fails_leaves_the_history_and_is_told_once(failure: str) 
     assert len(notices(seen)) == 1 and notices(seen)[0].startswith("The conversation was not summarised and stays as it is: ")
 
 
+@pytest.mark.case("INV-04")
 def test_a_summary_that_times_out_leaves_the_history() -> None:
-    """INV-04"""
     messages = [*talk(4, 7_000), user("on")]
     before = messages[:]
     with ScriptedServer(lambda body: Reply("word", cut=2, close="hang")) as server, promptly(10):
@@ -838,6 +842,7 @@ def test_no_request_is_made_where_nothing_is_old() -> None:
     assert model.requests == []
 
 
+@pytest.mark.case("INV-07")
 def test_a_history_with_open_calls_can_be_compacted() -> None:
     """INV-07: what is asked is valid, and so is what is left."""
     with ScriptedServer(answering(lambda body: Reply("fine"))) as server:
@@ -858,9 +863,9 @@ def held(release: threading.Event) -> Callable[[Body], Reply]:
     return answering(lambda body: Reply("fine"), wait)
 
 
+@pytest.mark.case("ABT-08")
 @pytest.mark.parametrize("how", ["the token", "Ctrl+C"])
 def test_an_abort_while_it_summarises_leaves_the_history_and_the_next_message_works(how: str) -> None:
-    """ABT-08"""
     release = threading.Event()
     messages = talk(4, 7_000)
     before, abort = messages[:], Abort()
@@ -983,6 +988,7 @@ WORK = st.one_of(
 SUMMARIES = st.sampled_from([Reply(SUMMARY), Reply(SUMMARY), Reply(SUMMARY), OVERFLOW, *FAILURES.values()])
 
 
+@pytest.mark.case("INV-01")
 @seed(20261121)
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(work=st.lists(WORK, min_size=1, max_size=12), summaries=st.lists(SUMMARIES, min_size=1, max_size=4),

@@ -151,6 +151,7 @@ def test_an_empty_answer_is_asked_for_again() -> None:
     assert result.text == "here" and "retry" in types(events)
 
 
+@pytest.mark.case("NET-08")
 def test_an_answer_cut_inside_its_calls_runs_none_of_them(tmp_path: Path) -> None:
     """NET-08: neither the one with valid arguments nor the one that is cut."""
     @tool
@@ -251,6 +252,7 @@ def counting() -> ScriptedServer:
     return serve(lambda body: call(a=next(numbers), b=0))
 
 
+@pytest.mark.case("INV-10")
 def test_the_step_limit_ends_the_run_with_its_words() -> None:
     with counting() as server:
         _, result = ask(server, tools=[add], limits=Limits(max_steps=3))
@@ -311,6 +313,7 @@ def test_after_five_failures_the_run_says_so_and_names_the_error() -> None:
     assert [m["role"] for m in result.messages] == ["user"]
 
 
+@pytest.mark.case("NET-07")
 @pytest.mark.parametrize(("status", "kind"), [(400, "bad_request"), (401, "auth"), (403, "auth"), (404, "not_found"), (402, "quota")])
 def test_a_final_error_is_not_tried_again(status: int, kind: str) -> None:
     with serve(Reply("no such thing", status=status)) as server:
@@ -369,6 +372,7 @@ def test_the_first_byte_and_an_idle_stream_are_timed_and_comments_do_not_count()
 # ---- the doom loop ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("INV-10")
 def test_the_third_identical_call_is_answered_unrun_and_the_fourth_ends_the_run() -> None:
     ran: list[int] = []
 
@@ -464,6 +468,7 @@ def test_output_of_exactly_the_limit_is_untouched() -> None:
     assert truncate("abcdefg", 4) == "ab\n\n... [truncated 3 characters] ...\n\nfg"
 
 
+@pytest.mark.case("INV-09")
 def test_what_no_encoder_takes_is_cleaned_before_it_is_sent() -> None:
     """INV-09."""
     @tool

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
+
+import pytest
 
 from coder.features.scripted import Body, Reply
 from tests.harness import serve
-from tests.terminal import Terminal
+from tests.terminal import PATIENCE, Terminal
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")  # the second: the window's title
 
@@ -160,8 +163,8 @@ def test_an_edit_is_asked_with_its_diff_and_always_covers_the_next(tmp_path: Pat
         assert (session.ws / "f").read_text() == "two\n" and "-one" in shown and "+two" in shown
 
 
+@pytest.mark.case("PRM-31")
 def test_lines_that_came_before_the_question_do_not_answer_it_but_steer(tmp_path: Path) -> None:
-    """PRM-31."""
     held = Reply("wait", calls=[("bash", {"command": "touch PWN"})], hold=0.5)
     with serve(held, Reply("done")) as server, Terminal(tmp_path, server) as session:
         session.enter("go")
@@ -174,13 +177,14 @@ def test_lines_that_came_before_the_question_do_not_answer_it_but_steer(tmp_path
         assert [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "user"] == ["go", "y", "y"]
 
 
-def test_what_drives_a_terminal_is_shown_as_escapes_in_a_question(tmp_path: Path) -> None:
-    """TRM-04, TRM-05."""
+@pytest.mark.case("TRM-04", "TRM-05")
+def test_what_drives_a_terminal_is_shown_as_code_points_in_a_question(tmp_path: Path) -> None:
     tricky = "echo harmless \x1b[8m; touch PWN\r\u202eecho"
     with serve(Reply(calls=[("bash", {"command": tricky})]), Reply("ok")) as server, Terminal(tmp_path, server) as session:
         session.enter("go")
         asked = session.expect(QUESTION)
-        assert "echo harmless \\x1b[8m; touch PWN\\x0d\\u202eecho" in bare(asked)
+        assert "echo harmless <U+001B>[8m; touch PWN<U+000D><U+202E>echo" in bare(asked)
+        assert "Careful: 3 characters in this cannot be seen" in bare(asked)
         session.say("n")
 
 
@@ -279,17 +283,20 @@ def test_a_member_that_the_server_refuses_is_said_once_and_left_out(tmp_path: Pa
 
 
 def test_silence_is_counted_on_the_screen_before_an_answer_and_behind_half_of_one(tmp_path: Path) -> None:
-    half = Reply("Half an answer here", cut=4, close="hang")
-    limits = {"CODER_FIRST_BYTE_TIMEOUT": "31", "CODER_IDLE_TIMEOUT": "33"}
-    with serve(Reply("late", hold=6.5), half) as server, Terminal(tmp_path, server, **limits) as session:
-        session.enter("slow")
-        assert "thinking" in session.expect("s of 31s")
-        session.prompt()
-        session.enter("stall")
-        before = bare(session.expect("s of 33s"))
-        assert "late" not in before and re.search(r"Half an \x1b7 .*waiting · no data for \d", before)
-        session.ctrl_c()
-        assert "stopped by you" in session.prompt()
+    """It is counted from the fifth second on: two sessions wait at the same time."""
+    half, release = Reply("Half an answer here", cut=4, close="hang"), threading.Event()
+    with serve(lambda body: Reply("late" if release.wait(PATIENCE) else "never")) as slow, serve(half) as broken, \
+            Terminal(tmp_path / "a", slow, CODER_FIRST_BYTE_TIMEOUT="31") as waiting, \
+            Terminal(tmp_path / "b", broken, CODER_IDLE_TIMEOUT="33") as stalled:
+        waiting.enter("slow")
+        stalled.enter("stall")
+        assert "thinking" in waiting.expect("s of 31s")
+        release.set()
+        before = bare(stalled.expect("s of 33s"))
+        assert re.search(r"Half an \x1b7 .*waiting · no data for \d", before)
+        assert "late" in waiting.prompt()
+        stalled.ctrl_c()
+        assert "stopped by you" in stalled.prompt()
 
 
 def test_a_server_that_loads_its_model_is_waited_for_with_one_line(tmp_path: Path) -> None:

@@ -186,10 +186,10 @@ class Compaction(Hooks):
 
         The last two user turns are spared, then one, then none; at last, the newest output is cut.
         """
-        keep = self._bytes(min(self.keep_tool_output, room.window // 2))
+        keep, before = self._bytes(min(self.keep_tool_output, room.window // 2)), self._tokens(messages)
         for turns, cut in ((2, False), (1, False), (0, False), (0, True)):
             shorter = prune(messages, keep, turns, cut)
-            gain = self._tokens(messages) - self._tokens(shorter)
+            gain = before - self._tokens(shorter)
             if gain >= room.window // 5 and used - gain <= room.threshold - room.window // 10:
                 return shorter
         return None

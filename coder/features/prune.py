@@ -20,6 +20,7 @@ from coder.executor import truncate
 from coder.history import ROLES, text_of
 from coder.types import Message
 
+JSON = json.JSONEncoder(ensure_ascii=False)  # made once: sizes are asked for often
 IMAGE = 6_000  # bytes that an image counts as: 1,500 tokens, what providers count for a large one, however long its data is
 WORTH = 200  # bytes that a note has to save
 MARKER = 50  # bytes of truncate's marker
@@ -48,7 +49,8 @@ def _images(message: Message) -> int:
 
 def size_of(value: Any) -> int:
     """Bytes of a value as JSON."""
-    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    text = JSON.encode(value)
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def shortened(text: str, most: int) -> str:

@@ -60,12 +60,13 @@ class ScriptedServer:
 
     `requests` are the bodies received, `heads` their headers, `paths` what they went to, `times` when each came and `sent`
     when its answer was out (monotonic seconds), `connections` the number of connections so far, `gone` the number of
-    answers that could not be sent to their end because the client had left.
+    answers that could not be sent to their end because the client had left, `unreadable` the bodies that were no requests.
     """
 
     def __init__(self, script: Script | Sequence[Reply], port: int = 0) -> None:
         self.script = script if callable(script) else _listed(script)
         self.requests: list[Body] = []
+        self.unreadable: list[bytes] = []
         self.heads: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.times: list[float] = []
@@ -214,12 +215,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         owner, arrived = self.server.owner, time.monotonic()
-        raw = self.rfile.read(int(self.headers.get("content-length", 0)))
+        length = int(self.headers.get("content-length", 0))
+        raw = self.rfile.read(length)
         if not self.path.partition("?")[0].endswith("/chat/completions"):
             self._json(404, {"error": {"message": f"nothing at {self.path}", "type": "not_found"}})
             return
         body = _body(raw)
         if body is None:
+            if len(raw) == length:  # else the client has left in the middle of it
+                owner.unreadable.append(raw)
             self._json(400, {"error": {"message": "the body has to be JSON with messages", "type": "invalid_request_error"}})
             return
         owner.times.append(arrived)

@@ -1,14 +1,24 @@
 """Questions to the person during a run: everything is shown before the answer is taken.
 
-A consumer of the events that ask. What it leaves out: what needs a question (approval.py).
+A consumer of the events that ask, a sub-agent's among them. What it leaves out: what needs a question
+(features/permissions.py), and how it looks (render.py).
 """
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
+
+from coder.features.rules import fits
+from coder.terminal.children import unwrapped
 from coder.terminal.keyboard import Keyboard
 from coder.terminal.render import Renderer, question
-from coder.terminal.screen import Screen, clean
-from coder.types import DoomLoop, Event, PermissionAsked
+from coder.terminal.screen import Screen
+from coder.text import visible
+from coder.types import DoomLoop, Event, PermissionAsked, QuestionAsked
+
+PAGE = 200  # rows that are shown at once: what no terminal can be scrolled back to is not shown
+INLINE = 40  # characters of a pattern that stand in the prompt itself
 
 
 class Asker:
@@ -18,22 +28,82 @@ class Asker:
         self.screen, self.render, self.keyboard = screen, render, keyboard
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, PermissionAsked):
-            self._permission(event)
-        elif isinstance(event, DoomLoop):
-            self.screen.line(f"The model calls {clean(event.name)} {event.count} times in a row with the same arguments.", "yellow")
-            event.reply(self.keyboard.answer("Run it again? [y/N] ").lower() in ("y", "yes"))
+        inner = unwrapped(event)[2]
+        if not isinstance(inner, PermissionAsked | DoomLoop | QuestionAsked):
+            return
+        who = self.render.children.name(event)
+        if isinstance(inner, PermissionAsked):
+            self._permission(inner, who)
+        elif isinstance(inner, DoomLoop):
+            self.screen.line(f"{who or 'The model'} calls {inner.name} {inner.count} times in a row with the same arguments.", "yellow")
+            inner.reply(self.keyboard.answer("Run it again? [y/N] ").lower() in ("y", "yes"))
+        else:
+            self.screen.line(f"{f'{who} asks: ' if who else ''}{inner.question}", "bold")
+            for number, option in enumerate(inner.options, 1):
+                self.screen.line(f"  {number}. {option}")
+            inner.reply(self._chosen(self.keyboard.answer("answer: "), inner.options))
 
-    def _permission(self, event: PermissionAsked) -> None:
-        self.screen.line(question(event), "bold")
-        if event.detail:
-            self.render.whole_diff(event.detail)
-        always = "all edits in this folder" if event.permission == "edit" else "exactly this"
-        answer = self.keyboard.answer(f"[y]es, [a]lways ({always}, this session), [n]o, or why not: ")
-        word = answer.lower()
-        if word in ("y", "yes"):
+    def _chosen(self, answer: str, options: Sequence[str]) -> str:
+        """By its number, or in one's own words."""
+        return options[int(answer) - 1] if answer.isdecimal() and 0 < int(answer) <= len(options) else answer
+
+    # -- leave
+
+    def _permission(self, event: PermissionAsked, who: str) -> None:
+        """Show it, and take an answer until there is one: a word that means nothing is the reason for a no."""
+        if not self._shown(question(event, who)):
+            event.reply("no")
+            return
+        prompt = self._prompt(event)
+        while True:
+            answer = self.keyboard.answer(prompt)
+            word, _, rest = answer.partition(" ")
+            pattern = rest.strip() if word.lower() in ("a", "always") else ""
+            if pattern and event.remember and fits(pattern, event.pattern):
+                self.screen.line(f"From now on, this session: {event.permission}: {visible(pattern)}", "dim")
+                event.reply("always", remember=pattern)
+            elif pattern:
+                why = "does not fit this" if event.remember else "cannot be remembered for this"
+                self.screen.line(f"{visible(pattern)} {why}. If it is meant as a reason, begin with `n`.", "yellow")
+                continue
+            elif word.lower() in ("a", "always") and not event.remember:
+                self.screen.line("This is asked each time: y or n.", "yellow")
+                continue
+            else:
+                self._plain(event, answer)
+            return
+
+    def _plain(self, event: PermissionAsked, answer: str) -> None:
+        word, _, rest = answer.partition(" ")
+        if answer.lower() in ("y", "yes"):
             event.reply("once")
-        elif word in ("a", "always"):
+        elif answer.lower() in ("a", "always"):
             event.reply("always")
         else:
-            event.reply("no", "" if word in ("", "n", "no") else answer)
+            event.reply("no", rest.strip() if word.lower() in ("n", "no") else answer)
+
+    def _prompt(self, event: PermissionAsked) -> str:
+        """The choices; what "always" would store is shown as it will be stored."""
+        if not event.remember:
+            return "[y]es, [n]o, or why not: "
+        stored = "exactly this" if event.remember == event.pattern else f"{event.permission}: {visible(event.remember)}"
+        if len(stored) > INLINE:
+            self.screen.line(f"always would allow {stored}")
+            stored = "as above"
+        return f"[y]es, [a]lways ({stored}, this session), a PATTERN, [n]o, or why not: "
+
+    def _shown(self, lines: Sequence[tuple[str, str]]) -> bool:
+        """Put all of it on the screen, page by page; False where the person does not want to see the rest."""
+        rows, page = 0, 0
+        for place, (text, style) in enumerate(lines):
+            self.screen.line(text, style)
+            taken = self.screen.rows(text)
+            rows, page = rows + taken, page + taken
+            if page >= PAGE and place < len(lines) - 1:
+                refused = self.keyboard.answer(f"-- {len(lines) - place - 1} more lines; Enter shows them, n says no -- ")
+                if refused or self.keyboard.given_up:
+                    return False
+                page = 0
+        if rows >= shutil.get_terminal_size().lines - 1:
+            self.screen.line(f"({rows} rows, more than the screen holds: it begins further up.)", "yellow")
+        return True

@@ -1,6 +1,7 @@
 """The command line: flags, one-shot runs and their output, exit codes.
 
-In text mode stdout carries the answer and nothing else; progress, questions and errors go to stderr. What it leaves
+In text mode stdout carries the answer and nothing else; progress, questions and errors go to stderr. A terminal gets what the
+sanitiser leaves of the answer (text.py); a pipe or a file gets the answer as it is, since a program reads it. What it leaves
 out: the session at the prompt (repl.py).
 """
 
@@ -19,12 +20,17 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from coder import __version__
+from coder.address import is_loopback
 from coder.terminal.config import ConfigError, Settings, config_folder, data_folder, load
+from coder.terminal.private import clean_path, close_process, forget_key, own_folder
+from coder.text import clean
 
 if TYPE_CHECKING:
+    from coder.features.permissions import Permissions
+    from coder.features.sandbox import Sandbox
     from coder.features.trace import Trace
     from coder.terminal.keyboard import Keyboard
     from coder.terminal.memory import Memory
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
     from coder.terminal.session import Session
     from coder.types import Event
 
+MOST_INPUT = 400_000  # bytes of stdin: about 100,000 tokens, and `yes |` never ends
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
 USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130
 EXIT_CODES = {"stop": 0, "content_filter": 1, "error": 1, "max_steps": LIMIT, "max_time": LIMIT, "doom_loop": LIMIT, "length": LIMIT,
@@ -42,8 +49,15 @@ LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh")  # types.Reasoning
 PASSING = {"rate_limit", "server", "network", "incomplete", "empty"}  # errors that may be gone later
 
 
+class Flags(argparse.ArgumentParser):
+    """One whose errors, which hold what was given, are cleaned."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(clean(message))
+
+
 def parser() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(
+    flags = Flags(
         prog="python -m coder", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="A coding agent for the terminal. Without a PROMPT it opens a session; with one (or with text on stdin)\n"
                     "it answers and ends. `python -m coder --demo` shows it at work without a key.",
@@ -56,7 +70,15 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("-c", "--continue", dest="continue_", action="store_true", help="go on with the newest conversation of this folder")
     flags.add_argument("-r", "--resume", nargs="?", const="", metavar="ID", help="go on with this conversation; without ID choose one")
     flags.add_argument("--no-session", action="store_true", help="keep nothing of this conversation on disk")
-    flags.add_argument("-y", "--yolo", action="store_true", help="run commands and make edits without asking")
+    flags.add_argument("--agent", metavar="NAME", default="", help="who works: build (default), plan, or one of your own")
+    flags.add_argument("--plan", dest="agent", action="store_const", const="plan", help="read and plan, change nothing: --agent plan")
+    flags.add_argument("-y", "--yolo", action="store_true",
+                       help="run commands and make edits without asking; what a rule denies stays denied, and a recursive delete outside\n"
+                            "of the folder is asked about")
+    flags.add_argument("--allow", dest="rules", action="append", type=lambda text: ("allow", text), metavar="RULE",
+                       help="KIND or KIND:PATTERN that needs no yes, such as edit or 'bash:git diff *'")
+    flags.add_argument("--deny", dest="rules", action="append", type=lambda text: ("deny", text), metavar="RULE",
+                       help="and what is never done; of all rules the last that fits decides")
     flags.add_argument("--output-format", choices=["text", "json", "stream-json"], default="text",
                        help="json: one object at the end; stream-json: one event a line")
     flags.add_argument("--system-prompt", metavar="TEXT", default="", help="instead of ours")
@@ -81,6 +103,12 @@ def _add_settings(flags: argparse.ArgumentParser) -> None:
     flags.add_argument("--context-window", dest="CODER_CONTEXT_WINDOW", type=int, metavar="TOKENS", help="default by model family")
     flags.add_argument("--idle-timeout", dest="CODER_IDLE_TIMEOUT", type=float, metavar="S",
                        help="seconds without data until a stream is given up (default 180, 0: never)")
+    flags.add_argument("--sandbox", dest="CODER_SANDBOX", choices=["auto", "on", "off"],
+                       help="commands write only in this folder: where the kernel can do it (auto), or not at all without it (on)")
+    flags.add_argument("--sandbox-network", dest="CODER_SANDBOX_NETWORK", choices=["on", "off"],
+                       help="off: commands in the sandbox have no TCP (default on)")
+    flags.add_argument("--allow-http", dest="CODER_ALLOW_HTTP", action="store_const", const="on",
+                       help="also for a server on another machine (default: https, or http on this machine)")
     flags.add_argument("--reasoning", dest="CODER_REASONING", metavar="LEVEL", choices=LEVELS,
                        help=f"how much the model thinks: {', '.join(LEVELS)} (default off: as the server does by itself)")
 
@@ -108,12 +136,14 @@ def main(argv: list[str] | None = None) -> int:
             return export_command.main(argv[1:])
         return _guarded(parser().parse_intermixed_args(argv))
     except ConfigError as error:
-        sys.stderr.write(f"coder: {error}\n")
+        sys.stderr.write(f"coder: {clean(str(error))}\n")
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has left, or the disk is full: nothing more to say to it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):  # what they still hold must not fail once more at the very end
+            os.dup2(null, stream.fileno())
         return 1
 
 
@@ -127,16 +157,18 @@ def _mend_streams() -> None:
 
 
 def _guarded(arguments: argparse.Namespace) -> int:
-    from coder.terminal.interrupts import end_in_order
+    from coder.terminal.interrupts import in_order
 
-    end_in_order()
-    try:
-        os.chdir(arguments.cwd)
-    except OSError as error:
-        raise ConfigError(f"--cwd {arguments.cwd}: {error.strerror}") from None
-    if arguments.demo:
-        return _demo(arguments)
-    return _session(arguments, _prompt(arguments))
+    close_process()
+    clean_path()
+    with in_order():
+        try:
+            os.chdir(arguments.cwd)
+        except OSError as error:
+            raise ConfigError(f"--cwd {arguments.cwd}: {error.strerror}") from None
+        if arguments.demo:
+            return _demo(arguments)
+        return _session(arguments, _prompt(arguments))
 
 
 def _prompt(arguments: argparse.Namespace) -> str:
@@ -158,12 +190,16 @@ def _has_input() -> bool:
 
 
 def _read_stdin() -> str:
-    """All of it. A pipe that nobody closes is said after a while, since it looks like a hang."""
+    """All of it, up to MOST_INPUT bytes. A pipe that nobody closes is said after a while, since it looks like a hang."""
     note = threading.Timer(3, sys.stderr.write, ("coder: reading stdin; it goes on when that ends (Ctrl+D, or </dev/null)\n",))
     note.daemon = True
     note.start()
     try:
-        return sys.stdin.buffer.read().decode("utf-8", "replace")
+        data = sys.stdin.buffer.read(MOST_INPUT + 1)
+        if len(data) <= MOST_INPUT:
+            return data.decode("utf-8", "replace")
+        sys.stderr.write(f"coder: only the first {MOST_INPUT:,} bytes of stdin are taken\n")
+        return data[:MOST_INPUT].decode("utf-8", "replace") + f"\n... [cut after {MOST_INPUT} bytes]"
     finally:
         note.cancel()
         note.join()  # a thread that writes while the interpreter ends would abort it
@@ -182,10 +218,16 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
     if one_shot and not prompt:
         prompt = _read_stdin().strip()
     settings = load(Path.cwd(), {name: value for name, value in vars(arguments).items() if name.isupper()})
+    forget_key()
+    if not arguments.no_session:
+        with contextlib.suppress(OSError):  # the store says it
+            own_folder(data_folder())
     arguments.trace = _trace(arguments.trace) if arguments.trace else None
     arguments.can_ask = interactive and sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
     if not one_shot:
         return _repl(settings, prompt, arguments)
+    if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
+        sys.stderr.write(f"{clean(settings.model)} at {settings.host}\n")  # config.py lets no other characters into an address
     session = _made(settings, arguments, can_ask=arguments.can_ask)
     memory = _remembered(session, arguments)
     try:
@@ -208,19 +250,54 @@ def _trace(path: str) -> Trace:
 
 
 def _made(settings: Settings, arguments: argparse.Namespace, can_ask: bool) -> Session:
+    from coder.features.agents import choices, load_agents
     from coder.features.command_hooks import HooksError, command_hooks
     from coder.features.plugins import load_plugins
-    from coder.terminal.approval import Approval
-    from coder.terminal.session import PATCHING, TOOLS, Session
+    from coder.features.redact import redact_logs
+    from coder.features.rules import RulesError
+    from coder.terminal.kit import PATCHING, TOOLS
+    from coder.terminal.session import Session
 
-    approval = Approval(yes=arguments.yolo, can_ask=can_ask)
+    agents, notices = load_agents(config_folder() / "agents")
+    name = arguments.agent or "build"
+    if name not in (known := [each.name for each in choices(agents, "primary", "all")]):
+        raise ConfigError(f"there is no agent {name!r}; there are {', '.join(known)}")
     try:
+        permissions, told = _permissions(arguments, can_ask)
         hooks = command_hooks(config_folder() / "hooks.json")
-    except HooksError as error:
+    except (HooksError, RulesError) as error:
         raise ConfigError(str(error)) from None
-    plugins = load_plugins(config_folder() / "plugins", {each.name for each in (*TOOLS, *PATCHING)})
-    return Session(settings, Path.cwd(), approval, system=arguments.system_prompt, extra=arguments.append_system_prompt, hooks=hooks,
-                   plugins=plugins, trace=arguments.trace)
+    plugins = load_plugins(config_folder() / "plugins", {each.name for each in (*TOOLS, *PATCHING)} | {"task"})
+    sandbox = _sandbox(settings)
+    session = Session(settings, Path.cwd(), permissions, agents=agents, agent=name, system=arguments.system_prompt,
+                      extra=arguments.append_system_prompt, hooks=hooks, plugins=plugins, sandbox=sandbox, trace=arguments.trace)
+    session.notices += [*notices, *told, *(sandbox.notices if sandbox else [])]
+    redact_logs(session.redactor)
+    return session
+
+
+def _sandbox(settings: Settings) -> Sandbox | None:
+    """Raises ConfigError where there has to be one and cannot."""
+    from coder.features.sandbox import Sandbox, SandboxError
+
+    if settings.sandbox == "off":
+        return None
+    try:
+        return Sandbox(Path.cwd(), required=settings.sandbox == "on", network=settings.network, config=config_folder(), data=data_folder())
+    except SandboxError as error:
+        raise ConfigError(f"--sandbox on: {error}") from None
+
+
+def _permissions(arguments: argparse.Namespace, can_ask: bool) -> tuple[Permissions, list[str]]:
+    """Those of the user's file, the flags and the folder, and what a person should know of them. Raises RulesError."""
+    from coder.features.permissions import Permissions
+    from coder.features.rules import dead, load_rules, rule_of, tightening
+
+    rules = load_rules(config_folder() / "permissions.json")
+    flags = [rule_of(text, action) for action, text in arguments.rules or []]
+    workspace, told = tightening(Path.cwd())
+    return Permissions(rules, flags=flags, workspace=workspace, private=[config_folder(), data_folder()], can_ask=can_ask,
+                       yolo=arguments.yolo), dead([*rules, *flags]) + told
 
 
 def _remembered(session: Session, arguments: argparse.Namespace, titles: bool = False) -> Memory:
@@ -239,7 +316,8 @@ def _remembered(session: Session, arguments: argparse.Namespace, titles: bool = 
             memory.resume(newest.id)
         elif arguments.continue_:
             raise ConfigError("there is no conversation of this folder to continue")
-    except StoreError as error:
+    except (StoreError, ConfigError) as error:
+        memory.close()
         raise ConfigError(str(error)) from None
     return memory
 
@@ -248,7 +326,7 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
     """The session at the prompt. The prompt comes first; what is slow to load is loaded behind it."""
     from coder.features.instructions import instructions
     from coder.terminal.keyboard import Keyboard, Leave
-    from coder.terminal.screen import Screen, clean
+    from coder.terminal.screen import Screen
 
     screen = Screen(sys.stdout)
     keyboard = Keyboard(data_folder() / "history", waiting=_load_behind)
@@ -270,7 +348,7 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
     finally:
         keyboard.close()
         screen.title("")
-        if repl and (kept := repl.memory.close()):
+        if repl and (kept := repl.memory.close(screen.status)):
             screen.line(f"Go on with this conversation: coder -r {kept}", "dim")
     return 0
 
@@ -310,7 +388,7 @@ def _one_shot(session: Session, prompt: str, arguments: argparse.Namespace) -> i
     if arguments.output_format == "json":
         end = {"stop_reason": result.stop_reason, "text": result.text, "usage": dataclasses.asdict(result.usage), "steps": result.steps,
                "error": result.error and result.error.to_dict(), "session_id": session.tools.session_id, "messages": result.messages}
-        _print(json.dumps(end, ensure_ascii=sys.stdout.isatty()))
+        _print(_json(end))
     elif arguments.output_format == "text" and not sys.stdout.isatty() and result.stop_reason not in ("error", "aborted"):
         _print(result.text)
     if result.error and arguments.quiet and arguments.output_format == "text":
@@ -326,12 +404,12 @@ def _one_shot(session: Session, prompt: str, arguments: argparse.Namespace) -> i
 def _shown(arguments: argparse.Namespace, limits: tuple[float, float]) -> Iterator[Callable[[Any], None]]:
     """What is done with the events of a one-shot run. `limits`: seconds to the first byte and between two."""
     if arguments.output_format == "stream-json":
-        yield lambda event: _print(json.dumps(event.to_dict(), ensure_ascii=sys.stdout.isatty(), default=repr))
+        yield lambda event: _print(_json(event.to_dict()))
         return
     from coder.terminal.asking import Asker
     from coder.terminal.keyboard import Keyboard
     from coder.terminal.render import Renderer
-    from coder.terminal.screen import Screen, clean
+    from coder.terminal.screen import Screen
     from coder.types import MessageEnd
 
     to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
@@ -355,6 +433,12 @@ def _shown(arguments: argparse.Namespace, limits: tuple[float, float]) -> Iterat
         screen.finish_line()
         if null:
             null.close()
+
+
+def _json(value: Any) -> str:
+    """In a line; on a terminal with nothing in it but printable ASCII."""
+    text = json.dumps(value, ensure_ascii=sys.stdout.isatty(), default=repr)
+    return text.replace("\x7f", "\\u007f") if sys.stdout.isatty() else text
 
 
 def _print(text: str) -> None:

@@ -11,17 +11,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast, get_args
 
 from coder.abort import Abort
+from coder.errors import explain
+from coder.features.agents import choices
 from coder.features.git import SnapshotError
 from coder.features.instructions import INIT
 from coder.features.plugins import Command as PluginCommand
 from coder.features.snapshots import Undone
 from coder.features.store import SessionInfo, StoreError
 from coder.features.titles import summary_of
-from coder.history import text_of
+from coder.terminal.interrupts import held
 from coder.terminal.keyboard import Leave, silent_keys
 from coder.terminal.render import count, tokens
 from coder.terminal.screen import clean, one_line
-from coder.types import Aborted, Reasoning
+from coder.types import Aborted, ModelError, Reasoning
 
 if TYPE_CHECKING:
     from coder.terminal.repl import Repl
@@ -44,6 +46,10 @@ class Commands:
             "new": ("begin a new conversation; this one is kept", self.new),
             "resume": ("go on with an older one: /resume [ID]", self.resume),
             "model": ("show the model, or go on with another: /model NAME", self.model),
+            "agent": ("who works, or let another one go on: /agent [NAME]", self.agent),
+            "plan": ("read and plan, change nothing; again: go to work", self.plan),
+            "permissions": ("what is allowed, asked and denied", self.permissions),
+            "yolo": ("ask no more, or again", self.yolo),
             "reasoning": ("how much the model thinks (a level), show or hide it", self.reasoning),
             "tools": ("the tools the model has", self.tools),
             "tokens": ("what was used so far", self.tokens),
@@ -120,6 +126,42 @@ class Commands:
         shown = "shown" if self.repl.render.thoughts else "hidden"
         self.screen.line(f"reasoning: {self.session.reasoning}, {shown}")
 
+    # -- who works, and what is allowed
+
+    def agent(self, argument: str) -> None:
+        known = choices(self.session.agents, "primary", "all")
+        if not argument:
+            for each in known:
+                mark = "*" if each.name == self.session.agent.name else " "
+                self.screen.line(f"{mark} {clean(each.name):<12} {one_line(clean(each.description), max(20, self.screen.width - 16))}")
+        elif argument in [each.name for each in known]:
+            self.session.work_as(argument)
+            self.screen.line(f"{clean(argument)} goes on: {clean(self.session.agent.description)}.", "dim")
+        else:
+            self.screen.line(f"There is no agent {clean(argument)}; there are {clean(', '.join(each.name for each in known))}.", "yellow")
+
+    def plan(self, argument: str) -> Entries:
+        """Between plan and build; what is behind the word is entered."""
+        self.agent("build" if self.session.agent.name == "plan" and not argument else "plan")
+        return [argument] if argument else []
+
+    def permissions(self, argument: str) -> None:
+        permissions = self.session.permissions
+        self.screen.line("Of the rules that fit an action the last decides. Where none does, reading is free in this folder, and so are "
+                         "plain pwd, ls, cat, head, tail, wc and echo; commands, edits and places outside are asked about.")
+        for rule in [*permissions.ordered, *permissions.workspace, *permissions.memory.rules]:
+            self.screen.line(clean(f"  {rule.action:<6} {rule.permission}: {rule.pattern}  ({rule.source})"))
+        for kind, text in sorted(permissions.memory.exact):
+            self.screen.line(clean(f"  allow  {kind}: exactly {text}  (you, this session)"))
+        if permissions.yolo:
+            self.screen.line("  All other questions are answered yes (yolo).", "yellow")
+
+    def yolo(self, argument: str) -> None:
+        permissions = self.session.permissions
+        permissions.yolo = not permissions.yolo
+        said = "Commands and edits are no longer asked about; /yolo turns that off." if permissions.yolo else "Asking again."
+        self.screen.line(said, "yellow")
+
     def tokens(self, argument: str) -> None:
         session = self.session
         used = session.newest.input + session.newest.output
@@ -136,9 +178,11 @@ class Commands:
                 text = summary_of(self.session.chat_model(), self.session.messages, abort)
         except (Aborted, KeyboardInterrupt):
             text = "stopped by you"
+        except ModelError as error:
+            text = f"There is no summary: {explain(error)}"
         finally:
             self.screen.status("")
-        self.screen.line(clean(text or "There is no summary."))
+        self.screen.line(clean(text or "There is no summary: the model wrote nothing."))
 
     def compact(self, argument: str) -> None:
         done = False
@@ -151,22 +195,37 @@ class Commands:
     # -- what the last run did
 
     def undo(self, argument: str) -> None:
-        done = self.memory.undo()
+        done = self._wholly("taking back", lambda: self.memory.undo(self._warn))
         self._undone(done, "Taken back")
-        if done.run and not done.problem and self.memory.undone[-1]:
-            self.repl.keyboard.early = " ".join(text_of(self.memory.undone[-1][0]).split())  # to be said in another way
+        if not done.problem:
+            self.repl.keyboard.early = self.memory.undone[-1].words  # to be said in another way
 
     def redo(self, argument: str) -> None:
-        self._undone(self.memory.redo(), "Done again")
+        self._undone(self._wholly("doing again", self.memory.redo), "Done again")
+
+    def _wholly(self, what: str, work: Callable[[], Undone]) -> Undone:
+        """Do what must not be left half done: a Ctrl+C meanwhile changes nothing."""
+        done = Undone(problem="Nothing was done.")
+        self.screen.status(what)
+        try:
+            with contextlib.suppress(KeyboardInterrupt), silent_keys(), held():
+                done = work()
+        finally:
+            self.screen.status("")
+        return done
+
+    def _warn(self, paths: Sequence[str]) -> None:
+        """Before files are taken back of which nobody can tell who has changed them."""
+        self.screen.line(clean(f"Changed while a command ran, by it or by somebody else: {_listed(paths)}. /redo brings it again."), "dim")
 
     def _undone(self, done: Undone, what: str) -> None:
         if done.problem:
             self.screen.line(clean(" ".join([done.problem, *done.conflicts])), "yellow")
             return
-        files = ", ".join(done.paths[:LISTED]) + (f" and {len(done.paths) - LISTED} more" if len(done.paths) > LISTED else "")
-        self.screen.line(clean(f"{what}: {files or 'no file was changed'}."))
-        lost = f"Not kept, and left as they are: {', '.join(done.lost[:LISTED])}" if done.lost else ""
-        for text in filter(None, [done.note, lost]):
+        self.screen.line(clean(f"{what}: {_listed(done.paths) or 'no file was changed'}."))
+        lost = f"Not kept, and left as they are: {_listed(done.lost)}" if done.lost else ""
+        others = f"Changed by somebody else meanwhile, and left as they are: {_listed(done.others)}" if done.others else ""
+        for text in filter(None, [done.note, lost, others]):
             self.screen.line(clean(text), "dim")
 
     def diff(self, argument: str) -> None:
@@ -193,7 +252,7 @@ class Commands:
             return
         self.memory.sync()
         try:
-            path = write_export(self.memory.store, recorder.session_id, argument, self.session.settings.api_key or "")
+            path = write_export(self.memory.store, recorder.session_id, argument, *self.session.settings.keys)
         except (StoreError, OSError, ValueError) as error:
             self.screen.line(clean(str(error)), "yellow")
             return
@@ -230,9 +289,14 @@ class Commands:
         self.repl.replay()
 
 
+def _listed(paths: Sequence[str]) -> str:
+    """The first of them."""
+    return ", ".join(paths[:LISTED]) + (f" and {len(paths) - LISTED} more" if len(paths) > LISTED else "")
+
+
 def line_of(info: SessionInfo) -> str:
     """A session in a line: id, age, what it is about."""
-    return f"{info.id}  {age(info.updated):>8}  {clean(info.title or info.first)}  ({info.messages} messages)"
+    return f"{info.id}  {age(info.updated):>8}  {' '.join(clean(info.title or info.first).split())}  ({info.messages} messages)"
 
 
 def age(milliseconds: int) -> str:

@@ -1,22 +1,37 @@
-"""Signals: Ctrl+C stops the run, twice quickly ends the program; SIGTERM and SIGHUP end it in order.
+"""Signals: Ctrl+C stops the run, twice quickly ends the program; SIGTERM, SIGHUP and SIGQUIT end it in order.
 
 The first Ctrl+C sets the run's Abort: the stream, the tools and the waits see it and end with the history in order. What
 does not look at it within `FORCE` seconds gets a KeyboardInterrupt. A second Ctrl+C is a KeyboardInterrupt at once.
 
-What it leaves out: Ctrl+C at the prompt (keyboard.py), Ctrl+Z (the system does it).
+There is one way out, `in_order`: the stack unwinds, then no process of ours is left and the terminal is as it was. Once a
+signal has asked for the end no other breaks it off, and where it takes longer than `LAST` seconds, it is made short.
+
+What it leaves out: Ctrl+C at the prompt (keyboard.py), Ctrl+Z (modes.py), SIGKILL and a crash of Python itself.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import os
+import shutil
 import signal
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from pathlib import Path
+from types import FrameType, TracebackType
 
 from coder.abort import Abort
+from coder.terminal import modes
+from coder.text import clean
 
 FORCE = 0.8  # seconds
+LAST = 1.5  # seconds for an orderly end that a signal has asked for: what is promised is two
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Interrupts:
@@ -36,12 +51,14 @@ class Interrupts:
             self.presses += 1
             self.last = time.monotonic()
             if self.presses > 1:
-                raise KeyboardInterrupt
+                _break_off()
+                return
             signal.setitimer(signal.ITIMER_REAL, FORCE)
             abort.set()
 
         def force(number: int, frame: FrameType | None) -> None:
-            raise KeyboardInterrupt
+            if not _left:
+                raise KeyboardInterrupt
 
         before = signal.signal(signal.SIGINT, pressed), signal.signal(signal.SIGALRM, force)
         try:
@@ -60,7 +77,7 @@ class Interrupts:
         finally:
             late, self._late = self._late, None
             signal.signal(signal.SIGINT, before)
-        if late:
+        if late and not _left:
             raise KeyboardInterrupt
 
     def _noted(self, number: int, frame: FrameType | None) -> None:
@@ -77,14 +94,98 @@ def held() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if pressed:
+    if pressed and not _left:
         raise KeyboardInterrupt
 
 
-def end_in_order() -> None:
-    """Let SIGTERM and SIGHUP unwind the program, so that children are stopped and the terminal is restored."""
-    def ended(number: int, frame: FrameType | None) -> None:
+# ---- the end ---------------------------------------------------------------------------------------------
+
+_left: list[int] = []  # the exit code, once the end has begun
+
+
+@contextmanager
+def in_order() -> Iterator[None]:
+    """Around the whole program: whatever ends it, afterwards no process of ours is left and the terminal is as it was."""
+    for number in ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _ended)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _pressed)
+    sys.excepthook = _tell
+    threading.excepthook = lambda args: _tell(args.exc_type, args.exc_value, args.exc_traceback)
+    modes.keep()
+    try:
+        yield
+    finally:
+        _left.append(0)
+        _clear_up()
+        if any(_left):  # Python's own end gives signals their default back, and a late one would change the exit code
+            for number in (*ENDING, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+
+
+def leaving(code: int) -> bool:
+    """The end begins, with this exit code, and no signal breaks it off from now on; False where it had begun before."""
+    if _left:
+        return False
+    _left.append(code)
+    _thread.start_new_thread(_cut_short, (code,))  # not threading.Thread: a signal's handler must not wait for its lock
+    return True
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    if leaving(128 + number):
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, ended)
-    signal.signal(signal.SIGHUP, ended)
+
+def _pressed(number: int, frame: FrameType | None) -> None:
+    """Ctrl+C where nobody else takes it."""
+    if not _left:
+        raise KeyboardInterrupt
+
+
+def _break_off() -> None:
+    """The second Ctrl+C."""
+    if leaving(128 + signal.SIGINT):
+        raise KeyboardInterrupt
+
+
+def _cut_short(code: int) -> None:
+    """In a thread: after LAST seconds the end is made without whoever holds it up."""
+    time.sleep(LAST)
+    _clear_up()
+    os._exit(code)
+
+
+def _clear_up() -> None:
+    """No process of ours, no folder for temporary files, the terminal as it was. May be done twice."""
+    modes.restore()
+    for number in _descendants():
+        with contextlib.suppress(OSError):
+            os.kill(number, signal.SIGKILL)
+    if process := sys.modules.get("coder.tools.process"):
+        process.stop_all()
+        if process.private_folder.cache_info().currsize:
+            shutil.rmtree(process.private_folder(), ignore_errors=True)
+
+
+def _descendants() -> list[int]:
+    """Our children and theirs, by process id; none where the system does not tell."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
+    found = children.get(os.getpid(), [])
+    for number in found:
+        found += children.get(number, [])
+    return found
+
+
+def _tell(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """What nobody has caught, in place of Python's own lines: they hold text of others as it is."""
+    places = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in traceback.extract_tb(trace)]
+    text = clean("\n".join([f"coder: ended by a defect in it or in a plugin. {kind.__name__}: {error}", *places]))
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()

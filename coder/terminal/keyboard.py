@@ -18,13 +18,15 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-try:
-    import termios
-except ImportError:  # no POSIX terminal
-    termios = None  # type: ignore[assignment]
+from coder.terminal.interrupts import leaving
+from coder.terminal.modes import attributes, local_modes
+from coder.terminal.private import own_folder
+from coder.text import clean
 
 PROMPT, MORE = "> ", ". "
 AGAIN = 2.0  # seconds within which a second Ctrl+C on an empty line leaves
+QUIET = 0.3  # seconds without a key before a question takes an answer: who types does not yet see it
+MOST_PENDING = 1 << 16  # bytes of keys that come before a question
 BOTH = 1.0  # seconds within which a Ctrl+C after one that stopped a run leaves
 MAX_HISTORY = 1000
 
@@ -49,6 +51,8 @@ class Keyboard:
         self.stopped_run: Callable[[], float] = lambda: -100.0
         self.paused: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # whoever else reads keys waits
         self.early = ""  # keys that came before a question was asked; they belong to the next prompt
+        self.redact: Callable[[str], str] = str  # of what is saved
+        self.given_up = False  # the newest question, by Ctrl+C or Ctrl+D
         self.hinted = -100.0  # when a Ctrl+C at the prompt said what a second one does
         self.readline = _readline(history)
 
@@ -77,7 +81,7 @@ class Keyboard:
 
     def line(self, prompt: str) -> str:
         """One line. Raises EOFError at Ctrl+D, KeyboardInterrupt at Ctrl+C, Leave at a Ctrl+C that is the second."""
-        early, self.early = self.early, ""
+        early, self.early = clean(self.early), ""
 
         def pressed(number: int, frame: FrameType | None) -> None:
             self._interrupted()
@@ -102,17 +106,17 @@ class Keyboard:
         if typed:
             return
         if now - self.hinted < AGAIN or now - self.stopped_run() < BOTH:
+            leaving(130)
             raise Leave(130)
         self.hinted = now
         sys.stdout.write("(Ctrl+C again leaves, so does Ctrl+D)\n")
 
     def answer(self, prompt: str) -> str:
-        """A line typed after the question was on the screen; "" at Ctrl+D. Ctrl+C stops the run, too."""
+        """A line typed after the question was on the screen, and QUIET seconds without a key; "" at Ctrl+D. Ctrl+C stops the run, too."""
         with self.paused():
             return self._answer(prompt)
 
     def _answer(self, prompt: str) -> str:
-        self.early += _pending()
         stop_run = signal.getsignal(signal.SIGINT)
 
         def pressed(number: int, frame: FrameType | None) -> None:
@@ -122,10 +126,13 @@ class Keyboard:
 
         if self.readline:
             self.readline.set_pre_input_hook(None)
+        self.given_up = False
         try:
             with _handling(pressed), local_modes(on="ECHO"):
+                self.early += _pending()
                 text = input(prompt).strip()
         except (EOFError, KeyboardInterrupt):
+            self.given_up = True
             sys.stdout.write("\n")
             return ""
         if self.readline and text:
@@ -142,8 +149,10 @@ class Keyboard:
         if self.readline is None:
             return
         with contextlib.suppress(OSError):
-            self.history.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            own_folder(self.history.parent)
             os.close(os.open(self.history, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            for place in range(self.readline.get_current_history_length()):
+                self.readline.replace_history_item(place, self.redact(self.readline.get_history_item(place + 1)))
             self.readline.write_history_file(self.history)
 
 
@@ -175,61 +184,15 @@ def silent_keys() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def local_modes(on: str = "", off: str = "") -> Iterator[bool]:
-    """While inside, local modes of the terminal on stdin are on or off; False, and nothing done, where there is none."""
-    before = _attributes()
-    if before is None:
-        yield False
-        return
-    _set(before, on, off)
-    try:
-        yield True
-    finally:
-        with contextlib.suppress(OSError, termios.error):
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
-
-
-def modes_again(on: str, off: str) -> bool:
-    """Set them again if the terminal is ours and has others: a shell resets them when we come back from Ctrl+Z. Was it so?"""
-    with contextlib.suppress(OSError, termios.error):
-        now = _attributes()
-        if now and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp() and _changed(now[3], on, off) != now[3]:
-            _set(now, on, off)
-            return True
-    return False
-
-
-def _set(attributes: list[Any], on: str, off: str) -> None:
-    after = [*attributes]
-    after[3] = _changed(after[3], on, off)
-    termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, after)
-
-
-def _changed(modes: int, on: str, off: str) -> int:
-    for name in on.split():
-        modes |= getattr(termios, name)
-    for name in off.split():
-        modes &= ~getattr(termios, name)
-    return modes
-
-
-def _attributes() -> list[Any] | None:
-    if termios is None:
-        return None
-    try:
-        return termios.tcgetattr(sys.stdin.fileno())
-    except (OSError, ValueError, termios.error):
-        return None
-
-
 def _pending() -> str:
-    """What was typed and not read yet, taken out of the terminal: it must not answer a question that it came before."""
-    if _attributes() is None:
+    """What was typed and not read yet, until no key has come for QUIET seconds, taken out of the terminal: it must not answer a
+    question that it came before."""
+    if attributes() is None:
         return ""
     data = b""
-    with local_modes(off="ICANON"):
+    with local_modes(on="NOFLSH", off="ICANON ECHO"):
         fd = sys.stdin.fileno()
-        while select.select([fd], [], [], 0)[0] and (piece := os.read(fd, 4096)):
+        while len(data) < MOST_PENDING and select.select([fd], [], [], QUIET)[0] and (piece := os.read(fd, 4096)):
             data += piece
-    return "".join(c for c in data.decode("utf-8", "replace").replace("\r", " ").replace("\n", " ") if c.isprintable())
+    text = data.decode("utf-8", "replace").replace("\r", " ").replace("\n", " ")
+    return "".join(c for c in clean(text) if c.isprintable())

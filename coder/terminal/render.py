@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from coder.errors import explain, happened
 from coder.history import text_of
-from coder.terminal.screen import Screen, clean, one_line
-from coder.text import visible
+from coder.terminal.children import Children, unwrapped
+from coder.terminal.screen import Screen, one_line
+from coder.text import clean, hides, visible
 from coder.types import (
     Compacted,
     DoomLoop,
@@ -26,6 +27,7 @@ from coder.types import (
     Notice,
     PermissionAsked,
     PermissionReplied,
+    QuestionAsked,
     ReasoningDelta,
     Retry,
     RunEnd,
@@ -44,6 +46,9 @@ from coder.types import (
 DIFF_LINES = 60
 OUTPUT_LINES = 6  # of a command's output, its last ones
 DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan", "f": "bold"}
+MOST_BLANKS = 60  # in a row, in a question
+ASKS = {"bash": "Run this command?", "edit": "Make this change?", "external_directory": "Go outside the folder?",
+        "unconfined": "Run this command outside the sandbox?"}
 QUIET_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
 
 SHORTENED = {"prune": "old tool output was removed", "summary": "a summary took the place of what is old"}
@@ -71,6 +76,7 @@ class Renderer:
         self.streaming = ""  # "text" or "reasoning" while it comes
         self.titles: dict[str, str] = {}  # of the calls under way, by their ids
         self.asked = ""  # the diff that a question has shown already
+        self.children = Children(verbose=verbose)
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -83,16 +89,17 @@ class Renderer:
             case RunStart():
                 self.started, self.loading = time.monotonic(), False
                 self.titles.clear()
+                self.children.living.clear()
             case MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
                 self._quiet()
-                self.screen.line(f"> {clean(text_of(message))}", "bold")
+                self.screen.line(f"> {text_of(message)}", "bold")
                 self._pause("thinking", self.first_byte)
             case MessageEnd():
                 self.shown = False
             case StepStart() | Status(status="busy"):
                 self._pause("thinking", self.first_byte)
             case ToolStart(id=call_id, title=title):
-                self.titles[call_id], self.asked = clean(title), ""
+                self.titles[call_id], self.asked = title, ""
                 self._pause(self._under_way())
                 self.screen.restart_clock()
             case ToolUpdate():
@@ -113,21 +120,23 @@ class Renderer:
     def _tell(self, event: Event) -> None:
         """What is no step of the work itself."""
         match event:
-            case DoomLoop():
+            case DoomLoop() | QuestionAsked():
                 self._quiet()
             case Nested(agent="compaction", event=RunStart()):
                 self._pause("shortening the conversation", self.first_byte)
+            case Nested():
+                self._nested(event)
             case Compacted(before=before, after=after, strategy=strategy):
                 self._quiet()
                 sizes = f"from {count(before['tokens'])} to {count(after['tokens'])} tokens"
-                self.screen.line(f"The conversation was shortened {sizes}: {SHORTENED.get(strategy, clean(strategy))}.", "yellow")
+                self.screen.line(f"The conversation was shortened {sizes}: {SHORTENED.get(strategy, strategy)}.", "yellow")
                 self._pause("thinking", self.first_byte)
             case Notice(text=text):
                 self._quiet()
-                self.screen.line(clean(text), "yellow")
+                self.screen.line(text, "yellow")
             case HookFailed(hook=hook, place=place, error=error):
                 self._quiet()
-                self.screen.line(f"The hook {clean(hook)} failed ({place}): {clean(error)}", "yellow")
+                self.screen.line(f"The hook {hook} failed ({place}): {error}", "yellow")
             case RunEnd():
                 self._end(event)
 
@@ -159,23 +168,41 @@ class Renderer:
         if self.streaming:
             self._quiet()
         self.screen.finish_line()
-        self.screen.status(clean(label), limit)
+        self.screen.status(label, limit)
+
+    # -- sub-agents
+
+    def _nested(self, nested: Nested) -> None:
+        """What a child does: its lines, and a share of the status line."""
+        event = unwrapped(nested)[2]
+        if isinstance(event, PermissionAsked | DoomLoop | QuestionAsked):
+            self._quiet()
+            return
+        lines = self.children.take(nested)
+        if lines:
+            self._quiet()
+        for text, style in lines:
+            self.screen.line(one_line(text.strip(), self.screen.width - 1, "  "), style)
+        if self.children.living:
+            self._pause(self._under_way())
 
     # -- tools
 
     def _under_way(self) -> str:
         """The calls that run, in a line."""
+        if self.children.living:
+            return self.children.doing(self.screen.width - 12)
         several = f"{len(self.titles)} calls: " if len(self.titles) > 1 else ""
         return several + " · ".join(self.titles.values())
 
     def _progress(self, event: ToolUpdate) -> None:
         lines = event.text.rstrip().splitlines()
         if lines:
-            self.screen.status(f"{self.titles.get(event.id, '')} │ {clean(lines[-1])}")
+            self.screen.status(f"{self.titles.get(event.id, '')} │ {lines[-1]}")
 
     def _tool(self, event: ToolEnd) -> None:
         self._quiet()
-        title = self.titles.pop(event.id, clean(event.name))
+        title = self.titles.pop(event.id, event.name)
         seconds = f"  {event.seconds:.1f}s" if event.seconds >= 0.1 else ""
         self.screen.finish_line()
         self.screen.print("✗ " if event.is_error else "● ", "bold red" if event.is_error else "green")
@@ -193,6 +220,8 @@ class Renderer:
             self.diff(changes if changes != self.asked else "")
             return
         content = result.content if isinstance(result.content, str) else ""
+        if "session_id" in result.details:
+            content = content.rpartition("\n\n[task_id")[0]  # that line is for the model
         lines = clean(content).rstrip().splitlines()
         if name in QUIET_TOOLS and not result.is_error and not self.verbose:
             self._dim([f"{len(lines)} line{'s' if len(lines) != 1 else ''}"])
@@ -221,14 +250,14 @@ class Renderer:
         """What a tool has changed: a unified diff in colour, cut to the screen."""
         lines = list(diff_lines(changes))
         for kind, line in lines[:DIFF_LINES]:
-            self.screen.line(self._cut(clean(line[1:]), clean(line[:1])), DIFF_COLOURS.get(kind, "dim"))
+            self.screen.line(self._cut(line[1:], line[:1]), DIFF_COLOURS.get(kind, "dim"))
         if len(lines) > DIFF_LINES:
             self.screen.line(f"  … {len(lines) - DIFF_LINES} more lines", "dim")
 
     def whole_diff(self, changes: str) -> None:
-        """What a person is asked to say yes to: every line, to its end, with what cannot be seen made visible."""
-        for kind, line in diff_lines(changes):
-            self.screen.line("  " + visible(line.expandtabs(4)), DIFF_COLOURS.get(kind, "dim"))
+        """Every line, to its end, with what cannot be seen made visible."""
+        for line, style in exact_diff(changes):
+            self.screen.line(line, style)
 
     # -- what a person has to know
 
@@ -238,11 +267,11 @@ class Renderer:
         self._quiet()
         if event.error.loading:
             if not self.loading:
-                self.screen.line(f"The server is not ready: {clean(event.error.message)}. Waiting for it.{back}", "yellow")
+                self.screen.line(f"The server is not ready: {event.error.message}. Waiting for it.{back}", "yellow")
             self.loading = True
             self._pause("the server loads the model")
             return
-        what = clean(happened(event.error))
+        what = happened(event.error)
         self.screen.line(f"{what[:1].upper()}{what[1:]}. Attempt {event.attempt + 1} in {event.delay:.0f} s.{back}", "yellow")
         self._pause("waiting to try again")
 
@@ -298,8 +327,26 @@ def count(number: int) -> str:
     return str(number) if number < 1000 else f"{number / 1000:.1f}k" if number < 1_000_000 else f"{number / 1e6:.2f}M"
 
 
-def question(event: PermissionAsked) -> str:
-    """Everything about the question, exactly: the words that are shown are those that are acted on."""
-    asks = {"bash": "Run this command?", "edit": "Make this change?", "external_directory": "Go outside the folder?"}
-    lines = "\n".join(f"  {line}" for line in visible(event.pattern).split("\n"))
-    return f"{asks.get(event.permission, f'Allow {event.permission}?')}\n{lines}"
+def exact_diff(changes: str) -> Iterator[tuple[str, str]]:
+    """(line, style) of a diff that a person decides on: all of it, nothing in it unseen."""
+    return ((f"  {folded(visible(line.expandtabs(4)))}", DIFF_COLOURS.get(kind, "dim")) for kind, line in diff_lines(changes))
+
+
+def folded(text: str) -> str:
+    """With a number in the place of blanks that would push the rest out of sight."""
+    text = re.sub(f"[ \t]{{{MOST_BLANKS},}}", lambda run: f" <{len(run[0])} blanks> ", text)
+    return re.sub(r"\n(?:[ \t]*\n){4,}", lambda run: f"\n<{run[0].count(chr(10)) - 1} empty lines>\n", text)
+
+
+def question(event: PermissionAsked, who: str = "") -> list[tuple[str, str]]:
+    """Everything about the question, exactly, as (line, style): the words that are shown are those that are acted on."""
+    asks = ASKS.get(event.permission, f"Allow {event.permission}?")
+    lines = [(f"{f'{who} asks: ' if who else ''}{asks}", "bold")]
+    lines += [(f"  {line}", "bold") for line in folded(visible(event.pattern)).split("\n")]
+    if event.why:
+        lines.append((f"  ({visible(event.why)})", "yellow"))
+    lines += exact_diff(event.detail) if event.detail else ()
+    if unseen := sum(map(hides, event.pattern + event.detail)):
+        lines.append((f"Careful: {unseen} character{'s' if unseen != 1 else ''} in this cannot be seen or would drive the terminal; "
+                      "each is shown as <U+…>.", "yellow"))
+    return lines

@@ -38,6 +38,7 @@ class Repl:
         self.render = Renderer(screen, verbose=verbose, limits=session.stalls)
         self.asker = Asker(screen, self.render, keyboard)
         self.typeahead = TypeAhead(screen)
+        self.typeahead.redact = keyboard.redact = session.redactor.text
         session.hooks.hooks.append(self.typeahead)
         keyboard.paused = self.typeahead.paused
         keyboard.stopped_run = lambda: session.interrupts.last
@@ -130,7 +131,9 @@ class Repl:
         tools, abort = Toolset([bash], cwd=self.session.cwd), Abort()
         call = ToolCall("", "bash", {"command": command, "timeout": 600})
         with silent_keys(), self.hard_stop(), self.session.interrupts.stopping(abort):
-            work = tools.run(call, tools.context(call, abort))
+            ctx = tools.context(call, abort)
+            ctx.redact = self.session.redactor.stream()
+            work = tools.run(call, ctx)
             result: ToolResult | None = None
             self.screen.status(command)
             try:
@@ -144,7 +147,10 @@ class Repl:
                 self.screen.status("")
                 work.close()
         if result:
-            self.screen.line(clean(str(result.content)))
+            output = self.session.redactor.text(str(result.content))
+            self.screen.line(clean(output))
             if add:
-                self.session.messages.append(user(f"I ran `{command}` myself. Its output:\n{result.content}"))
+                said = user(f"I ran `{self.session.redactor.text(command)}` myself. Its output:\n{output}")
+                said["meta"]["own"] = True  # not of a run, and not taken back with one
+                self.session.messages.append(said)
                 self.memory.sync()

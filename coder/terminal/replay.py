@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence
 
 from coder.history import text_of
-from coder.terminal.screen import Screen, clean, one_line
+from coder.terminal.screen import Screen, one_line
+from coder.text import clean
 from coder.tools import Toolset
 from coder.types import Message, ToolCall
 

@@ -1,4 +1,5 @@
-"""The screen: every text that we did not write goes through `clean`; one line at the bottom tells what is going on.
+"""The screen: whatever is put on it goes through the sanitiser (text.py) here, whoever wrote it, so that no caller can forget
+it; one line at the bottom tells what is going on.
 
 Output is appended and never repainted, but for that one line. What it leaves out: what is worth showing (render.py).
 """
@@ -6,29 +7,36 @@ Output is appended and never repainted, but for that one line. What it leaves ou
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import re
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TextIO
+
+from coder.text import Cleaner
+from coder.text import clean as clean
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# C0 without newline and tab, DEL, C1: nothing that drives a terminal passes.
-CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
-del CONTROL[0x0A], CONTROL[0x09]
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.1  # seconds
 STALL = 5.0  # seconds without data from which they are counted on the screen
 
 
-def clean(text: str) -> str:
-    """Text without what could drive the terminal; still readable."""
-    return text if text.isprintable() else text.translate(CONTROL).encode("utf-8", "replace").decode()
+@contextlib.contextmanager
+def _there() -> Iterator[None]:
+    """A terminal that is gone takes nothing, and is no error: the signal that says so is on its way."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
 
 
 def one_line(text: str, width: int, indent: str = "") -> str:
@@ -53,8 +61,8 @@ class Screen:
         self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self.at_start = True  # of a line
         self._newest = stream
-        self._wrap = Wrap()
-        self._thoughts = Wrap()
+        self._answer = Flow()
+        self._thought = Flow()
         self._lock = threading.RLock()
         self.label = ""  # of the status line
         self._title = ""  # of the window
@@ -71,24 +79,38 @@ class Screen:
     def width(self) -> int:
         return shutil.get_terminal_size().columns
 
+    def rows(self, text: str) -> int:
+        """How many rows a line of text takes."""
+        return max(1, -(-_columns(clean(text), 0) // self.width))
+
     @cached_property
     def console(self) -> Console:
         """rich on our stream: it knows the terminal's colours, NO_COLOR and FORCE_COLOR. Made late, the import is slow."""
         from rich.console import Console
 
-        return Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        class Plain(Console):
+            def on_broken_pipe(self) -> None:
+                """Called while the error is handled: rich itself would end the program here."""
+                raise
+
+        return Plain(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     # -- appending
 
     def write(self, text: str, stream: TextIO | None = None) -> None:
-        """Append text of ours, or text that went through `clean`."""
+        """Append a text, whoever wrote it."""
+        self._append(clean(text), stream)
+
+    def _append(self, text: str, stream: TextIO | None = None) -> None:
+        """Append text that is clean."""
         if not text:
             return
         with self._lock:
             self._wipe()
             self._newest = stream or self.stream
-            self._newest.write(text)
-            self._newest.flush()
+            with _there():
+                self._newest.write(text)
+                self._newest.flush()
             self._moved(text)
             if self._beside and self.label:
                 self._paint(time.monotonic())
@@ -99,16 +121,16 @@ class Screen:
 
     def answer(self, text: str) -> None:
         """Append text of the model's answer, with words kept whole at the edge of a terminal."""
-        self.write(self._wrap.add(clean(text), self.width) if self.answers.isatty() else clean(text), self.answers)
+        self._append(self._answer.add(text, self.width if self.answers.isatty() else 0), self.answers)
 
     def thought(self, text: str) -> None:
         """Append text of the model's reasoning: dim, beside our own words."""
-        self.print(self._thoughts.add(clean(text), self.width) if self.live else clean(text), "dim")
+        self.print(self._thought.add(text, self.width if self.live else 0), "dim")
 
     def finish_line(self) -> None:
         """End a line that is under way, on the stream that it is on."""
-        self.write(self._wrap.rest(), self.answers)
-        self.print(self._thoughts.rest(), "dim")
+        self._append(self._answer.rest(), self.answers)
+        self.print(self._thought.rest(), "dim")
         if not self.at_start:
             self.write("\n", self._newest)
 
@@ -118,16 +140,18 @@ class Screen:
         self.print(text + "\n", style)
 
     def print(self, text: str, style: str) -> None:
-        """Append text in a style such as "bold red"."""
+        """Append a text, whoever wrote it, in a style such as "bold red"."""
+        text = clean(text)
         if not (style and text):
-            self.write(text)
+            self._append(text)
             return
         from rich.text import Text
 
         with self._lock:
             self._wipe()
             self._newest = self.stream
-            self.console.print(Text(text, style), end="")
+            with _there():
+                self.console.print(Text(text, style), end="")
             self._moved(text)
 
     # -- the status line
@@ -165,8 +189,9 @@ class Screen:
         if self.live and text != self._title:
             with self._lock:
                 self._title = text
-                self.stream.write(f"\x1b]0;{one_line(text, 60) if text else ''}\x07")
-                self.stream.flush()
+                with _there():
+                    self.stream.write(f"\x1b]0;{one_line(text, 60) if text else ''}\x07")
+                    self.stream.flush()
 
     def restart_clock(self) -> None:
         self._since = self._heard = time.monotonic()
@@ -195,7 +220,7 @@ class Screen:
         behind = self._only_stalls or self._beside
         if not self.at_start and (not behind or room < 12 or not column or "\t" in self._line):
             return  # nothing is painted where it could break the line
-        typed = _end_of(self._beside, room if self._only_stalls else room * 2 // 3)
+        typed = _end_of(clean(self._beside), room if self._only_stalls else room * 2 // 3)
         taken = cell_len(typed) + 1 if typed else 0
         text = " ".join(filter(None, [self._waited_for(now, room - taken) if self._shows(now) else "", typed]))
         with contextlib.suppress(OSError, ValueError):
@@ -250,6 +275,25 @@ def _end_of(text: str, room: int) -> str:
     while text and cell_len(text) > room - 1:
         text = text[max(1, (cell_len(text) - room) // 2):]
     return f"…{text}"
+
+
+class Flow:
+    """Text that streams: cleaned across the borders of its pieces, and wrapped between words where it has a width."""
+
+    def __init__(self) -> None:
+        self._cleaner = Cleaner()
+        self._wrap = Wrap()
+        self._width = 0
+
+    def add(self, text: str, width: int) -> str:
+        """What can be written by now; `width` 0 is no terminal, and breaks no lines."""
+        self._width, text = width, self._cleaner.feed(text)
+        return self._wrap.add(text, width) if width else text
+
+    def rest(self) -> str:
+        """What is held back; the text ends here."""
+        held = self._cleaner.end()
+        return self._wrap.add(held, self._width) + self._wrap.rest() if self._width else held
 
 
 class Wrap:

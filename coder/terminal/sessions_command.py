@@ -15,10 +15,11 @@ from coder.features.sessions import to_model_messages
 from coder.features.store import SessionInfo, Store, StoreError
 from coder.terminal.commands import line_of
 from coder.terminal.config import data_folder
+from coder.terminal.kit import TOOLS
 from coder.terminal.render import tokens
 from coder.terminal.replay import replay
-from coder.terminal.screen import Screen, clean
-from coder.terminal.session import TOOLS
+from coder.terminal.screen import Screen
+from coder.text import clean
 from coder.tools import Toolset
 
 VERBS = ("list", "search", "show", "fork", "rm")
@@ -41,21 +42,25 @@ def main(argv: Sequence[str]) -> int:
     given = flags.parse_args(argv)
     try:
         with contextlib.closing(Store(sessions_file())) as store:
-            return _DO[given.verb or "list"](store, given)
+            code = _DO[given.verb or "list"](store, given)
+            if store.notice:
+                sys.stderr.write(f"coder: {clean(store.notice)}\n")
+            return code
     except StoreError as error:
         sys.stderr.write(f"coder: {clean(str(error))}\n")
         return 2
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    """A line on stdout. A title is somebody's text, whether a terminal or a program reads the list."""
+    sys.stdout.write(clean(text) + "\n")
 
 
 def _list(store: Store, given: argparse.Namespace) -> int:
     everywhere = getattr(given, "all", False)
     infos = store.sessions(None if everywhere else str(Path.cwd()))
     for info in infos:
-        _say(f"{line_of(info)}{f'  {clean(info.directory)}' if everywhere else ''}")
+        _say(f"{line_of(info)}{f'  {info.directory}' if everywhere else ''}")
     if not infos:
         sys.stderr.write("There is no conversation" + (".\n" if everywhere else " of this folder; --all lists those of others.\n"))
     return 0
@@ -64,14 +69,14 @@ def _list(store: Store, given: argparse.Namespace) -> int:
 def _search(store: Store, given: argparse.Namespace) -> int:
     found = store.search(" ".join(given.words))
     for each in found:
-        _say(f"{line_of(each.session)}  {clean(each.session.directory)}\n    {clean(each.snippet)}")
+        _say(f"{line_of(each.session)}  {each.session.directory}\n    {each.snippet}")
     return 0 if found else 1
 
 
 def _show(store: Store, given: argparse.Namespace) -> int:
     info = store.find(given.id)
     screen = Screen(sys.stdout)
-    screen.line(f"{line_of(info)}\n{clean(info.directory)} · {clean(info.model)} · {tokens(info.usage)}", "dim")
+    screen.line(f"{line_of(info)}\n{info.directory} · {info.model} · {tokens(info.usage)}", "dim")
     replay(screen, Toolset(TOOLS), to_model_messages(store, info.id), turns=None)
     return 0
 

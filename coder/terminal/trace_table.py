@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from coder.features.trace_file import COLUMNS, MEANING, Recording, Run, TraceError, read, seconds, understood
 from coder.terminal.config import ConfigError
-from coder.terminal.screen import clean
+from coder.text import clean
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -15,18 +15,17 @@ import re
 import selectors
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from coder.features.agent import Queue
 from coder.history import text_of, user
 from coder.terminal.interrupts import held
-from coder.terminal.keyboard import local_modes, modes_again
-from coder.terminal.screen import Screen, clean
+from coder.terminal.modes import MARK_PASTES, local_modes, modes_again, pastes_marked, say
+from coder.terminal.screen import Screen
 from coder.types import Hooks, Message
 
 COMMAND = re.compile(r"/([a-z?]*)(\s.*)?", re.S)  # (name, argument); /home/me/x.py is none
-MARK_PASTES, MARK_NONE = "\x1b[?2004h", "\x1b[?2004l"
-LOOK = 1.0  # seconds between two looks at the terminal's modes, which a shell resets after Ctrl+Z
+LOOK = 1.0  # seconds between two looks at the terminal's modes, which a shell resets after a stop
 
 
 class Line:
@@ -80,6 +79,7 @@ class TypeAhead(Hooks):
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
+        self.redact: Callable[[str], str] = str  # what is typed is kept, too
         self.line = Line()
         self.steering, self.follow_ups = Queue(), Queue()
         self.later: list[str] = []  # commands: they are for us, not for the model
@@ -113,7 +113,7 @@ class TypeAhead(Hooks):
         with held(), contextlib.ExitStack() as opening:
             if not opening.enter_context(local_modes(on="NOFLSH", off="ICANON ECHO")):
                 return
-            opening.enter_context(_pasting_marked())
+            opening.enter_context(pastes_marked())
             awake, wake = os.pipe()
             opening.callback(os.close, awake)
             opening.callback(os.close, wake)
@@ -141,7 +141,7 @@ class TypeAhead(Hooks):
                     return
                 if not ready:
                     if modes_again(on="NOFLSH", off="ICANON ECHO"):
-                        _say(MARK_PASTES)
+                        say(MARK_PASTES)
                     continue
                 try:
                     data = os.read(fd, 4096)
@@ -160,17 +160,17 @@ class TypeAhead(Hooks):
     def _enter(self, line: str) -> None:
         self.entered.append(line)
         if line.startswith("+") and line[1:].strip():
-            self.follow_ups.put(_queued(line[1:].strip()))
+            self.follow_ups.put(_queued(self.redact(line[1:].strip())))
         elif line.startswith("!") or COMMAND.fullmatch(line) or line in ("exit", "quit"):
             self.later.append(line)
         else:
-            self.steering.put(_queued(line))
+            self.steering.put(_queued(self.redact(line)))
 
     def _show(self) -> None:
         waiting = [*map(text_of, (*self.steering, *self.follow_ups)), *self.later]
         newest = f"queued{f' ({len(waiting)})' if len(waiting) > 1 else ''}: {waiting[0]}" if waiting else ""
         typed = f"> {self.line.text}" if self.line.text else ""
-        self.screen.beside(clean("  ".join(filter(None, [newest, typed])).replace("\n", "⏎")))
+        self.screen.beside("  ".join(filter(None, [newest, typed])).replace("\n", "⏎"))
 
     # -- what the run takes
 
@@ -208,19 +208,3 @@ def _queued(text: str) -> Message:
 def _emptied(queue: Queue) -> Iterator[Message]:
     while len(queue):
         yield from queue.take()
-
-
-@contextlib.contextmanager
-def _pasting_marked() -> Iterator[None]:
-    """While inside, the terminal marks what is pasted, so that a newline in it is no Enter."""
-    _say(MARK_PASTES)
-    try:
-        yield
-    finally:
-        _say(MARK_NONE)
-
-
-def _say(sequence: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
-        sys.stdout.write(sequence)
-        sys.stdout.flush()

@@ -43,8 +43,8 @@ def edit(ctx: ToolContext, path: str, old_string: str, new_string: str,
          replace_all: bool = False) -> Generator[Any, None, ToolResult]:
     """Replace text in a file. Do not use sed or cat for this.
 
-    path: file, absolute or relative to the workspace
-    old_string: the text to replace, exactly as in the file (without line numbers), with enough of it to be unique
+    path: file, absolute or in the workspace
+    old_string: the text to replace, exactly as in the file without line numbers, and long enough to be unique
     new_string: the text to put there
     replace_all: replace every occurrence
     """

@@ -46,7 +46,7 @@ MAX_ENTRIES = 500  # of one ls
 def read(ctx: ToolContext, path: str, offset: int = 1, limit: int = MAX_LINES) -> Generator[Any, None, ToolResult]:
     """Read a text file: its lines as `number<TAB>text`. Long files come in parts; the end says how to go on.
 
-    path: file, absolute or relative to the workspace
+    path: file, absolute or in the workspace
     offset: first line to read, from 1
     limit: number of lines, at most 2000
     """
@@ -142,7 +142,7 @@ def _decodable(fd: int, page: _Page) -> Iterator[bytes]:
 def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, ToolResult]:
     """Create a file or overwrite it whole. To change a part of a file use edit. A file that exists has to be read first.
 
-    path: file, absolute or relative to the workspace; missing folders are made
+    path: file, absolute or in the workspace; missing folders are made
     content: the whole new content
     """
     target = to_write(ctx, path)

@@ -31,16 +31,22 @@ MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
 CHUNK = 1 << 20
 KERNEL = ("/proc/", "/sys/", "/dev/")  # process and device files look regular and are not
 MEMORY = "/dev/shm/"  # these are files
+ESCAPE = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U00(?:0[0-9a-f]|10)[0-9a-f]{4}|[nrt])")  # what `escaped` writes
 
 
 # ---- where -----------------------------------------------------------------------------------------------
 
 
 def resolve(ctx: ToolContext, path: str) -> Path:
-    """The real place that a path of the model's means, links followed, relative to the workspace."""
+    """The real place that a path of the model's means, links followed, relative to the workspace. A name that is not there may be
+    meant as our listings write it (`escaped`), since no request can carry a name that is no text."""
     if "\0" in path or not path.strip():
         raise ToolError("the path is empty or holds a NUL")
-    return Path(os.path.realpath(ctx.cwd / os.path.expanduser(path)))  # Path's expanduser raises for a file named ~x
+    place = ctx.cwd / os.path.expanduser(path)  # Path's expanduser raises for a file named ~x
+    if "\\" in path and not os.path.lexists(place):
+        meant = ctx.cwd / ESCAPE.sub(lambda found: found[0].encode().decode("unicode_escape"), path)
+        place = meant if "\0" not in str(meant) and os.path.lexists(meant) else place
+    return Path(os.path.realpath(place))
 
 
 def inside(ctx: ToolContext, target: Path) -> bool:

@@ -1,0 +1,198 @@
+"""Bad servers, group NET of the reliability list: what a failing answer must not do, and when a run gives up."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from email.utils import formatdate
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coder.features.scripted import Body, Reply, events
+from coder.tools import Toolset, tool
+from coder.tools.bash import bash
+from coder.types import Limits, TextDelta, ToolEnd
+from tests.harness import ask, assert_all_valid, serve
+from tests.terminal import OneShot, promptly
+
+TOUCH = [("bash", {"command": "touch PWN"})]
+ATTEMPTS = 5
+FINE = Reply("All is well.")
+
+
+def pieces(reply: Reply) -> list[bytes]:
+    """The events of a reply without its end: no finish reason, no [DONE]."""
+    return list(events(reply, {}))[:-2]
+
+
+def piece(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    """One event."""
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}).encode() + b"\n\n"
+
+
+WHOLE = pieces(Reply("I do it.", TOUCH))
+END = list(events(Reply(calls=TOUCH), {}))[-2]
+ERROR = json.dumps({"error": {"message": "the engine \x1b]0;PWN\x07broke\x9b2J down"}}, ensure_ascii=False).encode()
+
+
+NO_JSON = "the stream holds what is no JSON"
+
+
+@pytest.mark.parametrize(("chunks", "code", "said"), [
+    pytest.param(WHOLE, 75, "the answer was cut off", id="no finish reason", marks=pytest.mark.case("NET-01")),
+    pytest.param([*WHOLE, END[:len(END) // 2]], 1, NO_JSON, id="half an event", marks=pytest.mark.case("NET-02")),
+    pytest.param([*WHOLE, b"data: {oops\n\n"], 1, f"{NO_JSON}: '{{oops'", id="no JSON", marks=pytest.mark.case("NET-03")),
+    pytest.param([*WHOLE, b"data: " + ERROR + b"\n\n"], 75, "the engine ]0;PWN broke 2J down", id="an error",
+                 marks=pytest.mark.case("NET-04"))])
+def test_an_answer_that_does_not_come_to_its_end_runs_nothing_and_is_asked_for_a_few_times(
+        tmp_path: Path, chunks: Sequence[bytes], code: int, said: str) -> None:
+    with serve(Reply(chunks=chunks)) as server, OneShot(tmp_path, server, "-y", "go") as run:
+        assert run.end() == code and run.out == ""
+        assert len(server.requests) == ATTEMPTS and f"Failed after {ATTEMPTS} errors" in run.err
+        assert said in run.err and all(letter.isprintable() or letter == "\n" for letter in run.err), run.err
+        assert not list(run.ws.iterdir())
+
+
+@pytest.mark.case("NET-05")
+def test_a_stream_that_falls_silent_is_given_up_at_the_limit(tmp_path: Path) -> None:
+    with serve(Reply("Well, then", cut=2, close="hang"), FINE) as server, promptly(20), \
+            OneShot(tmp_path, server, "--idle-timeout", "2", "go") as run:
+        assert run.end() == 0 and run.out == "All is well.\n"
+        assert 2 <= server.times[1] - server.times[0] < 15 and "No data for 2 s" in run.err
+
+
+def busy(wait: str | Callable[[], str]) -> Reply:
+    return Reply("slow down", status=429, headers={"Retry-After": wait if isinstance(wait, str) else wait()})
+
+
+@pytest.mark.case("NET-06")
+@pytest.mark.parametrize("wait", ["1", lambda: formatdate(time.time() + 2, usegmt=True)], ids=["seconds", "a date"])
+def test_a_server_that_says_when_is_asked_again_then(tmp_path: Path, wait: str | Callable[[], str]) -> None:
+    replies = iter([lambda: busy(wait), lambda: FINE])
+    with serve(lambda body: next(replies)()) as server, OneShot(tmp_path, server, "--output-format", "stream-json", "go") as run:
+        assert run.end() == 0 and len(server.requests) == 2
+        [retry] = [event for event in map(json.loads, run.out.splitlines()) if event["type"] == "retry"]
+        assert 0.1 < retry["delay"] <= 2 and server.times[1] - server.times[0] >= retry["delay"]
+
+
+@pytest.mark.case("NET-06")
+def test_a_server_that_says_next_century_is_not_waited_for(tmp_path: Path) -> None:
+    with serve(busy("999999999")) as server, OneShot(tmp_path, server, "go") as run:
+        assert run.end() == 75 and len(server.requests) == 1
+        assert "asks to wait 999999999 s" in run.err
+
+
+@pytest.mark.case("NET-06")
+def test_a_wait_that_is_no_number_is_ours(tmp_path: Path) -> None:
+    with serve(busy("nan")) as server, OneShot(tmp_path, server, "go") as run:
+        assert run.end() == 75 and len(server.requests) == ATTEMPTS
+        assert re.findall(r"Attempt (\d) in", run.err) == ["2", "3", "4", "5"]
+
+
+@pytest.mark.case("NET-07")
+def test_what_passes_is_tried_again_with_waits_that_grow(tmp_path: Path) -> None:
+    with serve(Reply("oops", status=500), Reply("oops", status=503), Reply(status=0), Reply(status=0), FINE) as server, \
+            OneShot(tmp_path, server, "--output-format", "stream-json", "go") as run:
+        assert run.end() == 0 and len(server.requests) == ATTEMPTS
+        waits = [event["delay"] for event in map(json.loads, run.out.splitlines()) if event["type"] == "retry"]
+        assert len(waits) == 4 and all(a < b for a, b in pairwise(waits))
+
+
+@pytest.mark.case("NET-07")
+def test_a_server_that_is_not_there_is_tried_again_with_waits_that_grow(tmp_path: Path) -> None:
+    server = serve(FINE)  # it has a port, and does not answer: closed before it is started
+    server._server.server_close()
+    with OneShot(tmp_path, server, "--output-format", "stream-json", "go") as run:
+        assert run.end() == 75
+        seen = [json.loads(line) for line in run.out.splitlines()]
+    waits = [event["delay"] for event in seen if event["type"] == "retry"]
+    assert len(waits) == ATTEMPTS - 1 and all(a < b for a, b in pairwise(waits))
+    assert "nothing answers" in seen[-1]["text"]
+
+
+@pytest.mark.case("NET-09")
+def test_arguments_that_are_no_json_are_not_guessed_at_and_go_back_mended(tmp_path: Path) -> None:
+    with serve(Reply(calls=[("bash", '{"command": touch PWN"}'), ("bash", '{"command": "touch PWN')]), FINE) as server:
+        seen, _ = ask(server, tools=Toolset([bash], cwd=tmp_path))
+        _, answer, *results = server.requests[1]["messages"]
+    assert [end.is_error for end in seen if isinstance(end, ToolEnd)] == [True, True] and not list(tmp_path.iterdir())
+    assert all("not valid JSON" in result["content"] for result in results)
+    assert [json.loads(call["function"]["arguments"]) for call in answer["tool_calls"]] == [{}, {}]
+
+
+ODD_CALLS: list[tuple[dict[str, Any], str]] = [  # a call, and what its result says
+    ({"function": {"name": "say", "arguments": '{"text": "one"}'}}, "one"),
+    ({"id": "same", "function": {"name": "say", "arguments": '{"text": "two"}'}}, "two"),
+    ({"id": "same", "function": {"name": "say", "arguments": '{"text": "three"}'}}, "three"),
+    ({"id": None, "function": {"name": "say", "arguments": 7}}, "no JSON object"),
+    ({"id": "a", "function": {"name": "", "arguments": '{"text": "x"}'}}, "there is no tool"),
+    ({"id": "b", "function": {"name": "fly", "arguments": '{"text": "x"}'}}, "there is no tool 'fly'"),
+    ({"id": "c", "function": {"name": "say", "arguments": None}}, "say needs text"),
+    ({"id": "d", "function": {"name": "say", "arguments": "null"}}, "say needs text"),
+    ({"id": "e", "function": {"name": "say", "arguments": '["x"]'}}, "no JSON object"),
+    ({"id": "f", "function": {"name": "say", "arguments": "7"}}, "no JSON object"),
+    ({"id": 8, "function": {"name": None, "arguments": "{}"}}, "there is no tool")]
+
+
+@tool
+def say(text: str) -> str:
+    """Say.
+
+    text: what
+    """
+    return text
+
+
+@pytest.mark.case("NET-10")
+@pytest.mark.parametrize("together", [True, False], ids=["in one answer", "one by one"])
+def test_a_call_that_is_odd_in_any_way_gets_one_result(together: bool) -> None:
+    numbered = [{"index": index, "type": "function"} | call for index, (call, _) in enumerate(ODD_CALLS)]
+    answers = [numbered] if together else [[call] for call in numbered]
+    chunks = [[*(piece({"tool_calls": [call]}) for call in calls), piece({}, "tool_calls"), b"data: [DONE]\n\n"] for calls in answers]
+    with serve(*(Reply(chunks=each) for each in chunks), FINE) as server:
+        _, result = ask(server, tools=[say])
+        assert_all_valid(server)
+    results = [message["content"] for message in result.messages if message["role"] == "tool"]
+    assert result.text == "All is well." and len(results) == len(ODD_CALLS)
+    assert all(said in content for (_, said), content in zip(ODD_CALLS, results)), results
+
+
+@pytest.mark.case("NET-14")
+def test_slow_words_without_end_are_ended_by_the_time_limit() -> None:
+    with serve(FINE, Reply("word " * 10_000, pace=0.02)) as server:
+        ask(server)  # what is loaded for the first run takes its time, too
+        with promptly(20):
+            seen, result = ask(server, limits=Limits(max_seconds=1))
+        assert len(server.requests) == 2
+    assert result.stop_reason == "max_time" and sum(isinstance(event, TextDelta) for event in seen) > 2
+    assert result.messages[-1]["content"].startswith("word word")
+
+
+@pytest.mark.case("NET-15")
+def test_a_context_that_is_always_too_long_is_shortened_once_and_then_said(tmp_path: Path) -> None:
+    too_long, asked = [False], []
+
+    def script(body: Body) -> Reply:
+        summarising = "<conversation>" in str(body["messages"][-1]["content"])
+        asked.append("summary" if summarising else "run")
+        if summarising:
+            return Reply("## Goal\nGo on.\n## Instructions\nnone\n## Discoveries\nnone\n## Accomplished\nnone\n## Files\nnone")
+        return Reply("This model's maximum context length is 8192 tokens.", status=400) if too_long[0] else Reply("word " * 2_000)
+
+    with serve(script) as server:
+        for number in range(2):
+            with OneShot(tmp_path, server, *["-c"][:number], f"question {number}") as run:
+                assert run.end() == 0
+        too_long[0] = True
+        asked.clear()
+        with OneShot(tmp_path, server, "-c", "--output-format", "stream-json", "and now?") as run:
+            assert run.end() == 3
+            seen = [json.loads(line) for line in run.out.splitlines()]
+    assert asked == ["run", "summary", "run", "summary"], "the second attempt shortens nothing"
+    assert [event["type"] for event in seen].count("compacted") == 1
+    assert (seen[-1]["stop_reason"], seen[-1]["text"]) == ("length", "Context limit reached.")
