@@ -126,7 +126,7 @@ def test_nothing_that_drives_a_terminal_is_on_stderr_where_it_is_a_pipe(place: P
         done = place.coder("-y", "go", server=server, TERM="xterm-256color")
     assert done.returncode == 1
     assert {c for c in done.stderr if not c.isprintable()} == {"\n"}
-    assert "x[31my" in done.stderr and "+a" in done.stderr
+    assert "xy" in done.stderr and "+a" in done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "stdin", "expected"), [
@@ -450,13 +450,11 @@ def test_with_y_it_is_done(place: Place) -> None:
 def test_cwd_is_where_everything_happens(place: Place) -> None:
     other = place.ws / "other folder"
     other.mkdir()
-    (other / ".env").write_text("OPENAI_MODEL=of-the-folder\n")
     with serve(Reply("", [("bash", {"command": "pwd; touch made"})]), Reply("Done.")) as server:
-        done = place.coder("-C", "other folder", "-y", "go", server=server, OPENAI_MODEL="")
+        done = place.coder("-C", "other folder", "-y", "go", server=server)
     assert done.returncode == 0
     assert results(server) == [str(other)] and (other / "made").exists()
     assert f"Workspace: {other}\n" in server.requests[0]["messages"][0]["content"]
-    assert server.requests[0]["model"] == "of-the-folder"
 
 
 def test_the_system_prompt_can_be_replaced_and_added_to(place: Place) -> None:

@@ -533,7 +533,7 @@ def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> No
     )
     said = results(events)
     assert asked == [] and not (ws / "x").exists() and not (ws / "new").exists()
-    assert "--allow 'bash:touch x' or -y" in said[0] and "--allow" not in said[1] and "-y" in said[1] and "-y" not in said[2]
+    assert "-y allows it, or --allow 'bash:touch x'" in said[0] and "--allow" not in said[1] and "-y" in said[1] and "-y" not in said[2]
     assert (
         "may hold secrets" in said[3]
         and "--allow read:.env" in said[3]

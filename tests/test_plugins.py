@@ -216,9 +216,9 @@ def installed(folder: Path, module: str, text: str, name: str = "weather") -> No
 
 
 def test_an_installed_package_is_a_plugin(tmp_path: Path) -> None:
-    installed(tmp_path / "site", "weather_plugin", WHOLE)
-    installed(tmp_path / "site", "bad_plugin", "def setup(api): 1 / 0", "bad")
-    path = f"{Path(__file__).parents[1]}{os.pathsep}{tmp_path / 'site'}"
+    installed(tmp_path / "home" / "site", "weather_plugin", WHOLE)
+    installed(tmp_path / "home" / "site", "bad_plugin", "def setup(api): 1 / 0", "bad")
+    path = f"{Path(__file__).parents[1]}{os.pathsep}{tmp_path / 'home' / 'site'}"
     with serve(CALL, Reply("done")) as server, OneShot(tmp_path, server, "hello", PYTHONPATH=path) as run:
         assert run.end() == 0
         assert "The plugin bad (bad_plugin:setup) is left out: ZeroDivisionError" in run.err
@@ -242,9 +242,9 @@ def test_who_ends_the_program_while_a_plugin_is_loaded_ends_it(tmp_path: Path, n
     """A signal comes out of the plugin's code as an exception, as those of its own do."""
     config = tmp_path / "home" / ".config" / "coder" / "plugins"
     config.mkdir(parents=True)
-    (config / "slow.py").write_text(f"import threading\nopen({str(tmp_path / 'begun')!r}, 'w')\nthreading.Event().wait(60)")
+    (config / "slow.py").write_text(f"import threading\nopen({str(tmp_path / 'home' / 'begun')!r}, 'w')\nthreading.Event().wait(60)")
     with serve(Reply("never")) as server, OneShot(tmp_path, server, "hello") as run:
-        until((tmp_path / "begun").exists, "the plugin is being loaded")
+        until((tmp_path / "home" / "begun").exists, "the plugin is being loaded")
         run.kill(number)
         assert run.end() == code and server.requests == [] and "left out" not in run.err
 
@@ -285,6 +285,6 @@ def test_commands_of_plugins_at_the_prompt(tmp_path: Path) -> None:
         assert "A plugin's command /exit is left out: the name is taken." in listed and "do I need one?" in listed
         assert "yes, in Oslo" in session.say("/umbrella Oslo")
         assert "/broken failed: ZeroDivisionError: division by zero" in session.say("/broken")
-        assert "[31mred" in session.say("/esc") and "\x1b[31mred" not in session.output
+        assert "\r\nred\r\n" in session.say("/esc") + "\r\n" and "\x1b[31mred" not in session.output
         assert "\x1b[32m" not in session.output
         assert "There is no command /nothing" in session.say("/nothing")

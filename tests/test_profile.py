@@ -272,17 +272,6 @@ def test_the_plain_form_has_nothing_that_is_not_needed() -> None:
     assert server.requests[1] == server.requests[0] | {"messages": [{"role": "system", "content": "Be kind."}, ours], "tools": [ls.schema]}
 
 
-def test_a_server_behind_a_proxy_gets_the_key_in_its_own_header_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serve(Reply("hello")) as proxy:
-        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
-        monkeypatch.delenv("NO_PROXY", raising=False)
-        for host in ("r.openai.azure.com", "api.example.com"):
-            chat = ChatModel("m", base_url=f"http://{host}/openai/v1", api_key="k1")
-            _, end = drive(run_loop([], chat, prompts="go", retry=FAST))
-            assert end.text == "hello"
-    assert [(head["authorization"], head.get("api-key")) for head in proxy.heads] == [("Bearer k1", "k1"), ("Bearer k1", None)]
-
-
 def test_an_address_of_the_environment_is_not_taken_for_openai(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(Reply("x")) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)

@@ -213,8 +213,8 @@ def test_the_parents_requests_hold_one_result_for_the_task_and_none_of_the_child
 
 def test_an_abort_of_the_parent_ends_the_child_and_both_histories_are_whole(tmp_path: Path) -> None:
     abort = Abort()
-    child = calls_once(("bash", {"command": "touch started; sleep 60"}))
-    with ScriptedServer(script(calls_once(task()), child)) as server:
+    waits = calls_once(("bash", {"command": "touch started; sleep 60"}))
+    with ScriptedServer(script(calls_once(task()), lambda body: Reply("Fine.") if abort.is_set else waits(body))) as server:
         office = Office(server, tmp_path)
 
         def stop() -> None:

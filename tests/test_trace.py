@@ -84,7 +84,9 @@ def table(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "run.jsonl"
+    home = tmp_path / "home"
+    home.mkdir()
+    return home / "run.jsonl"
 
 
 # ---- what is recorded ------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ def test_the_command_line_records_every_request_answer_and_event(tmp_path: Path,
         assert said == text and body.endswith("data: [DONE]\n\n")
     assert [(record["status"], record["headers"]["content-type"]) for record in of(file, "response")] == [(200, "text/event-stream")] * 2
     assert [record["error"] for record in of(file, "response_end")] == [None, None]
-    assert ("Approval", "before_tool_call") in {(record["hook"], record["place"]) for record in of(file, "hook")}
+    assert ("Permissions", "before_tool_call") in {(record["hook"], record["place"]) for record in of(file, "hook")}
     assert [record["t"] for record in records] == sorted(record["t"] for record in records) and records[0]["t"] == 0
     assert records[0]["type"] == "trace" and stat.S_IMODE(file.stat().st_mode) == 0o600
 
@@ -170,14 +172,14 @@ def test_what_a_person_answers_is_recorded_with_the_time_it_took(file: Path) -> 
 
 
 def test_the_questions_about_permissions_and_their_answers_are_recorded(tmp_path: Path, file: Path) -> None:
-    with (serve(Reply(calls=[("bash", {"command": "echo hi"})]), Reply("done")) as server,
+    with (serve(Reply(calls=[("bash", {"command": "touch hi"})]), Reply("done")) as server,
           Terminal(tmp_path, server, "--trace", str(file)) as terminal):
         terminal.enter("go")
         terminal.expect("or why not: ")
         terminal.settled()
         terminal.say("y")
     asked, reply, replied = of(file, "permission_asked", "reply", "permission_replied")
-    assert (asked["pattern"], reply["to"], reply["answer"], replied["answer"]) == ("echo hi", "permission_asked", "once", "once")
+    assert (asked["pattern"], reply["to"], reply["answer"], replied["answer"]) == ("touch hi", "permission_asked", "once", "once")
 
 
 def test_what_ends_a_run_from_outside_is_recorded(file: Path) -> None:
@@ -573,7 +575,7 @@ def test_what_a_model_wrote_cannot_drive_the_terminal(file: Path) -> None:
     with serve(Reply(evil, [("ls\x1b[2J", {})], finish="tool\x1b[2J"), Reply(evil)) as server:
         recorded(file, server)
     done = shown(file)
-    assert done.returncode == 0 and "owned" in done.stdout and "ls" in done.stdout
+    assert done.returncode == 0 and "owned" not in done.stdout and "red" in done.stdout and "ls" in done.stdout
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", done.stdout)
 
 

@@ -161,7 +161,7 @@ def test_a_paste_of_several_lines_is_one_message(tmp_path: Path) -> None:
 
 
 def test_a_question_is_answered_by_what_is_typed_after_it_and_the_line_under_way_goes_on(tmp_path: Path) -> None:
-    held = Reply(calls=[("bash", {"command": "echo hi"})], hold=1.0)
+    held = Reply(calls=[("bash", {"command": "touch hi"})], hold=1.0)
     with serve(held, waiting_for("go"), Reply("done")) as server, Terminal(tmp_path, server) as session:
         session.enter("begin")
         session.until(lambda: server.requests, "the request")

@@ -188,7 +188,7 @@ class Permissions(Hooks):
         if decision.action == "deny":
             raise DeniedError(f"a rule denies {permission} {_short(', '.join(patterns))}. Do not try it another way.")
         if not self.can_ask:
-            raise DeniedError(f"{permission} needs a yes{_because(decision)}, and nobody can be asked here. {_how(permission, decision)}")
+            raise DeniedError(f"{permission} needs a yes{_because(decision)}, and nobody can be asked here; {_how(permission, decision)}")
         asked = PermissionAsked(ctx.call_id, permission, ", ".join(patterns), decision.remember, detail, why=decision.why)
         yield asked
         yield PermissionReplied(asked.id, asked.answer)
@@ -245,10 +245,10 @@ def _because(decision: Decision) -> str:
 def _how(permission: str, decision: Decision) -> str:
     """How the person could allow it, for the model to pass on."""
     if decision.firm:
-        return "Only the user can do it, or allow it in a session."
+        return "only the user can do it, or allow it in a session."
     plain = permission != "bash" or (decision.remember and parse(decision.remember) is not None)
-    flag = f" --allow {shlex.quote(f'{permission}:{decision.remember}')}" if plain and decision.remember else ""
-    return f"The user can allow it with{_short(flag)}{' or' if flag else ''} -y."
+    flag = f", or --allow {shlex.quote(f'{permission}:{decision.remember}')}" if plain and decision.remember else ""
+    return f"-y allows it{_short(flag)}."
 
 
 def _is_meant(rule: Rule | None) -> bool:
