@@ -14,8 +14,8 @@ from typing import get_args
 import pytest
 
 from coder.features.scripted import Reply
-from coder.terminal.cli import LEVELS
 from coder.terminal.config import NAMES, ConfigError, Settings, config_folder, data_folder, is_loopback, load, window_of
+from coder.terminal.flags import LEVELS
 from coder.types import Reasoning
 from coder.usage import Price
 from tests.harness import serve

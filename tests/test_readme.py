@@ -66,7 +66,7 @@ def test_every_file_that_the_readme_names_is_there_and_every_file_is_named() -> 
 
 
 def test_the_exit_codes_of_the_readme_are_those_of_the_program() -> None:
-    from coder.terminal.cli import EXIT_CODES, INTERRUPTED, LIMIT, TRANSIENT, USAGE
+    from coder.terminal.flags import EXIT_CODES, INTERRUPTED, LIMIT, TRANSIENT, USAGE
 
     codes = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", README, re.M) for code in row.split(",")}
     assert codes == {*EXIT_CODES.values(), USAGE, LIMIT, TRANSIENT, INTERRUPTED, 143}

@@ -1,116 +1,38 @@
-"""The command line: flags, one-shot runs and their output, exit codes.
+"""The command line: what is to be done, and with what; nothing slow is loaded before it is needed.
 
-In text mode stdout carries the answer and nothing else; progress, questions and errors go to stderr. A terminal gets what the
-sanitiser leaves of the answer (text.py); a pipe or a file gets the answer as it is, since a program reads it. What it leaves
-out: the session at the prompt (repl.py).
+What it leaves out: the flags (flags.py), making a session (making.py), one task (one_shot.py), the session at the prompt (repl.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import io
 import itertools
-import json
 import os
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from coder import __version__
 from coder.address import is_loopback
 from coder.terminal.config import ConfigError, Settings, config_folder, data_folder, load
+from coder.terminal.flags import INTERRUPTED, USAGE, parser
 from coder.terminal.private import clean_path, close_process, forget_key, own_folder
 from coder.text import clean
 
 if TYPE_CHECKING:
-    from coder.features.permissions import Permissions
-    from coder.features.sandbox import Sandbox
     from coder.features.trace import Trace
     from coder.terminal.keyboard import Keyboard
-    from coder.terminal.memory import Memory
     from coder.terminal.repl import Repl
     from coder.terminal.screen import Screen
-    from coder.terminal.session import Session
-    from coder.types import Event
 
 MOST_INPUT = 400_000  # bytes of stdin: about 100,000 tokens, and `yes |` never ends
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
-USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130
-EXIT_CODES = {"stop": 0, "content_filter": 1, "error": 1, "max_steps": LIMIT, "max_time": LIMIT, "doom_loop": LIMIT, "length": LIMIT,
-              "aborted": INTERRUPTED}
 SESSION_VERBS = ("list", "search", "show", "fork", "rm", "-h", "--help")
-LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh")  # types.Reasoning, which is slow to import (a test compares)
-PASSING = {"rate_limit", "server", "network", "incomplete", "empty"}  # errors that may be gone later
-
-
-class Flags(argparse.ArgumentParser):
-    """One whose errors, which hold what was given, are cleaned."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(clean(message))
-
-
-def parser() -> argparse.ArgumentParser:
-    flags = Flags(
-        prog="python -m coder", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="A coding agent for the terminal. Without a PROMPT it opens a session; with one (or with text on stdin)\n"
-                    "it answers and ends. `python -m coder --demo` shows it at work without a key.",
-        epilog="exit codes: 0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C\n"
-               "settings: OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more, see .env.example\n"
-               "also: python -m coder sessions, export ID, trace FILE (a run recorded with --trace), demo --port N")
-    flags.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to do; stdin next to it is context")
-    flags.add_argument("-p", "--print", action="store_true", help="answer and end, also with no PROMPT on a terminal's stdin")
-    flags.add_argument("-i", "--interactive", action="store_true", help="open a session with PROMPT as its first entry")
-    flags.add_argument("-c", "--continue", dest="continue_", action="store_true", help="go on with the newest conversation of this folder")
-    flags.add_argument("-r", "--resume", nargs="?", const="", metavar="ID", help="go on with this conversation; without ID choose one")
-    flags.add_argument("--no-session", action="store_true", help="keep nothing of this conversation on disk")
-    flags.add_argument("--agent", metavar="NAME", default="", help="who works: build (default), plan, or one of your own")
-    flags.add_argument("--plan", dest="agent", action="store_const", const="plan", help="read and plan, change nothing: --agent plan")
-    flags.add_argument("-y", "--yolo", action="store_true",
-                       help="run commands and make edits without asking; what a rule denies stays denied, and a recursive delete outside\n"
-                            "of the folder is asked about")
-    flags.add_argument("--allow", dest="rules", action="append", type=lambda text: ("allow", text), metavar="RULE",
-                       help="KIND or KIND:PATTERN that needs no yes, such as edit or 'bash:git diff *'")
-    flags.add_argument("--deny", dest="rules", action="append", type=lambda text: ("deny", text), metavar="RULE",
-                       help="and what is never done; of all rules the last that fits decides")
-    flags.add_argument("--output-format", choices=["text", "json", "stream-json"], default="text",
-                       help="json: one object at the end; stream-json: one event a line")
-    flags.add_argument("--system-prompt", metavar="TEXT", default="", help="instead of ours")
-    flags.add_argument("--append-system-prompt", metavar="TEXT", default="", help="after ours")
-    flags.add_argument("-C", "--cwd", metavar="DIR", default=".", help="work in this folder")
-    flags.add_argument("--trace", metavar="FILE", type=os.path.abspath,
-                       help="append all that is sent and received, with times, to FILE; `trace FILE` shows it")
-    flags.add_argument("--demo", action="store_true", help="repair a small broken project with a scripted model; no key, no network")
-    flags.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
-    flags.add_argument("-v", "--verbose", action="store_true", help="show reasoning and whole outputs")
-    flags.add_argument("--version", action="version", version=f"coder {__version__}")
-    _add_settings(flags)
-    return flags
-
-
-def _add_settings(flags: argparse.ArgumentParser) -> None:
-    """The flags that go before a setting of the same name, whose values are in `config.NAMES`."""
-    flags.add_argument("-m", "--model", dest="OPENAI_MODEL", metavar="NAME", help="the model's name")
-    flags.add_argument("--base-url", dest="OPENAI_BASE_URL", metavar="URL", help="an OpenAI-compatible server, mostly ending in /v1")
-    flags.add_argument("--max-steps", dest="CODER_MAX_STEPS", type=int, metavar="N", help="model calls of one run (default 100)")
-    flags.add_argument("--max-seconds", dest="CODER_MAX_SECONDS", type=float, metavar="S", help="seconds of one run (default: no limit)")
-    flags.add_argument("--context-window", dest="CODER_CONTEXT_WINDOW", type=int, metavar="TOKENS", help="default by model family")
-    flags.add_argument("--idle-timeout", dest="CODER_IDLE_TIMEOUT", type=float, metavar="S",
-                       help="seconds without data until a stream is given up (default 180, 0: never)")
-    flags.add_argument("--sandbox", dest="CODER_SANDBOX", choices=["auto", "on", "off"],
-                       help="commands write only in this folder: where the kernel can do it (auto), or not at all without it (on)")
-    flags.add_argument("--sandbox-network", dest="CODER_SANDBOX_NETWORK", choices=["on", "off"],
-                       help="off: commands in the sandbox have no TCP (default on)")
-    flags.add_argument("--allow-http", dest="CODER_ALLOW_HTTP", action="store_const", const="on",
-                       help="also for a server on another machine (default: https, or http on this machine)")
-    flags.add_argument("--reasoning", dest="CODER_REASONING", metavar="LEVEL", choices=LEVELS,
-                       help=f"how much the model thinks: {', '.join(LEVELS)} (default off: as the server does by itself)")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -228,10 +150,13 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
         return _repl(settings, prompt, arguments)
     if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
         sys.stderr.write(f"{clean(settings.model)} at {settings.host}\n")  # config.py lets no other characters into an address
-    session = _made(settings, arguments, can_ask=arguments.can_ask)
-    memory = _remembered(session, arguments)
+    from coder.terminal.making import memory_of, session_of
+    from coder.terminal.one_shot import one_shot as run
+
+    session = session_of(settings, arguments, can_ask=arguments.can_ask)
+    memory = memory_of(session, arguments)
     try:
-        code = _one_shot(session, prompt, arguments)
+        code = run(session, prompt, arguments)
         memory.settle()
         return code or int(bool(memory.problem))
     finally:
@@ -247,79 +172,6 @@ def _trace(path: str) -> Trace:
         raise ConfigError(f"--trace {path}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"--trace {path}: {error}") from None
-
-
-def _made(settings: Settings, arguments: argparse.Namespace, can_ask: bool) -> Session:
-    from coder.features.agents import choices, load_agents
-    from coder.features.command_hooks import HooksError, command_hooks
-    from coder.features.plugins import load_plugins
-    from coder.features.redact import redact_logs
-    from coder.features.rules import RulesError
-    from coder.terminal.kit import PATCHING, TOOLS
-    from coder.terminal.session import Session
-
-    agents, notices = load_agents(config_folder() / "agents")
-    name = arguments.agent or "build"
-    if name not in (known := [each.name for each in choices(agents, "primary", "all")]):
-        raise ConfigError(f"there is no agent {name!r}; there are {', '.join(known)}")
-    try:
-        permissions, told = _permissions(arguments, can_ask)
-        hooks = command_hooks(config_folder() / "hooks.json")
-    except (HooksError, RulesError) as error:
-        raise ConfigError(str(error)) from None
-    plugins = load_plugins(config_folder() / "plugins", {each.name for each in (*TOOLS, *PATCHING)} | {"task"})
-    sandbox = _sandbox(settings)
-    session = Session(settings, Path.cwd(), permissions, agents=agents, agent=name, system=arguments.system_prompt,
-                      extra=arguments.append_system_prompt, hooks=hooks, plugins=plugins, sandbox=sandbox, trace=arguments.trace)
-    session.notices += [*notices, *told, *(sandbox.notices if sandbox else [])]
-    redact_logs(session.redactor)
-    return session
-
-
-def _sandbox(settings: Settings) -> Sandbox | None:
-    """Raises ConfigError where there has to be one and cannot."""
-    from coder.features.sandbox import Sandbox, SandboxError
-
-    if settings.sandbox == "off":
-        return None
-    try:
-        return Sandbox(Path.cwd(), required=settings.sandbox == "on", network=settings.network, config=config_folder(), data=data_folder())
-    except SandboxError as error:
-        raise ConfigError(f"--sandbox on: {error}") from None
-
-
-def _permissions(arguments: argparse.Namespace, can_ask: bool) -> tuple[Permissions, list[str]]:
-    """Those of the user's file, the flags and the folder, and what a person should know of them. Raises RulesError."""
-    from coder.features.permissions import Permissions
-    from coder.features.rules import dead, load_rules, rule_of, tightening
-
-    rules = load_rules(config_folder() / "permissions.json")
-    flags = [rule_of(text, action) for action, text in arguments.rules or []]
-    workspace, told = tightening(Path.cwd())
-    return Permissions(rules, flags=flags, workspace=workspace, private=[config_folder(), data_folder()], can_ask=can_ask,
-                       yolo=arguments.yolo), dead([*rules, *flags]) + told
-
-
-def _remembered(session: Session, arguments: argparse.Namespace, titles: bool = False) -> Memory:
-    """The session's memory: a new conversation, or the one that -c or -r names. Raises ConfigError."""
-    from coder.features.database import MEMORY
-    from coder.features.store import StoreError, open_store
-    from coder.terminal.memory import Memory
-
-    store, notice = open_store(MEMORY if arguments.no_session else data_folder() / "sessions.db")
-    session.notices += [notice] if notice else []
-    memory = Memory(session, store, data_folder(), titles=titles)
-    try:
-        if arguments.resume:
-            memory.resume(arguments.resume)
-        elif arguments.continue_ and (newest := memory.latest()):
-            memory.resume(newest.id)
-        elif arguments.continue_:
-            raise ConfigError("there is no conversation of this folder to continue")
-    except (StoreError, ConfigError) as error:
-        memory.close()
-        raise ConfigError(str(error)) from None
-    return memory
 
 
 def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
@@ -358,10 +210,11 @@ def _loaded(settings: Settings, arguments: argparse.Namespace, screen: Screen, k
     from coder.terminal.interrupts import held
 
     with held():
+        from coder.terminal.making import memory_of, session_of
         from coder.terminal.repl import Repl
 
-        session = _made(settings, arguments, can_ask=True)
-        repl = Repl(session, _remembered(session, arguments, titles=settings.titles), screen, keyboard, verbose=arguments.verbose)
+        session = session_of(settings, arguments, can_ask=True)
+        repl = Repl(session, memory_of(session, arguments, titles=settings.titles), screen, keyboard, verbose=arguments.verbose)
     if arguments.resume == "":
         repl.commands.run("resume", "")
     elif arguments.resume or arguments.continue_:
@@ -373,83 +226,16 @@ def _loaded(settings: Settings, arguments: argparse.Namespace, screen: Screen, k
 def _load_behind() -> None:
     """Import what the first run needs, while the person reads and types."""
     def load() -> None:
-        import openai  # noqa: F401, I001 (the slowest first)
+        from coder import endpoint
+
+        endpoint.load()  # the slowest first
         import rich.console  # noqa: F401
+
         import coder.terminal.repl  # noqa: F401
 
     behind = threading.Timer(AFTER_PROMPT, load)
     behind.daemon = True
     behind.start()
-
-
-def _one_shot(session: Session, prompt: str, arguments: argparse.Namespace) -> int:
-    with _shown(arguments, session.stalls) as show:
-        result = session.run(prompt, show)
-    if arguments.output_format == "json":
-        end = {"stop_reason": result.stop_reason, "text": result.text, "usage": dataclasses.asdict(result.usage), "steps": result.steps,
-               "error": result.error and result.error.to_dict(), "session_id": session.tools.session_id, "messages": result.messages}
-        _print(_json(end))
-    elif arguments.output_format == "text" and not sys.stdout.isatty() and result.stop_reason not in ("error", "aborted"):
-        _print(result.text)
-    if result.error and arguments.quiet and arguments.output_format == "text":
-        from coder.terminal.render import error_text
-
-        sys.stderr.write(error_text(result.text, result.error) + "\n")  # quiet is without progress, not without errors
-    if result.error and result.error.kind in PASSING:
-        return TRANSIENT
-    return EXIT_CODES[result.stop_reason]
-
-
-@contextlib.contextmanager
-def _shown(arguments: argparse.Namespace, limits: tuple[float, float]) -> Iterator[Callable[[Any], None]]:
-    """What is done with the events of a one-shot run. `limits`: seconds to the first byte and between two."""
-    if arguments.output_format == "stream-json":
-        yield lambda event: _print(_json(event.to_dict()))
-        return
-    from coder.terminal.asking import Asker
-    from coder.terminal.keyboard import Keyboard
-    from coder.terminal.render import Renderer
-    from coder.terminal.screen import Screen
-    from coder.types import MessageEnd
-
-    to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
-    null = open(os.devnull, "w") if arguments.quiet else None  # noqa: SIM115 (closed below)
-    screen = Screen(null or sys.stderr, sys.stdout)
-    render = Renderer(screen, show_text=to_terminal, verbose=arguments.verbose, limits=limits)
-    asker = Asker(screen, render, Keyboard(data_folder() / "history", waiting=lambda: None)) if arguments.can_ask else None
-
-    def show(event: Event) -> None:
-        """What the model says before it is done is progress; only the last of it is the answer."""
-        if not to_terminal and isinstance(event, MessageEnd) and event.message.get("tool_calls") and event.message["content"]:
-            screen.line(clean(event.message["content"]))
-        render(event)
-        if asker:
-            asker(event)
-
-    try:
-        yield show
-    finally:
-        screen.status("")
-        screen.finish_line()
-        if null:
-            null.close()
-
-
-def _json(value: Any) -> str:
-    """In a line; on a terminal with nothing in it but printable ASCII."""
-    text = json.dumps(value, ensure_ascii=sys.stdout.isatty(), default=repr)
-    return text.replace("\x7f", "\\u007f") if sys.stdout.isatty() else text
-
-
-def _print(text: str) -> None:
-    """A line on stdout. Raises BrokenPipeError, having said why where it is not the reader who left."""
-    try:
-        sys.stdout.write(text.encode("utf-8", "replace").decode() + "\n")
-        sys.stdout.flush()
-    except OSError as error:
-        if not isinstance(error, BrokenPipeError):
-            sys.stderr.write(f"coder: the output cannot be written: {error.strerror}\n")
-        raise BrokenPipeError from None
 
 
 def _demo(arguments: argparse.Namespace) -> int:
