@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import stat
@@ -27,7 +28,9 @@ from coder.abort import Abort
 from coder.tools import ToolContext, Toolset, tool
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
+from coder.tools.workspace import diff
 from coder.types import Aborted, DeniedError, Event, Notice, ToolCall, ToolError, ToolResult, ToolUpdate
+from tests.terminal import promptly
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -1080,3 +1083,23 @@ def test_ls_escapes_names_that_would_not_stay_in_their_line(ws: Workspace) -> No
     for name in (b"a\nb", b"c\x1b[2J", b"d\xff", "é \u202e".encode()):
         os.close(os.open(os.path.join(os.fsencode(ws.folder), name), os.O_CREAT))
     assert ws("ls").split("\n") == ["a\\nb", "c\\x1b[2J", "d\\udcff", "é \\u202e"]
+
+
+NUMBERS = [str(number) for number in range(30_000)]
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    (["a"] * 30_000, ["b"] * 30_000), (list("xyz") * 9_000, ["new", *list("xyz") * 9_000]),
+    (list("xyz") * 9_000, [*list("xyz") * 8_000, "end"]), ([], ["n"] * 25_000), (["o"] * 25_000, []), (["s"] * 25_000, ["s"] * 24_000),
+    (NUMBERS, [str(number // 2) for number in range(30_000)])])
+def test_a_diff_of_many_lines_is_one_hunk_that_holds_and_takes_no_time(old: list[str], new: list[str]) -> None:
+    with promptly(5):
+        text = diff("\n".join(old), "\n".join(new), "f")
+    first, second, head, *lines = text.split("\n")
+    found = re.fullmatch(r"@@ -(\d+),(\d+) \+(\d+),(\d+) @@", head)
+    assert (first, second) == ("--- a/f", "+++ b/f") and found
+    at, count, to, more = map(int, found.groups())
+    assert [line[1:] for line in lines if line[0] in " -"] == old[at - 1:at - 1 + count]
+    assert [line[1:] for line in lines if line[0] in " +"] == new[to - 1:to - 1 + more]
+    assert old[:at - 1] == new[:to - 1] and old[at - 1 + count:] == new[to - 1 + more:]
+    assert diff("\n".join(old), "\n".join(old), "f") == ""

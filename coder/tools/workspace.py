@@ -17,9 +17,10 @@ import re
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from coder.types import ToolError
 
 MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
 CHUNK = 1 << 20
+MATCHED = 20_000  # lines of both texts together that a diff is looked for in: difflib takes seconds for more
+AROUND = 3  # lines that a diff shows around a change
 KERNEL = ("/proc/", "/sys/", "/dev/")  # process and device files look regular and are not
 MEMORY = "/dev/shm/"  # these are files
 ESCAPE = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U00(?:0[0-9a-f]|10)[0-9a-f]{4}|[nrt])")  # what `escaped` writes
@@ -211,9 +214,29 @@ def load(ctx: ToolContext, target: Path) -> Text:
 
 def diff(old: str, new: str, name: str) -> str:
     """A unified diff of a change, with three lines around it; in words where no line differs but its ending."""
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), f"a/{name}", f"b/{name}", lineterm="")
+    before, after = old.splitlines(), new.splitlines()
+    if len(before) + len(after) > MATCHED:
+        lines = _one_hunk(before, after, name)
+    else:
+        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="")
     text = "\n".join(lines).encode("utf-8", "replace").decode()
     return text or ("(only line endings, or the newline at the end, differ)" if old != new else "")
+
+
+def _one_hunk(before: Sequence[str], after: Sequence[str], name: str) -> Iterator[str]:
+    """A diff from the first line that differs to the last, without looking for what is the same in between."""
+    start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after)))
+    end = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(reversed(before[start:]), reversed(after[start:]))))
+    if start == len(before) == len(after):
+        return
+    above, below = min(start, AROUND), min(end, AROUND)
+    old, new = before[start:len(before) - end], after[start:len(after) - end]
+    yield from (f"--- a/{name}", f"+++ b/{name}")
+    yield f"@@ -{start - above + 1},{above + len(old) + below} +{start - above + 1},{above + len(new) + below} @@"
+    yield from (f" {line}" for line in before[start - above:start])
+    yield from (f"-{line}" for line in old)
+    yield from (f"+{line}" for line in new)
+    yield from (f" {line}" for line in before[len(before) - end:len(before) - end + below])
 
 
 # ---- writing ---------------------------------------------------------------------------------------------
