@@ -21,6 +21,7 @@ from coder import __version__
 from coder.address import is_loopback
 from coder.terminal.config import ConfigError, Settings, config_folder, data_folder, load
 from coder.terminal.flags import INTERRUPTED, USAGE, parser
+from coder.terminal.lazy import make_lazy
 from coder.terminal.private import clean_path, close_process, forget_key, own_folder
 from coder.text import clean
 
@@ -82,6 +83,7 @@ def _guarded(arguments: argparse.Namespace) -> int:
     from coder.terminal.interrupts import in_order
 
     close_process()
+    make_lazy()
     clean_path()
     with in_order():
         try:
