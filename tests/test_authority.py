@@ -154,6 +154,53 @@ def test_in_a_session_agents_are_switched_and_rules_are_shown(tmp_path: Path) ->
         assert "planning with" in session.say("/plan think about it")
 
 
+def test_a_yes_is_for_this_conversation_and_this_agent(tmp_path: Path) -> None:
+    question = "or why not: "
+    with (
+        ScriptedServer(lambda body: Reply("Done.") if body["messages"][-1]["role"] == "tool" else TOUCH) as server,
+        Terminal(tmp_path, server) as session,
+    ):
+
+        def asked(text: str, answer: str) -> None:
+            session.enter(text)
+            session.expect(question)
+            session.settled()
+            session.say(answer)
+
+        asked("one", "a")
+        assert "Done." in session.say("two"), "not asked again"
+        session.say("/new")
+        asked("three", "a")
+        session.say("/plan")
+        asked("four", "n")
+        session.say("/plan")
+        asked("five", "n")
+
+
+def test_a_conversation_goes_on_with_the_agent_it_was_left_with(tmp_path: Path) -> None:
+    with serve(Reply("Hello.")) as server:
+        with OneShot(tmp_path, server, "--plan", "one") as run:
+            assert run.end() == 0
+        with OneShot(tmp_path, server, "-c", "two") as run:
+            assert run.end() == 0 and "plan goes on, as before" in run.err
+        with OneShot(tmp_path, server, "-c", "--agent", "build", "three") as run:
+            assert run.end() == 0
+    planning = ["You are planning" in body["messages"][0]["content"] for body in server.requests]
+    assert planning == [True, True, False]
+
+
+def test_the_persons_model_comes_back_behind_an_agents_own(tmp_path: Path) -> None:
+    with serve(Reply("Hello.")) as server:
+        config(prepared(tmp_path, server), "agents/plan.md", "---\nmodel: big\n---\n")
+        with Terminal(tmp_path, server) as session:
+            session.say("/model mine")
+            session.say("/plan")
+            session.say("one")
+            session.say("/plan")
+            session.say("two")
+    assert [body["model"] for body in server.requests] == ["big", "mine"]
+
+
 # ---- sub-agents ------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coder.features.hooks import HookChain
 from coder.features.permissions import Decision, Permissions
-from coder.features.rules import Rule, RulesError, dead, denies_all, evaluate, fits, load_rules, rule_of, rules_of, tightening
+from coder.features.rules import Rule, RulesError, dead, denies_all, evaluate, fits, load_rules, rule_of, rules_of, tightening, unknown
 from coder.features.scripted import Reply
 from coder.tools import Toolset, tool
 from coder.tools.bash import bash
@@ -68,10 +68,10 @@ def test_no_pattern_takes_long() -> None:
 
 def test_the_last_rule_that_fits_counts() -> None:
     rules = rules_of({"*": "ask", "bash": {"git *": "allow", "git push *": "deny"}, "edit": "allow"})
-    found = {text: evaluate("bash", text, rules) for text in ("git log", "git push", "ls")}
+    found = {text: evaluate(("bash",), (text,), rules) for text in ("git log", "git push", "ls")}
     assert {text: rule and rule.action for text, rule in found.items()} == {"git log": "allow", "git push": "deny", "ls": "ask"}
-    assert evaluate("edit", "x", rules) == Rule("edit", "*", "allow")
-    assert evaluate("edit", "x", rules_of({"bash": "deny"})) is None
+    assert evaluate(("edit",), ("x",), rules) == Rule("edit", "*", "allow")
+    assert evaluate(("edit",), ("x",), rules_of({"bash": "deny"})) is None
 
 
 def test_a_rule_that_can_never_count_is_found() -> None:
@@ -94,7 +94,7 @@ def test_a_rule_that_can_never_count_is_found() -> None:
     ],
 )
 def test_what_is_denied_outright(rules: Any, all_denied: bool) -> None:
-    assert denies_all("bash", rules_of(rules)) is all_denied
+    assert denies_all(("bash",), rules_of(rules)) is all_denied
 
 
 def test_rules_of_flags_are_a_kind_or_a_kind_and_a_pattern() -> None:
@@ -340,7 +340,8 @@ def test_what_gives_orders_is_asked_about_even_where_edits_are_allowed(path: str
     decision = permissions.decide("edit", path, Path("/"))
     assert (decision.action, decision.remember) == ("ask", "") and decision.why
     assert Permissions(flags=[rule_of(f"edit:{path}", "allow")]).decide("edit", path, Path("/")).action == "allow"
-    assert Permissions(yolo=True).decide("edit", path, Path("/")).action == "allow"
+    firm = ".git/" in path.lower() or ".coder" in path
+    assert Permissions(yolo=True).decide("edit", path, Path("/")).action == ("ask" if firm else "allow")
 
 
 def test_names_that_only_look_like_them_are_free() -> None:
@@ -612,4 +613,151 @@ def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
         assert said[0].splitlines()[0] == "open:1:needle" and "needle" not in said[0].partition("\n")[2] and "secret" in said[0]
         assert said[1].startswith("Denied") and said[2].startswith("Denied")
     events, _ = played(ws, Permissions(rules_of({"read": "allow"}), yolo=True), *calls)
-    assert [text.count("needle") for text in results(events)] == [3, 1, 1]
+    assert [text.count("needle") for text in results(events)] == [2, 1, 1], "-y answers for a file that is named, not for a search"
+
+
+# ---- what a stranger found -------------------------------------------------------------------------------
+
+
+def test_going_up_after_a_link_is_not_followed(ws: Path) -> None:
+    """Bash goes up by the letters of its folder, the kernel by the links (cd l/../.. read any file)."""
+    (ws / "a" / "b" / "c").mkdir(parents=True)
+    (ws / "l").symlink_to("a/b/c")
+    for command in ("cd l/../.. && cat other/notes", "cd l && cd .. && cat ../x", "cd sub/.. && cat f", "cd .. && ls"):
+        assert decide(command, ws) == "ask", command
+
+
+def test_many_cds_are_decided_at_once(ws: Path) -> None:
+    started = time.monotonic()
+    assert decide("cd sub && " * 200 + "ls", ws) == "ask"
+    assert time.monotonic() - started < 5
+
+
+def test_a_path_behind_a_command_that_may_have_changed_it_is_not_trusted(ws: Path) -> None:
+    rules = {"bash": {"ln *": "allow", "make": "allow"}}
+    assert decide("ln -s / r && cat r/etc/passwd", ws, rules) == "ask"
+    assert decide("make | tail -n 5", ws, rules) == "allow", "a pipe has no path"
+    assert decide("make && cat f", ws, rules) == "ask"
+    for command in ("ln -s ../victim v && rm -rf v/data", "ln -sfn /home a; rm -rf a/b", "sudo ln -s / a && rm -r a/b"):
+        assert decide(command, ws, yolo=True) == "ask", command
+    assert decide("make && rm -rf sub", ws, yolo=True) == "allow"
+
+
+def test_looking_through_a_command_needs_what_reading_needs(ws: Path) -> None:
+    (ws / "secrets").mkdir()
+    for rules in ({"read": {"secrets/*": "deny"}}, {"read": "ask"}):
+        assert decide("cat secrets/x", ws, rules) == "ask"
+    assert Permissions(workspace=[Rule("read", "secrets/*", "deny")]).decide("bash", "cat secrets/x", ws).action == "ask"
+    assert Permissions(agent=[Rule("read", "secrets/*", "deny")]).decide("bash", "head secrets/x", ws).action == "ask"
+
+
+def test_a_program_of_the_workspace_is_not_the_systems(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bin_folder = ws / ".venv" / "bin"
+    bin_folder.mkdir(parents=True)
+    (bin_folder / "cat").write_text("#!/bin/sh\ntouch PWN\n")
+    (bin_folder / "cat").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_folder}{os.pathsep}{os.environ['PATH']}")
+    assert decide("cat f", ws) == "ask" and decide("head f", ws) == "allow" and decide("echo f", ws) == "allow"
+
+
+def test_a_rule_for_unconfined_is_as_strict_as_one_for_bash(ws: Path) -> None:
+    def outside(command: str, **options: Any) -> Decision:
+        return Permissions(**options).decide("unconfined", command, ws)
+
+    flags = [rule_of("unconfined:make *", "allow")]
+    found = {
+        each: outside(each, flags=flags, yolo=True).action
+        for each in ("make x", "make x; touch y", "make $(rm -rf ../victim)", "make > ../x", "make && rm -rf ../victim")
+    }
+    assert found == dict.fromkeys(found, "ask") | {"make x": "allow"}
+    assert outside("make x", flags=flags, workspace=[Rule("unconfined", "*", "deny")]).action == "deny"
+    assert outside("make x", flags=flags, agent=[Rule("unconfined", "*", "deny")]).action == "deny"
+    assert outside("rm -rf /home/u", flags=flags).remember == "" and outside("ls").remember == "ls"
+    permissions = Permissions()
+    permissions.memory.add("unconfined", "make *", own=True)
+    assert permissions.decide("unconfined", "make x", ws).action == "allow"
+    assert permissions.decide("bash", "make x", ws).action == "ask"
+
+
+def test_a_question_of_an_agents_does_not_soften_a_deny(ws: Path) -> None:
+    plan = [Rule("*", "*", "ask")]
+    assert Permissions(rules_of({"bash": {"git push *": "deny"}}), agent=plan).decide("bash", "git push x", ws).action == "deny"
+    assert Permissions(rules_of({"bash": "allow"}), agent=plan).decide("bash", "make", ws) == Decision("ask", "make", firm=True)
+    assert Permissions(agent=plan, flags=[rule_of("bash:make", "allow")]).decide("bash", "make", ws).action == "allow"
+    assert Permissions(agent=plan, workspace=[Rule("bash", "ls", "ask")]).decide("bash", "ls", ws).action == "ask"
+
+
+def test_a_path_is_meant_by_each_of_its_names(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(ws.parent))
+    permissions = Permissions(rules_of({"read": {"~/ws/sub/*": "deny"}, "edit": {"sub/*": "allow", f"{ws}/sub/g": "deny"}}))
+    assert [permissions.decide("read", each, ws).action for each in ("sub/g", "f", str(ws / "sub/g"))] == ["deny", "allow", "deny"]
+    assert [permissions.decide("edit", each, ws).action for each in ("sub/x", "sub/g", str(ws / "sub/x"))] == ["allow", "deny", "allow"]
+
+
+def test_a_yes_for_a_folder_is_for_the_folder_and_what_is_in_it(ws: Path) -> None:
+    permissions = Permissions()
+    for asked, pattern, others in (
+        (str(ws.parent), f"{ws.parent}/*", [str(ws.parent), str(ws.parent / "x")]),
+        ("/nothing-here", "/*", ["/", "/x"]),
+    ):
+        remember = permissions.decide("external_directory", asked, ws).remember
+        assert remember == pattern
+        permissions.memory.add("external_directory", remember, own=False)
+        assert all(permissions.decide("external_directory", each, ws).action == "allow" for each in others)
+
+
+def test_programs_that_start_others_are_looked_through_for_denies_and_deletes(ws: Path) -> None:
+    rules = {"*": "allow", "bash": {"*": "allow", "touch *": "deny"}}
+    for command in (
+        "flock l touch x",
+        "taskset 1 touch x",
+        "su root -c 'touch x'",
+        "script -qc 'touch x' /dev/null",
+        "setpriv --reuid 1 touch x",
+        "unshare sudo touch x",
+        "chroot / sh -c 'touch x'",
+        "nsenter -t 1 touch x",
+    ):
+        assert decide(command, ws, rules) == "deny", command
+    for command in ("flock l rm -rf /home/u", "unshare rm -r ..", "su -c 'rm -rf /home'"):
+        assert decide(command, ws, yolo=True) == "ask", command
+
+
+def test_rules_by_the_names_of_tools_count_and_unknown_ones_are_told(ws: Path) -> None:
+    rules = rules_of({"edit": "allow", "write": {"*.lock": "deny"}, "grep": "ask", "ls": {"sub": "deny"}})
+    calls = [
+        ("write", {"path": "a.lock", "content": ""}),
+        ("write", {"path": "a", "content": ""}),
+        ("grep", {"pattern": "x"}),
+        ("ls", {"path": "sub"}),
+        ("ls", {}),
+    ]
+    events, asked = played(ws, Permissions(rules, can_ask=True), *calls)
+    assert [text.startswith("Denied") for text in results(events)] == [True, False, True, True, False] and [
+        each.permission for each in asked
+    ] == ["grep"]
+    assert unknown(rules_of({"Bash": "deny", "edits": "deny", "bash": "ask", "*": "ask"}), ["bash", "edit"]) == [
+        f"The rule `deny {name}: *` (given) never counts: there is no kind and no tool {name!r}." for name in ("Bash", "edits")
+    ]
+
+
+def test_a_rule_is_not_called_dead_where_it_counts() -> None:
+    assert dead(rules_of({"bash": {"git *": "allow", "git ??": "deny"}})) == []
+    assert dead(rules_of({"bash": {"git a*": "allow", "git *": "deny"}})) != []
+
+
+def test_a_name_that_stands_twice_in_a_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "permissions.json"
+    path.write_text('{"bash": {"rm *": "deny"}, "bash": {"ls": "allow"}}')
+    with pytest.raises(RulesError, match="bash stands there twice"):
+        load_rules(path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(RulesError):
+        load_rules(path)
+
+
+def test_long_lines_with_many_denies_are_decided_soon(ws: Path) -> None:
+    rules = {"bash": {"*": "allow"} | {f"deny{number} *": "deny" for number in range(50)}}
+    started = time.monotonic()
+    assert decide(" && ".join(f"a{number} /x" for number in range(20_000)), ws, rules) == "ask"
+    assert time.monotonic() - started < 20

@@ -135,9 +135,15 @@ WRAPPERS = {
     "watch": Wrapper("n", ("interval",)),
     "xargs": Wrapper("adEILnPs", ("arg-file", "delimiter", "max-args", "max-procs", "max-chars", "process-slot-var")),
 }
-SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash"))
+SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "rbash", "fish"))
 SHELL = Wrapper("oO", ("rcfile", "init-file"))
-NESTING = frozenset((*WRAPPERS, *SHELLS, "find"))
+# Others that run what stands somewhere behind them: each later word is tried as the beginning of a command, or as its text.
+LAUNCHERS = frozenset((
+    "chroot", "choom", "chrt", "dbus-run-session", "fakeroot", "fd", "flock", "gtimeout", "linux32", "linux64", "ltrace", "npx", "nsenter",
+    "numactl", "parallel", "perf", "pkexec", "prlimit", "proxychains", "runuser", "script", "setarch", "setpriv", "strace", "su",
+    "systemd-run", "taskset", "unbuffer", "unshare", "uvx"))
+MOST_TRIED = 64  # words behind a launcher
+NESTING = frozenset((*WRAPPERS, *SHELLS, *LAUNCHERS, "find"))
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*+=")
 SPLIT_STRING = re.compile(r"(?:-[0iv]*+S|--s[a-z-]*+=)(?=.)", re.S)  # env -S'touch x'
 EXECUTING = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
@@ -224,6 +230,10 @@ def _found(argv: Argv, searched: tuple[str, ...] = (), depth: int = 0) -> Iterat
         folders = _searched(leaf)
         for inner in _executed(leaf):
             yield from _found(inner, folders, depth + 1)
+    if _base(leaf[0]) in LAUNCHERS:
+        names = (*names, _base(leaf[0]))
+        for at in range(1, min(len(leaf), MOST_TRIED)):
+            yield Found(leaf[at:], names, searched)
     for text in _inner_texts(argv, leaf, names):
         plain = parse(text)
         for inner in _loose(text) if plain is None else plain:
@@ -233,6 +243,8 @@ def _found(argv: Argv, searched: tuple[str, ...] = (), depth: int = 0) -> Iterat
 
 def _inner_texts(argv: Argv, leaf: Argv, names: tuple[str, ...]) -> Iterator[str]:
     """The command lines in the words of a wrapper."""
+    if _base(leaf[0]) in LAUNCHERS:
+        yield from (word for word in leaf[1:MOST_TRIED] if " " in word)
     if (names and not PROGRAM.fullmatch(leaf[0])) or ("eval" in names and not all(map(SIMPLE.fullmatch, leaf))):
         yield " ".join(leaf)
     if "env" in names or _base(leaf[0]) == "env":

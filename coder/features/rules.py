@@ -3,8 +3,9 @@
     {"edit": "allow", "bash": {"*": "ask", "git diff *": "allow"}, "read": {"secrets/*": "deny"}}
 
 A kind is what a tool asks leave for (`read`, `edit`, `bash`, `task`, `external_directory`, `doom_loop`, `unconfined`) or a tool's
-name. In a pattern `*` is any run of characters, also of slashes and none, and `?` is one; all of the text has to fit. A pattern
-that ends in a blank and a star holds without arguments as well: `git diff *` is also `git diff`. `~/` is the user's home.
+name. A path is tried relative to the workspace and absolute. In a pattern `*` is any run of characters, also of slashes and
+none, and `?` is one; all of the text has to fit. A pattern that ends in a blank and a star holds without arguments as well:
+`git diff *` is also `git diff`. `~/` is the user's home.
 
 What it leaves out: what is decided with them (permissions.py).
 """
@@ -15,7 +16,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -61,21 +62,28 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(f"(?:{whole})|(?:{_expression(bare)})" if bare != pattern else whole, re.S)
 
 
-def _expression(pattern: str) -> str:
-    first, *middle = ("".join("." if each == "?" else re.escape(each) for each in piece) for piece in pattern.split("*"))
+@cache
+def any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """What fits one of several patterns."""
+    return re.compile("|".join(f"(?:{_compiled(pattern).pattern})" for pattern in patterns) or r"(?!)", re.S)
+
+
+def _expression(pattern: str, one: str = ".") -> str:
+    first, *middle = ("".join(one if each == "?" else re.escape(each) for each in piece) for piece in pattern.split("*"))
     last = f".*{middle.pop()}" if middle else ""
     return first + "".join(f"(?>.*?{piece})" for piece in middle if piece) + last
 
 
-def evaluate(permission: str, text: str, rules: Sequence[Rule]) -> Rule | None:
-    """The last rule that fits; None where none does."""
-    return next((rule for rule in reversed(rules) if fits(rule.permission, permission) and fits(rule.pattern, text)), None)
+def evaluate(kinds: Collection[str], texts: Collection[str], rules: Sequence[Rule]) -> Rule | None:
+    """The last rule that fits one of the kinds and one of the texts, which are names for the same; None where none does."""
+    return next((rule for rule in reversed(rules) if any(fits(rule.permission, kind) for kind in kinds)
+                 and any(fits(rule.pattern, text) for text in texts)), None)
 
 
-def denies_all(permission: str, rules: Sequence[Rule]) -> bool:
-    """Is everything of this kind denied, whatever the pattern?"""
+def denies_all(kinds: Collection[str], rules: Sequence[Rule]) -> bool:
+    """Is everything of these kinds denied, whatever the pattern?"""
     for rule in reversed(rules):
-        if fits(rule.permission, permission):
+        if any(fits(rule.permission, kind) for kind in kinds):
             if rule.action != "deny":
                 return False
             if not rule.pattern.strip("*"):
@@ -95,9 +103,17 @@ def dead(rules: Sequence[Rule]) -> list[str]:
     return found
 
 
+def unknown(rules: Sequence[Rule], names: Collection[str]) -> list[str]:
+    """Sentences about rules whose kind is none of these names."""
+    return [f"The rule `{rule}` ({rule.source or 'given'}) never counts: there is no kind and no tool {rule.permission!r}."
+            for rule in rules if not any(fits(rule.permission, name) for name in names)]
+
+
 def _covers(wide: str, narrow: str) -> bool:
     """Does a pattern fit all that another one fits? A star of the other's is only covered by a star."""
-    return (wide.strip("*") == "" and bool(wide)) or fits(wide, narrow.replace("*", "\0\0").replace("?", "\0"))
+    if not narrow.strip("*"):
+        return bool(wide) and not wide.strip("*")
+    return bool(re.compile(_expression(wide, one="[^\ue000]"), re.S).fullmatch(narrow.replace("*", "\ue000")))
 
 
 # ---- reading rules ---------------------------------------------------------------------------------------
@@ -126,7 +142,7 @@ def rules_of(data: Any, source: str = "") -> list[Rule]:
 
 
 def _at_home(pattern: str) -> str:
-    return os.path.expanduser(pattern) if pattern.startswith("~/") else pattern
+    return os.path.realpath(os.path.expanduser("~")) + pattern[1:] if pattern.startswith("~/") else pattern
 
 
 def load_rules(path: Path) -> list[Rule]:
@@ -135,9 +151,19 @@ def load_rules(path: Path) -> list[Rule]:
         return []
     try:
         check_trusted(path)
-        return rules_of(json.loads(path.read_text("utf-8")), path.name)
-    except (OSError, ValueError, RulesError) as error:
+        return rules_of(_parsed(path.read_text("utf-8")), path.name)
+    except (OSError, ValueError, RulesError, RecursionError) as error:
         raise RulesError(f"{path}: {error}") from None
+
+
+def _parsed(text: str) -> Any:
+    """JSON in which no name stands twice: of two, the first would be lost without a word. Raises ValueError."""
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"{', '.join(sorted(twice))} stands there twice")
+        return dict(pairs)
+    return json.loads(text, object_pairs_hook=once)
 
 
 def tightening(folder: Path) -> tuple[list[Rule], list[str]]:
@@ -151,7 +177,7 @@ def tightening(folder: Path) -> tuple[list[Rule], list[str]]:
     if text is None:
         return [], []
     try:
-        rules = rules_of(json.loads(text), name)
+        rules = rules_of(_parsed(text), name)
     except (ValueError, RulesError, RecursionError) as error:
         return [], [f"{name} is left out: {error}"]
     kept = [rule for rule in rules if rule.action != "allow"]

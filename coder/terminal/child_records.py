@@ -44,8 +44,8 @@ class ChildRecords:
         try:
             self.store.get(child_id)
         except StoreError:
-            self.store.create(str(self.session.cwd), agent=agent, model=self.session.model.name, parent=self.session.session_id,
-                              session_id=child_id)
+            model = self.session.agents[agent].model or self.session.model.name
+            self.store.create(str(self.session.cwd), agent=agent, model=model, parent=self.session.session_id, session_id=child_id)
 
     def _end(self, child_id: str) -> None:
         recorder = self.open.pop(child_id)

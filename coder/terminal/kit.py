@@ -5,14 +5,16 @@ What it leaves out: what an agent is (features/agents.py), its run (session.py, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coder.features.agents import AgentSpec
 from coder.features.compaction import Compaction
 from coder.features.folder_instructions import FolderInstructions
-from coder.features.hooks import HookChain
+from coder.features.hooks import NAMES, HookChain, has
 from coder.features.instructions import Instruction
 from coder.features.parallel import ParallelTools
 from coder.features.prompt import system_prompt
@@ -26,13 +28,14 @@ from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
 from coder.tools.search import glob, grep
-from coder.types import Hooks, Request
+from coder.types import Event, Hooks, Request
 
 if TYPE_CHECKING:
     from coder.terminal.session import Session
 
 TOOLS = (read, write, edit, bash, grep, glob, ls, todo)
 PATCHING = (read, apply_patch, bash, grep, glob, ls, todo)  # the GPT-5 family is trained on apply_patch
+AROUND = ("before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call")
 NO_TASK = Rule("task", "*", "deny", "sub-agents call none")
 
 
@@ -53,8 +56,9 @@ def equip(session: Session, spec: AgentSpec, session_id: str) -> Equipment:
     offered = permissions.offered(session.built_in(model.name))
     folder_files = FolderInstructions(session.cwd, session.files)
     compaction = Compaction(model, notes=folder_files.notes, prompt=session.agents["compaction"].prompt)
-    chain = HookChain(*filter(None, [permissions, Temperature(spec), *map(Passing, session.users_hooks), session.sandbox, folder_files,
-                                     compaction, Redaction(session.redactor)]))
+    users = [each.in_child() for each in session.users_hooks]
+    chain = HookChain(*filter(None, [permissions, Temperature(spec), *users, session.sandbox, folder_files, compaction,
+                                     Redaction(session.redactor)]))
     if session.trace:
         session.trace.attach(model)
     return Equipment(model, ParallelTools(offered, cwd=session.cwd, session_id=session_id),
@@ -73,12 +77,33 @@ class Temperature(Hooks):
             request.options.setdefault("temperature", self.spec.temperature)
 
 
-class Passing(Hooks):
-    """A hook of the user's in a run of a sub-agent: it is asked about each request and each call, and not told of the run itself,
-    since it belongs to that of the parent."""
+class OneAtATime(Hooks):
+    """A hook of the user's, which is never at work twice at a time: sub-agents run in threads of their own. Its events are
+    passed on between its turns, so that none waits for the other.
 
-    def __init__(self, hook: Hooks) -> None:
-        self.before_llm_call = hook.before_llm_call  # type: ignore[method-assign]
-        self.after_llm_call = hook.after_llm_call  # type: ignore[method-assign]
-        self.before_tool_call = hook.before_tool_call  # type: ignore[method-assign]
-        self.after_tool_call = hook.after_tool_call  # type: ignore[method-assign]
+    Only the places named are passed on: a run of a sub-agent belongs to that of its parent, so there the hook is asked about each
+    request and each call, and not told of the run.
+    """
+
+    def __init__(self, hook: Hooks, turns: threading.RLock, places: Sequence[str] = NAMES) -> None:
+        self.hook, self.turns = hook, turns
+        for place in places:
+            if has(hook, place):
+                setattr(self, place, partial(self._turn, getattr(hook, place)))
+
+    def in_child(self) -> OneAtATime:
+        """The same hook for the run of a sub-agent."""
+        return OneAtATime(self.hook, self.turns, AROUND)
+
+    def _turn(self, work: Callable[..., Any], *args: Any) -> Generator[Event, None, Any]:
+        with self.turns:
+            said = work(*args)
+        if not isinstance(said, Generator):
+            return said
+        while True:
+            try:
+                with self.turns:
+                    event = next(said)
+            except StopIteration as end:
+                return end.value
+            yield event

@@ -14,7 +14,7 @@ from coder.features.database import MEMORY
 from coder.features.permissions import Permissions
 from coder.features.plugins import load_plugins
 from coder.features.redact import redact_logs
-from coder.features.rules import RulesError, dead, load_rules, rule_of, tightening
+from coder.features.rules import RulesError, dead, load_rules, rule_of, tightening, unknown
 from coder.features.sandbox import Sandbox, SandboxError
 from coder.features.store import StoreError, open_store
 from coder.terminal.config import ConfigError, Settings, config_folder, data_folder
@@ -38,7 +38,8 @@ def session_of(settings: Settings, arguments: argparse.Namespace, can_ask: bool)
     sandbox = _sandbox(settings)
     session = Session(settings, Path.cwd(), permissions, agents=agents, agent=name, system=arguments.system_prompt,
                       extra=arguments.append_system_prompt, hooks=hooks, plugins=plugins, sandbox=sandbox, trace=arguments.trace)
-    session.notices += [*notices, *told, *(sandbox.notices if sandbox else [])]
+    session.notices += [*notices, *told, *unknown(permissions.rules + permissions.flags, session.kinds)]
+    session.notices += sandbox.notices if sandbox else []
     redact_logs(session.redactor)
     return session
 
@@ -74,6 +75,8 @@ def memory_of(session: Session, arguments: argparse.Namespace, titles: bool = Fa
             memory.resume(newest.id)
         elif arguments.continue_:
             raise ConfigError("there is no conversation of this folder to continue")
+        if arguments.agent:
+            session.work_as(arguments.agent)
     except (StoreError, ConfigError) as error:
         memory.close()
         raise ConfigError(str(error)) from None

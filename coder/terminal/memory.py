@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.abort import Abort
+from coder.features.agents import choices
 from coder.features.sessions import Recorder, parts, set_parts
 from coder.features.snapshots import SECONDS, Snapshots, Undone, place
 from coder.features.store import SessionInfo, Store, StoreError, Todo, folder_name
@@ -96,10 +97,17 @@ class Memory:
         self._leave()
         self._take(recorder, info.title, records)
         self._tell_of_damage()
+        self._work_on(info.agent)
         if info.directory != folder_name(str(self.session.cwd)):
             self.session.notices.append(f"This conversation began in {info.directory}; now files and permissions are those of "
                                         f"{self.session.cwd}.")
         return info
+
+    def _work_on(self, agent: str) -> None:
+        """With the agent that it was left with."""
+        if agent != self.session.agent.name and agent in [each.name for each in choices(self.session.agents, "primary", "all")]:
+            self.session.work_as(agent)
+            self.session.notices.append(f"{agent} goes on, as before: {self.session.agent.description}.")
 
     def latest(self) -> SessionInfo | None:
         """The newest of this folder."""
@@ -242,6 +250,7 @@ class Memory:
         self.children(event)
         if isinstance(event, RunStart):
             self.undone.clear()
+            self._quietly(lambda: self.store.set_model(self.session.session_id, self.session.model.name, self.session.agent.name))
             self._keep_snapshots()
         elif isinstance(event, StepEnd):
             self._keep_snapshots()

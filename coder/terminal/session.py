@@ -6,6 +6,7 @@ The REPL and the one-shot mode are two ways to use it. What it leaves out: keepi
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from coder.features.hooks import HookChain
 from coder.features.instructions import instructions
 from coder.features.journal import spent
 from coder.features.parallel import ParallelTools
-from coder.features.permissions import Permissions
+from coder.features.permissions import DEFAULTS, Permissions
 from coder.features.plugins import Plugins
 from coder.features.redact import RedactingModel, Redaction, Redactor
 from coder.features.sandbox import Sandbox
@@ -31,7 +32,7 @@ from coder.features.todo import notes
 from coder.loop import run_loop
 from coder.terminal.config import Settings, config_folder, window_of
 from coder.terminal.interrupts import Interrupts
-from coder.terminal.kit import Temperature, equip, prompt_of, tools_for
+from coder.terminal.kit import PATCHING, TOOLS, OneAtATime, Temperature, equip, prompt_of, tools_for
 from coder.tools import Tool
 from coder.types import Event, Hooks, Limits, Message, Notice, RunEnd, RunResult, StepEnd, T, Usage
 
@@ -52,7 +53,8 @@ class Session:
         self.cwd = cwd
         self.permissions, self.agents, self.sandbox, self.trace = permissions, agents, sandbox, trace
         self.plugins = plugins or Plugins()
-        self.users_hooks = [*([hooks] if hooks else []), *self.plugins.hooks]
+        turns = threading.RLock()
+        self.users_hooks = [OneAtATime(each, turns) for each in (*([hooks] if hooks else []), *self.plugins.hooks)]
         self.instead, self.extra = system, extra
         self.redactor = Redactor(*settings.keys)
         self.notices = [*settings.notes, *self.plugins.taken_problems()]  # what a person is to be told at the next occasion
@@ -69,6 +71,7 @@ class Session:
         self.subagents = Subagents(choices(agents, "subagent", "all"), partial(equip, self), limits=self.limits, retry=self.retry)
         self.temperature = Temperature(agents[agent])
         self.model = self.chat_model(settings.model)
+        self.chosen = settings.model  # the person's, for agents that have none of their own
         self.compaction = Compaction(self.model, notes=self._notes, prompt=agents["compaction"].prompt)
         self.work_as(agent)
         chain = HookChain(*filter(None, [permissions, self.temperature, *self.users_hooks, sandbox, self.folder_files, self.compaction,
@@ -81,10 +84,15 @@ class Session:
         """Another agent goes on with the conversation: its prompt, its rules, its model if it has one. Raises KeyError."""
         self.agent = self.temperature.spec = self.agents[agent]
         self.permissions.agent = list(self.agent.rules)
-        self.use(self.agent.model or self.model.name)
+        self.permissions.memory.clear()  # a yes was for the agent that asked
+        self._talk_to(self.agent.model or self.chosen)
 
     def use(self, name: str) -> None:
         """Talk to another model of the same server; the conversation goes on."""
+        self.chosen = name
+        self._talk_to(name)
+
+    def _talk_to(self, name: str) -> None:
         self.model = self.compaction.model = self.chat_model(name)
         self.system = prompt_of(self.agent, self.cwd, name, self.files, self.instead, self.extra)
         self.tools = ParallelTools(self.permissions.offered([*self.built_in(name), self.subagents.tool]), cwd=self.cwd,
@@ -97,6 +105,12 @@ class Session:
         """The tools that a model of this name gets from us and from the plugins."""
         tools = [*tools_for(model), *self.plugins.tools]
         return self.sandbox.tools(tools) if self.sandbox else tools
+
+    @property
+    def kinds(self) -> list[str]:
+        """What a rule can be about: the kinds, and every tool's name."""
+        tools = [*TOOLS, *PATCHING, *self.plugins.tools, self.subagents.tool]
+        return [*DEFAULTS, "read", *(each.name for each in tools)]
 
     @property
     def limits(self) -> Limits:
@@ -163,6 +177,7 @@ class Session:
         self.session_id = session_id or secrets.token_hex(8)
         self.tools.session_id = self.session_id
         self.seen.clear()
+        self.permissions.memory.clear()
         self.subagents.children.clear()
         self.newest = Usage()
         self.folder_files.take_up(messages)
