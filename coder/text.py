@@ -43,8 +43,12 @@ REORDERS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 # Nothing to see, and no script or emoji needs it: soft hyphen, zero-width, separators, deprecated formats, the tag block.
 UNNEEDED = {0xAD, 0x180E, 0x200B, 0x2028, 0x2029, *range(0x2060, 0x2066), *range(0x206A, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC),
             *range(0xE0000, 0xE0080)}
-# Printable by its class and yet nothing to see: fillers and variation selectors.
-UNSEEN = {0x115F, 0x1160, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), *range(0x180B, 0x1810)}
+# Printable by its class and yet nothing to see. Unicode's Default_Ignorable_Code_Point, as far as it is (the rest is of the classes
+# Cf and Cn): the grapheme joiner, Hangul's and Khmer's fillers, variation selectors. Then what looks blank: Braille's empty
+# pattern, Khitan's filler, Egyptian blanks, the null note head, the place of an object.
+IGNORABLE = {0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x3164, *range(0xFE00, 0xFE10), 0xFFA0,
+             *range(0xE0100, 0xE01F0)}
+UNSEEN = IGNORABLE | {0x2800, 0x13441, 0x13442, 0x16FE4, 0x1D159, 0xFFFC}
 
 _DROPPED = dict.fromkeys(CONTROLS | REORDERS | UNNEEDED)
 _SUSPECT = re.compile(f"[{''.join(map(chr, sorted(_DROPPED)))}\ud800-\udfff]")

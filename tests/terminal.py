@@ -187,6 +187,7 @@ class Terminal(Place):
         self.child.sendintr()
 
     def ctrl_d(self) -> None:
+        self.settled()  # between a prompt and readline's own mode of the terminal the system would take the key
         self.child.sendeof()
 
     # -- what comes

@@ -101,6 +101,11 @@ def test_a_file_with_a_built_in_name_changes_only_what_it_says(tmp_path: Path) -
         ("---\npermissions:\n  bash: maybe\n---\n", '"maybe" is not one of allow, ask, deny'),
         ("---\npermissions: allow\n---\n", "rules have to be an object"),
         ("---\ntemperature: hot\n---\n", "'hot' has to be a number"),
+        ("---\ntemperature: nan\n---\n", "'nan' has to be a number"),
+        ("---\nmax_steps: inf\n---\n", "'inf' has to be a number"),
+        ("---\nmax_steps: 1e400\n---\n", "'1e400' has to be a number"),
+        ("---\nmode: all\nmode: primary\n---\n", "mode is there twice"),
+        ("\n---\npermissions:\n  edit: deny\n---\n", "bounds no front matter"),
         ("---\nmodel:\n  a: b\n---\n", "has to be text"),
         ("---\n- a\n---\n", "the line '- a' is not `key: value`"),
     ],
@@ -122,9 +127,11 @@ def test_a_file_that_others_may_write_is_left_out(tmp_path: Path) -> None:
 
 
 def test_front_matter_is_between_two_lines_of_dashes_at_the_beginning() -> None:
-    assert split("a\n---\nb: c\n---\n") == ({}, "a\n---\nb: c\n---")
     assert split("---\na: b\n---") == ({"a": "b"}, "")
-    assert split("---\nnever closed: x\n") == ({}, "---\nnever closed: x")
+    assert split("a: b\n") == ({}, "a: b")
+    for text in ("a\n---\nb: c\n---\n", "---\nnever closed: x\n"):
+        with pytest.raises(AgentError):
+            split(text)
     assert split("") == ({}, "")
 
 
@@ -134,3 +141,31 @@ def test_the_part_of_yaml_that_is_read() -> None:
     for line in ("no colon", "\ta: b", "[1]", "a:b"):
         with pytest.raises(AgentError):
             mapping([line])
+
+
+@pytest.mark.parametrize("text", ["\n---\nmode: all\n---\n", " ---\nmode: all\n---\n", "---\nmode: all\n----\n",
+                                  "----\nmode: all\n----\n", "\u200b---\nmode: all\n---\n", "---\rmode: all\r---\r", "\n" * 9 + "---\n",
+                                  "<!-- an agent -->\n---\na: b\n---\n",
+                                  "1\n2\n3\n4\n -----  \n"])
+def test_front_matter_that_is_not_recognised_makes_no_agent(text: str) -> None:
+    with pytest.raises(AgentError, match="bounds no front matter"):
+        split(text)
+
+
+def test_dashes_further_down_are_text() -> None:
+    assert split("1\n2\n3\n4\n5\n---\n") == ({}, "1\n2\n3\n4\n5\n---")
+    assert split("---\na: b\n---\n---\n") == ({"a": "b"}, "---")
+
+
+def test_a_key_that_is_there_twice_is_an_error_at_any_depth() -> None:
+    assert mapping(["a: 1", "b:", "  a: 2"]) == {"a": "1", "b": {"a": "2"}}
+    for lines in (["a: 1", "a: 2"], ["b:", "  a: 1", "  'a': 2"], ["b:", "  a: 1", "b:", "  a: 2"]):
+        with pytest.raises(AgentError, match="is there twice"):
+            mapping(lines)
+
+
+def test_the_rules_of_a_file_come_behind_the_built_in_ones(tmp_path: Path) -> None:
+    (tmp_path / "plan.md").write_text("---\npermissions:\n  bash:\n    git log: allow\n---\n")
+    agents, problems = load_agents(tmp_path)
+    assert problems == []
+    assert agents["plan"].rules == (*BUILT_IN["plan"].rules, Rule("bash", "git log", "allow", "agent plan"))

@@ -222,14 +222,15 @@ def test_nothing_of_ours_listens_on_a_socket(tmp_path: Path) -> None:
         other.stdin.close()
 
 
-def test_programs_in_the_workspace_are_not_taken_for_the_systems(tmp_path: Path, ws: Path) -> None:
-    """PATH has the folder that one stands in, in all the ways it can."""
+@pytest.mark.parametrize("more", [f":{os.environ['PATH']}:", ""])
+def test_programs_in_the_workspace_are_not_taken_for_the_systems(tmp_path: Path, ws: Path, more: str) -> None:
+    """PATH has the folder that one stands in, in all the ways it can, and may have nothing else."""
     for name in ("uname", "git", "bash", "sh", "rg", "ls", "env", "python3", "tty", "stty"):
         (ws / name).write_text(f"#!/bin/sh\necho {name} >>'{ws}/PWN'\n")
         (ws / name).chmod(0o755)
     calls = [("bash", {"command": "ls; git --version; uname"}), ("grep", {"pattern": "PWN"}), ("write", {"path": "new", "content": "x\n"})]
     with (serve(Reply("", calls), Reply("Done.")) as server,
-          OneShot(tmp_path, server, "-y", "go", PATH=f".::./:../ws:{os.environ['PATH']}:") as run):
+          OneShot(tmp_path, server, "-y", "go", PATH=f".::./:../ws{more}") as run):
         assert run.end() == 0 and run.out == "Done.\n"
         assert not (ws / "PWN").exists(), (ws / "PWN").read_text()
     assert "git version" in results(server)[0] and "uname:2:" in results(server)[1]
@@ -427,7 +428,11 @@ def test_files_of_secrets_ask_and_are_passed_over_by_grep(tmp_path: Path, ws: Pa
     ".git-credentials", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd", ".dockercfg", ".s3cfg", ".boto", "kubeconfig", "auth.json",
     "prod.tfvars", "credentials", "credentials.json", "secrets.yml", "secret.toml", "client_secret_1.json", "service-account.json",
     "serviceAccountKey.json", ".ssh/config", ".aws/config", "home/.kube/config", ".docker/config.json", ".config/gcloud/x.db",
-    ".config/gh/hosts.yml", ".gnupg/trustdb", ".password-store/a"])
+    ".config/gh/hosts.yml", ".gnupg/trustdb", ".password-store/a", ".env~", ".env_prod", ".env-prod", "env.local", "env.development.local",
+    ".flaskenv", ".dev.vars", ".dev.vars.staging", "deploy_key", "github-deploy-key", "id_rsa2", "id_rsa2.bak", "privkey.txt",
+    "private_key", "my-credentials.json", "aws_credentials", "application_default_credentials.json", "secring.asc",
+    "private.asc", "my-private-key.asc",
+    "token.json", "access_token.json", "token.pickle", ".bash_history", ".zsh_history", ".python_history", "fish_history"])
 def test_such_a_file_holds_secrets(name: str) -> None:
     assert holds_secrets(name) and holds_secrets(f"/ws/sub/{name}") and holds_secrets(Path("sub") / name)
 
@@ -435,7 +440,10 @@ def test_such_a_file_holds_secrets(name: str) -> None:
 @pytest.mark.parametrize("name", [
     ".env.example", ".env.sample", ".env.template", ".env.dist", ".env.local.example", "example.env", "environment.py", ".environment",
     "env", "id_rsa.pub", "id_ed25519.pub", ".ssh/known_hosts", ".ssh/id_rsa.pub", ".ssh/authorized_keys", "secrets.py", "credentials.py",
-    "keys.py", "key", "monkey.txt", "keyboard.json", "auth.py", "token.ts", "README.md", "rsa", "ssh/config", "my.aws/config.py", ""])
+    "keys.py", "key", "monkey.txt", "keyboard.json", "auth.py", "token.ts", "README.md", "rsa", "ssh/config", "my.aws/config.py", "",
+    ".env-sample", ".env_example", ".env.local-example", ".dev.vars.example", "env.py", "env.test.ts", "env.localhost.md", "deploy_key.pub",
+    "id_rsa2.pub", "id_rsa.old.pub", "deploy_key.py", "privkey.go", "tokens.go", "tokens.json", "design-tokens.json", "tokenizer.json",
+    "example-credentials.json", "public.asc", "manual.asc", "history", "chat_history", "bash_history.py", "my_credentials.py"])
 def test_such_a_file_does_not(name: str) -> None:
     assert not holds_secrets(name) and not holds_secrets(f"sub/{name}")
 

@@ -201,9 +201,13 @@ def test_what_was_allowed_for_a_session_is_asked_again_when_it_goes_on(tmp_path:
             session.enter("a")
             session.prompt()
             assert "[y]es" not in session.say("go again")
-            session.say("/new")
-            session.say("and again")  # it is this program's session, whatever the conversation
             log = session.ws / "log"
+            assert len(log.read_text().splitlines()) == 2
+            session.say("/new")
+            session.enter("and again")  # another conversation
+            session.expect("[y]es")
+            session.settled()
+            session.say("y")
             assert len(log.read_text().splitlines()) == 3
         with Terminal(tmp_path, server, "-c") as session:
             session.enter("go on")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -137,7 +139,9 @@ def test_what_a_server_says_and_what_a_model_is_called_does_not_drive_the_termin
 
 @pytest.mark.case("TRM-03")
 @pytest.mark.parametrize("arguments", [("--trace", f"none/{INLINE}", "go"), ("-r", INLINE, "go"), ("-C", INLINE, "go"), (f"--{MARKED[5]}",),
-                                       ("--base-url", f"http://{INLINE}", "go"), ("sessions", "show", INLINE), ("trace", INLINE)])
+                                       ("--base-url", f"http://{INLINE}", "go"), ("sessions", "show", INLINE), ("trace", INLINE),
+                                       ("sessions", "list", INLINE), ("export", "x", f"--{INLINE}"),
+                                       ("trace", "--html=x", "y", INLINE), ("demo", f"--{INLINE}")])
 def test_what_was_given_is_cleaned_in_the_line_that_refuses_it(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     with serve(Reply("never")) as server, Run(tmp_path, server, *arguments) as run:
         assert run.exit_code() == 2
@@ -354,3 +358,17 @@ def test_keys_that_come_while_a_question_appears_do_not_answer_it(tmp_path: Path
         assert not (session.ws / "PWN").exists()
         session.ctrl_c()
         session.prompt()
+
+
+def test_more_keys_than_are_kept_do_not_answer_a_question_either(tmp_path: Path) -> None:
+    with serve(Reply(calls=[call("bash", command="touch PWN")]), Reply("done")) as server, Run(tmp_path, server, "go") as run:
+        run.expect("Run this command?")
+        run.until(lambda: "Run this command?" in run.output)
+        typing = threading.Thread(target=os.write, args=(run.child.child_fd, b"y\r" * 60_000), daemon=True)
+        typing.start()  # more than a terminal holds: it waits until they are read
+        run.until(lambda: not typing.is_alive() or len(server.requests) > 1, "all keys are typed")
+        run.expect(QUESTION)
+        assert len(server.requests) == 1
+        run.enter("n")
+        assert run.exit_code() == 0
+        assert not (run.ws / "PWN").exists()

@@ -405,6 +405,14 @@ def test_version_and_help_need_no_library(place: Place) -> None:
     assert place.coder("--version").stdout == "coder 0.1.0\n"
 
 
+def test_a_list_of_sessions_needs_no_tools_and_nothing_that_runs_a_model(place: Place) -> None:
+    for verb in (["list"], ["search", "x"]):
+        done = place.coder("sessions", *verb, python=["-X", "importtime", "-m", "coder"])
+        loaded = set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.M))
+        assert "coder.terminal.sessions_command" in loaded
+        assert not loaded & {"coder.terminal.kit", "coder.terminal.commands", "coder.terminal.replay", "coder.tools", "coder.ai", "rich"}
+
+
 def test_help_can_be_read_where_the_terminal_knows_ascii_only(place: Place) -> None:
     done = place.coder("--help", PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and "exit codes" in done.stdout and done.stderr == ""

@@ -520,3 +520,29 @@ def test_any_edit_works_or_leaves_the_file_and_says_why(text: str, old: str, new
         assert "failed" not in result.content
         if result.is_error:
             assert ws.file.read_bytes() == text.encode()
+
+
+# ---- files that are not read unasked ---------------------------------------------------------------------
+
+
+def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Workspace) -> None:
+    def no() -> None:
+        raise DeniedError("no")
+
+    (ws.file.parent / ".env").write_text("# db\nDB_USER=x\nDB_PASSWORD=hunter2\n")
+    (ws.file.parent / "link").symlink_to(".env")
+    ws.when_asked = no
+    for path in (".env", "link"):
+        for old in ("# db\nDB_USER=x\nDB_PASSWORD=y\n", "DB_USER=x"):
+            result = ws.run("edit", path=path, old_string=old, new_string="z")
+            assert result.content == "Denied: no"
+    assert [asked[:2] for asked in ws.asked] == [("read", ".env")] * 4
+
+
+def test_after_a_yes_a_secret_file_is_edited_like_others(ws: Workspace) -> None:
+    (ws.file.parent / ".env").write_text("A=1\nB=2\n")
+    assert "-A=1\n+A=3" in str(ws.run("edit", path=".env", old_string="A=1", new_string="A=3").content)
+    assert [asked[:2] for asked in ws.asked] == [("read", ".env"), ("edit", ".env")]
+    ws.holds("x")
+    ws.edit("x", "y")
+    assert [asked[0] for asked in ws.asked[2:]] == ["edit"]

@@ -11,11 +11,13 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -1017,7 +1019,7 @@ def at_any_time(pid: int, file: Path) -> None:
 def test_a_kill_leaves_the_old_or_the_new_file_and_nothing_else(ws: Workspace) -> None:
     """With 4 MB: an existing file of more than 50 is not overwritten, and more kills say more than more bytes."""
     whole = [letter * ((1 << 20) - 1) + b"\n" for letter in (b"a", b"b")]
-    file, hit = ws.folder / "file", set[bytes]()
+    file, hit, gaps = ws.folder / "file", set[bytes](), 0
     file.write_bytes(whole[1] * 4)
     command = [sys.executable, "-c", CHILD + WRITER, ws.folder]
     with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
@@ -1029,12 +1031,16 @@ def test_a_kill_leaves_the_old_or_the_new_file_and_nothing_else(ws: Workspace) -
             at_any_time(pid, file)
             os.kill(pid, signal.SIGKILL)
             assert writer.stdout.readline() == b"ended\n"
+            for left in [ws.folder / name for name in ws.names() if name.startswith(".coder-")]:
+                assert left.read_bytes() in (whole[0] * 4, whole[1] * 4), "the one gap: it has its name, and is whole"
+                left.unlink()
+                gaps += 1
             assert ws.names() == ["file"]
             content = file.read_bytes()
             assert content in (whole[0] * 4, whole[1] * 4)
             hit.add(content[:1])
         writer.stdin.close()
-        assert writer.stderr.read() == b"" and hit == {b"a", b"b"}
+        assert writer.stderr.read() == b"" and hit == {b"a", b"b"} and gaps < 5
     file.unlink()
 
 
@@ -1103,3 +1109,97 @@ def test_a_diff_of_many_lines_is_one_hunk_that_holds_and_takes_no_time(old: list
     assert [line[1:] for line in lines if line[0] in " +"] == new[to - 1:to - 1 + more]
     assert old[:at - 1] == new[:to - 1] and old[at - 1 + count:] == new[to - 1 + more:]
     assert diff("\n".join(old), "\n".join(old), "f") == ""
+
+
+# ---- a folder that becomes a link in the middle ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["sub/a", "sub/new", "sub/deep/new", "in/sub/a", "in/sub/new"])
+def test_a_folder_that_becomes_a_link_while_the_person_is_asked_leads_nowhere(ws: Workspace, tmp_path: Path, path: str) -> None:
+    def meanwhile() -> None:
+        for name in ("sub", "in"):
+            (ws.folder / name).rename(ws.folder / f"{name}-aside")
+            (ws.folder / name).symlink_to(outside / name)
+
+    outside = tmp_path / "outside"
+    for root in (ws.folder, outside):
+        for name in ("sub", "in/sub"):
+            (root / name).mkdir(parents=True)
+            (root / name / "a").write_text("one")
+    if path.endswith("a"):
+        ws("read", path=path)
+    ws.asked.clear()
+    ws.when_asked = meanwhile
+    assert "a link has taken its place" in ws.fails("write", path=path, content="PWN")
+    assert ws.asked == [("edit", path)]
+    assert {str(each.relative_to(outside)) for each in outside.rglob("*")} == {"sub", "sub/a", "in", "in/sub", "in/sub/a"}
+    assert (outside / "sub" / "a").read_text() == (outside / "in" / "sub" / "a").read_text() == "one"
+
+
+FLIP = """
+import ctypes, sys
+library = ctypes.CDLL(None, use_errno=True)
+names = [name.encode() for name in sys.argv[1:]]
+if library.renameat2(-100, names[0], -100, names[1], 2):
+    sys.exit("no RENAME_EXCHANGE")
+print("begun", flush=True)
+while True:
+    library.renameat2(-100, names[0], -100, names[1], 2)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RENAME_EXCHANGE is Linux's")
+def test_a_folder_that_becomes_a_link_again_and_again_leads_nowhere(ws: Workspace, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (ws.folder / "sub").mkdir()
+    (ws.folder / "link").symlink_to(outside)
+    with subprocess.Popen([sys.executable, "-c", FLIP, "sub", "link"], cwd=ws.folder, stdout=subprocess.PIPE, text=True) as flip:
+        try:
+            assert flip.stdout and flip.stdout.readline() == "begun\n"
+            results = [ws.run(ToolCall("1", "write", {"path": f"sub/{number}", "content": "PWN"})) for number in range(500)]
+        finally:
+            flip.kill()
+    assert list(outside.iterdir()) == []
+    assert {result.is_error for result in results} == {True, False}, "some came at the right moment, some did not"
+    kept = next(each for each in (ws.folder / "sub", ws.folder / "link") if not each.is_symlink())
+    assert not [each for each in kept.iterdir() if each.suffix == ".tmp"]
+
+
+COME_AND_GO = """
+import contextlib, os, sys
+print("begun", flush=True)
+while True:
+    with contextlib.suppress(OSError):
+        os.symlink(sys.argv[2], sys.argv[1])
+        os.unlink(sys.argv[1])
+"""
+
+
+def test_a_link_that_comes_where_a_folder_is_made_leads_nowhere(ws: Workspace, tmp_path: Path) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    made, deep = 0, ws.folder / "deep"
+    with subprocess.Popen([sys.executable, "-c", COME_AND_GO, str(deep), str(outside)], stdout=subprocess.PIPE, text=True) as others:
+        try:
+            assert others.stdout and others.stdout.readline() == "begun\n"
+            for _ in range(300):
+                made += not ws.run(ToolCall("1", "write", {"path": "deep/new", "content": "PWN"})).is_error
+                shutil.rmtree(deep, ignore_errors=True)  # a link stays
+        finally:
+            others.kill()
+    assert list(outside.iterdir()) == [] and made
+
+
+def test_a_file_is_written_in_a_folder_that_cannot_be_listed() -> None:
+    """By an ordinary user, whom root becomes for it; pytest's own folder is closed to others."""
+    code = "os.chmod(sys.argv[1] + '/closed', 0o300)\nfor name in ('new', 'sub/new'):\n run('write', path='closed/' + name, content='x')\n"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        closed = Path(folder) / "closed"
+        closed.mkdir()
+        if os.geteuid() == 0:
+            os.chmod(folder, 0o755)
+            os.chown(closed, 65534, 65534)
+            code = f"os.setgroups([])\nos.setgid(65534)\nos.setuid(65534)\n{code}"
+        code += "os.chmod(sys.argv[1] + '/closed', 0o700)\n"
+        done = subprocess.run([sys.executable, "-c", CHILD + code, folder], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+        assert {str(path.relative_to(closed)) for path in closed.rglob("*")} == {"new", "sub", "sub/new"}, done.stderr

@@ -827,3 +827,57 @@ def test_people_are_shown_the_files_that_a_patch_is_about() -> None:
     patch = "*** Begin Patch\n*** Add File: new.py\n+x\n*** Delete File: sub/old.py\n*** End Patch"
     assert apply_patch.title_of({"patch": patch}) == "apply_patch new.py, sub/old.py"
     assert apply_patch.title_of({}) == "apply_patch"
+
+
+# ---- files that are not read unasked ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", ["*** Update File: .env\n A=1\n-B=hunter3", "*** Delete File: .env",
+                                     "*** Update File: .env\n*** Move to: b",
+                                     "*** Update File: link\n-A=1\n+A=2"])
+def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Workspace, section: str) -> None:
+    def no() -> None:
+        raise DeniedError("no")
+
+    ws.put(_env="A=1\nB=hunter2\n", a_py="x\n")
+    (ws.folder / "link").symlink_to(".env")
+    ws.when_asked = no
+    assert ws.refused(f"*** Update File: a.py\n-x\n+y\n{section}\n*** Delete File: ../outside") == "Denied: no"
+    assert ws.asked == [("read", ".env", "")]
+
+
+def test_a_new_file_of_such_a_name_is_asked_about_once(ws: Workspace) -> None:
+    ws.put(a_py="x\n")
+    ws.apply("*** Add File: .env\n+A=1\n*** Delete File: a.py")
+    assert [asked[:2] for asked in ws.asked] == [("edit", ".env, a.py")]
+    ws.apply("*** Delete File: .env")
+    assert [asked[0] for asked in ws.asked] == ["edit", "read", "edit"]
+
+
+# ---- a folder that becomes a link in the middle ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", ["*** Add File: sub/new\n+x", "*** Add File: sub/deep/new\n+x",
+                                  "*** Update File: sub/a\n-one\n+PWN", "*** Delete File: sub/a", "*** Update File: sub/a\n*** Move to: b",
+                                  "*** Update File: a\n*** Move to: sub/b",
+                                  "*** Update File: in/sub/a\n-one\n+PWN", "*** Delete File: in/sub/a"])
+def test_a_folder_that_becomes_a_link_while_the_person_is_asked_leads_nowhere(ws: Workspace, tmp_path: Path, body: str) -> None:
+    def meanwhile() -> None:
+        for name in ("sub", "in"):
+            (ws.folder / name).rename(ws.folder / f"{name}-aside")
+            (ws.folder / name).symlink_to(outside / name)
+
+    outside = tmp_path / "outside"
+    for root in (ws.folder, outside):
+        for name in ("sub", "in/sub"):
+            (root / name).mkdir(parents=True)
+            (root / name / "a").write_text("one\n")
+            (root / name / "a").chmod(0o640)
+        (root / "a").write_text("one\n")
+        (root / "a").chmod(0o600)
+    before = {path: (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"") for path in outside.rglob("*")}
+    ws.when_asked = meanwhile
+    result = ws.call("apply_patch", patch=f"*** Begin Patch\n{body}\n*** End Patch")
+    assert result.is_error and "a link has taken its place" in str(result.content)
+    assert {path: (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"") for path in outside.rglob("*")} == before
+    assert ws.text("a") == ws.text("sub-aside/a") == ws.text("in-aside/sub/a") == "one\n"

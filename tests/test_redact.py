@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -126,3 +128,38 @@ def test_logs_hold_no_key(caplog: pytest.LogCaptureFixture) -> None:
     finally:
         logging.setLogRecordFactory(before)
     assert caplog.messages == [f"sent {HIDDEN} to {{'key': '{HIDDEN}'}}, 100%"]
+
+
+def logged(record: Callable[[logging.Logger], None]) -> str:
+    """What a handler of anybody's writes."""
+    stream, logger, before = io.StringIO(), logging.getLogger("some.other"), logging.getLogRecordFactory()
+    handler = logging.StreamHandler(stream)
+    logger.addHandler(handler)
+    try:
+        redact_logs(Redactor(KEY))
+        record(logger)
+    finally:
+        logging.setLogRecordFactory(before)
+        logger.removeHandler(handler)
+    return stream.getvalue()
+
+
+def test_a_log_line_does_not_drive_the_terminal() -> None:
+    assert logged(lambda log: log.warning("got %s\nand on", "a\x1b]0;EVIL\x07b\u202e")) == "got ab\nand on\n"
+
+
+@pytest.mark.parametrize(("message", "arguments"), [("%d items", ("x",)), ("%s %s", ("x",)), ("%(a)s", ({"b": "x"},)), ("%c", (1 << 40,))])
+def test_a_log_line_that_does_not_fit_its_arguments_is_written_and_hurts_nobody(message: str, arguments: tuple[object, ...]) -> None:
+    said = logged(lambda log: log.warning(f"{message} {KEY}", *arguments))
+    assert said.startswith(message) and HIDDEN in said and KEY not in said
+
+
+def test_the_text_of_a_logged_exception_holds_no_key() -> None:
+    def fail(log: logging.Logger) -> None:
+        try:
+            raise ValueError(f"no: {KEY}\x1b[2J")
+        except ValueError:
+            log.exception("failed")
+
+    said = logged(fail)
+    assert f"ValueError: no: {HIDDEN}\n" in said and "Traceback" in said

@@ -11,12 +11,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import struct
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,15 +27,15 @@ import pytest
 
 from coder.abort import Abort
 from coder.features.hooks import HookChain
-from coder.features.landlock import NETWORK_ABI, ConfinedThread, available, restrict
+from coder.features.landlock import NETWORK_ABI, ConfinedThread, available, can_filter, restrict, without_network
 from coder.features.permissions import Permissions
 from coder.features.rules import Rule
-from coder.features.sandbox import Sandbox
+from coder.features.sandbox import Sandbox, SandboxError
 from coder.features.scripted import Reply
 from coder.features.watch import NOT_PLAIN, Change, Watch, entries, git_folders
 from coder.tools import Tool, ToolContext, Toolset
 from coder.tools.bash import bash
-from coder.tools.process import output_of
+from coder.tools.process import environment, output_of
 from coder.tools.search import grep
 from coder.types import Event, Hooks, Notice, PermissionAsked, ToolCall, ToolResult
 from tests.harness import ask, serve
@@ -93,6 +95,12 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
                 os.kill(int(entry.name), signal.SIGKILL)
         except OSError:
             continue
+
+
+def yes(event: Event) -> None:
+    """The person's answer to each question."""
+    if isinstance(event, PermissionAsked):
+        event.reply("once")
 
 
 def all_of(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -315,9 +323,65 @@ def test_tcp_can_be_turned_off(ws: Path) -> None:
         runs = Runs(ws, network=False)
         for line in (connect, listen):
             result = runs(line)
-            assert "ermission denied" in result and "and have no TCP" in result
-        assert "have no TCP" in runs.sandbox.summary
+            assert "ermission denied" in result and "and have no network" in result
+        assert "have no network" in runs.sandbox.summary
         server.shutdown()
+
+
+def filtered(work: str) -> str:
+    return f"python3 -c 'import ctypes, os, socket, sys; {work}'"
+
+
+@landlock
+@pytest.mark.skipif(not can_filter(), reason="no filters of system calls here")
+@pytest.mark.parametrize("abi", [None, 3])
+def test_without_a_network_there_are_sockets_for_this_machine_only(ws: Path, abi: int | None) -> None:
+    """Also where Landlock knows no TCP."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        at = server.getsockname()
+        runs = Runs(ws, network=False, abi=abi)
+        for line in (f"socket.socket().sendto(b\"x\", 0x20000000, {at})".replace("'", '"'),  # TCP fast open
+                     "socket.socket(type=socket.SOCK_STREAM, proto=262)", "socket.socket(type=socket.SOCK_DGRAM)",
+                     "socket.socket(socket.AF_INET6)", "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+                     "os.execvp(\"python3\", [\"python3\", \"-c\", \"import socket; socket.socket()\"])",
+                     "sys.exit(13 if ctypes.CDLL(None, use_errno=True).syscall(425, 1, 0) and ctypes.get_errno() == 13 else 0)"):
+            result = runs(filtered(line.replace("'", '"')))
+            assert "[exit code" in result and ("ermission denied" in result or "code 13" in result), line
+        assert runs(filtered("socket.socketpair(); socket.socket(socket.AF_UNIX); socket.if_nameindex(); print(1)")) == "1"
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert not any("network" in notice for notice in runs.sandbox.notices)
+    assert Runs(ws)(filtered("socket.socket(type=socket.SOCK_DGRAM); print(1)")) == "1", "with a network there is no filter"
+
+
+def run_filter(program: list[tuple[int, int, int, int]], number: int, arch: int, argument: int) -> int:
+    """What seccomp's machine makes of a call, as far as our filter uses it."""
+    data, value, at = {0: number, 4: arch, 16: argument}, 0, 0
+    while True:
+        code, true, false, given = program[at]
+        if code == 0x06:
+            return given
+        if code == 0x20:
+            value = data[given]
+        else:
+            at += true if (value == given if code == 0x15 else value >= given) else false
+        at += 1
+
+
+@pytest.mark.parametrize(("arch", "number"), [(0xC000003E, 41), (0xC00000B7, 198), (0x40000003, 359), (0x40000028, 281)])
+def test_the_filter_knows_the_calls_of_each_machine(arch: int, number: int) -> None:
+    program = without_network()
+    allowed = [family for family in range(50) if run_filter(program, number, arch, family) == 0x7FFF0000]
+    assert allowed == [1, 16]
+    denied = [each for each in range(600) if run_filter(program, each, arch, 2) != 0x7FFF0000]
+    assert denied == sorted({number, 425, *([102] if arch < 0x50000000 else [])})
+    assert run_filter(program, 0x40000000 + 41, arch, 2) == run_filter(program, 0, 0xC0000015, 0) == 0x00050000 | 13
+
+
+@pytest.mark.skipif(can_filter(), reason="this machine has filters")
+def test_without_filters_it_is_said_that_udp_goes_on(ws: Path) -> None:
+    assert "network" in Sandbox(ws, network=False).notices[-1] or not available()
 
 
 # ---- SBX-03: our own folders -----------------------------------------------------------------------------
@@ -453,16 +517,20 @@ def undone_keys(repository: Path, *settings: str) -> list[str]:
 def test_keys_that_name_a_program_count(repository: Path) -> None:
     """Those of git's documentation that name or lead to a program, and some that git does not know."""
     runs = ("core.pager less", "core.editor vi", "core.hooksPath hooks", "core.sshCommand ssh -v", "core.gitProxy p", "core.askPass p",
-            "core.alternateRefsCommand p", "core.worktree /", "core.attributesFile a", "core.fsmonitor true", "pager.log p",
+            "core.alternateRefsCommand p", "core.worktree /", "core.attributesFile a", "core.fsmonitor ./evil", "pager.log p",
             "sequence.editor p", "diff.external p", "diff.pdf.textconv p", "diff.pdf.command p", "merge.m.driver p", "filter.f.clean p",
-            "filter.f.smudge p", "filter.f.process p", "alias.st status", "credential.helper p", "credential.https://a.b.helper p",
+            "filter.f.smudge p", "filter.f.process p", "alias.st !status", "credential.helper p", "credential.https://a.b.helper p",
             "include.path ../x", "includeIf.gitdir:/.path x", "gpg.program p", "gpg.ssh.program p", "gpg.ssh.defaultKeyCommand p",
             "sendemail.smtpServer /p", "sendemail.toCmd p", "man.m.cmd p", "browser.b.cmd p", "difftool.d.cmd p", "mergetool.m.path p",
             "interactive.diffFilter p", "remote.origin.uploadpack p", "remote.origin.receivepack p", "remote.origin.vcs p",
             "uploadpack.packObjectsHook p", "tar.zip.command p", "trailer.t.command p", "protocol.ext.allow always", "imap.tunnel p",
             "init.templateDir t", "gc.recentObjectsHook p", "pull.twohead p", "hook.h.command p", "annex.x-command p", "web.browser b",
             "url.ext::p.insteadOf https://", "branch.main.mergeOptions -sx", "user.a.name b",
-            "remote.origin.url ext::sh -c evil", "branch.main.remote ext::sh", "submodule.s.update !evil", "submodule.s.url foo::bar")
+            "remote.origin.url ext::sh -c evil", "branch.main.remote ext::sh", "submodule.s.update !evil", "submodule.s.url foo::bar",
+            "core.hooksPath 1", "core.hooksPath true", "include.path 1", "core.attributesFile on", "init.templateDir 2",
+            "http.sslVerify false", "alias.s bisect run ./evil", "alias.s fetch --upload-pack=evil .", "alias.s -c core.pager=evil log",
+            "alias.s status; !evil", "alias.s pull ext::evil", "alias.s diff --output=.git/hooks/x", "merge.tool ../../evil",
+            "gui.recentRepo x")
     lowered = [f"{setting.split(' ')[0].split('.', 1)[0].lower()}" for setting in runs]
     found = undone_keys(repository, *runs)
     assert [key.split(".", 1)[0] for key in found] == lowered
@@ -473,7 +541,11 @@ def test_keys_that_name_none_pass(repository: Path) -> None:
     plain = ("user.name me", "user.email a@b", "core.autocrlf input", "core.fileMode false", "color.ui auto", "pull.rebase true",
              "push.default simple", "remote.origin.url https://a/b", "remote.origin.url git@a:b/c", "remote.my.fork.url ssh://a/b",
              "branch.feature/x.remote origin", "branch.v1.2.merge refs/heads/v1.2", "branch.main.description two \\ words \"x\" # y",
-             "submodule.s.update rebase", "commit.gpgSign true", "extensions.worktreeConfig true", "http.postBuffer 1")
+             "submodule.s.update rebase", "commit.gpgSign true", "extensions.worktreeConfig true", "http.postBuffer 1",
+             "core.fsmonitor false", "core.fscache true", "core.sharedRepository group", "credential.useHttpPath yes", "core.pager 1",
+             "log.date iso", "format.pretty oneline", "i18n.commitEncoding utf-8", "merge.tool meld", "rebase.updateRefs true",
+             "am.threeWay true", "maintenance.strategy incremental", "maintenance.gc.enabled 0", "receive.denyCurrentBranch updateInstead",
+             "versionsort.suffix -rc", "grep.patternType perl", "alias.st status", "alias.lg log --oneline --graph -20")
     assert undone_keys(repository, *plain) == []
     assert "name = me" in (repository / ".git" / "config").read_text()
 
@@ -635,6 +707,224 @@ def test_a_git_file_is_not_believed_alone(ws: Path, planted: str) -> None:
     assert all(folder.is_relative_to(ws) for folder in git_folders(ws))
 
 
+# ---- folders that are made to break the look ------------------------------------------------------------
+
+STRANGE = {"a HEAD whose name is too long": "mkdir .git; ln -s $(printf a%.0s {1..300}) .git/HEAD",
+           "a .git that leads to too long a name": "echo gitdir: $(printf a%.0s {1..5000}) > .git",
+           "a .git with a NUL": "printf 'gitdir: a\\0b' > .git", "a .git that leads to itself": "ln -s .git .git",
+           "a commondir with a NUL": "git init -q; printf 'a\\0b' > .git/commondir",
+           "a worktree with a NUL":
+               "mkdir g; echo x > g/HEAD; printf '[core]\\n\\tworktree = a\\0b\\n' > g/config; echo gitdir: g > .git",
+           "hooks that lead to too long a name": "git init -q; printf '[core]\\n\\thooksPath = %05000d\\n' 1 >> .git/config",
+           "a .git that is closed": "mkdir .git; chmod 000 .git",
+           "a .git in a closed folder": "echo gitdir: ../beside/x > .git; chmod 000 ../beside"}
+
+
+@landlock
+@pytest.mark.parametrize("line", STRANGE.values(), ids=STRANGE)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_no_folder_turns_the_sandbox_off(ws: Path, line: str) -> None:
+    script = "runs = Runs(Path.cwd())\nprint(json.dumps([runs.sandbox.notices, runs('echo a > ../new; ls ..; echo end')]))"
+    subprocess.run(["bash", "-c", line], cwd=ws, check=True)
+    try:
+        notices, result = json.loads(in_a_child(ws, script, without_override))
+    finally:
+        (ws.parent / "beside").chmod(0o755)
+    assert notices == [] and "Permission denied" in result and not (ws.parent / "new").exists()
+
+
+EVIL = "printf '#!/bin/sh' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; "
+DEEP = """python3 - <<'END'
+import os
+os.chdir('.git')
+for at in range(400):
+    os.mkdir(name := 'modules' if at % 9 == 0 else 'a')
+    os.chdir(name)
+    if at % 9 == 8: open('HEAD', 'w').close()
+END
+"""
+BREAKING = {
+    "submodules in submodules": (DEEP, ""),
+    "many submodules": ("mkdir -p .git/modules; cd .git/modules; mkdir $(seq 3000); cd ../..",
+                        ".git/modules (holds too much to be looked at; not undone"),
+    "a closed submodule": ("mkdir -p .git/modules/x; chmod 000 .git/modules/x", ".git/modules/x (cannot be looked into)"),
+    "closed hooks": ("chmod 311 .git/hooks", ".git/hooks (cannot be looked into)"),
+    "closed worktrees": ("mkdir .git/worktrees; chmod 000 .git/worktrees", ".git/worktrees (cannot be looked into)"),
+    "many hooks": ("cd .git/hooks; for i in {1..3000}; do : > f$i; done; cd ../..", ".git/hooks (holds too much to be looked at)"),
+    "many samples": ("cd .git/hooks; for i in {1..3000}; do : > f$i.sample; done; cd ../..", ".git/hooks (holds too much to be looked at)"),
+}
+
+
+@pytest.mark.parametrize(("line", "told"), BREAKING.values(), ids=BREAKING)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_hook_does_not_hide_behind_what_breaks_the_look(repository: Path, line: str, told: str) -> None:
+    script = f"runs = Runs(Path.cwd())\nprint(json.dumps([runs({EVIL + line!r}), runs.notices, runs('echo next'), runs.notices]))"
+    first, notices, second, later = json.loads(in_a_child(repository, script, without_override))
+    assert not (repository / ".git" / "hooks" / "pre-commit").exists()
+    assert (repository / ".git" / "hooks" / "commit-msg").exists()
+    assert "[undone: " in first and told in first and told in notices
+    assert (second, later) == ("next", "")
+    assert len(first) < 3000 and first.count("too much") <= 1, "told once, and in few words"
+
+
+def test_what_was_closed_is_open_again(repository: Path) -> None:
+    script = "runs = Runs(Path.cwd())\nruns('chmod 311 .git/hooks; mkdir -p .git/modules/x; chmod 000 .git/modules .git/modules/x')"
+    in_a_child(repository, script, without_override)
+    assert all((repository / ".git" / name).stat().st_mode & 0o700 == 0o700 for name in ("hooks", "modules", "modules/x"))
+
+
+def test_an_interrupt_does_not_keep_a_hook_from_being_undone(repository: Path) -> None:
+    """Ctrl+C, twice, while the look goes on."""
+    sandbox = Sandbox(repository)
+    ctx, call = ToolContext(repository, Abort()), ToolCall("1", "bash", {})
+    sandbox.before_tool_call(call, ctx)
+    assert ctx.confine
+    hooks = repository / ".git" / "hooks"
+    ctx.confine.start(lambda: subprocess.Popen(["true"])).wait()
+    for name in ["pre-commit", *map(str, range(1000))]:
+        (hooks / name).touch()
+    pressing = threading.Event()
+
+    def press() -> None:
+        pressing.wait()
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            pressing.set()
+            ctx.confine.ended()
+        finally:
+            thread.join()
+    assert {path.name for path in hooks.iterdir() if path.suffix != ".sample"} == {"commit-msg"}
+    assert "undone: .git/hooks/" in sandbox.since()[0], "what an interrupt has kept from being told is told at the end"
+
+
+def test_the_look_keeps_little_of_what_is_planted(repository: Path) -> None:
+    watch = Watch(repository)
+    watch.begin()
+    for number in range(100):
+        (repository / ".git" / "hooks" / str(number)).write_bytes(b"#" * 1_000_000)
+    tracemalloc.start()
+    try:
+        assert len(watch.end(lambda work: work())) == 100
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_look_keeps_little_of_what_was_there(repository: Path) -> None:
+    hooks = repository / ".git" / "hooks"
+    for number in range(40):
+        (hooks / str(number)).write_bytes(b"#" * 1_000_000)
+    watch = Watch(repository)
+    tracemalloc.start()
+    try:
+        watch.begin()
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+    for path in hooks.glob("?"):
+        path.write_bytes(b"!" * 1_000_000)
+    changes = watch.end(lambda work: work())
+    assert len(changes) == 10 and any(not each.problem for each in changes), "those that were kept are put back, of others it is told"
+
+
+# ---- ways around the look --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ['""!touch evil', '"!touch evil"', '!""touch'])
+def test_quotes_do_not_hide_what_git_runs(repository: Path, value: str) -> None:
+    for text in (f'[submodule "s"]\n\tupdate = {value}\n', '[remote "o"]\n\turl = e""xt::sh -c evil\n'):
+        watch = Watch(repository)
+        watch.begin()
+        with (repository / ".git" / "config").open("a") as file:
+            file.write(text)
+        assert len(watch.end(lambda work: work())) == 1
+
+
+def test_a_submodule_that_becomes_a_link_counts(repository: Path) -> None:
+    inner = repository / ".git" / "modules" / "sub"
+    git(repository, "init", "-q", "--bare", str(inner))
+    runs = Runs(repository)
+    told = "mv .git/modules/sub .m && ln -s ../../.m .git/modules/sub && git config -f .m/config core.fsmonitor evil"
+    assert ".git/modules/sub (new)" in runs(told) and not inner.is_symlink()
+    assert ".git/modules (new)" in runs("rm -r .git/modules && ln -s ../.m .git/modules")
+    assert ".git/worktrees (new)" in runs("ln -s ../.m .git/worktrees")
+
+
+def test_the_folders_that_the_configuration_leads_to_count(repository: Path) -> None:
+    (repository / ".husky" / "_").mkdir(parents=True)
+    (repository / ".husky" / "pre-commit").write_text("mine")
+    (repository / ".gitconfig").write_text("[include]\n\tpath = more # and more\n")
+    git(repository, "config", "core.hooksPath", ".husky/_")
+    git(repository, "config", "include.path", "../.gitconfig")
+    (repository / "more").write_text("[core]\n")
+    result = Runs(repository)("echo evil >> .husky/pre-commit; touch .husky/_/pre-push; git config -f more core.pager evil; "
+                              "git config -f .gitconfig core.editor evil; git config -f .gitconfig user.name x")
+    for told in (".husky/pre-commit (changed)", ".husky/_/pre-push (new)", "more (core.pager)", ".gitconfig (core.editor)"):
+        assert told in result
+    assert (repository / ".husky" / "pre-commit").read_text() == "mine" and (repository / "more").read_text() == "[core]\n"
+
+
+def test_a_folder_that_a_command_makes_the_hooks_folder_is_not_emptied(repository: Path) -> None:
+    """Its files are the person's, and were no hooks before. Nor is the workspace a hooks folder."""
+    (repository / "src").mkdir()
+    (repository / "src" / "a.py").touch()
+    assert "[undone: .git/config (core.hookspath)." in Runs(repository)("git config core.hooksPath src; touch src/b.py")
+    git(repository, "config", "core.hooksPath", ".")
+    assert Runs(repository)("touch new; echo ok") == "ok"
+    assert (repository / "src" / "a.py").exists() and (repository / "src" / "b.py").exists() and (repository / "new").exists()
+
+
+def test_a_workspace_that_becomes_a_bare_repository_runs_nothing(ws: Path) -> None:
+    (ws / "hooks").mkdir()
+    (ws / "hooks" / "useThis.ts").write_text("mine")
+    runs = Runs(ws)
+    assert "HEAD (new)" in runs("git init -q --bare .; git config core.pager evil") and not (ws / "HEAD").exists()
+    assert (ws / "hooks" / "useThis.ts").read_text() == "mine"
+    shutil.rmtree(ws / "hooks")
+    assert runs("rm -rf config; git init -q --bare . && echo made") == "made" and (ws / "HEAD").exists()
+    result = runs("git config core.pager evil; touch hooks/pre-push")
+    assert "[undone: config (core.pager), hooks/pre-push (new)" in result and not (ws / "hooks" / "pre-push").exists()
+
+
+def test_a_rebase_that_would_run_something_counts(repository: Path) -> None:
+    todo = repository / ".git" / "rebase-merge" / "git-rebase-todo"
+    runs = Runs(repository)
+    assert "git-rebase-todo (exec)" in runs("mkdir .git/rebase-merge; echo ' x  evil' > .git/rebase-merge/git-rebase-todo")
+    assert not todo.exists()
+    assert runs("echo pick 123 exec > .git/rebase-merge/git-rebase-todo; echo ok") == "ok" and todo.exists()
+
+
+def test_what_ends_outside_first_does_not_accept_what_the_other_has_planted(repository: Path) -> None:
+    watch = Watch(repository)
+    watch.begin()
+    watch.begin()
+    (repository / ".git" / "hooks" / "pre-commit").touch()
+    assert [each.what for each in watch.end(None)] == ["new"]
+    assert [each.what for each in watch.end(lambda work: work())] == ["new"]
+    assert not (repository / ".git" / "hooks" / "pre-commit").exists()
+
+
+@landlock
+def test_the_ways_to_servers_that_the_environment_names_are_closed(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("TMUX", "STY", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST")
+    for name in names:
+        monkeypatch.setenv(name, "x")
+    line = f"echo {' '.join(f'${{{name}-none}}' for name in names)}"
+    assert Runs(ws)(line) == "none none none none"
+    assert Runs(ws, Permissions(can_ask=True))(line, unconfined=True, each=yes) == "x x x x"
+
+
+def test_a_path_of_relative_folders_alone_is_not_the_workspace(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "bin:.")
+    assert environment()["PATH"] == os.defpath
+
+
 # ---- SBX-05: no sandbox ----------------------------------------------------------------------------------
 
 # A filter of seccomp: the system call 444, landlock_create_ruleset, fails; all others go on. (code, if true, if not, value)
@@ -649,9 +939,15 @@ def without_landlock() -> None:
     assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
 
 
-def in_a_child(folder: Path, script: str) -> str:
+def without_override() -> None:
+    """For the `preexec_fn` of a child: modes of files hold for root as well there, as they do for others."""
+    for capability in (1, 2):  # DAC_OVERRIDE, DAC_READ_SEARCH
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+
+
+def in_a_child(folder: Path, script: str, first: Callable[[], None] = without_landlock) -> str:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", f"from tests.test_sandbox import *\n{script}"], cwd=folder, timeout=60,
-                          capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, preexec_fn=without_landlock)
+                          capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, preexec_fn=first)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -676,6 +972,31 @@ except SandboxError as error:
     assert summary == "" and abi == 0 and "unconfined" not in schema["properties"]
     assert (ws.parent / "new").exists(), "nothing is confined"
     assert "[undone: .git/config (core.pager)" in first and "unconfined" not in first  # compared all the same
+
+
+def test_on_another_system_the_numbers_of_linux_are_not_called(ws: Path) -> None:
+    said = json.loads(in_a_child(ws, """
+sys.platform = "freebsd14"
+try:
+    restrict([])
+except OSError:
+    print(json.dumps([available(), can_filter(), "NoNewPrivs:\\t0" in Path("/proc/self/status").read_text(), Sandbox(Path.cwd()).active]))
+""", lambda: None))
+    assert said == [0, False, True, False]
+
+
+@landlock
+@pytest.mark.parametrize(("abi", "words"), [(1, ["empty files", "devices", "signal"]), (2, ["empty files", "devices", "signal"]),
+                                            (3, ["devices", "signal"]), (4, ["devices", "signal"]), (5, ["signal"])])
+def test_what_an_older_kernel_cannot_do_is_told_and_insisting_refuses(ws: Path, abi: int, words: list[str]) -> None:
+    if abi > available():
+        pytest.skip("this kernel is older itself")
+    notices = Sandbox(ws, abi=abi).notices
+    assert [word for word in ("empty files", "devices", "signal") if word in notices[0]] == words
+    with pytest.raises(SandboxError, match="not whole"):
+        Sandbox(ws, abi=abi, required=True)
+    run = Runs(ws, abi=abi)
+    assert ("exit" in run("python3 -c 'import os; os.truncate(\"../file\", 0)'")) == (abi >= 3), "the notice tells the truth"
 
 
 @landlock
@@ -726,9 +1047,9 @@ def test_where_nobody_can_be_asked_it_is_denied(ws: Path, permissions: Permissio
 
 @landlock
 def test_a_change_that_was_allowed_outside_stays_and_is_told(repository: Path) -> None:
-    runs = Runs(repository, Permissions([Rule("unconfined", "*", "allow")], yolo=True))
+    runs = Runs(repository, Permissions(can_ask=True, yolo=True))
     runs("true")
-    assert runs("git config core.pager less; echo $TMPDIR", unconfined=True) == os.environ.get("TMPDIR", "(no output)")
+    assert runs("git config core.pager less; echo $TMPDIR", unconfined=True, each=yes) == os.environ.get("TMPDIR", "(no output)")
     assert runs.notices == "A command outside of the sandbox changed .git/config (core.pager)."
     assert runs("git config user.name x; echo next") == "next" and not runs.notices
     assert "pager = less" in (repository / ".git" / "config").read_text()

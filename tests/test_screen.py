@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from coder.features.scripted import Reply, ScriptedServer
 from coder.terminal.render import folded
 from coder.terminal.screen import Screen, Wrap, one_line
-from coder.text import Cleaner, clean, visible
+from coder.text import Cleaner, clean, hides, visible
 from tests.harness import serve
 from tests.test_cli import Place
 
@@ -129,9 +129,10 @@ def test_visible_shows_code_points(text: str, shown: str) -> None:
     assert visible(text) == shown
 
 
-@pytest.mark.parametrize("c", "\u061c\u180e\u2028\u2029\u115f\u3164\uffa0\ufe0f\U000e0101")
+@pytest.mark.parametrize("c", "\u061c\u180e\u2028\u2029\u115f\u1160\u3164\uffa0\ufe0f\U000e0101\u034f\u17b4\u17b5\u2800"
+                         "\U0001d159\U0001d173\u3000\xa0\ufffc\ufff0\U0001bca0\U000e0fff\U00016fe4\u180f")
 def test_visible_shows_the_other_invisible_characters_too(c: str) -> None:
-    assert visible(f"a{c}b") != f"a{c}b"
+    assert visible(f"a{c}b") == f"a<U+{ord(c):04X}>b" and hides(c)
 
 
 @calm

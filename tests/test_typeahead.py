@@ -248,8 +248,9 @@ def test_ctrl_c_behind_a_run_loses_nothing_that_was_typed(tmp_path: Path) -> Non
         session.prompt()
         session.settled()  # it came in between, or at the prompt, where it clears what stands there
         session.until(lambda: "half" in standing(session.output.rpartition(" out · ")[2]), "the line at a prompt")
+        before = len(session.output)
         session.ctrl_c()
-        session.prompt()
+        session.until(lambda: session.output[before:].endswith("> "), "a prompt behind it")
 
 
 @pytest.mark.parametrize("columns", [16, 24, 40])

@@ -12,13 +12,15 @@
     You review code. ...
 
 A file agents/NAME.md in the configuration folder makes an agent of this name, or changes the built-in one: what it does not
-say stays. Files of the folder that is worked in make none.
+say stays, and its rules come behind the built-in one's, so that the last that fits decides. Files of the folder that is
+worked in make none.
 
 What it leaves out: running one (session.py, subagent.py).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +35,7 @@ from coder.features.trust import check_trusted
 
 Mode = Literal["primary", "subagent", "all"]
 LONGEST = 1 << 16  # bytes of a file
+BEGINNING = 5  # lines, but for empty ones, in which a line of dashes is meant to bound the front matter
 
 PLAN = """\
 You are planning: nothing is changed now, and the tools that change files are off. Find out what matters, ask the user where a \
@@ -72,11 +75,11 @@ def _rules(name: str, data: Any) -> tuple[Rule, ...]:
 BUILT_IN = {each.name: each for each in (
     AgentSpec("build", "works on the code, with all tools"),
     AgentSpec("plan", "reads and plans, and changes nothing", prompt=f"{RULES}\n\n{PLAN}",
-              rules=_rules("plan", {"edit": "deny", "bash": "ask"})),
+              rules=_rules("plan", {"*": "ask", "read": "allow", "todo": "allow", "task": "allow", "edit": "deny"})),
     AgentSpec("general", "a task of several steps", "subagent", prompt=f"{RULES}\n\n{CHILD}",
               rules=_rules("general", {"todo": "deny"})),
     AgentSpec("explore", "finds things in the code", "subagent", prompt=EXPLORE,
-              rules=_rules("explore", {"edit": "deny", "bash": "deny", "todo": "deny"})),
+              rules=_rules("explore", {"*": "deny", "read": "allow", "external_directory": "ask", "doom_loop": "ask"})),
     AgentSpec("compaction", "sums up a history that has become too long", hidden=True, prompt=COMPACTION,
               rules=_rules("compaction", {"*": "deny"})),
     AgentSpec("title", "finds a title", hidden=True, prompt=TITLE, rules=_rules("title", {"*": "deny"}), temperature=0.3),
@@ -108,7 +111,8 @@ def load_agents(folder: Path) -> tuple[dict[str, AgentSpec], list[str]]:
 
 
 def read_agent(path: Path, base: AgentSpec | None = None) -> AgentSpec:
-    """The agent of a file, with what it does not say from `base`. Raises AgentError, RulesError, and OSError."""
+    """The agent of a file, with what it does not say from `base`, and its rules behind those of `base`. Raises AgentError, RulesError,
+    and OSError."""
     check_trusted(path)
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", path.stem):
         raise AgentError("its name has to be of small letters, digits, - and _")
@@ -117,7 +121,9 @@ def read_agent(path: Path, base: AgentSpec | None = None) -> AgentSpec:
     if unknown := head.keys() - KEYS.keys() - {"name"}:
         raise AgentError(f"there is no {', '.join(sorted(unknown))} in front of an agent; there are {', '.join(KEYS)}")
     fields: dict[str, Any] = {KEYS[key][0]: KEYS[key][1](path.stem, value) for key, value in head.items() if key in KEYS}
-    return replace(base or AgentSpec(path.stem), **(fields | ({"prompt": prompt} if prompt else {})))
+    base = base or AgentSpec(path.stem)
+    fields["rules"] = base.rules + fields.get("rules", ())
+    return replace(base, **(fields | ({"prompt": prompt} if prompt else {})))
 
 
 def _word(allowed: Sequence[str]) -> Any:
@@ -136,9 +142,12 @@ def _text(name: str, value: Any) -> str:
 
 def _number(name: str, value: Any) -> float:
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError):
-        raise AgentError(f"{value!r} has to be a number") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise AgentError(f"{value!r} has to be a number")
+    return number
 
 
 # key in the file: (field, what reads its value)
@@ -149,9 +158,14 @@ KEYS: dict[str, tuple[str, Any]] = {
 
 
 def split(text: str) -> tuple[dict[str, Any], str]:
-    """(the front matter, the text behind it). Raises AgentError where what stands between two lines of --- is none."""
+    """(the front matter, the text behind it). Raises AgentError where what stands between two lines of --- is none, and where a line of
+    dashes near the beginning bounds none: rules that are not read would make an agent that may do everything."""
     found = re.match(r"---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|$)(.*)", text.lstrip("\ufeff"), re.S | re.M)
     if not found:
+        first = [line for raw in text.splitlines() if (line := "".join(c for c in raw if c.isprintable()).strip())][:BEGINNING]
+        if any(re.fullmatch("-{3,}", line) for line in first):
+            raise AgentError("a line of dashes near its beginning bounds no front matter, which is between two lines ---, the first of the "
+                             "file and another one")
         return {}, text.strip()
     return mapping(found[1].splitlines()), found[2].strip()
 
@@ -170,6 +184,8 @@ def mapping(lines: Iterable[str]) -> dict[str, Any]:
         while depth <= open_at[-1][0]:
             open_at.pop()
         inside = open_at[-1][1]
+        if key in inside:
+            raise AgentError(f"{key} is there twice")
         inside[key] = _bare(value) if value else {}
         if not value:
             open_at.append((depth, inside[key]))

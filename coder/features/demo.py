@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.features.scripted import Body, Reply, ScriptedServer
+from coder.text import clean
 
 PROMPT = "The tests of this project fail. Find out why and repair it."
 TESTS = "python3 -m unittest 2>&1"
@@ -177,7 +178,7 @@ def main(argv: list[str]) -> int:
     """`python -m coder demo --port N`: the server alone, for any client."""
     parser = argparse.ArgumentParser(prog="python -m coder demo", description="Serve the demo's scripted model on loopback.")
     parser.add_argument("--port", type=int, default=8321, help="default 8321; 0 takes a free one")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args([clean(word) for word in argv])  # an error holds what was given
     if not 0 <= arguments.port <= 65535:
         parser.error("--port has to be a number from 0 to 65535")
     try:

@@ -22,6 +22,7 @@ from typing import Any, cast
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.environment import is_secret
+from coder.text import clean
 from coder.tools import ToolContext
 from coder.types import (
     Completion,
@@ -251,15 +252,29 @@ def _with(delta: Any, text: str) -> Event:
 
 
 def redact_logs(redactor: Redactor) -> None:
-    """Take the keys out of what all of Python's loggers write from now on: libraries log what they send and get (OPENAI_LOG=debug)."""
+    """Take the keys, and what drives a terminal, out of what all of Python's loggers write from now on: libraries log what they send
+    and get (OPENAI_LOG=debug). An exception is written as text here, since whoever formats it later would write it as it is."""
     make = logging.getLogRecordFactory()
+
+    def written(text: str) -> str:
+        return redactor.text(clean(text))
 
     def redacted_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
-        record.msg, record.args = redactor.text(record.getMessage()), ()
+        record.msg, record.args = written(_message(record)), ()
+        if record.exc_info:
+            record.exc_text, record.exc_info = written(logging.Formatter().formatException(record.exc_info)), None
         return record
 
     logging.setLogRecordFactory(redacted_record)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The message; one that does not fit its arguments is no reason to fail (logging itself tells it and goes on)."""
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError, LookupError, OverflowError):
+        return f"{record.msg} {record.args!r}"
 
 
 # ---- what looks like a secret ----------------------------------------------------------------------------

@@ -2,15 +2,15 @@
 
     run_loop(messages, model, Toolset(sandbox.tools(TOOLS)), hooks=HookChain(permissions, sandbox))
 
-Commands write in the workspace, the folders of its git repository, a private temporary folder (TMPDIR), shared memory and
-harmless devices; searches write nothing. They signal, trace and reach over abstract sockets only each other, set-user-ID
-programs give them nothing, and root has fewer capabilities. Without `network` there is no TCP. After each command watch.py
-undoes what would run later.
+Commands write only in the workspace, the folders of its git repository, a private temporary folder (TMPDIR), shared memory
+(/dev/shm) and harmless devices; searches write nothing. They signal, trace and reach over abstract sockets only each other,
+set-user-ID programs give them nothing, and root has fewer capabilities. Without `network` they have sockets for this machine
+only: no TCP, no UDP. After each command watch.py undoes what would run later.
 
-What it leaves out, and an allowed command can still do: read everything and run every program; send over UDP, and over TCP
-where it is not off; talk to servers at unix sockets with a name (docker, D-Bus), which may do anything for it; change modes,
-owners and times of files elsewhere. In a workspace that holds the home
-folder, all of that is writable. Our own process and a person's own commands are not confined.
+What it leaves out, and an allowed command can still do: read everything and run every program; use the network where it is
+not off; talk to servers at unix sockets with a name (docker, D-Bus), which may do anything for it; change modes, owners and
+times of files elsewhere. In a workspace that holds the home folder, all of that is writable. Our own process and a person's own
+commands are not confined.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coder.abort import Abort
-from coder.features.landlock import NETWORK_ABI, ConfinedThread, available, restrict
+from coder.features.landlock import NETWORK_ABI, ConfinedThread, LandlockError, available, can_filter, gaps, restrict
 from coder.features.watch import Change, Watch, git_folders, told
 from coder.tools import Tool, ToolContext
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
@@ -45,6 +45,8 @@ DEVICES = [NULL, Path("/dev/zero"), Path("/dev/full"), Path("/dev/shm")]
 CARDS = ("nvidia*", "dri/*", "kfd")
 # Tools that fail without a cache that they can write. Others go without, or find what they have downloaded in ~/.cache.
 CACHES = {"PIP_CACHE_DIR": "pip", "UV_CACHE_DIR": "uv", "npm_config_cache": "npm", "GOCACHE": "go"}
+# Ways to servers that would do something for a command outside; without them it has to know where they are.
+SERVERS = ("TMUX", "STY", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST")
 SEARCHES = {"grep", "glob"}
 SIGNS = re.compile(r"permission denied|operation not permitted|read-only file system|invalid cross-device link|no new privileges"
                    r"|\bE(ACCES|PERM|ROFS|XDEV)\b", re.I)
@@ -59,17 +61,20 @@ class Sandbox(Hooks):
     """Confines what the tools of a session start. One object for a process: its commands may signal each other.
 
     `workspace` is the folder that may be written; `required` raises SandboxError where the kernel cannot do it all, else what is
-    missing is in `notices`, sentences for a person at the start. `network` False turns TCP off. `config` and `data` are our own
-    folders, watched where commands can write to them, whether or not they exist.
+    missing is in `notices`, sentences for a person at the start. `network` False turns it off. `config` and `data` are our own
+    folders, watched where commands can write to them, whether or not they exist. `abi`: use no newer version of Landlock.
     """
 
     def __init__(self, workspace: str | Path, *, required: bool = False, network: bool = True, config: Path | None = None,
-                 data: Path | None = None) -> None:
+                 data: Path | None = None, abi: int | None = None) -> None:
         self.workspace = Path(workspace).resolve()
         self.network = network
         self.temporary = Path(os.path.realpath(private_folder()), "tmp")
         self.temporary.mkdir(mode=0o700, exist_ok=True)
-        self.environment = {"TMPDIR": str(self.temporary)} | {name: str(self.temporary / "cache" / each) for name, each in CACHES.items()}
+        self.environment: dict[str, str | None] = {
+            "TMPDIR": str(self.temporary), **{name: str(self.temporary / "cache" / each) for name, each in CACHES.items()},
+            **dict.fromkeys(SERVERS)}
+        self.abi = available() if abi is None else min(abi, available())
         self.notices: list[str] = []
         self._devices = [*DEVICES, *(path for each in CARDS for path in Path("/dev").glob(each))]
         self._lock = threading.Lock()
@@ -78,13 +83,14 @@ class Sandbox(Hooks):
         self.active = self._probe(required)
         ours = [each if each and (not self.active or self._holds(each)) else None for each in (config, data)]
         self.watch = Watch(self.workspace, *ours)
+        self._looker = ConfinedThread(lambda: None)  # no Ctrl+C comes to another thread than the main one
 
     @property
     def summary(self) -> str:
         """A sentence for a banner, "" where nothing is confined."""
         if not self.active:
             return ""
-        return f"Sandbox: commands write only in this folder and a temporary one{'' if self.network else ', and have no TCP'}."
+        return f"Sandbox: commands write only in this folder and a temporary one{'' if self.network else ', and have no network'}."
 
     def tools(self, tools: Iterable[Tool]) -> list[Tool]:
         """The same tools, bash with a parameter more: `unconfined`. Where nothing is confined they stay as they are."""
@@ -92,7 +98,12 @@ class Sandbox(Hooks):
 
     def since(self) -> list[str]:
         """What has changed since the last command ended, for the end of a session, when children in the background are gone."""
-        return _left(self.watch.since(), self.workspace)
+        untold = [text for _, call in list(self._calls.values()) for text in call.taken_notices()]
+        return untold + _left(self.watch.since(), self.workspace)
+
+    def unbroken(self, work: Callable[[], None]) -> None:
+        """Do it to its end, an interrupt notwithstanding, which is raised afterwards (or after landlock.PATIENCE)."""
+        self._looker.run(work)
 
     # -- around a call
 
@@ -119,9 +130,9 @@ class Sandbox(Hooks):
         return dataclasses.replace(result, content="\n".join([result.content, *lines]))
 
     def _hint(self) -> str:
-        tcp = "" if self.network else " and have no TCP"
-        return (f"[in the sandbox commands write only in {self.workspace} and $TMPDIR ({self.temporary}){tcp}. Where that is the reason, "
-                "do it there, or make the call again with unconfined true: the user is asked]")
+        network = "" if self.network else " and have no network"
+        return (f"[in the sandbox commands write only in {self.workspace} and $TMPDIR ({self.temporary}){network}. Where that is the "
+                "reason, do it there, or make the call again with unconfined true: the user is asked]")
 
     def _undone_line(self, changes: Sequence[Change]) -> str:
         way = "make the call again with unconfined true: the user is asked" if self.active else "ask the user to do it"
@@ -146,7 +157,7 @@ class Sandbox(Hooks):
         if thread is None or known != wanted:
             if thread:
                 thread.end()
-            thread = ConfinedThread(lambda: restrict(paths, self.network))
+            thread = ConfinedThread(lambda: restrict(paths, self.network, self.abi))
             self._threads[writes] = wanted, thread
         return thread
 
@@ -161,19 +172,28 @@ class Sandbox(Hooks):
         """Try it in earnest. Is there a sandbox?"""
         try:
             self._thread(True)
-        except OSError as error:
+        except LandlockError as error:
             reason = error.strerror or str(error)
             if required:
                 raise SandboxError(f"there is no sandbox on this system: {reason}") from None
             self.notices.append(f"No sandbox: {reason}. A command that is allowed can do all that you can.")
             return False
-        if not self.network and available() < NETWORK_ABI:
-            if required:
-                raise SandboxError("the sandbox of this kernel (before Linux 6.7) cannot turn off the network")
-            self.notices.append("The sandbox of this kernel (before Linux 6.7) cannot turn off the network.")
+        missing = missing_of(self.abi, self.network)
+        if missing and required:
+            raise SandboxError(" ".join(missing))
+        self.notices += missing
         if Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(self.workspace):
             self.notices.append("This folder holds your home folder: the sandbox lets commands write to all of it.")
         return True
+
+
+def missing_of(abi: int, network: bool) -> list[str]:
+    """What the sandbox of a kernel with this version of Landlock does not keep, sentences for a person."""
+    found = [f"The sandbox of this kernel is not whole: commands can {' and '.join(gaps(abi))}."] if gaps(abi) else []
+    if network or can_filter():
+        return found
+    return [*found, "The sandbox of this kernel cannot turn off the network." if abi < NETWORK_ABI else
+            "The sandbox of this system turns off plain TCP only, not UDP."]
 
 
 class Call:
@@ -186,7 +206,7 @@ class Call:
         self._notices: list[str] = []
 
     @property
-    def environment(self) -> Mapping[str, str]:
+    def environment(self) -> Mapping[str, str | None]:
         return {} if self.outside or not self.sandbox.active else self.sandbox.environment
 
     def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
@@ -201,8 +221,10 @@ class Call:
             raise
 
     def ended(self) -> None:
-        if not self.writes:
-            return
+        if self.writes:
+            self.sandbox.unbroken(self._compare)
+
+    def _compare(self) -> None:
         changes = self.sandbox.watch.end(None if self.outside else self.sandbox.run)
         if not changes:
             return

@@ -202,7 +202,10 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
     finally:
         keyboard.close()
         screen.title("")
-        if repl and (kept := repl.memory.close(screen.status)):
+        kept = repl.memory.close(screen.status) if repl else ""
+        for text in repl.session.left_behind() if repl else ():
+            screen.line(text, "yellow")
+        if kept:
             screen.line(f"Go on with this conversation: coder -r {kept}", "dim")
     return 0
 

@@ -6,7 +6,6 @@ What it leaves out: entries that are no commands (repl.py), and what the command
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -17,10 +16,11 @@ from coder.features.git import SnapshotError
 from coder.features.instructions import INIT
 from coder.features.plugins import Command as PluginCommand
 from coder.features.snapshots import Undone
-from coder.features.store import SessionInfo, StoreError
+from coder.features.store import StoreError
 from coder.features.titles import summary_of
 from coder.terminal.interrupts import held
 from coder.terminal.keyboard import Leave, silent_keys
+from coder.terminal.listing import line_of
 from coder.terminal.render import count, tokens
 from coder.terminal.screen import clean, one_line
 from coder.types import Aborted, ModelError, Reasoning
@@ -292,15 +292,3 @@ class Commands:
 def _listed(paths: Sequence[str]) -> str:
     """The first of them."""
     return ", ".join(paths[:LISTED]) + (f" and {len(paths) - LISTED} more" if len(paths) > LISTED else "")
-
-
-def line_of(info: SessionInfo) -> str:
-    """A session in a line: id, age, what it is about."""
-    return f"{info.id}  {age(info.updated):>8}  {' '.join(clean(info.title or info.first).split())}  ({info.messages} messages)"
-
-
-def age(milliseconds: int) -> str:
-    """How long ago, in the largest unit."""
-    seconds = max(0.0, time.time() - milliseconds / 1000)
-    steps: Sequence[tuple[float, str]] = ((86_400, "d"), (3_600, "h"), (60, "min"))
-    return next((f"{seconds / size:.0f} {unit} ago" for size, unit in steps if seconds >= size), "now")

@@ -5,7 +5,6 @@ What it leaves out: how the file looks (features/export.py).
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import sys
@@ -16,6 +15,7 @@ from typing import cast
 from coder.features.export import Format, export, redactor
 from coder.features.store import Store, StoreError
 from coder.terminal.config import data_folder, keys_of
+from coder.terminal.flags import Flags
 from coder.terminal.screen import clean
 
 FORMATS = ("md", "html", "json")
@@ -38,7 +38,7 @@ def write_export(store: Store, session_id: str, name: str, *keys: str) -> Path:
 
 def main(argv: Sequence[str]) -> int:
     """Run it; returns the exit code."""
-    flags = argparse.ArgumentParser(prog="python -m coder export", description="A conversation as people read it, on stdout or in a file.")
+    flags = Flags(prog="python -m coder export", description="A conversation as people read it, on stdout or in a file.")
     flags.add_argument("id", help="see `coder sessions`")
     flags.add_argument("--format", choices=FORMATS, default="md")
     flags.add_argument("-o", "--output", metavar="FILE", help="a new file; its ending says the format")

@@ -75,7 +75,7 @@ def _add_settings(flags: argparse.ArgumentParser) -> None:
     flags.add_argument("--sandbox", dest="CODER_SANDBOX", choices=["auto", "on", "off"],
                        help="commands write only in this folder: where the kernel can do it (auto), or not at all without it (on)")
     flags.add_argument("--sandbox-network", dest="CODER_SANDBOX_NETWORK", choices=["on", "off"],
-                       help="off: commands in the sandbox have no TCP (default on)")
+                       help="off: commands in the sandbox have no network (default on)")
     flags.add_argument("--allow-http", dest="CODER_ALLOW_HTTP", action="store_const", const="on",
                        help="also for a server on another machine (default: https, or http on this machine)")
     flags.add_argument("--reasoning", dest="CODER_REASONING", metavar="LEVEL", choices=LEVELS,

@@ -26,7 +26,7 @@ from coder.text import clean
 PROMPT, MORE = "> ", ". "
 AGAIN = 2.0  # seconds within which a second Ctrl+C on an empty line leaves
 QUIET = 0.3  # seconds without a key before a question takes an answer: who types does not yet see it
-MOST_PENDING = 1 << 16  # bytes of keys that come before a question
+MOST_PENDING = 1 << 16  # bytes of keys before a question that are kept for the next prompt
 BOTH = 1.0  # seconds within which a Ctrl+C after one that stopped a run leaves
 MAX_HISTORY = 1000
 
@@ -192,7 +192,7 @@ def _pending() -> str:
     data = b""
     with local_modes(on="NOFLSH", off="ICANON ECHO"):
         fd = sys.stdin.fileno()
-        while len(data) < MOST_PENDING and select.select([fd], [], [], QUIET)[0] and (piece := os.read(fd, 4096)):
-            data += piece
+        while select.select([fd], [], [], QUIET)[0] and (piece := os.read(fd, 4096)):
+            data += piece[:MOST_PENDING - len(data)]  # all of them are taken out: what stays would be the answer
     text = data.decode("utf-8", "replace").replace("\r", " ").replace("\n", " ")
     return "".join(c for c in clean(text) if c.isprintable())

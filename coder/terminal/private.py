@@ -43,9 +43,9 @@ def close_process() -> None:
 
 def clean_path() -> None:
     """Take places that depend on where we stand out of PATH: a workspace with its own `ls`, `git` or `uname` must not be run by us, by
-    a library or by a command of the model's."""
+    a library or by a command of the model's. An empty PATH would mean just that place, so then it is the system's own."""
     places = [place for place in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(place)]
-    os.environ["PATH"] = os.pathsep.join(places)
+    os.environ["PATH"] = os.pathsep.join(places) or os.defpath
 
 
 def own_folder(folder: Path) -> None:

@@ -171,6 +171,10 @@ class Session:
         self.notices.clear()
         return notices
 
+    def left_behind(self) -> list[str]:
+        """What commands in the background have changed since the last one, which a person is to be told at the end."""
+        return self.sandbox.since() if self.sandbox else []
+
     def adopt(self, messages: list[Message], session_id: str = "") -> None:
         """Go on with this conversation."""
         self.messages = messages

@@ -11,16 +11,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coder.features.sessions import to_model_messages
 from coder.features.store import SessionInfo, Store, StoreError
-from coder.terminal.commands import line_of
 from coder.terminal.config import data_folder
-from coder.terminal.kit import TOOLS
-from coder.terminal.render import tokens
-from coder.terminal.replay import replay
-from coder.terminal.screen import Screen
+from coder.terminal.flags import Flags
+from coder.terminal.listing import line_of
 from coder.text import clean
-from coder.tools import Toolset
 
 VERBS = ("list", "search", "show", "fork", "rm")
 
@@ -31,7 +26,7 @@ def sessions_file() -> Path:
 
 def main(argv: Sequence[str]) -> int:
     """Run it; returns the exit code."""
-    flags = argparse.ArgumentParser(prog="python -m coder sessions", description="The conversations that were kept on this machine.")
+    flags = Flags(prog="python -m coder sessions", description="The conversations that were kept on this machine.")
     verbs = flags.add_subparsers(dest="verb", metavar="|".join(VERBS))
     listing = verbs.add_parser("list", help="those of this folder, the newest first (the default)")
     listing.add_argument("-a", "--all", action="store_true", help="of all folders")
@@ -74,6 +69,13 @@ def _search(store: Store, given: argparse.Namespace) -> int:
 
 
 def _show(store: Store, given: argparse.Namespace) -> int:
+    from coder.features.sessions import to_model_messages  # late: the other verbs need none of it
+    from coder.terminal.kit import TOOLS
+    from coder.terminal.render import tokens
+    from coder.terminal.replay import replay
+    from coder.terminal.screen import Screen
+    from coder.tools import Toolset
+
     info = store.find(given.id)
     screen = Screen(sys.stdout)
     screen.line(f"{line_of(info)}\n{info.directory} · {info.model} · {tokens(info.usage)}", "dim")

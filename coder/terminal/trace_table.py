@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from coder.features.trace_file import COLUMNS, MEANING, Recording, Run, TraceError, read, seconds, understood
 from coder.terminal.config import ConfigError
+from coder.terminal.flags import Flags
 from coder.text import clean
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ LONGEST = 300  # characters of the line that says why a run stopped
 
 def main(argv: list[str]) -> int:
     """Run the subcommand. Raises ConfigError for a file that cannot be read, written or understood."""
-    flags = argparse.ArgumentParser(prog="python -m coder trace", description="A run that was recorded with --trace FILE, step by step.",
-                                    epilog=MEANING)
+    flags = Flags(prog="python -m coder trace", description="A run that was recorded with --trace FILE, step by step.", epilog=MEANING)
     flags.add_argument("file", metavar="FILE")
     flags.add_argument("--html", metavar="OUT", help="write one page with a timeline and every message instead; it needs no network")
     arguments = flags.parse_args(argv)

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 from coder.tools import ToolContext, tool
-from coder.tools.workspace import Text, diff, load, refuse_changed, refuse_other, save, shown, to_write
+from coder.tools.workspace import Text, ask_to_show, diff, load, refuse_changed, refuse_other, save, shown, to_write
 from coder.types import ToolError, ToolResult
 
 MAX_PLACES = 100_000  # in one call; each takes memory
@@ -54,6 +54,7 @@ def edit(ctx: ToolContext, path: str, old_string: str, new_string: str,
         raise ToolError("old_string is empty. To create a file use write; to insert, give the line beside the place.")
     if old_string == new_string:
         raise ToolError("old_string and new_string are the same: nothing to do")
+    yield from ask_to_show(ctx, target)
     file = load(ctx, target)
     refuse_changed(ctx, target)
     places = find(file, old_string, new_string, replace_all, name)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +21,8 @@ from typing import Any, NoReturn
 
 from coder.tools import ToolContext, tool
 from coder.tools.edit import PUNCTUATION, advice
-from coder.tools.workspace import Text, diff, inside, load, refuse_changed, resolve, save, shown, stamp, to_write
+from coder.tools.folder import remove, remove_folder, rename
+from coder.tools.workspace import Text, ask_to_show, diff, inside, load, refuse_changed, resolve, save, shown, stamp, to_write
 from coder.types import ToolError, ToolResult
 
 HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: *(\S.*?)\s*")
@@ -55,7 +55,9 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
     patch: the whole patch; paths are relative to the workspace
     """
     claimed: dict[Path, object] = {}
-    changes = [_planned(ctx, section, claimed) for section in parse(patch)]
+    sections = parse(patch)
+    yield from ask_to_show(ctx, *_changed_there(ctx, sections))
+    changes = [_planned(ctx, section, claimed) for section in sections]
     whole = "\n".join(change.diff for change in changes)
     yield from ctx.ask("edit", [name for change in changes for name in change.names], whole)
     for place, state in claimed.items():  # the person may have taken a while to answer
@@ -257,6 +259,16 @@ class Change:
     before: bytes | None = None
 
 
+def _changed_there(ctx: ToolContext, sections: list[Section]) -> list[Path]:
+    """The files that the patch changes or deletes; what is wrong with a path is said later."""
+    places = list[Path]()
+    for section in sections:
+        with contextlib.suppress(ToolError):
+            places += [to_write(ctx, section.path)] if section.kind == "Update" else []
+            places += [_entry(ctx, section.path)] if section.kind == "Delete" else []
+    return places
+
+
 def _planned(ctx: ToolContext, section: Section, claimed: dict[Path, object]) -> Change:
     """Raises ToolError, naming the section, where it cannot be done. `claimed` gets its paths and what is there now."""
     try:
@@ -337,8 +349,8 @@ def _written(ctx: ToolContext, changes: list[Change]) -> list[str]:
         end = f"Not all could be put back: {'; '.join(lost)}" if lost else "All files are as they were before."
         raise ToolError(f"{error}\nThe patch was not applied. {end}") from None
     for place in aside:
-        with contextlib.suppress(OSError):
-            os.unlink(place)
+        with contextlib.suppress(OSError, ToolError):
+            remove(place)
     return notes
 
 
@@ -346,15 +358,13 @@ def _done(ctx: ToolContext, change: Change, undo: list[Callable[[], object]], as
     """Do one change. How to undo a step is noted before it, so that an interrupt in between loses nothing."""
     note, place, target = "", change.place, change.to or change.place
     if change.data is not None:
-        undo += [folder.rmdir for folder in reversed(target.parents) if not folder.exists()]
+        undo += [partial(remove_folder, folder) for folder in reversed(target.parents) if not folder.exists()]
         undo.append(partial(_put_back, ctx, target, change.before))
-        note = save(ctx, target, change.data)
-    if change.to:
-        shutil.copymode(place, change.to)
+        note = save(ctx, target, change.data, like=place if change.to else None)
     if change.letter in "DR":  # it only loses its name until all else is done: so it can come back whole
         hidden = place.with_name(f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp")
-        undo.append(partial(os.rename, hidden, place))
-        os.rename(place, hidden)
+        undo.append(partial(rename, hidden, place.name))
+        rename(place, hidden.name)
         aside.append(hidden)
         ctx.seen.pop(place, None)
     return note
@@ -362,7 +372,7 @@ def _done(ctx: ToolContext, change: Change, undo: list[Callable[[], object]], as
 
 def _put_back(ctx: ToolContext, place: Path, before: bytes | None) -> None:
     if before is None and os.path.lexists(place):
-        os.unlink(place)
+        remove(place)
     elif before is not None and place.read_bytes() != before:
         save(ctx, place, before)
 

@@ -57,8 +57,8 @@ class Confinement(Protocol):
     """What a child is kept in."""
 
     @property
-    def environment(self) -> Mapping[str, str]:
-        """Variables for the child, before ours."""
+    def environment(self) -> Mapping[str, str | None]:
+        """Variables for the child, before ours; None for one that it does not get."""
         ...
 
     def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
@@ -75,7 +75,8 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items()
             if name not in STEERING and not name.startswith(FUNCTION) and not is_secret(name)}
     if "PATH" in kept:  # a relative folder there is the workspace, which must not stand in for the system (PRM-21)
-        kept["PATH"] = os.pathsep.join(filter(os.path.isabs, kept["PATH"].split(os.pathsep)))
+        # "" would be the workspace again
+        kept["PATH"] = os.pathsep.join(filter(os.path.isabs, kept["PATH"].split(os.pathsep))) or os.defpath
     return kept | QUIET
 
 
@@ -89,7 +90,8 @@ def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float, *, stdin
     a normal end, only background children are left.
     """
     mark = f"{_run}-{time.monotonic_ns()}"
-    variables = environment() | dict(confine.environment if confine else {}) | {MARK: mark}
+    given: Mapping[str, str | None] = {**environment(), **(confine.environment if confine else {}), MARK: mark}
+    variables = {name: value for name, value in given.items() if value is not None}
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(argv, cwd=cwd, env=variables, start_new_session=True, stdin=stdin or subprocess.DEVNULL,
@@ -111,10 +113,10 @@ def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float, *, stdin
             if cause:
                 _kill(process, mark)
         finally:
-            if process.stdout:
-                process.stdout.close()
             if confine:
                 confine.ended()
+            if process.stdout:
+                process.stdout.close()
     return Ending(process.wait(), cause)
 
 

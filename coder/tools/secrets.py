@@ -1,4 +1,4 @@
-"""Files that hold secrets, known by their names: `.env`, private keys, credentials of other programs.
+"""Files that hold secrets, known by their names: `.env`, private keys, credentials of other programs, what was typed into a shell.
 
 What it leaves out: what becomes of one (reading asks: features/permissions.py; grep passes over it: search.py), and secrets in
 files of other names.
@@ -11,13 +11,18 @@ from pathlib import PurePath
 
 # The last part of a path; examples of a .env are for everybody's eyes (SEC-11).
 NAMES = re.compile(r"""
-    \.env (?: \. (?! (?: .* \. )? (?: example|sample|template|dist|defaults ) $ ) .* )? | \.envrc
+    \. (?: env|dev\.vars ) (?: [-_.~] (?! (?: .* [-_.] )? (?: example|sample|template|dist|defaults ) $ ) .* )? | \.envrc | \.flaskenv
+  | env (?: \. (?: local|dev(?: elopment )?|prod(?: uction )?|stag(?: e|ing )|test ) )+
   | (?! (?: example|sample|template|dist|defaults ) \. ) .+ \. env
-  | id_(?: rsa|dsa|ecdsa|ed25519 )(?: _sk )?(?: [-_.] (?! pub$ ) .* )? | .+ _(?: rsa|dsa|ecdsa|ed25519 )
+  | id_(?: rsa|dsa|ecdsa|ed25519 )(?: _sk )? \d* (?: [-_.] (?! (?: .* \. )? pub $ ) .* )? | .+ _(?: rsa|dsa|ecdsa|ed25519 )
   | .* \. (?: pem|key|p12|pfx|jks|keystore|kdbx|ppk|gpg|ovpn )
   | \.netrc | _netrc | \.git-credentials | \.npmrc | \.pypirc | \.pgpass | \.my\.cnf | \.htpasswd | \.vault-token | \.terraformrc
   | \.dockercfg | \.s3cfg | \.boto | \.passwd-s3fs | kubeconfig | auth\.json | .* \. tfvars (?: \. json )?
-  | credentials (?: \. (?: json|toml|ya?ml|ini|db ) )? | secrets? \. (?: json|toml|ya?ml|ini )
+  | (?: .* [-_.] )? deploy [-_]? key (?: \.txt )? | .* priv(?: ate )? [-_]? key (?: \.txt )?
+  | (?: .* [-_.] )? (?: secring|secret|priv(?: ate )? ) (?: [-_.]? key )? \.asc | \. \w+ _history | fish_history
+  | (?: (?: access|api|auth|bot|oauth2?|refresh ) [-_.]? )? token \. (?: json|txt|pickle )
+  | (?! (?: example|sample|template|dist|defaults ) [-_.] ) (?: .* [-_.] )? credentials (?: \. (?: json|toml|ya?ml|ini|db ) )?
+  | secrets? \. (?: json|toml|ya?ml|ini )
   | (?: client_secret | service[-_]?account ) .* \. json
 """, re.X | re.I)
 FOLDERS = re.compile(r"(?:^|/)(?:\.ssh|\.gnupg|\.aws|\.azure|\.kube|\.docker|\.config/gcloud|\.config/gh|\.password-store)/", re.I)

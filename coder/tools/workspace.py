@@ -1,8 +1,9 @@
 """Files of the workspace, for every tool that touches one: one resolver, careful opening, exact text, atomic replacing.
 
-Promises: regular files only, judged on the open descriptor; no write outside the workspace, also through links; a file
-is wholly old or wholly new; mode, encoding, links and line endings stay; what changed on disk since it was read is not
-overwritten. One gap: a kill between giving the new content a name and renaming it leaves a .coder-*.tmp.
+Promises: regular files only, judged on the open descriptor; no write outside the workspace, also through links and where a
+folder becomes one meanwhile; a file is wholly old or wholly new; mode, encoding, links and line endings stay; what changed
+on disk since it was read is not overwritten. One gap: a kill between giving the new content a name and renaming it leaves a
+.coder-*.tmp.
 
 What it leaves out: the tools themselves (files.py, edit.py, patch.py).
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import ToolContext
+from coder.tools.folder import folder_of
 from coder.tools.process import private_folder
 from coder.types import ToolError
 
@@ -78,6 +80,12 @@ def to_write(ctx: ToolContext, path: str) -> Path:
 
 def shown(ctx: ToolContext, target: Path) -> str:
     return str(target.relative_to(ctx.cwd)) if inside(ctx, target) else str(target)
+
+
+def ask_to_show(ctx: ToolContext, *targets: Path) -> Generator[Any, None, None]:
+    """Ask where one is not read unasked: whoever changes it is shown lines of it, in the diff or in advice."""
+    if names := [name for target in targets if ctx.secret(name := shown(ctx, target))]:
+        yield from ctx.ask("read", names)
 
 
 # ---- opening and reading ---------------------------------------------------------------------------------
@@ -242,27 +250,16 @@ def _one_hunk(before: Sequence[str], after: Sequence[str], name: str) -> Iterato
 # ---- writing ---------------------------------------------------------------------------------------------
 
 
-def replace(target: Path, data: bytes) -> str:
+def replace(target: Path, data: bytes, like: Path | None = None) -> str:
     """Put `data` in the place of a file, at once and durably. Returns a note for the result, mostly empty.
 
-    The new content has no name until it is whole, so that a kill leaves nothing behind (but between two system calls).
+    The new content has no name until it is whole, so that a kill leaves nothing behind (but between two system calls). It
+    gets owner and mode of the file that it replaces, or of `like`. Raises ToolError; the file is then as it was.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        info = os.stat(target) if target.exists() else None
-        fd, name = _unnamed(target.parent)
-        try:
-            _fill(fd, data, info)
-            if not name:
-                name = _temporary(target.parent)
-                os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd)  # with a folder given, the link is followed
-            os.replace(name, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-        finally:
-            os.close(fd)
+        with folder_of(target, make=True) as folder:
+            info = _facts(folder, target.name)
+            _put(folder, target.name, data, _like(like) if like else info)
     except OSError as error:
         raise ToolError(f"{target} could not be written, and is as it was: {error.strerror}") from None
     if info and info.st_nlink > 1:
@@ -270,18 +267,47 @@ def replace(target: Path, data: bytes) -> str:
     return ""
 
 
-def _unnamed(folder: Path) -> tuple[int, str]:
+def _like(other: Path) -> os.stat_result | None:
+    with folder_of(other) as folder:
+        return _facts(folder, other.name)
+
+
+def _facts(folder: int, name: str) -> os.stat_result | None:
+    """Of a regular file; None where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return info if stat.S_ISREG(info.st_mode) else None
+    return None
+
+
+def _put(folder: int, name: str, data: bytes, info: os.stat_result | None) -> None:
+    fd, temporary = _unnamed(folder)
+    try:
+        _fill(fd, data, info)
+        if not temporary:
+            temporary = _temporary()
+            os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, dst_dir_fd=folder)  # with a folder given, the link is followed
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _unnamed(folder: int) -> tuple[int, str]:
     """A file open for writing that has no name yet; with a name where the system has no such files."""
     flags = os.O_WRONLY | os.O_CLOEXEC
     if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            return os.open(folder, flags | os.O_TMPFILE, 0o666), ""
-    name = _temporary(folder)
-    return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666), name
+            return os.open(".", flags | os.O_TMPFILE, 0o666, dir_fd=folder), ""
+    name = _temporary()
+    return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder), name
 
 
-def _temporary(folder: Path) -> str:
-    return str(folder / f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp")
+def _temporary() -> str:
+    return f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
 def _fill(fd: int, data: bytes, info: os.stat_result | None) -> None:
@@ -295,9 +321,9 @@ def _fill(fd: int, data: bytes, info: os.stat_result | None) -> None:
     os.fsync(fd)
 
 
-def save(ctx: ToolContext, target: Path, data: bytes) -> str:
+def save(ctx: ToolContext, target: Path, data: bytes, like: Path | None = None) -> str:
     """`replace`, and remember the file as we left it."""
-    note = replace(target, data)
+    note = replace(target, data, like)
     ctx.seen[target] = stamp(target)
     return note
 
