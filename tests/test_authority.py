@@ -147,7 +147,7 @@ def test_in_a_session_agents_are_switched_and_rules_are_shown(tmp_path: Path) ->
         assert "* build" in session.say("/agent") and "plan goes on" in session.say("/plan")
         assert "planning with 7 tools" in session.say("two")
         shown = session.say("/permissions")
-        assert "deny   bash: rm *  (a flag)" in shown and "deny   edit: *  (agent plan)" in shown
+        assert "deny   bash: rm *  (a flag)" in shown and "deny   edit: *  (agent plan)" in shown and "ask    *: *  (agent plan)" in shown
         assert "build goes on" in session.say("/plan") and "building with 9 tools" in session.say("three")
         assert "There is no agent boss; there are build, plan." in session.say("/agent boss")
         assert "no longer asked" in session.say("/yolo") and "Asking again" in session.say("/yolo")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coder.features.agents import BUILT_IN
 from coder.features.hooks import HookChain
 from coder.features.permissions import Decision, Permissions
 from coder.features.rules import Rule, RulesError, dead, denies_all, evaluate, fits, load_rules, rule_of, rules_of, tightening, unknown
@@ -21,7 +22,7 @@ from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
-from coder.tools.search import grep
+from coder.tools.search import glob, grep
 from coder.types import DoomLoop, Event, PermissionAsked, PermissionReplied, ToolEnd
 from tests.harness import ask, serve
 
@@ -761,3 +762,10 @@ def test_long_lines_with_many_denies_are_decided_soon(ws: Path) -> None:
     started = time.monotonic()
     assert decide(" && ".join(f"a{number} /x" for number in range(20_000)), ws, rules) == "ask"
     assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("agent", ["plan", "explore", "build"])
+def test_every_agent_looks_around_without_a_question(ws: Path, agent: str) -> None:
+    calls = [("read", {"path": "f"}), ("grep", {"pattern": "x"}), ("glob", {"pattern": "*"}), ("ls", {})]
+    events, asked = played(ws, Permissions(agent=BUILT_IN[agent].rules, can_ask=True), *calls, tools=[read, grep, glob, ls])
+    assert asked == [] and not any(text.startswith("Denied") for text in results(events))

@@ -115,7 +115,7 @@ class Permissions(Hooks):
         if permission in ("bash", "unconfined"):
             own = self._command(permission, text, cwd)
         else:
-            own = self._path((permission, *([tool] if tool else [])), text, cwd)
+            own = self._path((permission, *([tool] if tool else []), *(["read"] if permission in LOOKING else [])), text, cwd)
         return strictest([own, self.parent.judge(permission, text, cwd, tool)]) if self.parent else own
 
     def _path(self, kinds: tuple[str, ...], text: str, cwd: Path) -> Decision:

@@ -147,9 +147,11 @@ class Commands:
 
     def permissions(self, argument: str) -> None:
         permissions = self.session.permissions
-        self.screen.line("Of the rules that fit an action the last decides. Where none does, reading is free in this folder, and so are "
-                         "plain pwd, ls, cat, head, tail, wc and echo; commands, edits and places outside are asked about.")
-        for rule in [*permissions.ordered, *permissions.workspace, *permissions.memory.rules]:
+        self.screen.line("Of the rules that fit an action the last decides. Where none fits,\n"
+                         "reading is free in this folder, and so are plain pwd, ls, cat, head, tail,\n"
+                         "wc and echo; commands, edits and places outside are asked about.")
+        rules = [*permissions.rules, *permissions.agent, *permissions.flags, *permissions.workspace, *permissions.memory.rules]
+        for rule in rules:
             self.screen.line(clean(f"  {rule.action:<6} {rule.permission}: {rule.pattern}  ({rule.source})"))
         for kind, text in sorted(permissions.memory.exact):
             self.screen.line(clean(f"  allow  {kind}: exactly {text}  (you, this session)"))
