@@ -185,7 +185,8 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
     screen = Screen(sys.stdout)
     keyboard = Keyboard(data_folder() / "history", waiting=_load_behind)
     files = ", ".join(each.path for each in instructions(Path.cwd(), config_folder()))
-    screen.line(f"coder {__version__} · {clean(settings.model)} at {clean(settings.host)} · {clean(str(Path.cwd()))}\n"
+    who = f" · agent {clean(arguments.agent)}" if arguments.agent else ""
+    screen.line(f"coder {__version__} · {clean(settings.model)} at {clean(settings.host)} · {clean(str(Path.cwd()))}{who}\n"
                 f"{f'Instructions: {clean(files)}{chr(10)}' if files else ''}/help lists the commands; Ctrl+C stops a run, Ctrl+D leaves.")
     repl: Repl | None = None
     try:
