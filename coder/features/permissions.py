@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from coder.features.lexer import deny_forms, joined, parse
-from coder.features.protections import Here, deletes_outside, is_firm, protected
+from coder.features.protections import Here, deletes_outside, protected
 from coder.features.rules import FLAG, STRICT, Action, Rule, any_of, denies_all, evaluate, fits
 from coder.tools import Tool, ToolContext
 from coder.types import DeniedError, DoomLoop, Event, Hooks, PermissionAsked, PermissionReplied, Said, ToolCall, ToolResult
@@ -35,8 +35,6 @@ LOOKING = {"grep", "glob", "ls"}  # of the kind read, and asked about under thei
 PATHS = {"read", "edit", "external_directory", *LOOKING}
 PATTERNS = ("edit", "external_directory")  # kinds for which "always" is not exactly what was asked
 ASKING = {"read", "edit", "bash", "task"}  # kinds whose tools ask by themselves, with what they are about to touch
-
-__all__ = ["Decision", "Memory", "Permissions", "fits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +121,12 @@ class Permissions(Hooks):
         permission, texts = kinds[0], _names(kinds[0], text, cwd)
         rule = evaluate(kinds, texts, self.ordered)
         decision = self._tightened(kinds, texts, rule, rule.action if rule else DEFAULTS.get(permission, "allow"))
-        remember, why = _remembered(permission, text), protected(permission, text, self.private, cwd)
-        firm = decision.firm
+        remember, (why, firm) = _remembered(permission, text), protected(permission, text, self.private, cwd)
         if why and not _is_meant(rule):
             remember = "" if permission == "edit" else text
-            firm = firm or (permission == "edit" and is_firm(text, self.private, cwd))
-            decision = strictest([decision, Decision("ask")])
+            decision = strictest([decision, Decision("ask", firm=firm)])
         known = remember and any((permission, each) in self.memory for each in texts)
-        return ALLOW if decision.action == "ask" and known else Decision(decision.action, remember, why, firm)
+        return ALLOW if decision.action == "ask" and known else replace(decision, remember=remember, why=why)
 
     def _tightened(self, kinds: tuple[str, ...], texts: Collection[str], rule: Rule | None, action: Action,
                    asks: bool = True) -> Decision:

@@ -47,27 +47,24 @@ FILES = re.compile(r"""
 WHY = {"instructions": "later sessions follow what it says", "start": "other programs take their orders from it"}
 
 
-def protected(permission: str, path: str, private: Iterable[Path] = (), cwd: Path = Path()) -> str:
-    """Why a path may not be touched without a person's yes to this very one; "" where it may. `private`: our own folders.
+def protected(permission: str, path: str, private: Iterable[Path] = (), cwd: Path = Path()) -> tuple[str, bool]:
+    """(why, firm): why a path may not be touched without a person's yes to this very one, "" where it may; and is -y no answer
+    either? `private`: our own folders.
 
     `permission` is "edit" or "read", `path` as the tool names it: relative to the workspace `cwd`, or absolute.
     """
     if permission == "read":
-        return "it may hold secrets" if holds_secrets(path) else ""
+        return ("it may hold secrets" if holds_secrets(path) else ""), False
     if permission != "edit":
-        return ""
-    if any(PurePath(cwd / path).is_relative_to(folder) for folder in private):  # the workspace may be the home
-        return "our own configuration and sessions are there"
+        return "", False
     parts = [_bare(part) for part in PurePath(path).parts]
+    firm = any(part in FIRM for part in parts)
+    if any(PurePath(cwd / path).is_relative_to(folder) for folder in private):  # the workspace may be the home
+        return "our own configuration and sessions are there", True
     if why := next((FOLDERS[part] for part in parts if part in FOLDERS), ""):
-        return why
+        return why, firm
     known = FILES.fullmatch(parts[-1]) if parts else None
-    return WHY[str(known.lastgroup)] if known else ""
-
-
-def is_firm(path: str, private: Iterable[Path] = (), cwd: Path = Path()) -> bool:
-    """Is an edit there one to which -y is no answer?"""
-    return any(_bare(part) in FIRM for part in PurePath(path).parts) or any(PurePath(cwd / path).is_relative_to(each) for each in private)
+    return (WHY[str(known.lastgroup)] if known else ""), firm
 
 
 def _bare(name: str) -> str:

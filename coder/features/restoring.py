@@ -14,7 +14,7 @@ from pathlib import Path
 
 from coder.features.git import AT_ONCE, Entry, Pair
 from coder.features.shadow import bare
-from coder.tools.workspace import escaped, replace
+from coder.tools.workspace import escaped, replace, temporary_name
 from coder.types import (
     ToolError,
 )
@@ -116,7 +116,7 @@ def _files(folder: Path, workspace: Path) -> Iterator[str]:
 
 def _link(target: Path, data: bytes) -> None:
     """A link in the place of what is there."""
-    name = target.parent / f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp"
+    name = target.with_name(temporary_name())
     os.symlink(data, os.fsencode(name))
     try:
         os.replace(name, target)

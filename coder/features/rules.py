@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from coder.features.trust import check_trusted
+from coder.tools.searcher import small_file
 
 Action = Literal["allow", "ask", "deny"]
 STRICT: dict[Action, int] = {"allow": 0, "ask": 1, "deny": 2}
@@ -171,13 +171,12 @@ def tightening(folder: Path) -> tuple[list[Rule], list[str]]:
 
     An allow in there counts for nothing (SEC-05): the file may be a stranger's.
     """
-    path = folder / ".coder" / "permissions.json"
     name = ".coder/permissions.json"
-    text = _small_file(path)
-    if text is None:
+    data = small_file(folder / name, LONGEST)
+    if data is None:
         return [], []
     try:
-        rules = rules_of(_parsed(text), name)
+        rules = rules_of(_parsed(data.decode("utf-8", "replace")), name)
     except (ValueError, RulesError, RecursionError) as error:
         return [], [f"{name} is left out: {error}"]
     kept = [rule for rule in rules if rule.action != "allow"]
@@ -189,18 +188,3 @@ def tightening(folder: Path) -> tuple[list[Rule], list[str]]:
 
 def _counted(number: int) -> str:
     return f"{number} rule{'s' if number != 1 else ''}"
-
-
-def _small_file(path: Path) -> str | None:
-    """The text of a regular file, no link; None where there is none."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return os.read(fd, LONGEST).decode("utf-8", "replace") if stat.S_ISREG(os.fstat(fd).st_mode) else None
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-

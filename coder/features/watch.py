@@ -32,6 +32,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from coder.tools.searcher import small_file
+from coder.tools.workspace import temporary_name
+
 MAX_FILE = 1 << 20  # bytes; a larger file is known by its size and times, and cannot be put back
 MAX_TOTAL = 16 << 20  # bytes that are kept of all files
 MAX_DEPTH = 8  # folders in the name of a submodule
@@ -324,7 +327,7 @@ def _put_back(path: Path, before: Look, now: Found | None) -> None:
     elif old.kind == "link":
         os.symlink(os.fsdecode(old.data), path)
     else:
-        name = path.with_name(f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        name = path.with_name(temporary_name())
         with open(name, "xb") as file:
             file.write(old.data)
             os.fchmod(file.fileno(), old.mode)
@@ -508,18 +511,8 @@ def _found(role: Role, path: Path, problem: str, most: int) -> Found | None:
 
 
 def _bytes(path: Path) -> bytes | None:
-    """A file, or the beginning of one that is too large; None where there is none that can be read. Opening never waits."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except (OSError, ValueError):
-        return None
-    try:
-        info = os.fstat(fd)
-        return os.read(fd, min(info.st_size, MAX_FILE) + 1) if stat.S_ISREG(info.st_mode) else None
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    """A file, or the beginning of one that is too large; None where there is none that can be read."""
+    return small_file(path, MAX_FILE + 1)
 
 
 def _line(path: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coder.abort import Abort
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
@@ -66,7 +66,7 @@ class Session:
         self.newest = Usage()  # of the newest answer
         self.interrupts = Interrupts()
         self.session_id = secrets.token_hex(8)
-        self.seen = ParallelTools(cwd=cwd).seen
+        self.seen: dict[Path, Any] = {}  # files as the tools have seen them, whichever tools there are
         self.abort = Abort()  # of the run under way
         self.subagents = Subagents(choices(agents, "subagent", "all"), partial(equip, self), limits=self.limits, retry=self.retry)
         self.temperature = Temperature(agents[agent])

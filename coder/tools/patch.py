@@ -22,7 +22,20 @@ from typing import Any, NoReturn
 from coder.tools import ToolContext, tool
 from coder.tools.edit import PUNCTUATION, advice
 from coder.tools.folder import remove, remove_folder, rename
-from coder.tools.workspace import Text, ask_to_show, diff, inside, load, refuse_changed, resolve, save, shown, stamp, to_write
+from coder.tools.workspace import (
+    Text,
+    ask_to_show,
+    diff,
+    inside,
+    load,
+    refuse_changed,
+    resolve,
+    save,
+    shown,
+    stamp,
+    temporary_name,
+    to_write,
+)
 from coder.types import ToolError, ToolResult
 
 HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: *(\S.*?)\s*")
@@ -362,7 +375,7 @@ def _done(ctx: ToolContext, change: Change, undo: list[Callable[[], object]], as
         undo.append(partial(_put_back, ctx, target, change.before))
         note = save(ctx, target, change.data, like=place if change.to else None)
     if change.letter in "DR":  # it only loses its name until all else is done: so it can come back whole
-        hidden = place.with_name(f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        hidden = place.with_name(temporary_name())
         undo.append(partial(rename, hidden, place.name))
         rename(place, hidden.name)
         aside.append(hidden)

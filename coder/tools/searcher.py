@@ -113,23 +113,24 @@ def ignore_rules(folder: str) -> list[tuple[Glob, bool, bool]]:
     """What the folder's .gitignore says of paths below it; .git/info/exclude says it, too."""
     rules = []
     for name in (".git/info/exclude", ".gitignore"):
-        rules += [rule for line in _small_file(os.path.join(folder, name)).splitlines() if (rule := _rule(line))]
+        text = (small_file(os.path.join(folder, name), MAX_RULES) or b"").decode("utf-8-sig", "surrogateescape")
+        rules += [rule for line in text.splitlines() if (rule := _rule(line))]
     return rules
 
 
-def _small_file(path: str) -> str:
-    """The text of a regular file, at most MAX_RULES of it: a stranger's may be a pipe, or a link to an endless device."""
+def small_file(path: str | os.PathLike[str], most: int) -> bytes | None:
+    """A regular file, at most `most` bytes of it; None where there is none that can be read. A stranger's may be a pipe, or a link
+    to an endless device: links are not followed, and opening never waits."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
+    except (OSError, ValueError):
+        return None
     try:
-        text = os.read(fd, MAX_RULES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        return os.read(fd, most) if stat.S_ISREG(os.fstat(fd).st_mode) else None
     except OSError:
-        text = b""
+        return None
     finally:
         os.close(fd)
-    return text.decode("utf-8-sig", "surrogateescape")
 
 
 def _rule(line: str) -> tuple[Glob, bool, bool] | None:

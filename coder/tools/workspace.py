@@ -285,7 +285,7 @@ def _put(folder: int, name: str, data: bytes, info: os.stat_result | None) -> No
     try:
         _fill(fd, data, info)
         if not temporary:
-            temporary = _temporary()
+            temporary = temporary_name()
             os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, dst_dir_fd=folder)  # with a folder given, the link is followed
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
@@ -302,11 +302,12 @@ def _unnamed(folder: int) -> tuple[int, str]:
     if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             return os.open(".", flags | os.O_TMPFILE, 0o666, dir_fd=folder), ""
-    name = _temporary()
+    name = temporary_name()
     return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder), name
 
 
-def _temporary() -> str:
+def temporary_name() -> str:
+    """For a file that is to take another one's place in its folder."""
     return f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
