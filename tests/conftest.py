@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from coder.features.scripted import ScriptedServer
 from tests.cases import CASES
@@ -19,6 +20,8 @@ from tests.harness import assert_all_valid
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell: our children would ignore Ctrl+C, too
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.load_profile("ci")  # the same examples each time: a test that fails says something about the change before it (README)
 
 GROUPS = {"tc": "tool calls", "fr": "finish reasons", "ch": "chunks", "ss": "event stream", "ht": "HTTP errors"}
 GRADES = ("must", "should", "may")

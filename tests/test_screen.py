@@ -259,6 +259,8 @@ def test_words_show_as_soon_as_they_are_whole_and_endless_ones_in_parts() -> Non
 
 @calm
 @given(st.lists(st.tuples(st.sampled_from(["answer", "line", "status", "print", "finish"]), ANYTHING), max_size=20))
+@example([("answer", "\x9b1"), ("print", "0")])
+@example([("answer", "\x9b1"), ("line", ""), ("print", "\x1b"), ("answer", "[m")])
 def test_a_stream_that_is_no_terminal_gets_no_escape_and_no_repainting(steps: list[tuple[str, str]]) -> None:
     stream = io.StringIO()
     screen = Screen(stream)

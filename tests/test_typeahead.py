@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from coder.features.scripted import Body, Reply
 from coder.terminal.screen import Screen
 from coder.terminal.typeahead import Line, TypeAhead
 from tests.harness import serve
-from tests.terminal import Terminal
+from tests.terminal import PATIENCE, ROOT, Terminal
 
 QUESTION = "or why not: "
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[78]|\x1b\][^\x07]*\x07")
@@ -251,6 +254,33 @@ def test_ctrl_c_behind_a_run_loses_nothing_that_was_typed(tmp_path: Path) -> Non
         before = len(session.output)
         session.ctrl_c()
         session.until(lambda: session.output[before:].endswith("> "), "a prompt behind it")
+
+
+INTERRUPTED = """
+import os, signal
+from pathlib import Path
+from coder.terminal.keyboard import Keyboard
+
+presses = iter([lambda: os.kill(os.getpid(), signal.SIGINT)])
+keyboard = Keyboard(Path("history"), waiting=lambda: next(presses, lambda: None)())
+keyboard.early = "half a line"
+for entry in keyboard.entries():
+    print("entered", entry)
+"""
+
+
+def test_ctrl_c_before_a_prompt_is_drawn_loses_nothing_that_waits_for_it(tmp_path: Path) -> None:
+    child = pexpect.spawn(sys.executable, ["-c", INTERRUPTED], cwd=str(tmp_path), env=os.environ | {"PYTHONPATH": str(ROOT)},
+                          encoding="utf-8", timeout=PATIENCE)
+    try:
+        child.expect_exact("> half a line")
+        child.send("\r")
+        child.expect_exact("entered half a line")
+        child.sendeof()
+        child.expect(pexpect.EOF)
+    finally:
+        child.close(force=True)
+    assert child.exitstatus == 0
 
 
 @pytest.mark.parametrize("columns", [16, 24, 40])

@@ -81,19 +81,24 @@ class Keyboard:
 
     def line(self, prompt: str) -> str:
         """One line. Raises EOFError at Ctrl+D, KeyboardInterrupt at Ctrl+C, Leave at a Ctrl+C that is the second."""
-        early, self.early = clean(self.early), ""
+        drawing = False
 
         def pressed(number: int, frame: FrameType | None) -> None:
+            if drawing:
+                return  # readline drops what is raised there; it came before the line was on the screen
             self._interrupted()
             raise KeyboardInterrupt
 
         def drawn() -> None:
-            if early and self.readline:
-                self.readline.insert_text(early)
-                self.readline.redisplay()
+            nonlocal drawing
+            drawing = True
+            self.readline.insert_text(clean(self.early))  # type: ignore[union-attr]
+            self.readline.redisplay()  # type: ignore[union-attr]
+            self.early = ""  # only now: a Ctrl+C that came before loses nothing
+            drawing = False
 
-        if self.readline:  # readline drops what a signal handler raises inside this hook, so it is there only if it has to be
-            self.readline.set_pre_input_hook(drawn if early else None)
+        if self.readline:
+            self.readline.set_pre_input_hook(drawn if self.early else None)
         self.waiting()
         with _handling(pressed):
             return input(prompt)

@@ -97,9 +97,9 @@ class Screen:
 
     # -- appending
 
-    def write(self, text: str, stream: TextIO | None = None) -> None:
+    def write(self, text: str) -> None:
         """Append a text, whoever wrote it."""
-        self._append(clean(text), stream)
+        self.print(text, "")
 
     def _append(self, text: str, stream: TextIO | None = None) -> None:
         """Append text that is clean."""
@@ -121,18 +121,24 @@ class Screen:
 
     def answer(self, text: str) -> None:
         """Append text of the model's answer, with words kept whole at the edge of a terminal."""
+        self._styled(self._thought.rest(), "dim")
         self._append(self._answer.add(text, self.width if self.answers.isatty() else 0), self.answers)
 
     def thought(self, text: str) -> None:
         """Append text of the model's reasoning: dim, beside our own words."""
-        self.print(self._thought.add(text, self.width if self.live else 0), "dim")
+        self._append(self._answer.rest(), self.answers)
+        self._styled(self._thought.add(text, self.width if self.live else 0), "dim")
+
+    def _end_flows(self) -> None:
+        """What either of them held back comes before what follows."""
+        self._append(self._answer.rest(), self.answers)
+        self._styled(self._thought.rest(), "dim")
 
     def finish_line(self) -> None:
         """End a line that is under way, on the stream that it is on."""
-        self._append(self._answer.rest(), self.answers)
-        self.print(self._thought.rest(), "dim")
+        self._end_flows()
         if not self.at_start:
-            self.write("\n", self._newest)
+            self._append("\n", self._newest)
 
     def line(self, text: str = "", style: str = "") -> None:
         """Append a line of its own."""
@@ -141,7 +147,11 @@ class Screen:
 
     def print(self, text: str, style: str) -> None:
         """Append a text, whoever wrote it, in a style such as "bold red"."""
-        text = clean(text)
+        self._end_flows()
+        self._styled(clean(text), style)
+
+    def _styled(self, text: str, style: str) -> None:
+        """Append text that is clean, in a style."""
         if not (style and text):
             self._append(text)
             return
