@@ -60,6 +60,11 @@ def always_on(request: pytest.FixtureRequest) -> Iterator[None]:
         assert_all_valid(server)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: a quarter of the tests' time is waiting for clocks and other processes, so more than one a core."""
+    return max(1, (os.cpu_count() or 1) * 3 // 2)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if ids := [case for mark in item.iter_markers("case") for case in mark.args]:

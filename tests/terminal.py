@@ -163,7 +163,7 @@ class Terminal(Place):
                 elif not self.child.closed and not self.attributes:
                     self.exit_code()
                 self.check(self.output)
-                assert self.child.closed or self.attributes == untouched()
+                assert self.child.closed or self.attributes == untouched(), "the modes of the terminal"
         finally:
             self.stop()
             self.child.close(force=True)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from coder.features.scripted import Reply
 from tests.harness import serve
 from tests.terminal import OneShot
@@ -67,3 +69,17 @@ def test_a_run_does_not_load_the_types_that_it_does_not_use_and_a_plugin_finds_t
     with serve(Reply("Hello.")) as server, OneShot(tmp_path, server, "go") as run:
         assert run.end() == 0 and run.out == "Hello.\n"
         assert "True Response Batch\n" in run.err
+
+
+@pytest.mark.parametrize(("forced", "loaded"), [({}, "False"), ({"FORCE_COLOR": "1"}, "True")])
+def test_where_no_colour_is_written_what_writes_it_is_not_loaded(tmp_path: Path, forced: dict[str, str], loaded: str) -> None:
+    plugins = tmp_path / "home" / ".config" / "coder" / "plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "look.py").write_text(
+        "import atexit, sys\n"
+        "def setup(api):\n"
+        "    atexit.register(lambda: sys.stderr.write(f\"rich: {'rich' in sys.modules}\\n\"))\n")
+    with serve(Reply(calls=[("bash", {"command": f"echo {'long ' * 30}"})]), Reply("Hello.")) as server, \
+            OneShot(tmp_path, server, "-y", "go", **forced) as run:
+        assert run.end() == 0 and run.out == "Hello.\n"
+        assert f"rich: {loaded}\n" in run.err and ("\x1b[" in run.err) == bool(forced)

@@ -497,5 +497,6 @@ def test_the_checks_after_a_session_find_what_is_left(tmp_path: Path) -> None:
 
 
 def test_the_checks_after_a_session_see_a_terminal_that_is_not_as_it_was(tmp_path: Path) -> None:
-    with serve(FINE) as server, pytest.raises(AssertionError), Terminal(tmp_path, server) as terminal:
+    with serve(FINE) as server, pytest.raises(AssertionError, match="modes of the terminal"), Terminal(tmp_path, server) as terminal:
         terminal.kill(signal.SIGKILL)  # at the prompt, where the keys come one by one
+        assert terminal.exit_code() == -signal.SIGKILL

@@ -41,11 +41,14 @@ def _there() -> Iterator[None]:
 
 def one_line(text: str, width: int, indent: str = "") -> str:
     """Cleaned, white space folded, cut to `width` columns with an ellipsis; `indent` goes in front."""
+    line, width = indent + " ".join(clean(text[:4 * width + 100]).split()), max(10, width)
+    if line.isascii():  # a column each, and no need of rich
+        return line if len(line) <= width else f"{line[:width - 1]}…"
     from rich.text import Text
 
-    line = Text(indent + " ".join(clean(text[:4 * width + 100]).split()))
-    line.truncate(max(10, width), overflow="ellipsis")
-    return line.plain
+    measured = Text(line)
+    measured.truncate(width, overflow="ellipsis")
+    return measured.plain
 
 
 class Screen:
@@ -59,6 +62,8 @@ class Screen:
         self.stream = stream
         self.answers = answers or stream
         self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
+        # Where rich would write no style it is not loaded, which takes 60 ms: these two variables are those that it looks at.
+        self.colours = stream.isatty() or any(map(os.environ.get, ("FORCE_COLOR", "TTY_COMPATIBLE")))
         self.at_start = True  # of a line
         self._newest = stream
         self._answer = Flow()
@@ -152,7 +157,7 @@ class Screen:
 
     def _styled(self, text: str, style: str) -> None:
         """Append text that is clean, in a style."""
-        if not (style and text):
+        if not (style and text and self.colours):
             self._append(text)
             return
         from rich.text import Text
