@@ -26,7 +26,7 @@ from coder.shaping import Shaper
 from coder.text import mend_all
 from coder.types import Completion, Event, ModelError, Notice, Request
 from coder.usage import CHARS_PER_TOKEN, Price, estimate
-from coder.wire import Assembler, sse
+from coder.wire import CUT, Assembler, sse
 
 AFTER_FINISH = 3.0  # seconds to wait for usage and [DONE] after a finish_reason (F14)
 AFTER_DONE = 0.25  # seconds to wait for the end of the body, so that the connection can be used again
@@ -123,7 +123,7 @@ class ChatModel:
         failure = yield from self.endpoint.exchange(data, request.api_key, abort, self.first_byte_timeout, read)
         if heard:
             heard(failure)
-        if failure and not (failure.kind == "network" and assembler.ended):  # F14: whole, only the connection stayed open
+        if failure and not (failure.kind in ("network", "incomplete") and assembler.ended):  # F14: whole but for what nobody waits for
             raise failure
         with well_formed():
             yield from assembler.rest()
@@ -223,6 +223,8 @@ def _parse(event: str, data: str) -> Any:
     except (ValueError, RecursionError) as error:
         if event == "error":
             return {"error": data}
+        if event == CUT:
+            raise ModelError("incomplete", "the answer was cut off", retryable=True) from error
         raise ModelError("protocol", f"the stream holds what is no JSON: {data[:80]!r}", retryable=True) from error
     return value if event != "error" or (isinstance(value, dict) and value.get("error")) else {"error": value}  # S8
 

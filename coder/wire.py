@@ -23,9 +23,12 @@ from coder.usage import read_usage
 # ---- bytes -> events -------------------------------------------------------------------------------------
 
 MAX_LINE = 50_000_000  # bytes (C13: a whole file in one event is no rarity)
+CUT = "\n"  # the name of an event that the body ended in; no other can be called so
+
 
 def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
-    """(event name, data) of each event. Comments, empty data and other fields are passed over (S1, S2)."""
+    """(event name, data) of each event, CUT for a last one without its blank line. Comments, empty data and other fields are
+    passed over (S1, S2)."""
     event, data = "", list[str]()
     for line in _lines(chunks):
         if line.startswith("data:"):
@@ -38,8 +41,8 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
             if any(data):
                 yield event, "\n".join(data)
             event, data = "", []
-    if any(data):  # S7: [DONE] without its blank line; a cut event is no JSON, and the caller sees that
-        yield event, "\n".join(data)
+    if any(data):  # S7: perhaps whole, as a [DONE]
+        yield event or CUT, "\n".join(data)
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:

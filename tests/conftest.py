@@ -81,7 +81,7 @@ def reliability(terminalreporter: pytest.TerminalReporter) -> None:
     outcomes: dict[str, set[str]] = defaultdict(set)
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):
-            for case in dict(report.user_properties).get("cases", ()):
+            for case in dict(getattr(report, "user_properties", ())).get("cases", ()):
                 outcomes[case].add(outcome)
     if not outcomes:
         return

@@ -20,7 +20,7 @@ from coder.reasoning import ECHOED, THINK, ThinkTag, joined
 from coder.tools import tool
 from coder.types import Completion, Event, ModelError, Notice, ReasoningDelta, Retry, TextDelta, ToolCallDelta, Usage
 from coder.usage import Price, estimate, read_usage
-from coder.wire import Assembler, sse
+from coder.wire import CUT, Assembler, sse
 from tests.harness import FAST, ask, drive, serve, types
 from tests.test_errors import name
 
@@ -61,14 +61,14 @@ def stream(*chunks: Any, done: bool = True) -> list[bytes]:
 
 @pytest.mark.parametrize(("data", "events"), [
     (b"data: a\n\ndata:b\n\n", ["a", "b"]), (b"data:  a\n\n", [" a"]), (b"data: a\ndata: b\n\n", ["a\nb"]), (b"data: a\n\n\n\n", ["a"]),
-    (b"data:\n\ndata: \n\ndata\n\n", []), (b": comment\n\nid: 1\n\nretry: 3\n\nevent: ping\n\n", []), (b"data: last", ["last"]),
-    (b"data: [DONE]\n", ["[DONE]"]), (b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", ["a", "b", "c"]), (b"data: a\r\r", ["a"]),
+    (b"data:\n\ndata: \n\ndata\n\n", []), (b": comment\n\nid: 1\n\nretry: 3\n\nevent: ping\n\n", []), (b"data: last", [(CUT, "last")]),
+    (b"data: [DONE]\n", [(CUT, "[DONE]")]), (b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", ["a", "b", "c"]), (b"data: a\r\r", ["a"]),
     (b"data: a\r\ndata: b\r\n\r\n", ["a\nb"]),
-    (b"\xef\xbb\xbfdata: a\n\ndata: \xef\xbb\xbfb\n\n", ["a", "\ufeffb"]), (b"data: \xff\n\ndata: \xe2\x82", ["\ufffd", "\ufffd"]),
+    (b"\xef\xbb\xbfdata: a\n\ndata: \xef\xbb\xbfb\n\n", ["a", "\ufeffb"]), (b"data: \xff\n\ndata: \xe2\x82", ["\ufffd", (CUT, "\ufffd")]),
     ("data: a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\n\n".encode(), ["a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"]),
     (b"event: error\ndata: a\n\ndata: b\n\n", [("error", "a"), "b"]), (b"event: ping\n\ndata: a\n\n", ["a"]),
     (b"error: {}\n\n", [("error", "{}")]), (b"", []),
-    (b"\xef\xbb\xbfdata: a", ["a"])], ids=name)
+    (b"\xef\xbb\xbfdata: a", [(CUT, "a")]), (b"event: error\ndata: a", [("error", "a")])], ids=name)
 def test_events_are_found_as_the_standard_says_and_as_servers_break_it(data: bytes, events: list[Any]) -> None:
     expected = [event if isinstance(event, tuple) else ("", event) for event in events]
     assert list(sse([data])) == list(sse(data[i:i + 1] for i in range(len(data)))) == expected
@@ -618,3 +618,12 @@ def test_heartbeats_behind_a_finish_reason_are_not_waited_for() -> None:
         chat = ChatModel("m", base_url=server.url)
         assert [drive(run_loop([], chat, prompts="go", retry=FAST))[1].text for _ in range(2)] == ["x", "y"]
         assert server.connections == 2, "the first was left before its end"
+
+
+def test_an_answer_that_is_whole_may_be_cut_behind_its_end() -> None:
+    counted = stream({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}, done=False)[0]
+    with serve(Reply(chunks=[*stream(chunk("stop", content="x"), done=False), counted[:-20]]),
+               Reply(chunks=[*stream(chunk(content="half"), done=False), counted[:-20]]), Reply("y")) as server:
+        chat = ChatModel("m", base_url=server.url)
+        assert [drive(run_loop([], chat, prompts="go", retry=FAST))[1].text for _ in range(2)] == ["x", "y"]
+        assert len(server.requests) == 3, "the half answer was asked for again"
