@@ -26,13 +26,15 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
+from coder.features.git_config import NOT_PLAIN, entries
+from coder.features.git_places import git_folders
 from coder.features.hooks import HookChain
 from coder.features.landlock import NETWORK_ABI, ConfinedThread, available, can_filter, restrict, without_network
 from coder.features.permissions import Permissions
 from coder.features.rules import Rule
 from coder.features.sandbox import Sandbox, SandboxError
 from coder.features.scripted import Reply
-from coder.features.watch import NOT_PLAIN, Change, Watch, entries, git_folders
+from coder.features.watch import Change, Watch
 from coder.tools import Tool, ToolContext, Toolset
 from coder.tools.bash import bash
 from coder.tools.process import environment, output_of

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coder.abort import Abort
+from coder.features.git_places import git_folders
 from coder.features.landlock import NETWORK_ABI, ConfinedThread, LandlockError, available, can_filter, gaps, restrict
-from coder.features.watch import Change, Watch, git_folders, told
+from coder.features.watch import Change, Watch, told
 from coder.tools import Tool, ToolContext
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
 from coder.tools.process import private_folder
