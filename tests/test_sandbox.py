@@ -33,7 +33,7 @@ from coder.features.landlock import NETWORK_ABI, ConfinedThread, available, can_
 from coder.features.permissions import Permissions
 from coder.features.rules import Rule
 from coder.features.sandbox import Sandbox, SandboxError
-from coder.features.scripted import Reply
+from coder.features.scripted import Body, Reply, ScriptedServer
 from coder.features.watch import Change, Watch
 from coder.tools import Tool, ToolContext, Toolset
 from coder.tools.bash import bash
@@ -41,7 +41,7 @@ from coder.tools.process import environment, output_of
 from coder.tools.search import grep
 from coder.types import Event, Hooks, Notice, PermissionAsked, ToolCall, ToolResult
 from tests.harness import ask, serve
-from tests.terminal import MARK, ROOT, gone, until
+from tests.terminal import MARK, ROOT, OneShot, gone, until
 
 landlock = pytest.mark.skipif(not available(), reason="this kernel has no Landlock, or it may not be used here")
 FINE = Reply("All is well.")
@@ -657,6 +657,23 @@ def test_what_the_background_changes_is_told_at_the_next_occasion_and_left(repos
     git(repository, "config", "core.editor", "evil")
     assert runs.sandbox.since() == ["Changed since the last command, and left so: .git/config (core.editor)."]
     assert not runs.sandbox.since()
+
+
+@landlock
+def test_one_task_ends_with_what_the_background_has_changed(tmp_path: Path) -> None:
+    def script(body: Body) -> Reply:
+        if body["messages"][-1]["role"] == "user":
+            late = "(until [ -e go ]; do sleep 0.01; done; git config core.pager evil; touch over) > /dev/null 2>&1 &"
+            return Reply(calls=[("bash", {"command": late})])
+        (tmp_path / "ws" / "go").touch()
+        until((tmp_path / "ws" / "over").exists)
+        return Reply("done")
+
+    (tmp_path / "ws").mkdir()
+    git(tmp_path / "ws", "init", "-q")
+    with ScriptedServer(script) as server, OneShot(tmp_path, server, "-y", "go") as run:
+        assert run.end() == 0 and run.out == "done\n"
+        assert run.err.endswith("Changed since the last command, and left so: .git/config (core.pager).\n")
 
 
 def test_commands_side_by_side_are_compared_with_the_state_before_both(repository: Path) -> None:

@@ -163,6 +163,8 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
         return code or int(bool(memory.problem))
     finally:
         memory.close()
+        for text in session.left_behind():
+            sys.stderr.write(f"{clean(text)}\n")
 
 
 def _trace(path: str) -> Trace:
