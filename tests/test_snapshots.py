@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from coder.abort import Abort
 from coder.features.git import SnapshotError
+from coder.features.restoring import Way, Writer
 from coder.features.scripted import Reply
 from coder.features.shadow import MAX_FILE
 from coder.features.snapshots import Snapshots, Undone, key_of, place
@@ -29,7 +30,7 @@ from coder.tools import Toolset
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import read, write
-from coder.types import Aborted, Event, Message, MessageEnd, PermissionAsked, RunResult, RunStart, StepEnd, StepStart, ToolStart
+from coder.types import Aborted, Event, Message, MessageEnd, PermissionAsked, RunResult, RunStart, StepEnd, StepStart, ToolError, ToolStart
 from tests.harness import ask, serve
 from tests.terminal import promptly, until
 
@@ -324,6 +325,39 @@ def test_a_link_in_the_place_of_a_folder_is_taken_back_and_nothing_is_written_th
     assert desk.tree() == before and sorted(path.name for path in outside.iterdir()) == ["a", "new"]
     done(desk.snapshots.redo())
     assert desk.tree() == after
+
+
+FLIP = """
+import contextlib, os
+while True:
+    with contextlib.suppress(OSError):
+        os.rename("d", "away")
+    with contextlib.suppress(OSError):
+        os.symlink("../outside", "d")
+    with contextlib.suppress(OSError):
+        os.unlink("d")
+    with contextlib.suppress(OSError):
+        os.rmdir("d")
+    with contextlib.suppress(OSError):
+        os.rename("away", "d")
+"""
+
+
+def test_nothing_is_written_through_a_folder_that_becomes_a_link_meanwhile(tmp_path: Path) -> None:
+    workspace, outside = tmp_path / "ws", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "old").write_text("kept")
+    (workspace / "d").mkdir(parents=True)
+    ways = [{"d/old": (("100644", "id"), None)}, {"d/link": (None, ("120000", "id"))}]
+    with subprocess.Popen([sys.executable, "-c", FLIP], cwd=workspace) as flip:
+        try:
+            for way in ways * 8000:  # some of thousands come between a look at the path and the deed
+                with contextlib.suppress(OSError, ToolError):
+                    Writer(workspace, Way(dict(way)), {}).write(lambda ids: [b"old"] * len(ids))
+        finally:
+            assert flip.poll() is None
+            flip.kill()
+    assert [(each.name, each.read_text()) for each in outside.iterdir()] == [("old", "kept")]
 
 
 def test_an_empty_folder_behind_a_link_of_the_users_is_left_alone(desk: Desk) -> None:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coder.features.git import AT_ONCE, Entry, Pair
 from coder.features.shadow import bare
+from coder.tools.folder import make_folder, make_link, remove, remove_folder, set_executable
 from coder.tools.workspace import escaped, replace, temporary_name
-from coder.types import (
-    ToolError,
-)
+from coder.types import ToolError
 
 
 @dataclass
@@ -33,7 +31,7 @@ class Way:
 
 
 class Writer:
-    """Writes into a workspace, never through a link, and only where nothing else is in the way."""
+    """Writes into a workspace, never through a link, also one that comes meanwhile, and only where nothing else is in the way."""
 
     def __init__(self, workspace: Path, way: Way, now: Mapping[str, Entry]) -> None:
         self.workspace, self.way, self.now = workspace, way, now
@@ -61,7 +59,7 @@ class Writer:
         """Do it. Raises OSError, ToolError: then part of it is done, and doing it again does the rest."""
         for path in self.removed:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._checked(path))
+                remove(self._checked(path))
         wanted = [(path, old, goal) for path, (old, goal) in sorted(self.todo.items()) if goal]
         for start in range(0, len(wanted), AT_ONCE):
             part = wanted[start:start + AT_ONCE]
@@ -79,27 +77,23 @@ class Writer:
         mode, name = goal
         if target.is_dir() and not target.is_symlink():
             for folder in sorted(bare(target), key=len, reverse=True):
-                os.rmdir(folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
+                remove_folder(Path(folder))
         if mode == "120000":
-            _link(target, data)
+            make_link(target, data, temporary_name())
             return
-        if target.is_symlink():
-            target.unlink()
-        if not (old and old[1] == name and old[0] != "120000"):
+        if target.is_symlink() or not (old and old[1] == name and old[0] != "120000"):
             replace(target, data)
-        bits = stat.S_IMODE(target.stat().st_mode)
-        target.chmod(bits | (bits & 0o444) >> 2 if mode == "100755" else bits & ~0o111)
+        set_executable(target, mode == "100755")
 
     def _tidy(self) -> None:
         """Folders: those that came with what was removed go, as far as they are empty; those of the goal come."""
         parents = {str(parent) for path in self.removed for parent in Path(path).parents if str(parent) != "."}
         for folder in sorted((parents | self.way.remove) - self.way.make, key=len, reverse=True):
             with contextlib.suppress(OSError, ToolError):
-                os.rmdir(self._checked(folder))
+                remove_folder(self._checked(folder))
         for folder in sorted(self.way.make):
-            with contextlib.suppress(FileExistsError, ToolError):
-                self._checked(folder).mkdir(parents=True)
+            with contextlib.suppress(NotADirectoryError, ToolError):
+                make_folder(self._checked(folder))
 
 
 def _is_other(target: Path) -> bool:
@@ -112,17 +106,6 @@ def _files(folder: Path, workspace: Path) -> Iterator[str]:
     for parent, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         yield from (os.path.relpath(os.path.join(parent, name), workspace) for name in [*files, *links])
-
-
-def _link(target: Path, data: bytes) -> None:
-    """A link in the place of what is there."""
-    name = target.with_name(temporary_name())
-    os.symlink(data, os.fsencode(name))
-    try:
-        os.replace(name, target)
-    except BaseException:
-        name.unlink(missing_ok=True)
-        raise
 
 
 def is_relative(path: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +65,31 @@ def remove_folder(place: Path) -> None:
     """Remove the empty folder at a real path. Raises ToolError, OSError."""
     with folder_of(place) as folder:
         os.rmdir(place.name, dir_fd=folder)
+
+
+def make_folder(place: Path) -> None:
+    """Make a folder at a real path, and those above it that are missing. Raises ToolError, OSError."""
+    with folder_of(place / "any", make=True):
+        pass
+
+
+def make_link(place: Path, target: bytes, name: str) -> None:
+    """Put a link in the place of a file or link at a real path; `name` is what it is called meanwhile. Raises ToolError, OSError."""
+    with folder_of(place, make=True) as folder:
+        os.symlink(target, os.fsencode(name), dir_fd=folder)
+        try:
+            os.replace(name, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(name, dir_fd=folder)
+            raise
+
+
+def set_executable(place: Path, executable: bool) -> None:
+    """Let those execute the file at a real path who may read it, or nobody. Raises ToolError, OSError."""
+    with folder_of(place) as folder:
+        fd = os.open(place.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            bits = stat.S_IMODE(os.fstat(fd).st_mode)
+            os.fchmod(fd, bits | (bits & 0o444) >> 2 if executable else bits & ~0o111)
+        finally:
+            os.close(fd)
