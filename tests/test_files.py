@@ -1137,6 +1137,22 @@ def test_a_folder_that_becomes_a_link_while_the_person_is_asked_leads_nowhere(ws
     assert (outside / "sub" / "a").read_text() == (outside / "in" / "sub" / "a").read_text() == "one"
 
 
+@pytest.mark.parametrize("aside", ["sub", "sub/.env"])
+def test_what_is_read_is_what_the_person_was_asked_about(ws: Workspace, tmp_path: Path, aside: str) -> None:
+    """A folder, or the file itself, becomes a link to a place that nobody was asked about."""
+    def meanwhile() -> None:
+        (ws.folder / aside).rename(ws.folder / "aside")
+        (ws.folder / aside).symlink_to(outside / aside)
+
+    outside = tmp_path / "outside"
+    for root, text in ((ws.folder, "own"), (outside, "TOP-SECRET")):
+        (root / "sub").mkdir(parents=True)
+        (root / "sub" / ".env").write_text(text)
+    ws.when_asked = meanwhile
+    assert "TOP-SECRET" not in ws.fails("read", path="sub/.env")
+    assert ws.asked == [("read", "sub/.env")]
+
+
 FLIP = """
 import ctypes, sys
 library = ctypes.CDLL(None, use_errno=True)

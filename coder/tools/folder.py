@@ -27,7 +27,7 @@ def folder_of(place: Path, make: bool = False) -> Iterator[int]:
 
     Raises ToolError where the folder is not at its path, or behind a link, and OSError.
     """
-    there = next(each for each in place.parents if not make or os.path.lexists(each))
+    there = next((each for each in place.parents if not make or os.path.lexists(each)), place)
     fd = os.open(there, FOLDER)
     try:
         if not _is_at(fd, there):

@@ -93,9 +93,10 @@ def ask_to_show(ctx: ToolContext, *targets: Path) -> Generator[Any, None, None]:
 
 @contextlib.contextmanager
 def opened(target: Path) -> Iterator[int]:
-    """A descriptor of a regular file. Opening never waits (a FIFO would); the check is made on what was opened."""
+    """A descriptor of a regular file at a real path. Opening never waits (a FIFO would); the check is made on what was opened."""
     try:
-        fd = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with folder_of(target) as folder:
+            fd = os.open(target.name or ".", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY, dir_fd=folder)
     except FileNotFoundError:
         raise ToolError(f"there is no file {target}{alike(target)}") from None
     except OSError as error:
