@@ -48,6 +48,8 @@ def twice(terminal: Terminal) -> None:
     terminal.ctrl_c()
     terminal.until(lambda: not terminal.running("sleep 300"))
     terminal.ctrl_c()
+    if terminal.child.expect_exact([pexpect.EOF, "Ctrl+C again leaves"]):  # a busy machine: the second came too late to be one
+        terminal.ctrl_c()
 
 
 def again_and_again(terminal: Terminal) -> None:
