@@ -123,7 +123,7 @@ class ChatModel:
         failure = yield from self.endpoint.exchange(data, request.api_key, abort, self.first_byte_timeout, read)
         if heard:
             heard(failure)
-        if failure and not (failure.kind in ("network", "incomplete") and assembler.ended):  # F14: whole but for what nobody waits for
+        if failure and not (failure.kind == "network" and assembler.ended):  # F14: whole, only the connection stayed open
             raise failure
         with well_formed():
             yield from assembler.rest()

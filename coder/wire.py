@@ -42,7 +42,7 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
                 yield event, "\n".join(data)
             event, data = "", []
     if any(data):  # S7: perhaps whole, as a [DONE]
-        yield event or CUT, "\n".join(data)
+        yield event if event == "error" else CUT, "\n".join(data)
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:

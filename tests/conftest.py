@@ -60,8 +60,10 @@ def always_on(request: pytest.FixtureRequest) -> Iterator[None]:
         assert_all_valid(server)
 
 
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers() -> int | None:
     """For `-n auto`: a quarter of the tests' time is waiting for clocks and other processes, so more than one a core."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
     return max(1, (os.cpu_count() or 1) * 3 // 2)
 
 

@@ -33,6 +33,7 @@ from coder.tools.files import read, write
 from coder.types import Aborted, Event, Message, MessageEnd, PermissionAsked, RunResult, RunStart, StepEnd, StepStart, ToolError, ToolStart
 from tests.harness import ask, serve
 from tests.terminal import promptly, until
+from tests.test_files import FLIP
 
 GIT = ("git", "-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "init.defaultBranch=main")
 Call = tuple[str, dict[str, Any]]
@@ -327,37 +328,36 @@ def test_a_link_in_the_place_of_a_folder_is_taken_back_and_nothing_is_written_th
     assert desk.tree() == after
 
 
-FLIP = """
-import contextlib, os
-while True:
-    with contextlib.suppress(OSError):
-        os.rename("d", "away")
-    with contextlib.suppress(OSError):
-        os.symlink("../outside", "d")
-    with contextlib.suppress(OSError):
-        os.unlink("d")
-    with contextlib.suppress(OSError):
-        os.rmdir("d")
-    with contextlib.suppress(OSError):
-        os.rename("away", "d")
-"""
-
-
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RENAME_EXCHANGE is Linux's")
 def test_nothing_is_written_through_a_folder_that_becomes_a_link_meanwhile(tmp_path: Path) -> None:
-    workspace, outside = tmp_path / "ws", tmp_path / "outside"
+    workspace, outside, told = tmp_path / "ws", tmp_path / "outside", set[bool]()
     outside.mkdir()
     (outside / "old").write_text("kept")
     (workspace / "d").mkdir(parents=True)
-    ways = [{"d/old": (("100644", "id"), None)}, {"d/link": (None, ("120000", "id"))}]
-    with subprocess.Popen([sys.executable, "-c", FLIP], cwd=workspace) as flip:
+    (workspace / "link").symlink_to("../outside")
+    ways = [{"d/old": (("100644", "id"), None)}, {"d/new": (None, ("120000", "id"))}]
+    with subprocess.Popen([sys.executable, "-c", FLIP, "d", "link"], cwd=workspace, stdout=subprocess.PIPE, text=True) as flip:
         try:
-            for way in ways * 8000:  # some of thousands come between a look at the path and the deed
-                with contextlib.suppress(OSError, ToolError):
+            assert flip.stdout and flip.stdout.readline() == "begun\n"
+            for way in ways * 10_000:  # some of thousands come between a look at the path and the deed
+                try:
                     Writer(workspace, Way(dict(way)), {}).write(lambda ids: [b"old"] * len(ids))
-        finally:
+                    told.add(True)
+                except (OSError, ToolError):
+                    told.add(False)
             assert flip.poll() is None
+        finally:
             flip.kill()
     assert [(each.name, each.read_text()) for each in outside.iterdir()] == [("old", "kept")]
+    assert told == {True, False}, "some came at the right moment, some did not"
+
+
+@pytest.mark.parametrize("target", ["nowhere", "d", "e"])
+def test_a_link_in_the_place_of_an_empty_folder_that_was_stays(tmp_path: Path, target: str) -> None:
+    (tmp_path / "d").symlink_to(target)
+    (tmp_path / "e").mkdir()
+    Writer(tmp_path, Way({"a": (None, ("100644", "id"))}, make={"d", "z"}), {}).write(lambda ids: [b"back"])
+    assert (tmp_path / "z").is_dir() and (tmp_path / "a").read_text() == "back" and os.readlink(tmp_path / "d") == target
 
 
 def test_an_empty_folder_behind_a_link_of_the_users_is_left_alone(desk: Desk) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from coder.features.scripted import Body, Reply
 from coder.terminal.screen import Screen
 from coder.terminal.typeahead import Line, TypeAhead
 from tests.harness import serve
-from tests.terminal import PATIENCE, ROOT, Terminal
+from tests.terminal import PATIENCE, ROOT, Terminal, until
 
 QUESTION = "or why not: "
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[78]|\x1b\][^\x07]*\x07")
@@ -257,30 +258,97 @@ def test_ctrl_c_behind_a_run_loses_nothing_that_was_typed(tmp_path: Path) -> Non
 
 
 INTERRUPTED = """
-import os, signal
+import os, signal, sys
 from pathlib import Path
-from coder.terminal.keyboard import Keyboard
+from coder.terminal.keyboard import Keyboard, Leave
 
 presses = iter([lambda: os.kill(os.getpid(), signal.SIGINT)])
 keyboard = Keyboard(Path("history"), waiting=lambda: next(presses, lambda: None)())
-keyboard.early = "half a line"
-for entry in keyboard.entries():
-    print("entered", entry)
+keyboard.early = "half a li\\u00f1e"
+try:
+    for entry in keyboard.entries():
+        print("entered", entry.encode())
+except Leave as leave:
+    sys.exit(leave.code)
 """
 
 
-def test_ctrl_c_before_a_prompt_is_drawn_loses_nothing_that_waits_for_it(tmp_path: Path) -> None:
-    child = pexpect.spawn(sys.executable, ["-c", INTERRUPTED], cwd=str(tmp_path), env=os.environ | {"PYTHONPATH": str(ROOT)},
-                          encoding="utf-8", timeout=PATIENCE)
+@pytest.mark.parametrize(("locale", "shown", "entered"), [
+    ("C.UTF-8", "half a li\u00f1e", b"half a li\xc3\xb1e"), ("C", "half a li?e", b"half a li?e")])
+def test_ctrl_c_before_a_prompt_is_drawn_loses_nothing_that_waits_for_it(tmp_path: Path, locale: str, shown: str, entered: bytes) -> None:
+    child = pexpect.spawn(sys.executable, ["-c", INTERRUPTED], cwd=str(tmp_path), timeout=PATIENCE, encoding="utf-8",
+                          env=os.environ | {"PYTHONPATH": str(ROOT), "LC_ALL": locale})  # type: ignore[arg-type]
     try:
-        child.expect_exact("> half a line")
+        child.expect_exact(f"> {shown}")
         child.send("\r")
-        child.expect_exact("entered half a line")
+        child.expect_exact(f"entered {entered!r}")
+        child.expect_exact("> ")
+        until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S", "the program waits")
+        child.sendintr()
+        child.expect_exact("Ctrl+C again leaves")
         child.sendeof()
         child.expect(pexpect.EOF)
     finally:
         child.close(force=True)
     assert child.exitstatus == 0
+
+
+PRESSED = """
+import os, random, signal, sys, termios, threading, time
+from pathlib import Path
+from coder.terminal.keyboard import Keyboard
+
+master, slave = os.openpty()
+report = os.fdopen(os.dup(1), "w")
+os.dup2(slave, 0)
+os.dup2(slave, 1)
+shown = bytearray()
+
+def look():
+    while True:
+        shown.extend(os.read(master, 4096))
+
+def press(after):
+    begun.wait()
+    time.sleep(after)
+    os.kill(os.getpid(), signal.SIGINT)
+
+def enter():
+    end = time.monotonic() + 10
+    while b"half a line" not in shown and not over.is_set() and time.monotonic() < end:
+        time.sleep(0.001)
+    time.sleep(0.01)
+    if not over.is_set():
+        os.write(master, b"\\r")
+
+threading.Thread(target=look, daemon=True).start()
+chance, keyboard = random.Random(1), Keyboard(Path("history"), waiting=lambda: None)
+for number in range(100):
+    begun, over, result = threading.Event(), threading.Event(), ""
+    keyboard.early, keyboard.hinted, keyboard.waiting = "half a line", -100.0, begun.set
+    shown.clear()
+    threads = [threading.Thread(target=press, args=(chance.uniform(0, 0.0005),)), threading.Thread(target=enter)]
+    for each in threads:
+        each.start()
+    try:
+        result = keyboard.line("> ")
+    except KeyboardInterrupt:
+        result = keyboard.early
+    over.set()
+    for each in threads:
+        each.join()
+    end = time.monotonic() + 10
+    while not result and time.monotonic() < end:  # given up by who saw it
+        result = "half a line" if b"half a line" in shown else ""
+    termios.tcflush(0, termios.TCIFLUSH)
+    print(result, file=report, flush=True)
+"""
+
+
+def test_ctrl_c_while_a_prompt_is_drawn_loses_nothing_that_waits_for_it(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", PRESSED], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True,
+                          capture_output=True, timeout=120)
+    assert done.stdout.split("\n") == ["half a line"] * 100 + [""], done.stderr
 
 
 @pytest.mark.parametrize("columns", [16, 24, 40])

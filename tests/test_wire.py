@@ -68,7 +68,7 @@ def stream(*chunks: Any, done: bool = True) -> list[bytes]:
     ("data: a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\n\n".encode(), ["a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"]),
     (b"event: error\ndata: a\n\ndata: b\n\n", [("error", "a"), "b"]), (b"event: ping\n\ndata: a\n\n", ["a"]),
     (b"error: {}\n\n", [("error", "{}")]), (b"", []),
-    (b"\xef\xbb\xbfdata: a", [(CUT, "a")]), (b"event: error\ndata: a", [("error", "a")])], ids=name)
+    (b"\xef\xbb\xbfdata: a", [(CUT, "a")]), (b"event: error\ndata: a", [("error", "a")]), (b"event: x\ndata: a", [(CUT, "a")])], ids=name)
 def test_events_are_found_as_the_standard_says_and_as_servers_break_it(data: bytes, events: list[Any]) -> None:
     expected = [event if isinstance(event, tuple) else ("", event) for event in events]
     assert list(sse([data])) == list(sse(data[i:i + 1] for i in range(len(data)))) == expected
@@ -620,10 +620,12 @@ def test_heartbeats_behind_a_finish_reason_are_not_waited_for() -> None:
         assert server.connections == 2, "the first was left before its end"
 
 
-def test_an_answer_that_is_whole_may_be_cut_behind_its_end() -> None:
-    counted = stream({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}, done=False)[0]
-    with serve(Reply(chunks=[*stream(chunk("stop", content="x"), done=False), counted[:-20]]),
-               Reply(chunks=[*stream(chunk(content="half"), done=False), counted[:-20]]), Reply("y")) as server:
-        chat = ChatModel("m", base_url=server.url)
-        assert [drive(run_loop([], chat, prompts="go", retry=FAST))[1].text for _ in range(2)] == ["x", "y"]
-        assert len(server.requests) == 3, "the half answer was asked for again"
+@pytest.mark.parametrize("before", [b"", b"event: message\n"])
+@pytest.mark.parametrize("finish", ["", "stop"])
+def test_a_body_that_ends_in_an_event_is_asked_for_again(before: bytes, finish: str) -> None:
+    """Also behind a finish reason, since text may follow on it (F6)."""
+    more = stream(chunk(content=" three"), done=False)[0][:-20]
+    with serve(Reply(chunks=[*stream(chunk(finish, content="one two"), done=False), before + more]), Reply("all three")) as server:
+        events, result = drive(run_loop([], ChatModel("m", base_url=server.url), prompts="go", retry=FAST))
+        assert result.text == "all three" and len(server.requests) == 2
+        assert [event.error.kind for event in events if isinstance(event, Retry)] == ["incomplete"]

@@ -46,7 +46,7 @@ from coder.types import (
     Usage,
 )
 from coder.usage import MOST
-from coder.wire import sse
+from coder.wire import CUT, sse
 
 log = logging.getLogger("coder.relay")
 
@@ -254,7 +254,9 @@ class _Rebuilt:
             yield Notice(f"The relay does not take {name!r}, so it is left out.")
 
     def read(self, response: Any, line: Line, idle: float) -> Iterator[Event]:
-        for _, data in sse(response.iter_raw()):
+        for name, data in sse(response.iter_raw()):
+            if name == CUT:
+                return
             line.within(idle)
             event = json.loads(data)
             match event["type"]:

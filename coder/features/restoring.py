@@ -93,7 +93,8 @@ class Writer:
                 remove_folder(self._checked(folder))
         for folder in sorted(self.way.make):
             with contextlib.suppress(NotADirectoryError, ToolError):
-                make_folder(self._checked(folder))
+                if not os.path.lexists(self.workspace / folder):  # what stands there, a link that leads nowhere too, stays
+                    make_folder(self._checked(folder))
 
 
 def _is_other(target: Path) -> bool:

@@ -81,21 +81,21 @@ class Keyboard:
 
     def line(self, prompt: str) -> str:
         """One line. Raises EOFError at Ctrl+D, KeyboardInterrupt at Ctrl+C, Leave at a Ctrl+C that is the second."""
-        drawing = False
+        early = clean(self.early)
 
         def pressed(number: int, frame: FrameType | None) -> None:
-            if drawing:
+            if frame and frame.f_code is drawn.__code__:
                 return  # readline drops what is raised there; it came before the line was on the screen
             self._interrupted()
             raise KeyboardInterrupt
 
         def drawn() -> None:
-            nonlocal drawing
-            drawing = True
-            self.readline.insert_text(clean(self.early))  # type: ignore[union-attr]
+            try:
+                self.readline.insert_text(early)  # type: ignore[union-attr]
+            except UnicodeEncodeError:  # the C locale
+                self.readline.insert_text(early.encode("ascii", "replace").decode())  # type: ignore[union-attr]
             self.readline.redisplay()  # type: ignore[union-attr]
             self.early = ""  # only now: a Ctrl+C that came before loses nothing
-            drawing = False
 
         if self.readline:
             self.readline.set_pre_input_hook(drawn if self.early else None)

@@ -80,7 +80,8 @@ def make_link(place: Path, target: bytes, name: str) -> None:
         try:
             os.replace(name, place.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
-            os.unlink(name, dir_fd=folder)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
             raise
 
 
