@@ -108,7 +108,8 @@ class Place:
 
     def outside(self) -> set[Path]:
         """What lies beside the workspace and the home, and what carries our number where the system keeps temporary files."""
-        found = set(Path("/tmp").glob(f"coder-{self.child.pid}-*")) if self.child else set()
+        number = self.child.pid if self.child else "*"  # before it has one: what lies there of others that had it
+        found = set(Path("/tmp").glob(f"coder-{number}-*"))
         for entry in self.folder.iterdir():
             if entry not in (self.ws, self.home, self.temp):
                 found |= {entry, *entry.rglob("*")}
