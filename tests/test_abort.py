@@ -378,6 +378,24 @@ def test_sigint_to_a_one_shot_run_in_the_middle_of_text(tmp_path: Path) -> None:
         assert server.gone == 1
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_does_not_wake_the_read_is_seen_all_the_same(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """As one that comes between Python's look for signals and the read that blocks. Here another thread of the process gets it."""
+    plugins = tmp_path / "home" / ".config" / "coder" / "plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "deaf.py").write_text("import signal\ndef setup(api): api.subscribe(told)\n"
+                                     f"def told(event): signal.pthread_sigmask(signal.SIG_BLOCK, {{{number}}})\n")
+    with serve(Reply("alpha beta gamma", cut=3, close="hang")) as server, \
+            OneShot(tmp_path, server, "--output-format", "stream-json", "hello") as run:
+        assert run.child.stdout
+        for line in run.child.stdout:
+            if b"beta" in line:
+                break
+        run.kill(number)
+        with promptly():
+            assert run.end() == code
+
+
 def test_two_sigints_to_a_one_shot_run(tmp_path: Path) -> None:
     stubborn = "trap 'touch asked' TERM; while :; do sleep 0.01; done"
     with serve(command(stubborn)) as server, OneShot(tmp_path, server, "-y", "hello") as run:

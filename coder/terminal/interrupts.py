@@ -30,6 +30,7 @@ from coder.terminal import modes
 from coder.text import clean
 
 FORCE = 0.8  # seconds
+LOOK = 0.2  # seconds: Python looks for signals before a read that blocks; one that comes after the look does not wake the read
 LAST = 1.5  # seconds for an orderly end that a signal has asked for: what is promised is two
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -46,6 +47,7 @@ class Interrupts:
     def stopping(self, abort: Abort) -> Iterator[None]:
         """While inside, Ctrl+C stops the run that `abort` belongs to."""
         self.presses = 0
+        forced = False
 
         def pressed(number: int, frame: FrameType | None) -> None:
             self.presses += 1
@@ -53,15 +55,17 @@ class Interrupts:
             if self.presses > 1:
                 _break_off()
                 return
-            signal.setitimer(signal.ITIMER_REAL, FORCE)
             abort.set()
 
-        def force(number: int, frame: FrameType | None) -> None:
-            if not _left:
+        def look(number: int, frame: FrameType | None) -> None:
+            nonlocal forced
+            if self.presses and not (forced or _left) and time.monotonic() - self.last >= FORCE:
+                forced = True
                 raise KeyboardInterrupt
 
-        before = signal.signal(signal.SIGINT, pressed), signal.signal(signal.SIGALRM, force)
+        before = signal.signal(signal.SIGINT, pressed), signal.signal(signal.SIGALRM, look)
         try:
+            signal.setitimer(signal.ITIMER_REAL, LOOK, LOOK)
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
