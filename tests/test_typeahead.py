@@ -312,8 +312,10 @@ def press(after):
     begun.wait()
     time.sleep(after)
     os.kill(os.getpid(), signal.SIGINT)
+    pressed.set()
 
 def enter():
+    pressed.wait()
     end = time.monotonic() + 10
     while b"half a line" not in shown and not over.is_set() and time.monotonic() < end:
         time.sleep(0.001)
@@ -324,7 +326,7 @@ def enter():
 threading.Thread(target=look, daemon=True).start()
 chance, keyboard = random.Random(1), Keyboard(Path("history"), waiting=lambda: None)
 for number in range(100):
-    begun, over, result = threading.Event(), threading.Event(), ""
+    begun, pressed, over, result = threading.Event(), threading.Event(), threading.Event(), ""
     keyboard.early, keyboard.hinted, keyboard.waiting = "half a line", -100.0, begun.set
     shown.clear()
     threads = [threading.Thread(target=press, args=(chance.uniform(0, 0.0005),)), threading.Thread(target=enter)]
