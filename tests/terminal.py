@@ -210,8 +210,7 @@ class Terminal(Place):
         self.expect("\b")
 
     def settled(self) -> None:
-        """Wait until the program waits. What it draws can be seen before it looks at its keys, and in between Python's
-        readline sees no signal until the next key."""
+        """Wait until the program waits. What it draws can be seen before it looks at its keys."""
         def state() -> str:
             return Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()[0]
 

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -30,7 +30,7 @@ from coder.terminal import modes
 from coder.text import clean
 
 FORCE = 0.8  # seconds
-LOOK = 0.2  # seconds: Python looks for signals before a read that blocks; one that comes after the look does not wake the read
+LOOK = 0.2  # seconds until a signal is seen that came at the wrong moment
 LAST = 1.5  # seconds for an orderly end that a signal has asked for: what is promised is two
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -63,14 +63,12 @@ class Interrupts:
                 forced = True
                 raise KeyboardInterrupt
 
-        before = signal.signal(signal.SIGINT, pressed), signal.signal(signal.SIGALRM, look)
+        before = signal.signal(signal.SIGINT, pressed)
         try:
-            signal.setitimer(signal.ITIMER_REAL, LOOK, LOOK)
-            yield
+            with woken(look):
+                yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGINT, before[0] if self._late is None else self._noted)
-            signal.signal(signal.SIGALRM, before[1])
+            signal.signal(signal.SIGINT, before if self._late is None else self._noted)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -87,6 +85,18 @@ class Interrupts:
     def _noted(self, number: int, frame: FrameType | None) -> None:
         if self._late is not None:
             self._late.append(number)
+
+
+@contextmanager
+def woken(look: Callable[[int, FrameType | None], None] = lambda number, frame: None) -> Iterator[None]:
+    """While inside, a clock wakes the main thread. Python looks for signals before a call that blocks, and one that comes behind
+    that look does not wake the call: it would be seen when something is read, which may be never."""
+    handler, clock = signal.signal(signal.SIGALRM, look), signal.setitimer(signal.ITIMER_REAL, LOOK, LOOK)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *clock)
+        signal.signal(signal.SIGALRM, handler)
 
 
 @contextmanager

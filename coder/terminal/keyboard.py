@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from coder.terminal.interrupts import leaving
+from coder.terminal.interrupts import leaving, woken
 from coder.terminal.modes import attributes, local_modes
 from coder.terminal.private import own_folder
 from coder.text import clean
@@ -100,7 +100,7 @@ class Keyboard:
         if self.readline:
             self.readline.set_pre_input_hook(drawn if self.early else None)
         self.waiting()
-        with _handling(pressed):
+        with _handling(pressed), woken():
             return input(prompt)
 
     def _interrupted(self) -> None:
