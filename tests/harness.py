@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from coder.abort import Abort
@@ -87,3 +88,18 @@ def assert_all_valid(server: ScriptedServer) -> None:
     assert not server.unreadable, "a request that is no JSON object with messages"
     for body in server.requests:
         assert_valid(body)
+
+
+def to_become_links(workspace: Path, outside: Path, text: str) -> Callable[[], None]:
+    """Folders `sub` and `in`, in the workspace and the same outside, each with files `a`; what is returned makes links of the former."""
+    for root in (workspace, outside):
+        for name in ("sub", "in/sub"):
+            (root / name).mkdir(parents=True)
+            (root / name / "a").write_text(text)
+
+    def meanwhile() -> None:
+        for name in ("sub", "in"):
+            (workspace / name).rename(workspace / f"{name}-aside")
+            (workspace / name).symlink_to(outside / name)
+
+    return meanwhile

@@ -50,6 +50,18 @@ def promptly(seconds: float = PROMPTLY) -> Iterator[None]:
     assert took < seconds, f"it took {took:.1f} s"
 
 
+def add_plugin(folder: Path, name: str, code: str) -> None:
+    """A plugin of the user's, for the sessions whose place is `folder`."""
+    plugins = folder / "home" / ".config" / "coder" / "plugins"
+    plugins.mkdir(parents=True, exist_ok=True)
+    (plugins / name).write_text(code)
+
+
+def waits(number: int) -> bool:
+    """Is this process asleep?"""
+    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def processes(mark: str) -> dict[int, str]:
     """The command lines of the living processes that carry a mark, by process id; a zombie is none of them."""
     found = {}
@@ -211,10 +223,7 @@ class Terminal(Place):
 
     def settled(self) -> None:
         """Wait until the program waits. What it draws can be seen before it looks at its keys."""
-        def state() -> str:
-            return Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-        until(lambda: state() == "S", "the program waits")
+        until(lambda: waits(self.child.pid), "the program waits")
 
     def until(self, holds: Callable[[], Any], what: str = "") -> None:
         """Wait for a condition while the screen is read, so that the program is not held up."""

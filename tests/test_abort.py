@@ -32,7 +32,7 @@ from coder.tools.bash import bash
 from coder.tools.search import _ripgrep, grep
 from coder.types import Event, Limits, Message, Retry, RunEnd, TextDelta, ToolEnd, ToolUpdate
 from tests.harness import FAST, ask, assert_all_valid, assert_valid, drive, serve
-from tests.terminal import MARK, PATIENCE, PROMPT, PROMPTLY, OneShot, Terminal, gone, processes, promptly, running, until
+from tests.terminal import MARK, PATIENCE, PROMPT, PROMPTLY, OneShot, Terminal, add_plugin, gone, processes, promptly, running, until
 
 FINE = Reply("All is well.")
 SLEEP = "sleep 300"
@@ -381,10 +381,8 @@ def test_sigint_to_a_one_shot_run_in_the_middle_of_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_that_does_not_wake_the_read_is_seen_all_the_same(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """As one that comes between Python's look for signals and the read that blocks. Here another thread of the process gets it."""
-    plugins = tmp_path / "home" / ".config" / "coder" / "plugins"
-    plugins.mkdir(parents=True)
-    (plugins / "deaf.py").write_text("import signal\ndef setup(api): api.subscribe(told)\n"
-                                     f"def told(event): signal.pthread_sigmask(signal.SIG_BLOCK, {{{number}}})\n")
+    add_plugin(tmp_path, "deaf.py", "import signal\ndef setup(api): api.subscribe(told)\n"
+                                    f"def told(event): signal.pthread_sigmask(signal.SIG_BLOCK, {{{number}}})\n")
     with serve(Reply("alpha beta gamma", cut=3, close="hang")) as server, \
             OneShot(tmp_path, server, "--output-format", "stream-json", "hello") as run:
         assert run.child.stdout

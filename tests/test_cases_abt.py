@@ -22,7 +22,7 @@ import pytest
 from coder.features.scripted import Body, Reply, ScriptedServer
 from coder.terminal.keyboard import BOTH
 from tests.harness import serve
-from tests.terminal import PATIENCE, OneShot, Place, Terminal, processes, promptly, until
+from tests.terminal import PATIENCE, OneShot, Place, Terminal, add_plugin, processes, promptly, until
 
 FINE = Reply("All is well.")
 ALL_KINDS = "sleep 301 & setsid sleep 302 & (setsid sh -c 'sleep 303 & wait' &) ; sleep 300"
@@ -125,10 +125,8 @@ def test_a_one_shot_run_that_is_stopped_can_be_taken_up(tmp_path: Path) -> None:
 @pytest.mark.case("ABT-12")
 def test_who_holds_the_end_up_is_left_behind(tmp_path: Path) -> None:
     """A plugin that waits for ever while the program ends: after the promised time the end is made without it."""
-    plugins = tmp_path / "home" / ".config" / "coder" / "plugins"
-    plugins.mkdir(parents=True)
-    (plugins / "slow.py").write_text("import atexit, time\ndef wait():\n    while True: time.sleep(1)\n"
-                                     "def setup(api): atexit.register(wait)\n")
+    add_plugin(tmp_path, "slow.py", "import atexit, time\ndef wait():\n    while True: time.sleep(1)\n"
+                                    "def setup(api): atexit.register(wait)\n")
     with serve(command(ALL_KINDS)) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
         terminal.until(lambda: all(map(terminal.running, SLEEPS)))

@@ -20,7 +20,7 @@ import pytest
 
 from coder.features.scripted import Body, Reply
 from tests.harness import serve
-from tests.terminal import OneShot, Place, Terminal, promptly
+from tests.terminal import OneShot, Place, Terminal, add_plugin, promptly
 
 SEQUENCES = ["\x1b]52;c;QUJD\x07", "\x1b]52;c;QUJD\x1b\\", "\x1b]0;coder: EVIL\x07", "\x1b]8;;http://evil.example\x1b\\", "\x1b]8;;\x1b\\",
              "\x1b[2J", "\x1b[6n", "\x1b[8m", "\x1b[?25l", "\x1bPq\x1b\\", "\x1b_apc\x1b\\", "\x1bc", "\x9b2J", "\x9d0;x\x9c", "\x90q\x9c",
@@ -253,9 +253,7 @@ def test_a_crash_inside_a_run_leaves_the_terminal_as_it_was(tmp_path: Path, how:
               f"    open('crashing', 'w')\n    {line}\n"
               "    time.sleep(5)\n    return ''\ndef setup(api):\n    api.add_tool(crash)\n")
     background = call("bash", command="setsid sleep 300 & sleep 301 & echo here")
-    plugins = tmp_path / "home" / ".config" / "coder" / "plugins"
-    plugins.mkdir(parents=True)
-    (plugins / "crash.py").write_text(plugin)
+    add_plugin(tmp_path, "crash.py", plugin)
     with serve(Reply(calls=[background, call("crash")])) as server, Terminal(tmp_path, server, "-y") as session:
         session.enter("go")
         session.until((session.ws / "crashing").exists)

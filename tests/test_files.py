@@ -32,6 +32,7 @@ from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.workspace import diff
 from coder.types import Aborted, DeniedError, Event, Notice, ToolCall, ToolError, ToolResult, ToolUpdate
+from tests.harness import to_become_links
 from tests.terminal import promptly
 
 REPOSITORY = Path(__file__).parent.parent
@@ -1117,16 +1118,8 @@ def test_a_diff_of_many_lines_is_one_hunk_that_holds_and_takes_no_time(old: list
 
 @pytest.mark.parametrize("path", ["sub/a", "sub/new", "sub/deep/new", "in/sub/a", "in/sub/new"])
 def test_a_folder_that_becomes_a_link_while_the_person_is_asked_leads_nowhere(ws: Workspace, tmp_path: Path, path: str) -> None:
-    def meanwhile() -> None:
-        for name in ("sub", "in"):
-            (ws.folder / name).rename(ws.folder / f"{name}-aside")
-            (ws.folder / name).symlink_to(outside / name)
-
     outside = tmp_path / "outside"
-    for root in (ws.folder, outside):
-        for name in ("sub", "in/sub"):
-            (root / name).mkdir(parents=True)
-            (root / name / "a").write_text("one")
+    meanwhile = to_become_links(ws.folder, outside, "one")
     if path.endswith("a"):
         ws("read", path=path)
     ws.asked.clear()

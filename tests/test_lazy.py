@@ -10,7 +10,7 @@ import pytest
 
 from coder.features.scripted import Reply
 from tests.harness import serve
-from tests.terminal import OneShot
+from tests.terminal import OneShot, add_plugin
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,9 +54,7 @@ def test_what_is_there_already_or_not_at_all_is_left_as_it_is(tmp_path: Path) ->
 
 
 def test_a_run_does_not_load_the_types_that_it_does_not_use_and_a_plugin_finds_them(tmp_path: Path) -> None:
-    plugins = tmp_path / "home" / ".config" / "coder" / "plugins"
-    plugins.mkdir(parents=True)
-    (plugins / "look.py").write_text(
+    add_plugin(tmp_path, "look.py",
         "import sys\n"
         "def setup(api):\n"
         "    api.subscribe(told)\n"
@@ -73,9 +71,7 @@ def test_a_run_does_not_load_the_types_that_it_does_not_use_and_a_plugin_finds_t
 
 @pytest.mark.parametrize(("forced", "loaded"), [({}, "False"), ({"FORCE_COLOR": "1"}, "True")])
 def test_where_no_colour_is_written_what_writes_it_is_not_loaded(tmp_path: Path, forced: dict[str, str], loaded: str) -> None:
-    plugins = tmp_path / "home" / ".config" / "coder" / "plugins"
-    plugins.mkdir(parents=True)
-    (plugins / "look.py").write_text(
+    add_plugin(tmp_path, "look.py",
         "import atexit, sys\n"
         "def setup(api):\n"
         "    atexit.register(lambda: sys.stderr.write(f\"rich: {'rich' in sys.modules}\\n\"))\n")

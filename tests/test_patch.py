@@ -24,6 +24,7 @@ from coder.tools import ToolContext, Toolset
 from coder.tools.files import read, write
 from coder.tools.patch import apply_patch
 from coder.types import Aborted, DeniedError, ToolCall, ToolResult
+from tests.harness import to_become_links
 
 TOO_LONG = "n" * 300  # no file system takes this name: the write fails, not the plan
 
@@ -862,16 +863,10 @@ def test_a_new_file_of_such_a_name_is_asked_about_once(ws: Workspace) -> None:
                                   "*** Update File: a\n*** Move to: sub/b",
                                   "*** Update File: in/sub/a\n-one\n+PWN", "*** Delete File: in/sub/a"])
 def test_a_folder_that_becomes_a_link_while_the_person_is_asked_leads_nowhere(ws: Workspace, tmp_path: Path, body: str) -> None:
-    def meanwhile() -> None:
-        for name in ("sub", "in"):
-            (ws.folder / name).rename(ws.folder / f"{name}-aside")
-            (ws.folder / name).symlink_to(outside / name)
-
     outside = tmp_path / "outside"
+    meanwhile = to_become_links(ws.folder, outside, "one\n")
     for root in (ws.folder, outside):
         for name in ("sub", "in/sub"):
-            (root / name).mkdir(parents=True)
-            (root / name / "a").write_text("one\n")
             (root / name / "a").chmod(0o640)
         (root / "a").write_text("one\n")
         (root / "a").chmod(0o600)

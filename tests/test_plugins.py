@@ -18,7 +18,7 @@ from coder.features.plugins import Plugins, load_plugins
 from coder.features.scripted import Reply
 from coder.types import RunEnd, RunStart, Usage
 from tests.harness import ask, serve
-from tests.terminal import OneShot, Terminal, until
+from tests.terminal import OneShot, Terminal, add_plugin, until
 
 WHOLE = '''
 from dataclasses import dataclass
@@ -226,10 +226,8 @@ def test_an_installed_package_is_a_plugin(tmp_path: Path) -> None:
 
 
 def test_a_file_in_the_users_folder_is_a_plugin_and_a_broken_one_is_told_of(tmp_path: Path) -> None:
-    config = tmp_path / "home" / ".config" / "coder" / "plugins"
-    config.mkdir(parents=True)
-    (config / "weather.py").write_text(WHOLE)
-    (config / "wrong.py").write_text("1 / 0")
+    add_plugin(tmp_path, "weather.py", WHOLE)
+    add_plugin(tmp_path, "wrong.py", "1 / 0")
     with serve(CALL, Reply("done")) as server, OneShot(tmp_path, server, "hello", "--output-format", "stream-json") as run:
         assert run.end() == 0
         notices = [event["text"] for event in map(json.loads, run.out.splitlines()) if event["type"] == "notice"]
@@ -240,9 +238,7 @@ def test_a_file_in_the_users_folder_is_a_plugin_and_a_broken_one_is_told_of(tmp_
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_who_ends_the_program_while_a_plugin_is_loaded_ends_it(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """A signal comes out of the plugin's code as an exception, as those of its own do."""
-    config = tmp_path / "home" / ".config" / "coder" / "plugins"
-    config.mkdir(parents=True)
-    (config / "slow.py").write_text(f"import threading\nopen({str(tmp_path / 'home' / 'begun')!r}, 'w')\nthreading.Event().wait(60)")
+    add_plugin(tmp_path, "slow.py", f"import threading\nopen({str(tmp_path / 'home' / 'begun')!r}, 'w')\nthreading.Event().wait(60)")
     with serve(Reply("never")) as server, OneShot(tmp_path, server, "hello") as run:
         until((tmp_path / "home" / "begun").exists, "the plugin is being loaded")
         run.kill(number)
@@ -262,9 +258,7 @@ def test_nothing_is_loaded_from_the_folder_that_is_worked_in(tmp_path: Path, whe
 
 
 def test_details_and_events_of_a_plugins_tool_do_not_break_stream_json(tmp_path: Path) -> None:
-    config = tmp_path / "home" / ".config" / "coder" / "plugins"
-    config.mkdir(parents=True)
-    (config / "a.py").write_text(
+    add_plugin(tmp_path, "a.py",
         "from pathlib import Path\nfrom coder import Event, ToolResult\nclass Progress(Event): pass\n"
         "def forecast(city: str):\n    \"\"\"F.\n\n    city: where\n    \"\"\"\n    yield Progress()\n"
         "    return ToolResult('rain', details={'path': Path('/x'), 'set': {1}})\ndef setup(api): api.add_tool(forecast)")
@@ -275,10 +269,8 @@ def test_details_and_events_of_a_plugins_tool_do_not_break_stream_json(tmp_path:
 
 
 def test_commands_of_plugins_at_the_prompt(tmp_path: Path) -> None:
-    config = tmp_path / "home" / ".config" / "coder" / "plugins"
-    config.mkdir(parents=True)
-    (config / "weather.py").write_text(WHOLE)
-    (config / "zother.py").write_text("def setup(api):\n    api.add_command('exit', lambda a: None)\n"
+    add_plugin(tmp_path, "weather.py", WHOLE)
+    add_plugin(tmp_path, "zother.py", "def setup(api):\n    api.add_command('exit', lambda a: None)\n"
                                       "    api.add_command('esc', lambda a: '\\x1b[31mred', 'h\\x1b[32melp')")
     with serve(Reply("done")) as server, Terminal(tmp_path, server) as session:
         listed = session.say("/help")

@@ -16,7 +16,7 @@ from coder.features.scripted import Body, Reply
 from coder.terminal.screen import Screen
 from coder.terminal.typeahead import Line, TypeAhead
 from tests.harness import serve
-from tests.terminal import PATIENCE, ROOT, Terminal, until
+from tests.terminal import PATIENCE, ROOT, Terminal, until, waits
 
 QUESTION = "or why not: "
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[78]|\x1b\][^\x07]*\x07")
@@ -280,7 +280,7 @@ def test_ctrl_c_before_a_prompt_is_drawn_loses_nothing_that_waits_for_it(tmp_pat
         child.send("\r")
         child.expect_exact(f"entered {entered!r}")
         child.expect_exact("> ")
-        until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S", "the program waits")
+        until(lambda: waits(child.pid), "the program waits")
         child.sendintr()
         child.expect_exact("Ctrl+C again leaves")
     finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 from coder.features.git import AT_ONCE, Entry, Pair
 from coder.features.shadow import bare
 from coder.tools.folder import make_folder, make_link, remove, remove_folder, set_executable
-from coder.tools.workspace import escaped, replace, temporary_name
+from coder.tools.workspace import escaped, replace
 from coder.types import ToolError
 
 
@@ -79,7 +79,7 @@ class Writer:
             for folder in sorted(bare(target), key=len, reverse=True):
                 remove_folder(Path(folder))
         if mode == "120000":
-            make_link(target, data, temporary_name())
+            make_link(target, data)
             return
         if target.is_symlink() or not (old and old[1] == name and old[0] != "120000"):
             replace(target, data)

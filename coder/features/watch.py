@@ -31,7 +31,7 @@ from typing import Literal
 
 from coder.features.git_config import entries, new_keys, plain
 from coder.features.git_places import CLOSED, CROWDED, MAX_FILE, Place, Role, content, git_folder, is_bare, of_git, real, top_of, tree
-from coder.tools.workspace import temporary_name
+from coder.tools.folder import temporary_name
 
 MAX_TOTAL = 16 << 20  # bytes that are kept of all files
 MAX_TOLD = 10

@@ -49,6 +49,11 @@ def _is_at(fd: int, folder: Path) -> bool:
         return os.path.realpath(folder) == str(folder) and os.path.samestat(os.fstat(fd), os.lstat(folder))
 
 
+def temporary_name() -> str:
+    """For a file that is to take another one's place in its folder."""
+    return f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp"
+
+
 def rename(place: Path, name: str) -> None:
     """Give what is at a real path, a link itself too, another name in its folder. Raises ToolError, OSError."""
     with folder_of(place) as folder:
@@ -73,8 +78,9 @@ def make_folder(place: Path) -> None:
         pass
 
 
-def make_link(place: Path, target: bytes, name: str) -> None:
-    """Put a link in the place of a file or link at a real path; `name` is what it is called meanwhile. Raises ToolError, OSError."""
+def make_link(place: Path, target: bytes) -> None:
+    """Put a link in the place of a file or link at a real path. Raises ToolError, OSError."""
+    name = temporary_name()
     with folder_of(place, make=True) as folder:
         os.symlink(target, os.fsencode(name), dir_fd=folder)
         try:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from coder.tools import ToolContext, tool
 from coder.tools.edit import PUNCTUATION, advice
-from coder.tools.folder import remove, remove_folder, rename
+from coder.tools.folder import remove, remove_folder, rename, temporary_name
 from coder.tools.workspace import (
     Text,
     ask_to_show,
@@ -33,7 +33,6 @@ from coder.tools.workspace import (
     save,
     shown,
     stamp,
-    temporary_name,
     to_write,
 )
 from coder.types import ToolError, ToolResult

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import ToolContext
-from coder.tools.folder import folder_of
+from coder.tools.folder import folder_of, temporary_name
 from coder.tools.process import private_folder
 from coder.types import ToolError
 
@@ -305,11 +305,6 @@ def _unnamed(folder: int) -> tuple[int, str]:
             return os.open(".", flags | os.O_TMPFILE, 0o666, dir_fd=folder), ""
     name = temporary_name()
     return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder), name
-
-
-def temporary_name() -> str:
-    """For a file that is to take another one's place in its folder."""
-    return f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
 def _fill(fd: int, data: bytes, info: os.stat_result | None) -> None:
