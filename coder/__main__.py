@@ -9,12 +9,20 @@ def main() -> int:
     Nothing is imported before this but what Python has loaded by then. Under plain `python -m coder` a folder `coder` in the
     one that we stand in is taken for us, before we can do anything: the console script and `python -P -m coder` see none.
     """
-    import os
-
-    here = {"", os.getcwd(), os.path.realpath(os.curdir)}
-    sys.path[:] = [place for place in sys.path if os.path.isabs(place) and place not in here]
     try:
-        from coder.terminal.cli import main as run
+        import os
+
+        try:
+            here = {os.getcwd(), os.path.realpath(os.curdir)}
+        except OSError:  # it is removed: main.py says so where it is needed
+            here = set()
+        sys.path[:] = [place for place in sys.path if os.path.isabs(place) and place not in here]
+        import signal
+
+        # An exception in the middle of an import would be lost, or its lock kept
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+        from coder.cli.main import main as run
 
         return run()
     except KeyboardInterrupt:

@@ -3,8 +3,8 @@
 It reaches the stream (whose socket it shuts), the tools, the waits, the hooks and the sub-agents. A time limit is an
 abort with another reason, so that whatever reacts to the one reacts to the other.
 
-What it leaves out: it cannot interrupt Python code that neither waits nor looks at it. Ctrl+C in the main thread can
-(KeyboardInterrupt); terminal/ uses both.
+Python code that neither waits nor looks at the token is not interrupted. In the main thread Ctrl+C does that
+(KeyboardInterrupt); cli/ uses both.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ class Abort:
     def child(self, max_seconds: float | None = None) -> Iterator[Abort]:
         """A token of its own for a part of the work: set with this one, or alone, or as "max_time" by the clock."""
         token = Abort()
-        clock = threading.Timer(max_seconds, token.set, ("max_time",)) if max_seconds is not None else None
+        clock = (
+            threading.Timer(max_seconds, token.set, ("max_time",))
+            if max_seconds is not None
+            else None
+        )
         with self.calling(lambda: token.set(self.reason)):
             try:
                 if clock:

@@ -1,20 +1,20 @@
-"""The list of messages that is the state: building its entries, repairing it, turning it into wire messages.
+"""The list of messages that is the state: building its entries, repairing it, making wire messages.
 
-`repair` is what keeps a session usable after anything: servers refuse a history in which a tool call has no result, a
-result has no call, or a string holds what their encoder rejects (R14, R15, R18, R24, T24, T32). It is pure and
-idempotent, and runs before every request.
-
-What it leaves out: shortening (features/compaction.py).
+Servers refuse a history in which a tool call has no result, a result has no call, or a string holds
+what their encoder rejects. `repair` runs before every request, so that a session is usable after
+anything; it is pure and idempotent.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from itertools import takewhile
 from operator import is_
 from typing import Any
 
-from coder.text import mend, mend_all, new_id, safe_name
+from coder.providers.request import copied, unchanged
+from coder.providers.text import mend, mend_all, new_id, safe_name
 from coder.types import Message, ToolResult
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
@@ -23,53 +23,140 @@ NOT_RUN = "Not run: the run ended before this call."
 
 def user(text: str | list[dict[str, Any]]) -> Message:
     """A user message, stamped."""
-    return {"role": "user", "content": mend_all(text), "meta": {"timestamp": now()}}
+    return {"role": "user", "content": mend_all(content_of(text)), "meta": {"timestamp": now()}}
 
 
 def tool_message(call_id: str, result: ToolResult) -> Message:
-    """The message that answers one call; never empty (R18)."""
+    """The message that answers one call; never empty, which servers refuse."""
     meta = {"timestamp": now()} | ({"is_error": True} if result.is_error else {})
-    return {"role": "tool", "tool_call_id": call_id, "content": mend_all(result.content) or "(no output)", "meta": meta}
+    return {
+        "role": "tool",
+        "tool_call_id": call_id,
+        "content": mend_all(content_of(result.content)) or "(no output)",
+        "meta": meta,
+    }
 
 
 def now() -> int:
-    """Milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
+    """Milliseconds since the epoch; 0 for a clock that is not set."""
+    return max(0, time.time_ns() // 1_000_000)
+
+
+def nothing_to_answer(messages: list[Message]) -> str:
+    """Why a list has nothing that a model could answer; "" where it has."""
+    last = next((message for message in reversed(messages) if message.get("role") in ROLES), None)
+    if last is None:
+        return "there is no message to continue from"
+    done = last["role"] == "assistant" and not last.get("tool_calls")
+    return "the model had the last word" if done else ""
 
 
 def text_of(message: Message) -> str:
     """The text of a message, whatever the form of its content."""
     content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
-    return content or ""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    texts = (part.get("text") for part in content if isinstance(part, dict))
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+# ---- the form of a message ------------------------------------------------------------------
+
+
+def formed(value: Any) -> Message | None:
+    """A message whose fields have their types; the same object if they have, None without a role.
+
+    Of a message with a role of the user's own only the meta is looked at.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        return None
+    made = dict(value)
+    if not isinstance(made.get("meta", {}), dict):
+        del made["meta"]
+    elif "meta" in made and not isinstance(made["meta"].get("timestamp", 0), int):
+        made["meta"] = {name: fact for name, fact in made["meta"].items() if name != "timestamp"}
+    if made["role"] in ROLES:
+        if "tool_call_id" in made:
+            made["tool_call_id"] = _text(made["tool_call_id"])
+        if made.get("content") is not None:
+            made["content"] = content_of(made["content"])
+        given = made.pop("tool_calls", None)
+        given = given if isinstance(given, list) else []
+        calls = [_call(call) for call in given if isinstance(call, dict)]
+        if calls and made["role"] == "assistant":
+            made["tool_calls"] = calls
+    return value if made == value else made
+
+
+def content_of(value: Any) -> str | list[dict[str, Any]]:
+    """What may stand in a message: text, or parts in the API's form."""
+    return [_part(part) for part in value] if isinstance(value, list) else _text(value)
+
+
+def calls_of(message: Message) -> list[dict[str, Any]]:
+    """The calls of an answer; a message of another role has none, whatever stands in it."""
+    return message.get("tool_calls") or [] if message.get("role") == "assistant" else []
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if not isinstance(part, dict) or not isinstance(part.get("text", ""), str):
+        return {"type": "text", "text": _text(part)}
+    return image_part(part) if _is_image(part) else part
+
+
+def _is_image(part: dict[str, Any]) -> bool:
+    return bool(part.get("type") == "image" and part.get("data") and part.get("mimeType"))
+
+
+def image_part(image: dict[str, Any]) -> dict[str, Any]:
+    """An image in the API's form. Raises ValueError where it is none."""
+    if image.get("type") == "image_url":
+        return image
+    if _is_image(image):
+        url = f"data:{image['mimeType']};base64,{image['data']}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    raise ValueError(
+        'an image is {"type": "image", "data": base64, "mimeType": "image/png"} or an image_url'
+        " part"
+    )
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"] if isinstance(call.get("function"), dict) else {}
+    function = function | {name: _text(function.get(name)) for name in ("name", "arguments")}
+    return call | {"id": _text(call.get("id")), "function": function}
+
+
+# ---- repairing a list -----------------------------------------------------------------------
 
 
 def repair(messages: list[Message], taken: set[str] | None = None) -> list[Message]:
     """A list that every server accepts; messages that are in order are the same objects.
 
-    Each call gets exactly one result, right behind its message and in its order; a missing one is made up. Results
-    without a call and assistant messages with neither text nor calls are dropped. Ids are made unique (`taken`: those
-    used before this list), names and arguments made acceptable. Messages with a role of the user's own are left alone.
+    Each message is `formed`. Each call gets exactly one result, right behind its message and in its
+    order; a missing one is made up. Results without a call and assistant messages with neither text
+    nor calls are dropped. Ids are made unique (`taken`: those used before this list), names and
+    arguments made acceptable. Messages with a role of the user's own are left alone.
     """
     taken = set() if taken is None else taken
+    messages = [message for message in map(formed, messages) if message is not None]
     fixed: list[Message] = []
-    position = 0
-    while position < len(messages):
-        message = messages[position]
-        position += 1
-        role = message.get("role")
-        if role == "tool":
-            continue  # its call's turn has taken it, or it has none
-        if role == "assistant" and not message.get("tool_calls"):
-            if text_of(message):
-                fixed.append(_clean(message))
-        elif role == "assistant":
-            until = next((k for k in range(position, len(messages)) if messages[k].get("role") == "assistant"), len(messages))
-            results = [m for m in messages[position:until] if m.get("role") == "tool"]
+    for place, message in enumerate(messages):
+        role = message["role"]
+        if role not in ROLES:
+            fixed.append(message)
+        elif calls_of(message):
+            turn = takewhile(lambda each: each["role"] != "assistant", messages[place + 1 :])
+            results = [each for each in turn if each["role"] == "tool"]
             fixed += _answered(message, results, taken)
-        else:
-            fixed.append(_clean(message) if role in ROLES else message)
+        elif role != "tool" and (role != "assistant" or text_of(message)):
+            fixed.append(_clean(message))  # the results are taken with their calls, above
     return fixed
 
 
@@ -80,8 +167,8 @@ def _answered(message: Message, results: list[Message], taken: set[str]) -> list
         fixed = _acceptable(call, taken)
         taken.add(fixed["id"])
         calls.append(fixed)
-        found = next((result for result in results if result.get("tool_call_id") == call.get("id")), None)
-        results = [result for result in results if result is not found]
+        found = next((each for each in results if each.get("tool_call_id") == call["id"]), None)
+        results = [each for each in results if each is not found]
         answers.append(_result(found, fixed["id"]))
     same = all(ours is theirs for ours, theirs in zip(calls, message["tool_calls"]))
     return [_clean(message if same else message | {"tool_calls": calls}), *answers]
@@ -96,15 +183,15 @@ def _result(found: Message | None, call_id: str) -> Message:
 
 
 def _acceptable(call: dict[str, Any], taken: set[str]) -> dict[str, Any]:
-    """The call with an id of its own, a name and arguments that servers take; the same object if it has them."""
-    function = call.get("function") or {}
-    call_id, name, arguments = call.get("id"), str(function.get("name") or ""), function.get("arguments")
-    good_id = call_id if isinstance(call_id, str) and call_id and call_id not in taken else new_id()
+    """The call with id, name and arguments that servers take; the same object if it has them."""
+    function = call["function"]
+    call_id, name, arguments = call["id"], function["name"], function["arguments"]
+    good_id = call_id if call_id and call_id not in taken else new_id()
     good_arguments = arguments if _is_object(arguments) else "{}"
     if (good_id, safe_name(name), good_arguments) == (call_id, name, arguments):
         return call
-    return call | {"id": good_id, "type": "function",
-                   "function": function | {"name": safe_name(name), "arguments": good_arguments}}
+    function = function | {"name": safe_name(name), "arguments": good_arguments}
+    return call | {"id": good_id, "type": "function", "function": function}
 
 
 def _is_object(arguments: Any) -> bool:
@@ -115,83 +202,92 @@ def _is_object(arguments: Any) -> bool:
 
 
 def _clean(message: Message) -> Message:
-    """Without what no encoder takes; the same object if there is nothing of it. What is nested too deeply goes."""
+    """Without what no encoder takes or is nested too deeply; the same object if it had none."""
     try:
         cleaned: Message = mend_all(message)
     except ValueError:
-        cleaned = {name: value for name, value in message.items() if name in ("role", "tool_call_id", "meta")}
-        cleaned |= {"content": mend(text_of(message)) or "(unreadable)"} | ({} if "tool_calls" not in message else {
-            "tool_calls": [{name: call[name] for name in ("id", "type", "function")} for call in message["tool_calls"]]})
+        cleaned = _picked(message, "role", "tool_call_id", "meta")
+        cleaned["content"] = mend(text_of(message)) or "(unreadable)"
+        if "tool_calls" in message:
+            cleaned["tool_calls"] = _bare(message["tool_calls"])
     return message if cleaned == message else cleaned
 
 
-class Repairer:
-    """`repair` for a list that only grows: what was in order at the last request is not looked at again.
+def _picked(value: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: each for name, each in value.items() if name in names}
 
-    So a step late in a long run costs no more than the first one. A message that is replaced is noticed, whatever its
-    place; one that is changed in place is not.
+
+def _bare(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_picked(call, "id", "type", "function") for call in calls]
+
+
+class Repairer:
+    """`repair` for a list that only grows: what was in order at the last request is not read again.
+
+    So a step late in a long run costs little more than the first one. A message that is replaced is
+    noticed; for one that is changed in place, which the Converter notices, there is `forget`.
     """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self._done: list[Message] = []
         self._taken: set[str] = set()  # the ids in it
 
     def __call__(self, messages: list[Message]) -> None:
         """Repair `messages` in place."""
-        known = _same(self._done, messages)
+        same = [*map(is_, self._done, messages), False]
+        known = same.index(False)
         while known and messages[known - 1].get("role") == "tool":
-            known -= 1  # back to in front of the last turn with calls, whose results may be among the new ones
+            known -= 1  # the last turn again: results of its calls may be among the new messages
         known -= bool(known and messages[known - 1].get("tool_calls"))
         self._taken -= _ids(self._done[known:])
         messages[known:] = repair(messages[known:], self._taken)
         self._done = messages[:]
 
 
-def _same(before: list[Message], now: list[Message]) -> int:
-    """How many messages at the beginning are the same objects."""
-    same = list(map(is_, before, now))
-    return same.index(False) if False in same else len(same)
-
-
 def _ids(messages: list[Message]) -> set[str]:
-    return {call["id"] for message in messages for call in message.get("tool_calls") or ()}
+    return {call["id"] for message in messages for call in calls_of(message)}
 
 
 def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
-    """Wire messages: without private facts, without the roles of the user's own, and without what only the model that
-    wrote a message understands, where that is another than `model` (R26)."""
+    """Wire messages: without meta and the user's own roles, and without what only the model that
+    wrote a message understands, where that is not `model`."""
     return Converter(model)(messages)
 
 
 class Converter:
-    """`convert_to_llm` for a list that only grows: what was converted for the last request is used again."""
+    """`convert_to_llm` for a list that mostly grows: what is as it was is not converted again.
+
+    `changed`: the list did more than grow.
+    """
 
     def __init__(self, model: str = "") -> None:
         self._model = model
-        self._done: list[Message] = []
+        self._done: list[Message] = []  # copies
         self._wire: list[Message | None] = []  # None for a message that is not sent
+        self.changed = False
 
     def __call__(self, messages: list[Message]) -> list[Message]:
-        known = _same(self._done, messages)
+        known = unchanged(self._done, messages)
+        self.changed = known < len(self._done)
         self._wire[known:] = [_public(message, self._model) for message in messages[known:]]
-        self._done = messages[:]
+        self._done[known:] = map(copied, messages[known:])
         return [message for message in self._wire if message is not None]
 
 
 def _public(message: Message, model: str) -> Message | None:
     if message.get("role") not in ROLES:
         return None
-    if "meta" not in message:
-        return message
-    meta = message["meta"]
-    if model and meta.get("model", model) != model:
+    if model and message.get("meta", {}).get("model", model) != model:
         return _plain(message)
     return {key: value for key, value in message.items() if key != "meta"}
 
 
 def _plain(message: Message) -> Message:
     """An assistant message as any model takes it: no thoughts, no signatures."""
-    plain = {key: value for key, value in message.items() if key in ("role", "content", "tool_calls")}
+    plain = _picked(message, "role", "content", "tool_calls")
     if "tool_calls" in plain:
-        plain["tool_calls"] = [{key: call[key] for key in ("id", "type", "function") if key in call} for call in plain["tool_calls"]]
+        plain["tool_calls"] = _bare(plain["tool_calls"])
     return plain

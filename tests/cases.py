@@ -31,9 +31,15 @@ def carried(folder: Path = TESTS) -> dict[str, list[str]]:
         fitting = {id(mark) for node in ast.walk(tree) for mark in _fitting(node)}
         for mark in _marks(tree):
             place = f"{path.name}:{mark.lineno}"
-            ids = [each.value for each in mark.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            ids = [
+                each.value
+                for each in mark.args
+                if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            ]
             if id(mark) not in fitting or not ids or len(ids) != len(mark.args) or mark.keywords:
-                raise ValueError(f"{place}: a case has to be a plain string, on a test or in a pytest.param")
+                raise ValueError(
+                    f"{place}: a case has to be a plain string, on a test or in a pytest.param"
+                )
             for each in ids:
                 places[each].append(place)
     return places

@@ -12,18 +12,28 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from coder.features.scripted import ScriptedServer
+from coder.devtools.scripted import ScriptedServer
 from tests.cases import CASES
 from tests.cases import GROUPS as CASE_GROUPS
 from tests.harness import assert_all_valid
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell: our children would ignore Ctrl+C, too
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # started in the background of a shell: our children would ignore Ctrl+C, too
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.load_profile("ci")  # the same examples each time: a test that fails says something about the change before it (README)
+settings.load_profile(
+    "ci"
+)  # the same examples each time: a test that fails says something about the change before it (README)
 
-GROUPS = {"tc": "tool calls", "fr": "finish reasons", "ch": "chunks", "ss": "event stream", "ht": "HTTP errors"}
+GROUPS = {
+    "tc": "tool calls",
+    "fr": "finish reasons",
+    "ch": "chunks",
+    "ss": "event stream",
+    "ht": "HTTP errors",
+}
 GRADES = ("must", "should", "may")
 
 
@@ -93,7 +103,9 @@ def reliability(terminalreporter: pytest.TerminalReporter) -> None:
         run = [case for case in outcomes if case.startswith(group)]
         right = sum(outcomes[case] == {"passed"} for case in run)
         listed = sum(case.startswith(group) for case in CASES)
-        terminalreporter.write_line(f"{f'{group} {name}'.strip():<25}{f'{right}/{len(run)}' if run else '-':>13}{listed:>9}")
+        terminalreporter.write_line(
+            f"{f'{group} {name}'.strip():<25}{f'{right}/{len(run)}' if run else '-':>13}{listed:>9}"
+        )
     if wrong := sorted(case for case, seen in outcomes.items() if seen != {"passed"}):
         terminalreporter.write_line(f"wrong: {', '.join(wrong)}")
 
@@ -108,11 +120,19 @@ def servers_answers(terminalreporter: pytest.TerminalReporter) -> None:
     if not counts:
         return
     terminalreporter.write_line("")
-    terminalreporter.write_line(f"answers of real servers  {''.join(f'{grade:>9}' for grade in GRADES)}   (right/all)")
+    terminalreporter.write_line(
+        f"answers of real servers  {''.join(f'{grade:>9}' for grade in GRADES)}   (right/all)"
+    )
     for group, name in [*GROUPS.items(), ("", "all")]:
         cells = []
         for grade in GRADES:
-            right, wrong = (sum(n for (g, r, o), n in counts.items() if g.startswith(group) and (r, o) == (grade, outcome))
-                            for outcome in ("passed", "failed"))
+            right, wrong = (
+                sum(
+                    n
+                    for (g, r, o), n in counts.items()
+                    if g.startswith(group) and (r, o) == (grade, outcome)
+                )
+                for outcome in ("passed", "failed")
+            )
             cells.append(f"{right}/{right + wrong}" if right + wrong else "-")
         terminalreporter.write_line(f"{name:<25}{''.join(f'{cell:>9}' for cell in cells)}")

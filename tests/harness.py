@@ -10,10 +10,11 @@ from typing import Any
 
 from coder.abort import Abort
 from coder.ai import ChatModel
-from coder.errors import RetryPolicy
-from coder.features.scripted import Body, Reply, ScriptedServer
+from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.events import Event
 from coder.loop import run_loop
-from coder.types import Event, Limits, RunResult
+from coder.providers.errors import RetryPolicy
+from coder.types import Limits, RunResult
 
 FAST = RetryPolicy(base=0.01, cap=0.02)
 
@@ -31,12 +32,21 @@ def drive(run: Any, each: Callable[[Event], None] | None = None) -> tuple[list[E
             each(event)
 
 
-def ask(server: ScriptedServer, prompt: str = "go", tools: Any = (), messages: list[dict[str, Any]] | None = None,
-        model: dict[str, Any] | None = None, each: Callable[[Event], None] | None = None, **options: Any) -> tuple[list[Event], RunResult]:
+def ask(
+    server: ScriptedServer,
+    prompt: str = "go",
+    tools: Any = (),
+    messages: list[dict[str, Any]] | None = None,
+    model: dict[str, Any] | None = None,
+    each: Callable[[Event], None] | None = None,
+    **options: Any,
+) -> tuple[list[Event], RunResult]:
     """One run against a scripted server."""
     chat = ChatModel("m", base_url=server.url, **(model or {}))
     options = {"retry": FAST, "limits": Limits(), "abort": Abort()} | options
-    return drive(run_loop([] if messages is None else messages, chat, tools, prompts=prompt, **options), each)
+    return drive(
+        run_loop([] if messages is None else messages, chat, tools, prompts=prompt, **options), each
+    )
 
 
 def serve(*replies: Reply | Callable[[Body], Reply]) -> ScriptedServer:
@@ -58,7 +68,7 @@ def shape(events: Sequence[Event]) -> list[str]:
 def assert_valid(body: Body) -> None:
     """What every server asks of a request: each call has one result right behind it, and so on."""
     encoded = json.dumps(body, ensure_ascii=False).encode()  # a lone surrogate fails here
-    assert b"\\u0000" not in encoded and b"\0" not in encoded
+    assert not re.search(rb"(?<!\\)(\\\\)*\\u0000", encoded) and b"\0" not in encoded
     messages, seen, position = body["messages"], set[str](), 0
     while position < len(messages):
         message = messages[position]

@@ -22,15 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import pexpect
+import pyte
 
-from coder.features.scripted import ScriptedServer
+from coder.devtools.scripted import ScriptedServer
 from tests.harness import assert_all_valid
 
 ROOT = Path(__file__).parents[1]
 MARK = "CODER_TEST_MARK"
 PATIENCE = 30  # seconds after which something that has to come is given up
 PROMPTLY = 8.0  # seconds: what does not look at the abort takes ten and more, what does takes a tenth; a busy machine stands still for some
-PROMPT = r"\r\n(?:\x1b\][^\x07]*\x07|\x1b\[\?2004l)*> "  # behind a run: the window's title, and no more marked pastes
+PROMPT = r"\r\n(?:\x1b\][^\x07]*\x07|\x1b\[\?2004[hl]\r?)*> "  # behind a run: the window's title, and marked pastes
+MARKED, UNMARKED = "\x1b[?2004h", "\x1b[?2004l"
 
 
 def until(holds: Callable[[], Any], what: str = "", seconds: float = PATIENCE) -> None:
@@ -39,6 +41,13 @@ def until(holds: Callable[[], Any], what: str = "", seconds: float = PATIENCE) -
     while not holds():
         assert time.monotonic() < end, f"it did not come: {what}"
         time.sleep(0.01)
+
+
+def rendered(output: str, columns: int = 80, lines: int = 24) -> list[str]:
+    """The rows of a terminal of this size that got this output."""
+    screen = pyte.Screen(columns, lines)
+    pyte.Stream(screen).feed(output)
+    return [row.rstrip() for row in screen.display]
 
 
 @contextlib.contextmanager
@@ -68,7 +77,13 @@ def processes(mark: str) -> dict[int, str]:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark.encode() in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+                found[int(entry.name)] = (
+                    (entry / "cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode("utf-8", "replace")
+                    .strip()
+                )
     return found
 
 
@@ -103,11 +118,28 @@ class Place:
         self.around = self.outside()
         self.mark = os.urandom(8).hex()
         self.key = f"sk-CANARY-{os.urandom(8).hex()}"
-        config = {f"XDG_{name}_HOME": str(self.home / f".{name.lower()}") for name in ("CONFIG", "DATA", "CACHE", "STATE")}
-        self.environment = {
-            "PATH": os.environ["PATH"], "HOME": str(self.home), "TMPDIR": str(self.temp), "TERM": "xterm-256color", "LANG": "C.UTF-8",
-            "PYTHONPATH": str(ROOT), MARK: self.mark, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": self.key,
-            "OPENAI_MODEL": "script", "CODER_RETRY_BASE": "0.01", "CODER_TITLES": "off"} | config | more
+        config = {
+            f"XDG_{name}_HOME": str(self.home / f".{name.lower()}")
+            for name in ("CONFIG", "DATA", "CACHE", "STATE")
+        }
+        self.environment = (
+            {
+                "PATH": os.environ["PATH"],
+                "HOME": str(self.home),
+                "TMPDIR": str(self.temp),
+                "TERM": "xterm-256color",
+                "LANG": "C.UTF-8",
+                "PYTHONPATH": str(ROOT),
+                MARK: self.mark,
+                "OPENAI_BASE_URL": server.url,
+                "OPENAI_API_KEY": self.key,
+                "OPENAI_MODEL": "script",
+                "CODER_RETRY_BASE": "0.01",
+                "CODER_TITLES": "off",
+            }
+            | config
+            | more
+        )
 
     def running(self, command: str) -> list[int]:
         return running(self.mark, command)
@@ -120,7 +152,9 @@ class Place:
 
     def outside(self) -> set[Path]:
         """What lies beside the workspace and the home, and what carries our number where the system keeps temporary files."""
-        number = self.child.pid if self.child else "*"  # before it has one: what lies there of others that had it
+        number = (
+            self.child.pid if self.child else "*"
+        )  # before it has one: what lies there of others that had it
         found = set(Path("/tmp").glob(f"coder-{number}-*"))
         for entry in self.folder.iterdir():
             if entry not in (self.ws, self.home, self.temp):
@@ -158,8 +192,16 @@ class Terminal(Place):
         self.attributes: list[Any] = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside the server's thread
-            self.child = pexpect.spawn(sys.executable, ["-m", "coder", *arguments], cwd=str(self.ws), env=self.environment,  # type: ignore[arg-type]
-                                            dimensions=(24, 80), encoding="utf-8", codec_errors="replace", timeout=PATIENCE)
+            self.child = pexpect.spawn(
+                sys.executable,
+                ["-m", "coder", *arguments],
+                cwd=str(self.ws),
+                env=self.environment,  # type: ignore[arg-type]
+                dimensions=(24, 80),
+                encoding="utf-8",
+                codec_errors="replace",
+                timeout=PATIENCE,
+            )
         self.child.logfile_read = self.log
         self.child.delaybeforesend = None
 
@@ -176,7 +218,9 @@ class Terminal(Place):
                 elif not self.child.closed and not self.attributes:
                     self.exit_code()
                 self.check(self.output)
-                assert self.child.closed or self.attributes == untouched(), "the modes of the terminal"
+                assert self.child.closed or self.attributes == untouched(), (
+                    "the modes of the terminal"
+                )
         finally:
             self.stop()
             self.child.close(force=True)
@@ -194,6 +238,14 @@ class Terminal(Place):
 
     def enter(self, text: str) -> None:
         self.child.send(f"{text}\r")
+
+    def paste(self, text: str, *, marks: bool = True) -> None:
+        """As a terminal does it: a newline is sent as Enter; with marks around all of it where the program has asked for them,
+        and the terminal knows them."""
+        self.until(lambda: waits(self.child.pid), "the program waits")
+        keys = text.replace("\n", "\r")
+        asked = self.output.rfind(MARKED) > self.output.rfind(UNMARKED)
+        self.type(f"\x1b[200~{keys}\x1b[201~" if asked and marks else keys)
 
     def ctrl_c(self) -> None:
         self.settled()
@@ -227,6 +279,7 @@ class Terminal(Place):
 
     def until(self, holds: Callable[[], Any], what: str = "") -> None:
         """Wait for a condition while the screen is read, so that the program is not held up."""
+
         def read_and_ask() -> Any:
             self.child.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=0.01)
             return holds()
@@ -254,7 +307,9 @@ class Terminal(Place):
         self.child.expect(pexpect.EOF)
         self.attributes = termios.tcgetattr(self.child.child_fd)
         self.child.wait()
-        return int(self.child.exitstatus if self.child.exitstatus is not None else -self.child.signalstatus)
+        return int(
+            self.child.exitstatus if self.child.exitstatus is not None else -self.child.signalstatus
+        )
 
     def leave(self) -> int:
         self.ctrl_d()
@@ -266,8 +321,14 @@ class OneShot(Place):
 
     def __init__(self, folder: Path, server: ScriptedServer, *arguments: str, **more: str) -> None:
         super().__init__(folder, server, **more)
-        self.child = subprocess.Popen([sys.executable, "-m", "coder", *arguments], cwd=self.ws, env=self.environment,
-                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "coder", *arguments],
+            cwd=self.ws,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self.out = self.err = ""
 
     def __enter__(self) -> OneShot:

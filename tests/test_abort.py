@@ -23,16 +23,30 @@ import pytest
 
 from coder.abort import Abort
 from coder.ai import ChatModel
-from coder.errors import RetryPolicy
-from coder.features.scripted import Body, Reply, ScriptedServer
+from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.events import Event, Retry, RunEnd, TextDelta, ToolEnd, ToolUpdate
 from coder.history import convert_to_llm
 from coder.loop import run_loop
-from coder.tools import Toolset, tool
+from coder.providers.errors import RetryPolicy
 from coder.tools.bash import bash
 from coder.tools.search import _ripgrep, grep
-from coder.types import Event, Limits, Message, Retry, RunEnd, TextDelta, ToolEnd, ToolUpdate
+from coder.toolset import Toolset, tool
+from coder.types import Limits, Message
 from tests.harness import FAST, ask, assert_all_valid, assert_valid, drive, serve
-from tests.terminal import MARK, PATIENCE, PROMPT, PROMPTLY, OneShot, Terminal, add_plugin, gone, processes, promptly, running, until
+from tests.terminal import (
+    MARK,
+    PATIENCE,
+    PROMPT,
+    PROMPTLY,
+    OneShot,
+    Terminal,
+    add_plugin,
+    gone,
+    processes,
+    promptly,
+    running,
+    until,
+)
 
 FINE = Reply("All is well.")
 SLEEP = "sleep 300"
@@ -63,7 +77,11 @@ def results(body: Body) -> list[str]:
 def goes_on(terminal: Terminal, server: ScriptedServer) -> Body:
     """The next message works; returns its request."""
     assert "All is well." in terminal.say("and now?")
-    asked = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "user"]
+    asked = [
+        message["content"]
+        for message in server.requests[-1]["messages"]
+        if message["role"] == "user"
+    ]
     assert asked[-1] == "and now?"
     return server.requests[-1]
 
@@ -87,7 +105,10 @@ def test_ctrl_c_while_waiting_for_headers(tmp_path: Path) -> None:
 
 @pytest.mark.case("ABT-02")
 def test_ctrl_c_in_the_middle_of_text(tmp_path: Path) -> None:
-    with serve(Reply("alpha beta gamma delta", cut=4, close="hang"), FINE) as server, Terminal(tmp_path, server) as terminal:
+    with (
+        serve(Reply("alpha beta gamma delta", cut=4, close="hang"), FINE) as server,
+        Terminal(tmp_path, server) as terminal,
+    ):
         terminal.enter("hello")
         terminal.expect("beta")
         terminal.ctrl_c()
@@ -95,12 +116,16 @@ def test_ctrl_c_in_the_middle_of_text(tmp_path: Path) -> None:
             assert "stopped by you" in terminal.prompt()
         until(lambda: server.gone == 1, "the server sees that the connection is closed")
         messages = goes_on(terminal, server)["messages"]
-        assert [message["content"] for message in messages if message["role"] == "assistant"] == ["alpha beta gamma"]
+        assert [message["content"] for message in messages if message["role"] == "assistant"] == [
+            "alpha beta gamma"
+        ]
 
 
 @pytest.mark.case("ABT-03")
 def test_ctrl_c_in_the_middle_of_a_calls_arguments(tmp_path: Path) -> None:
-    half = command("touch PWN # and so much more that it does not fit into one piece", cut=3, close="hang")
+    half = command(
+        "touch PWN # and so much more that it does not fit into one piece", cut=3, close="hang"
+    )
     with serve(half, FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
         terminal.expect("bash …")
@@ -115,7 +140,10 @@ def test_ctrl_c_in_the_middle_of_a_calls_arguments(tmp_path: Path) -> None:
 
 @pytest.mark.case("ABT-04")
 def test_ctrl_c_in_bash(tmp_path: Path) -> None:
-    with serve(command(f"echo partial; {SLEEP}"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+    with (
+        serve(command(f"echo partial; {SLEEP}"), FINE) as server,
+        Terminal(tmp_path, server, "-y") as terminal,
+    ):
         terminal.enter("hello")
         terminal.expect("partial\x1b")  # what it has written is on the screen while it goes on
         terminal.until(lambda: terminal.running(SLEEP))
@@ -197,7 +225,9 @@ def test_ctrl_c_twice_ends_the_program_while_a_command_ignores_it(tmp_path: Path
 
 
 @pytest.mark.case("ABT-10")
-def test_ctrl_c_twice_ends_the_program_also_when_the_first_has_stopped_the_run(tmp_path: Path) -> None:
+def test_ctrl_c_twice_ends_the_program_also_when_the_first_has_stopped_the_run(
+    tmp_path: Path,
+) -> None:
     with serve(command(SLEEP)) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
         terminal.until(lambda: terminal.running(SLEEP))
@@ -234,14 +264,16 @@ def test_ctrl_c_with_text_at_the_prompt_clears_it(tmp_path: Path) -> None:
         assert "again leaves" not in terminal.prompt()
         terminal.type('"""half')
         terminal.enter("")
-        terminal.expect("\r\n. ")
+        terminal.expect(". ")
         terminal.ctrl_c()
         terminal.prompt()
         assert len(goes_on(terminal, server)["messages"]) == 2  # the system's and ours
 
 
 @pytest.mark.parametrize("delay", [0.03, 0.1, 0.2, 0.3])
-def test_ctrl_c_right_after_the_first_entry_comes_back_to_the_prompt(tmp_path: Path, delay: float) -> None:
+def test_ctrl_c_right_after_the_first_entry_comes_back_to_the_prompt(
+    tmp_path: Path, delay: float
+) -> None:
     release = threading.Event()
     with ScriptedServer(held(release)) as server, Terminal(tmp_path, server) as terminal:
         terminal.enter("hello")
@@ -249,7 +281,8 @@ def test_ctrl_c_right_after_the_first_entry_comes_back_to_the_prompt(tmp_path: P
         time.sleep(delay)  # whatever goes on then
         terminal.child.sendintr()
         with promptly():
-            terminal.prompt()
+            # a ^C that is not shown ends no line
+            terminal.child.expect(PROMPT.replace(r"\r\n", r"\r\n?", 1))
         release.set()
         goes_on(terminal, server)
 
@@ -268,7 +301,10 @@ def test_ctrl_c_stops_a_command_of_the_persons_own(tmp_path: Path) -> None:
 def test_every_run_of_a_session_can_be_stopped(tmp_path: Path) -> None:
     """Not only the first: the connection that is shut is always the one in use."""
     half = Reply("alpha beta gamma", cut=3, close="hang")
-    with serve(half, FINE, half, FINE, half, FINE) as server, Terminal(tmp_path, server) as terminal:
+    with (
+        serve(half, FINE, half, FINE, half, FINE) as server,
+        Terminal(tmp_path, server) as terminal,
+    ):
         for _ in range(3):
             terminal.enter("hello")
             terminal.expect("alpha")
@@ -283,7 +319,10 @@ def test_every_run_of_a_session_can_be_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.case("ABT-12")
 def test_sigterm_during_a_command_ends_all_of_it(tmp_path: Path) -> None:
-    with serve(command(f"setsid sleep 301 & {SLEEP}")) as server, Terminal(tmp_path, server, "-y") as terminal:
+    with (
+        serve(command(f"setsid sleep 301 & {SLEEP}")) as server,
+        Terminal(tmp_path, server, "-y") as terminal,
+    ):
         terminal.enter("hello")
         terminal.until(lambda: terminal.running(SLEEP) and terminal.running("sleep 301"))
         terminal.kill(signal.SIGTERM)
@@ -310,14 +349,19 @@ def test_a_signal_as_soon_as_the_prompt_is_there(tmp_path: Path, number: signal.
             terminal.prompt()
             os.kill(terminal.child.pid, number)
             with promptly():
-                terminal.child.expect(PROMPT if number == signal.SIGINT else pexpect.EOF, timeout=PROMPTLY)
+                terminal.child.expect(
+                    PROMPT if number == signal.SIGINT else pexpect.EOF, timeout=PROMPTLY
+                )
         finally:
             terminal.stop()
             terminal.child.close(force=True)
 
 
 def test_sigterm_in_the_middle_of_text(tmp_path: Path) -> None:
-    with serve(Reply("alpha beta gamma", cut=3, close="hang")) as server, Terminal(tmp_path, server) as terminal:
+    with (
+        serve(Reply("alpha beta gamma", cut=3, close="hang")) as server,
+        Terminal(tmp_path, server) as terminal,
+    ):
         terminal.enter("hello")
         terminal.expect("alpha")
         terminal.kill(signal.SIGTERM)
@@ -327,7 +371,10 @@ def test_sigterm_in_the_middle_of_text(tmp_path: Path) -> None:
 
 @pytest.mark.case("ABT-13")
 def test_a_closed_terminal_ends_the_program_and_its_commands(tmp_path: Path) -> None:
-    with serve(command(f"setsid sleep 301 & {SLEEP}")) as server, Terminal(tmp_path, server, "-y") as terminal:
+    with (
+        serve(command(f"setsid sleep 301 & {SLEEP}")) as server,
+        Terminal(tmp_path, server, "-y") as terminal,
+    ):
         terminal.enter("hello")
         terminal.until(lambda: terminal.running(SLEEP) and terminal.running("sleep 301"))
         with promptly():
@@ -344,14 +391,45 @@ def test_a_closed_terminal_ends_the_program_at_the_prompt(tmp_path: Path) -> Non
 
 
 @pytest.mark.case("ABT-14")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_to_a_one_shot_run_in_bash(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    with serve(command(f"setsid sleep 301 & echo partial; {SLEEP}")) as server, OneShot(tmp_path, server, "-y", "hello") as run:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_to_a_one_shot_run_in_bash(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    with (
+        serve(command(f"setsid sleep 301 & echo partial; {SLEEP}")) as server,
+        OneShot(tmp_path, server, "-y", "hello") as run,
+    ):
         until(lambda: run.running(SLEEP) and run.running("sleep 301"))
         run.kill(number)
         with promptly():
             assert run.end() == code
         assert run.out == ""
+
+
+@pytest.mark.parametrize("output_format", ["text", "json"])
+@pytest.mark.parametrize(
+    ("number", "code", "by"),
+    [
+        (signal.SIGINT, 130, "you"),
+        (signal.SIGTERM, 143, "SIGTERM"),
+        (signal.SIGHUP, 129, "SIGHUP"),
+    ],
+)
+def test_the_last_line_of_a_one_shot_run_names_what_stopped_it(
+    tmp_path: Path, output_format: str, number: signal.Signals, code: int, by: str
+) -> None:
+    with (
+        serve(Reply("alpha beta gamma", cut=2, close="hang")) as server,
+        OneShot(tmp_path, server, "--output-format", output_format, "hello") as run,
+    ):
+        until(lambda: server.requests)
+        run.kill(number)
+        with promptly():
+            assert run.end() == code
+        assert run.err.splitlines()[-1].startswith(f"stopped by {by}")
+        assert run.err.count("stopped by") == 1
 
 
 def test_sigint_to_a_one_shot_run_that_waits_for_headers(tmp_path: Path) -> None:
@@ -379,12 +457,20 @@ def test_sigint_to_a_one_shot_run_in_the_middle_of_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_that_does_not_wake_the_read_is_seen_all_the_same(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_that_does_not_wake_the_read_is_seen_all_the_same(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     """As one that comes between Python's look for signals and the read that blocks. Here another thread of the process gets it."""
-    add_plugin(tmp_path, "deaf.py", "import signal\ndef setup(api): api.subscribe(told)\n"
-                                    f"def told(event): signal.pthread_sigmask(signal.SIG_BLOCK, {{{number}}})\n")
-    with serve(Reply("alpha beta gamma", cut=3, close="hang")) as server, \
-            OneShot(tmp_path, server, "--output-format", "stream-json", "hello") as run:
+    add_plugin(
+        tmp_path,
+        "deaf.py",
+        "import signal\ndef setup(api): api.subscribe(told)\n"
+        f"def told(event): signal.pthread_sigmask(signal.SIG_BLOCK, {{{number}}})\n",
+    )
+    with (
+        serve(Reply("alpha beta gamma", cut=3, close="hang")) as server,
+        OneShot(tmp_path, server, "--output-format", "stream-json", "hello") as run,
+    ):
         assert run.child.stdout
         for line in run.child.stdout:
             if b"beta" in line:
@@ -417,8 +503,13 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     gone(value)
 
 
-def stopped(server: ScriptedServer, when: Callable[[], Any], tools: Any = (), each: Callable[[Event], None] | None = None,
-            **options: Any) -> tuple[list[Event], list[Message]]:
+def stopped(
+    server: ScriptedServer,
+    when: Callable[[], Any],
+    tools: Any = (),
+    each: Callable[[Event], None] | None = None,
+    **options: Any,
+) -> tuple[list[Event], list[Message]]:
     """A run in this thread whose token another thread sets when a condition holds: it has to end within two seconds of it.
 
     Returns the events, and the history, which is in order.
@@ -433,14 +524,24 @@ def stopped(server: ScriptedServer, when: Callable[[], Any], tools: Any = (), ea
     thread = threading.Thread(target=set_it)
     thread.start()
     try:
-        events, result = ask(server, tools=tools, messages=messages, each=each, abort=abort, **options)
+        events, result = ask(
+            server, tools=tools, messages=messages, each=each, abort=abort, **options
+        )
         ended = time.monotonic()
     finally:
         over.set()
         thread.join()
     assert set_at and ended - set_at[0] < 2
     assert result.stop_reason == "aborted" and isinstance(events[-1], RunEnd)
-    assert_valid({"messages": [message for message in convert_to_llm(messages) if message.get("content") or message.get("tool_calls")]})
+    assert_valid(
+        {
+            "messages": [
+                message
+                for message in convert_to_llm(messages)
+                if message.get("content") or message.get("tool_calls")
+            ]
+        }
+    )
     assert_all_valid(server)
     return events, messages
 
@@ -456,7 +557,11 @@ def test_an_abort_while_the_server_sends_no_headers(mark: str) -> None:
 def test_an_abort_of_a_stalled_stream(mark: str) -> None:
     came = threading.Event()
     with serve(Reply("alpha beta gamma", cut=3, close="hang")) as server:
-        _, messages = stopped(server, came.is_set, each=lambda event: came.set() if isinstance(event, TextDelta) else None)
+        _, messages = stopped(
+            server,
+            came.is_set,
+            each=lambda event: came.set() if isinstance(event, TextDelta) else None,
+        )
         until(lambda: server.gone == 1)
         assert messages[-1]["role"] == "assistant" and messages[-1]["meta"]["aborted"]
 
@@ -470,8 +575,12 @@ def test_an_abort_in_bash(mark: str, tmp_path: Path) -> None:
 def test_an_abort_during_a_wait_for_the_next_attempt(mark: str) -> None:
     waiting = threading.Event()
     with serve(Reply("busy", status=503)) as server:
-        stopped(server, waiting.is_set, each=lambda event: waiting.set() if isinstance(event, Retry) else None,
-                retry=RetryPolicy(base=60))
+        stopped(
+            server,
+            waiting.is_set,
+            each=lambda event: waiting.set() if isinstance(event, Retry) else None,
+            retry=RetryPolicy(base=60),
+        )
         assert len(server.requests) == 1
 
 
@@ -482,7 +591,9 @@ def test_an_abort_in_grep(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "file").write_text("a" * 40 + "!")
     try:
         with serve(Reply(calls=[("grep", {"pattern": "(a+)+$"})])) as server:
-            _, messages = stopped(server, lambda: running(mark, sys.executable), Toolset([grep], cwd=tmp_path))
+            _, messages = stopped(
+                server, lambda: running(mark, sys.executable), Toolset([grep], cwd=tmp_path)
+            )
     finally:
         _ripgrep.cache_clear()
     assert "aborted by the user" in messages[-1]["content"]
@@ -490,11 +601,23 @@ def test_an_abort_in_grep(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_an_abort_between_two_calls(mark: str, tmp_path: Path) -> None:
     abort, messages = Abort(), list[Message]()
-    with serve(Reply(calls=[("bash", {"command": line}) for line in ("echo first", "touch PWN", "touch PWN")])) as server:
-        _, result = ask(server, tools=Toolset([bash], cwd=tmp_path), messages=messages, abort=abort,
-                        each=lambda event: abort.set() if isinstance(event, ToolEnd) else None)
+    with serve(
+        Reply(
+            calls=[("bash", {"command": line}) for line in ("echo first", "touch PWN", "touch PWN")]
+        )
+    ) as server:
+        _, result = ask(
+            server,
+            tools=Toolset([bash], cwd=tmp_path),
+            messages=messages,
+            abort=abort,
+            each=lambda event: abort.set() if isinstance(event, ToolEnd) else None,
+        )
     assert result.stop_reason == "aborted"
-    assert [message["content"] for message in messages[-3:]] == ["first", *["Not run: aborted by the user."] * 2]
+    assert [message["content"] for message in messages[-3:]] == [
+        "first",
+        *["Not run: aborted by the user."] * 2,
+    ]
     assert not (tmp_path / "PWN").exists()
 
 
@@ -527,6 +650,7 @@ class Deaf:
 
     def accept(self) -> None:
         """Take every connection, and answer none."""
+
         def take() -> None:
             with contextlib.suppress(OSError):
                 while True:
@@ -540,7 +664,11 @@ class Deaf:
             one.close()
 
 
-@pytest.mark.parametrize("answers", [False, True], ids=["the server stays deaf", "the connection comes about after the abort"])
+@pytest.mark.parametrize(
+    "answers",
+    [False, True],
+    ids=["the server stays deaf", "the connection comes about after the abort"],
+)
 def test_an_abort_while_the_connection_is_made(answers: bool) -> None:
     server, abort, ended = Deaf(), Abort(), threading.Event()
     model = ChatModel("m", base_url=server.url)
@@ -564,7 +692,11 @@ def test_an_abort_while_the_connection_is_made(answers: bool) -> None:
 
 def somebody_is_in(function: str) -> bool:
     """Is a thread inside a function of this name?"""
-    return any(frame.f_code.co_name == function for newest in sys._current_frames().values() for frame, _ in traceback.walk_stack(newest))
+    return any(
+        frame.f_code.co_name == function
+        for newest in sys._current_frames().values()
+        for frame, _ in traceback.walk_stack(newest)
+    )
 
 
 # ---- the library: interrupts, consumers that leave, clocks -----------------------------------------------
@@ -579,7 +711,9 @@ def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs(ma
 
     messages, events = list[Message](), list[Event]()
     with serve(Reply("So:", calls=[("pressed", {}), ("pressed", {})])) as server:
-        run = run_loop(messages, ChatModel("m", base_url=server.url), [pressed], prompts="go", retry=FAST)
+        run = run_loop(
+            messages, ChatModel("m", base_url=server.url), [pressed], prompts="go", retry=FAST
+        )
         with pytest.raises(KeyboardInterrupt):
             for event in run:
                 events.append(event)
@@ -588,19 +722,36 @@ def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs(ma
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
 
 
-def consumed(server: ScriptedServer, messages: list[Message], until_event: Callable[[Event], bool], **options: Any) -> Any:
+def consumed(
+    server: ScriptedServer,
+    messages: list[Message],
+    until_event: Callable[[Event], bool],
+    **options: Any,
+) -> Any:
     """A run whose consumer has stopped at an event."""
-    run = run_loop(messages, ChatModel("m", base_url=server.url), prompts="go", retry=FAST, **options)
+    run = run_loop(
+        messages, ChatModel("m", base_url=server.url), prompts="go", retry=FAST, **options
+    )
     while not until_event(next(run)):
         pass
     return run
 
 
-def test_a_consumer_that_leaves_in_the_middle_of_bash_leaves_nothing_behind(mark: str, tmp_path: Path) -> None:
+def test_a_consumer_that_leaves_in_the_middle_of_bash_leaves_nothing_behind(
+    mark: str, tmp_path: Path
+) -> None:
     messages: list[Message] = []
-    calls = [("bash", {"command": f"echo partial; setsid sleep 301 & {SLEEP}"}), ("bash", {"command": "touch PWN"})]
+    calls = [
+        ("bash", {"command": f"echo partial; setsid sleep 301 & {SLEEP}"}),
+        ("bash", {"command": "touch PWN"}),
+    ]
     with serve(Reply(calls=calls)) as server:
-        run = consumed(server, messages, lambda event: isinstance(event, ToolUpdate), tools=Toolset([bash], cwd=tmp_path))
+        run = consumed(
+            server,
+            messages,
+            lambda event: isinstance(event, ToolUpdate),
+            tools=Toolset([bash], cwd=tmp_path),
+        )
         until(lambda: running(mark, SLEEP) and running(mark, "sleep 301"))
         with promptly():
             run.close()
@@ -621,12 +772,24 @@ def test_a_consumer_that_leaves_in_the_middle_of_text_closes_the_connection(mark
     assert_valid({"messages": convert_to_llm(messages)})
 
 
-@pytest.mark.parametrize("reply", [Reply("alpha beta gamma", cut=3, close="hang"), Reply(chunks=[], close="hang"), command(SLEEP)],
-                         ids=["a stalled stream", "no stream", "a sleeping command"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply("alpha beta gamma", cut=3, close="hang"),
+        Reply(chunks=[], close="hang"),
+        command(SLEEP),
+    ],
+    ids=["a stalled stream", "no stream", "a sleeping command"],
+)
 def test_the_time_limit_ends_what_does_not_end(mark: str, tmp_path: Path, reply: Reply) -> None:
     messages: list[Message] = []
     with serve(reply) as server, promptly(1 + PROMPTLY):
-        _, result = ask(server, tools=Toolset([bash], cwd=tmp_path), messages=messages, limits=Limits(max_seconds=1))
+        _, result = ask(
+            server,
+            tools=Toolset([bash], cwd=tmp_path),
+            messages=messages,
+            limits=Limits(max_seconds=1),
+        )
     assert result.stop_reason == "max_time"
     assert_valid({"messages": convert_to_llm(messages)})
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from coder.agent.agent import Agent, AgentState
 from coder.ai import ChatModel
-from coder.errors import RetryPolicy
-from coder.features.agent import Agent, AgentState, image_part
-from coder.features.scripted import Body, Reply, ScriptedServer
-from coder.tools import tool
-from coder.types import DeniedError, Event, MessageStart, RunEnd, ToolStart, ToolUpdate
+from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.events import Event, MessageStart, RunEnd, ToolStart, ToolUpdate
+from coder.history import image_part
+from coder.providers.errors import RetryPolicy
+from coder.toolset import tool
+from coder.types import DeniedError
 from tests.harness import FAST, assert_all_valid, serve, shape
 from tests.terminal import promptly, until
 
@@ -47,10 +49,19 @@ def test_a_prompt_has_four_forms() -> None:
     image = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
     with serve(Reply("yes")) as server:
-        for given in (("hi",), ("hi", [image]), ({"role": "user", "content": "one"},),
-                      ([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],)):
+        for given in (
+            ("hi",),
+            ("hi", [image]),
+            ({"role": "user", "content": "one"},),
+            ([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],),
+        ):
             agent_of(server).prompt(*given)
-        assert [contents(server, n) for n in range(4)] == [["hi"], [[{"type": "text", "text": "hi"}, part]], ["one"], ["a", "b"]]
+        assert [contents(server, n) for n in range(4)] == [
+            ["hi"],
+            [[{"type": "text", "text": "hi"}, part]],
+            ["one"],
+            ["a", "b"],
+        ]
     assert image_part(part) == part
     with pytest.raises(ValueError, match="an image is"):
         image_part({"type": "image", "data": ""})
@@ -65,7 +76,11 @@ def test_the_conversation_goes_on_and_can_be_reset() -> None:
         assert contents(server) == ["Be brief.", "one", "yes", "two"]
         agent.steer("never")
         agent.reset()
-        assert agent.messages == [] and not agent.has_queued_messages and agent.state.system_prompt == "Be brief."
+        assert (
+            agent.messages == []
+            and not agent.has_queued_messages
+            and agent.state.system_prompt == "Be brief."
+        )
         kept = [{"role": "user", "content": "old"}]
         agent.replace_messages(kept)
         agent.append_message({"role": "assistant", "content": "news"})
@@ -75,16 +90,29 @@ def test_the_conversation_goes_on_and_can_be_reset() -> None:
 
 def test_the_setters_count_from_the_next_run() -> None:
     with serve(Reply("yes")) as server, serve(Reply("other")) as second:
-        agent = agent_of(server, thinking_level="low", session_id="s1", thinking_budgets={"high": 9})
+        agent = agent_of(
+            server, thinking_level="low", session_id="s1", thinking_budgets={"high": 9}
+        )
         agent.prompt("one")
         agent.set_system_prompt("New.")
         agent.set_thinking_level("high")
         agent.set_tools([])
-        agent.set_model(ChatModel("n", base_url=second.url, profile={"reasoning": {"budget": "$budget"}, "cache_key": True}))
+        agent.set_model(
+            ChatModel(
+                "n",
+                base_url=second.url,
+                profile={"reasoning": {"budget": "$budget"}, "cache_key": True},
+            )
+        )
         assert agent.prompt("two").text == "other"
         first, last = server.requests[0], second.requests[0]
     assert first["reasoning_effort"] == "low" and "tools" in first
-    assert (last["model"], last["budget"], last["prompt_cache_key"], contents(second)[0]) == ("n", 9, "s1", "New.") and "tools" not in last
+    assert (last["model"], last["budget"], last["prompt_cache_key"], contents(second)[0]) == (
+        "n",
+        9,
+        "s1",
+        "New.",
+    ) and "tools" not in last
 
 
 # ---- state -----------------------------------------------------------------------------------------------
@@ -100,7 +128,13 @@ def test_all_state_is_rebuilt_from_the_events() -> None:
 
         def follow(event: Event) -> None:
             mirror.apply(event)
-            for name in ("is_streaming", "stream_message", "pending_tool_calls", "error", "messages"):
+            for name in (
+                "is_streaming",
+                "stream_message",
+                "pending_tool_calls",
+                "error",
+                "messages",
+            ):
                 assert getattr(mirror, name) == getattr(agent.state, name), name
             calls.append(len(mirror.pending_tool_calls))
             if mirror.stream_message:
@@ -108,14 +142,22 @@ def test_all_state_is_rebuilt_from_the_events() -> None:
 
         agent.subscribe(follow)
         agent.prompt("add")
-    assert mirror.messages == agent.messages and len(mirror.messages) == 5 and not mirror.is_streaming
-    assert "Let me" in streamed[2] and streamed[-1] == "Seven." and max(calls) == 1 and calls[-1] == 0
+    assert (
+        mirror.messages == agent.messages and len(mirror.messages) == 5 and not mirror.is_streaming
+    )
+    assert (
+        "Let me" in streamed[2] and streamed[-1] == "Seven." and max(calls) == 1 and calls[-1] == 0
+    )
 
 
 def test_an_error_is_kept_until_the_next_run_and_leaves_no_message() -> None:
     with serve(Reply("no such thing", status=400), Reply("fine")) as server:
         agent = agent_of(server)
-        assert agent.prompt("hi").stop_reason == "error" and agent.state.error and agent.state.error.kind == "bad_request"
+        assert (
+            agent.prompt("hi").stop_reason == "error"
+            and agent.state.error
+            and agent.state.error.kind == "bad_request"
+        )
         assert [message["role"] for message in agent.messages] == ["user"]
         assert agent.continue_().text == "fine" and agent.state.error is None
 
@@ -128,7 +170,11 @@ def test_a_stream_that_is_left_leaves_an_agent_that_works() -> None:
                 assert agent.state.is_streaming and agent.state.pending_tool_calls == {event.id}
                 break
         until(lambda: not agent.state.is_streaming)
-        assert agent.wait_for_idle(5) and not agent.state.pending_tool_calls and agent.prompt("again").text == "fine"
+        assert (
+            agent.wait_for_idle(5)
+            and not agent.state.pending_tool_calls
+            and agent.prompt("again").text == "fine"
+        )
         assert_all_valid(server)
 
 
@@ -159,9 +205,20 @@ def test_steering_comes_after_the_tool_under_way_and_skips_the_rest() -> None:
     """P40, P36, P61."""
     with serve(TWO, Reply("Stopped.")) as server:
         agent = agent_of(server)
-        agent.subscribe(lambda event: agent.steer("Stop.") if isinstance(event, ToolStart) and not agent.messages[2:] else None)
+        agent.subscribe(
+            lambda event: (
+                agent.steer("Stop.")
+                if isinstance(event, ToolStart) and not agent.messages[2:]
+                else None
+            )
+        )
         assert agent.prompt("add").text == "Stopped."
-        assert contents(server)[1:] == ["Let me see.", "3", "Skipped due to queued user message.", "Stop."]
+        assert contents(server)[1:] == [
+            "Let me see.",
+            "3",
+            "Skipped due to queued user message.",
+            "Stop.",
+        ]
 
 
 def test_follow_ups_wait_until_the_run_would_end_and_come_one_by_one() -> None:
@@ -170,12 +227,21 @@ def test_follow_ups_wait_until_the_run_would_end_and_come_one_by_one() -> None:
         agent = agent_of(server)
         agent.follow_up("two")
         agent.follow_up("three")
-        assert agent.has_queued_messages and agent.prompt("one").text == "c" and not agent.has_queued_messages
+        assert (
+            agent.has_queued_messages
+            and agent.prompt("one").text == "c"
+            and not agent.has_queued_messages
+        )
         assert contents(server) == ["one", "a", "two", "b", "three"]
 
 
-@pytest.mark.parametrize(("mode", "sent"), [
-    ("one-at-a-time", [["go", "a", "x"], ["go", "a", "x", "a", "y"]]), ("all", [["go", "a", "x", "y"]])])
+@pytest.mark.parametrize(
+    ("mode", "sent"),
+    [
+        ("one-at-a-time", [["go", "a", "x"], ["go", "a", "x", "a", "y"]]),
+        ("all", [["go", "a", "x", "y"]]),
+    ],
+)
 def test_a_queue_gives_one_or_all(mode: Any, sent: list[list[str]]) -> None:
     with serve(Reply("a")) as server:
         agent = agent_of(server, follow_up_mode=mode)
@@ -198,7 +264,13 @@ def test_continue_takes_steering_first_and_says_what_is_missing() -> None:
         agent.follow_up("later")
         agent.steer("now")
         agent.continue_()
-        assert contents(server, 1) == ["one", "fine", "now"] and contents(server, 2) == ["one", "fine", "now", "fine", "later"]
+        assert contents(server, 1) == ["one", "fine", "now"] and contents(server, 2) == [
+            "one",
+            "fine",
+            "now",
+            "fine",
+            "later",
+        ]
 
 
 # ---- subscribers, callbacks, hooks -----------------------------------------------------------------------
@@ -223,10 +295,14 @@ def test_callbacks_take_the_place_of_events() -> None:
     """M10, K13, K14."""
     said: list[Any] = []
     with serve(TWO, Reply("Seven.")) as server:
-        agent = agent_of(server, on_text=said.append, on_tool_call=lambda event: said.append(event.arguments["a"]),
-                         on_tool_result=lambda event: said.append(event.result.content),
-                         on_step_finish=lambda event: said.append(event.finish_reason),
-                         on_response=lambda message: said.append(len(message.get("tool_calls", []))))
+        agent = agent_of(
+            server,
+            on_text=said.append,
+            on_tool_call=lambda event: said.append(event.arguments["a"]),
+            on_tool_result=lambda event: said.append(event.result.content),
+            on_step_finish=lambda event: said.append(event.finish_reason),
+            on_response=lambda message: said.append(len(message.get("tool_calls", []))),
+        )
         agent.prompt("add")
     assert said == ["Let", " me", " see.", 2, 1, "3", 3, "7", "tool_calls", "Seven.", 0, "stop"]
 
@@ -237,17 +313,29 @@ def test_plain_functions_are_hooks() -> None:
             raise DeniedError("not one")
 
     with serve(TWO, Reply("ok")) as server:
-        agent = agent_of(server, before_tool_call=no, get_api_key=lambda: "fresh", transform_context=lambda messages, abort: messages[-3:])
+        agent = agent_of(
+            server,
+            before_tool_call=no,
+            get_api_key=lambda: "fresh",
+            transform_context=lambda messages, abort: messages[-3:],
+        )
         agent.prompt("add")
-        assert contents(server)[-2:] == ["Denied: not one", "7"] and server.heads[-1]["authorization"] == "Bearer fresh"
+        assert (
+            contents(server)[-2:] == ["Denied: not one", "7"]
+            and server.heads[-1]["authorization"] == "Bearer fresh"
+        )
     with pytest.raises(TypeError, match="an agent has no on_texts"):
         Agent("m", base_url="http://127.0.0.1:9/v1", on_texts=print)
 
 
 def test_roles_of_ones_own_stay_in_the_list_and_are_sent_as_their_hook_says() -> None:
     """P02, P04."""
+
     def convert(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{"role": "user", "content": f"[{m['text']}]"} if m["role"] == "artifact" else m for m in messages]
+        return [
+            {"role": "user", "content": f"[{m['text']}]"} if m["role"] == "artifact" else m
+            for m in messages
+        ]
 
     with serve(Reply("ok")) as server:
         agent = agent_of(server, convert_to_llm=convert)
@@ -255,11 +343,17 @@ def test_roles_of_ones_own_stay_in_the_list_and_are_sent_as_their_hook_says() ->
         agent.append_message({"role": "artifact", "text": "a table"})
         agent.prompt("hi")
         assert contents(server) == ["[a table]", "hi"]
-        assert [message["role"] for message in agent.messages] == ["notification", "artifact", "user", "assistant"]
+        assert [message["role"] for message in agent.messages] == [
+            "notification",
+            "artifact",
+            "user",
+            "assistant",
+        ]
 
 
 def test_a_tool_shows_its_progress_and_gives_images_back() -> None:
     """P12, P21."""
+
     @tool
     def look(path: str) -> Any:
         """Look.
@@ -267,7 +361,10 @@ def test_a_tool_shows_its_progress_and_gives_images_back() -> None:
         path: file
         """
         yield "half way"
-        return [{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}]
+        return [
+            {"type": "text", "text": "seen"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+        ]
 
     seen: list[Event] = []
     with serve(Reply(calls=[("look", {"path": "x"})]), Reply("ok")) as server:
@@ -288,11 +385,14 @@ def test_a_longer_wait_than_allowed_fails_at_once() -> None:
 
 def test_a_name_is_a_model_and_any_model_will_do() -> None:
     """P01: what lies under the loop can be replaced."""
+
     class Parrot:
         name, context_window = "parrot", 1000
 
         def stream(self, request: Any, abort: Any) -> Any:
-            from coder.types import Completion, TextDelta, Usage
+            from coder.events import TextDelta
+            from coder.types import Completion, Usage
+
             text = request.messages[-1]["content"]
             yield TextDelta(text)
             return Completion(text, [], "stop", {"role": "assistant", "content": text}, Usage())
@@ -300,6 +400,21 @@ def test_a_name_is_a_model_and_any_model_will_do() -> None:
     assert Agent(Parrot()).run("hello").text == "hello"
     with serve(lambda body: Reply(body["model"])) as server:
         assert Agent("some-model", base_url=server.url, api_key="k").run("hi").text == "some-model"
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "x", None])
+def test_what_cannot_be_a_model_or_a_delay_is_refused_at_once(seconds: Any) -> None:
+    agent = Agent("m", base_url="http://127.0.0.1:9/v1", max_retry_delay=5)
+    error = ValueError if isinstance(seconds, int | float) else TypeError
+    with pytest.raises(error, match="max_retry_delay is a number of seconds"):
+        agent.max_retry_delay = seconds
+    with pytest.raises(error, match="max_retry_delay is a number of seconds"):
+        Agent("m", base_url="http://127.0.0.1:9/v1", max_retry_delay=seconds)
+    with pytest.raises(TypeError, match="a model is a name or an object with a method `stream`"):
+        agent.set_model(seconds and 5)
+    with pytest.raises(TypeError, match="a model is a name or an object with a method `stream`"):
+        Agent(5)  # type: ignore[arg-type]
+    assert agent.state.model.name == "m" and agent.max_retry_delay == 5
 
 
 def test_a_prompt_is_seen_before_the_request_goes_out() -> None:
@@ -311,7 +426,11 @@ def test_a_prompt_is_seen_before_the_request_goes_out() -> None:
 
     with serve(script) as server:
         agent = agent_of(server)
-        agent.subscribe(lambda event: order.append(event.message["role"]) if isinstance(event, MessageStart) else None)
+        agent.subscribe(
+            lambda event: (
+                order.append(event.message["role"]) if isinstance(event, MessageStart) else None
+            )
+        )
         agent.prompt("hi")
     assert order == ["user", "request", "assistant"]
 
@@ -321,7 +440,11 @@ def test_an_abort_before_the_first_event_counts() -> None:
         agent = agent_of(server)
         run = agent.stream("go")
         agent.abort()
-        assert list(run)[-1].to_dict()["stop_reason"] == "aborted" and not server.requests and not agent.state.is_streaming
+        assert (
+            list(run)[-1].to_dict()["stop_reason"] == "aborted"
+            and not server.requests
+            and not agent.state.is_streaming
+        )
 
 
 def test_no_limit_to_the_wait_that_a_server_asks_for() -> None:
@@ -329,13 +452,19 @@ def test_no_limit_to_the_wait_that_a_server_asks_for() -> None:
     waits: list[float] = []
     with serve(Reply("busy", status=429, headers={"Retry-After": "3600"}), Reply("fine")) as server:
         agent = agent_of(server, retry=None, max_retry_delay=0)
-        agent.subscribe(lambda event: (waits.append(event.delay), agent.abort()) if event.type == "retry" else None)
+        agent.subscribe(
+            lambda event: (
+                (waits.append(event.delay), agent.abort()) if event.type == "retry" else None
+            )
+        )
         assert agent.run("go").stop_reason == "aborted" and waits == [3600]
 
 
 def test_an_unknown_keyword_is_said_with_all_there_are_and_none_is_none() -> None:
     with serve(Reply("fine")) as server:
-        with pytest.raises(TypeError, match=r"an agent has no on_txt; .* before_tool_call.* on_text"):
+        with pytest.raises(
+            TypeError, match=r"an agent has no on_txt; .* before_tool_call.* on_text"
+        ):
             agent_of(server, on_txt=print)
         assert agent_of(server, on_text=None, before_llm_call=None).run("go").text == "fine"
 

@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from coder.features.agents import BUILT_IN, AgentError, AgentSpec, choices, load_agents, mapping, split
-from coder.features.permissions import Permissions
-from coder.features.rules import Rule
-from coder.terminal.kit import TOOLS
+from coder.agent.profiles import (
+    BUILT_IN,
+    AgentError,
+    AgentSpec,
+    choices,
+    load_agents,
+    mapping,
+    split,
+)
+from coder.cli.kit import TOOLS
+from coder.permissions.permissions import Permissions
+from coder.permissions.rules import Rule
 
 
 def test_the_seven_of_the_seed_are_there_with_their_modes() -> None:
@@ -40,7 +48,9 @@ def test_the_seven_of_the_seed_are_there_with_their_modes() -> None:
     ],
 )
 def test_what_an_agent_may_never_do_it_is_not_offered(name: str, tools: list[str]) -> None:
-    assert [each.name for each in Permissions(agent=BUILT_IN[name].rules, yolo=True).offered(TOOLS)] == tools
+    assert [
+        each.name for each in Permissions(agent=BUILT_IN[name].rules, yolo=True).offered(TOOLS)
+    ] == tools
 
 
 REVIEWER = """---
@@ -75,7 +85,11 @@ def test_a_file_of_the_users_makes_an_agent(tmp_path: Path) -> None:
         "subagent",
         False,
         "You review code.\n---\nNot a border.",
-        (Rule("edit", "*", "deny", source), Rule("bash", "*", "deny", source), Rule("bash", "git diff *", "allow", source)),
+        (
+            Rule("edit", "*", "deny", source),
+            Rule("bash", "*", "deny", source),
+            Rule("bash", "git diff *", "allow", source),
+        ),
         "gpt-5-mini",
         0.2,
         7,
@@ -87,9 +101,16 @@ def test_a_file_with_a_built_in_name_changes_only_what_it_says(tmp_path: Path) -
     (tmp_path / "title.md").write_text("Find a funny title.")
     (tmp_path / "plain.md").write_text("\ufeff---\r\nmode: all\r\n---\r\nWindows.\r\n")
     agents, _ = load_agents(tmp_path)
-    assert agents["explore"].model == "small" and agents["explore"].prompt == BUILT_IN["explore"].prompt
+    assert (
+        agents["explore"].model == "small"
+        and agents["explore"].prompt == BUILT_IN["explore"].prompt
+    )
     assert agents["explore"].rules == BUILT_IN["explore"].rules
-    assert (agents["title"].prompt, agents["title"].hidden, agents["title"].temperature) == ("Find a funny title.", True, 0.3)
+    assert (agents["title"].prompt, agents["title"].hidden, agents["title"].temperature) == (
+        "Find a funny title.",
+        True,
+        0.3,
+    )
     assert agents["plain"].mode == "all" and agents["plain"].prompt == "Windows."
 
 
@@ -97,7 +118,10 @@ def test_a_file_with_a_built_in_name_changes_only_what_it_says(tmp_path: Path) -
     "text, problem",
     [
         ("---\nmode: boss\n---\n", "'boss' is not one of primary, subagent, all"),
-        ("---\ntools: read\n---\n", "there is no tools in front of an agent; there are description,"),
+        (
+            "---\ntools: read\n---\n",
+            "there is no tools in front of an agent; there are description,",
+        ),
         ("---\npermissions:\n  bash: maybe\n---\n", '"maybe" is not one of allow, ask, deny'),
         ("---\npermissions: allow\n---\n", "rules have to be an object"),
         ("---\ntemperature: hot\n---\n", "'hot' has to be a number"),
@@ -110,7 +134,9 @@ def test_a_file_with_a_built_in_name_changes_only_what_it_says(tmp_path: Path) -
         ("---\n- a\n---\n", "the line '- a' is not `key: value`"),
     ],
 )
-def test_a_file_that_makes_none_is_left_out_with_a_word(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_file_that_makes_none_is_left_out_with_a_word(
+    tmp_path: Path, text: str, problem: str
+) -> None:
     (tmp_path / "x.md").write_text(text)
     agents, [said] = load_agents(tmp_path)
     assert dict(agents) == BUILT_IN
@@ -136,17 +162,45 @@ def test_front_matter_is_between_two_lines_of_dashes_at_the_beginning() -> None:
 
 
 def test_the_part_of_yaml_that_is_read() -> None:
-    lines = ["a: 1", "b:", "    'x: y': \"z\"", "    c:", "      d: e", "    f: g", "", "# no", "h: 'i'", "url: http://x", "j:"]
-    assert mapping(lines) == {"a": "1", "b": {"x: y": "z", "c": {"d": "e"}, "f": "g"}, "h": "i", "url": "http://x", "j": {}}
+    lines = [
+        "a: 1",
+        "b:",
+        "    'x: y': \"z\"",
+        "    c:",
+        "      d: e",
+        "    f: g",
+        "",
+        "# no",
+        "h: 'i'",
+        "url: http://x",
+        "j:",
+    ]
+    assert mapping(lines) == {
+        "a": "1",
+        "b": {"x: y": "z", "c": {"d": "e"}, "f": "g"},
+        "h": "i",
+        "url": "http://x",
+        "j": {},
+    }
     for line in ("no colon", "\ta: b", "[1]", "a:b"):
         with pytest.raises(AgentError):
             mapping([line])
 
 
-@pytest.mark.parametrize("text", ["\n---\nmode: all\n---\n", " ---\nmode: all\n---\n", "---\nmode: all\n----\n",
-                                  "----\nmode: all\n----\n", "\u200b---\nmode: all\n---\n", "---\rmode: all\r---\r", "\n" * 9 + "---\n",
-                                  "<!-- an agent -->\n---\na: b\n---\n",
-                                  "1\n2\n3\n4\n -----  \n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n---\nmode: all\n---\n",
+        " ---\nmode: all\n---\n",
+        "---\nmode: all\n----\n",
+        "----\nmode: all\n----\n",
+        "\u200b---\nmode: all\n---\n",
+        "---\rmode: all\r---\r",
+        "\n" * 9 + "---\n",
+        "<!-- an agent -->\n---\na: b\n---\n",
+        "1\n2\n3\n4\n -----  \n",
+    ],
+)
 def test_front_matter_that_is_not_recognised_makes_no_agent(text: str) -> None:
     with pytest.raises(AgentError, match="bounds no front matter"):
         split(text)
@@ -168,4 +222,7 @@ def test_the_rules_of_a_file_come_behind_the_built_in_ones(tmp_path: Path) -> No
     (tmp_path / "plan.md").write_text("---\npermissions:\n  bash:\n    git log: allow\n---\n")
     agents, problems = load_agents(tmp_path)
     assert problems == []
-    assert agents["plan"].rules == (*BUILT_IN["plan"].rules, Rule("bash", "git log", "allow", "agent plan"))
+    assert agents["plan"].rules == (
+        *BUILT_IN["plan"].rules,
+        Rule("bash", "git log", "allow", "agent plan"),
+    )

@@ -9,16 +9,18 @@ import pytest
 
 from coder.abort import Abort
 from coder.ai import ChatModel
-from coder.errors import RetryPolicy, classify
-from coder.features.scripted import Body, Reply
+from coder.devtools.scripted import Body, Reply
 from coder.loop import run_loop
+from coder.providers.errors import RetryPolicy, classify
+from coder.providers.usage import Price
 from coder.types import RunResult
-from coder.usage import Price
 from tests.harness import FAST, ask, drive, serve
 from tests.terminal import promptly, until
 
 
-def test_what_is_meant_for_this_machine_goes_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_meant_for_this_machine_goes_through_no_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with serve(Reply("there")) as proxy, serve(Reply("here")) as server:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
@@ -26,20 +28,33 @@ def test_what_is_meant_for_this_machine_goes_through_no_proxy(monkeypatch: pytes
         assert result.text == "here" and proxy.connections == 0
 
 
-@pytest.mark.parametrize("url", ["localhost:8080/v1", "http://[::1]x/v1", "/v1", "ftp://127.0.0.1/v1"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8080/v1", "http://[::1]x/v1", "/v1", "ftp://127.0.0.1/v1"]
+)
 def test_an_address_that_is_none_is_said_at_once(url: str) -> None:
     _, result = drive(run_loop([], ChatModel("m", base_url=url), prompts="go", retry=FAST))
-    assert result.error and result.error.kind == "protocol" and "no base URL" in result.text and result.text.startswith("Error: ")
+    assert (
+        result.error
+        and result.error.kind == "protocol"
+        and "no base URL" in result.text
+        and result.text.startswith("Error: ")
+    )
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
     with serve(Reply("x")) as server:
         url = server.url
     _, result = drive(run_loop([], ChatModel("m", base_url=url), prompts="go", retry=FAST))
-    assert result.error and result.error.kind == "network" and f"nothing answers at {url}" in result.error.message
+    assert (
+        result.error
+        and result.error.kind == "network"
+        and f"nothing answers at {url}" in result.error.message
+    )
 
 
-def test_an_address_of_ones_own_never_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_of_ones_own_never_gets_the_key_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-CANARY")
     with serve(Reply("x")) as server:
         ask(server)
@@ -53,12 +68,21 @@ def test_extra_fields_and_headers_go_out_with_each_request() -> None:
         assert server.requests[0]["top_k"] == 3 and server.heads[0]["x-team"] == "ours"
 
 
-@pytest.mark.parametrize("chunk", [
-    {"choices": [None]}, {"choices": {"a": 1}}, {"choices": [{"delta": "hi"}]}, {"choices": [{"delta": {"tool_calls": [None]}}]},
-    {"choices": [{"delta": {"tool_calls": [{"function": "x"}]}}]},
-    {"choices": [{"delta": {"tool_calls": [{"id": 7, "function": {"name": 1}}]}}]},
-    {"choices": [{"delta": {}, "finish_reason": 1}]}, {"choices": [], "usage": {"prompt_tokens_details": [1]}},
-    {"choices": [], "usage": {"prompt_tokens": float("nan")}}], ids=lambda chunk: json.dumps(chunk)[:60])
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"choices": [None]},
+        {"choices": {"a": 1}},
+        {"choices": [{"delta": "hi"}]},
+        {"choices": [{"delta": {"tool_calls": [None]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"function": "x"}]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"id": 7, "function": {"name": 1}}]}}]},
+        {"choices": [{"delta": {}, "finish_reason": 1}]},
+        {"choices": [], "usage": {"prompt_tokens_details": [1]}},
+        {"choices": [], "usage": {"prompt_tokens": float("nan")}},
+    ],
+    ids=lambda chunk: json.dumps(chunk)[:60],
+)
 def test_a_malformed_answer_is_a_failed_attempt_and_breaks_nothing(chunk: object) -> None:
     bad = Reply(chunks=[b"data: " + json.dumps(chunk).encode() + b"\n\n", b"data: [DONE]\n\n"])
     with serve(bad, Reply("fine")) as server:
@@ -76,33 +100,58 @@ def test_arguments_and_events_of_any_depth_break_nothing(text: str) -> None:
     assert result.text == "fine"
 
 
-def test_what_the_environment_holds_for_another_server_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer REAL\nX-Gateway-Key: gw-secret")
+def test_what_the_environment_holds_for_another_server_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(
+        "OPENAI_CUSTOM_HEADERS", "Authorization: Bearer REAL\nX-Gateway-Key: gw-secret"
+    )
     monkeypatch.setenv("OPENAI_ORG_ID", "org-secret")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-secret")
     with serve(Reply("x")) as server:
         ask(server, model={"api_key": "mine"})
         sent = json.dumps(server.heads)
-    assert "secret" not in sent and "REAL" not in sent and server.heads[0]["authorization"] == "Bearer mine"
+    assert (
+        "secret" not in sent
+        and "REAL" not in sent
+        and server.heads[0]["authorization"] == "Bearer mine"
+    )
 
 
-def test_a_query_in_the_address_and_a_header_for_the_key_go_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_in_the_address_and_a_header_for_the_key_go_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Azure's older addresses."""
     with serve(Reply("x")) as server:
-        chat = ChatModel("m", base_url=f"{server.url}?api-version=2024-10-21", api_key="mine", profile={"key_header": "api-key"})
+        chat = ChatModel(
+            "m",
+            base_url=f"{server.url}?api-version=2024-10-21",
+            api_key="mine",
+            profile={"key_header": "api-key"},
+        )
         drive(run_loop([], chat, prompts="go", retry=FAST))
         assert server.paths == ["/v1/chat/completions?api-version=2024-10-21"]
-        assert (server.heads[0]["api-key"], server.heads[0]["authorization"]) == ("mine", "Bearer mine")
+        assert (server.heads[0]["api-key"], server.heads[0]["authorization"]) == (
+            "mine",
+            "Bearer mine",
+        )
 
 
 def test_a_host_that_nobody_knows_is_named() -> None:
-    _, result = drive(run_loop([], ChatModel("m", base_url="http://no-such-host.invalid/v1"), prompts="go", retry=FAST))
+    _, result = drive(
+        run_loop(
+            [], ChatModel("m", base_url="http://no-such-host.invalid/v1"), prompts="go", retry=FAST
+        )
+    )
     assert result.error and result.error.kind == "network" and "no-such-host.invalid" in result.text
 
 
 def test_the_limit_on_silence_and_the_abort_hold_on_a_connection_that_an_error_has_left() -> None:
     half = Reply("half an answer", cut=3, close="hang")
-    for first in (Reply("busy", status=503), Reply("Unknown parameter: 'stream_options'.", status=400)):
+    for first in (
+        Reply("busy", status=503),
+        Reply("Unknown parameter: 'stream_options'.", status=400),
+    ):
         with serve(first, half, Reply("fine")) as server, promptly(10):
             _, result = ask(server, model={"idle_timeout": 0.3})
             assert result.text == "fine" and len(server.requests) == 3
@@ -116,7 +165,11 @@ def test_an_abort_of_one_run_leaves_another_of_the_same_model_alone() -> None:
     def script(body: Body) -> Reply:
         if "slow" in body["messages"][-1]["content"]:
             return Reply("a long answer " * 30, pace=0.02)
-        return Reply("never", hold=30) if "silent" in body["messages"][-1]["content"] else Reply("quick")
+        return (
+            Reply("never", hold=30)
+            if "silent" in body["messages"][-1]["content"]
+            else Reply("quick")
+        )
 
     with serve(script) as server:
         chat, abort, results = ChatModel("m", base_url=server.url), Abort(), dict[str, RunResult]()
@@ -125,23 +178,34 @@ def test_an_abort_of_one_run_leaves_another_of_the_same_model_alone() -> None:
             results[prompt] = drive(run_loop([], chat, prompts=prompt, retry=FAST, abort=token))[1]
 
         run("quick", Abort())
-        workers = [threading.Thread(target=run, args=(prompt, token)) for prompt, token in (("slow", Abort()), ("silent", abort))]
+        workers = [
+            threading.Thread(target=run, args=(prompt, token))
+            for prompt, token in (("slow", Abort()), ("silent", abort))
+        ]
         for worker in workers:
             worker.start()
             until(lambda: len(server.requests) > workers.index(worker) + 1)  # noqa: B023 (asked at once)
         abort.set()
         for worker in workers:
             worker.join(30)
-        assert results["silent"].stop_reason == "aborted" and results["slow"].text == "a long answer " * 30
+        assert (
+            results["silent"].stop_reason == "aborted"
+            and results["slow"].text == "a long answer " * 30
+        )
 
 
-@pytest.mark.parametrize("bad", [
-    Reply(status=500, chunks=[b'{"error": {"mess'], close="reset"),
-    Reply(status=500, chunks=[b"not gzip"], headers={"content-encoding": "gzip"}),
-    Reply("x", status=503, headers={"content-type": "application/json; charset=idna"}),
-    Reply("x", status=429, headers={"retry-after": "Wed, 21 Oct 99999999999999 07:28:00 GMT"}),
-    Reply(status=500, chunks=[(b'{"detail":' + b"[" * 700 + b"]" * 700 + b"}")]),
-    Reply(status=500, chunks=[b'{"error": {"message": ["a", {"b": 1}], "code": 10}}'])], ids=range(6))
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Reply(status=500, chunks=[b'{"error": {"mess'], close="reset"),
+        Reply(status=500, chunks=[b"not gzip"], headers={"content-encoding": "gzip"}),
+        Reply("x", status=503, headers={"content-type": "application/json; charset=idna"}),
+        Reply("x", status=429, headers={"retry-after": "Wed, 21 Oct 99999999999999 07:28:00 GMT"}),
+        Reply(status=500, chunks=[(b'{"detail":' + b"[" * 700 + b"]" * 700 + b"}")]),
+        Reply(status=500, chunks=[b'{"error": {"message": ["a", {"b": 1}], "code": 10}}']),
+    ],
+    ids=range(6),
+)
 def test_an_error_that_cannot_be_read_is_a_failed_attempt_and_breaks_nothing(bad: Reply) -> None:
     with serve(bad, Reply("fine")) as server:
         assert ask(server)[1].text == "fine"
@@ -153,8 +217,18 @@ def test_a_long_body_of_an_error_is_not_read_to_its_end() -> None:
         assert result.error and result.error.kind == "bad_request" and len(result.text) < 1000
 
 
-@pytest.mark.parametrize("text", ["retry-after: 1." + "1." * 50_000, "try again in 1." + "1." * 50_000, "retrydelay" + " " * 100_000,
-                                  "<html>" + "<title>" * 30_000, "model " * 50_000, "balance " * 50_000], ids=lambda text: text[:12])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "retry-after: 1." + "1." * 50_000,
+        "try again in 1." + "1." * 50_000,
+        "retrydelay" + " " * 100_000,
+        "<html>" + "<title>" * 30_000,
+        "model " * 50_000,
+        "balance " * 50_000,
+    ],
+    ids=lambda text: text[:12],
+)
 def test_no_text_of_a_server_holds_us_up(text: str) -> None:
     with promptly(5):
         classify(400, {"error": {"message": text}}, {"retry-after": text})
@@ -165,8 +239,16 @@ def test_no_text_of_a_server_holds_us_up(text: str) -> None:
 def test_a_key_that_no_header_can_carry_is_said_and_not_shown(key: str) -> None:
     with serve(Reply("x")) as server:
         events, result = ask(server, model={"api_key": key})
-        assert not server.requests and "SECRET" not in str(events) and result.error and result.error.kind == "auth"
-        assert ask(server, model={"api_key": " sk-SECRET \n"})[1].text == "x" and server.heads[0]["authorization"] == "Bearer sk-SECRET"
+        assert (
+            not server.requests
+            and "SECRET" not in str(events)
+            and result.error
+            and result.error.kind == "auth"
+        )
+        assert (
+            ask(server, model={"api_key": " sk-SECRET \n"})[1].text == "x"
+            and server.heads[0]["authorization"] == "Bearer sk-SECRET"
+        )
 
 
 def test_a_key_is_shown_in_no_error() -> None:
@@ -175,26 +257,51 @@ def test_a_key_is_shown_in_no_error() -> None:
     with serve(Reply(f"Incorrect key {secret}", status=401), moved) as server:
         said = [ask(server, model={"api_key": secret})[1].text for _ in range(2)]
     address = server.url.replace("http://", "http://user:SECRET@") + "?key=SECRET"
-    said += [drive(run_loop([], ChatModel("m", base_url=address), prompts="go", retry=FAST))[1].text]
-    assert "SECRET" not in " ".join(said) and "***" in said[0] and "redirects to http://x" in said[1] and "nothing answers" in said[2]
+    said += [
+        drive(run_loop([], ChatModel("m", base_url=address), prompts="go", retry=FAST))[1].text
+    ]
+    assert (
+        "SECRET" not in " ".join(said)
+        and "***" in said[0]
+        and "redirects to http://x" in said[1]
+        and "nothing answers" in said[2]
+    )
 
 
 def test_a_member_nested_without_end_breaks_neither_the_run_nor_the_next_one() -> None:
     deep: dict[str, object] = {}
     for _ in range(800):
         deep = {"a": deep}
-    call = {"index": 0, "id": "a", "function": {"name": "x", "arguments": "{}"}, "extra_content": deep}
-    bad = Reply(chunks=[b"data: " + json.dumps({"choices": [{"delta": {"tool_calls": [call], "extra_content": deep}}]}).encode() + b"\n\n",
-                        b"data: [DONE]\n\n"])
+    call = {
+        "index": 0,
+        "id": "a",
+        "function": {"name": "x", "arguments": "{}"},
+        "extra_content": deep,
+    }
+    bad = Reply(
+        chunks=[
+            b"data: "
+            + json.dumps(
+                {"choices": [{"delta": {"tool_calls": [call], "extra_content": deep}}]}
+            ).encode()
+            + b"\n\n",
+            b"data: [DONE]\n\n",
+        ]
+    )
     messages: list[dict[str, object]] = []
     with serve(bad, Reply("one"), Reply("two")) as server:
-        assert ask(server, messages=messages)[1].text == "one" and ask(server, messages=messages)[1].text == "two"
+        assert (
+            ask(server, messages=messages)[1].text == "one"
+            and ask(server, messages=messages)[1].text == "two"
+        )
 
 
 @pytest.mark.parametrize("number", ["1e400", str(10**400), "NaN", "-5", '"many"', "null"])
 def test_a_usage_that_is_none_costs_no_answer(number: str) -> None:
-    chunks = [b'data: {"choices": [{"delta": {"content": "hi"}, "finish_reason": "stop"}]}\n\n',
-              f'data: {{"choices": [], "usage": {{"prompt_tokens": {number}, "completion_tokens": {number}}}}}\n\n'.encode()]
+    chunks = [
+        b'data: {"choices": [{"delta": {"content": "hi"}, "finish_reason": "stop"}]}\n\n',
+        f'data: {{"choices": [], "usage": {{"prompt_tokens": {number}, "completion_tokens": {number}}}}}\n\n'.encode(),
+    ]
     with serve(Reply(chunks=chunks)) as server:
         _, result = ask(server, model={"price": Price(1, 1)})
         assert result.text == "hi" and result.usage.estimated and len(server.requests) == 1
@@ -213,10 +320,15 @@ def test_events_under_another_content_type_are_held_to_the_same_rules() -> None:
         assert ask(server)[1].text == "whole"
 
 
-def test_an_address_of_the_environment_counts_for_what_the_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_of_the_environment_counts_for_what_the_server_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with serve(Reply("x")) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "sk-env")
         chat = ChatModel("m")
         assert drive(run_loop([], chat, prompts="go", retry=FAST))[1].text == "x"
-        assert chat.profile.output_limit == "max_tokens" and server.heads[0]["authorization"] == "Bearer sk-env"
+        assert (
+            chat.profile.output_limit == "max_tokens"
+            and server.heads[0]["authorization"] == "Bearer sk-env"
+        )

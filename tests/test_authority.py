@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coder.features.scripted import Body, Reply, ScriptedServer
+from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.history import text_of
 from tests.harness import serve
 from tests.terminal import OneShot, Place, Terminal
@@ -59,7 +59,11 @@ def test_the_users_file_counts_and_a_flag_goes_before_it(tmp_path: Path) -> None
     for flags, made in (([], False), (["--allow", "bash:touch *"], True)):
         folder = tmp_path / str(made)
         with serve(TOUCH, Reply("Done.")) as server:
-            config(prepared(folder, server), "permissions.json", '{"bash": {"*": "allow", "touch *": "deny"}}')
+            config(
+                prepared(folder, server),
+                "permissions.json",
+                '{"bash": {"*": "allow", "touch *": "deny"}}',
+            )
             with OneShot(folder, server, *flags, "go") as run:
                 assert run.end() == 0
         assert (run.ws / "made").exists() is made
@@ -68,7 +72,11 @@ def test_the_users_file_counts_and_a_flag_goes_before_it(tmp_path: Path) -> None
 @pytest.mark.case("PRM-17")
 def test_a_rule_that_can_never_count_is_told_at_the_start(tmp_path: Path) -> None:
     with serve(TOUCH, Reply("Done.")) as server:
-        config(prepared(tmp_path, server), "permissions.json", '{"bash": {"touch *": "deny"}, "*": "allow"}')
+        config(
+            prepared(tmp_path, server),
+            "permissions.json",
+            '{"bash": {"touch *": "deny"}, "*": "allow"}',
+        )
         with OneShot(tmp_path, server, "go") as run:
             assert run.end() == 0
             assert "The rule `deny bash: touch *` (permissions.json) never counts" in run.err
@@ -78,7 +86,12 @@ def test_a_rule_that_can_never_count_is_told_at_the_start(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "name, text, flags, said",
     [
-        ("permissions.json", '{"bash": 1}', [], "permissions.json: bash: *: 1 is not one of allow, ask, deny"),
+        (
+            "permissions.json",
+            '{"bash": 1}',
+            [],
+            "permissions.json: bash: *: 1 is not one of allow, ask, deny",
+        ),
         ("x", "", ["--allow", "rm -rf /"], "'rm -rf /' is no rule"),
         ("x", "", ["--agent", "boss"], "there is no agent 'boss'; there are build, plan"),
         ("x", "", ["--agent", "explore"], "there is no agent 'explore'"),
@@ -95,13 +108,21 @@ def test_what_cannot_be_understood_is_one_line_and_nothing_is_asked_of_the_model
 
 
 def test_a_folder_may_forbid_and_may_not_allow(tmp_path: Path) -> None:
-    with serve(Reply("", calls=[("bash", {"command": "touch made"}), ("bash", {"command": "mkdir made2"})]), Reply("Done.")) as server:
+    with serve(
+        Reply(
+            "", calls=[("bash", {"command": "touch made"}), ("bash", {"command": "mkdir made2"})]
+        ),
+        Reply("Done."),
+    ) as server:
         rules = prepared(tmp_path, server).ws / ".coder" / "permissions.json"
         rules.parent.mkdir()
         rules.write_text('{"*": "allow", "bash": {"mkdir *": "deny"}}')
         with OneShot(tmp_path, server, "go") as run:
             assert run.end() == 0
-            assert "a folder allows nothing" in run.err and "tightens the permissions (1 rule)" in run.err
+            assert (
+                "a folder allows nothing" in run.err
+                and "tightens the permissions (1 rule)" in run.err
+            )
         with OneShot(tmp_path, server, "-y", "go") as run:
             assert run.end() == 0
         assert not (run.ws / "made2").exists()
@@ -113,15 +134,28 @@ def test_a_folder_may_forbid_and_may_not_allow(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_made_without_the_tools_that_change(tmp_path: Path) -> None:
-    calls = [("write", {"path": "x", "content": "x"}), ("bash", {"command": "touch made"}), ("bash", {"command": "ls"})]
-    with serve(Reply("", calls=calls), Reply("The plan.")) as server, OneShot(tmp_path, server, "--plan", "-y", "go") as run:
+    calls = [
+        ("write", {"path": "x", "content": "x"}),
+        ("bash", {"command": "touch made"}),
+        ("bash", {"command": "ls"}),
+    ]
+    with (
+        serve(Reply("", calls=calls), Reply("The plan.")) as server,
+        OneShot(tmp_path, server, "--plan", "-y", "go") as run,
+    ):
         assert run.end() == 0 and run.out == "The plan.\n"
     assert list(run.ws.iterdir()) == []
     body = server.requests[1]
-    assert {"write", "edit", "apply_patch"}.isdisjoint({each["function"]["name"] for each in body["tools"]})
+    assert {"write", "edit", "apply_patch"}.isdisjoint(
+        {each["function"]["name"] for each in body["tools"]}
+    )
     assert "You are planning" in body["messages"][0]["content"]
     denied = answers(body)
-    assert denied[0].startswith("Denied") and denied[1].startswith("Denied") and denied[2] == "(no output)", "looking is free"
+    assert (
+        denied[0].startswith("Denied")
+        and denied[1].startswith("Denied")
+        and denied[2] == "(no output)"
+    ), "looking is free"
 
 
 def test_an_agent_of_ones_own_has_its_prompt_model_and_rules(tmp_path: Path) -> None:
@@ -132,7 +166,9 @@ def test_an_agent_of_ones_own_has_its_prompt_model_and_rules(tmp_path: Path) -> 
             assert run.end() == 0
     assert (run.ws / "made").exists()
     body = server.requests[0]
-    assert (body["model"], body["temperature"]) == ("other", 0.5) and body["messages"][0]["content"].startswith("You are mine.")
+    assert (body["model"], body["temperature"]) == ("other", 0.5) and body["messages"][0][
+        "content"
+    ].startswith("You are mine.")
     assert str(run.ws) in body["messages"][0]["content"], "the facts of the place stay"
 
 
@@ -142,13 +178,22 @@ def test_in_a_session_agents_are_switched_and_rules_are_shown(tmp_path: Path) ->
             f"{'planning' if 'You are planning' in body['messages'][0]['content'] else 'building'} with {len(body['tools'])} tools"
         )
 
-    with ScriptedServer(script) as server, Terminal(tmp_path, server, "--deny", "bash:rm *") as session:
+    with (
+        ScriptedServer(script) as server,
+        Terminal(tmp_path, server, "--deny", "bash:rm *") as session,
+    ):
         assert "building with 9 tools" in session.say("one")
         assert "* build" in session.say("/agent") and "plan goes on" in session.say("/plan")
         assert "planning with 7 tools" in session.say("two")
         shown = session.say("/permissions")
-        assert "deny   bash: rm *  (a flag)" in shown and "deny   edit: *  (agent plan)" in shown and "ask    *: *  (agent plan)" in shown
-        assert "build goes on" in session.say("/plan") and "building with 9 tools" in session.say("three")
+        assert (
+            "deny   bash: rm *  (a flag)" in shown
+            and "deny   edit: *  (agent plan)" in shown
+            and "ask    *: *  (agent plan)" in shown
+        )
+        assert "build goes on" in session.say("/plan") and "building with 9 tools" in session.say(
+            "three"
+        )
         assert "There is no agent boss; there are build, plan." in session.say("/agent boss")
         assert "no longer asked" in session.say("/yolo") and "Asking again" in session.say("/yolo")
         assert "planning with" in session.say("/plan think about it")
@@ -157,7 +202,9 @@ def test_in_a_session_agents_are_switched_and_rules_are_shown(tmp_path: Path) ->
 def test_a_yes_is_for_this_conversation_and_this_agent(tmp_path: Path) -> None:
     question = "or why not: "
     with (
-        ScriptedServer(lambda body: Reply("Done.") if body["messages"][-1]["role"] == "tool" else TOUCH) as server,
+        ScriptedServer(
+            lambda body: Reply("Done.") if body["messages"][-1]["role"] == "tool" else TOUCH
+        ) as server,
         Terminal(tmp_path, server) as session,
     ):
 
@@ -213,7 +260,14 @@ def by_role(body: Body) -> Reply:
         return Reply(f"It says: {text_of(messages[-1])}")
     known = [text.rpartition("task_id: ")[2].rstrip("]") for text in answers(body)]
     return Reply(
-        "", calls=[("task", {"description": "count", "prompt": "Count.", "agent": "explore"} | ({"task_id": known[0]} if known else {}))]
+        "",
+        calls=[
+            (
+                "task",
+                {"description": "count", "prompt": "Count.", "agent": "explore"}
+                | ({"task_id": known[0]} if known else {}),
+            )
+        ],
     )
 
 
@@ -242,10 +296,16 @@ def test_a_sub_agents_session_is_kept_and_gone_on_with_in_another_process(tmp_pa
         assert "Count." in listed(run, "show", child)
         listed(run, "rm", first["session_id"])
         gone = subprocess.run(
-            [sys.executable, "-m", "coder", "sessions", "show", child], cwd=run.ws, env=run.environment, capture_output=True, timeout=60
+            [sys.executable, "-m", "coder", "sessions", "show", child],
+            cwd=run.ws,
+            env=run.environment,
+            capture_output=True,
+            timeout=60,
         )
         assert gone.returncode != 0
-    own = [body for body in server.requests if "another agent" not in body["messages"][0]["content"]]
+    own = [
+        body for body in server.requests if "another agent" not in body["messages"][0]["content"]
+    ]
     assert first["usage"]["input"] > 0 and len(own) == 4
 
 
@@ -253,11 +313,19 @@ def test_another_sessions_child_is_not_to_be_had(tmp_path: Path) -> None:
     with ScriptedServer(by_role) as server:
         with OneShot(tmp_path, server, "--output-format", "json", "one") as run:
             run.end()
-            child = text_of(json.loads(run.out)["messages"][2]).rpartition("task_id: ")[2].rstrip("]")
+            child = (
+                text_of(json.loads(run.out)["messages"][2]).rpartition("task_id: ")[2].rstrip("]")
+            )
 
         def steals(body: Body) -> Reply:
             done = body["messages"][-1]["role"] == "tool"
-            return Reply("Done.") if done else Reply("", calls=[("task", {"description": "x", "prompt": "x", "task_id": child})])
+            return (
+                Reply("Done.")
+                if done
+                else Reply(
+                    "", calls=[("task", {"description": "x", "prompt": "x", "task_id": child})]
+                )
+            )
 
         server.script = steals
         with OneShot(tmp_path, server, "two") as run:

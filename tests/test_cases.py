@@ -29,11 +29,21 @@ def test_the_list_is_whole_and_in_order() -> None:
     assert all(reason.strip() for reason in LIST["not_testable"].values())
 
 
-@pytest.mark.parametrize("line", [
-    'CASE = "ABT-01"\n@pytest.mark.case(CASE)\ndef test_x(): pass', '@pytest.mark.case(f"ABT-{1}")\ndef test_x(): pass',
-    '@pytest.mark.case()\ndef test_x(): pass', '@pytest.mark.case("ABT-01")\ndef helper(): pass',
-    '@pytest.mark.case(1)\ndef test_x(): pass', 'x = [pytest.mark.case("ABT-01")]', '@pytest.mark.case(id="ABT-01")\ndef test_x(): pass'])
-def test_a_mark_that_cannot_be_read_or_stands_on_no_test_is_refused(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        'CASE = "ABT-01"\n@pytest.mark.case(CASE)\ndef test_x(): pass',
+        '@pytest.mark.case(f"ABT-{1}")\ndef test_x(): pass',
+        "@pytest.mark.case()\ndef test_x(): pass",
+        '@pytest.mark.case("ABT-01")\ndef helper(): pass',
+        "@pytest.mark.case(1)\ndef test_x(): pass",
+        'x = [pytest.mark.case("ABT-01")]',
+        '@pytest.mark.case(id="ABT-01")\ndef test_x(): pass',
+    ],
+)
+def test_a_mark_that_cannot_be_read_or_stands_on_no_test_is_refused(
+    tmp_path: Path, line: str
+) -> None:
     (tmp_path / "test_x.py").write_text(line)
     with pytest.raises(ValueError, match=r"test_x\.py:\d"):
         carried(tmp_path)
@@ -43,14 +53,20 @@ def test_marks_are_found_on_tests_on_methods_and_on_parameters(tmp_path: Path) -
     (tmp_path / "test_x.py").write_text(
         '@pytest.mark.case("A-1", "A-2")\n@pytest.mark.case("A-3")\ndef test_x(): pass\n'
         'ROWS = [pytest.param(1, marks=pytest.mark.case("A-4")), pytest.param(2, marks=[pytest.mark.slow, pytest.mark.case("A-5")])]\n'
-        'class TestX:\n    @pytest.mark.case("A-1")\n    def test_y(self): pass\n')
-    assert carried(tmp_path) == {"A-1": ["test_x.py:1", "test_x.py:6"], "A-2": ["test_x.py:1"], "A-3": ["test_x.py:2"],
-                                 "A-4": ["test_x.py:4"], "A-5": ["test_x.py:4"]}
+        'class TestX:\n    @pytest.mark.case("A-1")\n    def test_y(self): pass\n'
+    )
+    assert carried(tmp_path) == {
+        "A-1": ["test_x.py:1", "test_x.py:6"],
+        "A-2": ["test_x.py:1"],
+        "A-3": ["test_x.py:2"],
+        "A-4": ["test_x.py:4"],
+        "A-5": ["test_x.py:4"],
+    }
 
 
 SOME_TESTS = """
 import pytest
-from coder.features.scripted import Reply, ScriptedServer
+from coder.devtools.scripted import Reply, ScriptedServer
 
 def asked(content):
     with ScriptedServer([Reply("Well.")]) as server:
@@ -72,11 +88,39 @@ def test_no_case():
 
 def test_the_requests_of_every_case_are_checked_and_the_cases_are_counted(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(SOME_TESTS)
-    command = ["-m", "pytest", "-q", "-c", os.devnull, "-p", "tests.conftest", "-p", "no:cacheprovider", "-n", "2", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-W", "ignore", *command], cwd=TESTS.parent, capture_output=True, text=True, timeout=120)
-    assert "4 passed" in done.stdout and "1 error" in done.stdout and "a result without its call" in done.stdout, done.stdout
+    command = [
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        os.devnull,
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "2",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *command],
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (
+        "4 passed" in done.stdout
+        and "1 error" in done.stdout
+        and "a result without its call" in done.stdout
+    ), done.stdout
     counted = re.findall(r"^([A-Z]{3}|all)\b.*?(\d+/\d+|-) +(\d+)$", done.stdout, re.M)
     rows = {group: (right, int(listed)) for group, right, listed in counted}
     assert list(rows) == [*GROUPS, "all"]
-    assert rows["ABT"] == ("1/1", 15) and rows["NET"] == ("0/2", 13) and rows["all"] == ("1/3", 159) and rows["SES"] == ("-", 14)
+    assert (
+        rows["ABT"] == ("1/1", 15)
+        and rows["NET"] == ("0/2", 13)
+        and rows["all"] == ("1/3", 159)
+        and rows["SES"] == ("-", 14)
+    )
     assert "wrong: NET-01, NET-02" in done.stdout

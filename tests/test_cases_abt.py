@@ -19,10 +19,19 @@ from typing import Any
 import pexpect
 import pytest
 
-from coder.features.scripted import Body, Reply, ScriptedServer
-from coder.terminal.keyboard import BOTH
+from coder.cli.keyboard import BOTH
+from coder.devtools.scripted import Body, Reply, ScriptedServer
 from tests.harness import serve
-from tests.terminal import PATIENCE, OneShot, Place, Terminal, add_plugin, processes, promptly, until
+from tests.terminal import (
+    PATIENCE,
+    OneShot,
+    Place,
+    Terminal,
+    add_plugin,
+    processes,
+    promptly,
+    until,
+)
 
 FINE = Reply("All is well.")
 ALL_KINDS = "sleep 301 & setsid sleep 302 & (setsid sh -c 'sleep 303 & wait' &) ; sleep 300"
@@ -52,7 +61,9 @@ def twice(terminal: Terminal) -> None:
     terminal.until(lambda: not terminal.running("sleep 300"))
     terminal.ctrl_c()
     if terminal.child.expect_exact([pexpect.EOF, "Ctrl+C again leaves"]):
-        assert time.monotonic() - pressed > BOTH, "only on a busy machine the second comes too late to be one"
+        assert time.monotonic() - pressed > BOTH, (
+            "only on a busy machine the second comes too late to be one"
+        )
         terminal.ctrl_c()
 
 
@@ -70,21 +81,34 @@ def by_signals(*numbers: signal.Signals) -> Any:
             if terminal.child.isalive():
                 os.kill(terminal.child.pid, number)
                 terminal.child.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=0.02)
+
     return send
 
 
 WAYS = {
     "ctrl+c twice": pytest.param(twice, 130, marks=pytest.mark.case("ABT-10"), id="Ctrl+C twice"),
-    "ctrl+c often": pytest.param(again_and_again, 130, marks=pytest.mark.case("ABT-10"), id="Ctrl+C again and again"),
-    "sigterm": pytest.param(by_signals(signal.SIGTERM), 143, marks=pytest.mark.case("ABT-12"), id="SIGTERM"),
-    "sighup": pytest.param(by_signals(signal.SIGHUP), 129, marks=pytest.mark.case("ABT-12"), id="SIGHUP"),
+    "ctrl+c often": pytest.param(
+        again_and_again, 130, marks=pytest.mark.case("ABT-10"), id="Ctrl+C again and again"
+    ),
+    "sigterm": pytest.param(
+        by_signals(signal.SIGTERM), 143, marks=pytest.mark.case("ABT-12"), id="SIGTERM"
+    ),
+    "sighup": pytest.param(
+        by_signals(signal.SIGHUP), 129, marks=pytest.mark.case("ABT-12"), id="SIGHUP"
+    ),
     "sigquit": pytest.param(by_signals(signal.SIGQUIT), 131, id="SIGQUIT"),
-    "all": pytest.param(by_signals(*[signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTERM] * 5), 143, id="many signals"),
+    "all": pytest.param(
+        by_signals(*[signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTERM] * 5),
+        143,
+        id="many signals",
+    ),
 }
 
 
 @pytest.mark.parametrize(("way", "code"), WAYS.values())
-def test_whichever_way_the_program_ends_nothing_is_left_and_the_session_goes_on(tmp_path: Path, way: Any, code: int) -> None:
+def test_whichever_way_the_program_ends_nothing_is_left_and_the_session_goes_on(
+    tmp_path: Path, way: Any, code: int
+) -> None:
     with serve(command(ALL_KINDS)) as server:
         with Terminal(tmp_path, server, "-y") as terminal:
             terminal.enter("hello")
@@ -125,8 +149,12 @@ def test_a_one_shot_run_that_is_stopped_can_be_taken_up(tmp_path: Path) -> None:
 @pytest.mark.case("ABT-12")
 def test_who_holds_the_end_up_is_left_behind(tmp_path: Path) -> None:
     """A plugin that waits for ever while the program ends: after the promised time the end is made without it."""
-    add_plugin(tmp_path, "slow.py", "import atexit, time\ndef wait():\n    while True: time.sleep(1)\n"
-                                    "def setup(api): atexit.register(wait)\n")
+    add_plugin(
+        tmp_path,
+        "slow.py",
+        "import atexit, time\ndef wait():\n    while True: time.sleep(1)\n"
+        "def setup(api): atexit.register(wait)\n",
+    )
     with serve(command(ALL_KINDS)) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
         terminal.until(lambda: all(map(terminal.running, SLEEPS)))
@@ -137,7 +165,9 @@ def test_who_holds_the_end_up_is_left_behind(tmp_path: Path) -> None:
 
 @pytest.mark.case("ABT-09")
 @pytest.mark.parametrize("typed", ["", "y"])
-def test_ctrl_c_at_the_question_ends_the_run_with_a_result_and_an_echo(tmp_path: Path, typed: str) -> None:
+def test_ctrl_c_at_the_question_ends_the_run_with_a_result_and_an_echo(
+    tmp_path: Path, typed: str
+) -> None:
     with serve(command("touch PWN"), FINE) as server, Terminal(tmp_path, server) as terminal:
         terminal.enter("hello")
         terminal.expect("or why not: ")
@@ -151,7 +181,12 @@ def test_ctrl_c_at_the_question_ends_the_run_with_a_result_and_an_echo(tmp_path:
         terminal.enter("")
         terminal.prompt()
         sent = server.requests[-1]["messages"]
-        assert [message["role"] for message in sent[1:]] == ["user", "assistant", "tool", "user"] and sent[-1]["content"] == "seen"
+        assert [message["role"] for message in sent[1:]] == [
+            "user",
+            "assistant",
+            "tool",
+            "user",
+        ] and sent[-1]["content"] == "seen"
         assert not (terminal.ws / "PWN").exists()
 
 
@@ -165,8 +200,16 @@ class Shell(Terminal):
         super().__init__(folder, server, "--version")
         self.child.expect(pexpect.EOF)
         self.child.close()
-        self.child = pexpect.spawn("/bin/bash", ["--norc", "--noprofile", "-i"], cwd=str(self.ws), env=self.environment | {"PS1": "$ "},
-                                   dimensions=(24, 80), encoding="utf-8", codec_errors="replace", timeout=PATIENCE)
+        self.child = pexpect.spawn(
+            "/bin/bash",
+            ["--norc", "--noprofile", "-i"],
+            cwd=str(self.ws),
+            env=self.environment | {"PS1": "$ "},
+            dimensions=(24, 80),
+            encoding="utf-8",
+            codec_errors="replace",
+            timeout=PATIENCE,
+        )
         self.child.logfile_read = self.log
         self.child.delaybeforesend = None
 
@@ -186,7 +229,9 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         return replies.pop(0) if len(replies) > 1 else replies[0]
 
     with ScriptedServer(script) as server, Shell(tmp_path, server) as shell:
-        (shell.ws / "ticks").write_text("for i in 1 2 3 4 5 6 7 8 9; do sleep 0.5; echo tick $i; done; sleep 300")
+        (shell.ws / "ticks").write_text(
+            "for i in 1 2 3 4 5 6 7 8 9; do sleep 0.5; echo tick $i; done; sleep 300"
+        )
         yield shell
 
 
@@ -201,9 +246,13 @@ def test_ctrl_z_stops_the_program_fg_goes_on_and_ctrl_c_still_stops_the_run(shel
     shell.type("\x1a")
     shell.expect("Stopped")
     shell.expect("$ ")
-    assert shell.output.rindex("\x1b[?2004l") > shell.output.rindex("\x1b[?2004h", 0, shell.output.rindex("Stopped"))
+    assert shell.output.rindex("\x1b[?2004l") > shell.output.rindex(
+        "\x1b[?2004h", 0, shell.output.rindex("Stopped")
+    )
     shell.enter("stty -a | tr ' ' '\\n' | grep -x -e '-\\?echo' -e '-\\?icanon' | tr '\\n' ' '")
-    assert re.search(r"\r\n.*icanon.*echo", shell.expect("$ ")) and "-icanon -echo" not in shell.output
+    assert (
+        re.search(r"\r\n.*icanon.*echo", shell.expect("$ ")) and "-icanon -echo" not in shell.output
+    )
     shell.enter("fg")
     shell.expect("tick")
     until(lambda: shell.modes() == working)

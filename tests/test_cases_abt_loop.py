@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from coder.features.scripted import Body, Reply, ScriptedServer
+from coder.devtools.scripted import Body, Reply, ScriptedServer
 from tests.terminal import PATIENCE, ROOT, Terminal, promptly
 
 LONG = "word " * 2_200
@@ -33,7 +33,10 @@ def test_ctrl_c_while_a_session_is_shortened_loses_nothing(tmp_path: Path) -> No
         release.wait(PATIENCE)
         return Reply("not now", status=500)
 
-    with ScriptedServer(script) as server, Terminal(tmp_path, server, CODER_CONTEXT_WINDOW="8000") as terminal:
+    with (
+        ScriptedServer(script) as server,
+        Terminal(tmp_path, server, CODER_CONTEXT_WINDOW="8000") as terminal,
+    ):
         earlier = ["one", "two"]
         for words in earlier:
             terminal.say(words)
@@ -45,21 +48,34 @@ def test_ctrl_c_while_a_session_is_shortened_loses_nothing(tmp_path: Path) -> No
         release.set()
         terminal.say("four")
         asked = server.requests[-1]["messages"]
-        assert [message["content"] for message in asked if message["role"] == "user"] == [*earlier, "three", "four"]
-        assert [message["content"].rstrip() for message in asked if message["role"] == "assistant"] == [LONG.rstrip()] * 2
+        assert [message["content"] for message in asked if message["role"] == "user"] == [
+            *earlier,
+            "three",
+            "four",
+        ]
+        assert [
+            message["content"].rstrip() for message in asked if message["role"] == "assistant"
+        ] == [LONG.rstrip()] * 2
         with closing(sqlite3.connect(terminal.home / ".data" / "coder" / "sessions.db")) as db:
-            rows = [json.loads(data) for (data,) in db.execute("SELECT data FROM message ORDER BY position")]
-        assert [row["content"] for row in rows if row["role"] == "user"] == [*earlier, "three", "four"]
+            rows = [
+                json.loads(data)
+                for (data,) in db.execute("SELECT data FROM message ORDER BY position")
+            ]
+        assert [row["content"] for row in rows if row["role"] == "user"] == [
+            *earlier,
+            "three",
+            "four",
+        ]
 
 
 WRITER = """
 import os, sys
-from coder.features.replay import ScriptedModel
-from coder.features.scripted import Reply
+from coder.devtools.replay import ScriptedModel
+from coder.devtools.scripted import Reply
 from coder.loop import run_loop
-from coder.tools import Toolset
+from coder.toolset import Toolset
 from coder.tools.files import read, write
-from coder.types import Hooks
+from coder.hooks import Hooks
 
 CONTENT = ("new " * 249_999 + "\\n") * 50
 
@@ -90,14 +106,22 @@ os._exit(0)
 
 @pytest.mark.case("ABT-18")
 @pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.slow)])
-def test_ctrl_c_while_a_large_file_is_written_leaves_the_old_or_the_new_one(tmp_path: Path, rounds: int) -> None:
+def test_ctrl_c_while_a_large_file_is_written_leaves_the_old_or_the_new_one(
+    tmp_path: Path, rounds: int
+) -> None:
     ws, chance = tmp_path / "ws", random.Random(18)
     ws.mkdir()
     old, new = ((word * 249_999 + b"\n") * 50 for word in (b"old ", b"new "))
     (ws / "file").write_bytes(old)
     codes: list[int] = []
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(ws)], cwd=ROOT, text=True, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as writer:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(ws)],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as writer:
+
         def written(after: float) -> float:
             """One run, with a SIGINT so many seconds after it has begun; how long it took."""
             assert writer.stdin and writer.stdout

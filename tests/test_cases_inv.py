@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from coder.abort import Abort
-from coder.features.scripted import Body, Reply
-from coder.features.sessions import Recorder
-from coder.features.store import Store
-from coder.tools import Toolset, tool
+from coder.devtools.scripted import Body, Reply
+from coder.events import Event, Retry, TextDelta, ToolCallDelta, ToolUpdate
+from coder.sessions.recorder import Recorder
+from coder.sessions.store import Store
 from coder.tools.bash import bash
 from coder.tools.files import read
-from coder.types import Event, Message, Retry, TextDelta, ToolCallDelta, ToolUpdate
+from coder.toolset import Toolset, tool
+from coder.types import Message
 from tests.harness import FAST, ask, assert_all_valid, serve
 from tests.terminal import PATIENCE, OneShot, Terminal, promptly, until
 
@@ -32,12 +33,24 @@ def test_the_rules_the_leave_and_the_files_read_survive_a_compaction(tmp_path: P
     (ws / "AGENTS.md").write_text("Always say please.\n")
     (ws / "file").write_text("old\n")
     touch = ("bash", {"command": "echo touched >> made"})
-    steps = iter([Reply(calls=[("read", {"path": "file"}), touch]), Reply("word " * 2_000), Reply("word " * 2_000), Reply("Well."),
-                  Reply(calls=[touch, ("edit", {"path": "file", "old_string": "old", "new_string": "new"})]), FINE])
+    steps = iter(
+        [
+            Reply(calls=[("read", {"path": "file"}), touch]),
+            Reply("word " * 2_000),
+            Reply("word " * 2_000),
+            Reply("Well."),
+            Reply(
+                calls=[touch, ("edit", {"path": "file", "old_string": "old", "new_string": "new"})]
+            ),
+            FINE,
+        ]
+    )
 
     def script(body: Body) -> Reply:
         if "<conversation>" in str(body["messages"][-1]["content"]):
-            return Reply("## Goal\nGo on.\n## Instructions\nnone\n## Discoveries\nnone\n## Accomplished\nnone\n## Files\nnone")
+            return Reply(
+                "## Goal\nGo on.\n## Instructions\nnone\n## Discoveries\nnone\n## Accomplished\nnone\n## Files\nnone"
+            )
         return next(steps)
 
     with serve(script) as server, Terminal(tmp_path, server) as terminal:
@@ -53,7 +66,11 @@ def test_the_rules_the_leave_and_the_files_read_survive_a_compaction(tmp_path: P
         terminal.enter("y")
         terminal.prompt()
         before, after = server.requests[0]["messages"], server.requests[-1]["messages"]
-        assert before[0] == after[0] and "Always say please." in after[0]["content"] and "<summary>" in after[1]["content"]
+        assert (
+            before[0] == after[0]
+            and "Always say please." in after[0]["content"]
+            and "<summary>" in after[1]["content"]
+        )
         assert (ws / "made").read_text() == "touched\n" * 2 and (ws / "file").read_text() == "new\n"
 
 
@@ -72,10 +89,16 @@ def test_a_result_of_five_megabytes_is_cut_and_says_so(tmp_path: Path) -> None:
     calls = [("five_megabytes", {}), ("bash", {"command": "cat file"}), ("read", {"path": "file"})]
     with serve(Reply(calls=calls), FINE) as server:
         ask(server, tools=Toolset([five_megabytes, bash, read], cwd=tmp_path))
-        results = [message["content"] for message in server.requests[1]["messages"] if message["role"] == "tool"]
+        results = [
+            message["content"]
+            for message in server.requests[1]["messages"]
+            if message["role"] == "tool"
+        ]
         assert_all_valid(server)
     assert all(len(result) < 60_000 for result in results)
-    assert all(mark in result for mark, result in zip(["[truncated ", "[truncated ", "offset="], results)), [r[-200:] for r in results]
+    assert all(
+        mark in result for mark, result in zip(["[truncated ", "[truncated ", "offset="], results)
+    ), [r[-200:] for r in results]
 
 
 ODD = "half \ud83d, \udc00 other, nul \0, none \ufffe \uffff, pair \U0001f600, line \u2028"
@@ -88,19 +111,27 @@ def odd() -> str:
 
 
 @pytest.mark.case("INV-09")
-def test_text_that_no_encoder_takes_is_sent_and_saved_and_is_the_same_when_the_session_goes_on(tmp_path: Path) -> None:
+def test_text_that_no_encoder_takes_is_sent_and_saved_and_is_the_same_when_the_session_goes_on(
+    tmp_path: Path,
+) -> None:
     with serve(Reply("So: \ud83d\0\ufffe", calls=[("odd", {})]), FINE) as server:
         with closing(Store(tmp_path / "sessions.db")) as store:
             session_id = store.create("/ws")
             with Recorder(store, session_id) as recorder:
                 ask(server, ODD, tools=[odd], messages=recorder.messages, each=recorder)
-        with closing(Store(tmp_path / "sessions.db")) as store, Recorder(store, session_id) as recorder:
+        with (
+            closing(Store(tmp_path / "sessions.db")) as store,
+            Recorder(store, session_id) as recorder,
+        ):
             ask(server, "and now?", tools=[odd], messages=recorder.messages, each=recorder)
         assert_all_valid(server)
         first, second = server.requests[1]["messages"], server.requests[2]["messages"]
-    assert second[:len(first)] == first and len(second) == len(first) + 2
+    assert second[: len(first)] == first and len(second) == len(first) + 2
     mended = ODD.replace("\ud83d", "\ufffd").replace("\udc00", "\ufffd").replace("\0", "\ufffd")
-    assert [message["content"] for message in first if message["role"] != "assistant"] == [mended, mended]
+    assert [message["content"] for message in first if message["role"] != "assistant"] == [
+        mended,
+        mended,
+    ]
 
 
 # ---- sub-agents ------------------------------------------------------------------------------------------
@@ -108,33 +139,70 @@ def test_text_that_no_encoder_takes_is_sent_and_saved_and_is_the_same_when_the_s
 
 @pytest.mark.case("INV-11")
 def test_the_calls_of_a_sub_agent_stay_its_own(tmp_path: Path) -> None:
-    tasks = [("task", {"agent": "general", "description": "look around here", "prompt": f"Look at {name}."}) for name in "ab"]
+    tasks = [
+        (
+            "task",
+            {"agent": "general", "description": "look around here", "prompt": f"Look at {name}."},
+        )
+        for name in "ab"
+    ]
 
     def script(body: Body) -> Reply:
-        own, results = body["messages"][1]["content"], [each for each in body["messages"] if each["role"] == "tool"]
+        own, results = (
+            body["messages"][1]["content"],
+            [each for each in body["messages"] if each["role"] == "tool"],
+        )
         if own == "go":
             return FINE if results else Reply(calls=[*tasks, ("ls", {})])
-        return Reply(f"Seen: {own[-2]}.") if results else Reply(calls=[("ls", {}), ("bash", {"command": f"echo {own[-2]} >> made"})])
+        return (
+            Reply(f"Seen: {own[-2]}.")
+            if results
+            else Reply(calls=[("ls", {}), ("bash", {"command": f"echo {own[-2]} >> made"})])
+        )
 
     with serve(script) as server, OneShot(tmp_path, server, "-y", "go") as run:
         assert run.end() == 0 and run.out == "All is well.\n", run.err
         assert sorted((run.ws / "made").read_text().split()) == ["a", "b"]
-        children = [body["messages"] for body in server.requests if body["messages"][1]["content"] != "go"]
+        children = [
+            body["messages"] for body in server.requests if body["messages"][1]["content"] != "go"
+        ]
         parent = server.requests[-1]["messages"]
-    assert len(children) == 4 and [message["role"] for message in parent[2:]] == ["assistant", "tool", "tool", "tool"]
-    assert all(name in message["content"] for name, message in zip(["Seen: a.", "Seen: b."], parent[3:]))
-    theirs = {call["id"] for messages in children for message in messages for call in message.get("tool_calls", ())}
+    assert len(children) == 4 and [message["role"] for message in parent[2:]] == [
+        "assistant",
+        "tool",
+        "tool",
+        "tool",
+    ]
+    assert all(
+        name in message["content"] for name, message in zip(["Seen: a.", "Seen: b."], parent[3:])
+    )
+    theirs = {
+        call["id"]
+        for messages in children
+        for message in messages
+        for call in message.get("tool_calls", ())
+    }
     assert len(theirs) == 4 and not any(call_id in str(parent) for call_id in theirs)
 
 
 # ---- after an abort --------------------------------------------------------------------------------------
 
-MOMENTS: dict[str, tuple[Reply, type[Event] | None]] = {  # what the server does, and the event after which the run is aborted
+MOMENTS: dict[
+    str, tuple[Reply, type[Event] | None]
+] = {  # what the server does, and the event after which the run is aborted
     "before the answer": (Reply("late", hold=PATIENCE), None),
     "in a text": (Reply("alpha beta gamma", cut=3, close="hang"), TextDelta),
-    "in a call": (Reply(calls=[("bash", {"command": "touch PWN # and more than a piece holds"})], cut=3, close="hang"), ToolCallDelta),
+    "in a call": (
+        Reply(
+            calls=[("bash", {"command": "touch PWN # and more than a piece holds"})],
+            cut=3,
+            close="hang",
+        ),
+        ToolCallDelta,
+    ),
     "in a tool": (Reply(calls=[("bash", {"command": "echo partial; sleep 300"})]), ToolUpdate),
-    "between two attempts": (Reply("busy", status=429, headers={"retry-after": "30"}), Retry)}
+    "between two attempts": (Reply("busy", status=429, headers={"retry-after": "30"}), Retry),
+}
 
 
 @pytest.mark.case("INV-13")
@@ -143,6 +211,7 @@ def test_after_an_abort_the_next_message_is_there_once(tmp_path: Path, moment: s
     reply, sign = MOMENTS[moment]
     abort, come, messages = Abort(), threading.Event(), list[Message]()
     with serve(reply, FINE) as server, promptly(10):
+
         def stop() -> None:
             until(lambda: come.is_set() if sign else server.requests)
             abort.set()
@@ -155,10 +224,20 @@ def test_after_an_abort_the_next_message_is_there_once(tmp_path: Path, moment: s
                 come.set()
 
         tools = Toolset([bash], cwd=tmp_path)
-        _, result = ask(server, "first", tools=tools, messages=messages, abort=abort, each=each, retry=FAST)
+        _, result = ask(
+            server, "first", tools=tools, messages=messages, abort=abort, each=each, retry=FAST
+        )
         thread.join()
         assert result.stop_reason == "aborted"
         ask(server, "second", tools=tools, messages=messages)
         assert_all_valid(server)  # no empty answer, and no call without its result
-        asked = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "user"]
-    assert asked == ["first", "second"] and len(server.requests) == 2 and not (tmp_path / "PWN").exists()
+        asked = [
+            message["content"]
+            for message in server.requests[-1]["messages"]
+            if message["role"] == "user"
+        ]
+    assert (
+        asked == ["first", "second"]
+        and len(server.requests) == 2
+        and not (tmp_path / "PWN").exists()
+    )

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from coder.features.scripted import Body, Reply, events
-from coder.tools import Toolset, tool
+from coder.devtools.scripted import Body, Reply, events
+from coder.events import TextDelta, ToolEnd
 from coder.tools.bash import bash
-from coder.types import Limits, TextDelta, ToolEnd
+from coder.toolset import Toolset, tool
+from coder.types import Limits
 from tests.harness import ask, assert_all_valid, serve
 from tests.terminal import OneShot, promptly
 
@@ -32,51 +33,101 @@ def pieces(reply: Reply) -> list[bytes]:
 
 def piece(delta: dict[str, Any], finish: str | None = None) -> bytes:
     """One event."""
-    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}).encode() + b"\n\n"
+    return (
+        b"data: "
+        + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}).encode()
+        + b"\n\n"
+    )
 
 
 WHOLE = pieces(Reply("I do it.", TOUCH))
 END = list(events(Reply(calls=TOUCH), {}))[-2]
-ERROR = json.dumps({"error": {"message": "the engine \x1b]0;PWN\x07broke\x9b2J down"}}, ensure_ascii=False).encode()
+ERROR = json.dumps(
+    {"error": {"message": "the engine \x1b]0;PWN\x07broke\x9b2J down"}}, ensure_ascii=False
+).encode()
 
 
 NO_JSON = "the stream holds what is no JSON"
 
 
-@pytest.mark.parametrize(("chunks", "code", "said"), [
-    pytest.param(WHOLE, 75, "the answer was cut off", id="no finish reason", marks=pytest.mark.case("NET-01")),
-    pytest.param([*WHOLE, END[:len(END) // 2]], 75, "the answer was cut off", id="half an event", marks=pytest.mark.case("NET-02")),
-    pytest.param([*WHOLE, b"data: {oops\n\n"], 1, f"{NO_JSON}: '{{oops'", id="no JSON", marks=pytest.mark.case("NET-03")),
-    pytest.param([*WHOLE, b"data: " + ERROR + b"\n\n"], 75, "the engine ]0;PWN broke 2J down", id="an error",
-                 marks=pytest.mark.case("NET-04"))])
+@pytest.mark.parametrize(
+    ("chunks", "code", "said"),
+    [
+        pytest.param(
+            WHOLE,
+            75,
+            "the answer was cut off",
+            id="no finish reason",
+            marks=pytest.mark.case("NET-01"),
+        ),
+        pytest.param(
+            [*WHOLE, END[: len(END) // 2]],
+            75,
+            "the answer was cut off",
+            id="half an event",
+            marks=pytest.mark.case("NET-02"),
+        ),
+        pytest.param(
+            [*WHOLE, b"data: {oops\n\n"],
+            1,
+            f"{NO_JSON}: '{{oops'",
+            id="no JSON",
+            marks=pytest.mark.case("NET-03"),
+        ),
+        pytest.param(
+            [*WHOLE, b"data: " + ERROR + b"\n\n"],
+            75,
+            "the engine ]0;PWN broke 2J down",
+            id="an error",
+            marks=pytest.mark.case("NET-04"),
+        ),
+    ],
+)
 def test_an_answer_that_does_not_come_to_its_end_runs_nothing_and_is_asked_for_a_few_times(
-        tmp_path: Path, chunks: Sequence[bytes], code: int, said: str) -> None:
+    tmp_path: Path, chunks: Sequence[bytes], code: int, said: str
+) -> None:
     with serve(Reply(chunks=chunks)) as server, OneShot(tmp_path, server, "-y", "go") as run:
         assert run.end() == code and run.out == ""
         assert len(server.requests) == ATTEMPTS and f"Failed after {ATTEMPTS} errors" in run.err
-        assert said in run.err and all(letter.isprintable() or letter == "\n" for letter in run.err), run.err
+        assert said in run.err and all(
+            letter.isprintable() or letter == "\n" for letter in run.err
+        ), run.err
         assert not list(run.ws.iterdir())
 
 
 @pytest.mark.case("NET-05")
 def test_a_stream_that_falls_silent_is_given_up_at_the_limit(tmp_path: Path) -> None:
-    with serve(Reply("Well, then", cut=2, close="hang"), FINE) as server, promptly(20), \
-            OneShot(tmp_path, server, "--idle-timeout", "2", "go") as run:
+    with (
+        serve(Reply("Well, then", cut=2, close="hang"), FINE) as server,
+        promptly(20),
+        OneShot(tmp_path, server, "--idle-timeout", "2", "go") as run,
+    ):
         assert run.end() == 0 and run.out == "All is well.\n"
         assert 2 <= server.times[1] - server.times[0] < 15 and "No data for 2 s" in run.err
 
 
 def busy(wait: str | Callable[[], str]) -> Reply:
-    return Reply("slow down", status=429, headers={"Retry-After": wait if isinstance(wait, str) else wait()})
+    return Reply(
+        "slow down", status=429, headers={"Retry-After": wait if isinstance(wait, str) else wait()}
+    )
 
 
 @pytest.mark.case("NET-06")
-@pytest.mark.parametrize("wait", ["1", lambda: formatdate(time.time() + 2, usegmt=True)], ids=["seconds", "a date"])
-def test_a_server_that_says_when_is_asked_again_then(tmp_path: Path, wait: str | Callable[[], str]) -> None:
+@pytest.mark.parametrize(
+    "wait", ["1", lambda: formatdate(time.time() + 2, usegmt=True)], ids=["seconds", "a date"]
+)
+def test_a_server_that_says_when_is_asked_again_then(
+    tmp_path: Path, wait: str | Callable[[], str]
+) -> None:
     replies = iter([lambda: busy(wait), lambda: FINE])
-    with serve(lambda body: next(replies)()) as server, OneShot(tmp_path, server, "--output-format", "stream-json", "go") as run:
+    with (
+        serve(lambda body: next(replies)()) as server,
+        OneShot(tmp_path, server, "--output-format", "stream-json", "go") as run,
+    ):
         assert run.end() == 0 and len(server.requests) == 2
-        [retry] = [event for event in map(json.loads, run.out.splitlines()) if event["type"] == "retry"]
+        [retry] = [
+            event for event in map(json.loads, run.out.splitlines()) if event["type"] == "retry"
+        ]
         assert 0.1 < retry["delay"] <= 2 and server.times[1] - server.times[0] >= retry["delay"]
 
 
@@ -96,18 +147,33 @@ def test_a_wait_that_is_no_number_is_ours(tmp_path: Path) -> None:
 
 @pytest.mark.case("NET-07")
 def test_what_passes_is_tried_again_with_waits_that_grow(tmp_path: Path) -> None:
-    with serve(Reply("oops", status=500), Reply("oops", status=503), Reply(status=0), Reply(status=0), FINE) as server, \
-            OneShot(tmp_path, server, "--output-format", "stream-json", "go") as run:
-        assert run.end() == 0 and len(server.requests) == ATTEMPTS
-        waits = [event["delay"] for event in map(json.loads, run.out.splitlines()) if event["type"] == "retry"]
+    with (
+        serve(
+            Reply("oops", status=500), Reply("oops", status=503), *[Reply(status=0)] * 3, FINE
+        ) as server,
+        OneShot(tmp_path, server, "--output-format", "stream-json", "go") as run,
+    ):
+        assert run.end() == 0 and len(server.requests) == ATTEMPTS + 1, (
+            "the first reset comes on a connection that was there"
+        )
+        waits = [
+            event["delay"]
+            for event in map(json.loads, run.out.splitlines())
+            if event["type"] == "retry"
+        ]
         assert len(waits) == 4 and all(a < b for a, b in pairwise(waits))
 
 
 @pytest.mark.case("NET-07")
-def test_a_server_that_is_not_there_is_tried_again_with_waits_that_grow(tmp_path: Path) -> None:
-    server = serve(FINE)  # it has a port, and does not answer: closed before it is started
-    server._server.server_close()
-    with OneShot(tmp_path, server, "--output-format", "stream-json", "go") as run:
+def test_a_server_that_goes_away_is_tried_again_with_waits_that_grow(tmp_path: Path) -> None:
+    def last_words(body: Body) -> Reply:
+        server._server.socket.close()
+        return Reply(chunks=pieces(Reply(calls=[("ls", {})])), close="reset")
+
+    with (
+        serve(last_words) as server,
+        OneShot(tmp_path, server, "--output-format", "stream-json", "go") as run,
+    ):
         assert run.end() == 75
         seen = [json.loads(line) for line in run.out.splitlines()]
     waits = [event["delay"] for event in seen if event["type"] == "retry"]
@@ -117,10 +183,14 @@ def test_a_server_that_is_not_there_is_tried_again_with_waits_that_grow(tmp_path
 
 @pytest.mark.case("NET-09")
 def test_arguments_that_are_no_json_are_not_guessed_at_and_go_back_mended(tmp_path: Path) -> None:
-    with serve(Reply(calls=[("bash", '{"command": touch PWN"}'), ("bash", '{"command": "touch PWN')]), FINE) as server:
+    with serve(
+        Reply(calls=[("bash", '{"command": touch PWN"}'), ("bash", '{"command": "touch PWN')]), FINE
+    ) as server:
         seen, _ = ask(server, tools=Toolset([bash], cwd=tmp_path))
         _, answer, *results = server.requests[1]["messages"]
-    assert [end.is_error for end in seen if isinstance(end, ToolEnd)] == [True, True] and not list(tmp_path.iterdir())
+    assert [end.is_error for end in seen if isinstance(end, ToolEnd)] == [True, True] and not list(
+        tmp_path.iterdir()
+    )
     assert all("not valid JSON" in result["content"] for result in results)
     assert [json.loads(call["function"]["arguments"]) for call in answer["tool_calls"]] == [{}, {}]
 
@@ -131,12 +201,16 @@ ODD_CALLS: list[tuple[dict[str, Any], str]] = [  # a call, and what its result s
     ({"id": "same", "function": {"name": "say", "arguments": '{"text": "three"}'}}, "three"),
     ({"id": None, "function": {"name": "say", "arguments": 7}}, "no JSON object"),
     ({"id": "a", "function": {"name": "", "arguments": '{"text": "x"}'}}, "there is no tool"),
-    ({"id": "b", "function": {"name": "fly", "arguments": '{"text": "x"}'}}, "there is no tool 'fly'"),
+    (
+        {"id": "b", "function": {"name": "fly", "arguments": '{"text": "x"}'}},
+        "there is no tool 'fly'",
+    ),
     ({"id": "c", "function": {"name": "say", "arguments": None}}, "say needs text"),
     ({"id": "d", "function": {"name": "say", "arguments": "null"}}, "say needs text"),
     ({"id": "e", "function": {"name": "say", "arguments": '["x"]'}}, "no JSON object"),
     ({"id": "f", "function": {"name": "say", "arguments": "7"}}, "no JSON object"),
-    ({"id": 8, "function": {"name": None, "arguments": "{}"}}, "there is no tool")]
+    ({"id": 8, "function": {"name": None, "arguments": "{}"}}, "there is no tool"),
+]
 
 
 @tool
@@ -151,9 +225,18 @@ def say(text: str) -> str:
 @pytest.mark.case("NET-10")
 @pytest.mark.parametrize("together", [True, False], ids=["in one answer", "one by one"])
 def test_a_call_that_is_odd_in_any_way_gets_one_result(together: bool) -> None:
-    numbered = [{"index": index, "type": "function"} | call for index, (call, _) in enumerate(ODD_CALLS)]
+    numbered = [
+        {"index": index, "type": "function"} | call for index, (call, _) in enumerate(ODD_CALLS)
+    ]
     answers = [numbered] if together else [[call] for call in numbered]
-    chunks = [[*(piece({"tool_calls": [call]}) for call in calls), piece({}, "tool_calls"), b"data: [DONE]\n\n"] for calls in answers]
+    chunks = [
+        [
+            *(piece({"tool_calls": [call]}) for call in calls),
+            piece({}, "tool_calls"),
+            b"data: [DONE]\n\n",
+        ]
+        for calls in answers
+    ]
     with serve(*(Reply(chunks=each) for each in chunks), FINE) as server:
         _, result = ask(server, tools=[say])
         assert_all_valid(server)
@@ -169,7 +252,9 @@ def test_slow_words_without_end_are_ended_by_the_time_limit() -> None:
         with promptly(20):
             seen, result = ask(server, limits=Limits(max_seconds=1))
         assert len(server.requests) == 2
-    assert result.stop_reason == "max_time" and sum(isinstance(event, TextDelta) for event in seen) > 2
+    assert (
+        result.stop_reason == "max_time" and sum(isinstance(event, TextDelta) for event in seen) > 2
+    )
     assert result.messages[-1]["content"].startswith("word word")
 
 
@@ -181,8 +266,14 @@ def test_a_context_that_is_always_too_long_is_shortened_once_and_then_said(tmp_p
         summarising = "<conversation>" in str(body["messages"][-1]["content"])
         asked.append("summary" if summarising else "run")
         if summarising:
-            return Reply("## Goal\nGo on.\n## Instructions\nnone\n## Discoveries\nnone\n## Accomplished\nnone\n## Files\nnone")
-        return Reply("This model's maximum context length is 8192 tokens.", status=400) if too_long[0] else Reply("word " * 2_000)
+            return Reply(
+                "## Goal\nGo on.\n## Instructions\nnone\n## Discoveries\nnone\n## Accomplished\nnone\n## Files\nnone"
+            )
+        return (
+            Reply("This model's maximum context length is 8192 tokens.", status=400)
+            if too_long[0]
+            else Reply("word " * 2_000)
+        )
 
     with serve(script) as server:
         for number in range(2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import socket
@@ -13,11 +14,20 @@ from typing import get_args
 
 import pytest
 
-from coder.features.scripted import Reply
-from coder.terminal.config import NAMES, ConfigError, Settings, config_folder, data_folder, is_loopback, load, window_of
-from coder.terminal.flags import LEVELS
+from coder.cli.config import (
+    NAMES,
+    ConfigError,
+    Settings,
+    config_folder,
+    data_folder,
+    is_loopback,
+    load,
+    window_of,
+)
+from coder.cli.flags import LEVELS
+from coder.devtools.scripted import Reply
+from coder.providers.usage import Price
 from coder.types import Reasoning
-from coder.usage import Price
 from tests.harness import serve
 from tests.test_cli import ROOT, Place, assert_one_line
 
@@ -43,8 +53,12 @@ def settings(place: Place, monkeypatch: pytest.MonkeyPatch) -> Sources:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
 
-    def loaded(flags: dict[str, object] | None = None, env: dict[str, str] | None = None, user: dict[str, str] | None = None,
-               folder: dict[str, str] | None = None) -> Settings:
+    def loaded(
+        flags: dict[str, object] | None = None,
+        env: dict[str, str] | None = None,
+        user: dict[str, str] | None = None,
+        folder: dict[str, str] | None = None,
+    ) -> Settings:
         for name in NAMES:
             monkeypatch.delenv(name, raising=False)
         for name, value in (env or {}).items():
@@ -58,16 +72,35 @@ def settings(place: Place, monkeypatch: pytest.MonkeyPatch) -> Sources:
 
 # ---- one source before another ---------------------------------------------------------------------------
 
-FIELDS = {"OPENAI_MODEL": "model", "CODER_CONTEXT_WINDOW": "context_window", "CODER_IDLE_TIMEOUT": "idle_timeout",
-          "CODER_FIRST_BYTE_TIMEOUT": "first_byte_timeout", "CODER_RETRY_BASE": "retry_base", "CODER_MAX_STEPS": "max_steps",
-          "CODER_MAX_SECONDS": "max_seconds"}
-OTHERS = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "CODER_REASONING", "CODER_PRICES", "CODER_PROFILE", "CODER_EXTRA_BODY", "CODER_TITLES",
-          "CODER_ALLOW_HTTP", "CODER_SANDBOX", "CODER_SANDBOX_NETWORK"}
+FIELDS = {
+    "OPENAI_MODEL": "model",
+    "CODER_CONTEXT_WINDOW": "context_window",
+    "CODER_IDLE_TIMEOUT": "idle_timeout",
+    "CODER_FIRST_BYTE_TIMEOUT": "first_byte_timeout",
+    "CODER_RETRY_BASE": "retry_base",
+    "CODER_MAX_STEPS": "max_steps",
+    "CODER_MAX_SECONDS": "max_seconds",
+}
+OTHERS = {
+    "OPENAI_API_KEY",
+    "OPENAI_BASE_URL",
+    "CODER_REASONING",
+    "CODER_PRICES",
+    "CODER_PROFILE",
+    "CODER_EXTRA_BODY",
+    "CODER_HEADERS",
+    "CODER_TITLES",
+    "CODER_ALLOW_HTTP",
+    "CODER_SANDBOX",
+    "CODER_SANDBOX_NETWORK",
+}
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_each_setting_comes_from_the_first_source_that_has_it(settings: Sources, name: str) -> None:
-    values = [str(number) for number in (11, 22, 33, 44)]  # the last is the folder's, which has nothing to say here
+    values = [
+        str(number) for number in (11, 22, 33, 44)
+    ]  # the last is the folder's, which has nothing to say here
     server = {key: value for key, value in NEEDED.items() if key != name}
     for first in range(3):
         given = [{name: value} if at >= first else {} for at, value in enumerate(values)]
@@ -77,41 +110,73 @@ def test_each_setting_comes_from_the_first_source_that_has_it(settings: Sources,
 
 
 def test_what_no_source_has_gets_its_default(settings: Sources) -> None:
-    defaults = Settings("m", HERE.format(9), None, context_window=128_000, idle_timeout=180, retry_base=2, max_steps=100, max_seconds=None)
+    defaults = Settings(
+        "m",
+        HERE.format(9),
+        None,
+        context_window=128_000,
+        idle_timeout=180,
+        retry_base=2,
+        max_steps=100,
+        max_seconds=None,
+    )
     assert settings(env=NEEDED) == defaults
 
 
-def test_the_folder_gives_key_server_and_model_together_where_nothing_else_has_a_key_or_a_server(settings: Sources) -> None:
+def test_the_folder_gives_key_server_and_model_together_where_nothing_else_has_a_key_or_a_server(
+    settings: Sources,
+) -> None:
     theirs = of("folder", {"url": THERE, "key": "yes"}) | {"OPENAI_MODEL": "theirs"}
     got = settings(folder=theirs)
-    assert (got.base_url, got.api_key, got.model) == ("https://folder.example/v1", "key-of-folder", "theirs")
-    assert got.notes == ("Server and key come from the .env of this folder: folder.example.",) and got.keys == ("key-of-folder",)
+    assert (got.base_url, got.api_key, got.model) == (
+        "https://folder.example/v1",
+        "key-of-folder",
+        "theirs",
+    )
+    assert got.notes == (
+        "Server and key come from the .env of this folder: folder.example.",
+    ) and got.keys == ("key-of-folder",)
     assert settings(env={"OPENAI_MODEL": "mine"}, folder=theirs).model == "mine"
 
 
 @pytest.mark.parametrize("source", ["env", "user"])
-def test_the_model_of_a_folder_does_not_count_for_a_server_of_the_users(settings: Sources, source: str) -> None:
+def test_the_model_of_a_folder_does_not_count_for_a_server_of_the_users(
+    settings: Sources, source: str
+) -> None:
     with pytest.raises(ConfigError, match="no model is named"):
         settings(**{source: {"OPENAI_BASE_URL": HERE.format(9)}}, folder={"OPENAI_MODEL": "theirs"})
 
 
 def test_nothing_else_of_a_folder_counts_and_that_is_said(settings: Sources) -> None:
     """Neither with the folder's own server nor with the user's."""
-    words = {"CODER_ALLOW_HTTP": "on", "CODER_SANDBOX": "off", "CODER_SANDBOX_NETWORK": "off"}
-    strange = {name: words.get(name, "7") for name in [*FIELDS, *OTHERS] if name.startswith("CODER_")}
+    words = {
+        "CODER_HEADERS": "{}",
+        "CODER_ALLOW_HTTP": "on",
+        "CODER_SANDBOX": "off",
+        "CODER_SANDBOX_NETWORK": "off",
+    }
+    strange = {
+        name: words.get(name, "7") for name in [*FIELDS, *OTHERS] if name.startswith("CODER_")
+    }
     theirs = of("folder", {"url": HERE}) | {"OPENAI_MODEL": "m"}
     for env, folder in ({}, theirs), (NEEDED, {}):
         plain, got = settings(env=env, folder=folder), settings(env=env, folder=folder | strange)
         *notes, said = got.notes
         assert replace(got, notes=()) == replace(plain, notes=()) and tuple(notes) == plain.notes
-        assert said.startswith("Not taken from this folder: ") and all(name in said for name in strange)
+        assert said.startswith("Not taken from this folder: ") and all(
+            name in said for name in strange
+        )
         assert str(config_folder()) in said
-    assert not settings(env=NEEDED, folder={"OPENAI_API_KEY": "of-an-app"}).notes, "many projects have one"
+    assert not settings(env=NEEDED, folder={"OPENAI_API_KEY": "of-an-app"}).notes, (
+        "many projects have one"
+    )
 
 
 def test_an_empty_value_is_no_value(settings: Sources) -> None:
     empty = {"CODER_MAX_STEPS": "", "OPENAI_API_KEY": ""}
-    got = settings({"OPENAI_MODEL": None}, NEEDED | empty, {"CODER_MAX_STEPS": "7", "OPENAI_API_KEY": ""})
+    got = settings(
+        {"OPENAI_MODEL": None}, NEEDED | empty, {"CODER_MAX_STEPS": "7", "OPENAI_API_KEY": ""}
+    )
     assert (got.max_steps, got.api_key) == (7, None)
 
 
@@ -122,7 +187,14 @@ def test_zero_seconds_are_no_limit(settings: Sources) -> None:
 
 # ---- a key and its server --------------------------------------------------------------------------------
 
-WAYS: list[dict[str, str]] = [{}, {"url": HERE}, {"url": THERE}, {"key": "yes"}, {"url": THERE, "key": "yes"}, {"url": HERE, "key": "yes"}]
+WAYS: list[dict[str, str]] = [
+    {},
+    {"url": HERE},
+    {"url": THERE},
+    {"key": "yes"},
+    {"url": THERE, "key": "yes"},
+    {"url": HERE, "key": "yes"},
+]
 
 
 def of(source: str, way: dict[str, str]) -> dict[str, str]:
@@ -137,12 +209,19 @@ def of(source: str, way: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("flag", ["", HERE.format(1000), THERE.format("flag")])
-def test_a_key_goes_only_to_the_server_that_was_named_beside_it(settings: Sources, flag: str) -> None:
+def test_a_key_goes_only_to_the_server_that_was_named_beside_it(
+    settings: Sources, flag: str
+) -> None:
     """All combinations: what a source can have, for each of the three, and an address as a flag or none."""
     for ways in itertools.product(WAYS, repeat=3):
         sources = {name: of(name, way) for name, way in zip(("env", "user", "folder"), ways)}
         try:
-            got = settings({"OPENAI_MODEL": "m", "OPENAI_BASE_URL": flag or None}, sources["env"], sources["user"], sources["folder"])
+            got = settings(
+                {"OPENAI_MODEL": "m", "OPENAI_BASE_URL": flag or None},
+                sources["env"],
+                sources["user"],
+                sources["folder"],
+            )
         except ConfigError as error:
             assert "OPENAI_API_KEY" in str(error) and "\n" not in str(error)
             assert "key-of" not in str(error)
@@ -152,43 +231,74 @@ def test_a_key_goes_only_to_the_server_that_was_named_beside_it(settings: Source
 
 
 def without_flag(sources: dict[str, dict[str, str]]) -> tuple[str | None, str | None] | None:
-    """Both from the first source that has either; None where that would be a strange server without a key, or nothing, or where the
-    folder names a server and the user's key has none."""
+    """Both from the first source that has either; None where that would be a strange server without a key, or nothing."""
     first = next((source for source in sources.values() if source), {})
     url, key = first.get("OPENAI_BASE_URL"), first.get("OPENAI_API_KEY")
-    if key and not url and first is not sources["folder"] and "OPENAI_BASE_URL" in sources["folder"]:
-        return None
     return (url, key) if key or (url or "").startswith("http://127.") else None
 
 
-def with_flag(flag: str, sources: dict[str, dict[str, str]]) -> tuple[str | None, str | None] | None:
+def with_flag(
+    flag: str, sources: dict[str, dict[str, str]]
+) -> tuple[str | None, str | None] | None:
     """The flag is the person's own word: any key of theirs goes with it, never that of the folder."""
     key = sources["env"].get("OPENAI_API_KEY") or sources["user"].get("OPENAI_API_KEY")
     return (flag, key) if key or flag.startswith("http://127.") else None
 
 
-@pytest.mark.parametrize("url", ["http://localhost:8000/v1", "http://127.0.0.1", "http://127.1.2.3:1/v1", "http://[::1]:8080/v1",
-                                 "HTTPS://LocalHost/v1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:8000/v1",
+        "http://127.0.0.1",
+        "http://127.1.2.3:1/v1",
+        "http://[::1]:8080/v1",
+        "HTTPS://LocalHost/v1",
+    ],
+)
 def test_a_server_on_this_machine_needs_no_key(settings: Sources, url: str) -> None:
     assert is_loopback(url)
     assert settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"}).api_key is None
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1.evil.example/v1", "http://localhost.evil.example", "http://localhost@evil.example/",
-                                 "http://evil.example/#@localhost",
-                                 "http://evil.example?@localhost", "http://127.0.0.1:1@evil.example/", "http://1270.0.0.1", "http://0.0.0.0",
-                                 "http://[::2]", "https://api.example/127.0.0.1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1.evil.example/v1",
+        "http://localhost.evil.example",
+        "http://localhost@evil.example/",
+        "http://evil.example/#@localhost",
+        "http://evil.example?@localhost",
+        "http://127.0.0.1:1@evil.example/",
+        "http://1270.0.0.1",
+        "http://0.0.0.0",
+        "http://[::2]",
+        "https://api.example/127.0.0.1",
+    ],
+)
 def test_a_server_that_only_looks_like_this_machine_needs_one(settings: Sources, url: str) -> None:
     assert not is_loopback(url)
     with pytest.raises(ConfigError, match="without OPENAI_API_KEY"):
         settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"})
 
 
-@pytest.mark.parametrize("url", ["http://192.168.1.7:8080/v1", "http://api.example/v1", "HTTP://0.0.0.0/v1", "http://[::2]/v1",
-                                 "http://127.0.0.1.evil.example/v1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://192.168.1.7:8080/v1",
+        "http://api.example/v1",
+        "HTTP://0.0.0.0/v1",
+        "http://[::2]/v1",
+        "http://127.0.0.1.evil.example/v1",
+    ],
+)
 def test_http_to_another_machine_has_to_be_allowed_by_the_user(settings: Sources, url: str) -> None:
     env = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
-    for sources in ({"env": env}, {"user": env}, {"folder": env}, {"flags": {"OPENAI_BASE_URL": url}, "env": env}):
+    for sources in (
+        {"env": env},
+        {"user": env},
+        {"folder": env},
+        {"flags": {"OPENAI_BASE_URL": url}, "env": env},
+    ):
         for refused in {}, {"folder": sources.get("folder", {}) | {"CODER_ALLOW_HTTP": "on"}}:
             with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL is http.* --allow-http"):
                 settings(**(sources | refused))
@@ -199,7 +309,13 @@ def test_http_to_another_machine_has_to_be_allowed_by_the_user(settings: Sources
 
 
 def test_the_host_that_is_shown_holds_no_password(settings: Sources) -> None:
-    got = settings(env={"OPENAI_BASE_URL": "https://me:pass@api.example:8443/v1", "OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"})
+    got = settings(
+        env={
+            "OPENAI_BASE_URL": "https://me:pass@api.example:8443/v1",
+            "OPENAI_API_KEY": "k",
+            "OPENAI_MODEL": "m",
+        }
+    )
     assert got.host == "api.example:8443"
     assert settings(env={"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}).host == "api.openai.com"
 
@@ -209,37 +325,55 @@ def test_the_host_that_is_shown_holds_no_password(settings: Sources) -> None:
 
 def test_other_names_in_an_env_file_do_nothing(settings: Sources) -> None:
     before = dict(os.environ)
-    others = {"PATH": "/evil", "HTTPS_PROXY": "http://evil.example", "OPENAI_ORG_ID": "x", "CODER_YOLO": "1", "PYTHONPATH": "/evil"}
+    others = {
+        "PATH": "/evil",
+        "HTTPS_PROXY": "http://evil.example",
+        "OPENAI_ORG_ID": "x",
+        "CODER_YOLO": "1",
+        "PYTHONPATH": "/evil",
+    }
     plain = settings({}, NEEDED)
     changed = set(os.environ.items()) ^ set(before.items())
     assert settings({}, NEEDED, user=others, folder=others) == plain
     assert set(os.environ.items()) ^ set(before.items()) == changed
 
 
-def test_nothing_in_an_env_file_is_interpolated(settings: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_in_an_env_file_is_interpolated(
+    settings: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTHER", "taken")
-    got = settings(user=NEEDED | {"OPENAI_MODEL": "a${OTHER}b$OTHER", "OPENAI_API_KEY": "${OPENAI_MODEL}"})
+    got = settings(
+        user=NEEDED | {"OPENAI_MODEL": "a${OTHER}b$OTHER", "OPENAI_API_KEY": "${OPENAI_MODEL}"}
+    )
     assert (got.model, got.api_key) == ("a${OTHER}b$OTHER", "${OPENAI_MODEL}")
 
 
-def test_an_env_file_is_read_as_people_write_them(settings: Sources, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_file_is_read_as_people_write_them(
+    settings: Sources, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings(env=NEEDED)
     for name in NEEDED:
         monkeypatch.delenv(name)
-    (config_folder() / ".env").write_bytes(b"\xef\xbb\xbf# mine\r\nexport OPENAI_MODEL='a b'\r\n"
-                                           b"OPENAI_BASE_URL = \"http://[::1]/v1\" # here\r\n\r\nnonsense\r\nCODER_MAX_STEPS=9")
+    (config_folder() / ".env").write_bytes(
+        b"\xef\xbb\xbf# mine\r\nexport OPENAI_MODEL='a b'\r\n"
+        b'OPENAI_BASE_URL = "http://[::1]/v1" # here\r\n\r\nnonsense\r\nCODER_MAX_STEPS=9'
+    )
     got = load(place.ws)
     assert (got.model, got.base_url, got.max_steps) == ("a b", "http://[::1]/v1", 9)
 
 
 def test_an_env_file_of_other_bytes_is_no_reason_to_fail(settings: Sources, place: Place) -> None:
-    (place.ws / ".env").write_bytes(b"OPENAI_MODEL=m\nOPENAI_BASE_URL=http://[::1]/v1\nX=\xff\xfe\x00\n")
+    (place.ws / ".env").write_bytes(
+        b"OPENAI_MODEL=m\nOPENAI_BASE_URL=http://[::1]/v1\nX=\xff\xfe\x00\n"
+    )
     assert load(place.ws).model == "m"
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux's /proc")
 def test_an_env_file_that_cannot_be_read_is_said(settings: Sources, place: Place) -> None:
-    (place.ws / ".env").symlink_to("/proc/self/mem")  # a file whose first byte nobody can read, not even root
+    (place.ws / ".env").symlink_to(
+        "/proc/self/mem"
+    )  # a file whose first byte nobody can read, not even root
     with pytest.raises(ConfigError, match=r"\.env: Input/output error"):
         load(place.ws)
 
@@ -252,11 +386,15 @@ def test_an_env_file_without_an_end_is_read_to_a_limit(settings: Sources, place:
 
 
 @pytest.mark.parametrize("whose", ["file", "folder"])
-def test_an_env_file_of_the_user_that_others_can_write_does_not_count(settings: Sources, whose: str) -> None:
+def test_an_env_file_of_the_user_that_others_can_write_does_not_count(
+    settings: Sources, whose: str
+) -> None:
     settings(env={}, user=NEEDED | {"OPENAI_MODEL": "m"}, folder={})
     path = config_folder() / ".env"
     (path if whose == "file" else path.parent).chmod(0o777)
-    with pytest.raises(ConfigError, match=r"\.env: others may write to .*\(chmod go-w mends that\)"):
+    with pytest.raises(
+        ConfigError, match=r"\.env: others may write to .*\(chmod go-w mends that\)"
+    ):
         load(path.parent)
 
 
@@ -277,7 +415,9 @@ def test_only_the_folder_itself_is_looked_at(settings: Sources, place: Place) ->
         load(place.ws)
 
 
-def test_env_example_has_exactly_the_known_names_and_sets_nothing(settings: Sources, place: Place) -> None:
+def test_env_example_has_exactly_the_known_names_and_sets_nothing(
+    settings: Sources, place: Place
+) -> None:
     example = (ROOT / ".env.example").read_text()
     assert re.findall(r"^#?\s*([A-Z][A-Z_]+)=", example, re.M) == list(NAMES)
     plain = settings(env=NEEDED)
@@ -286,7 +426,10 @@ def test_env_example_has_exactly_the_known_names_and_sets_nothing(settings: Sour
     assert set(FIELDS) | OTHERS == set(NAMES)
 
 
-@pytest.mark.parametrize(("word", "titles"), [("", True), ("off", False), ("No", False), ("0", False), ("on", True), ("TRUE", True)])
+@pytest.mark.parametrize(
+    ("word", "titles"),
+    [("", True), ("off", False), ("No", False), ("0", False), ("on", True), ("TRUE", True)],
+)
 def test_titles_can_be_switched_off(settings: Sources, word: str, titles: bool) -> None:
     assert settings(env=NEEDED | {"CODER_TITLES": word}).titles is titles
 
@@ -300,19 +443,27 @@ def test_the_folders_follow_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/h")
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert (config_folder(), data_folder()) == (Path("/h/.config/coder"), Path("/h/.local/share/coder"))
+    assert (config_folder(), data_folder()) == (
+        Path("/h/.config/coder"),
+        Path("/h/.local/share/coder"),
+    )
     monkeypatch.setenv("XDG_CONFIG_HOME", "/c")
     monkeypatch.setenv("XDG_DATA_HOME", "/d")
     assert (config_folder(), data_folder()) == (Path("/c/coder"), Path("/d/coder"))
 
 
 @pytest.mark.parametrize("value", [".config", ".", "./c", "..", "~/c", ""])
-def test_a_folder_that_is_named_relatively_counts_as_not_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_a_folder_that_is_named_relatively_counts_as_not_named(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     """The XDG base directory specification: such a value is invalid and ignored. It would lie in the folder that is worked in."""
     monkeypatch.setenv("HOME", "/h")
     monkeypatch.setenv("XDG_CONFIG_HOME", value)
     monkeypatch.setenv("XDG_DATA_HOME", value)
-    assert (config_folder(), data_folder()) == (Path("/h/.config/coder"), Path("/h/.local/share/coder"))
+    assert (config_folder(), data_folder()) == (
+        Path("/h/.config/coder"),
+        Path("/h/.local/share/coder"),
+    )
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------
@@ -321,7 +472,9 @@ NUMBERS = [name for name in FIELDS if name != "OPENAI_MODEL"]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", ["many", "1,5", "-1", "nan", "inf", "-inf", "1e400", "0x10", "1 000"])
+@pytest.mark.parametrize(
+    "value", ["many", "1,5", "-1", "nan", "inf", "-inf", "1e400", "0x10", "1 000"]
+)
 def test_what_is_no_number_is_said_with_its_name(settings: Sources, name: str, value: str) -> None:
     for source in ("env", "user"):
         given = {"env": dict(NEEDED)}
@@ -331,15 +484,34 @@ def test_what_is_no_number_is_said_with_its_name(settings: Sources, name: str, v
 
 
 def test_numbers_are_read_as_people_write_them(settings: Sources) -> None:
-    got = settings(env=NEEDED | {"CODER_CONTEXT_WINDOW": "1e6", "CODER_IDLE_TIMEOUT": " 2.5 ", "CODER_MAX_STEPS": "1_000"})
+    got = settings(
+        env=NEEDED
+        | {"CODER_CONTEXT_WINDOW": "1e6", "CODER_IDLE_TIMEOUT": " 2.5 ", "CODER_MAX_STEPS": "1_000"}
+    )
     assert (got.context_window, got.idle_timeout, got.max_steps) == (1_000_000, 2.5, 1000)
 
 
-@pytest.mark.parametrize(("model", "tokens"), [
-    ("gpt-5", 400_000), ("gpt-5-mini", 400_000), ("openai/gpt-5.1", 400_000), ("gpt-4.1-nano", 1_000_000), ("gpt-4o-mini", 128_000),
-    ("o3", 128_000), ("claude-sonnet-4-5", 200_000), ("anthropic/claude-opus-4", 200_000), ("Gemini-2.5-pro", 1_000_000),
-    ("kimi-k2", 256_000), ("qwen3-coder:30b", 256_000), ("deepseek-chat", 128_000), ("script", 128_000), ("something-new", 128_000),
-    ("my-gpt-5", 128_000), ("", 128_000)])
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [
+        ("gpt-5", 400_000),
+        ("gpt-5-mini", 400_000),
+        ("openai/gpt-5.1", 400_000),
+        ("gpt-4.1-nano", 1_000_000),
+        ("gpt-4o-mini", 128_000),
+        ("o3", 128_000),
+        ("claude-sonnet-4-5", 200_000),
+        ("anthropic/claude-opus-4", 200_000),
+        ("Gemini-2.5-pro", 1_000_000),
+        ("kimi-k2", 256_000),
+        ("qwen3-coder:30b", 256_000),
+        ("deepseek-chat", 128_000),
+        ("script", 128_000),
+        ("something-new", 128_000),
+        ("my-gpt-5", 128_000),
+        ("", 128_000),
+    ],
+)
 def test_the_context_window_follows_the_family_of_the_model(model: str, tokens: int) -> None:
     assert window_of(model) == tokens
 
@@ -358,7 +530,8 @@ def test_an_env_file_of_the_folder_cannot_lead_a_run_elsewhere(place: Place) -> 
     with serve(Reply("I am evil.")) as evil, serve(Reply("Hello.")) as server:
         (place.ws / ".env").write_text(
             f"OPENAI_BASE_URL={evil.url}\nHTTP_PROXY={evil.url}\nhttp_proxy={evil.url}\nALL_PROXY={evil.url}\n"
-            "OPENAI_CUSTOM_HEADERS=X-Evil: 1\nOPENAI_ORG_ID=evil\nOPENAI_API_KEY=key-of-the-folder\nBASH_ENV=evil\n")
+            "OPENAI_CUSTOM_HEADERS=X-Evil: 1\nOPENAI_ORG_ID=evil\nOPENAI_API_KEY=key-of-the-folder\nBASH_ENV=evil\n"
+        )
         done = place.coder("hi", server=server, OPENAI_API_KEY="secret")
         assert evil.connections == 0
     assert (done.returncode, done.stdout) == (0, "Hello.\n")
@@ -370,8 +543,17 @@ def test_a_key_without_an_address_goes_to_its_own_server(place: Place) -> None:
     """That is out of reach here: a proxy, which over https sees nothing but the name, tells where the run wanted to go."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
-        child = place.start("--max-seconds", "20", "hi", OPENAI_API_KEY="secret", OPENAI_MODEL="m", HTTPS_PROXY=address, HTTP_PROXY=address,
-                            ALL_PROXY=address, CODER_RETRY_BASE="0.01")
+        child = place.start(
+            "--max-seconds",
+            "20",
+            "hi",
+            OPENAI_API_KEY="secret",
+            OPENAI_MODEL="m",
+            HTTPS_PROXY=address,
+            HTTP_PROXY=address,
+            ALL_PROXY=address,
+            CODER_RETRY_BASE="0.01",
+        )
         proxy.settimeout(20)
         connection, _ = proxy.accept()
         with connection:
@@ -386,7 +568,9 @@ def test_a_key_of_the_folder_never_goes_to_a_server_of_the_environment(place: Pl
     (place.ws / ".env").write_text("OPENAI_API_KEY=key-of-the-folder\n")
     user = place.home / "settings" / "coder"
     user.mkdir(parents=True)
-    (user / ".env").write_text("OPENAI_API_KEY=key-of-the-user\nOPENAI_MODEL=${HOME}-${OPENAI_API_KEY}\n")
+    (user / ".env").write_text(
+        "OPENAI_API_KEY=key-of-the-user\nOPENAI_MODEL=${HOME}-${OPENAI_API_KEY}\n"
+    )
     with serve(Reply("Hello.")) as server:
         done = place.coder("hi", server=server, OPENAI_MODEL="", XDG_CONFIG_HOME=str(user.parent))
     assert done.returncode == 0
@@ -408,47 +592,149 @@ def test_a_bad_number_ends_the_program_in_one_line(place: Place) -> None:
 def test_reasoning_is_one_of_the_levels(settings: Sources) -> None:
     assert settings(env=NEEDED).reasoning == "off"
     assert settings(env=NEEDED | {"CODER_REASONING": "High"}).reasoning == "high"
-    assert settings({"CODER_REASONING": "low"}, env=NEEDED | {"CODER_REASONING": "high"}).reasoning == "low"
-    with pytest.raises(ConfigError, match=r"CODER_REASONING is 'much', and has to be one of off, minimal, low"):
+    assert (
+        settings({"CODER_REASONING": "low"}, env=NEEDED | {"CODER_REASONING": "high"}).reasoning
+        == "low"
+    )
+    with pytest.raises(
+        ConfigError, match=r"CODER_REASONING is 'much', and has to be one of off, minimal, low"
+    ):
         settings(env=NEEDED | {"CODER_REASONING": "much"})
     assert get_args(Reasoning) == LEVELS
 
 
 def test_prices_come_from_a_file_of_the_users(settings: Sources, tmp_path: Path) -> None:
     path = tmp_path / "prices.json"
-    path.write_text('{"local-*": {"input": 0, "output": 0}, "gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}')
+    path.write_text(
+        '{"local-*": {"input": 0, "output": 0}, "gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}'
+    )
     got = settings(env=NEEDED | {"CODER_PRICES": str(path)})
-    assert got.price_of("gpt-5") == Price(1.25, 10, 0.125) and got.price_of("local-7b") == Price(0, 0)
+    assert got.price_of("gpt-5") == Price(1.25, 10, 0.125) and got.price_of("local-7b") == Price(
+        0, 0
+    )
     assert got.price_of("gpt-5-mini") is None
     assert not settings(env=NEEDED, folder={"CODER_PRICES": str(path)}).prices
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"m": 3}', '{"m": {"input": 1}}', '{"m": {"input": "x", "output": 1}}', '{"m": {"in": 1}}'])
-def test_a_file_of_prices_that_is_none_is_said(settings: Sources, tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"m": 3}',
+        '{"m": {"input": 1}}',
+        '{"m": {"input": "x", "output": 1}}',
+        '{"m": {"in": 1}}',
+    ],
+)
+def test_a_file_of_prices_that_is_none_is_said(
+    settings: Sources, tmp_path: Path, text: str
+) -> None:
     path = tmp_path / "prices.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"CODER_PRICES: .*prices.json has to be like .*per million tokens"):
+    with pytest.raises(
+        ConfigError, match=r"CODER_PRICES: .*prices.json has to be like .*per million tokens"
+    ):
         settings(env=NEEDED | {"CODER_PRICES": str(path)})
     with pytest.raises(ConfigError, match=r"CODER_PRICES: .*gone cannot be read: No such file"):
         settings(env=NEEDED | {"CODER_PRICES": str(tmp_path / "gone")})
 
 
 def test_the_profile_and_the_body_are_json_and_not_of_a_folder(settings: Sources) -> None:
-    env = NEEDED | {"CODER_PROFILE": '{"empty_content": "empty"}', "CODER_EXTRA_BODY": '{"top_k": 3}'}
+    env = NEEDED | {
+        "CODER_PROFILE": '{"empty_content": "empty"}',
+        "CODER_EXTRA_BODY": '{"top_k": 3}',
+    }
     got = settings(env=env)
     assert (got.profile, got.extra_body) == ({"empty_content": "empty"}, {"top_k": 3})
     theirs = {"CODER_PROFILE": '{"tool_name": true}', "CODER_EXTRA_BODY": '{"messages": []}'}
-    assert (settings(env=NEEDED, folder=theirs).profile, settings(env=NEEDED, folder=theirs).extra_body) == ({}, {})
+    assert (
+        settings(env=NEEDED, folder=theirs).profile,
+        settings(env=NEEDED, folder=theirs).extra_body,
+    ) == ({}, {})
 
 
-@pytest.mark.parametrize(("name", "value", "said"), [
-    ("CODER_EXTRA_BODY", "{oops", "CODER_EXTRA_BODY is no JSON"),
-    ("CODER_EXTRA_BODY", "[1]", "CODER_EXTRA_BODY has to be a JSON object"),
-    ("CODER_PROFILE", '{"colour": 1}', "'colour' is no field of a profile; there are output_limit, system_role"),
-    ("CODER_PROFILE", '{"tool_name": 1}', "tool_name cannot be 1; it is False by default"),
-    ("CODER_PROFILE", '{"empty_content": "none"}', "empty_content cannot be 'none'; it is 'null' by default, or null, empty, absent"),
-    ("CODER_PROFILE", '{"ids": "("}', "CODER_PROFILE: ")])
-def test_what_is_no_profile_or_body_is_said(settings: Sources, name: str, value: str, said: str) -> None:
+HEADERS = {"x-gateway-key": "gw-0123456789", "Authorization": "Bearer other-0123456789"}
+
+
+def test_headers_go_only_to_a_server_that_they_can_be_meant_for(settings: Sources) -> None:
+    server = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
+    more = {"CODER_HEADERS": json.dumps(HEADERS)}
+    flag = {"OPENAI_BASE_URL": HERE.format(1), "OPENAI_MODEL": "m"}
+    for sources in (
+        {"env": server | more},
+        {"user": server | more},
+        {"env": more, "user": server},
+        {"flags": flag, "user": more},
+    ):
+        got = settings(**sources)  # type: ignore[arg-type]
+        assert got.headers == HEADERS and {"gw-0123456789", "other-0123456789"} <= set(got.keys)
+        assert "0123456789" not in repr(replace(got, keys=()))
+    for sources in (
+        {"env": server, "user": more},
+        {"env": more, "folder": server},
+        {"folder": server | more},
+    ):
+        assert settings(**sources).headers == {}  # type: ignore[arg-type]
+
+
+def test_of_the_headers_only_those_are_hidden_that_are_secrets(settings: Sources) -> None:
+    shown = {"X-Env": "production", "HTTP-Referer": "https://example.com"}
+    hidden = {
+        "X-Auth": "a-0123456789",
+        "X-Gateway-Key": "k-0123456789",
+        "Session-Token": "t-0123456789",
+        "X-Secret": "s-0123456789",
+        "Cookie": "c=0123456789",
+        "X-Upstream": "Bearer b-0123456789",
+        "X-Proxy": "basic b64-0123456789",
+    }
+    keys = settings(env=NEEDED | {"CODER_HEADERS": json.dumps(shown | hidden)}).keys
+    assert set(keys) - {"k"} == {each.rpartition(" ")[2] for each in hidden.values()}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"a": 1}',
+        '{"a b": "SECRET"}',
+        '{"": "SECRET"}',
+        '{"a": "SECRET\\n"}',
+        '{"a": "SECRET\\u00e9"}',
+        '["SECRET"]',
+        '{"a": "SECRET"',
+    ],
+)
+def test_headers_that_cannot_be_sent_are_said_without_their_values(
+    settings: Sources, value: str
+) -> None:
+    with pytest.raises(ConfigError, match="CODER_HEADERS") as raised:
+        settings(env=NEEDED | {"CODER_HEADERS": value})
+    assert "SECRET" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("CODER_EXTRA_BODY", "{oops", "CODER_EXTRA_BODY is no JSON"),
+        ("CODER_EXTRA_BODY", "[1]", "CODER_EXTRA_BODY has to be a JSON object"),
+        (
+            "CODER_PROFILE",
+            '{"colour": 1}',
+            "'colour' is no field of a profile; there are output_limit, system_role",
+        ),
+        ("CODER_PROFILE", '{"tool_name": 1}', "tool_name cannot be 1; it is False by default"),
+        (
+            "CODER_PROFILE",
+            '{"empty_content": "none"}',
+            "empty_content cannot be 'none'; it is 'null' by default, or null, empty, absent",
+        ),
+        ("CODER_PROFILE", '{"ids": "("}', "CODER_PROFILE: "),
+    ],
+)
+def test_what_is_no_profile_or_body_is_said(
+    settings: Sources, name: str, value: str, said: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         settings(env=NEEDED | {name: value})
 

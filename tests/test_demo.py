@@ -19,21 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from coder.features import demo
-from coder.features.demo import PROMPT, demo_server, scratch_project, script
-from coder.features.scripted import Body, Reply, ScriptedServer
-from coder.tools import Tool, Toolset, tool
+from coder.devtools import demo
+from coder.devtools.demo import PROMPT, demo_server, scratch_project, script
+from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read
-from coder.types import Limits, RunResult, ToolError, ToolResult
+from coder.toolset import Tool, Toolset, tool
+from coder.types import Limits, RunResult, ToolResult
 from tests.harness import ask, assert_all_valid, serve
 from tests.test_cli import Place, eventually
 
-SUCCESS = re.compile(r"repaired|tests? pass|nothing to repair", re.I)
+SUCCESS = re.compile(r"repaired|tests? pass", re.I)
 
 
 @pytest.fixture
@@ -50,222 +48,121 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def suite(folder: Path) -> subprocess.CompletedProcess[str]:
     """The project's own tests, run by somebody else."""
-    return subprocess.run([sys.executable, "-m", "unittest"], cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", "unittest"], cwd=folder, capture_output=True, text=True, timeout=60
+    )
 
 
-# ---- the project -----------------------------------------------------------------------------------------
+# ---- the project ---------------------------------------------------------------------------------
 
 
 def test_the_project_of_the_demo_is_broken_before(project: Path) -> None:
     before = suite(project)
     assert before.returncode != 0
-    assert "NameError" in before.stderr and "ZeroDivisionError" in before.stderr and "FAILED" in before.stderr
+    assert (
+        "NameError" in before.stderr
+        and "ZeroDivisionError" in before.stderr
+        and "FAILED" in before.stderr
+    )
 
 
 def test_the_demo_does_not_touch_the_original(project: Path) -> None:
     original = Path(demo.__file__).parent / "demo_project"
     assert project.parent != original.parent
-    assert {path.name for path in project.iterdir()} == {path.name for path in original.iterdir() if path.is_file()}
+    assert {path.name for path in project.iterdir()} == {
+        path.name for path in original.iterdir() if path.is_file()
+    }
     (project / "stats.py").unlink()
     assert (original / "stats.py").exists()
 
 
-# ---- what the script says depends on what the tools answer ----------------------------------------------
+# ---- what the script says ------------------------------------------------------------------------
 
 
-def told(project: Path, *tools: Tool) -> tuple[RunResult, ScriptedServer]:
-    """A run over the project with these tools instead of ours of the same name; nothing said is a success."""
+def run_demo(project: Path, *tools: Tool) -> RunResult:
+    """A run over the project with these tools instead of ours of the same name."""
     ours = {each.name: each for each in (ls, bash, read, edit)}
     with demo_server(pace=0) as server:
         toolset = Toolset((ours | {each.name: each for each in tools}).values(), cwd=project)
         _, result = ask(server, PROMPT, toolset, limits=Limits(max_steps=40))
     assert_all_valid(server)
-    return result, server
+    return result
 
 
 def texts(result: RunResult) -> str:
     """All that the model said."""
-    return "\n".join(message["content"] or "" for message in result.messages if message["role"] == "assistant")
+    return "\n".join(
+        message["content"] or "" for message in result.messages if message["role"] == "assistant"
+    )
 
 
 def calls(result: RunResult) -> list[str]:
-    return [call["function"]["name"] for message in result.messages for call in message.get("tool_calls") or ()]
+    return [
+        call["function"]["name"]
+        for message in result.messages
+        for call in message.get("tool_calls") or ()
+    ]
 
 
 def test_with_good_tools_it_repairs_and_reports_each_change(project: Path) -> None:
-    result, _ = told(project)
+    result = run_demo(project)
     assert result.stop_reason == "stop"
-    assert calls(result) == ["ls", "bash", "read", "edit", "bash", "read", "edit", "bash"]
+    assert calls(result) == ["ls", "bash", "read", "edit", "edit", "bash"]
     assert result.text.count("\n- stats.py: ") == 2 and suite(project).returncode == 0
     assert texts(result).startswith("I am a script, not a language model")
+    again = run_demo(project)
+    assert calls(again) == ["ls", "bash"] and not SUCCESS.search(texts(again))
+    assert again.text.endswith("> OK")
 
 
-def test_on_a_whole_project_it_repairs_nothing(project: Path) -> None:
-    told(project)
-    result, _ = told(project)
-    assert result.text == "All 4 tests pass already. There is nothing to repair."
-    assert calls(result) == ["ls", "bash"]
-
-
-@tool(name="edit")
-def broken_edit(path: str, old_string: str, new_string: str) -> str:
-    """Fail.
-
-    path: a file
-    old_string: text
-    new_string: text
-    """
-    raise ToolError("the disk is on fire")
-
-
-@tool(name="edit")
-def lying_edit(path: str, old_string: str, new_string: str) -> str:
-    """Do nothing and say otherwise.
-
-    path: a file
-    old_string: text
-    new_string: text
-    """
-    return f"Edited {path}."
-
-
-def bash_that_says(output: str, is_error: bool = False) -> Tool:
-    @tool(name="bash")
-    def fake(command: str) -> ToolResult:
+def tool_that_says(name: str, output: str, is_error: bool = False) -> Tool:
+    @tool(name=name)
+    def fake(path: str = "", command: str = "", old_string: str = "", new_string: str = "") -> Any:
         """Say something.
 
-        command: what is not run
+        path: unused
+        command: unused
+        old_string: unused
+        new_string: unused
         """
         return ToolResult(output, is_error)
 
     return fake
 
 
-@tool(name="bash")
-def raising_bash(command: str) -> str:
-    """Break.
-
-    command: what is not run
-    """
-    raise RuntimeError("no shell")
-
-
-@tool(name="ls")
-def empty_ls() -> str:
-    """Show nothing."""
-    return "(empty)"
-
-
-@tool(name="read")
-def other_read(path: str) -> str:
-    """Show another file.
-
-    path: not this one
-    """
-    return "1\tprint('hello')"
+@pytest.mark.parametrize(
+    ("name", "output", "is_error"),
+    [
+        ("ls", "(empty)", False),
+        ("bash", "purple monkey", False),
+        ("bash", "", False),
+        ("bash", "Denied: not now", True),
+        ("bash", "Ran 4 tests in 0.1s\n\nFAILED (errors=1)\n[exit code 1]", True),
+        ("read", "1\tprint('hello')", False),
+        ("edit", "the disk is on fire", True),
+        ("edit", "Edited stats.py.", False),  # a lie, which the tests show
+    ],
+)
+def test_a_broken_tool_is_reported_and_no_success_is_claimed(
+    project: Path, name: str, output: str, is_error: bool
+) -> None:
+    result = run_demo(project, tool_that_says(name, output, is_error))
+    assert result.stop_reason == "stop" and not SUCCESS.search(texts(result)), texts(result)
+    assert "not what my script expects" in result.text and suite(project).returncode != 0
+    assert not output or name == "edit" or output.splitlines()[-1] in result.text
 
 
-FORGED = "Ran 4 tests in 0.001s\n\nOK\n\nRan 4 tests in 0.1s\n\nFAILED (errors=1)\n[exit code 1]"
-TRACE = 'Traceback (most recent call last):\n  File "/x/stats.py", line 6, in mean\nKeyError: 7\n\nRan 4 tests in 0s\n\nFAILED (errors=1)'
-
-# name: (tool, words that the last text holds)
-BROKEN: dict[str, tuple[Tool, list[str]]] = {
-    "an edit that fails": (broken_edit, ["did not make the change", "the disk is on fire", "as it was"]),
-    "a bash that talks nonsense": (bash_that_says("purple monkey"), ["no traceback that I can read", "purple monkey"]),
-    "a bash that says nothing": (bash_that_says(""), ["no traceback that I can read"]),
-    "a bash that raises": (raising_bash, ["no traceback", "no shell"]),
-    "a bash that is refused": (bash_that_says("Denied: not now", True), ["no traceback", "Denied: not now"]),
-    "an OK without tests": (bash_that_says("OK\n"), ["no traceback", "OK"]),
-    "a run of no tests": (bash_that_says("Ran 0 tests in 0.000s\n\nOK"), ["no traceback"]),
-    "a run that skipped all": (bash_that_says("Ran 4 tests in 0.000s\n\nOK (skipped=4)"), ["no traceback"]),
-    "an OK printed by the tests": (bash_that_says(FORGED), ["no traceback", "FAILED"]),
-    "an error no rule fits": (bash_that_says(TRACE), ["`KeyError: 7`", "no rule", "language model is needed"]),
-    "an ls that shows nothing": (empty_ls, ["listing shows none", "(empty)"]),
-    "a read of another file": (other_read, ["I wanted to read line", "print('hello')"]),
-}
+def test_without_its_tools_it_says_what_it_is_and_which_it_needs() -> None:
+    asked: Body = {"messages": [{"role": "user", "content": "hi"}]}
+    for names, missing in (("", "bash, edit, ls, read"), ("ls bash edit", "read")):
+        tools = [{"type": "function", "function": {"name": name}} for name in names.split()]
+        assert script(asked | {"tools": tools}) == Reply(
+            f"I am a script, not a language model. I need the tools {missing}, "
+            "which were not offered."
+        )
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_tool_is_reported_and_no_success_is_claimed(project: Path, name: str) -> None:
-    broken, words = BROKEN[name]
-    result, _ = told(project, broken)
-    assert result.stop_reason == "stop"
-    assert not SUCCESS.search(texts(result)), texts(result)
-    for word in words:
-        assert word in result.text, result.text
-    assert suite(project).returncode != 0
-
-
-def test_an_edit_that_lies_is_found_out_by_the_tests(project: Path) -> None:
-    """The same failure again and again: the loop's own guard, or the script's, ends it."""
-    result, _ = told(project, lying_edit)
-    assert not SUCCESS.search(texts(result))
-    assert calls(result).count("edit") <= demo.MAX_EDITS
-
-
-def test_edits_that_never_help_come_to_an_end(project: Path) -> None:
-    """A new mistake after each edit."""
-    number = iter(range(100))
-
-    @tool(name="bash")
-    def never(command: str) -> str:
-        """Another error each time.
-
-        command: what is not run
-        """
-        name = f"value{next(number)}"
-        return f'Traceback (most recent call last):\n  File "/x/a.py", line 1, in mean\nNameError: name \'{name}\' is not defined'
-
-    @tool(name="read")
-    def fitting(path: str) -> str:
-        """A line with all the names.
-
-        path: a file
-        """
-        return "1\t" + " + ".join(f"value{number}" for number in range(100)) + "\n2\tvalues = 1"
-
-    result, _ = told(project, never, fitting, lying_edit)
-    assert result.text.startswith(f"After {demo.MAX_EDITS} edits the tests still fail") and not SUCCESS.search(texts(result))
-    assert calls(result).count("edit") == demo.MAX_EDITS
-
-
-@pytest.mark.parametrize("missing", ["ls", "bash", "read", "edit"])
-def test_a_missing_tool_is_named(project: Path, missing: str) -> None:
-    left = [each for each in (ls, bash, read, edit) if each.name != missing]
-    with demo_server(pace=0) as server:
-        _, result = ask(server, PROMPT, Toolset(left, cwd=project))
-    assert result.text == f"I am a script and no language model. I need the tools {missing}, which were not offered."
-    assert calls(result) == []
-
-
-def test_without_any_tools_it_says_what_it_is() -> None:
-    assert script({"messages": [{"role": "user", "content": "hi"}]}).text.startswith("I am a script and no language model.")
-
-
-KNOWN = [FORGED, TRACE, "test_a.py\nb.py", "Edited x.", "1\treturn a / b\n2\tx = y", "OK"]
-ANSWERS = st.one_of(st.text(), st.sampled_from(KNOWN),
-                    st.from_regex(r'Traceback \n  File "[a-z/]{1,8}\.py", line [0-9]{1,3}, in f\n[A-Z][a-z]*Error: .{0,40}',
-                                  fullmatch=True))
-
-
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(ANSWERS, min_size=8, max_size=8))
-def test_whatever_the_tools_answer_it_goes_on_or_stops_and_claims_nothing(answers: list[str]) -> None:
-    offered = [{"type": "function", "function": {"name": name}} for name in ("ls", "bash", "read", "edit")]
-    messages: list[dict[str, Any]] = [{"role": "system", "content": "x"}, {"role": "user", "content": PROMPT}]
-    for at, answer in enumerate(answers):
-        reply = script({"messages": messages, "tools": offered})
-        assert not SUCCESS.search(re.sub(r"^> .*$", "", reply.text, flags=re.M))
-        if not reply.calls:
-            return
-        (name, arguments), = reply.calls
-        json.dumps(arguments)
-        messages += [{"role": "assistant", "content": reply.text, "tool_calls": [
-            {"id": str(at), "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}]},
-            {"role": "tool", "tool_call_id": str(at), "content": answer}]
-
-
-# ---- the server alone, for any client --------------------------------------------------------------------
+# ---- the server alone, for any client ------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -288,7 +185,12 @@ def post(port: int, body: Any, path: str = "/v1/chat/completions") -> tuple[int,
     """(status, content type, text) of a plain request."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
-        connection.request("POST", path, body if isinstance(body, str) else json.dumps(body), {"Content-Type": "application/json"})
+        connection.request(
+            "POST",
+            path,
+            body if isinstance(body, str) else json.dumps(body),
+            {"Content-Type": "application/json"},
+        )
         answer = connection.getresponse()
         return answer.status, answer.headers.get_content_type(), answer.read().decode()
     finally:
@@ -296,7 +198,12 @@ def post(port: int, body: Any, path: str = "/v1/chat/completions") -> tuple[int,
 
 
 HELLO = {"model": "script", "messages": [{"role": "user", "content": "hi"}]}
-OFFERED = {"tools": [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("ls", "bash", "read", "edit")]}
+OFFERED = {
+    "tools": [
+        {"type": "function", "function": {"name": name, "parameters": {}}}
+        for name in ("ls", "bash", "read", "edit")
+    ]
+}
 
 
 def test_the_server_alone_serves_any_client_and_ends_with_ctrl_c(place: Place) -> None:
@@ -306,14 +213,23 @@ def test_the_server_alone_serves_any_client_and_ends_with_ctrl_c(place: Place) -
             assert [model["id"] for model in json.load(answer)["data"]] == ["script"]
         whole(port)
         streamed(port)
-        for method, path in (("GET", "/v1/nothing"), ("GET", "/"), ("POST", "/v1/embeddings"), ("POST", "/v1/responses")):
-            request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", b"{}" if method == "POST" else None, method=method)
+        for method, path in (
+            ("GET", "/v1/nothing"),
+            ("GET", "/"),
+            ("POST", "/v1/embeddings"),
+            ("POST", "/v1/responses"),
+        ):
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}{path}", b"{}" if method == "POST" else None, method=method
+            )
             with pytest.raises(urllib.error.HTTPError) as raised:
                 urllib.request.urlopen(request, timeout=20)
             assert raised.value.code == 404 and path in json.load(raised.value)["error"]["message"]
         for nonsense in ("{", "", "[]", "null", '{"model": "script"}', '{"messages": "hi"}'):
             status, kind, text = post(port, nonsense)
-            assert (status, kind) == (400, "application/json") and json.loads(text)["error"]["message"]
+            assert (status, kind) == (400, "application/json") and json.loads(text)["error"][
+                "message"
+            ]
         whole(port)
 
 
@@ -323,11 +239,17 @@ def whole(port: int) -> None:
     assert (status, kind) == (200, "application/json")
     answer = json.loads(text)
     assert answer["object"] == "chat.completion"
-    choice, = answer["choices"]
-    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"].startswith("I am a script, not a language model")
-    call, = choice["message"]["tool_calls"]
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"].startswith(
+        "I am a script, not a language model"
+    )
+    (call,) = choice["message"]["tool_calls"]
     assert (call["type"], call["function"]) == ("function", {"name": "ls", "arguments": "{}"})
-    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"] > 0
+    assert (
+        answer["usage"]["total_tokens"]
+        == answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"]
+        > 0
+    )
 
 
 def streamed(port: int) -> None:
@@ -339,10 +261,16 @@ def streamed(port: int) -> None:
         assert done == "[DONE]"
         chunks = [json.loads(event) for event in events]
         assert [bool(chunk["choices"]) for chunk in chunks].count(False) == expected
-        said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
+        said = "".join(
+            chunk["choices"][0]["delta"].get("content") or ""
+            for chunk in chunks
+            if chunk["choices"]
+        )
         assert said.startswith("I am a script, not a language model")
         assert chunks[-1 - expected]["choices"][0]["finish_reason"] == "tool_calls"
-        assert [chunk["usage"]["total_tokens"] > 0 for chunk in chunks if chunk.get("usage")] == [True] * expected
+        assert [chunk["usage"]["total_tokens"] > 0 for chunk in chunks if chunk.get("usage")] == [
+            True
+        ] * expected
 
 
 def test_one_shot_without_leave_to_run_commands_claims_nothing(place: Place, project: Path) -> None:
@@ -356,7 +284,11 @@ def test_a_port_in_use_is_said_in_one_line(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = place.coder("demo", "--port", str(port))
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"port {port}: Address already in use\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2,
+        "",
+        f"port {port}: Address already in use\n",
+    )
 
 
 def test_demo_as_a_first_word_of_a_prompt_is_a_prompt(place: Place) -> None:
@@ -365,7 +297,7 @@ def test_demo_as_a_first_word_of_a_prompt_is_a_prompt(place: Place) -> None:
     assert (done.returncode, done.stdout) == (0, "Hello.\n")
 
 
-# ---- the server's bad days -------------------------------------------------------------------------------
+# ---- the server's bad days -----------------------------------------------------------------------
 
 
 class Raw:
@@ -374,7 +306,11 @@ class Raw:
     def __init__(self, server: ScriptedServer, stream: bool = True) -> None:
         self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
         body = json.dumps(HELLO | {"stream": stream}).encode()
-        self.socket.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        self.socket.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
+            + body
+        )
         self.data = b""
 
     def until(self, enough: Callable[[bytes], bool]) -> bytes:
@@ -392,7 +328,10 @@ class Raw:
 
 
 def test_a_429_comes_with_its_headers_and_text() -> None:
-    with serve(Reply("slow down", status=429, headers={"retry-after": "7"})) as server, Raw(server) as raw:
+    with (
+        serve(Reply("slow down", status=429, headers={"retry-after": "7"})) as server,
+        Raw(server) as raw,
+    ):
         head, _, body = raw.until(lambda data: data.endswith(b"}}")).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 429 ") and b"retry-after: 7" in head
     assert json.loads(body) == {"error": {"message": "slow down", "code": 429}}
@@ -415,7 +354,10 @@ def test_a_cut_stream_ends_properly_and_too_early() -> None:
     assert b'"one"' in data and b'" two"' in data and b"three" not in data and b"DONE" not in data
 
 
-@pytest.mark.parametrize(("reply", "before"), [(Reply("one two", cut=2, close="reset"), b'"one"'), (Reply(status=0), b"")])
+@pytest.mark.parametrize(
+    ("reply", "before"),
+    [(Reply("one two", cut=2, close="reset"), b'"one"'), (Reply(status=0), b"")],
+)
 def test_a_reset_is_a_reset_after_what_was_sent(reply: Reply, before: bytes) -> None:
     with serve(reply) as server, Raw(server) as raw:
         with pytest.raises(ConnectionResetError):
@@ -428,9 +370,18 @@ def test_bad_json_and_other_bytes_arrive_as_they_are_in_as_many_writes() -> None
     chunks = [b"data: {nonsense\n\n", b"", b"\xff\xfe\0", b"data: [DONE]\n\n"]
     with serve(Reply(chunks=chunks, pace=0.01)) as server, Raw(server) as raw:
         body = raw.until(lambda data: data.endswith(b"0\r\n\r\n")).partition(b"\r\n\r\n")[2]
-    assert body == b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks if chunk) + b"0\r\n\r\n"
+    assert (
+        body
+        == b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks if chunk)
+        + b"0\r\n\r\n"
+    )
     with serve(Reply("", [("ls", "{nonsense")])) as server:
-        assert json.loads(post(server.port, HELLO)[2])["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == "{nonsense"
+        assert (
+            json.loads(post(server.port, HELLO)[2])["choices"][0]["message"]["tool_calls"][0][
+                "function"
+            ]["arguments"]
+            == "{nonsense"
+        )
 
 
 def test_a_connection_serves_many_requests_and_the_last_reply_repeats() -> None:
@@ -441,12 +392,23 @@ def test_a_connection_serves_many_requests_and_the_last_reply_repeats() -> None:
             connection.request("POST", "/v1/chat/completions", json.dumps(HELLO))
             got.append(json.loads(connection.getresponse().read()))
         connection.close()
-    assert [answer["choices"][0]["message"]["content"] if "choices" in answer else answer["error"]["message"] for answer in got] == [
-        "one", "two", "three", "three"]
-    assert (server.connections, len(server.requests), len(server.heads), server.gone) == (1, 4, 4, 0)
+    assert [
+        answer["choices"][0]["message"]["content"]
+        if "choices" in answer
+        else answer["error"]["message"]
+        for answer in got
+    ] == ["one", "two", "three", "three"]
+    assert (server.connections, len(server.requests), len(server.heads), server.gone) == (
+        1,
+        4,
+        4,
+        0,
+    )
 
 
-def test_a_script_sees_the_body_and_a_client_that_breaks_off_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_script_sees_the_body_and_a_client_that_breaks_off_is_no_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     seen: list[Body] = []
 
     def script(body: Body) -> Reply:
@@ -462,29 +424,42 @@ def test_a_script_sees_the_body_and_a_client_that_breaks_off_is_no_error(capfd: 
     assert capfd.readouterr().err == ""
 
 
-# ---- from end to end: both take their time, since the script speaks at a pace that one can follow ------------------------
+# ---- from end to end: both take their time, since the script speaks at a pace that one can follow
 
 
 Done = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Place, Future[Done]]]]:
+def demonstrations(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, tuple[Place, Future[Done]]]]:
     """They run beside the other tests."""
     alone, other = Place(tmp_path_factory.mktemp("demo")), Place(tmp_path_factory.mktemp("client"))
 
     def with_another_server() -> Done:
         shutil.copytree(Path(demo.__file__).parent / "demo_project", other.ws, dirs_exist_ok=True)
         with serving(other, "--port", "0") as (_, port, _):
-            return other.coder("-y", PROMPT, OPENAI_BASE_URL=f"http://127.0.0.1:{port}/v1", OPENAI_MODEL="script")
+            return other.coder(
+                "-y", PROMPT, OPENAI_BASE_URL=f"http://127.0.0.1:{port}/v1", OPENAI_MODEL="script"
+            )
 
-    nowhere = dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9")
+    nowhere = dict.fromkeys(
+        ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9"
+    )
     with ThreadPoolExecutor(2) as pool:
-        yield {"alone": (alone, pool.submit(alone.coder, "--demo", CODER_RETRY_BASE="0.01", **nowhere)),
-               "client": (other, pool.submit(with_another_server))}
+        yield {
+            "alone": (
+                alone,
+                pool.submit(alone.coder, "--demo", CODER_RETRY_BASE="0.01", **nowhere),
+            ),
+            "client": (other, pool.submit(with_another_server)),
+        }
 
 
-def test_the_demo_repairs_its_project_without_a_key_or_a_network(demonstrations: dict[str, tuple[Place, Future[Done]]]) -> None:
+def test_the_demo_repairs_its_project_without_a_key_or_a_network(
+    demonstrations: dict[str, tuple[Place, Future[Done]]],
+) -> None:
     """Every proxy that was set led nowhere."""
     place, future = demonstrations["alone"]
     done = future.result()
@@ -501,7 +476,9 @@ def test_the_demo_repairs_its_project_without_a_key_or_a_network(demonstrations:
     assert "I am a script, not a language model" in done.stderr
 
 
-def test_one_shot_against_the_server_alone_repairs_a_project(demonstrations: dict[str, tuple[Place, Future[Done]]]) -> None:
+def test_one_shot_against_the_server_alone_repairs_a_project(
+    demonstrations: dict[str, tuple[Place, Future[Done]]],
+) -> None:
     place, future = demonstrations["client"]
     done = future.result()
     assert done.returncode == 0 and done.stdout.startswith("Repaired, and all 4 tests pass now.")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from coder.errors import RetryPolicy, classify, explain, happened, retry_hint
-from coder.features.scripted import Reply
-from coder.types import ErrorKind, ModelError, Retry
+from coder.devtools.scripted import Reply
+from coder.events import Retry
+from coder.providers.errors import RetryPolicy, classify, explain, happened, retry_hint
+from coder.types import ErrorKind, ModelError
 from tests.harness import ask, serve
 
 
@@ -20,161 +21,399 @@ def said(message: str = "no", **more: Any) -> dict[str, Any]:
 
 
 def name(value: object) -> str:
-    return json.dumps(value, default=str)[:70] if isinstance(value, dict | list | tuple | str) else repr(value)[:70]
+    return (
+        json.dumps(value, default=str)[:70]
+        if isinstance(value, dict | list | tuple | str)
+        else repr(value)[:70]
+    )
 
 
 # ---- the kind, in the order of the rules -----------------------------------------------------------------
 
 KINDS: list[tuple[ErrorKind, bool, int | None, Any]] = [
     # quota: codes before words, words only where nothing speaks of a rate
-    ("quota", False, 402, said("Payment Required")), ("quota", False, 429, said("Slow down.", type="insufficient_quota")),
+    ("quota", False, 402, said("Payment Required")),
+    ("quota", False, 429, said("Slow down.", type="insufficient_quota")),
     ("quota", False, 429, said("Rate limit: your plan is used up", code="insufficient_quota")),
-    ("quota", False, 429, said("Your account org-1 is suspended", type="exceeded_current_quota_error")),
+    (
+        "quota",
+        False,
+        429,
+        said("Your account org-1 is suspended", type="exceeded_current_quota_error"),
+    ),
     ("quota", False, 429, said("\u4f59\u989d\u4e0d\u8db3", code="1113")),
     ("quota", False, 403, said("Your account is not active", code="billing_not_active")),
     ("quota", False, 403, said("Billing is not enabled for this project")),
     ("quota", False, 400, said("Your credit balance is too low to access the Anthropic API")),
-    *[("quota", False, 400, said(f"{word} balance")) for word in (
-        "Insufficient", "Negative", "Not enough", "No", "Low", "The account's", "In arrears:")],
-    *[("quota", False, 403, said(f"your balance is {word}")) for word in (
-        "insufficient", "low", "not enough", "depleted", "exhausted", "negative")],
+    *[
+        ("quota", False, 400, said(f"{word} balance"))
+        for word in (
+            "Insufficient",
+            "Negative",
+            "Not enough",
+            "No",
+            "Low",
+            "The account's",
+            "In arrears:",
+        )
+    ],
+    *[
+        ("quota", False, 403, said(f"your balance is {word}"))
+        for word in ("insufficient", "low", "not enough", "depleted", "exhausted", "negative")
+    ],
     ("quota", False, 429, said("You exceeded your current quota, please check your plan")),
-    ("quota", False, 429, said("insufficient quota")), ("quota", False, 429, said("You have hit your usage limit")),
-    ("quota", False, 429, said("This account is out of credits")), ("quota", False, None, said("No money", code=402)),
+    ("quota", False, 429, said("insufficient quota")),
+    ("quota", False, 429, said("You have hit your usage limit")),
+    ("quota", False, 429, said("This account is out of credits")),
+    ("quota", False, None, said("No money", code=402)),
     # auth
-    ("auth", False, 401, said("Rate limit of a key that nobody knows")), ("auth", False, 403, "Forbidden"),
-    *[("auth", False, 400, said(**{member: word})) for member in ("code", "type")
-      for word in ("invalid_api_key", "authentication_error", "invalid_authentication_error", "permission_error")],
+    ("auth", False, 401, said("Rate limit of a key that nobody knows")),
+    ("auth", False, 403, "Forbidden"),
+    *[
+        ("auth", False, 400, said(**{member: word}))
+        for member in ("code", "type")
+        for word in (
+            "invalid_api_key",
+            "authentication_error",
+            "invalid_authentication_error",
+            "permission_error",
+        )
+    ],
+    (
+        "auth",
+        False,
+        400,
+        said("No connected db.", type="no_db_connection", param=None, code="400"),
+    ),  # LiteLLM
     # rate limits, before overflow
-    ("rate_limit", True, 429, ""), ("rate_limit", True, 400, said("rate limit exceeded")),
-    ("rate_limit", True, 400, said("x", code="rate_limit_exceeded")), ("rate_limit", True, 400, said("Too Many Requests")),
+    ("rate_limit", True, 429, ""),
+    ("rate_limit", True, 400, said("rate limit exceeded")),
+    ("rate_limit", True, 400, said("x", code="rate_limit_exceeded")),
+    ("rate_limit", True, 400, said("Too Many Requests")),
     ("rate_limit", True, 400, said("ThrottlingException: too many tokens")),
     ("rate_limit", True, 400, said("Too many tokens, please wait before trying again.")),
     ("rate_limit", True, 429, said("insufficient quota: 4 concurrent requests")),
-    ("rate_limit", True, 413, said("Request too large on tokens per minute, see /settings/billing", code="rate_limit_exceeded")),
-    ("rate_limit", True, None, said("later", code=429)), ("rate_limit", True, 200, said("later", code="429")),
+    (
+        "rate_limit",
+        True,
+        413,
+        said(
+            "Request too large on tokens per minute, see /settings/billing",
+            code="rate_limit_exceeded",
+        ),
+    ),
+    ("rate_limit", True, None, said("later", code=429)),
+    ("rate_limit", True, 200, said("later", code="429")),
     # overflow, before what a status or the name of a model says
-    ("overflow", False, 413, ""), ("overflow", False, 500, said("prompt is too long")),
+    (
+        "overflow",
+        False,
+        400,
+        said(
+            "litellm.ContextWindowExceededError: litellm.BadRequestError: OpenAIException - no room",
+            code="400",
+        ),
+    ),
+    ("overflow", False, 413, ""),
+    ("overflow", False, 500, said("prompt is too long")),
     ("overflow", False, 404, said("This endpoint's maximum context length is 4096 tokens")),
     ("overflow", False, None, said("too long", type="exceed_context_size_error", code=400)),
     # no such model
     ("not_found", False, 404, ""),
-    ("not_found", False, 400, said("Invalid model name passed in model=x. Call `/v1/models` to view")),  # LiteLLM
+    (
+        "not_found",
+        False,
+        400,
+        said("Invalid model name passed in model=x. Call `/v1/models` to view"),
+    ),  # LiteLLM
     ("not_found", False, 400, said("Model Not Exist", type="invalid_request_error")),  # DeepSeek
-    ("not_found", False, 400, said("Invalid model: x", type="invalid_model", code="1500")),  # Mistral
+    (
+        "not_found",
+        False,
+        400,
+        said("Invalid model: x", type="invalid_model", code="1500"),
+    ),  # Mistral
     ("not_found", False, 400, said("x is not a valid model ID", code=400)),  # OpenRouter
-    ("not_found", False, 422, {"object": "error", "message": "The model `x` does not exist.", "code": 40401}),  # vLLM
+    (
+        "not_found",
+        False,
+        422,
+        {"object": "error", "message": "The model `x` does not exist.", "code": 40401},
+    ),  # vLLM
     ("not_found", False, 400, said("model 'x' doesn't exist")),
     ("not_found", False, 404, {"error": 'model "x" not found, try pulling it first'}),  # Ollama
     ("not_found", False, None, {"error": 'model "x" not found, try pulling it first'}),
     ("not_found", False, 400, [said("models/x is not found for API version v1beta")]),  # Gemini
     ("not_found", False, 400, said("no", code="model_not_found")),  # OpenAI
-    ("not_found", False, 400, said("Unknown model name: x")), ("not_found", False, 400, said("No such model id")),
-    ("not_found", False, 400, said("Unable to access model: x")), ("not_found", False, 400, said("No model found")),
+    ("not_found", False, 400, said("Unknown model name: x")),
+    ("not_found", False, 400, said("No such model id")),
+    ("not_found", False, 400, said("Unable to access model: x")),
+    ("not_found", False, 400, said("No model found")),
     ("not_found", False, 400, said("The model x is not available in your region")),
     ("not_found", False, 400, said("model x not supported by this server")),
     ("not_found", False, 400, said("The model 'x' could not be found")),
     # a status that is tried again
-    *[("server", True, status, said("oops")) for status in (408, 409, 425, 500, 502, 503, 504, 520, 524, 529, 599)],
-    ("server", True, 500, said("model 'x' not found")), ("server", True, None, said("oops")),
-    ("server", True, None, said("oops", code=1234)), ("server", True, None, said("oops", code=529)),
+    *[
+        ("server", True, status, said("oops"))
+        for status in (408, 409, 425, 500, 502, 503, 504, 520, 524, 529, 599)
+    ],
+    ("server", True, 500, said("model 'x' not found")),
+    ("server", True, None, said("oops")),
+    ("server", True, None, said("oops", code=1234)),
+    ("server", True, None, said("oops", code=529)),
     ("server", True, None, {"object": "error", "message": "Internal Server Error", "code": 500}),
     # final, or transient by its words
-    ("bad_request", False, 400, said("Unknown name \"store\"")),
-    ("bad_request", False, 422, {"detail": [{"loc": ["body", "tools"], "msg": "Extra inputs are not permitted"}]}),
-    ("bad_request", False, 418, "tea"), ("bad_request", False, None, said("tools[0] is wrong", type="invalid_request_error")),
+    ("bad_request", False, 400, said('Unknown name "store"')),
+    (
+        "bad_request",
+        False,
+        422,
+        {"detail": [{"loc": ["body", "tools"], "msg": "Extra inputs are not permitted"}]},
+    ),
+    ("bad_request", False, 418, "tea"),
+    ("bad_request", False, None, said("tools[0] is wrong", type="invalid_request_error")),
     ("bad_request", False, 400, said("oops", code=500)),
     ("bad_request", True, 400, said("Failed to call a function.", code="tool_use_failed")),  # Groq
-    ("bad_request", True, 400, said("The model called a tool that does not exist", code="tool_use_failed")),
+    (
+        "bad_request",
+        True,
+        400,
+        said("The model called a tool that does not exist", code="tool_use_failed"),
+    ),
     ("bad_request", True, 400, said("No models provided")),  # OpenRouter
 ]
 
 
-@pytest.mark.parametrize(("kind", "retryable", "status", "body"), [*KINDS, (
-    "not_found", False, 400, said("Unknown Model, please check the model code.", code="1211")),
-    ("bad_request", False, 400, said("the braces do not balance"))],
-    ids=name)
-def test_an_error_is_of_its_kind(kind: ErrorKind, retryable: bool, status: int | None, body: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "retryable", "status", "body"),
+    [
+        *KINDS,
+        ("not_found", False, 400, said("Unknown Model, please check the model code.", code="1211")),
+        ("bad_request", False, 400, said("the braces do not balance")),
+    ],
+    ids=name,
+)
+def test_an_error_is_of_its_kind(
+    kind: ErrorKind, retryable: bool, status: int | None, body: Any
+) -> None:
     error = classify(status, body)
     assert (error.kind, error.retryable) == (kind, retryable)
 
 
 TOO_LONG = [  # section 7 of the corpus: each provider's words
-    "This model's maximum context length is 8192 tokens.", "Your input exceeds the context window of this model.",
-    "The 9 input tokens exceed the configured limit.", "The token count exceeds the model's limit",
-    "prompt is too long: 210000 tokens > 200000 maximum", "input length and `max_tokens` exceed context limit: 1 + 2 > 2",
-    "Input is too long for requested model.", "too many input tokens", "Too many tokens in the prompt",
-    "The input token count (9) exceeds the maximum number of tokens allowed (8).", "The input token limit is 9.",
+    "This model's maximum context length is 8192 tokens.",
+    "Your input exceeds the context window of this model.",
+    "The 9 input tokens exceed the configured limit.",
+    "The token count exceeds the model's limit",
+    "prompt is too long: 210000 tokens > 200000 maximum",
+    "input length and `max_tokens` exceed context limit: 1 + 2 > 2",
+    "Input is too long for requested model.",
+    "too many input tokens",
+    "Too many tokens in the prompt",
+    "The input token count (9) exceeds the maximum number of tokens allowed (8).",
+    "The input token limit is 9.",
     "This model's maximum prompt length is 131072 but the request contains 200000",
     "Please reduce the length of the messages or completion.",
-    "Prompt contains 9 tokens, too large for model with 8 of them", "Your request exceeded model token limit: 8192",
-    "invalid params, context window exceeds limit (2013)", "Prompt exceeds max length", "Range of input length should be [1, 30720]",
-    "Input length 9 exceeds the maximum length 8", "length of prompt_tokens (9) must be less than max_seq_len (8)",
-    "prompt token count of 9 exceeds the limit of 8", "The input (9 tokens) is longer than the model's context length (8 tokens)",
-    "The decoder prompt (length 9) is longer than the maximum model length of 8.", "The request is too long to fit into the model",
-    "context length is only 8 tokens", "you asked 7 and 2 for a total of at least 9 tokens",
-    "the request (9 tokens) exceeds the available context size (8 tokens)", "tokens to keep is greater than the context length",
-    "prompt too long; exceeded max context length by 9 tokens", "prompt too long; exceeded context length",
-    "`inputs` tokens + `max_new_tokens` must be <= 8. Given: 9", "Current length is 9 while limit is 8",
-    "the length of all messages is too long", "the prompt exceeds the maximum allowed input length of 8 tokens",
-    "Prompt has 9 tokens, but the configured context size is 8", "9 tokens exceeds max_seq_len", "Context length exceeded",
-    "Context too long", "Token limit exceeded", "Request Entity Too Large", "the prompt couldn't fit with truncation"]
-TOO_LONG_CODES = ["context_length_exceeded", "model_context_window_exceeded", "exceed_context_size_error", "request_too_large",
-                  "prompt_too_long", "model_max_prompt_tokens_exceeded", "model_context_exceeded", "20015", "1261"]
+    "Prompt contains 9 tokens, too large for model with 8 of them",
+    "Your request exceeded model token limit: 8192",
+    "invalid params, context window exceeds limit (2013)",
+    "Prompt exceeds max length",
+    "Range of input length should be [1, 30720]",
+    "Input length 9 exceeds the maximum length 8",
+    "length of prompt_tokens (9) must be less than max_seq_len (8)",
+    "prompt token count of 9 exceeds the limit of 8",
+    "The input (9 tokens) is longer than the model's context length (8 tokens)",
+    "The decoder prompt (length 9) is longer than the maximum model length of 8.",
+    "The request is too long to fit into the model",
+    "context length is only 8 tokens",
+    "you asked 7 and 2 for a total of at least 9 tokens",
+    "the request (9 tokens) exceeds the available context size (8 tokens)",
+    "tokens to keep is greater than the context length",
+    "prompt too long; exceeded max context length by 9 tokens",
+    "prompt too long; exceeded context length",
+    "`inputs` tokens + `max_new_tokens` must be <= 8. Given: 9",
+    "Current length is 9 while limit is 8",
+    "the length of all messages is too long",
+    "the prompt exceeds the maximum allowed input length of 8 tokens",
+    "Prompt has 9 tokens, but the configured context size is 8",
+    "9 tokens exceeds max_seq_len",
+    "Context length exceeded",
+    "Context too long",
+    "Token limit exceeded",
+    "Request Entity Too Large",
+    "the prompt couldn't fit with truncation",
+]
+TOO_LONG_CODES = [
+    "context_length_exceeded",
+    "model_context_window_exceeded",
+    "exceed_context_size_error",
+    "request_too_large",
+    "prompt_too_long",
+    "model_max_prompt_tokens_exceeded",
+    "model_context_exceeded",
+    "20015",
+    "1261",
+]
 
 
-@pytest.mark.parametrize("body", [*map(said, TOO_LONG), *[said(code=code) for code in TOO_LONG_CODES],
-                                  *[said(type=code) for code in TOO_LONG_CODES[:3]]], ids=name)
+@pytest.mark.parametrize(
+    "body",
+    [
+        *map(said, TOO_LONG),
+        *[said(code=code) for code in TOO_LONG_CODES],
+        *[said(type=code) for code in TOO_LONG_CODES[:3]],
+    ],
+    ids=name,
+)
 def test_a_context_that_is_too_long_is_known_in_every_providers_words(body: dict[str, Any]) -> None:
     assert classify(400, body).kind == classify(None, body).kind == "overflow"
 
 
-@pytest.mark.parametrize(("text", "kind"), [
-    ("Too many tokens, please wait before trying again.", "rate_limit"), ("Rate limit reached: too many tokens per minute", "rate_limit"),
-    ("Too many requests: the prompt is too long to serve now", "rate_limit"), ("string too long, maximum length 10485760", "bad_request"),
-    ("max_tokens is too large: 99999. This model supports at most 16384 completion tokens", "bad_request"),
-    ("max_tokens is too large: 9999. This model's maximum context length is 8192 tokens", "bad_request"),
-    ("'max_completion_tokens' is too large: the maximum context length is 8192", "bad_request"),
-    ("The description of a tool is too long", "bad_request"), ("Current length is unknown while limit is 8", "bad_request")])
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Too many tokens, please wait before trying again.", "rate_limit"),
+        ("Rate limit reached: too many tokens per minute", "rate_limit"),
+        ("Too many requests: the prompt is too long to serve now", "rate_limit"),
+        ("string too long, maximum length 10485760", "bad_request"),
+        (
+            "max_tokens is too large: 99999. This model supports at most 16384 completion tokens",
+            "bad_request",
+        ),
+        (
+            "max_tokens is too large: 9999. This model's maximum context length is 8192 tokens",
+            "bad_request",
+        ),
+        ("'max_completion_tokens' is too large: the maximum context length is 8192", "bad_request"),
+        ("The description of a tool is too long", "bad_request"),
+        ("Current length is unknown while limit is 8", "bad_request"),
+    ],
+)
 def test_what_only_sounds_like_an_overflow_is_none(text: str, kind: str) -> None:
     assert classify(400, said(text)).kind == kind
     assert classify(400, said(text, code="string_above_max_length")).kind == kind
 
 
-@pytest.mark.parametrize(("status", "body", "loading"), [
-    (503, said("Loading model", code=503, type="unavailable_error"), True),  # llama.cpp
-    (500, {"error": "llm server loading model"}, True),  # Ollama
-    (503, {"error": "Model google/gemma-2 is currently loading", "estimated_time": 20.0}, True),  # Hugging Face
-    (503, said("the model x is still loading"), True), (503, said("we are loading the model"), True), (500, said("warming up"), True),
-    (500, said("model failed to load"), False), (503, said("Service Unavailable"), False), (429, said("loading model"), False),
-    (401, said("loading model"), False),
-    *[(500, said(f"{word} loading model x"), False) for word in (
-        "error", "failed", "unable to go on", "cannot go on", "could not go on", "terminated while")],
-    (500, {"error": "llama runner process has terminated: error loading model: unable to allocate CUDA buffer"}, False)], ids=name)
-def test_a_server_that_loads_its_model_is_told_from_one_that_cannot(status: int, body: Any, loading: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "body", "loading"),
+    [
+        (503, said("Loading model", code=503, type="unavailable_error"), True),  # llama.cpp
+        (500, {"error": "llm server loading model"}, True),  # Ollama
+        (
+            503,
+            {"error": "Model google/gemma-2 is currently loading", "estimated_time": 20.0},
+            True,
+        ),  # Hugging Face
+        (503, said("the model x is still loading"), True),
+        (503, said("we are loading the model"), True),
+        (500, said("warming up"), True),
+        (500, said("model failed to load"), False),
+        (503, said("Service Unavailable"), False),
+        (429, said("loading model"), False),
+        (401, said("loading model"), False),
+        *[
+            (500, said(f"{word} loading model x"), False)
+            for word in (
+                "error",
+                "failed",
+                "unable to go on",
+                "cannot go on",
+                "could not go on",
+                "terminated while",
+            )
+        ],
+        (
+            500,
+            {
+                "error": "llama runner process has terminated: error loading model: unable to allocate CUDA buffer"
+            },
+            False,
+        ),
+    ],
+    ids=name,
+)
+def test_a_server_that_loads_its_model_is_told_from_one_that_cannot(
+    status: int, body: Any, loading: bool
+) -> None:
     assert classify(status, body).loading is loading
 
 
 # ---- the words ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("body", "message"), [
-    (said("bad key", code="x"), "bad key"), ({"error": "no such thing"}, "no such thing"), ({"detail": "Not Found"}, "Not Found"),
-    ({"detail": [{"loc": ["body", "tools", 0], "msg": "field required"}, {"loc": [], "msg": "and more"}]},
-     "body.tools.0: field required; and more"),
-    ({"detail": [{"loc": ["body"], "type": "missing"}]}, "body"), ({"detail": [{"loc": "body", "msg": "m"}]}, "m"),
-    ({"detail": {"code": 7}}, '{"code": 7}'), ({"object": "error", "message": "flat"}, "flat"),
-    ({"msg": "m"}, "m"), ({"error_description": "e"}, "e"), ({"reason": "r"}, "r"),
-    ([said("in a list")], "in a list"), (["x", said("second")], "second"), ([], "HTTP status 400"),
-    ("plain\ntext", "plain text"), ("", "HTTP status 400"), (None, "HTTP status 400"), ({"error": {}}, "HTTP status 400"),
-    (said("Provider returned error", metadata={"raw": "busy", "provider_name": "p"}), "Provider returned error: busy"),
-    (said("x", metadata="raw"), "x"), (said("x", metadata={}), "x"),
-    ("  <!DOCTYPE html>\n<html><head><title>502\nBad Gateway</title></head><body>long</body></html>", "an HTML page: 502 Bad Gateway"),
-    ("<html><body><h1>Not here</h1></body></html>", "an HTML page: Not here"), ("<head></head>", "an HTML page"),
-    ("<Body>nothing</Body>", "an HTML page"), ("a < b and <html>", "a < b and <html>"),
-    (said("a\x1b[31mb\x00\u202ec\r\nd"), "a [31mb c d"), ("x" * 600, "x" * 500 + "\u2026"), ("y" * 500, "y" * 500),
-    ({"errors": [{"message": "bad schema", "code": 5007}], "success": False}, "bad schema"),
-    ({"error": "invalid_token", "error_description": "it expired"}, "invalid_token: it expired")], ids=name)
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (said("bad key", code="x"), "bad key"),
+        ({"error": "no such thing"}, "no such thing"),
+        ({"detail": "Not Found"}, "Not Found"),
+        (
+            {
+                "detail": [
+                    {"loc": ["body", "tools", 0], "msg": "field required"},
+                    {"loc": [], "msg": "and more"},
+                ]
+            },
+            "body.tools.0: field required; and more",
+        ),
+        ({"detail": [{"loc": ["body"], "type": "missing"}]}, "body"),
+        ({"detail": [{"loc": "body", "msg": "m"}]}, "m"),
+        ({"detail": {"code": 7}}, '{"code": 7}'),
+        ({"object": "error", "message": "flat"}, "flat"),
+        ({"msg": "m"}, "m"),
+        ({"error_description": "e"}, "e"),
+        ({"reason": "r"}, "r"),
+        ([said("in a list")], "in a list"),
+        (["x", said("second")], "second"),
+        ([], "HTTP status 400"),
+        ("plain\ntext", "plain text"),
+        ("", "HTTP status 400"),
+        (None, "HTTP status 400"),
+        ({"error": {}}, "HTTP status 400"),
+        (
+            said("Provider returned error", metadata={"raw": "busy", "provider_name": "p"}),
+            "Provider returned error: busy",
+        ),
+        (said("x", metadata="raw"), "x"),
+        (said("x", metadata={}), "x"),
+        (
+            "  <!DOCTYPE html>\n<html><head><title>502\nBad Gateway</title></head><body>long</body></html>",
+            "an HTML page: 502 Bad Gateway",
+        ),
+        ("<html><body><h1>Not here</h1></body></html>", "an HTML page: Not here"),
+        ("<head></head>", "an HTML page"),
+        ("<Body>nothing</Body>", "an HTML page"),
+        ("a < b and <html>", "a < b and <html>"),
+        (said("a\x1b[31mb\x00\u202ec\r\nd"), "a [31mb c d"),
+        ("x" * 600, "x" * 500 + "\u2026"),
+        ("y" * 500, "y" * 500),
+        (
+            said(
+                "litellm.BadRequestError: OpenAIException - No tools here. Received Model Group=x\nAvailable Model Group Fallbacks=None "
+                "LiteLLM Retried: 2 times, LiteLLM Max Retries: 3"
+            ),
+            "No tools here",
+        ),
+        (
+            said("litellm.RateLimitError: AnthropicException - AnthropicException: slow down"),
+            "slow down",
+        ),
+        (
+            said(
+                "litellm.ContextWindowExceededError: litellm.BadRequestError: OpenAIException - no room"
+            ),
+            "no room",
+        ),
+        (said("litellm.Timeout: late. LiteLLM Retried: 1 times"), "late"),
+        (said("litellm.com is not known"), "litellm.com is not known"),
+        ({"errors": [{"message": "bad schema", "code": 5007}], "success": False}, "bad schema"),
+        (
+            {"error": "invalid_token", "error_description": "it expired"},
+            "invalid_token: it expired",
+        ),
+    ],
+    ids=name,
+)
 def test_the_message_is_found_in_any_body(body: Any, message: str) -> None:
     error = classify(400, body)
     assert error.message == message
@@ -187,81 +426,175 @@ def test_an_error_without_words_or_number_is_one() -> None:
 
 
 def test_a_code_that_is_a_status_is_one_only_where_there_is_no_other() -> None:
-    rows: list[tuple[int | None, Any]] = [(None, 502), (200, "404"), (503, 400), (None, 40), (None, 4040), (None, "x")]
-    assert [classify(status, said(code=code)).status for status, code in rows] == [502, 404, 503, None, None, None]
+    rows: list[tuple[int | None, Any]] = [
+        (None, 502),
+        (200, "404"),
+        (503, 400),
+        (None, 40),
+        (None, 4040),
+        (None, "x"),
+    ]
+    assert [classify(status, said(code=code)).status for status, code in rows] == [
+        502,
+        404,
+        503,
+        None,
+        None,
+        None,
+    ]
 
 
 def test_the_member_that_a_server_names_is_passed_on() -> None:
-    assert classify(400, said(param="store")).param == "store" and classify(400, said(param=None)).param == ""
+    assert (
+        classify(400, said(param="store")).param == "store"
+        and classify(400, said(param=None)).param == ""
+    )
 
 
-@pytest.mark.parametrize("header", ["x-request-id", "request-id", "apim-request-id", "x-amzn-requestid", "cf-ray"])
+@pytest.mark.parametrize(
+    "header", ["x-request-id", "request-id", "apim-request-id", "x-amzn-requestid", "cf-ray"]
+)
 def test_a_requests_id_is_found_under_each_name(header: str) -> None:
     assert classify(500, "", {header: "r\x1b1", "server": "x"}).request_id == "r 1"
     assert classify(500, "", {header: ""}).request_id is None
 
 
-@pytest.mark.parametrize(("error", "line"), [
-    (ModelError("auth", "bad key.", status=401, request_id="r1"),
-     "the key was refused: bad key (HTTP 401, request r1). Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL)."),
-    (ModelError("rate_limit", "HTTP status 429", status=429, retry_after=20.4),
-     "too many requests: HTTP status 429. The server asks to wait 20 s. Try again later."),
-    (ModelError("overflow", "", status=413),
-     "the conversation is too long for the model (HTTP 413). Start anew, shorten the conversation, or take a model with a larger context."),
-    (ModelError("quota", "pay:", status=402), "no credit left: pay (HTTP 402). Look at the account behind OPENAI_API_KEY."),
-    (ModelError("auth", "no", status=403), "access was refused: no (HTTP 403). Check OPENAI_API_KEY, and that it belongs to this server "
-     "(OPENAI_BASE_URL)."),
-    (ModelError("bad_request", "no"), "the request was refused: no. CODER_PROFILE and CODER_EXTRA_BODY change what is sent."),
-    (ModelError("bad_request", "x does not support tools"), "the request was refused: x does not support tools. Take a model that can call "
-     "tools (OPENAI_MODEL)."),
-    (ModelError("not_found", "no"), "not found: no. Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL)."),
-    (ModelError("network", "no data for 9 s"), "no data for 9 s. A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or "
-     "CODER_IDLE_TIMEOUT."),
-    (ModelError("server", "oops", status=500), "the server failed: oops (HTTP 500)."),
-    (ModelError("network", "reset"), "reset. Check the base URL (OPENAI_BASE_URL) and that the server runs."),
-    (ModelError("protocol", "no API"), "no API. Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1."),
-    (ModelError("incomplete", "the answer was cut off"), "the answer was cut off."),
-    (ModelError("empty", "the answer was empty"), "the answer was empty.")], ids=lambda value: getattr(value, "kind", ""))
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            ModelError("auth", "bad key.", status=401, request_id="r1"),
+            "the key was refused: bad key (HTTP 401, request r1). "
+            "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
+        ),
+        (
+            ModelError("rate_limit", "HTTP status 429", status=429, retry_after=20.4),
+            "too many requests: HTTP status 429. The server asks to wait 20 s. Try again later.",
+        ),
+        (
+            ModelError("overflow", "", status=413),
+            "the conversation is too long for the model (HTTP 413). "
+            "Start anew, shorten the conversation, or take a model with a larger context.",
+        ),
+        (
+            ModelError("quota", "pay:", status=402),
+            "no credit left: pay (HTTP 402). Look at the account behind OPENAI_API_KEY.",
+        ),
+        (
+            ModelError("auth", "no", status=403),
+            "access was refused: no (HTTP 403). Check OPENAI_API_KEY, and that it belongs to this server "
+            "(OPENAI_BASE_URL).",
+        ),
+        (
+            ModelError("bad_request", "no"),
+            "the request was refused: no. CODER_PROFILE and CODER_EXTRA_BODY change what is sent.",
+        ),
+        (
+            ModelError("bad_request", "x does not support tools"),
+            "the request was refused: x does not support tools. Take a model that can call "
+            "tools (OPENAI_MODEL).",
+        ),
+        (
+            ModelError("not_found", "no"),
+            "not found: no. Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL).",
+        ),
+        (
+            ModelError("network", "no data for 9 s"),
+            "no data for 9 s. A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or "
+            "CODER_IDLE_TIMEOUT.",
+        ),
+        (
+            ModelError("server", "oops", status=500),
+            "the server failed: oops (HTTP 500). Try again later.",
+        ),
+        (
+            ModelError("network", "reset"),
+            "reset. Check the base URL (OPENAI_BASE_URL) and that the server runs.",
+        ),
+        (
+            ModelError("protocol", "no API"),
+            "no API. Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1.",
+        ),
+        (
+            ModelError("incomplete", "the answer was cut off"),
+            "the answer was cut off. Where it breaks again after the same time, a proxy on "
+            "the way may have a time limit.",
+        ),
+        (
+            ModelError("empty", "the answer was empty"),
+            "the answer was empty. Try again, or take another model (OPENAI_MODEL).",
+        ),
+        (ModelError("protocol", "no", advice="Do this."), "no. Do this."),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
 def test_an_error_is_one_line_that_says_what_to_do(error: ModelError, line: str) -> None:
     assert explain(error) == line
 
 
 def test_an_error_over_the_wire_keeps_its_status_words_and_id_and_gains_no_secret() -> None:
-    bad = Reply(status=401, headers={"x-request-id": "r1", "content-type": "text/plain"}, chunks=[b"bad \xff key\r\n"])
+    bad = Reply(
+        status=401,
+        headers={"x-request-id": "r1", "content-type": "text/plain"},
+        chunks=[b"bad \xff key\r\n"],
+    )
     with serve(bad) as server:
         _, result = ask(server, model={"api_key": "sk-CANARY", "headers": {"x-team": "sk-CANARY"}})
-    assert result.error and explain(result.error).startswith("the key was refused: bad \ufffd key (HTTP 401, request r1). ")
+    assert result.error and explain(result.error).startswith(
+        "the key was refused: bad \ufffd key (HTTP 401, request r1). "
+    )
     assert "CANARY" not in f"{explain(result.error)}{result.error.to_dict()}{result.text}"
     with serve(Reply("no such key", status=401)) as server:
         _, result = ask(server)
     assert result.error and result.error.message == "no such key"
 
 
-@pytest.mark.parametrize("body", ["[" * 100_000, '{"error": ' * 50_000, "{", "null", "3", '"words"', '[[[{"error": 1}]]]'], ids=name)
+@pytest.mark.parametrize(
+    "body",
+    ["[" * 100_000, '{"error": ' * 50_000, "{", "null", "3", '"words"', '[[[{"error": 1}]]]'],
+    ids=name,
+)
 def test_an_error_of_any_shape_breaks_nothing(body: str) -> None:
     with serve(Reply(status=400, chunks=[body.encode()])) as server:
         _, result = ask(server)
     assert result.error and result.error.kind == "bad_request" and len(result.text) < 600
 
 
-@pytest.mark.parametrize("bad", [
-    Reply(status=500, chunks=[b"half"], close="reset"), Reply(status=500, chunks=[b"no gzip"], headers={"content-encoding": "gzip"}),
-    Reply(status=500, chunks=[b"x" * 500_000] * 3, close="hang")], ids=["reset", "gzip", "endless"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Reply(status=500, chunks=[b"half"], close="reset"),
+        Reply(status=500, chunks=[b"no gzip"], headers={"content-encoding": "gzip"}),
+        Reply(status=500, chunks=[b"x" * 500_000] * 3, close="hang"),
+    ],
+    ids=["reset", "gzip", "endless"],
+)
 def test_an_error_whose_body_cannot_be_read_is_judged_by_its_status(bad: Reply) -> None:
     with serve(bad, Reply("fine")) as server:
         events, result = ask(server, model={"first_byte_timeout": 5})
-    assert result.text == "fine" and [event.error.kind for event in events if isinstance(event, Retry)] == ["server"]
+    assert result.text == "fine" and [
+        event.error.kind for event in events if isinstance(event, Retry)
+    ] == ["server"]
 
 
 def test_a_list_of_any_depth_is_an_error_like_another() -> None:
-    with serve(Reply(status=400, chunks=[b'{"detail": ' + b"[" * 900 + b"]" * 900 + b"}"])) as server:
+    with serve(
+        Reply(status=400, chunks=[b'{"detail": ' + b"[" * 900 + b"]" * 900 + b"}"])
+    ) as server:
         assert ask(server)[1].error
 
 
-@pytest.mark.parametrize(("status", "kind"), [(404, "not_found"), (502, "server"), (400, "bad_request")])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(404, "not_found"), (502, "server"), (400, "bad_request")]
+)
 @pytest.mark.parametrize("word", ["Billing", "Rate limits", "prompt is too long"])
 def test_an_html_page_is_judged_by_its_status(status: int, kind: str, word: str) -> None:
-    assert classify(status, f"<html><head><title>x</title></head><body><nav>Docs {word}</nav></body></html>").kind == kind
+    assert (
+        classify(
+            status, f"<html><head><title>x</title></head><body><nav>Docs {word}</nav></body></html>"
+        ).kind
+        == kind
+    )
 
 
 @pytest.mark.parametrize("number", [1261, 20015])
@@ -272,28 +605,62 @@ def test_a_number_in_a_text_is_no_code(number: int) -> None:
 # ---- how long to wait ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("headers", "message", "seconds"), [
-    ({"retry-after": "7"}, "", 7.0), ({"retry-after": " 1.5 "}, "", 1.5), ({"retry-after": "-3"}, "", 0.0), ({"retry-after": "0"}, "", 0.0),
-    ({"retry-after-ms": "700", "retry-after": "9"}, "", 0.7), ({"x-ms-retry-after-ms": "600", "retry-after": "9"}, "", 0.6),
-    ({"retry-after": "0", "x-ratelimit-reset": "9"}, "", 0.0), ({"retry-after": "Mon, 01 Jan 2024 00:00:00 GMT"}, "", 0.0),
-    ({"retry-after": "soon"}, "", None), ({"retry-after": "inf"}, "", None), ({"retry-after": "nan"}, "", None),
-    ({"retry-after": ""}, "", None), ({"retry-after": "7 parsecs"}, "", None),
-    ({"retry-after-ms": "soon", "retry-after": "4"}, "", 4.0), ({"retry-after": "soon"}, "try again in 3s", 3.0),
-    ({"x-ratelimit-reset": "5"}, "", 5.0), ({"x-ratelimit-reset-requests": "1.57s"}, "", 1.57),
-    ({"x-ratelimit-reset-tokens": "6m0s"}, "", 360.0),
-    ({"x-ratelimit-reset-requests": "120ms"}, "", 0.12), ({"x-ratelimit-reset-requests": "1h1m1s"}, "", 3661.0),
-    ({"x-ratelimit-reset": "soon", "x-ratelimit-reset-tokens": "2s"}, "", 2.0), ({"x-ratelimit-reset": "1600000000"}, "", 0.0),
-    ({"x-ratelimit-reset": "1600000000000"}, "", 0.0), ({"retry-after": "2"}, "try again in 9s", 2.0),
-    ({}, "Please try again in 600ms. Thank you", 0.6), ({}, "Try again in 1.2s.", 1.2), ({}, "try again in 20 seconds", 20.0),
-    ({}, "try again in 2 minutes", 120.0), ({}, "Try again in 1h30m0s.", 5400.0), ({}, "it will reset after 39s", 39.0),
-    ({}, "Please retry in 38.5s.", 38.5), ({}, "'retryDelay': '7s'", 7.0), ({}, "Try again in a while", None), ({}, "", None),
-    ({}, "Please retry after 20 seconds.", 20.0)], ids=name)
-def test_the_wait_is_found_in_every_form(headers: dict[str, str], message: str, seconds: float | None) -> None:
+@pytest.mark.parametrize(
+    ("headers", "message", "seconds"),
+    [
+        ({"retry-after": "7"}, "", 7.0),
+        ({"retry-after": " 1.5 "}, "", 1.5),
+        ({"retry-after": "-3"}, "", 0.0),
+        ({"retry-after": "0"}, "", 0.0),
+        ({"retry-after-ms": "700", "retry-after": "9"}, "", 0.7),
+        ({"x-ms-retry-after-ms": "600", "retry-after": "9"}, "", 0.6),
+        ({"retry-after": "0", "x-ratelimit-reset": "9"}, "", 0.0),
+        ({"retry-after": "Mon, 01 Jan 2024 00:00:00 GMT"}, "", 0.0),
+        ({"retry-after": "soon"}, "", None),
+        ({"retry-after": "inf"}, "", None),
+        ({"retry-after": "nan"}, "", None),
+        ({"retry-after": ""}, "", None),
+        ({"retry-after": "7 parsecs"}, "", None),
+        ({"retry-after-ms": "soon", "retry-after": "4"}, "", 4.0),
+        ({"retry-after": "soon"}, "try again in 3s", 3.0),
+        ({"x-ratelimit-reset": "5"}, "", 5.0),
+        ({"x-ratelimit-reset-requests": "1.57s"}, "", 1.57),
+        ({"x-ratelimit-reset-tokens": "6m0s"}, "", 360.0),
+        ({"x-ratelimit-reset-requests": "120ms"}, "", 0.12),
+        ({"x-ratelimit-reset-requests": "1h1m1s"}, "", 3661.0),
+        ({"x-ratelimit-reset": "soon", "x-ratelimit-reset-tokens": "2s"}, "", 2.0),
+        ({"x-ratelimit-reset": "1600000000"}, "", 0.0),
+        ({"x-ratelimit-reset": "1600000000000"}, "", 0.0),
+        ({"retry-after": "2"}, "try again in 9s", 2.0),
+        ({}, "Please try again in 600ms. Thank you", 0.6),
+        ({}, "Try again in 1.2s.", 1.2),
+        ({}, "try again in 20 seconds", 20.0),
+        ({}, "try again in 2 minutes", 120.0),
+        ({}, "Try again in 1h30m0s.", 5400.0),
+        ({}, "it will reset after 39s", 39.0),
+        ({}, "Please retry in 38.5s.", 38.5),
+        ({}, "'retryDelay': '7s'", 7.0),
+        ({}, "Try again in a while", None),
+        ({}, "", None),
+        ({}, "Please retry after 20 seconds.", 20.0),
+    ],
+    ids=name,
+)
+def test_the_wait_is_found_in_every_form(
+    headers: dict[str, str], message: str, seconds: float | None
+) -> None:
     assert retry_hint(headers, message) == (seconds if seconds is None else pytest.approx(seconds))
 
 
-@pytest.mark.parametrize("moment", [lambda now: str(now), lambda now: str(int(now * 1000)), lambda now: formatdate(now, usegmt=True)],
-                         ids=["epoch", "epoch in ms", "date"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        lambda now: str(now),
+        lambda now: str(int(now * 1000)),
+        lambda now: formatdate(now, usegmt=True),
+    ],
+    ids=["epoch", "epoch in ms", "date"],
+)
 @pytest.mark.parametrize("header", ["retry-after", "x-ratelimit-reset"])
 def test_a_moment_is_a_wait_from_now_on(moment: Any, header: str) -> None:
     hint = retry_hint({header: moment(time.time() + 1000)}, "")
@@ -301,16 +668,23 @@ def test_a_moment_is_a_wait_from_now_on(moment: Any, header: str) -> None:
 
 
 def test_the_hint_reaches_the_retry_from_headers_and_from_words() -> None:
-    for reply in (Reply(status=503, headers={"Retry-After-Ms": "30"}, chunks=[b""]), Reply("try again in 30ms", status=429)):
+    for reply in (
+        Reply(status=503, headers={"Retry-After-Ms": "30"}, chunks=[b""]),
+        Reply("try again in 30ms", status=429),
+    ):
         with serve(reply, Reply("fine")) as server:
             events, result = ask(server)
-        assert result.text == "fine" and [event.delay for event in events if isinstance(event, Retry)] == [pytest.approx(0.03)]
+        assert result.text == "fine" and [
+            event.delay for event in events if isinstance(event, Retry)
+        ] == [pytest.approx(0.03)]
 
 
 def test_geminis_wait_stands_in_its_details() -> None:
     details = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "7s"}]
-    for message in ("Resource has been exhausted (e.g. check quota).",
-                    "You exceeded your current quota, please check your plan and billing"):
+    for message in (
+        "Resource has been exhausted (e.g. check quota).",
+        "You exceeded your current quota, please check your plan and billing",
+    ):
         error = classify(429, [said(message, code=429, details=details)])
         assert (error.kind, error.retryable, error.retry_after) == ("rate_limit", True, 7.0)
 
@@ -323,9 +697,15 @@ def test_when_a_rate_limit_is_reset_means_nothing_to_another_error(status: int) 
 
 
 def test_the_policy_doubles_with_jitter_up_to_a_cap_and_never_waits_less_than_it_is_asked() -> None:
-    policy, busy = RetryPolicy(base=2, cap=30, max_delay=60), ModelError("server", "", retryable=True)
+    policy, busy = (
+        RetryPolicy(base=2, cap=30, max_delay=60),
+        ModelError("server", "", retryable=True),
+    )
     for attempt, most in ((1, 2), (2, 4), (3, 8), (5, 30), (50, 30)):
         delays = [policy.delay(busy, attempt) or 0 for _ in range(50)]
         assert most * 0.75 <= min(delays) < max(delays) <= most
-    assert [policy.delay(ModelError("server", "", retryable=True, retry_after=wait), 1) for wait in (9, 60, 61)] == [9, 60, None]
+    assert [
+        policy.delay(ModelError("server", "", retryable=True, retry_after=wait), 1)
+        for wait in (9, 60, 61)
+    ] == [9, 60, None]
     assert policy.delay(ModelError("auth", ""), 1) is None

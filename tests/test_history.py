@@ -14,15 +14,30 @@ from coder.types import Message
 from tests.harness import assert_valid
 
 IDS = st.sampled_from(["a", "b", "c", "", None])
-FUNCTIONS = st.fixed_dictionaries({"name": st.sampled_from(["bash", "no such.tool", "", "x" * 80]),
-                                   "arguments": st.sampled_from(["{}", '{"a": 1}', '{"a": 1', "[]", "", None])})
-CALLS = st.lists(st.fixed_dictionaries({"id": IDS, "type": st.just("function"), "function": FUNCTIONS}), max_size=3)
+FUNCTIONS = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["bash", "no such.tool", "", "x" * 80]),
+        "arguments": st.sampled_from(["{}", '{"a": 1}', '{"a": 1', "[]", "", None]),
+    }
+)
+CALLS = st.lists(
+    st.fixed_dictionaries({"id": IDS, "type": st.just("function"), "function": FUNCTIONS}),
+    max_size=3,
+)
 TEXTS = st.sampled_from(["text", "", None, "h\ud83dlf", "nul\0"])
-MESSAGES = st.lists(st.one_of(
-    st.fixed_dictionaries({"role": st.just("user"), "content": st.sampled_from(["hello", "h\udc00"])}),
-    st.fixed_dictionaries({"role": st.just("assistant"), "content": TEXTS}, optional={"tool_calls": CALLS}),
-    st.fixed_dictionaries({"role": st.just("tool"), "tool_call_id": IDS, "content": TEXTS}),
-    st.fixed_dictionaries({"role": st.just("notification"), "text": st.just("for the screen")})), max_size=12)
+MESSAGES = st.lists(
+    st.one_of(
+        st.fixed_dictionaries(
+            {"role": st.just("user"), "content": st.sampled_from(["hello", "h\udc00"])}
+        ),
+        st.fixed_dictionaries(
+            {"role": st.just("assistant"), "content": TEXTS}, optional={"tool_calls": CALLS}
+        ),
+        st.fixed_dictionaries({"role": st.just("tool"), "tool_call_id": IDS, "content": TEXTS}),
+        st.fixed_dictionaries({"role": st.just("notification"), "text": st.just("for the screen")}),
+    ),
+    max_size=12,
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -33,12 +48,16 @@ def test_any_list_becomes_valid_and_stays_as_it_then_is(messages: list[Message])
     assert messages == before, "the list that was given is not changed"
     assert_valid({"messages": convert_to_llm(fixed)})
     assert repair(fixed) == fixed
-    assert all(ours is again for ours, again in zip(fixed, repair(fixed))), "what is in order is not even copied"
+    assert all(ours is again for ours, again in zip(fixed, repair(fixed))), (
+        "what is in order is not even copied"
+    )
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=4))
-def test_repairing_a_list_while_it_grows_gives_a_valid_list_too(pieces: list[list[Message]]) -> None:
+def test_repairing_a_list_while_it_grows_gives_a_valid_list_too(
+    pieces: list[list[Message]],
+) -> None:
     growing: list[Message] = []
     repairer = Repairer()
     for piece in pieces:
@@ -49,8 +68,14 @@ def test_repairing_a_list_while_it_grows_gives_a_valid_list_too(pieces: list[lis
 
 
 def call(*ids: str) -> Message:
-    return {"role": "assistant", "content": None,
-            "tool_calls": [{"id": i, "type": "function", "function": {"name": "bash", "arguments": "{}"}} for i in ids]}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": i, "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+            for i in ids
+        ],
+    }
 
 
 def result(call_id: str, content: Any = "ok") -> Message:
@@ -63,7 +88,15 @@ def test_a_call_without_a_result_gets_one_right_behind_it() -> None:
 
 
 def test_results_come_in_the_order_of_their_calls_and_only_once() -> None:
-    fixed = repair([call("a", "b"), result("b", "B"), result("a", "A"), result("a", "again"), result("z", "stray")])
+    fixed = repair(
+        [
+            call("a", "b"),
+            result("b", "B"),
+            result("a", "A"),
+            result("a", "again"),
+            result("z", "stray"),
+        ]
+    )
     assert [m.get("content") for m in fixed] == [None, "A", "B"]
 
 
@@ -74,13 +107,22 @@ def test_a_result_that_comes_after_a_user_message_moves_to_its_call() -> None:
 
 def test_an_id_that_was_used_before_is_made_new_for_the_call_and_its_result() -> None:
     fixed = repair([call("a"), result("a", "1"), call("a"), result("a", "2")])
-    ids = [m["tool_calls"][0]["id"] if m["role"] == "assistant" else m["tool_call_id"] for m in fixed]
-    assert ids[0] == ids[1] == "a" and ids[2] == ids[3] != "a" and [m["content"] for m in fixed[1::2]] == ["1", "2"]
+    ids = [
+        m["tool_calls"][0]["id"] if m["role"] == "assistant" else m["tool_call_id"] for m in fixed
+    ]
+    assert (
+        ids[0] == ids[1] == "a"
+        and ids[2] == ids[3] != "a"
+        and [m["content"] for m in fixed[1::2]] == ["1", "2"]
+    )
 
 
 def test_broken_arguments_and_names_are_made_acceptable() -> None:
     message = call("a")
-    message["tool_calls"][0]["function"] = {"name": "multi_tool use.parallel", "arguments": '{"x": '}
+    message["tool_calls"][0]["function"] = {
+        "name": "multi_tool use.parallel",
+        "arguments": '{"x": ',
+    }
     function = repair([message, result("a")])[0]["tool_calls"][0]["function"]
     assert function == {"name": "multi_tool_use_parallel", "arguments": "{}"}
 

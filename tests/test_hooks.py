@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
+from coder.agent.agent import Agent
 from coder.ai import ChatModel
-from coder.features.agent import Agent
-from coder.features.command_hooks import HooksError, command_hooks
-from coder.features.hooks import FunctionHooks, Guard, HookChain
-from coder.features.scripted import Reply
-from coder.tools import ToolContext, tool
-from coder.types import DeniedError, Event, HookFailed, Hooks, ModelError, Notice, Request, ToolCall, ToolEnd, ToolResult
+from coder.devtools.scripted import Reply
+from coder.events import Event, HookFailed, Notice, ToolEnd
+from coder.extend.command_hooks import HooksError, command_hooks
+from coder.extend.guard import Guard
+from coder.hooks import FunctionHooks, HookChain, Hooks
+from coder.toolset import ToolContext, tool
+from coder.types import DeniedError, ModelError, Request, ToolCall, ToolResult
 from tests.harness import FAST, ask, serve
 from tests.terminal import promptly, until
 
@@ -37,11 +39,15 @@ def add(a: int, b: int) -> str:
 CALL = Reply(calls=[("add", {"a": 1, "b": 2})])
 
 
-def result_of(*hooks: Hooks, replies: tuple[Reply, ...] = (CALL, Reply("done"))) -> tuple[str, list[Event]]:
+def result_of(
+    *hooks: Hooks, replies: tuple[Reply, ...] = (CALL, Reply("done"))
+) -> tuple[str, list[Event]]:
     """The result of one call of add under these hooks, and all events."""
     with serve(*replies) as server:
         events, _ = ask(server, tools=[add], hooks=HookChain(*hooks))
-    return next((str(event.result.content) for event in events if isinstance(event, ToolEnd)), ""), events
+    return next(
+        (str(event.result.content) for event in events if isinstance(event, ToolEnd)), ""
+    ), events
 
 
 # ---- in a row --------------------------------------------------------------------------------------------
@@ -49,6 +55,7 @@ def result_of(*hooks: Hooks, replies: tuple[Reply, ...] = (CALL, Reply("done")))
 
 def test_each_hook_sees_what_those_before_it_have_changed() -> None:
     """K07, K09 to K12, P05."""
+
     def double(call: ToolCall, ctx: Any) -> None:
         assert call.arguments
         call.arguments["a"] *= 2
@@ -60,8 +67,10 @@ def test_each_hook_sees_what_those_before_it_have_changed() -> None:
     def marked(sign: str) -> Any:
         return lambda call, result: ToolResult(f"{result.content}{sign}")
 
-    said, _ = result_of(FunctionHooks(before_tool_call=double, after_tool_call=marked("!")),
-                        FunctionHooks(before_tool_call=more, after_tool_call=marked("?")))
+    said, _ = result_of(
+        FunctionHooks(before_tool_call=double, after_tool_call=marked("!")),
+        FunctionHooks(before_tool_call=more, after_tool_call=marked("?")),
+    )
     assert said == "5!?"  # 1 * 2 + 1 + 2, and not (1 + 1) * 2 + 2
 
 
@@ -72,16 +81,28 @@ def test_requests_context_and_tools_are_changed_in_order_and_the_answer_is_only_
         def change(request: Request) -> None:
             request.system += text
             request.tools = [] if text == "b" else request.tools
+
         return change
 
-    first = FunctionHooks(before_llm_call=system("a"), transform_context=lambda messages, abort: [*messages, user("one")],
-                          after_llm_call=lambda completion: seen.append(completion.text))
-    second = FunctionHooks(before_llm_call=system("b"), transform_context=lambda messages, abort: [*messages, user("two")],
-                           get_api_key=lambda: "second")
+    first = FunctionHooks(
+        before_llm_call=system("a"),
+        transform_context=lambda messages, abort: [*messages, user("one")],
+        after_llm_call=lambda completion: seen.append(completion.text),
+    )
+    second = FunctionHooks(
+        before_llm_call=system("b"),
+        transform_context=lambda messages, abort: [*messages, user("two")],
+        get_api_key=lambda: "second",
+    )
     with serve(Reply("hi")) as server:
         _, result = ask(server, tools=[add], hooks=HookChain(first, second))
         body = server.requests[0]
-        assert [message["content"] for message in body["messages"]] == ["ab", "go", "one", "two"] and "tools" not in body
+        assert [message["content"] for message in body["messages"]] == [
+            "ab",
+            "go",
+            "one",
+            "two",
+        ] and "tools" not in body
         assert server.heads[0]["authorization"] == "Bearer second"
     assert seen == ["hi"] and [message["content"] for message in result.messages] == ["go", "hi"]
 
@@ -93,13 +114,20 @@ def user(text: str) -> dict[str, Any]:
 def test_the_first_that_answers_or_blocks_a_call_is_the_last_that_is_asked() -> None:
     asked: list[str] = []
     late = FunctionHooks(before_tool_call=lambda call, ctx: asked.append(call.name))
-    assert result_of(FunctionHooks(before_tool_call=lambda call, ctx: ToolResult("mine")), late)[0] == "mine"
+    assert (
+        result_of(FunctionHooks(before_tool_call=lambda call, ctx: ToolResult("mine")), late)[0]
+        == "mine"
+    )
 
     def no(call: ToolCall, ctx: Any) -> None:
         raise DeniedError("not today")
 
     said, events = result_of(FunctionHooks(before_tool_call=no), late)
-    assert said == "Denied: not today" and asked == [] and any(isinstance(e, ToolEnd) and e.is_error for e in events)
+    assert (
+        said == "Denied: not today"
+        and asked == []
+        and any(isinstance(e, ToolEnd) and e.is_error for e in events)
+    )
 
 
 def test_a_hook_may_say_something_and_a_chain_may_hold_a_chain() -> None:
@@ -111,7 +139,9 @@ def test_a_hook_may_say_something_and_a_chain_may_hold_a_chain() -> None:
 
 
 def test_a_hook_that_does_not_exist_is_said() -> None:
-    with pytest.raises(TypeError, match="there is no hook 'before_tool'; there are on_run_start, before_llm_call"):
+    with pytest.raises(
+        TypeError, match="there is no hook 'before_tool'; there are on_run_start, before_llm_call"
+    ):
         FunctionHooks(before_tool=lambda: None)
 
 
@@ -127,26 +157,49 @@ def hangs(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("broken", [fails, hangs])
-@pytest.mark.parametrize("place", ["before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call", "transform_context",
-                                   "convert_to_llm", "get_api_key", "get_steering_messages", "get_follow_up_messages", "on_length"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "before_llm_call",
+        "after_llm_call",
+        "before_tool_call",
+        "after_tool_call",
+        "transform_context",
+        "convert_to_llm",
+        "get_api_key",
+        "get_steering_messages",
+        "get_follow_up_messages",
+        "on_length",
+    ],
+)
 def test_an_open_guard_reports_and_goes_on(place: str, broken: Any) -> None:
     """K25."""
     with promptly(10):
         said, events = result_of(Guard(FunctionHooks(**{place: broken}), name="mine", seconds=0.1))
     failed = [event for event in events if isinstance(event, HookFailed)]
-    assert said == "3" and failed and {(event.hook, event.place) for event in failed} == {("mine", place)}
-    assert ("ZeroDivisionError: oh" if broken is fails else "TimeoutError: no answer within 0.1 s") in failed[0].error
+    assert (
+        said == "3"
+        and failed
+        and {(event.hook, event.place) for event in failed} == {("mine", place)}
+    )
+    assert (
+        "ZeroDivisionError: oh" if broken is fails else "TimeoutError: no answer within 0.1 s"
+    ) in failed[0].error
 
 
 @pytest.mark.parametrize("place", ["before_tool_call", "after_tool_call"])
 def test_a_closed_guard_fails_the_call_and_shows_nothing_of_its_result(place: str) -> None:
     said, events = result_of(Guard(FunctionHooks(**{place: fails}), name="mine", closed=True))
-    assert said == "Error: the hook mine failed: oh" and any(isinstance(event, HookFailed) for event in events)
+    assert said == "Error: the hook mine failed: oh" and any(
+        isinstance(event, HookFailed) for event in events
+    )
 
 
 def test_a_closed_guard_lets_no_request_out() -> None:
     with serve(Reply("hi")) as server:
-        _, result = ask(server, hooks=Guard(FunctionHooks(before_llm_call=fails), name="redact", closed=True))
+        _, result = ask(
+            server, hooks=Guard(FunctionHooks(before_llm_call=fails), name="redact", closed=True)
+        )
         assert server.requests == [] and result.error and result.error.kind == "bad_request"
         assert "the hook redact failed: oh, so nothing was sent" in result.text
 
@@ -181,7 +234,10 @@ def test_a_guarded_hook_that_works_does_what_it_would_do_alone() -> None:
         raise DeniedError("no")
 
     said, events = result_of(Guard(FunctionHooks(before_tool_call=ask_first)))
-    assert said == "12" and [event.text for event in events if isinstance(event, Notice)] == ["one", "two"]
+    assert said == "12" and [event.text for event in events if isinstance(event, Notice)] == [
+        "one",
+        "two",
+    ]
     said, events = result_of(Guard(FunctionHooks(before_tool_call=no)))
     assert said == "Denied: no" and not any(isinstance(event, HookFailed) for event in events)
 
@@ -206,7 +262,11 @@ def test_a_request_can_be_refused_by_a_hook() -> None:
         raise ModelError("bad_request", "too late in the day")
 
     with serve(Reply("hi")) as server:
-        assert ask(server, hooks=FunctionHooks(before_llm_call=refuse))[1].text == "Error: too late in the day" and not server.requests
+        assert (
+            ask(server, hooks=FunctionHooks(before_llm_call=refuse))[1].text
+            == "Error: too late in the day"
+            and not server.requests
+        )
 
 
 # ---- commands --------------------------------------------------------------------------------------------
@@ -214,47 +274,105 @@ def test_a_request_can_be_refused_by_a_hook() -> None:
 
 def commands(folder: Path, **places: Any) -> HookChain:
     path = folder / "hooks.json"
-    path.write_text(json.dumps({place: [{"command": entry} if isinstance(entry, str) else entry] for place, entry in places.items()}))
+    path.write_text(
+        json.dumps(
+            {
+                place: [{"command": entry} if isinstance(entry, str) else entry]
+                for place, entry in places.items()
+            }
+        )
+    )
     return command_hooks(path)
 
 
-def test_a_command_gets_the_facts_as_json_and_can_change_arguments_and_results(tmp_path: Path) -> None:
-    before = f"cat > {tmp_path}/asked.json; echo '{{\"arguments\": {{\"a\": 40, \"b\": 2}}}}'"
-    said, _ = result_of(commands(tmp_path, before_tool_call=before, after_tool_call="cat > got.json; echo '{\"result\": \"hidden\"}'"))
+def test_a_command_gets_the_facts_as_json_and_can_change_arguments_and_results(
+    tmp_path: Path,
+) -> None:
+    before = f'cat > {tmp_path}/asked.json; echo \'{{"arguments": {{"a": 40, "b": 2}}}}\''
+    said, _ = result_of(
+        commands(
+            tmp_path,
+            before_tool_call=before,
+            after_tool_call='cat > got.json; echo \'{"result": "hidden"}\'',
+        )
+    )
     asked, got = (json.loads((tmp_path / name).read_text()) for name in ("asked.json", "got.json"))
-    assert said == "hidden" and (asked["hook"], asked["tool"], asked["arguments"]) == ("before_tool_call", "add", {"a": 1, "b": 2})
+    assert said == "hidden" and (asked["hook"], asked["tool"], asked["arguments"]) == (
+        "before_tool_call",
+        "add",
+        {"a": 1, "b": 2},
+    )
     assert (got["arguments"], got["result"], got["is_error"]) == ({"a": 40, "b": 2}, "42", False)
     assert asked["cwd"] == os.getcwd()
 
 
 def test_exit_code_two_blocks_with_what_the_command_wrote(tmp_path: Path) -> None:
-    assert result_of(commands(tmp_path, before_tool_call="echo no add >&2; exit 2"))[0] == "Denied: no add"
-    assert result_of(commands(tmp_path, after_tool_call="exit 2"))[0] == "Withheld: blocked by a hook"
+    assert (
+        result_of(commands(tmp_path, before_tool_call="echo no add >&2; exit 2"))[0]
+        == "Denied: no add"
+    )
+    assert (
+        result_of(commands(tmp_path, after_tool_call="exit 2"))[0] == "Withheld: blocked by a hook"
+    )
     with serve(Reply("hi")) as server:
-        _, result = ask(server, hooks=commands(tmp_path, before_llm_call="echo not now >&2; exit 2"))
+        _, result = ask(
+            server, hooks=commands(tmp_path, before_llm_call="echo not now >&2; exit 2")
+        )
         assert "not now" in result.text and server.requests == []
 
 
-@pytest.mark.parametrize(("command", "said"), [("exit 3", "exit code 3"), ("echo bad >&2; exit 1", "exit code 1: bad"),
-                                               ("sleep 60", "timeout"), ("/no/such/program", "exit code 127")])
-def test_a_command_that_fails_is_told_and_passed_over_unless_it_is_closed(tmp_path: Path, command: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("exit 3", "exit code 3"),
+        ("echo bad >&2; exit 1", "exit code 1: bad"),
+        ("sleep 60", "timeout"),
+        ("/no/such/program", "exit code 127"),
+    ],
+)
+def test_a_command_that_fails_is_told_and_passed_over_unless_it_is_closed(
+    tmp_path: Path, command: str, said: str
+) -> None:
     with promptly(15):
-        result, events = result_of(commands(tmp_path, before_tool_call={"command": command, "seconds": 0.3}))
-        assert result == "3" and said in next(event.error for event in events if isinstance(event, HookFailed))
-        result, _ = result_of(commands(tmp_path, before_tool_call={"command": command, "seconds": 0.3, "closed": True}))
+        result, events = result_of(
+            commands(tmp_path, before_tool_call={"command": command, "seconds": 0.3})
+        )
+        assert result == "3" and said in next(
+            event.error for event in events if isinstance(event, HookFailed)
+        )
+        result, _ = result_of(
+            commands(
+                tmp_path, before_tool_call={"command": command, "seconds": 0.3, "closed": True}
+            )
+        )
         assert result.startswith("Error: the hook") and said in result
 
 
-def test_a_command_is_asked_for_the_tools_it_names_and_works_where_its_file_is(tmp_path: Path) -> None:
-    chain = commands(tmp_path, before_tool_call={"command": "pwd > here; exit 2", "tools": "bash|edit"})
+def test_a_command_is_asked_for_the_tools_it_names_and_works_where_its_file_is(
+    tmp_path: Path,
+) -> None:
+    chain = commands(
+        tmp_path, before_tool_call={"command": "pwd > here; exit 2", "tools": "bash|edit"}
+    )
     assert result_of(chain)[0] == "3" and not (tmp_path / "here").exists()
-    assert result_of(commands(tmp_path, before_tool_call={"command": "pwd > here; exit 2", "tools": "bash|add"}))[0].startswith("Denied")
+    assert result_of(
+        commands(tmp_path, before_tool_call={"command": "pwd > here; exit 2", "tools": "bash|add"})
+    )[0].startswith("Denied")
     assert (tmp_path / "here").read_text().strip() == str(tmp_path)
 
 
-@pytest.mark.parametrize("text", [
-    "{oops", "[]", '{"before": [{"command": "x"}]}', '{"before_tool_call": [{}]}', '{"before_tool_call": "x"}',
-    '{"before_tool_call": [{"command": "x", "tool": "y"}]}', '{"before_tool_call": [{"command": "x", "seconds": "y"}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{oops",
+        "[]",
+        '{"before": [{"command": "x"}]}',
+        '{"before_tool_call": [{}]}',
+        '{"before_tool_call": "x"}',
+        '{"before_tool_call": [{"command": "x", "tool": "y"}]}',
+        '{"before_tool_call": [{"command": "x", "seconds": "y"}]}',
+    ],
+)
 def test_a_file_of_hooks_that_is_none_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "hooks.json").write_text(text)
     with pytest.raises(HooksError, match=r"hooks\.json: "):
@@ -267,6 +385,7 @@ def test_a_file_of_hooks_that_is_none_is_said(tmp_path: Path, text: str) -> None
 
 def test_an_abort_of_one_run_does_not_end_the_next() -> None:
     """A guard that was told of a run's abort must forget it."""
+
     class Slow(Hooks):
         def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
             return None
@@ -281,16 +400,24 @@ def test_an_abort_of_one_run_does_not_end_the_next() -> None:
         return "?"
 
     with serve(Reply(calls=[("wait", {})]), Reply("two"), Reply("three")) as server:
-        agent = Agent(ChatModel("m", base_url=server.url), tools=[wait], hooks=Guard(Slow()), retry=FAST)
+        agent = Agent(
+            ChatModel("m", base_url=server.url), tools=[wait], hooks=Guard(Slow()), retry=FAST
+        )
         stop = agent.subscribe(lambda event: agent.abort() if event.type == "tool_start" else None)
         assert agent.run("go").stop_reason == "aborted"
         stop()
         assert [agent.run("again").text for _ in range(2)] == ["two", "three"]
 
 
-@pytest.mark.parametrize("place", ["before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call"])
+@pytest.mark.parametrize(
+    "place", ["before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call"]
+)
 def test_an_abort_reaches_a_command_wherever_it_is_asked(tmp_path: Path, place: str) -> None:
-    (tmp_path / "hooks.json").write_text(json.dumps({place: [{"command": f"touch {tmp_path}/begun; exec sleep 61.5", "seconds": 60}]}))
+    (tmp_path / "hooks.json").write_text(
+        json.dumps(
+            {place: [{"command": f"touch {tmp_path}/begun; exec sleep 61.5", "seconds": 60}]}
+        )
+    )
     abort = Abort()
 
     @tool
@@ -304,15 +431,20 @@ def test_an_abort_reaches_a_command_wherever_it_is_asked(tmp_path: Path, place: 
 
     with serve(Reply(calls=[("look", {})]), Reply("done")) as server, promptly(20):
         threading.Thread(target=stop, daemon=True).start()
-        events, result = ask(server, tools=[look], hooks=command_hooks(tmp_path / "hooks.json"), abort=abort)
+        events, result = ask(
+            server, tools=[look], hooks=command_hooks(tmp_path / "hooks.json"), abort=abort
+        )
     kinds = [event.type for event in events]
     assert result.stop_reason == "aborted" and kinds.count("tool_start") == kinds.count("tool_end")
     until(lambda: "sleep 61.5" not in commands_running(), "the command is gone")
 
 
 def commands_running() -> str:
-    return "\n".join((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-                     for entry in Path("/proc").glob("[0-9]*") if (entry / "cmdline").exists())
+    return "\n".join(
+        (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        for entry in Path("/proc").glob("[0-9]*")
+        if (entry / "cmdline").exists()
+    )
 
 
 def test_a_result_whose_details_cannot_be_copied_is_no_failure() -> None:
@@ -336,5 +468,8 @@ def test_a_hook_that_gives_something_else_than_a_result_is_named() -> None:
         """Look."""
         return "seen"
 
-    with serve(Reply(calls=[("look", {})])) as server, pytest.raises(TypeError, match="after_tool_call gave 'x': a hook gives a Tool"):
+    with (
+        serve(Reply(calls=[("look", {})])) as server,
+        pytest.raises(TypeError, match="after_tool_call returned 'x': a hook returns a Tool"),
+    ):
         ask(server, tools=[look], hooks=FunctionHooks(after_tool_call=lambda call, result: "x"))

@@ -1,4 +1,4 @@
-"""What a command line runs: the strict lexer against real bash, the forms a deny is tried on, the targets of deletes."""
+"""What a command line runs: the strict lexer against real bash, and what a deny is tried on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from coder.features.lexer import deny_forms, joined, parse, recursive_deletes
+from coder.permissions.permissions import Permissions
+from coder.permissions.rules import rules_of
+from coder.permissions.shell import deny_texts, joined, parse, word_starts
+
+
+def denies_touch(command: str) -> bool:
+    """Is this denied by `touch *`, where all else is allowed?"""
+    rules = rules_of({"bash": {"*": "allow", "touch *": "deny"}})
+    return Permissions(rules, yolo=True).decide("bash", command, Path("/")).action == "deny"
+
 
 BASH = ["/bin/bash", "--noprofile", "--norc", "-c"]
 SYSTEM = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -25,12 +34,17 @@ PLAIN = {
     "a;b&&c|d": [["a"], ["b"], ["c"], ["d"]],
     "echo 'a $x `y` \\ ! \"'\"b;'c\"d '' x''y": [["echo", "a $x `y` \\ ! \"b;'cd", "", "xy"]],
     "git -c a=b log --format=%h x@": [["git", "-c", "a=b", "log", "--format=%h", "x@"]],
-    "echo 'if' if then \"é漢\" +x ^y 1:2,3": [["echo", "if", "if", "then", "é漢", "+x", "^y", "1:2,3"]],
+    "echo 'if' if then \"é漢\" +x ^y 1:2,3": [
+        ["echo", "if", "if", "then", "é漢", "+x", "^y", "1:2,3"]
+    ],
     "make 2>&1 | tail -5": [["make"], ["tail", "-5"]],
     "a >/dev/null 2>&1 && b > /dev/null x 2> /dev/null;c </dev/null": [["a"], ["b", "x"], ["c"]],
     "a 2>/dev/null|b &>/dev/null": [["a"], ["b"]],
-    "set -euo pipefail; command -v node; printf '%s\\n' a": [["set", "-euo", "pipefail"], ["command", "-v", "node"], ["printf", "%s\\n",
-                                                             "a"]],
+    "set -euo pipefail; command -v node; printf '%s\\n' a": [
+        ["set", "-euo", "pipefail"],
+        ["command", "-v", "node"],
+        ["printf", "%s\\n", "a"],
+    ],
 }
 
 
@@ -40,27 +54,139 @@ def test_a_plain_command_line_is_its_simple_commands(command: str) -> None:
 
 
 NOT_PLAIN = {
-    "nothing to run": ["", " ", "\n", ";", "a;;b", "&& a", "a &&", "a ||\n", "a | ; b", "a\n; b", "a && && b", "| a"],
+    "nothing to run": [
+        "",
+        " ",
+        "\n",
+        ";",
+        "a;;b",
+        "&& a",
+        "a &&",
+        "a ||\n",
+        "a | ; b",
+        "a\n; b",
+        "a && && b",
+        "| a",
+    ],
     "other operators": ["a & b", "a &", "a |& b", "(a)", "{ a; }", "a;&b", "! a", "a\n)"],
-    "expansions": ["a $x", "$x", "a ${x}", "a $(b)", "a `b`", 'a "$x"', 'a "`b`"', "$'a'", 'a $"b"', "a *", "a ?", "a [b]", "a {b,c}",
-                   "a ~", "~/a",
-                   "a ~b", "a x=~", "a $((1))"],
-    "quoting": ["a\\b", "a \\\n b", "a 'b", 'a "b', 'a "\\b"', 'a "b!"', "a 'b' \"c", "a 'b\nc'", 'a "b\tc"'],
-    "redirections": ["a > b", "a >> b", "a 2> b", "a &> b", "a >| b", "a <> b", "a >& b", "a < b", "a << b", "a <<< b", "a <(b)",
-                     "a 2>&1b", "a 2>&1-",
-                     "a >/dev/nullx", "a>/dev/null", ">/dev/null a", "2>&1", "a;>/dev/null", "a 3>&1", "a >  /dev/null", "a 12>/dev/null",
-                     "a 1>&2",
-                     "a >/dev/null&", "a '' >/dev/null'x'"],
-    "keywords": ["if", "then a", "for x in y", "while a", "case x", "time a", "coproc a", "function a", "a; do", "'if' a", "[[ a", "done"],
-    "programs that are none": ["x=1 a", "x=1", "'x=1' a", "a+=b", "'' a", '"a b" c', "%1", "^a^b^", "-x", "=a", "'a;b'", "é"],
+    "expansions": [
+        "a $x",
+        "$x",
+        "a ${x}",
+        "a $(b)",
+        "a `b`",
+        'a "$x"',
+        'a "`b`"',
+        "$'a'",
+        'a $"b"',
+        "a *",
+        "a ?",
+        "a [b]",
+        "a {b,c}",
+        "a ~",
+        "~/a",
+        "a ~b",
+        "a x=~",
+        "a $((1))",
+    ],
+    "quoting": [
+        "a\\b",
+        "a \\\n b",
+        "a 'b",
+        'a "b',
+        'a "\\b"',
+        'a "b!"',
+        "a 'b' \"c",
+        "a 'b\nc'",
+        'a "b\tc"',
+    ],
+    "redirections": [
+        "a > b",
+        "a >> b",
+        "a 2> b",
+        "a &> b",
+        "a >| b",
+        "a <> b",
+        "a >& b",
+        "a < b",
+        "a << b",
+        "a <<< b",
+        "a <(b)",
+        "a 2>&1b",
+        "a 2>&1-",
+        "a >/dev/nullx",
+        "a>/dev/null",
+        ">/dev/null a",
+        "2>&1",
+        "a;>/dev/null",
+        "a 3>&1",
+        "a >  /dev/null",
+        "a 12>/dev/null",
+        "a 1>&2",
+        "a >/dev/null&",
+        "a '' >/dev/null'x'",
+    ],
+    "keywords": [
+        "if",
+        "then a",
+        "for x in y",
+        "while a",
+        "case x",
+        "time a",
+        "coproc a",
+        "function a",
+        "a; do",
+        "'if' a",
+        "[[ a",
+        "done",
+    ],
+    "programs that are none": [
+        "x=1 a",
+        "x=1",
+        "'x=1' a",
+        "a+=b",
+        "'' a",
+        '"a b" c',
+        "%1",
+        "^a^b^",
+        "-x",
+        "=a",
+        "'a;b'",
+        "é",
+    ],
     "comments and history": ["a # b", "# a", "a !!", "!a", "ls #'\ntouch PWN #'"],
-    "characters": ["a\rb", "a\r\nb", "a\0b", "a 'b\x01'", "a \x0b b", "a é", "a '\u00a0'", "a '\u2003'", "a '\u202e'", "a '\ufeff'",
-                   "a\u3000b", "a '\ud800'",
-                   "a '\x7f'", "a '\x9b'", "\ufeffa"],
-    "builtins that change what follows": ["alias a=b", "hash -p b a", "shopt -s expand_aliases", "enable -n test", "set -k",
-                                          "set -o posix", "set -o keyword",
-                                          "set +k", "read PATH", "printf -v PATH .", "builtin alias a=b", "command alias a=b",
-                                          "command -p command hash -p b a"],
+    "characters": [
+        "a\rb",
+        "a\r\nb",
+        "a\0b",
+        "a 'b\x01'",
+        "a \x0b b",
+        "a é",
+        "a '\u00a0'",
+        "a '\u2003'",
+        "a '\u202e'",
+        "a '\ufeff'",
+        "a\u3000b",
+        "a '\ud800'",
+        "a '\x7f'",
+        "a '\x9b'",
+        "\ufeffa",
+    ],
+    "builtins that change what follows": [
+        "alias a=b",
+        "hash -p b a",
+        "shopt -s expand_aliases",
+        "enable -n test",
+        "set -k",
+        "set -o posix",
+        "set -o keyword",
+        "set +k",
+        "read PATH",
+        "printf -v PATH .",
+        "builtin alias a=b",
+        "command alias a=b",
+        "command -p command hash -p b a",
+    ],
 }
 
 
@@ -70,23 +196,38 @@ def test_what_is_not_understood_is_not_plain(kind: str) -> None:
 
 
 ATTACKS = [
-    "test -v 'a[$(touch PWN)]'", "command test -v 'a[`touch PWN`]'", "printf -v 'a[$(touch PWN)]' x",
+    "test -v 'a[$(touch PWN)]'",
+    "command test -v 'a[`touch PWN`]'",
+    "printf -v 'a[$(touch PWN)]' x",
     "declare a=1; unset 'a[$(touch PWN)]'",
-    "declare -i 'b=a[$(touch PWN)]'", "declare 'a[$(touch PWN)]=1'", "let 'a[$(touch PWN)]'", "read 'a[$(touch PWN)]'",
+    "declare -i 'b=a[$(touch PWN)]'",
+    "declare 'a[$(touch PWN)]=1'",
+    "let 'a[$(touch PWN)]'",
+    "read 'a[$(touch PWN)]'",
     "compgen -C 'touch PWN' x",
-    "jobs -x touch PWN", "mapfile -n 1 -C 'touch PWN' -c 1 <<< x", "shopt -s expand_aliases; alias ls='touch PWN'\nls",
+    "jobs -x touch PWN",
+    "mapfile -n 1 -C 'touch PWN' -c 1 <<< x",
+    "shopt -s expand_aliases; alias ls='touch PWN'\nls",
     "hash -p ./make ls; ls",
-    "set -o posix; alias ls='touch PWN'\nls", '"ls /../make"', "printf -v PATH . ; make", "unset PATH; ./make",
-    "builtin hash -p ./make ls; ls"]
+    "set -o posix; alias ls='touch PWN'\nls",
+    '"ls /../make"',
+    "printf -v PATH . ; make",
+    "unset PATH; ./make",
+    "builtin hash -p ./make ls; ls",
+]
 
 
 @pytest.mark.parametrize("command", ATTACKS)
-def test_bash_runs_more_than_it_seems_and_no_part_of_it_passes_for_something_else(command: str, tmp_path: Path) -> None:
+def test_bash_runs_more_than_it_seems_and_no_part_of_it_passes_for_something_else(
+    command: str, tmp_path: Path
+) -> None:
     """The attack is real, and either the line is not plain or what runs stands in it as a command of its own."""
     (tmp_path / "ls ").mkdir()
     (tmp_path / "make").write_text("#!/bin/sh\n/bin/touch PWN\n")
     (tmp_path / "make").chmod(0o755)
-    subprocess.run([*BASH, command], cwd=tmp_path, env=SYSTEM, capture_output=True, stdin=subprocess.DEVNULL)
+    subprocess.run(
+        [*BASH, command], cwd=tmp_path, env=SYSTEM, capture_output=True, stdin=subprocess.DEVNULL
+    )
     assert (tmp_path / "PWN").exists(), "bash does not do this"
     assert parse(command) is None or "./make" in {argv[0] for argv in parse(command) or []}
 
@@ -97,8 +238,13 @@ def test_the_text_of_an_argv_stands_for_no_other() -> None:
     assert joined(["git", "status -s"]) == "git 'status -s'"
     assert joined(["ls", ""]) == "ls ''"
     random_words = random.Random(1)
-    argvs = {tuple("".join(random_words.choices("a '\\", k=random_words.randrange(4))) for _ in range(random_words.randint(1,
-    3))) for _ in range(20_000)}
+    argvs = {
+        tuple(
+            "".join(random_words.choices("a '\\", k=random_words.randrange(4)))
+            for _ in range(random_words.randint(1, 3))
+        )
+        for _ in range(20_000)
+    }
     assert len({joined(argv) for argv in argvs}) == len(argvs) > 5_000
 
 
@@ -117,14 +263,92 @@ done
 ALPHABETS = [
     list("abx  \t\n'\"\\$`;&|(){}<>=!#~*?[]-+.,:/@%^1 2"),
     list("ab   \n''\"\"&&||;=-1"),
-    ["a", "b", " ", " ", "2>&1", ">/dev/null", "2>/dev/null", "</dev/null", "&>/dev/null", "> /dev/null", ">", "2", "&", "/dev/null", "\n",
-    ";", "|", "&&", "'"],
-    ["a", "b", " ", " ", "if", "then", "fi", "for", "in", "do", "done", "time", "{", "}", "!", "[[", "case", ";", "\n", "&&", "|",
-    "'time'", "a=b", "=", "''"],
-    ["a", " ", "'", "'", '"', '"', "é", "\u00a0", "\u3000", "\ufeff", "\r", "\x01", "\x0b", "\x7f", "\x80", ";", "|", "\n"],
+    [
+        "a",
+        "b",
+        " ",
+        " ",
+        "2>&1",
+        ">/dev/null",
+        "2>/dev/null",
+        "</dev/null",
+        "&>/dev/null",
+        "> /dev/null",
+        ">",
+        "2",
+        "&",
+        "/dev/null",
+        "\n",
+        ";",
+        "|",
+        "&&",
+        "'",
+    ],
+    [
+        "a",
+        "b",
+        " ",
+        " ",
+        "if",
+        "then",
+        "fi",
+        "for",
+        "in",
+        "do",
+        "done",
+        "time",
+        "{",
+        "}",
+        "!",
+        "[[",
+        "case",
+        ";",
+        "\n",
+        "&&",
+        "|",
+        "'time'",
+        "a=b",
+        "=",
+        "''",
+    ],
+    [
+        "a",
+        " ",
+        "'",
+        "'",
+        '"',
+        '"',
+        "é",
+        "\u00a0",
+        "\u3000",
+        "\ufeff",
+        "\r",
+        "\x01",
+        "\x0b",
+        "\x7f",
+        "\x80",
+        ";",
+        "|",
+        "\n",
+    ],
 ]
-WORDS = ["a", "b.c", "-x", "k=v", "%x", "'if'", "''", "' $x;`\\!'", '" |\'&"', "'a'\"b\"c", "2>&1", ">/dev/null", "2> /dev/null",
-"&>/dev/null", "</dev/null"]
+WORDS = [
+    "a",
+    "b.c",
+    "-x",
+    "k=v",
+    "%x",
+    "'if'",
+    "''",
+    "' $x;`\\!'",
+    '" |\'&"',
+    "'a'\"b\"c",
+    "2>&1",
+    ">/dev/null",
+    "2> /dev/null",
+    "&>/dev/null",
+    "</dev/null",
+]
 
 
 def strings(seed: int, count: int) -> Iterator[str]:
@@ -133,13 +357,24 @@ def strings(seed: int, count: int) -> Iterator[str]:
     for number in range(count):
         if number % 15:
             alphabet = ALPHABETS[number % len(ALPHABETS)]
-            yield "".join(chance.choices(alphabet, k=min(chance.randint(1, 14), chance.randint(1, 14))))
+            yield "".join(
+                chance.choices(alphabet, k=min(chance.randint(1, 14), chance.randint(1, 14)))
+            )
             continue
-        line = "".join(chance.choice([" ", ";", "\n", " | ", "&&", "||"]) * (part > 0) + chance.choice(["a", "b", "xx", "'a'"])
-                       + "".join(f" {word}" for word in chance.choices(WORDS, k=chance.randrange(4))) for part in range(chance.randint(1,
-                       4)))
+        line = "".join(
+            chance.choice([" ", ";", "\n", " | ", "&&", "||"]) * (part > 0)
+            + chance.choice(["a", "b", "xx", "'a'"])
+            + "".join(f" {word}" for word in chance.choices(WORDS, k=chance.randrange(4)))
+            for part in range(chance.randint(1, 4))
+        )
         at = chance.randrange(len(line))
-        yield line if number % 2 else line[:at] + chance.choice("'\"\\$`;&|()<>{}=!#~* \n\r") + line[at + chance.randrange(2):]
+        yield (
+            line
+            if number % 2
+            else line[:at]
+            + chance.choice("'\"\\$`;&|()<>{}=!#~* \n\r")
+            + line[at + chance.randrange(2) :]
+        )
 
 
 def ran(lines: list[str], folder: Path) -> dict[int, list[list[str]]]:
@@ -147,28 +382,43 @@ def ran(lines: list[str], folder: Path) -> dict[int, list[list[str]]]:
     log, source, box = folder / "log", folder / "lines", folder / "box"
     source.write_bytes(b"".join(line.encode() + b"\0" for line in lines))
     box.mkdir()
-    subprocess.run([*BASH, DRIVER, "bash", str(log), str(source)], cwd=box, env={"LANG": "C.UTF-8"}, check=True, timeout=300)
+    subprocess.run(
+        [*BASH, DRIVER, "bash", str(log), str(source)],
+        cwd=box,
+        env={"LANG": "C.UTF-8"},
+        check=True,
+        timeout=300,
+    )
     assert not list(box.iterdir()), "a file was made"
     fields, found, at = log.read_bytes().decode().split("\0"), dict[int, list[list[str]]](), 0
     while at < len(fields) - 1:
         end = at + 2 + int(fields[at + 1])
-        found.setdefault(int(fields[at]), []).append(fields[at + 2:end])
+        found.setdefault(int(fields[at]), []).append(fields[at + 2 : end])
         at = end
     return found
 
 
 @pytest.mark.case("PRM-32")
-def test_bash_runs_what_the_split_has_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2_000, pytest.param(40_000, marks=pytest.mark.slow)])
+def test_bash_runs_what_the_split_has_and_nothing_else(tmp_path: Path, count: int) -> None:
     """No program is found, and yet each ends well: so all parts run where there is no `||`, and the split has to be exact."""
-    accepted = {line: commands for line in strings(20_26, 20_000) if (commands := parse(line)) is not None}
+    accepted = {
+        line: commands for line in strings(20_26, count) if (commands := parse(line)) is not None
+    }
     found = ran(list(accepted), tmp_path)
     for number, (line, commands) in enumerate(accepted.items()):
         logged = found.get(number, [])
         if "||" in line or any("/" in argv[0] or argv[0] in (".", ":") for argv in commands):
-            assert all(logged.count(argv) <= commands.count(argv) for argv in logged), (line, commands, logged)
+            assert all(logged.count(argv) <= commands.count(argv) for argv in logged), (
+                line,
+                commands,
+                logged,
+            )
         else:
             assert sorted(logged) == sorted(commands), (line, commands, logged)
-    assert len(accepted) > 1_000 and sum(map(len, found.values())) > 2_000, "there is something to be seen"
+    assert len(accepted) > count / 20 and sum(map(len, found.values())) > count / 10, (
+        "there is something to be seen"
+    )
 
 
 def test_the_comparison_would_see_it(tmp_path: Path) -> None:
@@ -180,133 +430,210 @@ def test_the_comparison_would_see_it(tmp_path: Path) -> None:
 
 
 def test_no_builtin_surprises(tmp_path: Path) -> None:
-    """Every builtin with arguments that some evaluate. What runs then was not plain, or a deny would have seen it."""
-    names = subprocess.run([*BASH, "compgen -b"], capture_output=True, text=True, check=True).stdout.split()
-    arguments = ["'a[$(touch PWN)]'", "-v 'a[$(touch PWN)]'", "-v 'a[$(touch PWN)]' x", "'a[$(touch PWN)]=1'", "-i 'b=a[$(touch PWN)]'",
-    "-p 'a[$(touch PWN)]'",
-                 "'$(touch PWN)'", "-R 'a[$(touch PWN)]'", "1 -eq 'a[$(touch PWN)]'", "x 'a[$(touch PWN)]'", "-n 'a[$(touch PWN)]'",
-                 "-C 'touch PWN' x"]
-    lines = [f"{prefix}{name} {each}" for name in names for each in arguments for prefix in ("", "command ")]
-    unseen = [line for line in lines if parse(line) is not None and not any(form.startswith("touch PWN") for form in deny_forms(line))]
+    """Every builtin with arguments that some evaluate: a plain line runs none of them, but for eval and trap."""
+    names = subprocess.run(
+        [*BASH, "compgen -b"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    arguments = [
+        "'a[$(touch PWN)]'",
+        "-v 'a[$(touch PWN)]'",
+        "-v 'a[$(touch PWN)]' x",
+        "'a[$(touch PWN)]=1'",
+        "-i 'b=a[$(touch PWN)]'",
+        "-p 'a[$(touch PWN)]'",
+        "'$(touch PWN)'",
+        "-R 'a[$(touch PWN)]'",
+        "1 -eq 'a[$(touch PWN)]'",
+        "x 'a[$(touch PWN)]'",
+        "-n 'a[$(touch PWN)]'",
+        "-C 'touch PWN' x",
+    ]
+    lines = [
+        f"{prefix}{name} {each}"
+        for name in names
+        for each in arguments
+        for prefix in ("", "command ")
+    ]
+    unseen = [
+        line
+        for line in lines
+        if parse(line) is not None and not {"eval", "trap"} & set(line.split())
+    ]
     script = "".join(f"( {line} )\n" for line in unseen)
-    subprocess.run([*BASH, script], cwd=tmp_path, env=SYSTEM, capture_output=True, stdin=subprocess.DEVNULL, timeout=120)
+    subprocess.run(
+        [*BASH, script],
+        cwd=tmp_path,
+        env=SYSTEM,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
     assert not list(tmp_path.iterdir()) and len(unseen) > 200
 
 
 # ---- what a deny is tried on -----------------------------------------------------------------------------
 
 HIDDEN = [
-    r"t\ouch PWN", "to''uch PWN", '"touch" PWN', "$'touch' PWN", "/usr/bin/touch PWN", "/usr/bin/t''ouch PWN", "tou\\\nch PWN",
+    r"t\ouch PWN",
+    "to''uch PWN",
+    '"touch" PWN',
+    "$'touch' PWN",
+    "/usr/bin/touch PWN",
+    "/usr/bin/t''ouch PWN",
+    "tou\\\nch PWN",
     "true; tou\\\nch PWN",
-    "touch${IFS}PWN", "{touch,PWN}",
-    "X=1 touch PWN", "X='a b' Y=$z touch PWN", "a[0]=1 touch PWN", ">f touch PWN", "2>&1 touch PWN", "&>f touch PWN", ">|'f' touch PWN",
+    "touch${IFS}PWN",
+    "{touch,PWN}",
+    "X=1 touch PWN",
+    "X='a b' Y=$z touch PWN",
+    "a[0]=1 touch PWN",
+    ">f touch PWN",
+    "2>&1 touch PWN",
+    "&>f touch PWN",
+    ">|'f' touch PWN",
     "! touch PWN",
-    "if true; then touch PWN; fi", "while touch PWN; do :; done", "for x in y; do touch PWN; done", "case x in x) touch PWN;; esac",
-    "{ touch PWN; }", "(touch PWN)",
-    "f() { touch PWN; }; f", "coproc touch PWN", "$(touch PWN)", "`touch PWN`", 'echo "$(touch PWN)"', "cat <(touch PWN)",
-    "true & touch PWN", "true |& touch PWN",
-    "cat <<E\n$(touch PWN)\nE", "command touch PWN", "command -p touch PWN", "builtin eval touch PWN", "exec touch PWN",
-    "exec -a x touch PWN", "nohup touch PWN",
-    "env touch PWN", "env -i -u X A=b touch PWN", "env X='a b' touch PWN", "env -S 'touch PWN'", "env -S'touch PWN'", "env -iS 'touch PWN'",
-    "env --split-string='touch PWN'", "env --split-string 'touch PWN'", "timeout 1 touch PWN",
+    "if true; then touch PWN; fi",
+    "while touch PWN; do :; done",
+    "for x in y; do touch PWN; done",
+    "case x in x) touch PWN;; esac",
+    "{ touch PWN; }",
+    "(touch PWN)",
+    "f() { touch PWN; }; f",
+    "coproc touch PWN",
+    "$(touch PWN)",
+    "`touch PWN`",
+    'echo "$(touch PWN)"',
+    "cat <(touch PWN)",
+    "true & touch PWN",
+    "true |& touch PWN",
+    "cat <<E\n$(touch PWN)\nE",
+    "command touch PWN",
+    "builtin eval touch PWN",
+    "env touch PWN",
+    "env X='a b' touch PWN",
+    "env -S 'touch PWN'",
+    "env -S'touch PWN'",
+    "env --split-string='touch PWN'",
     "timeout -s KILL -k 1 --foreground 5 touch PWN",
-    "timeout --signal KILL 5 touch PWN", "nice touch PWN", "nice -n 5 touch PWN", "nice -5 touch PWN", "time touch PWN",
-    "time -p touch PWN", "stdbuf -oL touch PWN",
-    "stdbuf -o L touch PWN", "setsid -w touch PWN", "sudo touch PWN", "sudo -u root -E X=1 touch PWN", "sudo --user root touch PWN",
-    "doas -u root touch PWN",
-    "busybox touch PWN", "echo PWN | xargs touch", "echo PWN | xargs -n 1 -I {} touch {}", "xargs -0 -a f touch PWN", "sh -c 'touch PWN'",
-    "bash -lc 'touch PWN'",
-    "bash --norc -o posix -c 'touch PWN'", "bash -ec 'true && touch PWN'", "bash -c 'X=1 touch PWN'", "dash -c \"sh -c 'touch PWN'\"",
-    "zsh -c 'to\"\"uch PWN'",
-    "sh -c 'touch PWN' > f", "eval touch PWN", "eval 'touch PWN'", "eval true '&&' touch PWN", "eval 'X=1' touch PWN",
-    "trap 'touch PWN' EXIT", "watch -n 1 touch PWN",
-    "find . -exec touch PWN ';'", r"find . -exec touch PWN \;", "find . -name x -execdir touch {} +",
+    "sudo -u root -E X=1 touch PWN",
+    "echo PWN | xargs touch",
+    "echo PWN | xargs -n 1 -I {} touch {}",
+    "sh -c 'touch PWN'",
+    "bash -ec 'true && touch PWN'",
+    "bash -c 'X=1 touch PWN'",
+    "dash -c \"sh -c 'touch PWN'\"",
+    "sh -c 'touch PWN' > f",
+    "eval 'touch PWN'",
+    "trap 'touch PWN' EXIT",
+    "find . -exec touch PWN ';'",
+    r"find . -exec touch PWN \;",
+    "find . -name x -execdir touch {} +",
     "find . -ok true ';' -exec sh -c 'touch PWN' ';'",
-    "nohup env X=1 nice -n 5 timeout 1 sh -c 'sudo touch PWN'", "nice " * 40 + "touch PWN", "true && " * 60 + "touch PWN"]
+    "nohup env X=1 nice -n 5 timeout 1 sh -c 'sudo touch PWN'",
+    "nice " * 40 + "touch PWN",
+    "true && " * 60 + "touch PWN",
+    "bash +e -c 'touch X'",
+    "su '-ctouch X'",
+    "su '-mctouch X'",
+    "script --command='touch X'",
+    "script -qc 'touch X' /dev/null",
+    "sh -c \"sh -c 'true; touch X'\" y",
+    "parallel touch ::: X",
+    "git -c core.pager='touch X' log",
+    "git rebase --exec 'touch X'",
+    "git grep -O'touch X' y",
+]
 
 
 @pytest.mark.parametrize("command", HIDDEN)
 def test_a_deny_sees_the_command_in_every_disguise(command: str) -> None:
-    forms = deny_forms(command)
-    assert any(form.startswith(("touch PWN", "touch {}")) for form in forms), forms
+    assert denies_touch(command)
 
 
-def test_the_forms_of_a_plain_command_are_its_parts_and_no_more() -> None:
-    assert deny_forms("ls -l 'a b' && /bin/cat x") == ["ls -l 'a b'", "ls -l a b", "/bin/cat x", "cat x"]
-    assert deny_forms("echo 'touch x; touch y'") == ["echo 'touch x; touch y'", "echo touch x; touch y"]
-    assert deny_forms("command -v touch") == ["command -v touch"]
-    assert deny_forms("sh touch -c x; bash -e x") == ["sh touch -c x", "bash -e x"]
-    assert deny_forms("find . -name touch -print") == ["find . -name touch -print"]
-    assert deny_forms(" ls $x ") == ["ls $x"]
+@pytest.mark.parametrize(
+    "command", ["ls -l 'a b' && /bin/cat x", "touchx y", "retouch x", "a-touch", "ls x.touch"]
+)
+def test_a_word_that_only_holds_the_name_is_not_denied(command: str) -> None:
+    assert not denies_touch(command)
 
 
-# ---- recursive deletes -----------------------------------------------------------------------------------
-
-TARGETS: dict[str, list[str] | None] = {
-    "rm -f a b": [], "rmdir a": [], "echo rm -rf a": [], "git rm -r a": [], "git clean -df": [], "ls $x": [], "find . -print": [],
-                  "rm $x": [], "echo 'rm -rf /' > x": [],
-    "rm -rf a b": ["a", "b"], "rm a -R -- -b": ["a", "-b"], "rm --recursive a": ["a"], "rm --rec a": ["a"], "/bin/rm -fdr 'a b'": ["a b"],
-                   "rm -- -r": [],
-    "sudo rm -rf /": ["/"], "env X=1 nice rm -rf a": ["a"], "sh -c 'rm -rf a; rm -r b'": ["a", "b"], "eval rm -rf a": ["a"],
-                      "ls && rm -rf a": ["a"],
-    "find a b -name x -delete": ["a", "b"], "find -delete": ["."], "find -H /x -delete": ["/x"], "find /x -exec rm -f '{}' ';'": ["/x"],
-    "find . -name '*.pyc' -exec rm -f {} +": ["."], r'find . -name "*.pyc" -exec rm -rf {} \;': ["."], "find . -exec rm -r x ';'": ["x",
-                                              "."],
-    "cd sub && rm -rf a": ["a", "sub/a"], "cd / ; rm -rf a /b": ["a", "/b", "//a"], "cd x; cd ../..; rm -rf a": ["a", "x/a", "../../a",
-                           "x/../../a", "../a"],
-    "rm -rf a; cd x": ["a"], "cd a/../.. && rm -r b": ["b", "a/../../b", "../b"],
-    # not plain, and yet it can be told
-    "if [ -d a ]; then rm -rf a; fi": ["a"], 'rm -rf "a" \'b\' > log': ["a", "b"], "{ rm -rf a; }": ["a"], "(rm -rf a)": ["a"],
-                                       "X=1 rm -rf a": ["a"],
-    "rm -rf /x && echo $HOME": ["/x"], "echo \"rm -rf $x\"": [], "git rm -r $x": [], "rm\\\n -rf a": ["a"], "sudo rm -rf /x &": ["/x"],
-                                "X=\"$y z\" rm -rf a": ["a"],
-    # it cannot be told
-    'rm -rf "$X"/': None, "rm -rf $X": None, "rm -rf $(cat f)": None, "rm -rf `cat f`": None, "rm -rf *": None, "rm -rf ~": None,
-    "rm -rf ~/a": None, "rm -r a/?": None,
-    "rm -rf {a,/}": None, "rm -rf a{,/../..}": None, "rm -rf a$(echo /..)": None, "rm -rf a`echo /..`": None, 'rm -rf "a /../b" > x': None,
-    "rm -rf a\\ b": None,
-    r"r\m -rf /": None, "r''m -rf $x": None, "rm -rf$x a": None, "rm -r$(echo f) a": None, "$RM -rf a": None, "$(echo rm) -rf /": None,
-    "find $x -delete": None,
-    "find . -name $(x) -delete": None, "find -L . -delete": None, "find . -follow -delete": None, "ls | xargs rm -rf": None,
-    "ls | xargs -I '{}' rm -r '{}/..'": None,
-    "find . -exec rm -r '{}/..' ';'": None, "cd && rm -rf a": None, "cd - && rm -rf a": None, "cd $x && rm -rf a": None,
-    "(cd x && rm -rf a)": None, "popd; rm -r a": None,
-    "cd a; cd b; cd c; rm -r d": None,
-    "find . -exec sh -c 'rm -rf \"$1\"' _ '{}' ';'": None, "sh -c 'rm -rf a{,/..}'": None, "sh -c 'cd / && rm -rf a'": None,
-    "command cd / && rm -rf a": None, "env -C / rm -rf a": None, "sudo --chdir=/ rm -rf a": None, "sh -c 'rm -rf $x'": None,
-    "a=(x) rm -rf a=\"$y\"": None, "for d in a b; do rm -rf \"$d\"; done": None, "eval 'rm -rf $x'": None, "rm -rf a\r/../../b": None,
-    "bash -c 'rm -rf *'": None,
-}
+def test_a_deny_that_begins_with_a_star_is_tried_on_whole_commands() -> None:
+    rules = rules_of(
+        {"bash": {"*": "deny", "ls *": "allow", "echo *": "allow", "* --force": "deny"}}
+    )
+    answers = {
+        command: Permissions(rules).decide("bash", command, Path("/")).action
+        for command in ("ls -l x", "echo 'a; b'", "ls; id", "sh -c 'ls'", "ls --force", "ls $x")
+    }
+    assert answers == {
+        "ls -l x": "allow",
+        "echo 'a; b'": "allow",
+        "ls; id": "deny",
+        "sh -c 'ls'": "deny",
+        "ls --force": "deny",
+        "ls $x": "ask",
+    }
 
 
-@pytest.mark.parametrize("command", TARGETS)
-def test_the_targets_of_recursive_deletes(command: str) -> None:
-    found = recursive_deletes(command)
-    assert found == TARGETS[command]
+def test_the_deny_texts_of_a_plain_command_are_its_parts_and_its_words() -> None:
+    whole, inner = deny_texts("ls -ab 'x y' && /bin/cat")
+    assert whole == ["ls -ab 'x y'", "ls -ab x y", "/bin/cat"]
+    assert [inner[0][at:] for at in word_starts(inner[0])] == [
+        "ls -ab 'x y'",
+        "-ab 'x y'",
+        "b 'x y'",
+        "'x y'",
+        "y'",
+    ]
+    assert [text[at:] for text in inner[1:] for at in word_starts(text)][:2] == ["bin/cat", "cat"]
 
 
 # ---- long and deep ---------------------------------------------------------------------------------------
 
-LONG = {text[:9]: text for text in (
-    "a" * 200_000, "a " * 100_000, " " * 200_000, "\n" * 200_000, "''" * 100_000, "'" + "a" * 200_000, "(" * 100_000 + ")" * 100_000,
-    "$(" * 100_000, "`" * 200_000,
-    "{" * 200_000, "{" + "," * 200_000, "\\" * 200_000, "${IFS" * 40_000, "A='b " * 40_000, "A[" * 100_000, "1 " * 100_000, ">" * 200_000,
-    "find -exec " * 18_000,
-    "env " * 50_000 + "touch", "env -Sa " * 25_000, "sh -c " * 33_000, ";".join(map(str, range(30_000))),
-    ";".join(f"rm -r a{n}" for n in range(16_000)),
-    "cd a; cd b; rm -r " + " ".join(map(str, range(30_000))), "find . " + "-exec rm a ';' " * 14_000, "eval 'a;' " * 20_000)}
+LONG = {
+    text[:9]: text
+    for text in (
+        "a" * 200_000,
+        "a " * 100_000,
+        " " * 200_000,
+        "\n" * 200_000,
+        "''" * 100_000,
+        "'" + "a" * 200_000,
+        "(" * 100_000 + ")" * 100_000,
+        "$(" * 100_000,
+        "`" * 200_000,
+        "{" * 200_000,
+        "{" + "," * 200_000,
+        "\\" * 200_000,
+        "${IFS" * 40_000,
+        "A='b " * 40_000,
+        "A[" * 100_000,
+        "1 " * 100_000,
+        ">" * 200_000,
+        "find -exec " * 18_000,
+        "env " * 50_000 + "touch",
+        "env -Sa " * 25_000,
+        "sh -c " * 33_000,
+        ";".join(map(str, range(30_000))),
+        "eval 'a;' " * 20_000,
+    )
+}
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=map(repr, LONG))
 def test_two_hundred_thousand_characters_are_no_trouble(text: str) -> None:
     """Linux passes no command of more than 131,071 bytes to bash; what is not linear takes minutes here."""
     started = time.process_time()
-    for decide in (parse, deny_forms, recursive_deletes):
-        decide(text)
+    parse(text)
+    denies_touch(text)
     assert time.process_time() - started < 8
 
 
 def test_a_deny_sees_the_last_of_a_hundred_thousand() -> None:
-    for command in ("true && " * 100_000 + "touch PWN", "(" * 100_000 + "touch PWN" + ")" * 100_000, "env " * 100_000 + "touch PWN"):
-        assert "touch PWN" in deny_forms(command)
+    for command in (
+        "true && " * 100_000 + "touch PWN",
+        "(" * 100_000 + "touch PWN" + ")" * 100_000,
+        "env " * 100_000 + "touch PWN",
+    ):
+        assert denies_touch(command)
     assert parse("true && " * 100_000 + "touch PWN") == [["true"]] * 100_000 + [["touch", "PWN"]]

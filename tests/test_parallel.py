@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
-from coder.features.agent import AgentState
-from coder.features.hooks import FunctionHooks
-from coder.features.parallel import MOST, ParallelTools
-from coder.features.scripted import Reply
-from coder.tools import Tool, ToolContext, tool
+from coder.agent.agent import AgentState
+from coder.agent.parallel import MOST, ParallelTools
+from coder.devtools.scripted import Reply
+from coder.events import Event, Notice, PermissionAsked, ToolEnd, ToolStart, ToolUpdate
+from coder.hooks import FunctionHooks, Hooks
 from coder.tools.files import read
-from coder.types import Event, Hooks, Limits, Notice, PermissionAsked, ToolEnd, ToolResult, ToolStart, ToolUpdate
+from coder.toolset import Tool, ToolContext, tool
+from coder.types import Limits, ToolResult
 from tests.harness import ask, assert_all_valid, serve, types
 
 
@@ -72,7 +73,9 @@ def calls(*pairs: tuple[str, str]) -> Reply:
     return Reply(calls=[(name, {"name": about}) for name, about in pairs])
 
 
-def test_calls_that_change_nothing_run_side_by_side_and_their_results_stand_in_the_answers_order() -> None:
+def test_calls_that_change_nothing_run_side_by_side_and_their_results_stand_in_the_answers_order() -> (
+    None
+):
     meeting = Meeting(3)
 
     def release(event: Event) -> None:
@@ -90,18 +93,40 @@ def test_calls_that_change_nothing_run_side_by_side_and_their_results_stand_in_t
     ids = [event.id for event in events if isinstance(event, ToolStart)]
     ended = [event.id for event in events if isinstance(event, ToolEnd)]
     assert ended[-1] == ids[0] and set(ended) == set(ids)
-    assert [event.text for event in events if isinstance(event, ToolUpdate) and event.id == ids[0]] == ["a waits"]
-    shown = [event.message["tool_call_id"] for event in events if event.type == "message_end" and event.message["role"] == "tool"]  # type: ignore[attr-defined]
+    assert [
+        event.text for event in events if isinstance(event, ToolUpdate) and event.id == ids[0]
+    ] == ["a waits"]
+    shown = [
+        event.message["tool_call_id"]
+        for event in events
+        if event.type == "message_end" and event.message["role"] == "tool"
+    ]  # type: ignore[attr-defined]
     assert shown == ids
 
 
-def test_a_call_that_changes_something_waits_for_those_before_it_and_those_behind_wait_for_it() -> None:
+def test_a_call_that_changes_something_waits_for_those_before_it_and_those_behind_wait_for_it() -> (
+    None
+):
     meeting = Meeting(2)
-    with serve(calls(("look", "a"), ("look", "b"), ("change", "x"), ("look", "c"), ("look", "d")), Reply("done")) as server:
+    with serve(
+        calls(("look", "a"), ("look", "b"), ("change", "x"), ("look", "c"), ("look", "d")),
+        Reply("done"),
+    ) as server:
         events, _ = ask(server, tools=ParallelTools(meeting.tools()))
-    assert set(meeting.order[:2]) == {"a", "b"} and meeting.order[2] == "x" and set(meeting.order[3:]) == {"c", "d"}
+    assert (
+        set(meeting.order[:2]) == {"a", "b"}
+        and meeting.order[2] == "x"
+        and set(meeting.order[3:]) == {"c", "d"}
+    )
     kinds = [kind for kind in types(events) if kind in ("tool_start", "tool_end")]
-    assert kinds == ["tool_start"] * 2 + ["tool_end"] * 2 + ["tool_start", "tool_end"] + ["tool_start"] * 2 + ["tool_end"] * 2
+    assert (
+        kinds
+        == ["tool_start"] * 2
+        + ["tool_end"] * 2
+        + ["tool_start", "tool_end"]
+        + ["tool_start"] * 2
+        + ["tool_end"] * 2
+    )
 
 
 def test_one_call_alone_stays_in_the_runs_own_thread() -> None:
@@ -145,17 +170,34 @@ def test_hooks_are_called_in_the_runs_thread_one_at_a_time_in_the_order_of_the_a
     meeting, seen = Meeting(2), list[tuple[str, Any, bool]]()
 
     def before(call: Any, ctx: ToolContext) -> ToolResult | None:
-        seen.append(("before", call.arguments["name"], threading.current_thread() is threading.main_thread()))
+        seen.append(
+            (
+                "before",
+                call.arguments["name"],
+                threading.current_thread() is threading.main_thread(),
+            )
+        )
         return ToolResult("answered by the hook") if call.arguments["name"] == "b" else None
 
     def after(call: Any, result: ToolResult) -> ToolResult:
-        seen.append(("after", call.arguments["name"], threading.current_thread() is threading.main_thread()))
+        seen.append(
+            ("after", call.arguments["name"], threading.current_thread() is threading.main_thread())
+        )
         return ToolResult(f"{result.content}!")
 
     with serve(calls(("look", "a"), ("look", "b"), ("look", "c")), Reply("done")) as server:
-        ask(server, tools=ParallelTools(meeting.tools()), hooks=FunctionHooks(before_tool_call=before, after_tool_call=after))
+        ask(
+            server,
+            tools=ParallelTools(meeting.tools()),
+            hooks=FunctionHooks(before_tool_call=before, after_tool_call=after),
+        )
     assert results_of(server.requests[1]) == ["saw a!", "answered by the hook!", "saw c!"]
-    assert seen[:4] == [("before", "a", True), ("before", "b", True), ("after", "b", True), ("before", "c", True)]
+    assert seen[:4] == [
+        ("before", "a", True),
+        ("before", "b", True),
+        ("after", "b", True),
+        ("before", "c", True),
+    ]
     assert sorted(seen[4:]) == [("after", "a", True), ("after", "c", True)]
 
 
@@ -198,7 +240,11 @@ def test_one_that_fails_is_an_error_result_of_its_own() -> None:
     with serve(calls(("look", "a"), ("wrong", "b"), ("nothing", "c")), Reply("done")) as server:
         ask(server, tools=ParallelTools([*meeting.tools(), wrong]))
     saw, failed, unknown = results_of(server.requests[1])
-    assert saw == "saw a" and failed == "Error: wrong failed: ValueError: no such luck" and "no tool 'nothing'" in unknown
+    assert (
+        saw == "saw a"
+        and failed == "Error: wrong failed: ValueError: no such luck"
+        and "no tool 'nothing'" in unknown
+    )
 
 
 def test_the_same_call_thrice_in_one_answer_is_answered_unrun_the_third_time() -> None:
@@ -207,7 +253,11 @@ def test_the_same_call_thrice_in_one_answer_is_answered_unrun_the_third_time() -
         _, result = ask(server, tools=ParallelTools(meeting.tools()))
     assert result.stop_reason == "doom_loop" and meeting.order == ["a", "a"]
     contents = [m["content"] for m in result.messages if m["role"] == "tool"]
-    assert contents[:2] == ["saw a"] * 2 and "3 times in a row" in contents[2] and contents[3].startswith("Not run")
+    assert (
+        contents[:2] == ["saw a"] * 2
+        and "3 times in a row" in contents[2]
+        and contents[3].startswith("Not run")
+    )
 
 
 def test_steering_comes_after_the_group_under_way() -> None:
@@ -219,7 +269,11 @@ def test_steering_comes_after_the_group_under_way() -> None:
 
     with serve(calls(("look", "a"), ("look", "b"), ("change", "x")), Reply("done")) as server:
         ask(server, tools=ParallelTools(meeting.tools()), hooks=Steer())
-    assert results_of(server.requests[1]) == ["saw a", "saw b", "Skipped due to queued user message."]
+    assert results_of(server.requests[1]) == [
+        "saw a",
+        "saw b",
+        "Skipped due to queued user message.",
+    ]
     assert server.requests[1]["messages"][-1]["content"] == "stop that"
 
 
@@ -265,7 +319,9 @@ def test_an_abort_reaches_all_and_the_results_say_what_was_put_out() -> None:
         events, result = ask(server, tools=ParallelTools([patient(meeting)]), abort=abort)
     assert result.stop_reason == "aborted" and sorted(meeting.order) == ["a", "b"]
     assert [m["content"] for m in result.messages if m["role"] == "tool"] == [
-        "a began\n[aborted by the user]", "b began\n[aborted by the user]"]
+        "a began\n[aborted by the user]",
+        "b began\n[aborted by the user]",
+    ]
     assert types(events).count("tool_end") == 2
 
 
@@ -274,16 +330,23 @@ def test_a_tool_that_does_not_look_at_the_abort_is_left_behind() -> None:
     threading.Thread(target=lambda: (meeting.barrier.wait(), abort.set()), daemon=True).start()
     with serve(calls(("sleep", "a"), ("wait", "b")), Reply("done")) as server:
         started = time.monotonic()
-        _, result = ask(server, tools=ParallelTools([stubborn(meeting), patient(meeting)]), abort=abort)
+        _, result = ask(
+            server, tools=ParallelTools([stubborn(meeting), patient(meeting)]), abort=abort
+        )
     meeting.released.set()
     assert result.stop_reason == "aborted" and time.monotonic() - started < 10
-    assert [m["content"] for m in result.messages if m["role"] == "tool"] == ["[aborted by the user]", "b began\n[aborted by the user]"]
+    assert [m["content"] for m in result.messages if m["role"] == "tool"] == [
+        "[aborted by the user]",
+        "b began\n[aborted by the user]",
+    ]
 
 
 def test_the_time_limit_ends_them_too() -> None:
     meeting = Meeting(2)
     with serve(calls(("wait", "a"), ("wait", "b")), Reply("done")) as server:
-        _, result = ask(server, tools=ParallelTools([patient(meeting)]), limits=Limits(max_seconds=0.3))
+        _, result = ask(
+            server, tools=ParallelTools([patient(meeting)]), limits=Limits(max_seconds=0.3)
+        )
     assert result.stop_reason == "max_time" and sorted(meeting.order) == ["a", "b"]
 
 
@@ -294,15 +357,24 @@ def test_whoever_breaks_off_leaves_ended_tools_and_a_history_in_order(left_by: s
 
     meeting, messages = Meeting(2), list[dict[str, Any]]()
     with serve(calls(("wait", "a"), ("wait", "b")), Reply("done")) as server:
-        run = run_loop(messages, ChatModel("m", base_url=server.url), ParallelTools([patient(meeting)]), prompts="go")
+        run = run_loop(
+            messages,
+            ChatModel("m", base_url=server.url),
+            ParallelTools([patient(meeting)]),
+            prompts="go",
+        )
         for event in run:
             if isinstance(event, ToolUpdate):
                 break
         if left_by == "walking away":
             run.close()
         else:
-            with pytest.raises(KeyboardInterrupt if left_by == "KeyboardInterrupt" else ZeroDivisionError):
-                raised = run.throw(KeyboardInterrupt() if left_by == "KeyboardInterrupt" else ZeroDivisionError())
+            with pytest.raises(
+                KeyboardInterrupt if left_by == "KeyboardInterrupt" else ZeroDivisionError
+            ):
+                raised = run.throw(
+                    KeyboardInterrupt() if left_by == "KeyboardInterrupt" else ZeroDivisionError()
+                )
                 while raised:
                     raised = next(run)
     meeting.barrier.abort()
@@ -332,7 +404,11 @@ def test_files_are_read_side_by_side_and_count_as_seen(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text(f"file {number}\n")
     tools = ParallelTools([read], cwd=tmp_path)
-    with serve(Reply(calls=[("read", {"path": f"{number}.txt"}) for number in range(5)]), Reply("done")) as server:
+    with serve(
+        Reply(calls=[("read", {"path": f"{number}.txt"}) for number in range(5)]), Reply("done")
+    ) as server:
         events, _ = ask(server, tools=tools)
-    assert [f"file {number}" in text for number, text in enumerate(results_of(server.requests[1]))] == [True] * 5
+    assert [
+        f"file {number}" in text for number, text in enumerate(results_of(server.requests[1]))
+    ] == [True] * 5
     assert len(tools.seen) == 5 and not any(isinstance(event, Notice) for event in events)

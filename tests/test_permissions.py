@@ -12,24 +12,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coder.features.agents import BUILT_IN
-from coder.features.hooks import HookChain
-from coder.features.permissions import Decision, Permissions
-from coder.features.rules import Rule, RulesError, dead, denies_all, evaluate, fits, load_rules, rule_of, rules_of, tightening, unknown
-from coder.features.scripted import Reply
-from coder.tools import Toolset, tool
+from coder.agent.profiles import BUILT_IN
+from coder.devtools.scripted import Reply
+from coder.events import DoomLoop, Event, PermissionAsked, PermissionReplied, ToolEnd
+from coder.hooks import HookChain
+from coder.permissions.permissions import Permissions
+from coder.permissions.rules import (
+    Decision,
+    Rule,
+    RulesError,
+    dead,
+    denies_all,
+    evaluate,
+    fits,
+    load_rules,
+    rule_of,
+    rules_of,
+    tightening,
+    unknown,
+)
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
 from coder.tools.search import glob, grep
-from coder.types import DoomLoop, Event, PermissionAsked, PermissionReplied, ToolEnd
+from coder.toolset import Toolset, tool
 from tests.harness import ask, serve
 
 
 def decide(command: str, ws: Path, rules: Any = (), **options: Any) -> str:
     """What becomes of a command."""
-    return Permissions(rules_of(rules) if rules else (), **options).decide("bash", command, ws).action
+    return (
+        Permissions(rules_of(rules) if rules else (), **options).decide("bash", command, ws).action
+    )
 
 
 # ---- the rules' language ---------------------------------------------------------------------------------
@@ -68,18 +83,31 @@ def test_no_pattern_takes_long() -> None:
 
 
 def test_the_last_rule_that_fits_counts() -> None:
-    rules = rules_of({"*": "ask", "bash": {"git *": "allow", "git push *": "deny"}, "edit": "allow"})
+    rules = rules_of(
+        {"*": "ask", "bash": {"git *": "allow", "git push *": "deny"}, "edit": "allow"}
+    )
     found = {text: evaluate(("bash",), (text,), rules) for text in ("git log", "git push", "ls")}
-    assert {text: rule and rule.action for text, rule in found.items()} == {"git log": "allow", "git push": "deny", "ls": "ask"}
+    assert {text: rule and rule.action for text, rule in found.items()} == {
+        "git log": "allow",
+        "git push": "deny",
+        "ls": "ask",
+    }
     assert evaluate(("edit",), ("x",), rules) == Rule("edit", "*", "allow")
     assert evaluate(("edit",), ("x",), rules_of({"bash": "deny"})) is None
 
 
 def test_a_rule_that_can_never_count_is_found() -> None:
     [sentence] = dead(rules_of({"bash": {"rm *": "deny"}, "*": "allow"}, "permissions.json"))
-    assert "`deny bash: rm *` (permissions.json) never counts" in sentence and "`allow *: *`" in sentence
-    assert dead(rules_of({"*": "ask", "bash": {"*": "ask", "rm *": "deny", "rm -i *": "allow"}})) == []
-    assert dead(rules_of({"bash": {"git ?": "deny", "git *": "ask"}})) and not dead(rules_of({"bash": {"git *": "deny", "git ?": "ask"}}))
+    assert (
+        "`deny bash: rm *` (permissions.json) never counts" in sentence
+        and "`allow *: *`" in sentence
+    )
+    assert (
+        dead(rules_of({"*": "ask", "bash": {"*": "ask", "rm *": "deny", "rm -i *": "allow"}})) == []
+    )
+    assert dead(rules_of({"bash": {"git ?": "deny", "git *": "ask"}})) and not dead(
+        rules_of({"bash": {"git *": "deny", "git ?": "ask"}})
+    )
     assert dead(rules_of({"bash": {"a": "allow"}, "*": "allow"})) == [], "the answer is the same"
 
 
@@ -115,7 +143,9 @@ def test_rules_of_flags_are_a_kind_or_a_kind_and_a_pattern() -> None:
         ('{"bash": {"ls": ["allow"]}}', "is not one of"),
     ],
 )
-def test_a_file_of_rules_that_cannot_be_understood_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_file_of_rules_that_cannot_be_understood_is_an_error(
+    tmp_path: Path, text: str, problem: str
+) -> None:
     path = tmp_path / "permissions.json"
     path.write_text(text)
     with pytest.raises(RulesError, match=problem) as raised:
@@ -140,9 +170,17 @@ def test_a_workspace_only_tightens(tmp_path: Path) -> None:
     path.write_text('{"bash": {"*": "allow", "make *": "deny"}, "*": "allow"}')
     rules, notes = tightening(tmp_path)
     assert rules == [Rule("bash", "make *", "deny", ".coder/permissions.json")]
-    assert len(notes) == 2 and "tightens" in notes[0] and "2 rules" in notes[1] and "allows nothing" in notes[1]
+    assert (
+        len(notes) == 2
+        and "tightens" in notes[0]
+        and "2 rules" in notes[1]
+        and "allows nothing" in notes[1]
+    )
     permissions = Permissions(rules_of({"bash": "allow"}), workspace=rules)
-    assert [permissions.decide("bash", command, tmp_path).action for command in ("make", "make x", "pytest")] == ["deny", "deny", "allow"]
+    assert [
+        permissions.decide("bash", command, tmp_path).action
+        for command in ("make", "make x", "pytest")
+    ] == ["deny", "deny", "allow"]
     for text in ("{", "[]", "[" * 100_000):
         path.write_text(text)
         assert tightening(tmp_path)[0] == [] and "left out" in tightening(tmp_path)[1][0]
@@ -232,14 +270,22 @@ def test_everything_else_asks(ws: Path, command: str) -> None:
 
 
 def test_a_rule_of_the_users_goes_before_what_is_harmless(ws: Path) -> None:
-    assert decide("ls", ws, {"bash": "ask"}) == "ask" and decide("cat f", ws, {"bash": {"cat *": "deny"}}) == "deny"
+    assert (
+        decide("ls", ws, {"bash": "ask"}) == "ask"
+        and decide("cat f", ws, {"bash": {"cat *": "deny"}}) == "deny"
+    )
     assert decide("cd sub && pytest -q", ws, {"bash": {"pytest *": "allow"}}) == "allow"
-    assert decide("cd / && cat etc/passwd", ws, {"bash": {"cd *": "allow"}}) == "ask", "allowed to go there, and yet not to read there"
+    assert decide("cd / && cat etc/passwd", ws, {"bash": {"cd *": "allow"}}) == "ask", (
+        "allowed to go there, and yet not to read there"
+    )
 
 
 def test_a_line_takes_the_strictest_answer_of_its_parts(ws: Path) -> None:
     rules = {"bash": {"a *": "allow", "b *": "deny"}}
-    assert [decide(each, ws, rules) for each in ("a 1; a 2", "a 1 && c", "a 1 | b", "c; b x", "a 1 &&", "a 1; ")] == [
+    assert [
+        decide(each, ws, rules)
+        for each in ("a 1; a 2", "a 1 && c", "a 1 | b", "c; b x", "a 1 &&", "a 1; ")
+    ] == [
         "allow",
         "ask",
         "deny",
@@ -250,7 +296,19 @@ def test_a_line_takes_the_strictest_answer_of_its_parts(ws: Path) -> None:
 
 
 def test_what_is_not_plain_is_never_allowed_by_a_pattern(ws: Path) -> None:
-    for command in ("touch $(id)", "a > b", "x=1 a", "a &", "(a)", "a *", "if a; then b; fi", "a `b`", "\\a", "a\rb", "a\0b"):
+    for command in (
+        "touch $(id)",
+        "a > b",
+        "x=1 a",
+        "a &",
+        "(a)",
+        "a *",
+        "if a; then b; fi",
+        "a `b`",
+        "\\a",
+        "a\rb",
+        "a\0b",
+    ):
         assert decide(command, ws, {"*": "allow"}) == "ask", command
 
 
@@ -272,49 +330,22 @@ def test_a_deny_looks_through_wrappers_and_counts_for_yolo_too(ws: Path) -> None
         "x | xargs rm",
         "if a; then rm f; fi",
     ):
-        assert decide(command, ws, {"bash": {"*": "allow", "rm *": "deny"}}, yolo=True) == "deny", command
+        assert decide(command, ws, {"bash": {"*": "allow", "rm *": "deny"}}, yolo=True) == "deny", (
+            command
+        )
     assert decide("rmdir f", ws, {"bash": {"rm *": "deny"}}, yolo=True) == "allow"
-    assert decide("rm f", ws, {"bash": {"rm *": "deny", "rm f": "allow"}}) == "allow", "the last that fits"
+    assert decide("rm f", ws, {"bash": {"rm *": "deny", "rm f": "allow"}}) == "allow", (
+        "the last that fits"
+    )
 
 
-def test_a_command_of_any_length_is_denied_and_one_that_nobody_reads_is_not_allowed(ws: Path) -> None:
+def test_a_command_of_any_length_is_denied_and_one_that_nobody_reads_is_not_allowed(
+    ws: Path,
+) -> None:
     rules = {"bash": {"*": "allow", "touch *": "deny"}}
     assert decide("true && " * 60 + "touch PWN", ws, rules) == "deny"
     assert decide("true && " * 20_000 + "touch PWN", ws, rules) == "deny"
     assert decide("true && " * 20_000 + "true", ws, rules) == "ask"
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "rm -rf /",
-        "rm -r ..",
-        "rm -rf .",
-        "rm -fR ~",
-        "rm -rf ./*",
-        'rm -rf "$X"/',
-        "cd / && rm -rf usr",
-        "cd ..; rm -r x",
-        "sudo rm -r /tmp",
-        "find / -delete",
-        "rm -rf out/x",
-        "bash -c 'rm -rf ..'",
-        "x=.. && rm -rf $x",
-        "rm --recursive /",
-    ],
-)
-def test_a_recursive_delete_outside_is_asked_about_whatever_allows_it(ws: Path, command: str) -> None:
-    decision = Permissions(rules_of({"*": "allow"}), yolo=True).decide("bash", command, ws)
-    assert (decision.action, decision.remember) == ("ask", "") and "recursively" in decision.why
-
-
-def test_a_recursive_delete_inside_is_like_any_command(ws: Path) -> None:
-    for command in ("rm -rf sub", "rm -r ./sub/x f", "cd sub && rm -rf x"):
-        assert decide(command, ws, {"bash": {"rm *": "allow", "cd *": "allow"}}) == "allow", command
-        assert decide(command, ws, yolo=True) == "allow"
-    flags = [rule_of(f"bash:rm -rf {ws.parent}/x", "allow")]
-    assert decide(f"rm -rf {ws.parent}/x", ws, flags=flags) == "allow", "a flag that names it"
-    assert decide(f"rm -rf {ws.parent}/x", ws, flags=[rule_of("bash", "allow")]) == "ask"
 
 
 # ---- paths -----------------------------------------------------------------------------------------------
@@ -340,14 +371,26 @@ def test_what_gives_orders_is_asked_about_even_where_edits_are_allowed(path: str
     assert permissions.decide("edit", "src/a.py", Path("/")).action == "allow"
     decision = permissions.decide("edit", path, Path("/"))
     assert (decision.action, decision.remember) == ("ask", "") and decision.why
-    assert Permissions(flags=[rule_of(f"edit:{path}", "allow")]).decide("edit", path, Path("/")).action == "allow"
+    assert (
+        Permissions(flags=[rule_of(f"edit:{path}", "allow")]).decide("edit", path, Path("/")).action
+        == "allow"
+    )
     firm = ".git/" in path.lower() or ".coder" in path
-    assert Permissions(yolo=True).decide("edit", path, Path("/")).action == ("ask" if firm else "allow")
+    assert Permissions(yolo=True).decide("edit", path, Path("/")).action == (
+        "ask" if firm else "allow"
+    )
 
 
 def test_names_that_only_look_like_them_are_free() -> None:
     permissions = Permissions(rules_of({"edit": "allow"}))
-    for path in (".gitignore", "git/config", "docs/AGENTS.md.txt", "profile", "src/.github/x", "x.git/y"):
+    for path in (
+        ".gitignore",
+        "git/config",
+        "docs/AGENTS.md.txt",
+        "profile",
+        "src/.github/x",
+        "x.git/y",
+    ):
         assert permissions.decide("edit", path, Path("/")).action == "allow", path
 
 
@@ -359,22 +402,34 @@ def test_our_own_folders_are_asked_about() -> None:
 
 def test_reading_is_free_but_for_what_holds_secrets() -> None:
     permissions = Permissions()
-    assert [permissions.decide("read", path, Path("/")).action for path in ("a", ".env", "x/id_rsa", ".env.example")] == [
+    assert [
+        permissions.decide("read", path, Path("/")).action
+        for path in ("a", ".env", "x/id_rsa", ".env.example")
+    ] == [
         "allow",
         "ask",
         "ask",
         "allow",
     ]
     permissions.memory.add("read", ".env", own=False)
-    assert [permissions.decide("read", path, Path("/")).action for path in (".env", "sub/.env")] == ["allow", "ask"]
-    assert Permissions(rules_of({"read": "deny"})).decide("read", ".env", Path("/")).action == "deny"
+    assert [
+        permissions.decide("read", path, Path("/")).action for path in (".env", "sub/.env")
+    ] == ["allow", "ask"]
+    assert (
+        Permissions(rules_of({"read": "deny"})).decide("read", ".env", Path("/")).action == "deny"
+    )
 
 
 # ---- layers ----------------------------------------------------------------------------------------------
 
 
-def test_an_agent_loosens_what_the_user_is_asked_about_and_its_denials_hold_against_all(ws: Path) -> None:
-    user, agent = rules_of({"bash": {"make *": "deny"}}), rules_of({"bash": {"npm test": "allow"}, "edit": "deny"})
+def test_an_agent_loosens_what_the_user_is_asked_about_and_its_denials_hold_against_all(
+    ws: Path,
+) -> None:
+    user, agent = (
+        rules_of({"bash": {"make *": "deny"}}),
+        rules_of({"bash": {"npm test": "allow"}, "edit": "deny"}),
+    )
     permissions = Permissions(user, agent=agent, flags=[rule_of("edit", "allow")], yolo=True)
     assert permissions.decide("bash", "npm test", ws).action == "allow"
     assert permissions.decide("edit", "a", ws).action == "deny", "against a flag and yolo"
@@ -382,17 +437,35 @@ def test_an_agent_loosens_what_the_user_is_asked_about_and_its_denials_hold_agai
     assert permissions.decide("edit", "a", ws).action == "deny", "against a yes of before"
 
 
-def test_a_question_of_an_agents_stays_one_under_yolo_but_not_for_what_is_harmless(ws: Path) -> None:
+def test_a_question_of_an_agents_stays_one_under_yolo_but_not_for_what_is_harmless(
+    ws: Path,
+) -> None:
     permissions = Permissions(agent=rules_of({"bash": "ask"}), yolo=True)
-    assert [permissions.decide("bash", each, ws).action for each in ("ls", "pytest", "a > b")] == ["allow", "ask", "ask"]
-    assert Permissions(rules_of({"bash": "ask"}), yolo=True).decide("bash", "pytest", ws).action == "allow"
+    assert [permissions.decide("bash", each, ws).action for each in ("ls", "pytest", "a > b")] == [
+        "allow",
+        "ask",
+        "ask",
+    ]
+    assert (
+        Permissions(rules_of({"bash": "ask"}), yolo=True).decide("bash", "pytest", ws).action
+        == "allow"
+    )
 
 
 def test_for_a_sub_agent_the_stricter_of_both_holds(ws: Path) -> None:
-    parent = Permissions(rules_of({"bash": {"touch *": "deny", "make *": "ask"}}), agent=rules_of({"edit": "deny"}))
+    parent = Permissions(
+        rules_of({"bash": {"touch *": "deny", "make *": "ask"}}), agent=rules_of({"edit": "deny"})
+    )
     child = parent.child(rules_of({"bash": "allow", "edit": "allow", "read": {"secret": "deny"}}))
-    assert [child.decide("bash", each, ws).action for each in ("touch x", "make", "pytest")] == ["deny", "ask", "ask"]
-    assert child.decide("edit", "a", ws).action == "deny" and child.decide("read", "secret", ws).action == "deny"
+    assert [child.decide("bash", each, ws).action for each in ("touch x", "make", "pytest")] == [
+        "deny",
+        "ask",
+        "ask",
+    ]
+    assert (
+        child.decide("edit", "a", ws).action == "deny"
+        and child.decide("read", "secret", ws).action == "deny"
+    )
     assert parent.decide("read", "secret", ws).action == "allow"
     parent.agent = []
     assert child.decide("edit", "a", ws).action == "ask", "the parent's agent of now"
@@ -406,13 +479,15 @@ def test_unconfined_needs_a_rule_of_its_own_or_a_yes(ws: Path) -> None:
 
     assert outside("ls", rules=rules_of({"*": "allow"}), yolo=True) == "ask"
     assert outside("ls", rules=rules_of({"unconfined": {"ls": "allow"}})) == "allow"
-    assert outside("rm x", rules=rules_of({"unconfined": "allow", "bash": {"rm *": "deny"}})) == "deny"
+    assert (
+        outside("rm x", rules=rules_of({"unconfined": "allow", "bash": {"rm *": "deny"}})) == "deny"
+    )
 
 
 def test_a_yes_for_the_session_is_for_exactly_this(ws: Path) -> None:
     permissions = Permissions()
     permissions.memory.add("bash", "npm test", own=False)
-    permissions.memory.add("bash", "rm -rf build/*", own=False)
+    permissions.memory.add("bash", "rm build/*", own=False)
     permissions.memory.add("bash", "git diff *", own=True)
     answers = {
         each: permissions.decide("bash", each, ws).action
@@ -420,8 +495,8 @@ def test_a_yes_for_the_session_is_for_exactly_this(ws: Path) -> None:
             "npm test",
             "npm test x",
             "npm test; touch x",
-            "rm -rf build/*",
-            "rm -rf build/a/../..",
+            "rm build/*",
+            "rm build/a/../..",
             "git diff",
             "git diff a",
             "git diff a; touch x",
@@ -432,8 +507,8 @@ def test_a_yes_for_the_session_is_for_exactly_this(ws: Path) -> None:
         "npm test": "allow",
         "npm test x": "ask",
         "npm test; touch x": "ask",
-        "rm -rf build/*": "ask",
-        "rm -rf build/a/../..": "ask",
+        "rm build/*": "allow",
+        "rm build/a/../..": "ask",
         "git diff": "allow",
         "git diff a": "allow",
         "git diff a; touch x": "ask",
@@ -454,7 +529,11 @@ def results(events: list[Event]) -> list[str]:
 
 
 def played(
-    ws: Path, permissions: Permissions, *calls: tuple[str, Any], answer: Any = None, tools: Any = None
+    ws: Path,
+    permissions: Permissions,
+    *calls: tuple[str, Any],
+    answer: Any = None,
+    tools: Any = None,
 ) -> tuple[list[Event], list[PermissionAsked]]:
     """One answer with these calls; `answer` replies to what is asked."""
     asked: list[PermissionAsked] = []
@@ -473,9 +552,16 @@ def played(
 
 
 def test_a_person_is_shown_what_will_run_and_answers(ws: Path) -> None:
-    calls = [("bash", {"command": "touch one"}), ("bash", {"command": "touch one"}), ("bash", {"command": "touch two"})]
+    calls = [
+        ("bash", {"command": "touch one"}),
+        ("bash", {"command": "touch one"}),
+        ("bash", {"command": "touch two"}),
+    ]
     events, asked = played(
-        ws, Permissions(can_ask=True), *calls, answer=lambda event: event.reply("always" if "one" in event.pattern else "no", "not that")
+        ws,
+        Permissions(can_ask=True),
+        *calls,
+        answer=lambda event: event.reply("always" if "one" in event.pattern else "no", "not that"),
     )
     assert [(each.permission, each.pattern, each.remember) for each in asked] == [
         ("bash", "touch one", "touch one"),
@@ -483,7 +569,10 @@ def test_a_person_is_shown_what_will_run_and_answers(ws: Path) -> None:
     ]
     assert (ws / "one").exists() and not (ws / "two").exists()
     assert results(events)[2] == "Denied: the user said no: not that. Do not try it another way."
-    assert [event.answer for event in events if isinstance(event, PermissionReplied)] == ["always", "no"]
+    assert [event.answer for event in events if isinstance(event, PermissionReplied)] == [
+        "always",
+        "no",
+    ]
 
 
 def test_a_pattern_of_the_persons_own_is_remembered(ws: Path) -> None:
@@ -497,7 +586,9 @@ def test_a_pattern_of_the_persons_own_is_remembered(ws: Path) -> None:
         ws,
         Permissions(can_ask=True),
         *calls,
-        answer=lambda event: event.reply("always", remember="touch *") if "touch" in event.pattern else None,
+        answer=lambda event: (
+            event.reply("always", remember="touch *") if "touch" in event.pattern else None
+        ),
     )
     assert [each.pattern for each in asked] == ["touch one", "rm one"]
     assert {"one", "two", "three", "four"} <= set(os.listdir(ws))
@@ -505,20 +596,41 @@ def test_a_pattern_of_the_persons_own_is_remembered(ws: Path) -> None:
 
 def test_nothing_can_be_remembered_where_nothing_may_be(ws: Path) -> None:
     permissions = Permissions(can_ask=True)
-    calls = [("write", {"path": "AGENTS.md", "content": "a"}), ("write", {"path": "sub/AGENTS.md", "content": "b"})]
-    _, asked = played(ws, permissions, *calls, answer=lambda event: event.reply("always", remember="*"))
-    assert [each.remember for each in asked] == ["*", "*"] and len(asked) == 2 and permissions.memory.rules == []
+    calls = [
+        ("write", {"path": "AGENTS.md", "content": "a"}),
+        ("write", {"path": "sub/AGENTS.md", "content": "b"}),
+    ]
+    _, asked = played(
+        ws, permissions, *calls, answer=lambda event: event.reply("always", remember="*")
+    )
+    assert (
+        [each.remember for each in asked] == ["*", "*"]
+        and len(asked) == 2
+        and permissions.memory.rules == []
+    )
 
 
 def test_a_patch_is_asked_about_with_all_its_paths_and_takes_the_strictest_answer(ws: Path) -> None:
     patch = "*** Begin Patch\n*** Add File: a.py\n+1\n*** Add File: AGENTS.md\n+2\n*** End Patch"
-    _, asked = played(ws, Permissions(rules_of({"edit": "allow"}), can_ask=True), ("apply_patch", {"patch": patch}))
-    assert [(each.pattern, each.remember, each.why) for each in asked] == [("a.py, AGENTS.md", "", "later sessions follow what it says")]
+    _, asked = played(
+        ws,
+        Permissions(rules_of({"edit": "allow"}), can_ask=True),
+        ("apply_patch", {"patch": patch}),
+    )
+    assert [(each.pattern, each.remember, each.why) for each in asked] == [
+        ("a.py, AGENTS.md", "", "later sessions follow what it says")
+    ]
     assert not (ws / "a.py").exists()
     events, asked = played(
-        ws, Permissions(rules_of({"edit": {"*": "allow", "a.py": "deny"}})), ("apply_patch", {"patch": patch.replace("AGENTS", "B")})
+        ws,
+        Permissions(rules_of({"edit": {"*": "allow", "a.py": "deny"}})),
+        ("apply_patch", {"patch": patch.replace("AGENTS", "B")}),
     )
-    assert asked == [] and results(events)[0].startswith("Denied: a rule denies edit") and not (ws / "B.md").exists()
+    assert (
+        asked == []
+        and results(events)[0].startswith("Denied: a rule denies edit")
+        and not (ws / "B.md").exists()
+    )
 
 
 def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> None:
@@ -527,7 +639,7 @@ def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> No
         Permissions(),
         ("bash", {"command": "touch x"}),
         ("bash", {"command": "touch x > y"}),
-        ("bash", {"command": "rm -r .."}),
+        ("write", {"path": ".git/config", "content": "n"}),
         ("read", {"path": ".env"}),
         ("read", {"path": "../f"}),
         ("read", {"path": "f"}),
@@ -535,7 +647,12 @@ def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> No
     )
     said = results(events)
     assert asked == [] and not (ws / "x").exists() and not (ws / "new").exists()
-    assert "-y allows it, or --allow 'bash:touch x'" in said[0] and "--allow" not in said[1] and "-y" in said[1] and "-y" not in said[2]
+    assert (
+        "-y allows it, or --allow 'bash:touch x'" in said[0]
+        and "--allow" not in said[1]
+        and "-y" in said[1]
+        and "-y" not in said[2]
+    )
     assert (
         "may hold secrets" in said[3]
         and "--allow read:.env" in said[3]
@@ -546,9 +663,16 @@ def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> No
 
 
 def test_a_denied_tool_is_not_offered_and_not_run(ws: Path) -> None:
-    permissions = Permissions(rules_of({"bash": "deny", "ls": "deny"}), workspace=[Rule("edit", "*", "deny")])
-    assert [each.name for each in permissions.offered([read, write, edit, bash, ls, apply_patch])] == ["read"]
-    assert [each.name for each in permissions.child([Rule("read", "*", "deny")]).offered([read, bash, grep])] == []
+    permissions = Permissions(
+        rules_of({"bash": "deny", "ls": "deny"}), workspace=[Rule("edit", "*", "deny")]
+    )
+    assert [
+        each.name for each in permissions.offered([read, write, edit, bash, ls, apply_patch])
+    ] == ["read"]
+    assert [
+        each.name
+        for each in permissions.child([Rule("read", "*", "deny")]).offered([read, bash, grep])
+    ] == []
     events, _ = played(ws, permissions, ("bash", {"command": "ls"}), ("ls", {}))
     assert all(text.startswith("Denied: a rule denies the tool") for text in results(events))
 
@@ -594,7 +718,11 @@ def test_a_repetition_is_decided_by_a_rule_or_by_a_person(ws: Path) -> None:
             )
         return results(events)[2].startswith("Not run")
 
-    assert unrun(Permissions()) and unrun(Permissions(can_ask=True)) and not unrun(Permissions(can_ask=True), allow=True)
+    assert (
+        unrun(Permissions())
+        and unrun(Permissions(can_ask=True))
+        and not unrun(Permissions(can_ask=True), allow=True)
+    )
     assert not unrun(Permissions(rules_of({"doom_loop": "allow"}))) and unrun(
         Permissions(rules_of({"doom_loop": "deny"}), can_ask=True), allow=True
     )
@@ -611,10 +739,16 @@ def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
     for rules in ({"read": {"secret": "deny"}}, {"read": {"secret": "ask"}}):
         events, _ = played(ws, Permissions(rules_of(rules)), *calls)
         said = results(events)
-        assert said[0].splitlines()[0] == "open:1:needle" and "needle" not in said[0].partition("\n")[2] and "secret" in said[0]
+        assert (
+            said[0].splitlines()[0] == "open:1:needle"
+            and "needle" not in said[0].partition("\n")[2]
+            and "secret" in said[0]
+        )
         assert said[1].startswith("Denied") and said[2].startswith("Denied")
     events, _ = played(ws, Permissions(rules_of({"read": "allow"}), yolo=True), *calls)
-    assert [text.count("needle") for text in results(events)] == [2, 1, 1], "-y answers for a file that is named, not for a search"
+    assert [text.count("needle") for text in results(events)] == [2, 1, 1], (
+        "-y answers for a file that is named, not for a search"
+    )
 
 
 # ---- what a stranger found -------------------------------------------------------------------------------
@@ -624,7 +758,12 @@ def test_going_up_after_a_link_is_not_followed(ws: Path) -> None:
     """Bash goes up by the letters of its folder, the kernel by the links (cd l/../.. read any file)."""
     (ws / "a" / "b" / "c").mkdir(parents=True)
     (ws / "l").symlink_to("a/b/c")
-    for command in ("cd l/../.. && cat other/notes", "cd l && cd .. && cat ../x", "cd sub/.. && cat f", "cd .. && ls"):
+    for command in (
+        "cd l/../.. && cat other/notes",
+        "cd l && cd .. && cat ../x",
+        "cd sub/.. && cat f",
+        "cd .. && ls",
+    ):
         assert decide(command, ws) == "ask", command
 
 
@@ -639,26 +778,39 @@ def test_a_path_behind_a_command_that_may_have_changed_it_is_not_trusted(ws: Pat
     assert decide("ln -s / r && cat r/etc/passwd", ws, rules) == "ask"
     assert decide("make | tail -n 5", ws, rules) == "allow", "a pipe has no path"
     assert decide("make && cat f", ws, rules) == "ask"
-    for command in ("ln -s ../victim v && rm -rf v/data", "ln -sfn /home a; rm -rf a/b", "sudo ln -s / a && rm -r a/b"):
-        assert decide(command, ws, yolo=True) == "ask", command
-    assert decide("make && rm -rf sub", ws, yolo=True) == "allow"
 
 
 def test_looking_through_a_command_needs_what_reading_needs(ws: Path) -> None:
     (ws / "secrets").mkdir()
     for rules in ({"read": {"secrets/*": "deny"}}, {"read": "ask"}):
         assert decide("cat secrets/x", ws, rules) == "ask"
-    assert Permissions(workspace=[Rule("read", "secrets/*", "deny")]).decide("bash", "cat secrets/x", ws).action == "ask"
-    assert Permissions(agent=[Rule("read", "secrets/*", "deny")]).decide("bash", "head secrets/x", ws).action == "ask"
+    assert (
+        Permissions(workspace=[Rule("read", "secrets/*", "deny")])
+        .decide("bash", "cat secrets/x", ws)
+        .action
+        == "ask"
+    )
+    assert (
+        Permissions(agent=[Rule("read", "secrets/*", "deny")])
+        .decide("bash", "head secrets/x", ws)
+        .action
+        == "ask"
+    )
 
 
-def test_a_program_of_the_workspace_is_not_the_systems(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_of_the_workspace_is_not_the_systems(
+    ws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bin_folder = ws / ".venv" / "bin"
     bin_folder.mkdir(parents=True)
     (bin_folder / "cat").write_text("#!/bin/sh\ntouch PWN\n")
     (bin_folder / "cat").chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_folder}{os.pathsep}{os.environ['PATH']}")
-    assert decide("cat f", ws) == "ask" and decide("head f", ws) == "allow" and decide("echo f", ws) == "allow"
+    assert (
+        decide("cat f", ws) == "ask"
+        and decide("head f", ws) == "allow"
+        and decide("echo f", ws) == "allow"
+    )
 
 
 def test_a_rule_for_unconfined_is_as_strict_as_one_for_bash(ws: Path) -> None:
@@ -668,12 +820,20 @@ def test_a_rule_for_unconfined_is_as_strict_as_one_for_bash(ws: Path) -> None:
     flags = [rule_of("unconfined:make *", "allow")]
     found = {
         each: outside(each, flags=flags, yolo=True).action
-        for each in ("make x", "make x; touch y", "make $(rm -rf ../victim)", "make > ../x", "make && rm -rf ../victim")
+        for each in (
+            "make x",
+            "make x; touch y",
+            "make $(rm -rf ../victim)",
+            "make > ../x",
+            "make && rm -rf ../victim",
+        )
     }
     assert found == dict.fromkeys(found, "ask") | {"make x": "allow"}
-    assert outside("make x", flags=flags, workspace=[Rule("unconfined", "*", "deny")]).action == "deny"
+    assert (
+        outside("make x", flags=flags, workspace=[Rule("unconfined", "*", "deny")]).action == "deny"
+    )
     assert outside("make x", flags=flags, agent=[Rule("unconfined", "*", "deny")]).action == "deny"
-    assert outside("rm -rf /home/u", flags=flags).remember == "" and outside("ls").remember == "ls"
+    assert outside("ls").remember == "ls"
     permissions = Permissions()
     permissions.memory.add("unconfined", "make *", own=True)
     assert permissions.decide("unconfined", "make x", ws).action == "allow"
@@ -682,17 +842,43 @@ def test_a_rule_for_unconfined_is_as_strict_as_one_for_bash(ws: Path) -> None:
 
 def test_a_question_of_an_agents_does_not_soften_a_deny(ws: Path) -> None:
     plan = [Rule("*", "*", "ask")]
-    assert Permissions(rules_of({"bash": {"git push *": "deny"}}), agent=plan).decide("bash", "git push x", ws).action == "deny"
-    assert Permissions(rules_of({"bash": "allow"}), agent=plan).decide("bash", "make", ws) == Decision("ask", "make", firm=True)
-    assert Permissions(agent=plan, flags=[rule_of("bash:make", "allow")]).decide("bash", "make", ws).action == "allow"
-    assert Permissions(agent=plan, workspace=[Rule("bash", "ls", "ask")]).decide("bash", "ls", ws).action == "ask"
+    assert (
+        Permissions(rules_of({"bash": {"git push *": "deny"}}), agent=plan)
+        .decide("bash", "git push x", ws)
+        .action
+        == "deny"
+    )
+    assert Permissions(rules_of({"bash": "allow"}), agent=plan).decide(
+        "bash", "make", ws
+    ) == Decision("ask", "make", even_with_yolo=True)
+    assert (
+        Permissions(agent=plan, flags=[rule_of("bash:make", "allow")])
+        .decide("bash", "make", ws)
+        .action
+        == "allow"
+    )
+    assert (
+        Permissions(agent=plan, workspace=[Rule("bash", "ls", "ask")])
+        .decide("bash", "ls", ws)
+        .action
+        == "ask"
+    )
 
 
 def test_a_path_is_meant_by_each_of_its_names(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(ws.parent))
-    permissions = Permissions(rules_of({"read": {"~/ws/sub/*": "deny"}, "edit": {"sub/*": "allow", f"{ws}/sub/g": "deny"}}))
-    assert [permissions.decide("read", each, ws).action for each in ("sub/g", "f", str(ws / "sub/g"))] == ["deny", "allow", "deny"]
-    assert [permissions.decide("edit", each, ws).action for each in ("sub/x", "sub/g", str(ws / "sub/x"))] == ["allow", "deny", "allow"]
+    permissions = Permissions(
+        rules_of(
+            {"read": {"~/ws/sub/*": "deny"}, "edit": {"sub/*": "allow", f"{ws}/sub/g": "deny"}}
+        )
+    )
+    assert [
+        permissions.decide("read", each, ws).action for each in ("sub/g", "f", str(ws / "sub/g"))
+    ] == ["deny", "allow", "deny"]
+    assert [
+        permissions.decide("edit", each, ws).action
+        for each in ("sub/x", "sub/g", str(ws / "sub/x"))
+    ] == ["allow", "deny", "allow"]
 
 
 def test_a_yes_for_a_folder_is_for_the_folder_and_what_is_in_it(ws: Path) -> None:
@@ -704,28 +890,15 @@ def test_a_yes_for_a_folder_is_for_the_folder_and_what_is_in_it(ws: Path) -> Non
         remember = permissions.decide("external_directory", asked, ws).remember
         assert remember == pattern
         permissions.memory.add("external_directory", remember, own=False)
-        assert all(permissions.decide("external_directory", each, ws).action == "allow" for each in others)
-
-
-def test_programs_that_start_others_are_looked_through_for_denies_and_deletes(ws: Path) -> None:
-    rules = {"*": "allow", "bash": {"*": "allow", "touch *": "deny"}}
-    for command in (
-        "flock l touch x",
-        "taskset 1 touch x",
-        "su root -c 'touch x'",
-        "script -qc 'touch x' /dev/null",
-        "setpriv --reuid 1 touch x",
-        "unshare sudo touch x",
-        "chroot / sh -c 'touch x'",
-        "nsenter -t 1 touch x",
-    ):
-        assert decide(command, ws, rules) == "deny", command
-    for command in ("flock l rm -rf /home/u", "unshare rm -r ..", "su -c 'rm -rf /home'"):
-        assert decide(command, ws, yolo=True) == "ask", command
+        assert all(
+            permissions.decide("external_directory", each, ws).action == "allow" for each in others
+        )
 
 
 def test_rules_by_the_names_of_tools_count_and_unknown_ones_are_told(ws: Path) -> None:
-    rules = rules_of({"edit": "allow", "write": {"*.lock": "deny"}, "grep": "ask", "ls": {"sub": "deny"}})
+    rules = rules_of(
+        {"edit": "allow", "write": {"*.lock": "deny"}, "grep": "ask", "ls": {"sub": "deny"}}
+    )
     calls = [
         ("write", {"path": "a.lock", "content": ""}),
         ("write", {"path": "a", "content": ""}),
@@ -734,11 +907,18 @@ def test_rules_by_the_names_of_tools_count_and_unknown_ones_are_told(ws: Path) -
         ("ls", {}),
     ]
     events, asked = played(ws, Permissions(rules, can_ask=True), *calls)
-    assert [text.startswith("Denied") for text in results(events)] == [True, False, True, True, False] and [
-        each.permission for each in asked
-    ] == ["grep"]
-    assert unknown(rules_of({"Bash": "deny", "edits": "deny", "bash": "ask", "*": "ask"}), ["bash", "edit"]) == [
-        f"The rule `deny {name}: *` (given) never counts: there is no kind and no tool {name!r}." for name in ("Bash", "edits")
+    assert [text.startswith("Denied") for text in results(events)] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ] and [each.permission for each in asked] == ["grep"]
+    assert unknown(
+        rules_of({"Bash": "deny", "edits": "deny", "bash": "ask", "*": "ask"}), ["bash", "edit"]
+    ) == [
+        f"The rule `deny {name}: *` (given) never counts: there is no kind and no tool {name!r}."
+        for name in ("Bash", "edits")
     ]
 
 
@@ -760,12 +940,22 @@ def test_a_name_that_stands_twice_in_a_file_is_an_error(tmp_path: Path) -> None:
 def test_long_lines_with_many_denies_are_decided_soon(ws: Path) -> None:
     rules = {"bash": {"*": "allow"} | {f"deny{number} *": "deny" for number in range(50)}}
     started = time.monotonic()
-    assert decide(" && ".join(f"a{number} /x" for number in range(20_000)), ws, rules) == "ask"
-    assert time.monotonic() - started < 20
+    assert decide(" && ".join(f"a{number} /x" for number in range(5_000)), ws, rules) == "ask"
+    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("agent", ["plan", "explore", "build"])
 def test_every_agent_looks_around_without_a_question(ws: Path, agent: str) -> None:
-    calls = [("read", {"path": "f"}), ("grep", {"pattern": "x"}), ("glob", {"pattern": "*"}), ("ls", {})]
-    events, asked = played(ws, Permissions(agent=BUILT_IN[agent].rules, can_ask=True), *calls, tools=[read, grep, glob, ls])
+    calls = [
+        ("read", {"path": "f"}),
+        ("grep", {"pattern": "x"}),
+        ("glob", {"pattern": "*"}),
+        ("ls", {}),
+    ]
+    events, asked = played(
+        ws,
+        Permissions(agent=BUILT_IN[agent].rules, can_ask=True),
+        *calls,
+        tools=[read, grep, glob, ls],
+    )
     assert asked == [] and not any(text.startswith("Denied") for text in results(events))

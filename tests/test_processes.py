@@ -21,12 +21,24 @@ from pathlib import Path
 import pytest
 
 from coder.abort import Abort
-from coder.features.scripted import Reply
-from coder.tools import Toolset
+from coder.devtools.scripted import Reply
+from coder.events import Event, ToolUpdate
 from coder.tools.bash import bash, shell
-from coder.types import Event, ToolCall, ToolResult, ToolUpdate
+from coder.toolset import Toolset
+from coder.types import ToolCall, ToolResult
 from tests.harness import ask, assert_all_valid, serve  # noqa: F401 (for the children)
-from tests.terminal import MARK, ROOT, Place, Terminal, gone, processes, promptly, running, until
+from tests.terminal import (
+    MARK,
+    ROOT,
+    OneShot,
+    Place,
+    Terminal,
+    gone,
+    processes,
+    promptly,
+    running,
+    until,
+)
 
 FINE = Reply("All is well.")
 
@@ -41,9 +53,14 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         os.kill(number, signal.SIGKILL)
 
 
-def bash_in(folder: Path, command: str, each: Callable[[Event], None] | None = None, **arguments: object) -> ToolResult:
+def bash_in(
+    folder: Path, command: str, each: Callable[[Event], None] | None = None, **arguments: object
+) -> ToolResult:
     """One call of the tool, to its end."""
-    tools, call = Toolset([bash], cwd=folder), ToolCall("call1", "bash", {"command": command} | arguments)
+    tools, call = (
+        Toolset([bash], cwd=folder),
+        ToolCall("call1", "bash", {"command": command} | arguments),
+    )
     work = tools.run(call, tools.context(call, Abort()))
     while True:
         try:
@@ -62,20 +79,29 @@ def command(line: str, **arguments: object) -> Reply:
 # ---- what a command says ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("line", "content", "is_error"), [
-    ("echo hi", "hi", False),
-    ("true", "(no output)", False),
-    ("echo out; echo err >&2", "out\nerr", False),
-    ("echo hi; exit 3", "hi\n[exit code 3]", True),
-    ("exit 3", "[exit code 3]", True),
-    ("no-such-program-here", f"{shell()}: line 1: no-such-program-here: command not found\n[exit code 127]", True),
-    pytest.param("kill -9 $$", "[killed by signal 9 (SIGKILL)]", True, marks=pytest.mark.case("PRC-16")),
-    ("echo hi; kill -TERM $$", "hi\n[killed by signal 15 (SIGTERM)]", True),
-    ("(exit 137)", "[exit code 137: SIGKILL]", True),
-    ("(exit 255)", "[exit code 255]", True),
-    ("printf 'no newline'", "no newline", False),
-    ("printf '\\n\\n  x\\n\\n\\n'", "\n\n  x", False),
-])
+@pytest.mark.parametrize(
+    ("line", "content", "is_error"),
+    [
+        ("echo hi", "hi", False),
+        ("true", "(no output)", False),
+        ("echo out; echo err >&2", "out\nerr", False),
+        ("echo hi; exit 3", "hi\n[exit code 3]", True),
+        ("exit 3", "[exit code 3]", True),
+        (
+            "no-such-program-here",
+            f"{shell()}: line 1: no-such-program-here: command not found\n[exit code 127]",
+            True,
+        ),
+        pytest.param(
+            "kill -9 $$", "[killed by signal 9 (SIGKILL)]", True, marks=pytest.mark.case("PRC-16")
+        ),
+        ("echo hi; kill -TERM $$", "hi\n[killed by signal 15 (SIGTERM)]", True),
+        ("(exit 137)", "[exit code 137: SIGKILL]", True),
+        ("(exit 255)", "[exit code 255]", True),
+        ("printf 'no newline'", "no newline", False),
+        ("printf '\\n\\n  x\\n\\n\\n'", "\n\n  x", False),
+    ],
+)
 def test_what_the_model_is_told(tmp_path: Path, line: str, content: str, is_error: bool) -> None:
     result = bash_in(tmp_path, line)
     assert (result.content, result.is_error) == (content, is_error)
@@ -87,7 +113,11 @@ def test_each_call_is_a_new_shell_in_the_workspace(tmp_path: Path) -> None:
     lines = ["cd ..; export A=1; alias ll=ls; pwd", "pwd; echo A=$A"]
     with serve(Reply(calls=[("bash", {"command": line}) for line in lines]), FINE) as server:
         ask(server, tools=tools)
-        first, second = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "tool"]
+        first, second = [
+            message["content"]
+            for message in server.requests[-1]["messages"]
+            if message["role"] == "tool"
+        ]
     assert (first, second) == (str(tmp_path.parent), f"{tmp_path}\nA=")
 
 
@@ -117,10 +147,11 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
 @pytest.mark.case("PRC-18")
 def test_a_session_whose_folder_goes_goes_on(tmp_path: Path) -> None:
     """Without the sandbox, in which a folder cannot remove itself from the one above."""
-    with serve(command('rm -rf "$PWD"'), command("pwd"), FINE) as server, Terminal(tmp_path, server, "-y", "--sandbox", "off") as terminal:
+    with (
+        serve(command('rm -rf "$PWD"'), command("pwd"), FINE) as server,
+        Terminal(tmp_path, server, "-y", "--sandbox", "off") as terminal,
+    ):
         terminal.enter("hello")
-        terminal.expect("or why not: ")  # what deletes more than can be told is asked about in any mode
-        terminal.enter("y")
         terminal.prompt()
         assert "is gone" in server.requests[-1]["messages"][-1]["content"]
         assert "All is well." in terminal.say("and now?")
@@ -129,7 +160,9 @@ def test_a_session_whose_folder_goes_goes_on(tmp_path: Path) -> None:
 def test_output_that_comes_late_is_not_lost(tmp_path: Path) -> None:
     """The last words of a command that ends while we look the other way."""
     for milliseconds in range(30, 70, 2):
-        assert bash_in(tmp_path, f"sleep 0.{milliseconds:03}; echo last words").content == "last words"
+        assert (
+            bash_in(tmp_path, f"sleep 0.{milliseconds:03}; echo last words").content == "last words"
+        )
 
 
 def test_output_is_shown_while_the_command_runs(tmp_path: Path) -> None:
@@ -143,7 +176,9 @@ def test_output_is_shown_while_the_command_runs(tmp_path: Path) -> None:
             (tmp_path / "go").touch()
 
     with promptly(30):
-        result = bash_in(tmp_path, "echo one; echo two; until [ -e go ]; do sleep 0.01; done; echo three", note)
+        result = bash_in(
+            tmp_path, "echo one; echo two; until [ -e go ]; do sleep 0.01; done; echo three", note
+        )
     assert "".join(seen).startswith("one\ntwo\n")
     assert result.content == "one\ntwo\nthree"
 
@@ -155,7 +190,11 @@ def test_long_output_is_cut_in_the_middle_and_saved_whole(tmp_path: Path) -> Non
     result = bash_in(tmp_path, "seq 20000")
     whole = "".join(f"{n}\n" for n in range(1, 20001))
     content, saved = str(result.content), Path(result.details["saved"])
-    assert content.startswith("1\n2\n") and "\n19999\n20000\n" in content and "... [truncated " in content
+    assert (
+        content.startswith("1\n2\n")
+        and "\n19999\n20000\n" in content
+        and "... [truncated " in content
+    )
     assert len(content) < 30_000
     assert content.endswith(f"[the whole output of {len(whole):,} bytes: {saved}]")
     assert saved.read_text() == whole
@@ -174,16 +213,25 @@ def test_output_that_just_fits_is_neither_cut_nor_saved(tmp_path: Path) -> None:
     result = bash_in(tmp_path, "head -c 28000 /dev/zero | tr '\\0' x")
     assert result.content == "x" * 28000 and not result.details["saved"]
     result = bash_in(tmp_path, "head -c 28001 /dev/zero | tr '\\0' x")
-    assert "[truncated 1 characters]" in str(result.content) and Path(result.details["saved"]).stat().st_size == 28001
+    assert (
+        "[truncated 1 characters]" in str(result.content)
+        and Path(result.details["saved"]).stat().st_size == 28001
+    )
 
 
 def test_a_process_with_many_open_files_can_run_commands(tmp_path: Path) -> None:
     """select() takes no descriptor above 1023."""
-    assert in_a_child(tmp_path, """
+    assert (
+        in_a_child(
+            tmp_path,
+            """
         resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         files = [open(os.devnull) for _ in range(1100)]
         print(bash_in(Path.cwd(), "echo hi").content)
-        """) == "hi\n"
+        """,
+        )
+        == "hi\n"
+    )
 
 
 @pytest.mark.case("PRC-12")
@@ -196,19 +244,24 @@ def test_a_line_of_fifty_megabytes_is_cut(tmp_path: Path, mark: str) -> None:
 
 def test_a_saved_file_that_cannot_be_whole_is_not_named(tmp_path: Path) -> None:
     """A full disk, here a limit on the size of files: the output is there all the same."""
-    done = in_a_child(tmp_path, """
+    done = in_a_child(
+        tmp_path,
+        """
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         result = bash_in(Path.cwd(), "seq 200000")
         assert "200000" in result.content and "whole" not in result.content and not result.details["saved"], result
-        assert not any(files for _, _, files in os.walk(os.environ["TMPDIR"]))
-        """)
+        assert not list(Path(os.environ["TMPDIR"]).rglob("output-*"))
+        """,
+    )
     assert done == ""
 
 
 @pytest.mark.case("PRC-11")
 def test_two_gigabytes_of_output_need_no_memory(tmp_path: Path) -> None:
     """Measured in a process of its own, in which the result is also sent."""
-    grown = in_a_child(tmp_path, """
+    grown = in_a_child(
+        tmp_path,
+        """
         bash_in(Path.cwd(), "seq 20000")
         before = peak()
         server = serve(command("head -c 2G /dev/zero"), FINE).start()
@@ -218,7 +271,8 @@ def test_two_gigabytes_of_output_need_no_memory(tmp_path: Path) -> None:
         assert "of 2,147,483,648 bytes" in content and "[truncated 2147455648 characters]" in content, content[-200:]
         assert len(content) < 30_000
         print(peak() - before)
-        """)
+        """,
+    )
     assert int(grown) < 50_000  # kilobytes
 
 
@@ -232,8 +286,14 @@ def in_a_child(folder: Path, script: str) -> str:
     temp = folder / "temp"
     temp.mkdir()
     lines = "\n".join(line.strip() for line in script.strip().splitlines())
-    done = subprocess.run([sys.executable, "-c", f"from tests.test_processes import *\n{lines}"], cwd=folder, capture_output=True,
-                          text=True, env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temp)}, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", f"from tests.test_processes import *\n{lines}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temp)},
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert not list(temp.iterdir())
     return done.stdout
@@ -242,14 +302,28 @@ def in_a_child(folder: Path, script: str) -> str:
 # ---- time-outs -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", [
-    pytest.param("echo a; sleep 300", id="sleep"),
-    pytest.param("sh -c 'echo a; sleep 300 & wait'", id="a child of a child", marks=pytest.mark.case("PRC-05")),
-    pytest.param("trap '' TERM INT; echo a; sleep 300", id="deaf to TERM", marks=pytest.mark.case("PRC-06")),
-    pytest.param("echo a; setsid sleep 300 & (setsid setsid sleep 300 &) ; setsid sleep 300; true", id="sessions of their own"),
-    pytest.param("echo a; kill -STOP $$", id="stopped", marks=pytest.mark.case("PRC-16")),
-    pytest.param("echo a; exec >&- 2>&-; sleep 300", id="output closed"),
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("echo a; sleep 300", id="sleep"),
+        pytest.param(
+            "sh -c 'echo a; sleep 300 & wait'",
+            id="a child of a child",
+            marks=pytest.mark.case("PRC-05"),
+        ),
+        pytest.param(
+            "trap '' TERM INT; echo a; sleep 300",
+            id="deaf to TERM",
+            marks=pytest.mark.case("PRC-06"),
+        ),
+        pytest.param(
+            "echo a; setsid sleep 300 & (setsid setsid sleep 300 &) ; setsid sleep 300; true",
+            id="sessions of their own",
+        ),
+        pytest.param("echo a; kill -STOP $$", id="stopped", marks=pytest.mark.case("PRC-16")),
+        pytest.param("echo a; exec >&- 2>&-; sleep 300", id="output closed"),
+    ],
+)
 def test_a_timeout_ends_all_of_a_command(tmp_path: Path, mark: str, line: str) -> None:
     with promptly(5):
         result = bash_in(tmp_path, line, timeout=1)
@@ -275,14 +349,23 @@ def test_a_timeout_of_nothing_is_a_second(tmp_path: Path, timeout: int) -> None:
 # ---- what goes on in the background ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", [
-    pytest.param("sleep 300 & echo hi", id="silent", marks=pytest.mark.case("PRC-01")),
-    pytest.param("(while :; do echo x; sleep .01; done) & echo hi", id="writing", marks=pytest.mark.case("PRC-02")),
-    pytest.param("setsid sleep 300 & echo hi", id="apart", marks=pytest.mark.case("PRC-03")),
-    pytest.param("yes & echo hi", id="a flood"),
-    pytest.param("sleep 300 >/dev/null 2>&1 & disown; echo hi", id="output elsewhere"),
-])
-def test_a_background_child_does_not_hold_the_result_up(tmp_path: Path, mark: str, line: str) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("sleep 300 & echo hi", id="silent", marks=pytest.mark.case("PRC-01")),
+        pytest.param(
+            "(while :; do echo x; sleep .01; done) & echo hi",
+            id="writing",
+            marks=pytest.mark.case("PRC-02"),
+        ),
+        pytest.param("setsid sleep 300 & echo hi", id="apart", marks=pytest.mark.case("PRC-03")),
+        pytest.param("yes & echo hi", id="a flood"),
+        pytest.param("sleep 300 >/dev/null 2>&1 & disown; echo hi", id="output elsewhere"),
+    ],
+)
+def test_a_background_child_does_not_hold_the_result_up(
+    tmp_path: Path, mark: str, line: str
+) -> None:
     with promptly():
         result = bash_in(tmp_path, line)
     assert "hi" in str(result.content)[:100_000] and not result.is_error
@@ -297,20 +380,115 @@ def test_a_background_child_lives_on_after_its_call(tmp_path: Path, mark: str) -
     until(lambda: running(mark, "sleep 300") and running(mark, "sleep 301"))
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), 2)"])
+@pytest.mark.parametrize(
+    "end", ["pass", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), 2)"]
+)
 def test_a_background_child_ends_with_us(tmp_path: Path, mark: str, end: str) -> None:
-    script = ("from tests.test_processes import *\n"
-              "bash_in(Path.cwd(), 'sleep 300 & setsid sleep 301 & (setsid sleep 302 &) ; until pgrep -g 0 sleep; do :; done')\n"
-              f"assert len(processes(os.environ['{MARK}'])) >= 3\n{end}")
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60,
-                   stderr=subprocess.DEVNULL)
+    script = (
+        "from tests.test_processes import *\n"
+        "bash_in(Path.cwd(), 'sleep 300 & setsid sleep 301 & (setsid sleep 302 &) ; until pgrep -g 0 sleep; do :; done')\n"
+        f"assert len(processes(os.environ['{MARK}'])) >= 3\n{end}"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=60,
+        stderr=subprocess.DEVNULL,
+    )
     gone(mark)
 
 
 def test_a_background_child_ends_with_the_session(tmp_path: Path) -> None:
-    with serve(command("sleep 300 & setsid sleep 301 & echo hi"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+    with (
+        serve(command("sleep 300 & setsid sleep 301 & echo hi"), FINE) as server,
+        Terminal(tmp_path, server, "-y") as terminal,
+    ):
         assert "All is well." in terminal.say("hello")
         terminal.until(lambda: terminal.running("sleep 300") and terminal.running("sleep 301"))
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_kill_9_leaves_no_command_and_the_next_start_clears_its_folder_away(
+    tmp_path: Path, sandbox: str
+) -> None:
+    line = "sleep 301 & (setsid sleep 302 &); seq 1 50000; sleep 303; true"
+    with (
+        serve(
+            lambda body: command(line, timeout=300) if "long" in str(body["messages"]) else FINE
+        ) as server,
+        Terminal(tmp_path, server, CODER_SANDBOX=sandbox) as living,
+    ):
+        living.say("hello")
+        killed = OneShot(tmp_path, server, "-y", "--sandbox", sandbox, "a long one")
+        try:
+            until(
+                lambda: all(killed.running(f"sleep {number}") for number in (301, 302, 303)),
+                "all of it runs",
+            )
+            killed.kill(signal.SIGKILL)
+            killed.end()
+            gone(killed.mark)
+        finally:
+            killed.stop()
+        of_the_living = {
+            path
+            for path in living.temp.iterdir()
+            if path.name.startswith(f"coder-{living.child.pid}-")
+        }
+        assert len(set(living.temp.iterdir()) - of_the_living) == 1 and bool(of_the_living) == (
+            sandbox == "auto"
+        )
+        assert OneShot(tmp_path, server, "--sandbox", "on", "hi").end() == 0
+        assert set(living.temp.iterdir()) == of_the_living
+
+
+def test_folders_of_the_users_that_are_named_like_ours_are_left_alone(tmp_path: Path) -> None:
+    theirs = [tmp_path / "temp" / name for name in ("coder-99999999-checkout", "coder-2024-notes")]
+    for folder in theirs:
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / "file").touch()
+    with serve(FINE) as server, OneShot(tmp_path, server, "--sandbox", "on", "hi") as run:
+        assert run.end() == 0
+        assert all((folder / "file").exists() for folder in theirs)
+        for folder in theirs:
+            shutil.rmtree(folder)
+
+
+def test_a_host_program_has_no_child_of_ours_to_wait_for(tmp_path: Path) -> None:
+    done = in_a_child(
+        tmp_path,
+        """
+        bash_in(Path.cwd(), "echo hi")
+        signal.alarm(10)
+        with pytest.raises(ChildProcessError): os.wait()
+        """,
+    )
+    assert done == ""
+
+
+def test_a_host_program_that_closes_all_files_keeps_its_commands_while_it_lives(
+    tmp_path: Path, mark: str
+) -> None:
+    """As one does that makes a daemon of itself; kill -9 still leaves no command."""
+    script = """
+from tests.test_processes import *
+bash_in(Path.cwd(), "sleep 301 &")
+os.closerange(3, 256)
+print(bash_in(Path.cwd(), "sleep 2; echo done").content, bool(running(os.environ[MARK], "sleep 301")))
+sys.stdout.flush()
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "done True\n", done.stderr
+    gone(mark)
 
 
 def test_the_children_of_others_are_left_alone(tmp_path: Path, mark: str) -> None:
@@ -349,14 +527,20 @@ def test_a_command_has_no_input_and_keys_wait_for_the_next_prompt(tmp_path: Path
 
 @pytest.mark.case("PRC-08")
 def test_a_command_cannot_read_from_the_terminal(tmp_path: Path) -> None:
-    with serve(command("read x </dev/tty"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+    with (
+        serve(command("read x </dev/tty"), FINE) as server,
+        Terminal(tmp_path, server, "-y") as terminal,
+    ):
         with promptly(10):
             terminal.say("hello")
         assert "/dev/tty" in server.requests[-1]["messages"][-1]["content"]
 
 
 def test_a_command_cannot_write_to_the_terminal(tmp_path: Path) -> None:
-    with serve(command("printf 'in your\\nface' >/dev/tty"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+    with (
+        serve(command("printf 'in your\\nface' >/dev/tty"), FINE) as server,
+        Terminal(tmp_path, server, "-y") as terminal,
+    ):
         terminal.say("hello")
         assert "/dev/tty" in server.requests[-1]["messages"][-1]["content"]
         assert "in your\r\nface" not in terminal.output
@@ -383,12 +567,17 @@ def test_a_password_is_not_asked_for(tmp_path: Path) -> None:
         threading.Thread(target=locked.serve_forever, args=(0.02,), daemon=True).start()
         url = f"http://127.0.0.1:{locked.server_address[1]}/x.git"
         lines = [f"git -c http.proxy= clone {url} x", asks]
-        with serve(Reply(calls=[("bash", {"command": line}) for line in lines]), FINE) as server, \
-                Terminal(tmp_path, server, "-y") as terminal:
+        with (
+            serve(Reply(calls=[("bash", {"command": line}) for line in lines]), FINE) as server,
+            Terminal(tmp_path, server, "-y") as terminal,
+        ):
             with promptly(10):
                 terminal.say("hello")
             first, second = server.requests[-1]["messages"][-2:]
-            assert "Authentication failed" in first["content"] and "[exit code 128]" in first["content"]
+            assert (
+                "Authentication failed" in first["content"]
+                and "[exit code 128]" in first["content"]
+            )
             assert "EOFError" in second["content"]
             assert "Username for" not in terminal.output and "Password for" not in terminal.output
         locked.shutdown()
@@ -398,7 +587,10 @@ def test_a_password_is_not_asked_for(tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("git"), reason="no git on this machine")
 def test_pagers_and_editors_do_not_wait_for_anybody(tmp_path: Path) -> None:
     who = "-c user.name=a -c user.email=a@example.org"
-    result = bash_in(tmp_path, f"git init -q . && git config core.pager less && git {who} commit -q --allow-empty -m first && git log")
+    result = bash_in(
+        tmp_path,
+        f"git init -q . && git config core.pager less && git {who} commit -q --allow-empty -m first && git log",
+    )
     assert "first" in str(result.content) and not result.is_error
     with promptly(10):
         result = bash_in(tmp_path, f"git {who} commit --allow-empty", timeout=8)
@@ -409,15 +601,63 @@ def test_pagers_and_editors_do_not_wait_for_anybody(tmp_path: Path) -> None:
 def test_only_the_three_standard_descriptors_are_inherited(tmp_path: Path) -> None:
     with open(tmp_path / "ours", "w") as ours:
         os.set_inheritable(ours.fileno(), True)
-        assert bash_in(tmp_path, "ls /proc/self/fd").content == "0\n1\n2\n3"  # the last is the listing's own
+        assert (
+            bash_in(tmp_path, "ls /proc/self/fd").content == "0\n1\n2\n3"
+        )  # the last is the listing's own
 
 
 def test_secrets_do_not_reach_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GITHUB_TOKEN", "npm_config__authToken", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD",
-             "HTTP_AUTHORIZATION", "GOOGLE_APPLICATION_CREDENTIALS", "my_secret", "DB_PASSWD"]
+    names = [
+        "OPENAI_API_KEY",
+        "ANTHROPIC_API_KEY",
+        "GITHUB_TOKEN",
+        "npm_config__authToken",
+        "AWS_SECRET_ACCESS_KEY",
+        "PGPASSWORD",
+        "HTTP_AUTHORIZATION",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "my_secret",
+        "DB_PASSWD",
+        "PASSPHRASE",
+        "GPG_PASSPHRASE",
+        "MYSQL_PWD",
+        "GH_PAT",
+        "SMTP_PASS",
+        "SSHPASS",
+        "DBPASS",
+        "DATABASE_URL",
+        "SENTRY_DSN",
+        "A_CONNECTION_STRING",
+    ]
     for name in names:
         monkeypatch.setenv(name, "canary")
-    harmless = {"HOME": "/home/me", "EDITION": "2", "SSH_AUTH_SOCK": "/run/agent", "GIT_AUTHOR_NAME": "me", "LC_ALL": "C.UTF-8"}
+    for number, url in enumerate(
+        [
+            "http://me:canary@host/v1",
+            "redis://:canary@host:6379/0",
+            "postgres://me:canary/#1@[::1]/db",
+            "https://canary@host/simple",
+            "git+HTTP://canary@host:80/x",
+        ]
+    ):
+        monkeypatch.setenv(f"SERVICE_{number}", url)
+    harmless = {
+        "HOME": "/home/me",
+        "EDITION": "2",
+        "SSH_AUTH_SOCK": "/run/agent",
+        "GIT_AUTHOR_NAME": "me",
+        "LC_ALL": "C.UTF-8",
+        "OLDPWD": "/tmp",
+        "PATTERN": "x",
+        "COMPASS": "n",
+        "SUDO_ASKPASS": "/bin/ask",
+        "UPSTREAM": "ssh://git@host:22/a",
+        "HTTPS_PROXY": "http://me:pw@proxy:3128",
+        "SERVICE": "http://host:8080/v1",
+        "REGISTRY": "https://host:443/@scope/x",
+        "LOCAL": "http://[::1]:8080/@scope/x",
+        "PAGE": "https://host/@me?a=b:c@d",
+    }
     for name, value in harmless.items():
         monkeypatch.setenv(name, value)
     lines = str(bash_in(tmp_path, "env").content).splitlines()
@@ -434,11 +674,18 @@ def test_no_start_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (".bashrc", ".bash_profile", ".profile"):
         (tmp_path / name).write_text(f"touch {tmp_path}/PWN")
-    assert bash_in(tmp_path, "echo ${BASH_ENV}${ENV}${PROMPT_COMMAND}; bash -c true; sh -c true").content == ""
+    assert (
+        bash_in(
+            tmp_path, "echo ${BASH_ENV}${ENV}${PROMPT_COMMAND}; bash -c true; sh -c true"
+        ).content
+        == ""
+    )
     assert not (tmp_path / "PWN").exists()
 
 
-def test_a_bash_in_the_workspace_is_not_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bash_in_the_workspace_is_not_the_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "bash").write_text(f"#!/bin/sh\ntouch {tmp_path}/PWN")
     (tmp_path / "bash").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -469,10 +716,19 @@ def test_the_checks_after_a_session_find_what_is_left(tmp_path: Path) -> None:
         child.wait()
         place.child = child
         place.check("all is well")
-        for output in ("Traceback (most recent call last)", "Exception ignored in", f"the key: {place.key}"):
+        for output in (
+            "Traceback (most recent call last)",
+            "Exception ignored in",
+            f"the key: {place.key}",
+        ):
             with pytest.raises(AssertionError):
                 place.check(output)
-        for path in (place.temp / "left", tmp_path / "beside", tmp_path / "folder" / "beside", Path(f"/tmp/coder-{child.pid}-x")):
+        for path in (
+            place.temp / "left",
+            tmp_path / "beside",
+            tmp_path / "folder" / "beside",
+            Path(f"/tmp/coder-{child.pid}-x"),
+        ):
             path.parent.mkdir(exist_ok=True)
             path.touch()
             with pytest.raises(AssertionError):
@@ -487,7 +743,9 @@ def test_the_checks_after_a_session_find_what_is_left(tmp_path: Path) -> None:
                 place.check("")
             path.unlink()
         place.check("")
-        server.requests.append({"messages": [{"role": "tool", "tool_call_id": "a", "content": "of no call"}]})
+        server.requests.append(
+            {"messages": [{"role": "tool", "tool_call_id": "a", "content": "of no call"}]}
+        )
         with pytest.raises(AssertionError, match="without its call"):
             place.check("")
         server.requests.clear()
@@ -497,6 +755,10 @@ def test_the_checks_after_a_session_find_what_is_left(tmp_path: Path) -> None:
 
 
 def test_the_checks_after_a_session_see_a_terminal_that_is_not_as_it_was(tmp_path: Path) -> None:
-    with serve(FINE) as server, pytest.raises(AssertionError, match="modes of the terminal"), Terminal(tmp_path, server) as terminal:
+    with (
+        serve(FINE) as server,
+        pytest.raises(AssertionError, match="modes of the terminal"),
+        Terminal(tmp_path, server) as terminal,
+    ):
         terminal.kill(signal.SIGKILL)  # at the prompt, where the keys come one by one
         assert terminal.exit_code() == -signal.SIGKILL

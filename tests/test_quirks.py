@@ -16,18 +16,22 @@ from typing import Any
 import pytest
 
 from coder.ai import ChatModel
-from coder.features.scripted import Body, Reply, ScriptedServer
+from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.events import StepEnd, ToolEnd
 from coder.loop import run_loop
-from coder.tools import tool
-from coder.types import StepEnd, ToolEnd
+from coder.toolset import tool
 from tests.harness import FAST, assert_all_valid, drive
 
-CASES = [json.loads(line) for line in (Path(__file__).parent / "data" / "quirks.jsonl").read_text().splitlines()]
+CASES = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "data" / "quirks.jsonl").read_text().splitlines()
+]
 # Cases that are a matter of taste, where ours is the corpus's other reading, and why.
 OTHERWISE = {
     "tc-in-text": "a call that a model writes as text may be one that it quotes: it is said, and not run",
     "ch-cumulative-text": "text that repeats what came before cannot be told from a true repeat",
-    "ht-overflow-400-empty": "a 400 without a word may be anything"}
+    "ht-overflow-400-empty": "a 400 without a word may be anything",
+}
 
 
 @tool
@@ -79,14 +83,25 @@ TOOLS = [read_file, write_file, bash, list_dir, now]
 def reply(case: dict[str, Any]) -> Reply:
     """The case as an answer of the test server: its writes, pauses and its way to close."""
     encoding = case.get("encoding", "utf-8")
-    chunks = [base64.b64decode(text) if encoding == "base64" else text.encode(encoding) for text in case["body_chunks"]]
-    return Reply(status=case["status"], headers=case.get("headers") or {}, chunks=chunks, close=case.get("close", "eof"),
-                 pace=case.get("pause_ms", 3) / 1000)
+    chunks = [
+        base64.b64decode(text) if encoding == "base64" else text.encode(encoding)
+        for text in case["body_chunks"]
+    ]
+    return Reply(
+        status=case["status"],
+        headers=case.get("headers") or {},
+        chunks=chunks,
+        close=case.get("close", "eof"),
+        pace=case.get("pause_ms", 3) / 1000,
+    )
 
 
 def play(case: dict[str, Any]) -> dict[str, Any]:
     """Run one case to its end; what came out, in the words of the corpus."""
-    answers = [reply(case), *(reply({"status": 200, "headers": {}} | then) for then in case.get("then", []))]
+    answers = [
+        reply(case),
+        *(reply({"status": 200, "headers": {}} | then) for then in case.get("then", [])),
+    ]
     expected_attempts = 2 if case["expect"]["retried"] else 1
     times: list[float] = []
     bodies: list[Body] = []
@@ -103,8 +118,12 @@ def play(case: dict[str, Any]) -> dict[str, Any]:
 
     options = case.get("client", {})
     with ScriptedServer(script) as server:
-        model = ChatModel("m", base_url=server.url, context_window=options.get("context_window", 128_000),
-                          idle_timeout=options.get("idle_timeout_s", 30))
+        model = ChatModel(
+            "m",
+            base_url=server.url,
+            context_window=options.get("context_window", 128_000),
+            idle_timeout=options.get("idle_timeout_s", 30),
+        )
         messages: list[dict[str, Any]] = []
         started = time.monotonic()
         events, result = drive(run_loop(messages, model, TOOLS, prompts="go", retry=FAST))
@@ -112,24 +131,47 @@ def play(case: dict[str, Any]) -> dict[str, Any]:
     first = next((e for e in events if isinstance(e, StepEnd)), None)
     message = first.message if first else {}
     failed = {e.id for e in events if isinstance(e, ToolEnd) and e.is_error}
-    calls = [{"name": call["function"]["name"], "arguments": None if call["id"] in failed else json.loads(call["function"]["arguments"])}
-             for call in message.get("tool_calls") or []]
+    calls = [
+        {
+            "name": call["function"]["name"],
+            "arguments": None
+            if call["id"] in failed
+            else json.loads(call["function"]["arguments"]),
+        }
+        for call in message.get("tool_calls") or []
+    ]
     error = result.error.kind if result.error else None
     finish = "error" if error else ("tool_calls" if calls else result.stop_reason)
-    if result.stop_reason == "length" or (calls and len(failed) == len(calls) and any("cut at the output limit" in str(
-            m.get("content")) for m in messages)):
+    if result.stop_reason == "length" or (
+        calls
+        and len(failed) == len(calls)
+        and any("cut at the output limit" in str(m.get("content")) for m in messages)
+    ):
         finish, calls = ("error" if error else "length"), []
-    return {"text": message.get("content") or "", "tool_calls": calls, "finish": finish, "error": error, "retried": attempts > 1,
-            "ids": [call["id"] for call in message.get("tool_calls") or []], "usage": first.usage if first else None,
-            "seconds": time.monotonic() - started, "delay": times[1] - times[0] if len(times) > 1 else 0.0, "message": message,
-            "reasoning": "".join(e.text for e in events if e.type == "reasoning_delta"), "attempts": (attempts, expected_attempts),
-            "next": bodies[-1]["messages"]}
+    return {
+        "text": message.get("content") or "",
+        "tool_calls": calls,
+        "finish": finish,
+        "error": error,
+        "retried": attempts > 1,
+        "ids": [call["id"] for call in message.get("tool_calls") or []],
+        "usage": first.usage if first else None,
+        "seconds": time.monotonic() - started,
+        "delay": times[1] - times[0] if len(times) > 1 else 0.0,
+        "message": message,
+        "reasoning": "".join(e.text for e in events if e.type == "reasoning_delta"),
+        "attempts": (attempts, expected_attempts),
+        "next": bodies[-1]["messages"],
+    }
 
 
 def differences(case: dict[str, Any], came: dict[str, Any], expect: dict[str, Any]) -> list[str]:
     """What is not as expected."""
-    wrong = [f"{name}: {came[name]!r} for {expect[name]!r}" for name in ("tool_calls", "finish", "error", "retried", "ids")
-             if name in expect and came[name] != expect[name]]
+    wrong = [
+        f"{name}: {came[name]!r} for {expect[name]!r}"
+        for name in ("tool_calls", "finish", "error", "retried", "ids")
+        if name in expect and came[name] != expect[name]
+    ]
     if not expect["error"] and came["text"] != expect["text"]:
         wrong.append(f"text: {came['text']!r} for {expect['text']!r}")
     if expect.get("unique_ids") and len(set(came["ids"])) != len(came["ids"]):
@@ -153,7 +195,9 @@ def differences(case: dict[str, Any], came: dict[str, Any], expect: dict[str, An
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_an_answer_of_a_real_server_comes_out_right(case: dict[str, Any], record_property: Callable[[str, object], None]) -> None:
+def test_an_answer_of_a_real_server_comes_out_right(
+    case: dict[str, Any], record_property: Callable[[str, object], None]
+) -> None:
     record_property("quirk", case["id"])
     record_property("grade", case["strictness"])
     came = play(case)
@@ -161,7 +205,9 @@ def test_an_answer_of_a_real_server_comes_out_right(case: dict[str, Any], record
     if case["strictness"] == "may":
         readings = readings[1:] if case["id"] in OTHERWISE else readings[:1]
     found = [differences(case, came, expect) for expect in readings]
-    assert [] in found, f"{case['quirk']} ({case['ref']}): " + " | or ".join("; ".join(wrong) for wrong in found)
+    assert [] in found, f"{case['quirk']} ({case['ref']}): " + " | or ".join(
+        "; ".join(wrong) for wrong in found
+    )
 
 
 def test_every_case_of_the_corpus_is_known_by_group() -> None:

@@ -12,25 +12,51 @@ from hypothesis import strategies as st
 
 from coder.abort import Abort
 from coder.ai import ChatModel
-from coder.errors import RetryPolicy
-from coder.features.replay import ScriptedModel
-from coder.features.scripted import Body, Reply, ScriptedServer
+from coder.devtools.replay import ScriptedModel
+from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.events import Event, ToolUpdate
 from coder.loop import run_loop
-from coder.tools import ToolContext, tool
-from coder.types import Event, Limits, Message, ToolUpdate
+from coder.providers.errors import RetryPolicy
+from coder.toolset import ToolContext, tool
+from coder.types import Limits, Message
 from tests.harness import assert_all_valid, assert_valid, drive
 
 SAID = ["", "a word", "two words", "h\ud83dlf", "nul\0", "\U0001f600"]
-WORDS = [{}, {"text": "x"}, {"text": "\udc00"}, '{"text": "cut', "[]", "null", "", '"twice"', {"other": 1}]  # arguments
+WORDS = [
+    {},
+    {"text": "x"},
+    {"text": "\udc00"},
+    '{"text": "cut',
+    "[]",
+    "null",
+    "",
+    '"twice"',
+    {"other": 1},
+]  # arguments
 BROKEN = [[b"data: {oops\n\n"], [b'data: {"error": {"code": 429}}\n\n'], [b"<html>"], list[bytes]()]
 HOW = ["never", "never", "abort", "thread", "leave"]
 TEXTS, ARGUMENTS = st.sampled_from(SAID), st.sampled_from(WORDS)
-CALLS = st.lists(st.tuples(st.sampled_from(["echo", "echo", "slow", "fails", "no such.tool", ""]), ARGUMENTS), max_size=5)
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["echo", "echo", "slow", "fails", "no such.tool", ""]), ARGUMENTS),
+    max_size=5,
+)
 REPLIES = st.one_of(
-    st.builds(Reply, text=TEXTS, calls=CALLS, finish=st.sampled_from(["", "stop", "tool_calls", "length", "content_filter", None])),
-    st.builds(Reply, text=TEXTS, calls=CALLS, cut=st.integers(0, 8), close=st.sampled_from(["eof", "reset"])),
+    st.builds(
+        Reply,
+        text=TEXTS,
+        calls=CALLS,
+        finish=st.sampled_from(["", "stop", "tool_calls", "length", "content_filter", None]),
+    ),
+    st.builds(
+        Reply,
+        text=TEXTS,
+        calls=CALLS,
+        cut=st.integers(0, 8),
+        close=st.sampled_from(["eof", "reset"]),
+    ),
     st.builds(Reply, text=st.just("bad"), status=st.sampled_from([0, 400, 401, 429, 500, 503])),
-    st.builds(Reply, chunks=st.sampled_from(BROKEN)))
+    st.builds(Reply, chunks=st.sampled_from(BROKEN)),
+)
 
 
 class Moment:
@@ -80,7 +106,10 @@ def fails() -> str:
     raise ValueError("no \ud83d good")
 
 
-CONVERSATIONS = given(script=st.lists(REPLIES, min_size=1, max_size=8), moments=st.lists(MOMENTS, min_size=1, max_size=3))
+CONVERSATIONS = given(
+    script=st.lists(REPLIES, min_size=1, max_size=8),
+    moments=st.lists(MOMENTS, min_size=1, max_size=3),
+)
 QUICK = RetryPolicy(base=0.001, cap=0.002)
 TOOLS = [echo, slow, fails]
 
@@ -91,17 +120,34 @@ def drawn(number: int) -> tuple[list[Reply], list[Moment]]:
 
     def calls() -> list[tuple[str, Any]]:
         names = ["echo", "echo", "slow", "fails", "no such.tool", ""]
-        return [(chance.choice(names), chance.choice(WORDS)) for _ in range(chance.randint(1, 5) if chance.random() < 0.7 else 0)]
+        return [
+            (chance.choice(names), chance.choice(WORDS))
+            for _ in range(chance.randint(1, 5) if chance.random() < 0.7 else 0)
+        ]
 
     def reply() -> Reply:
         kind, text = chance.random(), chance.choice(SAID)
         if kind < 0.55:
-            return Reply(text, calls(), finish=chance.choice(["", "", "stop", "tool_calls", "length", "content_filter", None]))
+            return Reply(
+                text,
+                calls(),
+                finish=chance.choice(
+                    ["", "", "stop", "tool_calls", "length", "content_filter", None]
+                ),
+            )
         if kind < 0.75:
-            return Reply(text, calls(), cut=chance.randint(0, 8), close=chance.choice(["eof", "reset"]))
-        return Reply("bad", status=chance.choice([0, 400, 401, 429, 500, 503])) if kind < 0.9 else Reply(chunks=chance.choice(BROKEN))
+            return Reply(
+                text, calls(), cut=chance.randint(0, 8), close=chance.choice(["eof", "reset"])
+            )
+        return (
+            Reply("bad", status=chance.choice([0, 400, 401, 429, 500, 503]))
+            if kind < 0.9
+            else Reply(chunks=chance.choice(BROKEN))
+        )
 
-    moments = [Moment(chance.randint(1, 40), chance.choice(HOW)) for _ in range(chance.randint(1, 3))]
+    moments = [
+        Moment(chance.randint(1, 40), chance.choice(HOW)) for _ in range(chance.randint(1, 3))
+    ]
     return [reply() for _ in range(chance.randint(1, 8))], moments
 
 

@@ -1,24 +1,21 @@
-"""The sandbox: what a command cannot write, signal or leave behind, and what it can. SBX-01 to SBX-06 of the reference.
+"""The sandbox: what a command cannot write, reach or leave behind, and what it can (SBX).
 
-A run is a real one against the scripted server; what counts is what lies on the disk afterwards.
+A run is a real one against the scripted server; what counts is what is on the disk afterwards.
 """
 
 from __future__ import annotations
 
 import ctypes
-import http.server
 import json
 import os
 import shutil
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
 import threading
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,29 +23,37 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
-from coder.features.git_config import NOT_PLAIN, entries
-from coder.features.git_places import git_folders
-from coder.features.hooks import HookChain
-from coder.features.landlock import NETWORK_ABI, ConfinedThread, available, can_filter, restrict, without_network
-from coder.features.permissions import Permissions
-from coder.features.rules import Rule
-from coder.features.sandbox import Sandbox, SandboxError
-from coder.features.scripted import Body, Reply, ScriptedServer
-from coder.features.watch import Change, Watch
-from coder.tools import Tool, ToolContext, Toolset
+from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.events import Event, Notice, PermissionAsked
+from coder.hooks import HookChain, Hooks
+from coder.permissions.git_guard import GitGuard, writable_git_folders
+from coder.permissions.landlock import (
+    NETWORK_ABI,
+    SandboxThread,
+    available,
+    call_filter,
+    can_filter,
+    gaps,
+    restrict,
+)
+from coder.permissions.permissions import Permissions
+from coder.permissions.rules import Rule
+from coder.permissions.sandbox import Sandbox
 from coder.tools.bash import bash
 from coder.tools.process import environment, output_of
 from coder.tools.search import grep
-from coder.types import Event, Hooks, Notice, PermissionAsked, ToolCall, ToolResult
+from coder.toolset import Tool, ToolContext, Toolset
+from coder.types import ToolCall, ToolResult
 from tests.harness import ask, serve
-from tests.terminal import MARK, ROOT, OneShot, gone, until
+from tests.terminal import MARK, ROOT, OneShot, gone, processes, until
 
-landlock = pytest.mark.skipif(not available(), reason="this kernel has no Landlock, or it may not be used here")
+landlock = pytest.mark.skipif(not available(), reason="this kernel has no Landlock for us")
+seccomp = pytest.mark.skipif(not can_filter(), reason="no filters of system calls here")
 FINE = Reply("All is well.")
 
 
 class Runs:
-    """Runs commands of a model's, each a call of one answer. `results` and `notices` are those of the newest run."""
+    """Runs commands of a model's, each a call of one answer. `results` are those of the newest."""
 
     def __init__(self, workspace: Path, *hooks: Hooks, **options: Any) -> None:
         self.sandbox = Sandbox(workspace, **options)
@@ -56,12 +61,15 @@ class Runs:
         self.hooks = HookChain(*hooks, self.sandbox)
         self.events: list[Event] = []
 
-    def __call__(self, *lines: str, each: Callable[[Event], None] | None = None, **arguments: Any) -> str:
+    def __call__(
+        self, *lines: str, each: Callable[[Event], None] | None = None, **arguments: Any
+    ) -> str:
         """The last command's result."""
         calls = [("bash", {"command": line} | arguments) for line in lines]
         with serve(Reply(calls=calls), FINE) as server:
             self.events, _ = ask(server, tools=self.tools, hooks=self.hooks, each=each)
-            self.results = [str(message["content"]) for message in server.requests[-1]["messages"] if message["role"] == "tool"]
+            messages = server.requests[-1]["messages"]
+            self.results = [str(each["content"]) for each in messages if each["role"] == "tool"]
             self.schema = server.requests[0]["tools"][0]["function"]["parameters"]
         return self.results[-1]
 
@@ -78,375 +86,11 @@ def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "home" / "file").write_text("kept")
     (tmp_path / "file").write_text("kept")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"):
-        monkeypatch.setenv(name, "me@here")
+    for name in ("AUTHOR_NAME", "COMMITTER_NAME", "AUTHOR_EMAIL", "COMMITTER_EMAIL"):
+        monkeypatch.setenv(f"GIT_{name}", "me@here")
     for name in ("CONFIG", "DATA", "CACHE"):
         monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
     return tmp_path / "ws"
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """What a test leaves in the background is ended."""
-    value = os.urandom(8).hex()
-    monkeypatch.setenv(MARK, value)
-    yield value
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if value.encode() in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                os.kill(int(entry.name), signal.SIGKILL)
-        except OSError:
-            continue
-
-
-def yes(event: Event) -> None:
-    """The person's answer to each question."""
-    if isinstance(event, PermissionAsked):
-        event.reply("once")
-
-
-def all_of(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """What lies outside the workspace: modes and contents."""
-    return {str(path): (path.lstat().st_mode, b"" if path.is_dir() else path.read_bytes()) for path in folder.rglob("*")
-            if "ws" not in path.relative_to(folder).parts[:1]}
-
-
-def git(folder: Path, *argv: str) -> str:
-    return subprocess.run(["git", *argv], cwd=folder, check=True, capture_output=True, text=True).stdout
-
-
-# ---- SBX-01: what may be written -------------------------------------------------------------------------
-
-WORKS = [
-    pytest.param("echo a > file && cat file", "a", marks=pytest.mark.case("SBX-01"), id="in the workspace"),
-    pytest.param("echo a > $TMPDIR/file && cat $TMPDIR/file", "a", marks=pytest.mark.case("SBX-01"), id="in the temporary folder"),
-    pytest.param("echo a > /dev/null && echo yes", "yes", marks=pytest.mark.case("SBX-01"), id="to the null device"),
-    pytest.param('f=$(mktemp) d=$(mktemp -d) && echo a > $f && echo b > $d/b && [[ $f == $TMPDIR/* ]] && echo yes', "yes", id="mktemp"),
-    pytest.param("mkdir a b && echo c > a/f && mv a/f b/g && ln b/g a/h && cat a/h", "c", id="rename and link into another folder"),
-    pytest.param("mv $(mktemp) here && ls here", "here", id="from the temporary folder into the workspace"),
-    pytest.param("echo long > f && truncate -s 2 f && rm f && mkdir -p x/y && rmdir -p x/y && ln -s file link && echo yes", "yes",
-                 id="the rest"),
-    pytest.param("mkfifo p && (echo hi > p & cat p)", "hi", id="a FIFO"),
-    pytest.param("echo a | tee /dev/stderr > /dev/stdout; cat <(echo b) - <<< c", "a\na\nb\nc", id="streams"),
-    pytest.param("cat file.large <<< '' 2> /dev/null; cat <<< $(seq 20000) | tail -c 6", "20000", id="a here-string as large as a file"),
-    pytest.param("python3 -c 'import socket; s = socket.socket(socket.AF_UNIX); s.bind(\"sock\"); print(1)'", "1", id="a unix socket"),
-    pytest.param("python3 -c 'import multiprocessing as m; m.Lock(); print(1)'", "1", id="a semaphore"),
-    pytest.param("stat -c %a $TMPDIR", "700", id="a folder of its own"),
-    pytest.param("grep NoNewPrivs /proc/self/status", "NoNewPrivs:\t1", id="no rights from set-user-ID programs"),
-    pytest.param("cat ../file", "kept", id="reading is free"),
-]
-
-
-@landlock
-@pytest.mark.parametrize(("line", "output"), WORKS)
-def test_what_commands_need_works(ws: Path, line: str, output: str) -> None:
-    assert Runs(ws)(line) == output
-
-
-FAILS = [
-    pytest.param("echo a > ~/new", marks=pytest.mark.case("SBX-01"), id="a file in the home folder"),
-    pytest.param("echo a > ../new", marks=pytest.mark.case("SBX-01"), id="a file beside the workspace"),
-    pytest.param("mkdir ../new", id="a folder"),
-    pytest.param("echo a >> ../file", id="a line more"),
-    pytest.param("rm ../file", id="remove"),
-    pytest.param("rmdir ../beside", id="remove a folder"),
-    pytest.param("python3 -c 'import os; os.truncate(\"../file\", 0)'", id="truncate"),
-    pytest.param("ln -s ../file link && echo a > link", id="through a link that leaves"),
-    pytest.param("ln -s ../beside link && echo a > link/new", id="through a folder's link that leaves"),
-    pytest.param("ln -s ../beside/new link && echo a > link", id="through a link to nothing"),
-    pytest.param("ln ../file hard && echo a > hard", id="through a hard link"),
-    pytest.param("echo a > a && mv a ../beside/a", id="move out"),
-    pytest.param("mv ../file here", id="move in"),
-    pytest.param("ln -s x ../beside/link", id="make a link"),
-    pytest.param("mkfifo ../beside/p", id="make a FIFO"),
-    pytest.param("python3 -c 'import os; os.rename(\"../beside\", \"../other\")'", id="rename a folder"),
-    pytest.param("echo 5 > /proc/$PPID/oom_score_adj", id="a process file of ours"),
-    pytest.param("tr '\\0' '\\n' < /proc/$PPID/environ > environ && cat environ", id="reading our environment"),
-    pytest.param("head -c 1 /proc/$PPID/mem; : 2> /dev/null > /proc/$PPID/mem", id="our memory"),
-    pytest.param("kill -9 $PPID", id="a signal to us"),
-    pytest.param("python3 -c 'import time; time.clock_settime(time.CLOCK_REALTIME, time.time())'", id="the clock"),
-    pytest.param("mknod disk b 7 0", id="a device node of its own"),
-    pytest.param("[ $UID = 0 ] || exit 1; mount -t tmpfs none .", id="mount"),
-    pytest.param("unshare -Urm mount -t tmpfs none .. && echo a > ../new", id="mount in a namespace of its own"),
-    pytest.param("python3 -c 'import os; os.openpty()'", id="a terminal"),
-    pytest.param("setsid -w sh -c 'echo a > ../new'", id="in a session of its own"),
-    pytest.param("env -i bash -c 'echo a > ../new'", id="without its variables"),
-]
-
-
-@landlock
-@pytest.mark.parametrize("line", FAILS)
-def test_what_a_command_cannot_do(ws: Path, line: str) -> None:
-    before = all_of(ws.parent)
-    runs = Runs(ws)
-    result = runs(line)
-    assert "[exit code" in result, result
-    assert all_of(ws.parent) == before
-    assert f"[in the sandbox commands write only in {ws} and $TMPDIR ({runs.sandbox.temporary}). " in result or "exit 1" in line
-
-
-@landlock
-def test_a_child_in_the_background_stays_confined(ws: Path, mark: str) -> None:
-    runs = Runs(ws)
-    runs("(until [ -e go ]; do sleep 0.01; done; echo a > ../new; echo a > over) > /dev/null 2>&1 &")
-    (ws / "go").touch()
-    until((ws / "over").exists)
-    assert not (ws.parent / "new").exists()
-
-
-@landlock
-def test_our_own_threads_are_not_confined(ws: Path) -> None:
-    """Not the one that runs the tools, nor one that is started while a command runs."""
-    done: list[threading.Thread] = []
-
-    def write(event: Event) -> None:
-        if not done:
-            done.append(threading.Thread(target=(ws.parent / "from a thread").touch))
-            done[0].start()
-
-    Runs(ws)("echo hi", each=write)
-    done[0].join()
-    (ws.parent / "from here").touch()
-    assert (ws.parent / "from a thread").exists()
-    assert "NoNewPrivs:\t0" in Path("/proc/self/status").read_text()
-
-
-@landlock
-def test_commands_may_end_what_earlier_ones_have_started_and_nothing_else(ws: Path, mark: str) -> None:
-    other = subprocess.Popen(["sleep", "300"])
-    try:
-        runs = Runs(ws)
-        assert runs("sleep 300 > /dev/null & echo $! > pid", "kill $(cat pid) && echo ended") == "ended"
-        assert "Operation not permitted" in runs(f"kill {other.pid}")
-        assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
-
-
-@landlock
-def test_a_workspace_that_was_made_anew_can_be_written(ws: Path) -> None:
-    runs = Runs(ws)
-    assert runs('echo a > a; rm -rf "$PWD"; true').endswith(("(no output)", "Permission denied", "directory"))
-    shutil.rmtree(ws, ignore_errors=True)
-    ws.mkdir()
-    assert runs("echo b > b && cat b") == "b"
-
-
-@landlock
-def test_several_at_a_time_are_confined(ws: Path) -> None:
-    sandbox, results = Sandbox(ws), list[bytes]()
-
-    def one() -> None:
-        ctx = ToolContext(ws, Abort())
-        sandbox.before_tool_call(call := ToolCall("1", "bash", {}), ctx)
-        results.append(b"".join(output_of(["sh", "-c", "echo a > ../new || echo no"], ws, Abort(), 20, confine=ctx.confine)))
-        list(sandbox.after_tool_call(call, ToolResult("")))
-
-    threads = [threading.Thread(target=one) for _ in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert [b"no" in result for result in results] == [True] * 8 and not (ws.parent / "new").exists()
-
-
-# ---- searches --------------------------------------------------------------------------------------------
-
-
-class Noted:
-    """A confinement that notes its use."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {"MORE": "1"}
-
-    def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        self.said.append("start")
-        return start()
-
-    def ended(self) -> None:
-        self.said.append("ended")
-
-
-@pytest.mark.parametrize(("tool", "arguments"), [(bash, {"command": "echo $MORE"}), (bash, {"command": "sleep 300", "timeout": 1}),
-                                                 (grep, {"pattern": "x"})])
-def test_bash_and_grep_start_their_children_in_the_confinement_of_the_call(ws: Path, tool: Tool, arguments: dict[str, Any]) -> None:
-    tools, noted = Toolset([tool], cwd=ws), Noted()
-    call = ToolCall("1", tool.name, arguments)
-    ctx = tools.context(call, Abort())
-    ctx.confine = noted
-    list(tools.run(call, ctx))
-    assert noted.said == ["start", "ended"]
-
-
-def test_a_child_that_is_left_half_way_is_told_to_its_confinement(ws: Path) -> None:
-    noted = Noted()
-    work = output_of(["sh", "-c", "echo $MORE; sleep 300"], ws, Abort(), 100, confine=noted)
-    assert next(data for data in work if data) == b"1\n"
-    work.close()
-    assert noted.said == ["start", "ended"]
-
-
-@landlock
-@pytest.mark.parametrize("name", ["grep", "glob"])
-def test_a_search_writes_nothing_at_all(ws: Path, name: str) -> None:
-    sandbox, ctx = Sandbox(ws), ToolContext(ws, Abort())
-    sandbox.before_tool_call(ToolCall("1", name, {}), ctx)
-    out = b"".join(output_of(["sh", "-c", "echo a > new; echo a > $TMPDIR/new; echo b > /dev/null; cat ../file"], ws, Abort(), 20,
-                             confine=ctx.confine))
-    assert out.endswith(b"kept") and out.count(b"ermission denied") + out.count(b"cannot create") >= 2
-    assert not (ws / "new").exists() and not (sandbox.temporary / "new").exists()
-
-
-@landlock
-def test_a_search_finds_what_there_is(ws: Path) -> None:
-    (ws / "a.txt").write_text("needle\n")
-    runs = Runs(ws)
-    with serve(Reply(calls=[("grep", {"pattern": "needle"})]), FINE) as server:
-        ask(server, tools=runs.tools, hooks=runs.hooks)
-        assert server.requests[-1]["messages"][-1]["content"] == "a.txt:1:needle"
-
-
-# ---- the network -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(available() < NETWORK_ABI, reason="the Landlock of this kernel, if any, knows no TCP")
-def test_tcp_can_be_turned_off(ws: Path) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        connect = f"exec 3<>/dev/tcp/127.0.0.1/{server.server_port} && echo connected"
-        listen = "python3 -c 'import socket; socket.create_server((\"127.0.0.1\", 0)); print(\"bound\")'"
-        runs = Runs(ws)
-        assert runs(connect) == "connected" and runs(listen) == "bound"
-        runs = Runs(ws, network=False)
-        for line in (connect, listen):
-            result = runs(line)
-            assert "ermission denied" in result and "and have no network" in result
-        assert "have no network" in runs.sandbox.summary
-        server.shutdown()
-
-
-def filtered(work: str) -> str:
-    return f"python3 -c 'import ctypes, os, socket, sys; {work}'"
-
-
-@landlock
-@pytest.mark.skipif(not can_filter(), reason="no filters of system calls here")
-@pytest.mark.parametrize("abi", [None, 3])
-def test_without_a_network_there_are_sockets_for_this_machine_only(ws: Path, abi: int | None) -> None:
-    """Also where Landlock knows no TCP."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        at = server.getsockname()
-        runs = Runs(ws, network=False, abi=abi)
-        for line in (f"socket.socket().sendto(b\"x\", 0x20000000, {at})".replace("'", '"'),  # TCP fast open
-                     "socket.socket(type=socket.SOCK_STREAM, proto=262)", "socket.socket(type=socket.SOCK_DGRAM)",
-                     "socket.socket(socket.AF_INET6)", "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
-                     "os.execvp(\"python3\", [\"python3\", \"-c\", \"import socket; socket.socket()\"])",
-                     "sys.exit(13 if ctypes.CDLL(None, use_errno=True).syscall(425, 1, 0) and ctypes.get_errno() == 13 else 0)"):
-            result = runs(filtered(line.replace("'", '"')))
-            assert "[exit code" in result and ("ermission denied" in result or "code 13" in result), line
-        assert runs(filtered("socket.socketpair(); socket.socket(socket.AF_UNIX); socket.if_nameindex(); print(1)")) == "1"
-        server.settimeout(0)
-        with pytest.raises(BlockingIOError):
-            server.accept()
-    assert not any("network" in notice for notice in runs.sandbox.notices)
-    assert Runs(ws)(filtered("socket.socket(type=socket.SOCK_DGRAM); print(1)")) == "1", "with a network there is no filter"
-
-
-def run_filter(program: list[tuple[int, int, int, int]], number: int, arch: int, argument: int) -> int:
-    """What seccomp's machine makes of a call, as far as our filter uses it."""
-    data, value, at = {0: number, 4: arch, 16: argument}, 0, 0
-    while True:
-        code, true, false, given = program[at]
-        if code == 0x06:
-            return given
-        if code == 0x20:
-            value = data[given]
-        else:
-            at += true if (value == given if code == 0x15 else value >= given) else false
-        at += 1
-
-
-@pytest.mark.parametrize(("arch", "number"), [(0xC000003E, 41), (0xC00000B7, 198), (0x40000003, 359), (0x40000028, 281)])
-def test_the_filter_knows_the_calls_of_each_machine(arch: int, number: int) -> None:
-    program = without_network()
-    allowed = [family for family in range(50) if run_filter(program, number, arch, family) == 0x7FFF0000]
-    assert allowed == [1, 16]
-    denied = [each for each in range(600) if run_filter(program, each, arch, 2) != 0x7FFF0000]
-    assert denied == sorted({number, 425, *([102] if arch < 0x50000000 else [])})
-    assert run_filter(program, 0x40000000 + 41, arch, 2) == run_filter(program, 0, 0xC0000015, 0) == 0x00050000 | 13
-
-
-@pytest.mark.skipif(can_filter(), reason="this machine has filters")
-def test_without_filters_it_is_said_that_udp_goes_on(ws: Path) -> None:
-    assert "network" in Sandbox(ws, network=False).notices[-1] or not available()
-
-
-# ---- SBX-03: our own folders -----------------------------------------------------------------------------
-
-
-@pytest.mark.case("SBX-03")
-@landlock
-def test_our_folders_that_are_not_there_are_not_made_by_a_command(ws: Path) -> None:
-    config, data = ws / ".config" / "coder", ws / ".local" / "share" / "coder"
-    runs = Runs(ws, config=config, data=data)
-    result = runs(f"mkdir -p {config}/plugins {data} && echo OPENAI_BASE_URL=http://evil > {config}/.env && "
-                  f"echo evil > {config}/plugins/a.py && touch {data}/sessions.db && echo made")
-    assert not config.exists() and not data.exists()
-    assert result.startswith("made\n[undone: .config/coder (new), .local/share/coder (new). ")
-    assert "undone: .config/coder (new), .local/share/coder (new)." in runs.notices
-    elsewhere = ws.parent / "home" / ".config" / "coder"
-    result = Runs(ws, config=elsewhere, data=elsewhere / "data")(f"mkdir -p {elsewhere}")
-    assert "Permission denied" in result and not elsewhere.parent.exists()
-
-
-@pytest.mark.case("SBX-03")
-def test_our_folders_that_are_there_are_put_back_as_they_were(ws: Path) -> None:
-    config, data = ws / ".config" / "coder", ws / ".local" / "coder"
-    shadow = data / "snapshots" / "1" / "config"
-    for path in (config / "plugins" / "own.py", config / ".env", config / "hooks.json", shadow):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("mine")
-        path.chmod(0o600)
-    before = {path: (path.lstat().st_mode, path.is_file() and path.read_bytes()) for path in (*config.rglob("*"), shadow)}
-    runs = Runs(ws, config=config, data=data)
-    result = runs("cd .config/coder && echo evil >> .env && rm hooks.json && chmod 666 plugins/own.py && ln -s /etc/passwd plugins/b.py "
-                  f"&& mkdir agents && echo evil > agents/a.md && echo evil >> {shadow} && touch {data}/sessions.db "
-                  f"&& mkdir {data}/snapshots/2 && touch {data}/snapshots/2/config")
-    assert {path: (path.lstat().st_mode, path.is_file() and path.read_bytes()) for path in (*config.rglob("*"), shadow)} == before
-    for name in (".env (changed)", "hooks.json (removed)", "plugins/own.py (changed)", "plugins/b.py (new)", "agents (new)",
-                 "snapshots/1/config (changed)"):
-        assert name in result
-    assert (data / "sessions.db").exists() and (data / "snapshots" / "2" / "config").exists()  # ours, too, write there meanwhile
-    assert "agents/a.md" not in result and runs("cd .config/coder && ls -a") == ".\n..\n.env\nhooks.json\nplugins"
-
-
-def test_a_link_that_leads_to_our_folder_does_not_lead_elsewhere_afterwards(ws: Path) -> None:
-    """What counts is what we would read, whatever folder of the way was exchanged."""
-    (ws / ".config" / "coder").mkdir(parents=True)
-    (ws / ".config" / "coder" / ".env").write_text("mine")
-    runs = Runs(ws, config=ws / ".config" / "coder")
-    runs("mv .config old && mkdir -p evil/coder && echo evil > evil/coder/.env && ln -s evil .config")
-    assert (ws / ".config" / "coder" / ".env").read_text() == "mine"
-
-
-@landlock
-def test_putting_back_writes_nothing_outside_of_the_workspace(ws: Path) -> None:
-    """The way to our folder is led out of the workspace: it is told, and what lies there is left alone."""
-    theirs = ws.parent / "beside" / "coder"
-    for folder, text in ((ws / ".config" / "coder", "mine"), (theirs, "theirs")):
-        folder.mkdir(parents=True)
-        (folder / ".env").write_text(text)
-    result = Runs(ws, config=ws / ".config" / "coder")("mv .config old; ln -s ../beside .config")
-    assert (theirs / ".env").read_text() == "theirs" and [path.name for path in theirs.iterdir()] == [".env"]
-    assert ".config/coder/.env (changed; not undone: Permission denied)" in result
-
-
-# ---- SBX-04: what git runs -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -460,211 +104,610 @@ def repository(ws: Path) -> Path:
     return ws
 
 
-def state(folder: Path) -> dict[str, Any]:
-    """What git would run in there."""
-    paths = [folder / ".git", *folder.glob(".git/config*"), *folder.glob(".git/hooks/**/*"), *folder.glob(".git/modules/**/config"),
-             *folder.glob(".git/modules/**/hooks/*"), *folder.glob(".git/commondir"), *folder.glob(".git/worktrees/*/co[nm]*")]
-    return {str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else
-            (path.stat().st_mode, path.is_file() and path.read_bytes()) for path in paths if path.suffix != ".sample"}
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What a test leaves in the background is ended."""
+    value = os.urandom(8).hex()
+    monkeypatch.setenv(MARK, value)
+    yield value
+    for number in processes(value):
+        os.kill(number, signal.SIGKILL)
 
 
-UNDONE = [
-    pytest.param("echo evil > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; git config core.fsmonitor ./evil",
-                 ".git/config (core.fsmonitor), .git/hooks/pre-commit (new)", marks=pytest.mark.case("SBX-04"), id="hook and config"),
-    pytest.param("echo evil >> .git/hooks/commit-msg", ".git/hooks/commit-msg (changed)", id="a hook that was there"),
-    pytest.param("chmod 600 .git/hooks/commit-msg", ".git/hooks/commit-msg (changed)", id="its mode"),
-    pytest.param("rm .git/hooks/commit-msg", ".git/hooks/commit-msg (removed)", id="a hook less"),
-    pytest.param("ln -s ../../evil .git/hooks/post-checkout", ".git/hooks/post-checkout (new)", id="a hook that is a link"),
-    pytest.param("ln -sf ../../evil .git/hooks/commit-msg", ".git/hooks/commit-msg (changed)", id="a hook that becomes a link"),
-    pytest.param("mkdir -p .git/hooks/pre-push.d/a; touch .git/hooks/pre-push.d/a/b", ".git/hooks/pre-push.d (new)", id="a hooks' folder"),
-    pytest.param("mv .git/hooks .git/h; mkdir evil; touch evil/commit-msg evil/pre-push; ln -s ../evil .git/hooks",
-                 ".git/hooks (new), .git/hooks/commit-msg (removed)", id="another hooks folder"),
-    pytest.param("rm .git/config; mkdir .git/config", ".git/config (changed)", id="config becomes a folder"),
-    pytest.param("cp .git/config c; mv c evil; ln -sf ../evil .git/config", ".git/config (changed)", id="config becomes a link"),
-    pytest.param("rm .git/config; mkfifo .git/config", ".git/config (changed)", id="config becomes a FIFO"),
-    pytest.param("printf '[core]\\n\\tpager = evil\\n' > .git/config.worktree",
-                 ".git/config.worktree (core.pager)", id="the other config"),
-    pytest.param("mkdir evil; cp -r .git/* evil; echo ../evil > .git/commondir", ".git/commondir (new)", id="commondir"),
-    pytest.param("cp -r .git evil; mv .git evil/old; echo gitdir: evil > .git", ".git (changed)", id="a .git that leads elsewhere"),
-    pytest.param("printf '\\t[core] pager = evil\\n' >> .git/config", f".git/config ({NOT_PLAIN})", id="section and key in a line"),
-    pytest.param("printf '[core]\\n\\tfilemode = \\\\\\n pager = evil\\n' >> .git/config", f"({NOT_PLAIN})", id="a line that goes on"),
-    pytest.param("printf '[user]\\n\\tname = a\\r[core]pager=evil\\n' >> .git/config", f"({NOT_PLAIN})", id="a carriage return"),
-    pytest.param("printf '\\tpager = evil\\n' > .git/config; cat .git/config", f"({NOT_PLAIN})", id="no section"),
-    pytest.param("head -c 2M /dev/zero | tr '\\0' ' ' >> .git/config", ".git/config (changed)", id="too large to be read"),
-    pytest.param("git config core.pager evil & wait; sleep 300", ".git/config (core.pager)", id="timed out"),
-]
+def yes(event: Event) -> None:
+    """The user's answer to each question."""
+    if isinstance(event, PermissionAsked):
+        event.reply("once")
 
 
-@pytest.mark.parametrize(("line", "told"), UNDONE)
-def test_what_git_would_run_is_undone_and_told(repository: Path, line: str, told: str) -> None:
-    before = state(repository)
-    runs = Runs(repository)
-    result = runs(line, timeout=1 if "300" in line else 20)
-    assert "[undone: " in result and told in result, result
-    assert told in runs.notices
-    # a command that has moved the whole repository away has done just that
-    assert state(repository) == ({".git": before[".git"]} if "mv .git " in line else before)
+def all_of(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Modes and contents of what is outside the workspace."""
+    paths = [path for path in folder.rglob("*") if path.relative_to(folder).parts[0] != "ws"]
+    return {
+        str(each): (each.lstat().st_mode, b"" if each.is_dir() else each.read_bytes())
+        for each in paths
+    }
 
 
-def undone_keys(repository: Path, *settings: str) -> list[str]:
-    """Which of these, each given to `git config` alone, are undone."""
-    watch, found = Watch(repository), list[str]()
-    for setting in settings:
-        watch.begin()
-        git(repository, "config", *setting.split(" ", 1))
-        found += [change.what for change in watch.end(lambda work: work())]
-    return found
+def git(folder: Path, *argv: str) -> str:
+    return subprocess.run(
+        ["git", *argv], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
-def test_keys_that_name_a_program_count(repository: Path) -> None:
-    """Those of git's documentation that name or lead to a program, and some that git does not know."""
-    runs = ("core.pager less", "core.editor vi", "core.hooksPath hooks", "core.sshCommand ssh -v", "core.gitProxy p", "core.askPass p",
-            "core.alternateRefsCommand p", "core.worktree /", "core.attributesFile a", "core.fsmonitor ./evil", "pager.log p",
-            "sequence.editor p", "diff.external p", "diff.pdf.textconv p", "diff.pdf.command p", "merge.m.driver p", "filter.f.clean p",
-            "filter.f.smudge p", "filter.f.process p", "alias.st !status", "credential.helper p", "credential.https://a.b.helper p",
-            "include.path ../x", "includeIf.gitdir:/.path x", "gpg.program p", "gpg.ssh.program p", "gpg.ssh.defaultKeyCommand p",
-            "sendemail.smtpServer /p", "sendemail.toCmd p", "man.m.cmd p", "browser.b.cmd p", "difftool.d.cmd p", "mergetool.m.path p",
-            "interactive.diffFilter p", "remote.origin.uploadpack p", "remote.origin.receivepack p", "remote.origin.vcs p",
-            "uploadpack.packObjectsHook p", "tar.zip.command p", "trailer.t.command p", "protocol.ext.allow always", "imap.tunnel p",
-            "init.templateDir t", "gc.recentObjectsHook p", "pull.twohead p", "hook.h.command p", "annex.x-command p", "web.browser b",
-            "url.ext::p.insteadOf https://", "branch.main.mergeOptions -sx", "user.a.name b",
-            "remote.origin.url ext::sh -c evil", "branch.main.remote ext::sh", "submodule.s.update !evil", "submodule.s.url foo::bar",
-            "core.hooksPath 1", "core.hooksPath true", "include.path 1", "core.attributesFile on", "init.templateDir 2",
-            "http.sslVerify false", "alias.s bisect run ./evil", "alias.s fetch --upload-pack=evil .", "alias.s -c core.pager=evil log",
-            "alias.s status; !evil", "alias.s pull ext::evil", "alias.s diff --output=.git/hooks/x", "merge.tool ../../evil",
-            "gui.recentRepo x")
-    lowered = [f"{setting.split(' ')[0].split('.', 1)[0].lower()}" for setting in runs]
-    found = undone_keys(repository, *runs)
-    assert [key.split(".", 1)[0] for key in found] == lowered
-    assert "pager" not in git(repository, "config", "--list")
+# ---- SBX-01: what may be written, and what else can be reached ----------------------------------
 
 
-def test_keys_that_name_none_pass(repository: Path) -> None:
-    plain = ("user.name me", "user.email a@b", "core.autocrlf input", "core.fileMode false", "color.ui auto", "pull.rebase true",
-             "push.default simple", "remote.origin.url https://a/b", "remote.origin.url git@a:b/c", "remote.my.fork.url ssh://a/b",
-             "branch.feature/x.remote origin", "branch.v1.2.merge refs/heads/v1.2", "branch.main.description two \\ words \"x\" # y",
-             "submodule.s.update rebase", "commit.gpgSign true", "extensions.worktreeConfig true", "http.postBuffer 1",
-             "core.fsmonitor false", "core.fscache true", "core.sharedRepository group", "credential.useHttpPath yes", "core.pager 1",
-             "log.date iso", "format.pretty oneline", "i18n.commitEncoding utf-8", "merge.tool meld", "rebase.updateRefs true",
-             "am.threeWay true", "maintenance.strategy incremental", "maintenance.gc.enabled 0", "receive.denyCurrentBranch updateInstead",
-             "versionsort.suffix -rc", "grep.patternType perl", "alias.st status", "alias.lg log --oneline --graph -20")
-    assert undone_keys(repository, *plain) == []
-    assert "name = me" in (repository / ".git" / "config").read_text()
+def table(text: str) -> list[list[str]]:
+    """Rows of `command => what is expected`, in which a tilde at an end goes on."""
+    return [row.split(" => ") for row in text.strip().replace("~\n", "").split("\n")]
 
 
-def test_what_git_reads_in_a_configuration_we_read_too() -> None:
-    data = (b'[core]\n\tbare\n; c\n[Remote "A.b\\"c"]\n\tURL = x # y\n  fetch=\n[x "y"] # c\n[z] a = b\n\t\\\nb\n'
-            b'[core]\n\tb = c\\\n\td = e\nf = g')
-    assert entries(data) == [("core.bare", ""), ('remote.A.b\\"c.url', "x # y"), ('remote.A.b\\"c.fetch', ""), (NOT_PLAIN, '[x "y"] # c'),
-                             (NOT_PLAIN, "[z] a = b"), (NOT_PLAIN, "\t\\"), (NOT_PLAIN, "b"), (NOT_PLAIN, "\tb = c\\"),
-                             (NOT_PLAIN, "\td = e"), ("core.f", "g")]
+WORKS = table(r"""
+echo a > file && cat file => a
+echo a > $TMPDIR/file && cat $TMPDIR/file => a
+echo a > /dev/null && echo yes => yes
+f=$(mktemp) d=$(mktemp -d) && echo a > $f && echo b > $d/b && [[ $f == $TMPDIR/* ]] && echo 1 => 1
+mkdir a b && echo c > a/f && mv a/f b/g && ln b/g a/h && cat a/h => c
+mv $(mktemp) here && ls here => here
+echo long > f && truncate -s 2 f && rm f && mkdir -p x/y && rmdir -p x/y && ln -s . l && ls l/b => g
+mkfifo p && (echo hi > p & cat p) => hi
+echo a | tee /dev/stderr > /dev/stdout | cat; cat <(echo b) => a a b
+cat <<< $(seq 20000) | tail -c 6 => 20000
+python3 -c 'import socket as s; s.socket(s.AF_UNIX).bind("sock"); print(1)' => 1
+python3 -c 'import multiprocessing as m; m.Lock(); print(1)' => 1
+echo $(stat -c %a $TMPDIR $TMPDIR/..) => 700 700
+grep -o NoNewPrivs:.* /proc/self/status | tr -d '\t' => NoNewPrivs:1
+cat ../file => kept
+ulimit -n 100 && ulimit -n => 100
+prlimit --cpu=100 prlimit --cpu --output=SOFT --noheadings | tr -d ' ' => 100
+prlimit --pid $$ --cpu --output=RESOURCE --noheadings => CPU
+n=PIP_CACHE_DIR; mkdir -p ${!n} && [[ ${!n} == $TMPDIR/* ]] && echo ${DOCKER_HOST-none} => none
+sleep 300 > /dev/null & echo $! | tee pid | wc -l => 1
+kill $(cat pid) && echo ended => ended
+""")
 
-
-def test_lines_that_were_there_before_do_not_count(repository: Path) -> None:
-    with (repository / ".git" / "config").open("a") as file:
-        file.write("[alias] st = status\n[core]\n\tpager = less \\\n -R\n")
-    runs = Runs(repository)
-    assert runs("git checkout -qb side && git branch -q -u main && git config user.name x && echo done") == "done"
-    assert "undone" in runs("sed -i 's/ -R/ -R; evil/' .git/config") and "evil" not in (repository / ".git" / "config").read_text()
-
-
-LEGITIMATE = [
-    pytest.param("git init -q new && cd new && git add -A && git commit -qm x --allow-empty && git log --format=%s", "x", id="init below"),
-    pytest.param("echo b > b && git add b && git commit -qm second && git log -1 --format=%s", "second", id="commit"),
-    pytest.param("git remote add origin https://a/b && git checkout -qb side && git branch -q -u main && git stash -q; echo yes", "yes",
-                 id="remote"),
-    pytest.param("git clone -q . copy && git -C copy status -s && git worktree add -q tree && cd tree && "
-                 "git commit -q --allow-empty -m t && echo yes", "yes", id="clone, worktree"),
-    pytest.param("git clone -q . ../ws/inner && git -c protocol.file.allow=always submodule --quiet add $PWD/inner deep/sub 2>/dev/null; "
-                 "git commit -qm s && git config -f .git/modules/deep/sub/config core.worktree", "../../../../deep/sub", id="submodule"),
-    pytest.param("git gc -q && git tag v1 && git notes add -m n && git tag", "v1", id="gc, tag"),
-    pytest.param("rm -rf .git && echo gone", "gone", id="no repository any more"),
-]
+FAILS = {
+    "a file in the home folder": "echo a > ~/new",
+    "a file beside the workspace": "echo a > ../new",
+    "a folder": "mkdir ../new",
+    "one more line": "echo a >> ../file",
+    "remove": "rm ../file",
+    "remove a folder": "rmdir ../beside",
+    "truncate": "python3 -c 'import os; os.truncate(\"../file\", 0)'",
+    "through a link that leaves": "ln -s ../file link && echo a > link",
+    "through a folder's link that leaves": "ln -s ../beside dir && echo a > dir/new",
+    "through a link to nothing": "ln -s ../beside/new none && echo a > none",
+    "through a hard link": "ln ../file hard && echo a > hard",
+    "move out": "echo a > a && mv a ../beside/a",
+    "move in": "mv ../file here",
+    "make a link": "ln -s x ../beside/link",
+    "make a FIFO": "mkfifo ../beside/p",
+    "rename a folder": 'python3 -c \'import os; os.rename("../beside", "../other")\'',
+    "a process file of ours": "echo 5 > /proc/$PPID/oom_score_adj",
+    "reading our environment": "tr '\\0' '\\n' < /proc/$PPID/environ > environ && cat environ",
+    "our memory": "head -c 1 /proc/$PPID/mem; : 2> /dev/null > /proc/$PPID/mem",
+    "a signal to us": "kill -9 $PPID",
+    "a signal to another process": "kill $OTHER",
+    "our limits": "prlimit --pid $PPID --cpu=100000:100000",
+    "one of our limits": "prlimit --pid $PPID --nofile=64:",
+    "the clock": "python3 -c 'import time; time.clock_settime(time.CLOCK_REALTIME, time.time())'",
+    "a device node of its own": "mknod disk b 7 0",
+    "mount": "[ $UID = 0 ] || exit 1; mount -t tmpfs none .",
+    "mount in a namespace of its own": "unshare -Urm mount -t tmpfs none .. && echo a > ../new",
+    "a terminal": "python3 -c 'import os; os.openpty()'",
+    "in a session of its own": "setsid -w sh -c 'echo a > ../new'",
+    "without its variables": "env -i bash -c 'echo a > ../new'",
+}
 
 
 @landlock
-@pytest.mark.parametrize(("line", "output"), LEGITIMATE)
-def test_the_daily_work_of_git_passes(repository: Path, line: str, output: str) -> None:
-    runs = Runs(repository)
-    assert runs(line) == output
-    assert runs.notices == ""
-
-
-def test_a_repository_that_a_command_makes_passes_without_what_runs(ws: Path) -> None:
+@pytest.mark.case("SBX-01")
+def test_what_commands_need_works(ws: Path, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "x")
     runs = Runs(ws)
-    assert runs("git init -q && git config user.name n && git status -s && echo yes") == "yes" and not runs.notices
-    shutil.rmtree(ws / ".git")
-    assert ".git/config (core.pager)" in runs("git init -q && git config core.pager evil")
-    assert (ws / ".git" / "HEAD").exists() and not (ws / ".git" / "config").exists()
-
-
-def test_hooks_and_config_of_submodules_and_worktrees_count(repository: Path) -> None:
-    runs = Runs(repository)
-    runs("git clone -q . inner && git -c protocol.file.allow=always submodule --quiet add $PWD/inner a/sub && git worktree add -q tree && "
-         "git config extensions.worktreeConfig true && git -C tree config --worktree user.name x && echo done")
-    assert runs.results == ["done"]
-    before = state(repository)
-    result = runs("touch .git/modules/a/sub/hooks/pre-commit; git -C a/sub config core.pager evil; "
-                  "git -C tree config --worktree core.pager e; echo ../../../evil > .git/worktrees/tree/commondir; "
-                  "git -C a/sub config core.worktree /etc")
-    for name in (".git/modules/a/sub/hooks/pre-commit (new)", ".git/modules/a/sub/config (core.worktree, core.pager)",
-                 ".git/worktrees/tree/config.worktree (core.pager)", ".git/worktrees/tree/commondir (changed)"):
-        assert name in result
-    assert state(repository) == before
+    runs(*(line for line, _ in WORKS))
+    found = [result.replace("\n", " ") for result in runs.results]
+    assert list(zip([line for line, _ in WORKS], found)) == [tuple(row) for row in WORKS]
+    assert "NoNewPrivs:\t0" in Path("/proc/self/status").read_text(), "we are not confined"
+    (ws.parent / "from here").touch()
 
 
 @landlock
-def test_undoing_writes_nothing_outside_of_the_workspace(repository: Path) -> None:
-    """A command exchanges the folder of the hooks for one of the person's: what is in there is left alone."""
-    target = repository.parent / "beside"
-    (target / "pre-push").write_text("the person's")
+@seccomp
+@pytest.mark.case("SBX-01")
+def test_what_a_command_cannot_do(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, limits = all_of(ws.parent), Path("/proc/self/limits").read_text()
+    runs = Runs(ws)
+    with subprocess.Popen(["sleep", "300"]) as other:
+        monkeypatch.setenv("OTHER", str(other.pid))
+        runs(*FAILS.values())
+        assert other.poll() is None
+        other.kill()
+    hint = f"[in the sandbox commands write only in {ws} and $TMPDIR ({runs.sandbox.temporary}). "
+    for name, result in zip(FAILS, runs.results):
+        assert "[exit code" in result and (hint in result or name == "mount"), (name, result)
+    assert all_of(ws.parent) == before
+    assert Path("/proc/self/limits").read_text() == limits
+
+
+@landlock
+@seccomp
+def test_a_command_that_would_kill_the_agent_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A CPU limit of 0 kills a process that none of the command's signals reaches."""
+    line = "prlimit --pid $PPID --cpu=0:0; echo evil > .git/hooks/pre-commit"
+    (tmp_path / "ws").mkdir()
+    git(tmp_path / "ws", "init", "-q")
+    with serve(Reply(calls=[("bash", {"command": line})]), FINE) as server:
+        with OneShot(tmp_path, server, "-y", "go") as run:
+            assert (run.end(), run.out) == (0, "All is well.\n")
+        assert "Permission denied" in str(server.requests[-1]["messages"][-1])
+    assert not (tmp_path / "ws" / ".git" / "hooks" / "pre-commit").exists()
+
+
+@landlock
+def test_a_child_in_the_background_stays_confined(ws: Path, mark: str) -> None:
+    runs = Runs(ws)
+    runs(
+        "(until [ -e go ]; do sleep 0.01; done; echo a > ../new; echo a > over) > /dev/null 2>&1 &"
+    )
+    (ws / "go").touch()
+    until((ws / "over").exists)
+    assert not (ws.parent / "new").exists()
+
+
+@landlock
+def test_a_workspace_that_was_made_anew_can_be_written(ws: Path) -> None:
+    runs = Runs(ws)
+    runs('echo a > a; rm -rf "$PWD"; true')
+    shutil.rmtree(ws, ignore_errors=True)
+    ws.mkdir()
+    assert runs("echo b > b && cat b") == "b"
+
+
+@landlock
+def test_several_at_a_time_are_confined_and_compared(repository: Path) -> None:
+    sandbox, results = Sandbox(repository), list[bytes]()
+    hooks = repository / ".git" / "hooks"
+
+    def one(number: int) -> None:
+        ctx = ToolContext(repository, Abort())
+        sandbox.before_tool_call(call := ToolCall("1", "bash", {}), ctx)
+        line = f"touch .git/hooks/{number}; echo a > ../new || echo no"
+        output = output_of(["sh", "-c", line], repository, Abort(), 20, confine=ctx.confine)
+        results.append(b"".join(output))
+        list(sandbox.after_tool_call(call, ToolResult("")))
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert [b"no" in result for result in results] == [True] * 8
+    assert not (repository.parent / "new").exists()
+    assert [each.name for each in hooks.iterdir() if each.suffix != ".sample"] == ["commit-msg"]
+
+
+def test_a_relative_path_is_not_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "bin:.")
+    assert environment()["PATH"] == os.defpath
+
+
+# ---- searches, and the start of children in general ---------------------------------------------
+
+
+class Noted:
+    """A confinement that notes its use."""
+
+    def __init__(self) -> None:
+        self.used: list[str] = []
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {"MORE": "1"}
+
+    def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        self.used.append("start")
+        return start()
+
+    def ended(self) -> None:
+        self.used.append("ended")
+
+
+def test_children_are_started_in_the_confinement_of_the_call_which_is_told_of_their_end(
+    ws: Path,
+) -> None:
+    """Of bash, after a time-out as well, of a search, and of one that is left half way."""
+    cases: list[tuple[Tool, dict[str, Any]]] = [
+        (bash, {"command": "echo $MORE"}),
+        (bash, {"command": "sleep 300", "timeout": 1}),
+        (grep, {"pattern": "x"}),
+    ]
+    for tool, arguments in cases:
+        tools, noted = Toolset([tool], cwd=ws), Noted()
+        ctx = tools.context(call := ToolCall("1", tool.name, arguments), Abort())
+        ctx.confine = noted
+        list(tools.run(call, ctx))
+        assert noted.used == ["start", "ended"]
+    noted = Noted()
+    work = output_of(["sh", "-c", "echo $MORE; sleep 300"], ws, Abort(), 100, confine=noted)
+    assert next(data for data in work if data) == b"1\n"
+    work.close()
+    assert noted.used == ["start", "ended"]
+
+
+@landlock
+def test_a_search_finds_what_there_is_and_writes_nothing(ws: Path) -> None:
+    (ws / "a.txt").write_text("needle\n")
+    runs = Runs(ws)
+    with serve(Reply(calls=[("grep", {"pattern": "needle"})]), FINE) as server:
+        ask(server, tools=runs.tools, hooks=runs.hooks)
+        assert server.requests[-1]["messages"][-1]["content"] == "a.txt:1:needle"
+    for name in ("grep", "glob"):
+        runs.sandbox.before_tool_call(ToolCall("1", name, {}), ctx := ToolContext(ws, Abort()))
+        line = "echo a > new; echo a > $TMPDIR/new; echo b > /dev/null && cat ../file"
+        out = b"".join(output_of(["sh", "-c", line], ws, Abort(), 20, confine=ctx.confine))
+        assert out.endswith(b"kept")
+    assert not (ws / "new").exists() and not (runs.sandbox.temporary / "new").exists()
+
+
+# ---- the network, and the filter of system calls ------------------------------------------------
+
+
+@pytest.mark.skipif(available() < NETWORK_ABI, reason="this Landlock, if any, knows no TCP")
+def test_tcp_can_be_turned_off(ws: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect = f"exec 3<>/dev/tcp/127.0.0.1/{server.getsockname()[1]} && echo connected"
+        listen = "python3 -c 'import socket; socket.create_server((\"127.0.0.1\", 0)); print(2)'"
+        runs = Runs(ws)
+        runs(connect, listen)
+        assert runs.results == ["connected", "2"]
+        runs = Runs(ws, network=False)
+        runs(connect, listen)
+        for result in runs.results:
+            assert "ermission denied" in result and "and have no network" in result
+
+
+@landlock
+@seccomp
+@pytest.mark.parametrize("abi", [available(), 3])
+def test_without_a_network_there_are_sockets_for_this_machine_only(abi: int) -> None:
+    """Also where Landlock knows no TCP."""
+    script = """
+import ctypes, socket, sys
+def denied(work):
+    try: work()
+    except PermissionError: return True
+at = ("127.0.0.1", int(sys.argv[1]))
+print(denied(lambda: socket.socket().sendto(b"x", 0x20000000, at)),
+      *(denied(lambda: socket.socket(*each)) for each in [(2, 1, 262), (2, 2), (10,), (17, 3)]),
+      ctypes.CDLL(None, use_errno=True).syscall(425, 1, 0) < 0 and ctypes.get_errno() == 13)
+socket.socketpair(); socket.socket(socket.AF_UNIX); socket.if_nameindex()
+"""
+
+    def output() -> str:
+        argv = [sys.executable, "-c", script, str(server.getsockname()[1])]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = SandboxThread(lambda: restrict([Path("/dev/null")], network=False, abi=abi))
+        assert thread.run(output) == "True " * 5 + "True\n"
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+        assert "True" not in SandboxThread(lambda: restrict([Path("/dev/null")])).run(output)[10:-5]
+
+
+def run_filter(
+    program: list[tuple[int, int, int, int]], number: int, arch: int, *arguments: int
+) -> bool:
+    """Whether seccomp's machine would allow a call, as far as our filter uses it."""
+    data = {0: number, 4: arch}
+    for at, value in enumerate(arguments):
+        data |= {16 + 8 * at: value & 0xFFFFFFFF, 20 + 8 * at: value >> 32}
+    value, at = 0, 0
+    while program[at][0] != 0x06:
+        code, true, false, given = program[at]
+        at += 1
+        if code == 0x20:
+            value = data[given]
+        else:
+            at += true if (value == given if code == 0x15 else value >= given) else false
+    return {0x7FFF0000: True, 0x00050000 | 13: False}[program[at][3]]
+
+
+X86, ARM = (
+    [(0xC000003E, 41, 302), (0x40000003, 359, 340)],
+    [(0xC00000B7, 198, 261), (0x40000028, 281, 369)],
+)
+
+
+@pytest.mark.parametrize(("arch", "socket_call", "prlimit"), X86 + ARM)
+def test_the_filter_knows_the_calls_of_each_machine(
+    arch: int, socket_call: int, prlimit: int
+) -> None:
+    for network in (True, False):
+        program = call_filter(network)
+
+        def allows(number: int, *arguments: int, arch: int = arch) -> bool:
+            return run_filter(program, number, arch, *arguments)  # noqa: B023
+
+        families = [family for family in range(50) if allows(socket_call, family, 1, 0)]
+        assert families == (list(range(50)) if network else [1, 16])
+        others = {number for number in range(600) if not allows(number, 2, 0, 1)}
+        offline = {socket_call, 425, *([102] if arch < 0x50000000 else [])}
+        assert others == {prlimit} | (set() if network else offline)
+        # (process, resource, new limits): our own may be set, those of others only be read
+        assert allows(prlimit, 0, 0, 1) and allows(prlimit, 7, 0, 0)
+        assert not allows(prlimit, 7, 0, 1 << 32)
+        assert not allows(0x40000000 + 1, 1, 0, 0) and not allows(0, 1, 0, 0, arch=0xC0000015)
+
+
+# ---- SBX-03: our own folders --------------------------------------------------------------------
+
+
+@pytest.mark.case("SBX-03")
+@landlock
+def test_our_folders_that_do_not_exist_get_nothing_from_a_command(ws: Path) -> None:
+    config, rules = ws / ".config" / "coder", ws / ".coder"
+    runs = Runs(ws, config=config, data=ws / ".local" / "coder")
+    new = [rules / "permissions.json", config / ".env", config / "plugins" / "a.py"]
+    lines = [f"mkdir -p {path.parent}; echo evil > {path}" for path in new]
+    result = runs("; ".join([*lines, "echo made"]))
+    assert not [each for each in (*config.rglob("*"), *rules.rglob("*")) if not each.is_dir()]
+    names = (
+        ".coder/permissions.json (new), .config/coder/.env (new), .config/coder/plugins/a.py (new)"
+    )
+    assert result.startswith(f"made\n[put back: {names}. ") and names in runs.notices
+    elsewhere = ws.parent / "home" / ".config" / "coder"
+    result = Runs(ws, config=elsewhere, data=ws.parent / "data")(f"mkdir -p {elsewhere}")
+    assert "Permission denied" in result and not elsewhere.exists()
+
+
+@pytest.mark.case("SBX-03")
+def test_our_folders_that_exist_are_put_back_as_they_were(ws: Path) -> None:
+    config, data = ws / ".config" / "coder", ws / ".local" / "coder"
+    shadow = data / "snapshots" / "1" / "config"
+    names = ("plugins/own.py", ".env", "hooks.json")
+    for path in [*(config / name for name in names), shadow, ws / ".coder" / "permissions.json"]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+        path.chmod(0o600)
+
+    def state() -> dict[Path, object]:
+        paths = [*config.rglob("*"), *(ws / ".coder").rglob("*"), shadow]
+        return {path: facts(path) for path in paths}
+
+    before = state()
+    runs = Runs(ws, config=config, data=data)
+    others = f"touch {data}/sessions.db; mkdir {data}/snapshots/2; touch {data}/snapshots/2/config"
+    result = runs(
+        f"echo evil >> .coder/permissions.json; echo evil >> {shadow}; {others}; cd .config/coder; "
+        "echo evil >> .env; rm hooks.json; chmod 666 plugins/own.py; ln -s /etc/passwd plugins/b.py"
+    )
+    assert state() == before
+    for name in ("/.env (changed)", "hooks.json (removed)", "plugins/own.py (changed)"):
+        assert name in result
+    for name in ("b.py (new)", "1/config (changed)", ".coder/permissions.json (changed)"):
+        assert name in result
+    assert (data / "sessions.db").exists(), "coder writes there as well"
+    assert (data / "snapshots" / "2" / "config").exists()
+
+
+@landlock
+def test_a_way_to_our_folder_that_becomes_a_link_leads_nowhere(ws: Path) -> None:
+    theirs, ours = ws.parent / "beside" / "coder", ws / ".config" / "coder"
+    for folder, text in ((ours, "mine"), (theirs, "theirs")):
+        folder.mkdir(parents=True)
+        (folder / ".env").write_text(text)
+    runs = Runs(ws, config=ours)
+    runs(
+        "mv .config old && mkdir -p evil/coder && echo evil > evil/coder/.env && ln -s evil .config"
+    )
+    assert (ours / ".env").read_text() == "mine"
+    assert "(changed; not put back: Permission denied)" in runs(
+        "rm .config; ln -s ../beside .config"
+    )
+    assert [(each.name, each.read_text()) for each in theirs.iterdir()] == [(".env", "theirs")]
+
+
+# ---- SBX-04: what git runs or obeys -------------------------------------------------------------
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """What git would run or obey in a repository."""
+    names = "config config.worktree hooks/**/* commondir info/attributes remotes/* branches/*"
+    paths = [path for name in names.split() for path in folder.glob(f".git/{name}")]
+    return {
+        str(each.relative_to(folder)): facts(each) for each in paths if each.suffix != ".sample"
+    }
+
+
+def facts(path: Path) -> tuple[int, object]:
+    if path.is_symlink():
+        return 0, os.readlink(path)
+    return path.stat().st_mode, path.is_file() and path.read_bytes()
+
+
+PUT_BACK = table(r"""
+echo evil > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; git config core.fsmonitor ./e ~
+ => .git/config (changed), .git/hooks/pre-commit (new)
+echo evil >> .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
+chmod 600 .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
+rm .git/hooks/commit-msg => .git/hooks/commit-msg (removed)
+rm -r .git/hooks => .git/hooks (removed), .git/hooks/commit-msg (removed)
+ln -s ../../evil .git/hooks/post-checkout => .git/hooks/post-checkout (new)
+ln -sf ../../evil .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
+rm .git/hooks/commit-msg; mkdir .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
+mkdir -p .git/hooks/x.d/a; touch .git/hooks/x.d/a/b => .git/hooks/x.d/a/b (new)
+mv .git/hooks .git/h; mkdir evil; touch evil/commit-msg; ln -s ../evil .git/hooks ~
+ => .git/hooks (changed)
+rm .git/config; mkdir .git/config => .git/config (changed)
+cp .git/config c; mv c copy; ln -sf ../copy .git/config => .git/config (changed)
+rm .git/config; mkfifo .git/config => .git/config (changed)
+printf '[core]\n\tpager = evil\n' > .git/config.worktree => .git/config.worktree (new)
+mkdir e; cp -r .git/* e; echo ../e > .git/commondir => .git/commondir (new)
+echo '* filter=evil' >> .git/info/attributes => .git/info/attributes (new)
+mkdir .git/remotes; echo URL: evil > .git/remotes/origin => .git/remotes/origin (new)
+head -c 2M /dev/zero >> .git/config => .git/config (changed)
+git config alias.st 'grep --open-fil=evil x' => .git/config (changed)
+git config user.name x => .git/config (changed)
+rm .git/config; ln -s $'[core]\n\tbare = false\n' .git/config => .git/config (changed)
+touch $'.git/hooks/a\nb' => .git/hooks/a\nb (new)
+git remote add origin https://a/b; git checkout -qb side && git branch -qu main ~
+ => .git/config (changed)
+git config core.pager evil & wait; sleep 300 => .git/config (changed)
+cp -r .git copied; mv .git moved; echo gitdir: copied > .git; mv .git x; mv moved .git; ~
+cp x .git/commondir => .git/commondir (new)
+""")
+WAY = "(git config, git remote add, git branch -u), make that call again with unconfined true"
+
+
+@pytest.mark.case("SBX-04")
+def test_any_change_of_what_git_would_run_or_obey_is_put_back(repository: Path) -> None:
+    before, runs = state_of(repository), Runs(repository)
+    for line, names in PUT_BACK:
+        result = runs(line, timeout=1 if "300" in line else 20)
+        assert f"[put back: {names}" in result or f", {names}" in result, (line, result)
+        assert names in runs.notices and f"To do it on purpose {WAY}" in result
+        after = state_of(repository)
+        left = {each for each in after if each.endswith((".d", ".d/a"))}
+        assert {name: after[name] for name in after if name not in left} == before, line
+    assert git(repository, "branch", "--list", "side"), "what else the command did stays"
+
+
+def test_a_push_after_a_command_runs_no_planted_program(repository: Path) -> None:
+    """The URL of a remote leads to a repository in the workspace, with a hook of its own."""
+    git(repository, "init", "-q", "--bare", str(repository.parent / "real.git"))
+    git(repository, "remote", "add", "origin", "../real.git")
+    hook = "evil.git/hooks/pre-receive"
+    plant = f"git init -q --bare evil.git; echo 'touch ../ran' > {hook}; chmod +x {hook}"
+    Runs(repository)(
+        f"{plant}; git remote set-url origin ./evil.git; git push -q origin main; rm -f ran"
+    )
+    assert (repository / hook).exists()
+    git(repository, "push", "-q", "origin", "main")
+    assert not (repository / "ran").exists() and git(repository, "ls-remote", "../real.git")
+
+
+DAILY = table("""
+git init -q n && cd n && git add -A && git commit -qm x --allow-empty && git log --format=%s => x
+echo b > b && git add b && git commit -qm second && git log -1 --format=%s => second
+git checkout -qb side && git stash -q; git switch -q main; git rebase -q side && echo yes => yes
+git clone -q . copy && git -C copy remote -v | wc -l => 2
+git worktree add -q tree && cd tree && git commit -qm t --allow-empty && git log -1 --format=%s => t
+git gc -q && git tag v1 && git notes add -m n && git tag => v1
+mv .git away && mv away .git && git tag => v1
+mv .git away; echo ok => ok
+mv away .git; git status -s | head -1 => ?? b2
+rm -rf .git && echo gone => gone
+""")
+
+
+@landlock
+def test_the_daily_work_of_git_passes(repository: Path) -> None:
+    (repository / "b2").touch()
     runs = Runs(repository)
-    runs(f"rm -r .git/hooks; ln -s {target} .git/hooks")
-    assert [path.name for path in target.iterdir()] == ["pre-push"]
-    result = runs(f"mv .git old; ln -s {target} .git")
-    assert [path.name for path in target.iterdir()] == ["pre-push"] and ".git (changed)" in result
+    for line, output in DAILY:
+        assert (runs(line), runs.notices) == (output, ""), line
 
 
-def test_another_repository_that_git_was_led_to_is_left_as_it_is(repository: Path) -> None:
-    """What lies there is new only to us."""
-    other = repository / "other"
+def test_a_repository_that_a_command_makes_stays_without_what_would_run(ws: Path) -> None:
+    runs = Runs(ws)
+    made = "git init -q && git add -A && git commit -qm x --allow-empty && git log --format=%s"
+    assert runs(made) == "x" and not runs.notices
+    shutil.rmtree(ws / ".git")
+    result = runs(f"{made} && git config core.pager evil && touch .git/hooks/pre-push")
+    assert "[put back: .git/config (changed), .git/hooks/pre-push (new)" in result
+    assert git(ws, "log", "--format=%s") == "x\n" and "evil" not in git(ws, "config", "--list")
+    shutil.rmtree(ws / ".git")
+    linked = (
+        "git init -q; mv .git/config evil; cd .git; ln -s $'[core]\\n\\tbare = false\\n' config"
+    )
+    assert "[put back: .git/config (new)" in Runs(ws)(linked)
+    shutil.rmtree(ws / ".git")
+    git(ws, "init", "-q")
+    below = ws / "below"
+    below.mkdir()
+    assert "[put back: .git (new)" in Runs(below)(
+        "cp -r ../.git r; git init -q -b x --separate-git-dir=r ."
+    )
+    result = Runs(below)(
+        "printf '[core]\\n\\thooksPath = 0\\n' > c; git init -q && cat c >> .git/config"
+    )
+    assert (
+        "[put back: .git/config (new)" in result
+        and git(below, "rev-parse", "--git-dir") == ".git\n"
+    )
+
+
+def test_a_workspace_does_not_become_a_repository_itself(ws: Path) -> None:
+    """With HEAD, objects and refs in it git takes a folder for one."""
+    assert "HEAD (new)" in Runs(ws)("git init -q --bare .; git config core.pager evil")
+    assert subprocess.run(["git", "status"], cwd=ws, capture_output=True).returncode == 128
+    shutil.rmtree(ws)
+    ws.mkdir()
+    git(ws, "init", "-q", "--bare")
+    result = Runs(ws)("git config core.pager evil; touch hooks/pre-push")
+    assert "[put back: config (changed), hooks/pre-push (new)" in result
+
+
+@landlock
+def test_putting_back_leaves_other_places_as_they_are(repository: Path) -> None:
+    target, other, runs = repository.parent / "beside", repository / "other", Runs(repository)
+    (target / "pre-push").write_text("the user's")
     other.mkdir()
     git(other, "init", "-q")
-    git(other, "config", "alias.st", "status")
     (other / ".git" / "hooks" / "pre-push").write_text("theirs")
-    result = Runs(repository)("mv .git old; echo gitdir: other/.git > .git")
-    assert ".git (changed)" in result and "other" not in result
-    assert git(other, "config", "alias.st") == "status\n" and (other / ".git" / "hooks" / "pre-push").read_text() == "theirs"
+    before = state_of(other)
+    runs(f"rm -r .git/hooks; ln -s {target} .git/hooks")
+    result = runs(f"mv .git old; ln -s {target} .git")
+    assert "[put back: .git (changed)" in result and not os.path.lexists(repository / ".git")
+    result = runs("mv old .git; mv .git old; echo gitdir: other/.git > .git")
+    assert (
+        "[put back: .git (changed)" in result
+        and "other" not in result
+        and state_of(other) == before
+    )
+    assert [path.name for path in target.iterdir()] == ["pre-push"]
 
 
-def test_a_change_that_cannot_be_undone_is_told(repository: Path) -> None:
-    """A hook that is too large to be kept: the change stays, and is said."""
+def test_what_cannot_be_put_back_is_reported_once(repository: Path) -> None:
     hook = repository / ".git" / "hooks" / "pre-push"
     hook.write_bytes(b"#" * (2 << 20))
-    assert "pre-push (changed; not undone: " in Runs(repository)("echo evil >> .git/hooks/pre-push")
+    runs = Runs(repository)
+    assert "pre-push (changed; not put back: too large" in runs("echo evil >> .git/hooks/pre-push")
     assert hook.stat().st_size == (2 << 20) + 5
+    assert runs("echo next") == "next" and not runs.notices
+
+
+# ---- SBX-04: from the first command of a session to its end, and after that ---------------------
+
+WAIT = "until [ -e go ]; do sleep 0.01; done"
+LATE = f"({WAIT}; git config core.pager evil; touch over) > /dev/null 2>&1 &"
+LEFT = "Changed since the last command, and left so:"
 
 
 @landlock
-def test_what_the_background_changes_is_told_at_the_next_occasion_and_left(repository: Path, mark: str) -> None:
+def test_what_changes_between_commands_is_reported_once(repository: Path, mark: str) -> None:
     runs = Runs(repository)
-    runs("(until [ -e go ]; do sleep 0.01; done; git config core.pager evil; touch over) > /dev/null 2>&1 &")
+    runs(LATE)
     assert not runs.sandbox.since()
     (repository / "go").touch()
     until((repository / "over").exists)
     runs("echo next")
-    assert runs.notices == "Changed since the last command, and left so: .git/config (core.pager)."
-    git(repository, "config", "core.editor", "evil")
-    assert runs.sandbox.since() == ["Changed since the last command, and left so: .git/config (core.editor)."]
+    assert runs.notices == f"{LEFT} .git/config (changed)."
+    git(repository, "config", "core.editor", "vi")
+    assert runs.sandbox.since() == [f"{LEFT} .git/config (changed)."]
     assert not runs.sandbox.since()
+    assert runs("git config core.editor") == "vi"
 
 
 @landlock
-def test_one_task_ends_with_what_the_background_has_changed(tmp_path: Path) -> None:
+def test_one_task_ends_with_what_the_background_changed(tmp_path: Path) -> None:
     def script(body: Body) -> Reply:
         if body["messages"][-1]["role"] == "user":
-            late = "(until [ -e go ]; do sleep 0.01; done; git config core.pager evil; touch over) > /dev/null 2>&1 &"
-            return Reply(calls=[("bash", {"command": late})])
+            return Reply(calls=[("bash", {"command": LATE})])
         (tmp_path / "ws" / "go").touch()
         until((tmp_path / "ws" / "over").exists)
         return Reply("done")
@@ -673,134 +716,56 @@ def test_one_task_ends_with_what_the_background_has_changed(tmp_path: Path) -> N
     git(tmp_path / "ws", "init", "-q")
     with ScriptedServer(script) as server, OneShot(tmp_path, server, "-y", "go") as run:
         assert run.end() == 0 and run.out == "done\n"
-        assert run.err.endswith("Changed since the last command, and left so: .git/config (core.pager).\n")
+        assert run.err.endswith(f"{LEFT} .git/config (changed).\n")
+
+
+@landlock
+def test_the_next_start_reports_what_a_killed_session_left(tmp_path: Path) -> None:
+    ws = tmp_path / "ws"
+    ws.mkdir()
+    git(ws, "init", "-q")
+    plant = "echo evil > .git/hooks/pre-push; sleep 300"
+    with (
+        serve(Reply(calls=[("bash", {"command": plant})])) as server,
+        OneShot(tmp_path, server, "-y", "go") as run,
+    ):
+        until((ws / ".git" / "hooks" / "pre-push").exists)
+        run.kill(signal.SIGKILL)
+        run.child.wait()
+        run.stop()
+        shutil.rmtree(run.temp)
+        run.temp.mkdir()
+    for told in (True, False):
+        with (
+            serve(Reply(calls=[("bash", {"command": "true"})]), FINE) as server,
+            OneShot(tmp_path, server, "-y", "go") as run,
+        ):
+            assert run.end() == 0
+        message = "Changed since its last command began, and left so: .git/hooks/pre-push (new)."
+        assert (message in run.err) == told
+    assert not list((run.home / ".data" / "coder").glob("guarded/*"))
 
 
 def test_commands_side_by_side_are_compared_with_the_state_before_both(repository: Path) -> None:
     """The second begins after the first has made its change, and ends before it."""
-    watch = Watch(repository)
-    watch.begin()
+    guard, config = GitGuard(repository, None, None), repository / ".git" / "config"
+    changed = {str(config): "changed"}
+    guard.begin()
     git(repository, "config", "core.pager", "evil")
-    assert watch.begin() == []
-    changed = [Change(repository / ".git" / "config", "core.pager")]
-    assert watch.end(lambda work: work()) == changed
+    assert guard.begin() == {}
+    assert guard.end() == changed
     git(repository, "config", "core.editor", "evil")
-    assert [change.what for change in watch.end(lambda work: work())] == ["core.editor"]
-    assert "evil" not in (repository / ".git" / "config").read_text()
+    assert guard.begin() == {} and guard.end(allowed=True) == changed, "the other may have done it"
+    assert guard.end() == changed and "evil" not in config.read_text()
 
 
-# ---- where git's folder lies elsewhere -------------------------------------------------------------------
-
-
-@landlock
-def test_in_a_folder_of_a_repository_and_in_a_linked_worktree_one_can_commit(repository: Path) -> None:
-    below, tree = repository / "below", repository.parent / "tree"
-    below.mkdir()
-    git(repository, "worktree", "add", "-q", str(tree))
-    for folder in (below, tree):
-        runs = Runs(folder)
-        assert runs("echo a > new && git add new && git commit -qm inside && git log -1 --format=%s") == "inside"
-        assert "Permission denied" in runs(f"echo a > {repository}/file.txt")
-        assert "hooks/pre-push (new)" in runs("touch $(git rev-parse --git-common-dir)/hooks/pre-push")
-    assert not (repository / ".git" / "hooks" / "pre-push").exists()
-
-
-@pytest.mark.parametrize("planted", ["gitdir", "commondir", "link", "submodule"])
-def test_a_git_file_is_not_believed_alone(ws: Path, planted: str) -> None:
-    """What lies in the workspace came from anybody, and must not open another folder for writing."""
-    home = ws.parent / "home" / "repo"
-    home.mkdir()
-    git(home, "init", "-q")
-    if planted == "gitdir":
-        (ws / ".git").write_text(f"gitdir: {home}/.git\n")
-    elif planted == "link":
-        (ws / ".git").symlink_to(home / ".git")
-    else:
-        inner = ws / "inner" / "worktrees" / "x" if planted == "commondir" else ws / "inner"
-        inner.mkdir(parents=True)
-        (inner / "HEAD").write_text("ref: refs/heads/main\n")
-        (inner / "gitdir").write_text(str(ws / ".git"))
-        (inner / "config").write_text(f"[core]\n\tworktree = {ws}\n")
-        (inner / "commondir").write_text(str(home / ".git"))
-        (ws / ".git").write_text(f"gitdir: {inner}\n")
-    assert all(folder.is_relative_to(ws) for folder in git_folders(ws))
-
-
-# ---- folders that are made to break the look ------------------------------------------------------------
-
-STRANGE = {"a HEAD whose name is too long": "mkdir .git; ln -s $(printf a%.0s {1..300}) .git/HEAD",
-           "a .git that leads to too long a name": "echo gitdir: $(printf a%.0s {1..5000}) > .git",
-           "a .git with a NUL": "printf 'gitdir: a\\0b' > .git", "a .git that leads to itself": "ln -s .git .git",
-           "a commondir with a NUL": "git init -q; printf 'a\\0b' > .git/commondir",
-           "a worktree with a NUL":
-               "mkdir g; echo x > g/HEAD; printf '[core]\\n\\tworktree = a\\0b\\n' > g/config; echo gitdir: g > .git",
-           "hooks that lead to too long a name": "git init -q; printf '[core]\\n\\thooksPath = %05000d\\n' 1 >> .git/config",
-           "a .git that is closed": "mkdir .git; chmod 000 .git",
-           "a .git in a closed folder": "echo gitdir: ../beside/x > .git; chmod 000 ../beside"}
-
-
-@landlock
-@pytest.mark.parametrize("line", STRANGE.values(), ids=STRANGE)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_no_folder_turns_the_sandbox_off(ws: Path, line: str) -> None:
-    script = "runs = Runs(Path.cwd())\nprint(json.dumps([runs.sandbox.notices, runs('echo a > ../new; ls ..; echo end')]))"
-    subprocess.run(["bash", "-c", line], cwd=ws, check=True)
-    try:
-        notices, result = json.loads(in_a_child(ws, script, without_override))
-    finally:
-        (ws.parent / "beside").chmod(0o755)
-    assert notices == [] and "Permission denied" in result and not (ws.parent / "new").exists()
-
-
-EVIL = "printf '#!/bin/sh' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; "
-DEEP = """python3 - <<'END'
-import os
-os.chdir('.git')
-for at in range(400):
-    os.mkdir(name := 'modules' if at % 9 == 0 else 'a')
-    os.chdir(name)
-    if at % 9 == 8: open('HEAD', 'w').close()
-END
-"""
-BREAKING = {
-    "submodules in submodules": (DEEP, ""),
-    "many submodules": ("mkdir -p .git/modules; cd .git/modules; mkdir $(seq 3000); cd ../..",
-                        ".git/modules (holds too much to be looked at; not undone"),
-    "a closed submodule": ("mkdir -p .git/modules/x; chmod 000 .git/modules/x", ".git/modules/x (cannot be looked into)"),
-    "closed hooks": ("chmod 311 .git/hooks", ".git/hooks (cannot be looked into)"),
-    "closed worktrees": ("mkdir .git/worktrees; chmod 000 .git/worktrees", ".git/worktrees (cannot be looked into)"),
-    "many hooks": ("cd .git/hooks; for i in {1..3000}; do : > f$i; done; cd ../..", ".git/hooks (holds too much to be looked at)"),
-    "many samples": ("cd .git/hooks; for i in {1..3000}; do : > f$i.sample; done; cd ../..", ".git/hooks (holds too much to be looked at)"),
-}
-
-
-@pytest.mark.parametrize(("line", "told"), BREAKING.values(), ids=BREAKING)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_hook_does_not_hide_behind_what_breaks_the_look(repository: Path, line: str, told: str) -> None:
-    script = f"runs = Runs(Path.cwd())\nprint(json.dumps([runs({EVIL + line!r}), runs.notices, runs('echo next'), runs.notices]))"
-    first, notices, second, later = json.loads(in_a_child(repository, script, without_override))
-    assert not (repository / ".git" / "hooks" / "pre-commit").exists()
-    assert (repository / ".git" / "hooks" / "commit-msg").exists()
-    assert "[undone: " in first and told in first and told in notices
-    assert (second, later) == ("next", "")
-    assert len(first) < 3000 and first.count("too much") <= 1, "told once, and in few words"
-
-
-def test_what_was_closed_is_open_again(repository: Path) -> None:
-    script = "runs = Runs(Path.cwd())\nruns('chmod 311 .git/hooks; mkdir -p .git/modules/x; chmod 000 .git/modules .git/modules/x')"
-    in_a_child(repository, script, without_override)
-    assert all((repository / ".git" / name).stat().st_mode & 0o700 == 0o700 for name in ("hooks", "modules", "modules/x"))
-
-
-def test_an_interrupt_does_not_keep_a_hook_from_being_undone(repository: Path) -> None:
-    """Ctrl+C, twice, while the look goes on."""
-    sandbox = Sandbox(repository)
-    ctx, call = ToolContext(repository, Abort()), ToolCall("1", "bash", {})
-    sandbox.before_tool_call(call, ctx)
+def test_an_interrupt_does_not_keep_a_hook_from_being_put_back(repository: Path) -> None:
+    """Ctrl+C, twice, meanwhile."""
+    sandbox, hooks = Sandbox(repository), repository / ".git" / "hooks"
+    sandbox.before_tool_call(ToolCall("1", "bash", {}), ctx := ToolContext(repository, Abort()))
     assert ctx.confine
-    hooks = repository / ".git" / "hooks"
     ctx.confine.start(lambda: subprocess.Popen(["true"])).wait()
-    for name in ["pre-commit", *map(str, range(1000))]:
+    for name in ["pre-commit", *map(str, range(900))]:
         (hooks / name).touch()
     pressing = threading.Event()
 
@@ -818,228 +783,229 @@ def test_an_interrupt_does_not_keep_a_hook_from_being_undone(repository: Path) -
             ctx.confine.ended()
         finally:
             thread.join()
-    # on a busy machine it is at work for longer than an interrupt waits for it
-    until(lambda: {path.name for path in hooks.iterdir() if path.suffix != ".sample"} == {"commit-msg"}, "the hooks undone")
-    told: list[str] = []
-    until(lambda: told.extend(sandbox.since()) or told, "something told")
-    assert "undone: .git/hooks/" in told[0], "what an interrupt has kept from being told is told at the end"
+    told = sandbox.since()  # waits for it, where that takes longer than an interrupt is held
+    assert {path.name for path in hooks.iterdir() if path.suffix != ".sample"} == {"commit-msg"}
+    assert len(told) == 1 and "and 891 more" in told[0] and told[0].endswith("; put back.")
 
 
-def test_the_look_keeps_little_of_what_is_planted(repository: Path) -> None:
-    watch = Watch(repository)
-    watch.begin()
-    for number in range(100):
-        (repository / ".git" / "hooks" / str(number)).write_bytes(b"#" * 1_000_000)
-    tracemalloc.start()
-    try:
-        assert len(watch.end(lambda work: work())) == 100
-        assert tracemalloc.get_traced_memory()[1] < 10_000_000
-    finally:
-        tracemalloc.stop()
-
-
-def test_the_look_keeps_little_of_what_was_there(repository: Path) -> None:
-    hooks = repository / ".git" / "hooks"
-    for number in range(40):
-        (hooks / str(number)).write_bytes(b"#" * 1_000_000)
-    watch = Watch(repository)
-    tracemalloc.start()
-    try:
-        watch.begin()
-        assert tracemalloc.get_traced_memory()[1] < 20_000_000
-    finally:
-        tracemalloc.stop()
-    for path in hooks.glob("?"):
-        path.write_bytes(b"!" * 1_000_000)
-    changes = watch.end(lambda work: work())
-    assert len(changes) == 10 and any(not each.problem for each in changes), "those that were kept are put back, of others it is told"
-
-
-# ---- ways around the look --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", ['""!touch evil', '"!touch evil"', '!""touch'])
-def test_quotes_do_not_hide_what_git_runs(repository: Path, value: str) -> None:
-    for text in (f'[submodule "s"]\n\tupdate = {value}\n', '[remote "o"]\n\turl = e""xt::sh -c evil\n'):
-        watch = Watch(repository)
-        watch.begin()
-        with (repository / ".git" / "config").open("a") as file:
-            file.write(text)
-        assert len(watch.end(lambda work: work())) == 1
-
-
-def test_a_submodule_that_becomes_a_link_counts(repository: Path) -> None:
-    inner = repository / ".git" / "modules" / "sub"
-    git(repository, "init", "-q", "--bare", str(inner))
-    runs = Runs(repository)
-    told = "mv .git/modules/sub .m && ln -s ../../.m .git/modules/sub && git config -f .m/config core.fsmonitor evil"
-    assert ".git/modules/sub (new)" in runs(told) and not inner.is_symlink()
-    assert ".git/modules (new)" in runs("rm -r .git/modules && ln -s ../.m .git/modules")
-    assert ".git/worktrees (new)" in runs("ln -s ../.m .git/worktrees")
-
-
-def test_the_folders_that_the_configuration_leads_to_count(repository: Path) -> None:
-    (repository / ".husky" / "_").mkdir(parents=True)
-    (repository / ".husky" / "pre-commit").write_text("mine")
-    (repository / ".gitconfig").write_text("[include]\n\tpath = more # and more\n")
-    git(repository, "config", "core.hooksPath", ".husky/_")
-    git(repository, "config", "include.path", "../.gitconfig")
-    (repository / "more").write_text("[core]\n")
-    result = Runs(repository)("echo evil >> .husky/pre-commit; touch .husky/_/pre-push; git config -f more core.pager evil; "
-                              "git config -f .gitconfig core.editor evil; git config -f .gitconfig user.name x")
-    for told in (".husky/pre-commit (changed)", ".husky/_/pre-push (new)", "more (core.pager)", ".gitconfig (core.editor)"):
-        assert told in result
-    assert (repository / ".husky" / "pre-commit").read_text() == "mine" and (repository / "more").read_text() == "[core]\n"
-
-
-def test_a_folder_that_a_command_makes_the_hooks_folder_is_not_emptied(repository: Path) -> None:
-    """Its files are the person's, and were no hooks before. Nor is the workspace a hooks folder."""
-    (repository / "src").mkdir()
-    (repository / "src" / "a.py").touch()
-    assert "[undone: .git/config (core.hookspath)." in Runs(repository)("git config core.hooksPath src; touch src/b.py")
-    git(repository, "config", "core.hooksPath", ".")
-    assert Runs(repository)("touch new; echo ok") == "ok"
-    assert (repository / "src" / "a.py").exists() and (repository / "src" / "b.py").exists() and (repository / "new").exists()
-
-
-def test_a_workspace_that_becomes_a_bare_repository_runs_nothing(ws: Path) -> None:
-    (ws / "hooks").mkdir()
-    (ws / "hooks" / "useThis.ts").write_text("mine")
-    runs = Runs(ws)
-    assert "HEAD (new)" in runs("git init -q --bare .; git config core.pager evil") and not (ws / "HEAD").exists()
-    assert (ws / "hooks" / "useThis.ts").read_text() == "mine"
-    shutil.rmtree(ws / "hooks")
-    assert runs("rm -rf config; git init -q --bare . && echo made") == "made" and (ws / "HEAD").exists()
-    result = runs("git config core.pager evil; touch hooks/pre-push")
-    assert "[undone: config (core.pager), hooks/pre-push (new)" in result and not (ws / "hooks" / "pre-push").exists()
-
-
-def test_a_rebase_that_would_run_something_counts(repository: Path) -> None:
-    todo = repository / ".git" / "rebase-merge" / "git-rebase-todo"
-    runs = Runs(repository)
-    assert "git-rebase-todo (exec)" in runs("mkdir .git/rebase-merge; echo ' x  evil' > .git/rebase-merge/git-rebase-todo")
-    assert not todo.exists()
-    assert runs("echo pick 123 exec > .git/rebase-merge/git-rebase-todo; echo ok") == "ok" and todo.exists()
-
-
-def test_what_ends_outside_first_does_not_accept_what_the_other_has_planted(repository: Path) -> None:
-    watch = Watch(repository)
-    watch.begin()
-    watch.begin()
-    (repository / ".git" / "hooks" / "pre-commit").touch()
-    assert [each.what for each in watch.end(None)] == ["new"]
-    assert [each.what for each in watch.end(lambda work: work())] == ["new"]
-    assert not (repository / ".git" / "hooks" / "pre-commit").exists()
+# ---- SBX-04: folders of git elsewhere, and folders made to break the comparison -----------------
 
 
 @landlock
-def test_the_ways_to_servers_that_the_environment_names_are_closed(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("TMUX", "STY", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST")
-    for name in names:
-        monkeypatch.setenv(name, "x")
-    line = f"echo {' '.join(f'${{{name}-none}}' for name in names)}"
-    assert Runs(ws)(line) == "none none none none"
-    assert Runs(ws, Permissions(can_ask=True))(line, unconfined=True, each=yes) == "x x x x"
+def test_below_a_repository_in_a_worktree_and_in_a_submodule(repository: Path) -> None:
+    below, tree, sub = repository / "below", repository.parent / "tree", repository / "sub"
+    below.mkdir()
+    git(repository, "worktree", "add", "-q", str(tree))
+    git(repository, "clone", "-q", ".", "../beside/origin")
+    add = ["submodule", "--quiet", "add", "../beside/origin", "sub"]
+    git(repository, "-c", "protocol.file.allow=always", *add)
+    for folder in (below, tree, sub):
+        runs = Runs(folder)
+        made = runs("echo a > new; git add new; git commit -qm inside && git log -1 --format=%s")
+        assert made == "inside"
+        assert "Permission denied" in runs(f"echo a > {repository}/file.txt")
+        hook = "$(git rev-parse --git-common-dir)/hooks/pre-push"
+        result = runs(f"touch {hook}; git config --local core.pager evil")
+        assert "hooks/pre-push (new)" in result and "config (changed)" in result
+        if folder != below:
+            result = runs(f"rm .git; echo gitdir: {repository.parent}/evil > .git")
+            assert "[put back: .git (changed)" in result
+            assert git(folder, "log", "-1", "--format=%s") == "inside\n"
+    assert not [*repository.glob(".git/**/hooks/pre-push")]
 
 
-def test_a_path_of_relative_folders_alone_is_not_the_workspace(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "bin:.")
-    assert environment()["PATH"] == os.defpath
+@pytest.mark.parametrize("planted", ["gitdir", "commondir", "link", "submodule"])
+def test_a_git_file_is_not_believed_alone(ws: Path, planted: str) -> None:
+    """What is in the workspace came from anybody, and must not open another folder for writing."""
+    home = ws.parent / "home" / "repo"
+    home.mkdir()
+    git(home, "init", "-q")
+    if planted == "gitdir":
+        (ws / ".git").write_text(f"gitdir: {home}/.git\n")
+    elif planted == "link":
+        (ws / ".git").symlink_to(home / ".git")
+    else:
+        inner = ws / "inner" / "worktrees" / "x" if planted == "commondir" else ws / "inner"
+        inner.mkdir(parents=True)
+        (inner / "HEAD").write_text("ref: refs/heads/main\n")
+        (inner / "gitdir").write_text(str(ws / ".git"))
+        (inner / "config").write_text(f"[core]\n\tworktree = {ws}\n")
+        (inner / "commondir").write_text(str(home / ".git"))
+        (ws / ".git").write_text(f"gitdir: {inner}\n")
+    assert all(folder.is_relative_to(ws) for folder in writable_git_folders(ws))
 
 
-# ---- SBX-05: no sandbox ----------------------------------------------------------------------------------
+STRANGE = table(r"""
+mkdir .git; ln -s $(printf a%.0s {1..300}) .git/HEAD => a HEAD whose name is too long
+echo gitdir: $(printf a%.0s {1..5000}) > .git => a .git that leads to too long a name
+printf 'gitdir: a\0b' > .git => a .git with a NUL
+ln -s .git .git => a .git that leads to itself
+git init -q; printf 'a\0b' > .git/commondir => a commondir with a NUL
+mkdir g; echo x > g/HEAD; printf '[core]\n\tworktree = a\0b\n' > g/config; ~
+echo gitdir: g > .git => a worktree with a NUL
+mkdir .git; chmod 000 .git => a .git that is closed
+echo gitdir: ../beside/x > .git; chmod 000 ../beside => a .git in a closed folder
+mkfifo .git => a .git that is a FIFO
+""")
+EVIL = "printf '#!/bin/sh' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; "
+BREAKING = table("""
+chmod 311 .git/hooks => .git/hooks (cannot be read)
+mkdir .git/hooks/a; chmod 000 .git/hooks/a => .git/hooks (cannot be read)
+chmod 000 .git/hooks .git/info .git => .git (changed)
+cd .git/hooks; touch f{1..20000}; cd ../.. => .git/hooks (holds too much)
+cd .git/hooks; touch {1..3000}.sample; cd ../.. => .git/hooks (holds too much)
+mkfifo .git/hooks/p; ln -s /dev/zero .git/hooks/z => .git/hooks/z (new)
+for i in {1..40}; do head -c 1000000 /dev/zero > .git/hooks/a$i; done => and 31 more
+""")
 
-# A filter of seccomp: the system call 444, landlock_create_ruleset, fails; all others go on. (code, if true, if not, value)
-FILTER = [(0x20, 0, 0, 0), (0x15, 0, 1, 444), (0x06, 0, 0, 0x00050000 | 38), (0x06, 0, 0, 0x7FFF0000)]
+
+def without_override() -> None:
+    """For the `preexec_fn` of a child: modes of files hold for root as well there."""
+    for capability in (1, 2):  # DAC_OVERRIDE, DAC_READ_SEARCH
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+
+
+def in_a_child(folder: Path, script: str, first: Callable[[], None]) -> Any:
+    code = f"from tests.test_sandbox import *\n{script}"
+    argv = [sys.executable, "-W", "ignore", "-c", code]
+    pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=folder, env=path, preexec_fn=first, **pipes)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@landlock
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # preexec_fn beside threads
+def test_no_folder_turns_the_sandbox_off(ws: Path) -> None:
+    places = []
+    for number, (line, _) in enumerate(STRANGE):
+        places.append(ws / str(number) / "ws")
+        places[-1].mkdir(parents=True)
+        (ws / str(number) / "beside").mkdir()
+        subprocess.run(["bash", "-c", line], cwd=places[-1], check=True)
+    script = f"""
+found = []
+for folder in map(Path, {[str(each) for each in places]}):
+    runs = Runs(folder)
+    found.append([runs.sandbox.notices, runs("echo a > ../new; ls ..; echo end"), runs.notices])
+print(json.dumps(found))"""
+    try:
+        found = in_a_child(ws, script, without_override)
+    finally:
+        for number in range(len(STRANGE)):
+            (ws / str(number) / "beside").chmod(0o755)
+    for (_, name), (notices, result, changes), place in zip(STRANGE, found, places):
+        assert "Permission denied" in result and (notices, changes) == ([], ""), name
+        assert not (place.parent / "new").exists(), name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_hook_does_not_hide_behind_what_breaks_the_comparison(repository: Path) -> None:
+    script = """
+runs, found = Runs(Path.cwd()), []
+for line, names in BREAKING:
+    found += [(names, runs(EVIL + line), runs.notices, runs("echo next"), runs.notices)]
+print(json.dumps(found))"""
+    for names, first, told, second, later in in_a_child(repository, script, without_override):
+        assert "[put back: " in first and names in first and names in told, (names, first)
+        assert (second, later) == ("next", ""), names
+        assert len(first) < 2500 and "\n" not in told, f"{names}: one line, and bounded"
+    hooks = repository / ".git" / "hooks"
+    assert {each.name for each in hooks.iterdir() if each.suffix != ".sample"} == {"commit-msg"}
+    assert facts(hooks / "commit-msg") == (0o100755, b"#!/bin/sh\nexit 0\n")
+
+
+# ---- SBX-05: no sandbox -------------------------------------------------------------------------
+
+# A filter of seccomp: the system call 444, landlock_create_ruleset, fails; all others go on.
+NO_LANDLOCK = [
+    (0x20, 0, 0, 0),
+    (0x15, 0, 1, 444),
+    (0x06, 0, 0, 0x00050000 | 38),
+    (0x06, 0, 0, 0x7FFF0000),
+]
 
 
 def without_landlock() -> None:
     """For the `preexec_fn` of a child: it and its children run on a kernel without Landlock."""
     libc = ctypes.CDLL(None, use_errno=True)
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in FILTER))
-    program = ctypes.create_string_buffer(struct.pack("@HP", len(FILTER), ctypes.addressof(code)))
+    code = ctypes.create_string_buffer(
+        b"".join(struct.pack("=HBBI", *each) for each in NO_LANDLOCK)
+    )
+    program = ctypes.create_string_buffer(
+        struct.pack("@HP", len(NO_LANDLOCK), ctypes.addressof(code))
+    )
     assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
-
-
-def without_override() -> None:
-    """For the `preexec_fn` of a child: modes of files hold for root as well there, as they do for others."""
-    for capability in (1, 2):  # DAC_OVERRIDE, DAC_READ_SEARCH
-        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
-
-
-def in_a_child(folder: Path, script: str, first: Callable[[], None] = without_landlock) -> str:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", f"from tests.test_sandbox import *\n{script}"], cwd=folder, timeout=60,
-                          capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, preexec_fn=first)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.case("SBX-05")
 @pytest.mark.skipif(sys.platform != "linux", reason="no seccomp here")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # preexec_fn beside threads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_without_landlock_there_is_a_warning_or_a_refusal(ws: Path) -> None:
     git(ws, "init", "-q")
-    said = json.loads(in_a_child(ws, """
-from coder.features.sandbox import SandboxError
+    script = """
+from coder.permissions.sandbox import SandboxError
 runs = Runs(Path.cwd())
 first = runs("echo a > ../new; git config core.pager evil; exit 1")
 try:
     Sandbox(Path.cwd(), required=True)
 except SandboxError as error:
-    print(json.dumps([runs.sandbox.notices, str(error), runs.sandbox.summary, first, runs.schema, available()]))
-"""))
-    notices, error, summary, first, schema, abi = said
+    print(json.dumps([runs.sandbox.notices, str(error), first, runs.schema]))
+"""
+    notices, error, first, schema = in_a_child(ws, script, without_landlock)
     assert len(notices) == 1 and notices[0].startswith("No sandbox: this kernel has no Landlock")
-    assert error.startswith("there is no sandbox on this system: this kernel has no Landlock")
-    assert summary == "" and abi == 0 and "unconfined" not in schema["properties"]
+    assert (
+        error.startswith("No sandbox: this kernel has no Landlock")
+        and "unconfined" not in schema["properties"]
+    )
     assert (ws.parent / "new").exists(), "nothing is confined"
-    assert "[undone: .git/config (core.pager)" in first and "unconfined" not in first  # compared all the same
-
-
-def test_on_another_system_the_numbers_of_linux_are_not_called(ws: Path) -> None:
-    said = json.loads(in_a_child(ws, """
-sys.platform = "freebsd14"
-try:
-    restrict([])
-except OSError:
-    print(json.dumps([available(), can_filter(), "NoNewPrivs:\\t0" in Path("/proc/self/status").read_text(), Sandbox(Path.cwd()).active]))
-""", lambda: None))
-    assert said == [0, False, True, False]
+    assert (
+        "[put back: .git/config (changed)" in first and "unconfined" not in first
+    )  # compared all the same
 
 
 @landlock
-@pytest.mark.parametrize(("abi", "words"), [(1, ["empty files", "devices", "signal"]), (2, ["empty files", "devices", "signal"]),
-                                            (3, ["devices", "signal"]), (4, ["devices", "signal"]), (5, ["signal"])])
-def test_what_an_older_kernel_cannot_do_is_told_and_insisting_refuses(ws: Path, abi: int, words: list[str]) -> None:
-    if abi > available():
-        pytest.skip("this kernel is older itself")
-    notices = Sandbox(ws, abi=abi).notices
-    assert [word for word in ("empty files", "devices", "signal") if word in notices[0]] == words
-    with pytest.raises(SandboxError, match="not whole"):
-        Sandbox(ws, abi=abi, required=True)
-    run = Runs(ws, abi=abi)
-    assert ("exit" in run("python3 -c 'import os; os.truncate(\"../file\", 0)'")) == (abi >= 3), "the notice tells the truth"
-
-
-@landlock
-def test_with_landlock_there_is_no_warning(ws: Path) -> None:
-    sandbox = Sandbox(ws, required=True)
-    assert sandbox.notices == [] and sandbox.summary == "Sandbox: commands write only in this folder and a temporary one."
-
-
-@landlock
-def test_a_workspace_that_holds_the_home_folder_is_told_of(ws: Path) -> None:
+def test_what_a_kernel_lacks_is_said_and_with_all_of_it_nothing_is(ws: Path) -> None:
+    words = ("empty files", "devices", "signal", "limits", "use the network", "TCP")
+    rows: dict[tuple[bool, int, bool], tuple[str, ...]] = {
+        (False, 1, False): words[:5],
+        (True, 3, True): words[1:3],
+        (False, 5, True): words[2:3],
+        (False, 6, False): words[3:],
+        (False, 6, True): (),
+        (True, 7, False): words[3:4],
+    }
+    for row, expected in rows.items():
+        assert tuple(word for word in words if word in " ".join(gaps(*row))) == expected, row
+    assert Sandbox(ws, required=True).notices == gaps(network=True) == []
     for folder in (ws.parent / "home", ws.parent):
-        assert Sandbox(folder).notices == ["This folder holds your home folder: the sandbox lets commands write to all of it."]
+        notices = Sandbox(folder).notices
+        assert notices == [
+            "This folder holds your home folder: the sandbox lets commands write to all of it."
+        ]
 
 
-# ---- SBX-06: without the sandbox after all ---------------------------------------------------------------
+@landlock
+@pytest.mark.parametrize("abi", range(1, available() + 1))
+def test_older_versions_of_landlock_are_used_as_far_as_they_go(ws: Path, abi: int) -> None:
+    thread = SandboxThread(lambda: restrict([ws], abi=abi))
+    with pytest.raises(PermissionError):
+        thread.run((ws.parent / "new").touch)
+    thread.run((ws / "new").touch)
+    if abi >= 3:
+        with pytest.raises(PermissionError):
+            thread.run(lambda: os.truncate(ws.parent / "file", 0))
+    thread.end()
+
+
+# ---- SBX-06: without the sandbox after all ------------------------------------------------------
 
 
 @landlock
 @pytest.mark.case("SBX-06")
-def test_outside_the_sandbox_a_new_yes_is_needed(ws: Path) -> None:
-    """The command itself is allowed by a rule; to run it outside is asked for each time, with the whole command."""
+def test_outside_the_sandbox_a_new_permission_is_needed(ws: Path) -> None:
+    """The command itself is allowed by a rule; to run it outside is asked for each time."""
     asked: list[tuple[str, str]] = []
 
     def answer(event: Event) -> None:
@@ -1048,39 +1014,45 @@ def test_outside_the_sandbox_a_new_yes_is_needed(ws: Path) -> None:
             event.reply("once" if "yes" in event.pattern else "no")
 
     runs = Runs(ws, Permissions(can_ask=True, yolo=True))
-    assert "make the call again with unconfined true" in runs("echo yes > ../new", each=answer) and asked == []
+    assert "with unconfined true" in runs("echo yes > ../new", each=answer) and asked == []
     assert runs("echo yes > ../new", unconfined=True, each=answer) == "(no output)"
-    assert (ws.parent / "new").read_text() == "yes\n" and asked == [("unconfined", "echo yes > ../new")]
+    assert (ws.parent / "new").read_text() == "yes\n" and asked == [
+        ("unconfined", "echo yes > ../new")
+    ]
     assert "Denied" in runs("echo no > ../new", unconfined=True, each=answer)
     assert (ws.parent / "new").read_text() == "yes\n" and len(asked) == 2
-    assert "Permission denied" in runs("echo no > ../new", unconfined=False, each=answer), "the yes was for one call"
+    assert "Permission denied" in runs("echo no > ../new", unconfined=False, each=answer), (
+        "it was for one call"
+    )
 
 
 @landlock
 @pytest.mark.case("SBX-06")
-@pytest.mark.parametrize("permissions", [Permissions(can_ask=False), Permissions([Rule("bash", "*", "allow")], can_ask=False),
-                                         Permissions(yolo=True), None])
+@pytest.mark.parametrize(
+    "permissions",
+    [
+        Permissions(can_ask=False),
+        Permissions([Rule("bash", "*", "allow")]),
+        Permissions(yolo=True),
+        None,
+    ],
+)
 def test_where_nobody_can_be_asked_it_is_denied(ws: Path, permissions: Permissions | None) -> None:
     runs = Runs(ws, *filter(None, [permissions]))
-    assert runs("echo a > ../new", unconfined=True).startswith("Denied")
-    assert runs("echo a > ../new", unconfined="true").startswith("Denied")
+    for value in (True, "true"):
+        assert runs("echo a > ../new", unconfined=value).startswith("Denied")
     assert not (ws.parent / "new").exists()
 
 
 @landlock
-def test_a_change_that_was_allowed_outside_stays_and_is_told(repository: Path) -> None:
+def test_a_change_that_was_allowed_outside_stays_and_is_reported(repository: Path) -> None:
     runs = Runs(repository, Permissions(can_ask=True, yolo=True))
-    runs("true")
-    assert runs("git config core.pager less; echo $TMPDIR", unconfined=True, each=yes) == os.environ.get("TMPDIR", "(no output)")
-    assert runs.notices == "A command outside of the sandbox changed .git/config (core.pager)."
-    assert runs("git config user.name x; echo next") == "next" and not runs.notices
-    assert "pager = less" in (repository / ".git" / "config").read_text()
-
-
-@landlock
-@pytest.mark.parametrize("line", ["exit 1", "echo Permission denied", "ls nothing-here", "(echo EPERMX; exit 1)"])
-def test_a_command_that_fails_for_another_reason_gets_no_hint(ws: Path, line: str) -> None:
-    assert "sandbox" not in Runs(ws)(line)
+    temporary = os.environ.get("TMPDIR", "(no output)")
+    assert runs("git config core.pager less; echo $TMPDIR", unconfined=True, each=yes) == temporary
+    assert runs.notices == "A command outside of the sandbox changed .git/config (changed)."
+    assert runs("echo next") == "next" and not runs.notices
+    assert "put back" in runs("git config core.pager evil")
+    assert git(repository, "config", "core.pager") == "less\n"
 
 
 @landlock
@@ -1088,67 +1060,52 @@ def test_the_tool_is_as_ever_but_for_one_parameter(ws: Path) -> None:
     made, other = Sandbox(ws).tools([bash, grep])
     assert other is grep and (made.name, made.description) == (bash.name, bash.description)
     assert made.parameters["required"] == bash.parameters["required"]
-    assert {name: value for name, value in made.parameters["properties"].items() if name != "unconfined"} == bash.parameters["properties"]
-    assert "unconfined" not in bash.parameters["properties"], "the tool itself was changed"
+    properties = made.parameters["properties"]
+    assert {
+        name: properties[name] for name in properties if name != "unconfined"
+    } == bash.parameters["properties"]
     assert made.title_of({"command": "ls"}) == bash.title_of({"command": "ls"}) == "bash ls"
-    assert made.title_of({"command": "ls", "unconfined": True}) == "bash ls (outside of the sandbox)"
+    assert (
+        made.title_of({"command": "ls", "unconfined": True}) == "bash ls (outside of the sandbox)"
+    )
 
 
-# ---- real work in it -------------------------------------------------------------------------------------
-
-
-@landlock
-def test_pytest_and_the_caches_of_package_tools_work(ws: Path) -> None:
-    (ws / "test_a.py").write_text("def test_a(tmp_path):\n    (tmp_path / 'a').touch()\n")
-    runs = Runs(ws)
-    assert "1 passed" in runs(f"{sys.executable} -m pytest -q -p no:cacheprovider test_a.py")
-    caches = "PIP_CACHE_DIR UV_CACHE_DIR npm_config_cache GOCACHE"
-    assert runs(f"for name in {caches}; do mkdir -p ${{!name}} && [[ ${{!name}} == $TMPDIR/* ]] && echo a > ${{!name}}/a && echo yes; done"
-                ) == "yes\nyes\nyes\nyes"
-
-
-# ---- the thread that starts the children -----------------------------------------------------------------
+# ---- the thread that starts the children --------------------------------------------------------
 
 
 @landlock
-def test_a_thread_that_cannot_be_confined_says_so(ws: Path) -> None:
+def test_a_confined_thread_raises_the_errors_of_its_jobs_and_goes_on(ws: Path) -> None:
     def fail() -> None:
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        ConfinedThread(fail)
-    thread = ConfinedThread(lambda: restrict([ws]))
+        SandboxThread(fail)
+    thread = SandboxThread(lambda: restrict([ws]))
     with pytest.raises(FileNotFoundError):
         thread.run(lambda: (ws / "nothing").read_bytes())
     with pytest.raises(PermissionError):
         thread.run((ws.parent / "new").touch)
-    assert thread.run(lambda: 3) == 3, "it goes on after an error"
-    thread.run((ws / "new").touch)
+    assert thread.run(lambda: 3) == 3
     thread.end()
 
 
-def test_what_an_interrupt_keeps_from_us_is_discarded() -> None:
-    """Ctrl+C while a child is being started: there is no process of ours that nobody knows of."""
-    mark = os.urandom(8).hex()
-    ended: list[subprocess.Popen[bytes]] = []
+def test_a_child_that_an_interrupt_keeps_from_its_owner_is_ended(
+    repository: Path, mark: str
+) -> None:
+    """Ctrl+C while a child is being started: no process stays that nobody knows."""
+    sandbox = Sandbox(repository)
+    sandbox.before_tool_call(ToolCall("1", "bash", {}), ctx := ToolContext(repository, Abort()))
 
     def start() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(["sleep", "300"], env=os.environ | {MARK: mark})
+        process = subprocess.Popen(["sleep", "300"], start_new_session=True)
+        (repository / ".git" / "hooks" / "pre-push").touch()
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.3)  # the main thread is in its wait, where the signal finds it
+        time.sleep(0.3)  # the main thread waits, where the signal finds it
         return process
 
-    def discard(process: subprocess.Popen[bytes]) -> None:
-        ended.append(process)
-        process.kill()
-        process.wait()
-
+    assert ctx.confine
     with pytest.raises(KeyboardInterrupt):
-        ConfinedThread(lambda: None).run(start, discard)
-    assert len(ended) == 1
+        ctx.confine.start(start)
     gone(mark)
-
-
-def test_private_folders_are_private(ws: Path) -> None:
-    folder = Sandbox(ws).temporary
-    assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    assert not (repository / ".git" / "hooks" / "pre-push").exists()
+    assert sandbox.since() == ["A command changed .git/hooks/pre-push (new); put back."]

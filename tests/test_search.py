@@ -22,10 +22,12 @@ from pathlib import Path
 import pytest
 
 from coder.abort import Abort
-from coder.features.scripted import Reply
-from coder.tools import ToolContext, Toolset, search, searcher
+from coder.devtools.scripted import Reply
+from coder.hooks import Hooks
+from coder.tools import search, searcher
 from coder.tools.search import _ripgrep, glob, grep
-from coder.types import Aborted, DeniedError, Hooks, ToolCall, ToolResult
+from coder.toolset import ToolContext, Toolset
+from coder.types import Aborted, DeniedError, ToolCall, ToolResult
 from tests.harness import ask, drive, serve
 from tests.terminal import MARK, gone, promptly, running, until
 
@@ -35,7 +37,9 @@ is_root = os.geteuid() == 0
 
 
 @pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def plain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """A machine without ripgrep."""
     monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("empty")))
     _ripgrep.cache_clear()
@@ -71,7 +75,9 @@ def tree(folder: Path, files: Mapping[str, str | bytes]) -> Path:
     return folder
 
 
-def call(folder: Path, name: str, arguments: Mapping[str, object], abort: Abort | None = None) -> ToolResult:
+def call(
+    folder: Path, name: str, arguments: Mapping[str, object], abort: Abort | None = None
+) -> ToolResult:
     tools = Toolset([grep, glob], cwd=folder)
     asked = ToolCall("call1", name, dict(arguments))
     work = tools.run(asked, tools.context(asked, abort or Abort()))
@@ -111,8 +117,14 @@ def notes(result: ToolResult) -> str:
 
 
 def test_a_match_is_path_number_and_line(tmp_path: Path, engine: str) -> None:
-    tree(tmp_path, {"a.py": "import os\n\n    x = os.sep\n", "sub/b.py": "os", "c.txt": "nothing\n"})
-    assert grepped(tmp_path, r"\bos\b") == ["a.py:1:import os", "a.py:3:    x = os.sep", "sub/b.py:1:os"]
+    tree(
+        tmp_path, {"a.py": "import os\n\n    x = os.sep\n", "sub/b.py": "os", "c.txt": "nothing\n"}
+    )
+    assert grepped(tmp_path, r"\bos\b") == [
+        "a.py:1:import os",
+        "a.py:3:    x = os.sep",
+        "sub/b.py:1:os",
+    ]
 
 
 def test_no_match_is_no_error(tmp_path: Path, engine: str) -> None:
@@ -129,26 +141,40 @@ def test_the_order_is_that_of_the_paths_name_by_name(tmp_path: Path, engine: str
 
 def test_context_is_marked_and_does_not_repeat_lines(tmp_path: Path, engine: str) -> None:
     tree(tmp_path, {"f": "".join(f"{n}\n" for n in range(1, 13)), "g": "3\n"})
-    assert grepped(tmp_path, "^(3|5|12)$", context=1) == ["f-2-2", "f:3:3", "f-4-4", "f:5:5", "f-6-6", "f-11-11", "f:12:12", "g:1:3"]
+    assert grepped(tmp_path, "^(3|5|12)$", context=1) == [
+        "f-2-2",
+        "f:3:3",
+        "f-4-4",
+        "f:5:5",
+        "f-6-6",
+        "f-11-11",
+        "f:12:12",
+        "g:1:3",
+    ]
 
 
-@pytest.mark.parametrize(("options", "found"), [
-    ({"pattern": "A.C"}, ["f:2:A.C"]),
-    ({"pattern": "a.c"}, ["f:1:abc", "f:4:xabcx"]),
-    ({"pattern": "a.c", "ignore_case": True}, ["f:1:abc", "f:2:A.C", "f:4:xabcx"]),
-    ({"pattern": "A.C", "literal": True}, ["f:2:A.C"]),
-    ({"pattern": "a.c", "literal": True}, []),
-    ({"pattern": "a.c", "literal": True, "ignore_case": True}, ["f:2:A.C"]),
-    ({"pattern": "(", "literal": True}, ["f:3:f(x)"]),
-    ({"pattern": r"\(x", "ignore_case": True}, ["f:3:f(x)"]),
-    ({"pattern": "^abc$"}, ["f:1:abc"]),
-    ({"pattern": "-x"}, ["f:5:-x"]),
-    ({"pattern": "--context=3"}, []),
-    ({"pattern": "x(?=a)"}, ["f:4:xabcx"]),
-    ({"pattern": r"(.)abc\1"}, ["f:4:xabcx"]),
-    ({"pattern": "abc\nA"}, []),
-])
-def test_what_a_pattern_finds(tmp_path: Path, engine: str, options: dict[str, object], found: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"pattern": "A.C"}, ["f:2:A.C"]),
+        ({"pattern": "a.c"}, ["f:1:abc", "f:4:xabcx"]),
+        ({"pattern": "a.c", "ignore_case": True}, ["f:1:abc", "f:2:A.C", "f:4:xabcx"]),
+        ({"pattern": "A.C", "literal": True}, ["f:2:A.C"]),
+        ({"pattern": "a.c", "literal": True}, []),
+        ({"pattern": "a.c", "literal": True, "ignore_case": True}, ["f:2:A.C"]),
+        ({"pattern": "(", "literal": True}, ["f:3:f(x)"]),
+        ({"pattern": r"\(x", "ignore_case": True}, ["f:3:f(x)"]),
+        ({"pattern": "^abc$"}, ["f:1:abc"]),
+        ({"pattern": "-x"}, ["f:5:-x"]),
+        ({"pattern": "--context=3"}, []),
+        ({"pattern": "x(?=a)"}, ["f:4:xabcx"]),
+        ({"pattern": r"(.)abc\1"}, ["f:4:xabcx"]),
+        ({"pattern": "abc\nA"}, []),
+    ],
+)
+def test_what_a_pattern_finds(
+    tmp_path: Path, engine: str, options: dict[str, object], found: list[str]
+) -> None:
     tree(tmp_path, {"f": "abc\nA.C\nf(x)\nxabcx\n-x\n"})
     assert grepped(tmp_path, **options) == found  # type: ignore[arg-type]
 
@@ -161,16 +187,35 @@ def test_patterns_are_about_characters_not_bytes(tmp_path: Path, engine: str) ->
     assert grepped(tmp_path, "^..$") == ["f:4:日本"]
 
 
-def test_line_endings_and_byte_order_marks_are_no_part_of_a_line(tmp_path: Path, engine: str) -> None:
-    tree(tmp_path, {"crlf": "one\r\ntwo\r\none", "bom": b"\xef\xbb\xbfone\n", "wide": "two\none\n".encode("utf-16")})
-    assert grepped(tmp_path, "^one$", context=1) == ["bom:1:one", "crlf:1:one", "crlf-2-two", "crlf:3:one", "wide-1-two", "wide:2:one"]
+def test_line_endings_and_byte_order_marks_are_no_part_of_a_line(
+    tmp_path: Path, engine: str
+) -> None:
+    tree(
+        tmp_path,
+        {
+            "crlf": "one\r\ntwo\r\none",
+            "bom": b"\xef\xbb\xbfone\n",
+            "wide": "two\none\n".encode("utf-16"),
+        },
+    )
+    assert grepped(tmp_path, "^one$", context=1) == [
+        "bom:1:one",
+        "crlf:1:one",
+        "crlf-2-two",
+        "crlf:3:one",
+        "wide-1-two",
+        "wide:2:one",
+    ]
 
 
 def test_text_in_another_encoding_is_found_and_can_be_sent(tmp_path: Path, engine: str) -> None:
     tree(tmp_path, {"latin": b"caf\xe9 one\nplain one\n"})
     with serve(Reply(calls=[("grep", {"pattern": "one"})]), Reply("Done.")) as server:
         ask(server, tools=Toolset([grep], cwd=tmp_path))
-        assert server.requests[-1]["messages"][-1]["content"] == "latin:1:caf\ufffd one\nlatin:2:plain one"
+        assert (
+            server.requests[-1]["messages"][-1]["content"]
+            == "latin:1:caf\ufffd one\nlatin:2:plain one"
+        )
 
 
 # ---- grep: limits ----------------------------------------------------------------------------------------
@@ -179,7 +224,10 @@ def test_text_in_another_encoding_is_found_and_can_be_sent(tmp_path: Path, engin
 def test_a_hundred_lines_are_shown_or_as_many_as_are_asked_for(tmp_path: Path, engine: str) -> None:
     tree(tmp_path, {"f": "one\n" * 100, "g": "one\n" * 50})
     more = "(100 lines shown, there are more; narrow the pattern, the path or the glob)"
-    assert str(call(tmp_path, "grep", {"pattern": "one"}).content).splitlines()[99:] == ["f:100:one", more]
+    assert str(call(tmp_path, "grep", {"pattern": "one"}).content).splitlines()[99:] == [
+        "f:100:one",
+        more,
+    ]
     assert len(grepped(tmp_path, "one", limit=120)) == 120
     assert notes(call(tmp_path, "grep", {"pattern": "one", "limit": 150})) == ""
     assert notes(call(tmp_path, "grep", {"pattern": "one", "path": "f"})) == ""
@@ -206,42 +254,66 @@ def test_a_huge_line_needs_no_memory(tmp_path: Path, engine: str) -> None:
         file.write(b"one")
         for _ in range(300):
             file.write(b"x" * 1_000_000)
-    script = ("from tests.test_search import *\nlines = grepped(Path.cwd(), 'one')\nassert len(lines) == 1 and len(lines[0]) < 600\n"
-              "from tests.test_processes import peak\n"
-              "print(json.dumps([peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss]))")
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60,
-                          env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])})
+    script = (
+        "from tests.test_search import *\nlines = grepped(Path.cwd(), 'one')\nassert len(lines) == 1 and len(lines[0]) < 600\n"
+        "from tests.test_processes import peak\n"
+        "print(json.dumps([peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+    )
     assert done.returncode == 0, done.stderr
     ours, childs = json.loads(done.stdout)
     assert ours < 150_000
-    assert engine == "ripgrep" or childs < 150_000  # ripgrep maps the file: the pages are not its own
+    assert (
+        engine == "ripgrep" or childs < 150_000
+    )  # ripgrep maps the file: the pages are not its own
 
 
 # ---- grep: which files -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("pattern", "found"), [
-    ("*.py", ["a.py", "src/b.py", "src/deep/c.py"]),
-    ("*.{py,ts}", ["a.py", "src/b.py", "src/d.ts", "src/deep/c.py"]),
-    ("[ab].py", ["a.py", "src/b.py"]),
-    ("[!ab].py", ["src/deep/c.py"]),
-    ("?.py", ["a.py", "src/b.py", "src/deep/c.py"]),
-    ("src/*.py", ["src/b.py"]),
-    ("src/**/*.py", ["src/b.py", "src/deep/c.py"]),
-    ("**/deep/*", ["src/deep/c.py"]),
-    ("{a.py,src/d.ts}", ["a.py", "src/d.ts"]),
-    ("src/**", ["src/b.py", "src/d.ts", "src/deep/c.py"]),
-    ("./a.py", ["a.py"]),
-    ("!*.py", ["-x.txt", "src/d.ts"]),
-    ("!src/**", ["-x.txt", "a.py"]),
-    ("-x*", ["-x.txt"]),
-    ("*", ["-x.txt", "a.py", "src/b.py", "src/d.ts", "src/deep/c.py"]),
-    ("**/*", ["-x.txt", "a.py", "src/b.py", "src/d.ts", "src/deep/c.py"]),
-    ("*.rs", []),
-    ("[", []),
-])
-def test_a_glob_chooses_files_and_brings_back_none_that_is_ignored(tmp_path: Path, engine: str, pattern: str, found: list[str]) -> None:
-    files = ["a.py", "src/b.py", "src/deep/c.py", "src/d.ts", "-x.txt", ".git/a.py", "node_modules/a.py", "src/ignored.py"]
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*.py", ["a.py", "src/b.py", "src/deep/c.py"]),
+        ("*.{py,ts}", ["a.py", "src/b.py", "src/d.ts", "src/deep/c.py"]),
+        ("[ab].py", ["a.py", "src/b.py"]),
+        ("[!ab].py", ["src/deep/c.py"]),
+        ("?.py", ["a.py", "src/b.py", "src/deep/c.py"]),
+        ("src/*.py", ["src/b.py"]),
+        ("src/**/*.py", ["src/b.py", "src/deep/c.py"]),
+        ("**/deep/*", ["src/deep/c.py"]),
+        ("{a.py,src/d.ts}", ["a.py", "src/d.ts"]),
+        ("src/**", ["src/b.py", "src/d.ts", "src/deep/c.py"]),
+        ("./a.py", ["a.py"]),
+        ("!*.py", ["-x.txt", "src/d.ts"]),
+        ("!src/**", ["-x.txt", "a.py"]),
+        ("-x*", ["-x.txt"]),
+        ("*", ["-x.txt", "a.py", "src/b.py", "src/d.ts", "src/deep/c.py"]),
+        ("**/*", ["-x.txt", "a.py", "src/b.py", "src/d.ts", "src/deep/c.py"]),
+        ("*.rs", []),
+        ("[", []),
+    ],
+)
+def test_a_glob_chooses_files_and_brings_back_none_that_is_ignored(
+    tmp_path: Path, engine: str, pattern: str, found: list[str]
+) -> None:
+    files = [
+        "a.py",
+        "src/b.py",
+        "src/deep/c.py",
+        "src/d.ts",
+        "-x.txt",
+        ".git/a.py",
+        "node_modules/a.py",
+        "src/ignored.py",
+    ]
     tree(tmp_path, dict.fromkeys(files, "one\n") | {".gitignore": "node_modules/\nignored.*\n"})
     assert names(tmp_path, glob=pattern) == found
 
@@ -253,7 +325,15 @@ def test_a_glob_is_seen_from_the_folder_or_from_the_workspace(tmp_path: Path, en
 
 
 def test_a_file_that_is_named_is_searched_whatever_is_ignored(tmp_path: Path, engine: str) -> None:
-    tree(tmp_path, {"x.log": "one\n", ".gitignore": "*.log\nout/\n.venv\n", "out/f": "one\n", "out/sub/g": "one\n"})
+    tree(
+        tmp_path,
+        {
+            "x.log": "one\n",
+            ".gitignore": "*.log\nout/\n.venv\n",
+            "out/f": "one\n",
+            "out/sub/g": "one\n",
+        },
+    )
     assert names(tmp_path, path="x.log") == ["x.log"]
     assert names(tmp_path, path="x.log", glob="*.py") == ["x.log"]
     assert names(tmp_path, path="out") == ["out/f", "out/sub/g"]
@@ -262,18 +342,30 @@ def test_a_file_that_is_named_is_searched_whatever_is_ignored(tmp_path: Path, en
 
 
 IGNORING = {
-    "a pattern without a slash holds at any depth": ("*.log", {"a.log": 0, "sub/b.log": 0, "a.log.txt": 1}),
-    "a later line brings back": ("*.log\n!keep.log", {"a.log": 0, "keep.log": 1, "sub/keep.log": 1}),
+    "a pattern without a slash holds at any depth": (
+        "*.log",
+        {"a.log": 0, "sub/b.log": 0, "a.log.txt": 1},
+    ),
+    "a later line brings back": (
+        "*.log\n!keep.log",
+        {"a.log": 0, "keep.log": 1, "sub/keep.log": 1},
+    ),
     "the last line that fits decides": ("!keep.log\n*.log", {"keep.log": 0}),
     "a slash in front anchors": ("/top", {"top": 0, "sub/top": 1}),
     "a slash in the middle anchors": ("sub/f", {"sub/f": 0, "x/sub/f": 1}),
     "a slash at the end is for folders": ("build/", {"build/f": 0, "x/build/f": 0, "x/y/build": 1}),
-    "what is below an ignored folder does not come back": ("build/\n!build/keep", {"build/keep": 0}),
+    "what is below an ignored folder does not come back": (
+        "build/\n!build/keep",
+        {"build/keep": 0},
+    ),
     "the content of a folder may come back": ("d/*\n!d/keep", {"d/keep": 1, "d/other": 0}),
     "two stars in front": ("**/x", {"x": 0, "a/b/x": 0}),
     "two stars in the middle": ("a/**/x", {"a/x": 0, "a/b/c/x": 0, "b/a/x": 1}),
     "two stars at the end": ("a/**", {"a/b/c": 0, "b/a/c": 1}),
-    "sets and single characters": ("*.[oa]\nf?o", {"x.o": 0, "x.a": 0, "x.b": 1, "foo": 0, "fo": 1}),
+    "sets and single characters": (
+        "*.[oa]\nf?o",
+        {"x.o": 0, "x.a": 0, "x.b": 1, "foo": 0, "fo": 1},
+    ),
     "comments and empty lines": ("# x\n\n  \n", {"x": 1, "# x": 1}),
     "escapes": ("\\#x\n\\!y\nfoo\\ bar\n\\*z", {"#x": 0, "!y": 0, "foo bar": 0, "*z": 0, "az": 1}),
     "blanks at the end do not count, in front they do": ("a  \n b", {"a": 0, "b": 1, " b": 0}),
@@ -281,6 +373,18 @@ IGNORING = {
     "a line that is no pattern spoils no other": ("[z-a]\nx", {"x": 0, "y": 1}),
     "hidden files are files": ("", {".hidden": 1, ".folder/x": 1}),
 }
+
+
+def test_what_is_not_searched_of_a_long_line_is_said(tmp_path: Path, plain: None) -> None:
+    tree(tmp_path, {"long": "x" * 1_000_000 + " needle\n", "other": "nothing\n"})
+    result = call(tmp_path, "grep", {"pattern": "needle"})
+    assert str(result.content).splitlines() == [
+        "No matches.",
+        f"(skipped (the rest of lines of more than 1,000,000 characters): {tmp_path}/long)",
+    ]
+    assert "skipped" not in str(
+        call(tmp_path, "grep", {"pattern": "nothing", "path": "other"}).content
+    )
 
 
 @pytest.mark.parametrize("case", IGNORING)
@@ -293,8 +397,11 @@ def test_what_gitignore_names_is_skipped(tmp_path: Path, engine: str, case: str)
 
 
 def test_nested_gitignore_files_hold_below_their_folder(tmp_path: Path, engine: str) -> None:
-    tree(tmp_path, dict.fromkeys(["a.txt", "n/a.txt", "n/b.txt", "n/m/b.txt", "n/x.log", "n/sub/own"], "one\n")
-         | {".gitignore": "*.log\n", "n/.gitignore": "*.txt\n!a.txt\n!x.log\n/own\n"})
+    tree(
+        tmp_path,
+        dict.fromkeys(["a.txt", "n/a.txt", "n/b.txt", "n/m/b.txt", "n/x.log", "n/sub/own"], "one\n")
+        | {".gitignore": "*.log\n", "n/.gitignore": "*.txt\n!a.txt\n!x.log\n/own\n"},
+    )
     assert names(tmp_path) == ["a.txt", "n/a.txt", "n/sub/own", "n/x.log"]
     assert names(tmp_path, path="n") == ["n/a.txt", "n/sub/own", "n/x.log"]
     assert names(tmp_path, path="n/m") == []
@@ -304,16 +411,33 @@ def test_nested_gitignore_files_hold_below_their_folder(tmp_path: Path, engine: 
 def test_gitignore_files_above_hold_up_to_the_repositorys_top(tmp_path: Path, engine: str) -> None:
     """A ~/.gitignore that names everything, for the sake of dotfiles, must not blind us in a repository below."""
     ws = tmp_path / "home" / "repo" / "sub"
-    tree(tmp_path, {"home/.gitignore": "*\n", "home/repo/.gitignore": "*.log\nsub/x/\n", "home/repo/.git/HEAD": "",
-                    "home/repo/.git/info/exclude": "private\n", "home/repo/sub/a": "one\n", "home/repo/sub/b.log": "one\n",
-                    "home/repo/sub/x/c": "one\n", "home/repo/sub/private": "one\n"})
+    tree(
+        tmp_path,
+        {
+            "home/.gitignore": "*\n",
+            "home/repo/.gitignore": "*.log\nsub/x/\n",
+            "home/repo/.git/HEAD": "",
+            "home/repo/.git/info/exclude": "private\n",
+            "home/repo/sub/a": "one\n",
+            "home/repo/sub/b.log": "one\n",
+            "home/repo/sub/x/c": "one\n",
+            "home/repo/sub/private": "one\n",
+        },
+    )
     assert names(ws) == ["a"]
     assert globbed(ws, "*") == ["a"]
     shutil.rmtree(tmp_path / "home" / "repo" / ".git")
-    assert names(ws) == ["a", "b.log", "private", "x/c"]  # no repository: only what is in the workspace counts
+    assert names(ws) == [
+        "a",
+        "b.log",
+        "private",
+        "x/c",
+    ]  # no repository: only what is in the workspace counts
 
 
-def test_the_settings_of_the_person_and_of_ripgrep_do_not_count(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_of_the_person_and_of_ripgrep_do_not_count(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ws = tree(tmp_path / "ws", {"a.txt": "one\n", ".ignore": "*", ".git/HEAD": ""})
     tree(tmp_path, {"config/git/ignore": "*", "rc": "--invert-match\n"})
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -323,15 +447,28 @@ def test_the_settings_of_the_person_and_of_ripgrep_do_not_count(tmp_path: Path, 
 
 @pytest.mark.case("FIL-28")
 def test_binary_files_are_skipped(tmp_path: Path, engine: str) -> None:
-    tree(tmp_path, {"bin": b"one\0two\none\n", "late": b"one\n" + b"x\n" * 10_000 + b"\0\n", "text": "one\n", "empty": "",
-                    "bomb.gz": b"\x1f\x8b\x08\0\0\0\0\0\0\3one"})
+    tree(
+        tmp_path,
+        {
+            "bin": b"one\0two\none\n",
+            "late": b"one\n" + b"x\n" * 10_000 + b"\0\n",
+            "text": "one\n",
+            "empty": "",
+            "bomb.gz": b"\x1f\x8b\x08\0\0\0\0\0\0\3one",
+        },
+    )
     assert names(tmp_path) == ["text"]
     result = call(tmp_path, "grep", {"pattern": "one", "path": "bin"})
     assert str(result.content).startswith("No matches.") and "binary file" in notes(result)
 
 
 def test_the_git_folder_is_skipped_wherever_it_is(tmp_path: Path, engine: str) -> None:
-    tree(tmp_path, dict.fromkeys([".git/config", "sub/.git/config", "sub/.git/x/y", ".github/f", "worktree/f"], "one\n"))
+    tree(
+        tmp_path,
+        dict.fromkeys(
+            [".git/config", "sub/.git/config", "sub/.git/x/y", ".github/f", "worktree/f"], "one\n"
+        ),
+    )
     (tmp_path / "worktree" / ".git").write_text("one\n")
     assert names(tmp_path) == [".github/f", "worktree/f"]
     assert names(tmp_path, glob="**/.git/**") == []
@@ -341,8 +478,13 @@ def test_the_git_folder_is_skipped_wherever_it_is(tmp_path: Path, engine: str) -
 
 
 @pytest.mark.case("FIL-09")
-@pytest.mark.parametrize(("kind", "word"), [("fifo", "neither a regular file nor"), ("socket", "neither"), ("nothing", "No such file")])
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, engine: str, kind: str, word: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [("fifo", "neither a regular file nor"), ("socket", "neither"), ("nothing", "No such file")],
+)
+def test_what_is_no_file_is_refused_at_once(
+    tmp_path: Path, engine: str, kind: str, word: str
+) -> None:
     """FIL-09, FIL-10"""
     with special_files(tmp_path), promptly():
         result = call(tmp_path, "grep", {"pattern": "one", "path": kind})
@@ -393,7 +535,9 @@ def test_a_tree_of_traps_is_searched_to_its_end(tmp_path: Path, engine: str, mar
     assert "Traceback" not in str(result.content)
     if engine == "our own":
         said = notes(result)  # a long list of long paths is cut, the socket's may be behind that
-        assert [name for name in ("fifo", "\\udcff", "self", "dangling") if name not in said] == [], said
+        assert [
+            name for name in ("fifo", "\\udcff", "self", "dangling") if name not in said
+        ] == [], said
 
 
 @pytest.mark.case("FIL-11")
@@ -402,8 +546,15 @@ def test_a_tree_of_traps_is_listed_to_its_end(tmp_path: Path) -> None:
     with special_files(tmp_path), promptly(5):
         result = call(tmp_path, "glob", {"pattern": "**"})
     found = [line for line in str(result.content).splitlines() if not line.startswith("(")]
-    assert sorted(name for name in found if not name.startswith("closed")) == ["link", "real", "sub/real"]
-    assert all(f"(skipped {tmp_path}/{name}" in notes(result) for name in ("fifo", "socket", "self", "dangling", "loop"))
+    assert sorted(name for name in found if not name.startswith("closed")) == [
+        "link",
+        "real",
+        "sub/real",
+    ]
+    assert all(
+        f"(skipped {tmp_path}/{name}" in notes(result)
+        for name in ("fifo", "socket", "self", "dangling", "loop")
+    )
     assert is_root or "closed" in notes(result)
 
 
@@ -421,7 +572,9 @@ def test_a_link_does_not_lead_out_of_the_workspace(tmp_path: Path, engine: str) 
     assert names(ws) == ["real"]
     for path in ("l", "d", "..", str(tmp_path / "out")):
         hooks = Asking()
-        with serve(Reply(calls=[("grep", {"pattern": "one", "path": path})]), Reply("Done.")) as server:
+        with serve(
+            Reply(calls=[("grep", {"pattern": "one", "path": path})]), Reply("Done.")
+        ) as server:
             ask(server, tools=Toolset([grep], cwd=ws), hooks=hooks)
             assert "secret\n" not in server.requests[-1]["messages"][-1]["content"]
         assert hooks.asked and hooks.asked[0].startswith(str(tmp_path)), path
@@ -436,12 +589,25 @@ class Asking(Hooks):
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
         ctx.authorize = self.refuse
 
-    def refuse(self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str) -> None:
+    def refuse(
+        self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str
+    ) -> None:
         self.asked.append(", ".join(patterns))
         raise DeniedError("no")
 
 
-ODD = ["new\nline", "new\nother\nline", "-rf", "[link=x]", "a:1:b", "n" * 255, "*", "'\"", "\x1b[31mred", "tab\there"]
+ODD = [
+    "new\nline",
+    "new\nother\nline",
+    "-rf",
+    "[link=x]",
+    "a:1:b",
+    "n" * 255,
+    "*",
+    "'\"",
+    "\x1b[31mred",
+    "tab\there",
+]
 
 
 def test_odd_names_come_out_in_one_line_and_can_be_sent(tmp_path: Path, engine: str) -> None:
@@ -450,17 +616,29 @@ def test_odd_names_come_out_in_one_line_and_can_be_sent(tmp_path: Path, engine: 
     os.mkdir(os.fsencode(tmp_path) + b"/d\xff")
     with open(os.fsencode(tmp_path) + b"/d\xff/f\xfe", "w") as file:
         file.write("0\none\n2\n3\n4\n5\none\n")
-    shown = sorted([*(name.replace("\n", "\\n").replace("\x1b", "\\x1b").replace("\t", "\\t") for name in ODD), "d\\udcff/f\\udcfe"])
+    shown = sorted(
+        [
+            *(
+                name.replace("\n", "\\n").replace("\x1b", "\\x1b").replace("\t", "\\t")
+                for name in ODD
+            ),
+            "d\\udcff/f\\udcfe",
+        ]
+    )
     for context in (0, 1):
         lines = grepped(tmp_path, "one", context=context)
         assert len(lines) == len(shown) * (5 if context else 2)
         assert sorted({re.split(r"[:-]\d[:-](?:one|\d)$", line)[0] for line in lines}) == shown
         assert notes(call(tmp_path, "grep", {"pattern": "one", "context": context})) == ""
     assert globbed(tmp_path, "*") == shown
-    with serve(Reply(calls=[("grep", {"pattern": "one"}), ("glob", {"pattern": "*"})]), Reply("Done.")) as server:
+    with serve(
+        Reply(calls=[("grep", {"pattern": "one"}), ("glob", {"pattern": "*"})]), Reply("Done.")
+    ) as server:
         ask(server, tools=Toolset([grep, glob], cwd=tmp_path))
         first, second = server.requests[-1]["messages"][-2:]
-    assert "d\\udcff/f\\udcfe:2:one" in first["content"] and "new\\nother\\nline" in second["content"]
+    assert (
+        "d\\udcff/f\\udcfe:2:one" in first["content"] and "new\\nother\\nline" in second["content"]
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in ODD if "*" not in name])
@@ -487,7 +665,9 @@ def test_an_empty_pattern_is_refused(tmp_path: Path, engine: str, pattern: str) 
 
 
 @pytest.mark.case("FIL-27")
-def test_a_pattern_that_takes_for_ever_ends_at_an_abort(tmp_path: Path, plain: None, mark: str) -> None:
+def test_a_pattern_that_takes_for_ever_ends_at_an_abort(
+    tmp_path: Path, plain: None, mark: str
+) -> None:
     """FIL-27"""
     tree(tmp_path, {"f": "a" * 40 + "!"})
     abort, set_at = Abort(), list[float]()
@@ -507,8 +687,9 @@ def test_a_pattern_that_takes_for_ever_ends_at_an_abort(tmp_path: Path, plain: N
 
 
 @pytest.mark.case("FIL-27")
-def test_a_pattern_that_takes_for_ever_ends_at_the_time_limit(tmp_path: Path, plain: None, mark: str,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_that_takes_for_ever_ends_at_the_time_limit(
+    tmp_path: Path, plain: None, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FIL-27; the limit is 30 s, which is not waited for here."""
     monkeypatch.setattr(search, "TIMEOUT", 1)
     tree(tmp_path, {"f": "a" * 40 + "!"})
@@ -528,38 +709,56 @@ def test_a_pattern_that_takes_others_for_ever_is_nothing_to_ripgrep(tmp_path: Pa
 # ---- glob ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("pattern", "found"), [
-    ("*.py", ["a.py", "src/b.py", "src/deep/er/c.py"]),
-    ("a.py", ["a.py"]),
-    ("c.py", ["src/deep/er/c.py"]),
-    ("src/*.py", ["src/b.py"]),
-    ("src/**/*.py", ["src/b.py", "src/deep/er/c.py"]),
-    ("**/*.py", ["a.py", "src/b.py", "src/deep/er/c.py"]),
-    ("**/er/**", ["src/deep/er/c.py"]),
-    ("src/**", ["src/b.py", "src/d.ts", "src/deep/er/c.py"]),
-    ("src/*/er/*", ["src/deep/er/c.py"]),
-    ("*/deep/*", []),
-    ("**/deep/**/*.py", ["src/deep/er/c.py"]),
-    ("*.{ts,md}", ["README.md", "src/d.ts"]),
-    ("{src,lib}/*.{py,ts}", ["src/b.py", "src/d.ts"]),
-    ("{README.md,src/{b.py,d.ts}}", ["README.md", "src/b.py", "src/d.ts"]),
-    ("[ab].py", ["a.py", "src/b.py"]),
-    ("[a-b].py", ["a.py", "src/b.py"]),
-    ("[!a-b].py", ["src/deep/er/c.py"]),
-    ("[^a].py", ["src/b.py", "src/deep/er/c.py"]),
-    ("?.py", ["a.py", "src/b.py", "src/deep/er/c.py"]),
-    ("??.py", []),
-    ("*a*", ["a.py"]),
-    ("*E*M*.md", ["README.md"]),
-    ("./src/*.py", ["src/b.py"]),
-    (".hidden", [".hidden"]),
-    ("*.PY", []),
-    ("[", []),
-    ("README.md/", []),
-    ("src", []),
-])
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*.py", ["a.py", "src/b.py", "src/deep/er/c.py"]),
+        ("a.py", ["a.py"]),
+        ("c.py", ["src/deep/er/c.py"]),
+        ("src/*.py", ["src/b.py"]),
+        ("src/**/*.py", ["src/b.py", "src/deep/er/c.py"]),
+        ("**/*.py", ["a.py", "src/b.py", "src/deep/er/c.py"]),
+        ("**/er/**", ["src/deep/er/c.py"]),
+        ("src/**", ["src/b.py", "src/d.ts", "src/deep/er/c.py"]),
+        ("src/*/er/*", ["src/deep/er/c.py"]),
+        ("*/deep/*", []),
+        ("**/deep/**/*.py", ["src/deep/er/c.py"]),
+        ("*.{ts,md}", ["README.md", "src/d.ts"]),
+        ("{src,lib}/*.{py,ts}", ["src/b.py", "src/d.ts"]),
+        ("{README.md,src/{b.py,d.ts}}", ["README.md", "src/b.py", "src/d.ts"]),
+        ("[ab].py", ["a.py", "src/b.py"]),
+        ("[a-b].py", ["a.py", "src/b.py"]),
+        ("[!a-b].py", ["src/deep/er/c.py"]),
+        ("[^a].py", ["src/b.py", "src/deep/er/c.py"]),
+        ("?.py", ["a.py", "src/b.py", "src/deep/er/c.py"]),
+        ("??.py", []),
+        ("*a*", ["a.py"]),
+        ("*E*M*.md", ["README.md"]),
+        ("./src/*.py", ["src/b.py"]),
+        (".hidden", [".hidden"]),
+        ("*.PY", []),
+        ("[", []),
+        ("README.md/", []),
+        ("src", []),
+    ],
+)
 def test_what_a_glob_finds(tmp_path: Path, pattern: str, found: list[str]) -> None:
-    tree(tmp_path, dict.fromkeys(["a.py", "src/b.py", "src/d.ts", "src/deep/er/c.py", "README.md", ".hidden", ".git/a.py", "empty/"], ""))
+    tree(
+        tmp_path,
+        dict.fromkeys(
+            [
+                "a.py",
+                "src/b.py",
+                "src/d.ts",
+                "src/deep/er/c.py",
+                "README.md",
+                ".hidden",
+                ".git/a.py",
+                "empty/",
+            ],
+            "",
+        ),
+    )
     assert globbed(tmp_path, pattern) == found
 
 
@@ -567,8 +766,12 @@ def test_a_glob_in_a_folder_is_seen_from_there(tmp_path: Path) -> None:
     tree(tmp_path, dict.fromkeys(["src/a.py", "src/sub/b.py", "c.py"], ""))
     assert globbed(tmp_path, "*.py", path="src") == ["src/a.py", "src/sub/b.py"]
     assert globbed(tmp_path, "sub/*.py", path="src") == ["src/sub/b.py"]
-    assert "is not a folder" in str(call(tmp_path, "glob", {"pattern": "*", "path": "c.py"}).content)
-    assert "is not a folder" in str(call(tmp_path, "glob", {"pattern": "*", "path": "absent"}).content)
+    assert "is not a folder" in str(
+        call(tmp_path, "glob", {"pattern": "*", "path": "c.py"}).content
+    )
+    assert "is not a folder" in str(
+        call(tmp_path, "glob", {"pattern": "*", "path": "absent"}).content
+    )
 
 
 def test_the_newest_comes_first(tmp_path: Path) -> None:
@@ -597,9 +800,16 @@ def test_a_glob_that_is_none_is_said(tmp_path: Path, engine: str) -> None:
     assert "is no glob" in str(call(tmp_path, "grep", {"pattern": "one", "glob": "[z-a]"}).content)
 
 
-@pytest.mark.parametrize(("pattern", "path"), [
-    ("*a" * 30 + "*b", "a" * 255), ("**/a/" * 12 + "b", "a/" * 2000 + "c"), ("**/" * 60 + "x", "a/" * 2000 + "c"),
-    ("{a,b}" * 30, "a" * 30), ("{a,{b,{c,{d,e}}}}" * 8, "a" * 8)])
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("*a" * 30 + "*b", "a" * 255),
+        ("**/a/" * 12 + "b", "a/" * 2000 + "c"),
+        ("**/" * 60 + "x", "a/" * 2000 + "c"),
+        ("{a,b}" * 30, "a" * 30),
+        ("{a,{b,{c,{d,e}}}}" * 8, "a" * 8),
+    ],
+)
 def test_no_glob_takes_for_ever(pattern: str, path: str) -> None:
     """They come from models, and from the .gitignore files of strangers; nothing could stop them in our own process."""
     with promptly():

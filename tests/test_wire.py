@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coder.ai import ChatModel
-from coder.calls import Calls, parse_arguments
-from coder.features.scripted import Reply
+from coder.devtools.scripted import Reply
+from coder.events import Event, Notice, ReasoningDelta, Retry, TextDelta, ToolCallDelta
 from coder.loop import run_loop
-from coder.reasoning import ECHOED, THINK, ThinkTag, joined
-from coder.tools import tool
-from coder.types import Completion, Event, ModelError, Notice, ReasoningDelta, Retry, TextDelta, ToolCallDelta, Usage
-from coder.usage import Price, estimate, read_usage
-from coder.wire import CUT, Assembler, sse
+from coder.providers.assembler import CUT, Assembler, sse
+from coder.providers.reasoning import ECHOED, THINK, ThinkTag, joined
+from coder.providers.tool_call_deltas import Calls, parse_arguments
+from coder.providers.usage import Price, estimate, read_usage
+from coder.toolset import tool
+from coder.types import Completion, ModelError, Usage
 from tests.harness import FAST, ask, drive, serve, types
 from tests.test_errors import name
 
@@ -38,12 +39,23 @@ def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
 
-def piece(index: int | None = None, id: Any = None, name: Any = None, arguments: Any = None) -> dict[str, Any]:  # noqa: A002
-    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
-    return {key: value for key, value in (("index", index), ("id", id)) if value is not None} | {"function": function}
+def piece(
+    index: int | None = None,
+    id: Any = None,  # noqa: A002
+    name: Any = None,
+    arguments: Any = None,
+) -> dict[str, Any]:
+    function = {
+        key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None
+    }
+    return {key: value for key, value in (("index", index), ("id", id)) if value is not None} | {
+        "function": function
+    }
 
 
-def assemble(*chunks: Any, done: bool = True, echoed: Iterable[str] = ECHOED) -> tuple[Completion, list[Event]]:
+def assemble(
+    *chunks: Any, done: bool = True, echoed: Iterable[str] = ECHOED
+) -> tuple[Completion, list[Event]]:
     """The answer that the chunks make, and the deltas on the way."""
     assembler = Assembler({"look"}, echoed)
     events = [event for each in chunks for event in assembler.feed(each)]
@@ -53,29 +65,55 @@ def assemble(*chunks: Any, done: bool = True, echoed: Iterable[str] = ECHOED) ->
 
 
 def stream(*chunks: Any, done: bool = True) -> list[bytes]:
-    return [b"data: " + json.dumps(each).encode() + b"\n\n" for each in chunks] + ([b"data: [DONE]\n\n"] if done else [])
+    return [b"data: " + json.dumps(each).encode() + b"\n\n" for each in chunks] + (
+        [b"data: [DONE]\n\n"] if done else []
+    )
 
 
 # ---- bytes -> events -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("data", "events"), [
-    (b"data: a\n\ndata:b\n\n", ["a", "b"]), (b"data:  a\n\n", [" a"]), (b"data: a\ndata: b\n\n", ["a\nb"]), (b"data: a\n\n\n\n", ["a"]),
-    (b"data:\n\ndata: \n\ndata\n\n", []), (b": comment\n\nid: 1\n\nretry: 3\n\nevent: ping\n\n", []), (b"data: last", [(CUT, "last")]),
-    (b"data: [DONE]\n", [(CUT, "[DONE]")]), (b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", ["a", "b", "c"]), (b"data: a\r\r", ["a"]),
-    (b"data: a\r\ndata: b\r\n\r\n", ["a\nb"]),
-    (b"\xef\xbb\xbfdata: a\n\ndata: \xef\xbb\xbfb\n\n", ["a", "\ufeffb"]), (b"data: \xff\n\ndata: \xe2\x82", ["\ufffd", (CUT, "\ufffd")]),
-    ("data: a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\n\n".encode(), ["a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"]),
-    (b"event: error\ndata: a\n\ndata: b\n\n", [("error", "a"), "b"]), (b"event: ping\n\ndata: a\n\n", ["a"]),
-    (b"error: {}\n\n", [("error", "{}")]), (b"", []),
-    (b"\xef\xbb\xbfdata: a", [(CUT, "a")]), (b"event: error\ndata: a", [("error", "a")]), (b"event: x\ndata: a", [(CUT, "a")])], ids=name)
-def test_events_are_found_as_the_standard_says_and_as_servers_break_it(data: bytes, events: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("data", "events"),
+    [
+        (b"data: a\n\ndata:b\n\n", ["a", "b"]),
+        (b"data:  a\n\n", [" a"]),
+        (b"data: a\ndata: b\n\n", ["a\nb"]),
+        (b"data: a\n\n\n\n", ["a"]),
+        (b"data:\n\ndata: \n\ndata\n\n", []),
+        (b": comment\n\nid: 1\n\nretry: 3\n\nevent: ping\n\n", []),
+        (b"data: last", [(CUT, "last")]),
+        (b"data: [DONE]\n", [(CUT, "[DONE]")]),
+        (b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", ["a", "b", "c"]),
+        (b"data: a\r\r", ["a"]),
+        (b"data: a\r\ndata: b\r\n\r\n", ["a\nb"]),
+        (b"\xef\xbb\xbfdata: a\n\ndata: \xef\xbb\xbfb\n\n", ["a", "\ufeffb"]),
+        (b"data: \xff\n\ndata: \xe2\x82", ["\ufffd", (CUT, "\ufffd")]),
+        (
+            "data: a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\n\n".encode(),
+            ["a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"],
+        ),
+        (b"event: error\ndata: a\n\ndata: b\n\n", [("error", "a"), "b"]),
+        (b"event: ping\n\ndata: a\n\n", ["a"]),
+        (b"error: {}\n\n", [("error", "{}")]),
+        (b"", []),
+        (b"\xef\xbb\xbfdata: a", [(CUT, "a")]),
+        (b"event: error\ndata: a", [("error", "a")]),
+        (b"event: x\ndata: a", [(CUT, "a")]),
+    ],
+    ids=name,
+)
+def test_events_are_found_as_the_standard_says_and_as_servers_break_it(
+    data: bytes, events: list[Any]
+) -> None:
     expected = [event if isinstance(event, tuple) else ("", event) for event in events]
-    assert list(sse([data])) == list(sse(data[i:i + 1] for i in range(len(data)))) == expected
+    assert list(sse([data])) == list(sse(data[i : i + 1] for i in range(len(data)))) == expected
 
 
 def test_a_line_without_an_end_has_a_limit_and_a_whole_file_in_one_event_has_none() -> None:
-    assert [len(data) for _, data in sse([b"data: ", *[b"x" * 100_000] * 100, b"\n\n"])] == [10_000_000]
+    assert [len(data) for _, data in sse([b"data: ", *[b"x" * 100_000] * 100, b"\n\n"])] == [
+        10_000_000
+    ]
     with pytest.raises(ModelError, match="too long"):
         list(sse(b"x" * 1_000_000 for _ in range(99)))
 
@@ -88,27 +126,83 @@ def cuts(data: bytes, places: list[int]) -> list[bytes]:
 
 PLACES = st.lists(st.integers(0, 10_000), max_size=12)
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
-LINES = st.lists(st.sampled_from(["data: a", "data:", "data:\u20ac\U0001f600", "data: {\u2028}", ": comment", "", "", "event: error",
-                                  "id: 1", "error: bad", "x", "data: [DONE]", "\ufeff"]), max_size=10)
+LINES = st.lists(
+    st.sampled_from(
+        [
+            "data: a",
+            "data:",
+            "data:\u20ac\U0001f600",
+            "data: {\u2028}",
+            ": comment",
+            "",
+            "",
+            "event: error",
+            "id: 1",
+            "error: bad",
+            "x",
+            "data: [DONE]",
+            "\ufeff",
+        ]
+    ),
+    max_size=10,
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(LINES, ENDS, PLACES, st.booleans())
-def test_the_same_bytes_in_any_chunks_are_the_same_events(lines: list[str], end: str, places: list[int], ended: bool) -> None:
+def test_the_same_bytes_in_any_chunks_are_the_same_events(
+    lines: list[str], end: str, places: list[int], ended: bool
+) -> None:
     data = (end.join(lines) + end * ended).encode()
     assert list(sse(cuts(data, places))) == list(sse([data]))
 
 
-TEXTS = st.sampled_from(["", "a", "<think>", "<th", "ink>", "</think>", "</thi", "nk>", " \n", "\u20ac", "\U0001f600", "\ud83d", "\ude00",
-                         "\u2028", "\0"])
-PIECES = st.sampled_from([piece(0, "a", "look", '{"path": "'), piece(0, arguments='\u00e9"}'), piece(1, "b", "look", {}),
-                          piece(None, None, "", "{}"), piece(0, "c", "other", '{"x": "\ud83d\ude00"}')])
-CHUNKS = st.lists(st.one_of(
-    st.builds(lambda text: chunk(content=text), TEXTS), st.builds(lambda text: chunk(content=text), TEXTS),
-    st.builds(lambda text: chunk(reasoning_content=text), TEXTS), st.builds(lambda part: chunk(tool_calls=[part]), PIECES),
-    st.builds(chunk, st.sampled_from(["stop", "", None, "length", "content_filter", "error"])),
-    st.sampled_from([{"usage": {"prompt_tokens": 3, "completion_tokens": 4}}, {"choices": None},
-                     chunk(reasoning_details=[{"type": "t", "text": "x"}]), {"error": "oops"}])), max_size=10)
+TEXTS = st.sampled_from(
+    [
+        "",
+        "a",
+        "<think>",
+        "<th",
+        "ink>",
+        "</think>",
+        "</thi",
+        "nk>",
+        " \n",
+        "\u20ac",
+        "\U0001f600",
+        "\ud83d",
+        "\ude00",
+        "\u2028",
+        "\0",
+    ]
+)
+PIECES = st.sampled_from(
+    [
+        piece(0, "a", "look", '{"path": "'),
+        piece(0, arguments='\u00e9"}'),
+        piece(1, "b", "look", {}),
+        piece(None, None, "", "{}"),
+        piece(0, "c", "other", '{"x": "\ud83d\ude00"}'),
+    ]
+)
+CHUNKS = st.lists(
+    st.one_of(
+        st.builds(lambda text: chunk(content=text), TEXTS),
+        st.builds(lambda text: chunk(content=text), TEXTS),
+        st.builds(lambda text: chunk(reasoning_content=text), TEXTS),
+        st.builds(lambda part: chunk(tool_calls=[part]), PIECES),
+        st.builds(chunk, st.sampled_from(["stop", "", None, "length", "content_filter", "error"])),
+        st.sampled_from(
+            [
+                {"usage": {"prompt_tokens": 3, "completion_tokens": 4}},
+                {"choices": None},
+                chunk(reasoning_details=[{"type": "t", "text": "x"}]),
+                {"error": "oops"},
+            ]
+        ),
+    ),
+    max_size=10,
+)
 
 
 def judged(parts: Iterable[bytes]) -> object:
@@ -134,7 +228,9 @@ def judged(parts: Iterable[bytes]) -> object:
 
 @settings(max_examples=150, deadline=None)
 @given(CHUNKS, ENDS, PLACES, st.booleans())
-def test_the_same_bytes_in_any_chunks_are_the_same_answer(chunks: list[Any], end: str, places: list[int], escaped: bool) -> None:
+def test_the_same_bytes_in_any_chunks_are_the_same_answer(
+    chunks: list[Any], end: str, places: list[int], escaped: bool
+) -> None:
     texts = [json.dumps(each, ensure_ascii=escaped) for each in [*chunks, chunk("stop")]]
     data = "".join(f"data: {text}{end}{end}" for text in texts).encode("utf-8", "replace")
     assert judged(cuts(data, places)) == judged([data])
@@ -142,29 +238,55 @@ def test_the_same_bytes_in_any_chunks_are_the_same_answer(chunks: list[Any], end
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(TEXTS, max_size=8).map("".join), PLACES)
-def test_a_text_cut_anywhere_is_the_same_text_and_the_same_thoughts(text: str, places: list[int]) -> None:
-    units = text.encode("utf-16-le", "surrogatepass")  # a server may cut between the halves of a character, too
+def test_a_text_cut_anywhere_is_the_same_text_and_the_same_thoughts(
+    text: str, places: list[int]
+) -> None:
+    units = text.encode(
+        "utf-16-le", "surrogatepass"
+    )  # a server may cut between the halves of a character, too
     ends = sorted({0, len(units), *(place % (len(units) // 2 + 1) * 2 for place in places)})
     parts = [units[start:end].decode("utf-16-le", "surrogatepass") for start, end in pairwise(ends)]
-    whole, other = (assemble(*[chunk(content=part) for part in each], chunk("length"))[0] for each in ([text], parts))
+    whole, other = (
+        assemble(*[chunk(content=part) for part in each], chunk("length"))[0]
+        for each in ([text], parts)
+    )
     assert (other.text, other.reasoning) == (whole.text, whole.reasoning)
 
 
 # ---- thoughts --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "thought", "rest"), [
-    ("<think>a</think>b", "a", "b"), (" \n<think>\na\n</think>\n\n b c", "\na\n", "b c"), ("<think>a", "a", ""),
-    ("<think>a</thi", "a</thi", ""),
-    ("<think>a < b </b></think>c", "a < b </b>", "c"), ("<think></think>", "", ""), ("<thi", "", "<thi"), (" <thin air", "", " <thin air"),
-    ("a<think>b</think>", "", "a<think>b</think>"), ("<think>a</think>b <think>c</think>", "a", "b <think>c</think>"), ("  a", "", "  a"),
-    ("<think>a</think> \n", "a", ""), ("<think>a<</think>b", "a<", "b"), ("<think>a</think>b  c", "a", "b  c")], ids=name)
-def test_thoughts_in_tags_are_split_off_wherever_the_text_is_cut(text: str, thought: str, rest: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "thought", "rest"),
+    [
+        ("<think>a</think>b", "a", "b"),
+        (" \n<think>\na\n</think>\n\n b c", "\na\n", "b c"),
+        ("<think>a", "a", ""),
+        ("<think>a</thi", "a</thi", ""),
+        ("<think>a < b </b></think>c", "a < b </b>", "c"),
+        ("<think></think>", "", ""),
+        ("<thi", "", "<thi"),
+        (" <thin air", "", " <thin air"),
+        ("a<think>b</think>", "", "a<think>b</think>"),
+        ("<think>a</think>b <think>c</think>", "a", "b <think>c</think>"),
+        ("  a", "", "  a"),
+        ("<think>a</think> \n", "a", ""),
+        ("<think>a<</think>b", "a<", "b"),
+        ("<think>a</think>b  c", "a", "b  c"),
+    ],
+    ids=name,
+)
+def test_thoughts_in_tags_are_split_off_wherever_the_text_is_cut(
+    text: str, thought: str, rest: str
+) -> None:
     for place in range(len(text) + 1):
         for parts in ([text[:place], text[place:]], list(text)):
             tag = ThinkTag()
             found = [*(tag.split(part) for part in parts), tag.rest()]
-            assert ("".join(a for a, _ in found), "".join(b for _, b in found)) == (thought, rest), parts
+            assert ("".join(a for a, _ in found), "".join(b for _, b in found)) == (
+                thought,
+                rest,
+            ), parts
 
 
 def test_white_space_before_an_answer_does_not_wait_for_ever() -> None:
@@ -172,50 +294,136 @@ def test_white_space_before_an_answer_does_not_wait_for_ever() -> None:
     assert "".join(tag.split(" ")[1] for _ in range(200)) == " " * 200
 
 
-@pytest.mark.parametrize(("deltas", "thoughts", "message"), [
-    ([{"reasoning_content": "a"}, {"reasoning_content": "b"}], "ab", {"reasoning_content": "ab"}),
-    ([{"reasoning": "a"}], "a", {}), ([{"reasoning_text": "a"}], "a", {}),
-    ([{"reasoning": "a", "reasoning_content": "a"}], "a", {"reasoning_content": "a"}),
-    ([{"reasoning_content": "", "reasoning": "b"}], "b", {}), ([{"reasoning": "b", "reasoning_text": "t"}], "b", {}),
-    ([{"reasoning_content": ""}], "", {"reasoning_content": ""}), ([{"reasoning_content": None}], "", {}),
-    ([{"reasoning": {"a": 1}}], "", {}),
-    ([{"content": "<think>a</think>"}], "a", {}), ([{"reasoning_content": ""}, {"content": "<think>a</think>"}], "a", {}),
-    ([{"reasoning_content": "\ud83d"}, {"reasoning_content": "\ude00"}], "\U0001f600", {"reasoning_content": "\U0001f600"}),
-    ([{"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "a"}, "x", {"text": None}]}]}], "a", {}),
-    ([{"content": [{"type": "thinking", "thinking": "a"}]}], "a", {}),
-    ([{"reasoning_details": [{"type": "t", "index": 0, "text": "a"}]},
-      {"reasoning_details": [{"type": "t", "index": 0, "text": "\ud83d"}]}], "",
-     {"reasoning_details": [{"type": "t", "index": 0, "text": "a\ufffd"}]}),
-    ([{"reasoning_details": []}, {"extra_content": None}], "", {}),
-    ([{"reasoning_opaque": "a"}, {"reasoning_opaque": "b"}], "", {"reasoning_opaque": "ab"}),
-    ([{"extra_content": {"a": 1}}, {"extra_content": {"b": 2}}], "", {"extra_content": {"a": 1, "b": 2}})], ids=name)
-def test_thoughts_are_shown_once_and_go_back_under_their_name(deltas: list[Any], thoughts: str, message: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("deltas", "thoughts", "message"),
+    [
+        (
+            [{"reasoning_content": "a"}, {"reasoning_content": "b"}],
+            "ab",
+            {"reasoning_content": "ab"},
+        ),
+        ([{"reasoning": "a"}], "a", {}),
+        ([{"reasoning_text": "a"}], "a", {}),
+        ([{"reasoning": "a", "reasoning_content": "a"}], "a", {"reasoning_content": "a"}),
+        ([{"reasoning_content": "", "reasoning": "b"}], "b", {}),
+        ([{"reasoning": "b", "reasoning_text": "t"}], "b", {}),
+        ([{"reasoning_content": ""}], "", {"reasoning_content": ""}),
+        ([{"reasoning_content": None}], "", {}),
+        ([{"reasoning": {"a": 1}}], "", {}),
+        ([{"content": "<think>a</think>"}], "a", {}),
+        ([{"reasoning_content": ""}, {"content": "<think>a</think>"}], "a", {}),
+        (
+            [{"reasoning_content": "\ud83d"}, {"reasoning_content": "\ude00"}],
+            "\U0001f600",
+            {"reasoning_content": "\U0001f600"},
+        ),
+        (
+            [
+                {
+                    "content": [
+                        {
+                            "type": "thinking",
+                            "thinking": [{"type": "text", "text": "a"}, "x", {"text": None}],
+                        }
+                    ]
+                }
+            ],
+            "a",
+            {},
+        ),
+        ([{"content": [{"type": "thinking", "thinking": "a"}]}], "a", {}),
+        (
+            [
+                {"reasoning_details": [{"type": "t", "index": 0, "text": "a"}]},
+                {"reasoning_details": [{"type": "t", "index": 0, "text": "\ud83d"}]},
+            ],
+            "",
+            {"reasoning_details": [{"type": "t", "index": 0, "text": "a\ufffd"}]},
+        ),
+        ([{"reasoning_details": []}, {"extra_content": None}], "", {}),
+        ([{"reasoning_opaque": "a"}, {"reasoning_opaque": "b"}], "", {"reasoning_opaque": "ab"}),
+        (
+            [{"extra_content": {"a": 1}}, {"extra_content": {"b": 2}}],
+            "",
+            {"extra_content": {"a": 1, "b": 2}},
+        ),
+    ],
+    ids=name,
+)
+def test_thoughts_are_shown_once_and_go_back_under_their_name(
+    deltas: list[Any], thoughts: str, message: dict[str, Any]
+) -> None:
     answer, events = assemble(*[chunk(**delta) for delta in deltas], chunk(content="x"))
-    assert (answer.reasoning, answer.text) == (thoughts, "x") and answer.message == {"role": "assistant", "content": "x"} | message
+    assert (answer.reasoning, answer.text) == (thoughts, "x") and answer.message == {
+        "role": "assistant",
+        "content": "x",
+    } | message
     shown = [event.text for event in events if isinstance(event, ReasoningDelta)]
     assert all(shown) and ("".join(shown) == thoughts or "\ufffd" in "".join(shown))
 
 
 def test_what_goes_back_is_what_the_profile_says() -> None:
     chunks = [chunk(reasoning="a", reasoning_details=[{"text": "d"}]), chunk(content="x")]
-    assert assemble(*chunks, echoed=("reasoning",))[0].message == {"role": "assistant", "content": "x", "reasoning": "a"}
+    assert assemble(*chunks, echoed=("reasoning",))[0].message == {
+        "role": "assistant",
+        "content": "x",
+        "reasoning": "a",
+    }
     tagged = chunk(content="<think>a</think>x")
-    assert assemble(tagged, echoed=(THINK,))[0].message == {"role": "assistant", "content": "x", THINK: "a"}
+    assert assemble(tagged, echoed=(THINK,))[0].message == {
+        "role": "assistant",
+        "content": "x",
+        THINK: "a",
+    }
 
 
-@pytest.mark.parametrize(("pieces", "whole"), [
-    (["a", "b"], "ab"), ([{"a": 1, "b": 1}, {"b": 2, "c": None}], {"a": 1, "b": 2}), (["a", {"b": 1}], {"b": 1}),
-    ([[1], ["a", "a"]], [1, "a", "a"]),
-    ([[{"type": "t", "text": "a"}], [{"type": "t", "text": "b", "signature": None}], [{"type": "t", "text": None, "signature": "s"}]],
-     [{"type": "t", "text": "ab", "signature": "s"}]),
-    ([[{"type": "t", "text": "a"}, {"type": "t", "text": "b"}]], [{"type": "t", "text": "ab"}]),
-    ([[{"type": "s", "summary": "a", "index": 0}], [{"type": "s", "summary": "b", "index": 0}]],
-     [{"type": "s", "summary": "ab", "index": 0}]),
-    ([[{"type": "t", "text": ["a"]}], [{"type": "t", "text": ["b"]}]], [{"type": "t", "text": ["b"]}]),
-    *[([[{key: 1, "text": "a"}], [{key: 2, "text": "b"}]], [{key: 1, "text": "a"}, {key: 2, "text": "b"}])
-      for key in ("type", "index", "id")],
-    ([[{"type": "reasoning.encrypted", "data": "A"}], [{"type": "reasoning.encrypted", "data": "B"}]],
-                 [{"type": "reasoning.encrypted", "data": "A"}, {"type": "reasoning.encrypted", "data": "B"}])], ids=name)
+@pytest.mark.parametrize(
+    ("pieces", "whole"),
+    [
+        (["a", "b"], "ab"),
+        ([{"a": 1, "b": 1}, {"b": 2, "c": None}], {"a": 1, "b": 2}),
+        (["a", {"b": 1}], {"b": 1}),
+        ([[1], ["a", "a"]], [1, "a", "a"]),
+        (
+            [
+                [{"type": "t", "text": "a"}],
+                [{"type": "t", "text": "b", "signature": None}],
+                [{"type": "t", "text": None, "signature": "s"}],
+            ],
+            [{"type": "t", "text": "ab", "signature": "s"}],
+        ),
+        ([[{"type": "t", "text": "a"}, {"type": "t", "text": "b"}]], [{"type": "t", "text": "ab"}]),
+        (
+            [
+                [{"type": "s", "summary": "a", "index": 0}],
+                [{"type": "s", "summary": "b", "index": 0}],
+            ],
+            [{"type": "s", "summary": "ab", "index": 0}],
+        ),
+        (
+            [[{"type": "t", "text": ["a"]}], [{"type": "t", "text": ["b"]}]],
+            [{"type": "t", "text": ["b"]}],
+        ),
+        *[
+            (
+                [[{key: 1, "text": "a"}], [{key: 2, "text": "b"}]],
+                [{key: 1, "text": "a"}, {key: 2, "text": "b"}],
+            )
+            for key in ("type", "index", "id")
+        ],
+        (
+            [
+                [{"type": "reasoning.encrypted", "data": "A"}],
+                [{"type": "reasoning.encrypted", "data": "B"}],
+            ],
+            [
+                {"type": "reasoning.encrypted", "data": "A"},
+                {"type": "reasoning.encrypted", "data": "B"},
+            ],
+        ),
+    ],
+    ids=name,
+)
 def test_pieces_of_a_member_are_joined(pieces: list[Any], whole: Any) -> None:
     assert joined(pieces) == whole
 
@@ -223,113 +431,257 @@ def test_pieces_of_a_member_are_joined(pieces: list[Any], whole: Any) -> None:
 # ---- calls -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("pieces", "calls"), [
-    # T1, T4: without an index, by index, interleaved, by id at another index
-    ([piece(None, "a", "look", '{"x":'), piece(arguments="1}"), piece(None, "b", "look", "{}")],
-     [("a", "look", {"x": 1}), ("b", "look", {})]),
-    ([piece(None, "a", "look", "{"), piece(None, "b", "look", "{"), piece(None, "a", None, "}"), piece(None, "b", "", "}")],
-     [("a", "look", {}), ("b", "look", {})]),
-    ([piece(3, "a", "look", "{"), piece(7, "b", "look", '{"x":'), piece(3, arguments="}"), piece(7, arguments="2}")],
-     [("a", "look", {}), ("b", "look", {"x": 2})]),
-    ([piece(0, "a", "look", "{"), piece(5, "a", None, "}")], [("a", "look", {})]),
-    ([piece(0, "a", "look", "{"), piece(5, arguments="}")], [("a", "look", {})]),
-    ([piece(0, "a", "look", "{}"), piece(1, None, "look", "{}")], [("a", "look", {}), (None, "look", {})]),
-    ([piece(0, "a", "look"), piece(1, None, "look", "{}")], [("a", "look", {}), (None, "look", {})]),
-    ([piece(None, None, "look", '{"x":'), piece(None, None, "look", "1}")], [(None, "look", {"x": 1})]),
-    # T2: another id takes the index over; what follows is its own
-    ([piece(0, "a", "look", "{}"), piece(0, "b", "look", '{"x":'), piece(0, arguments="1}")], [("a", "look", {}), ("b", "look", {"x": 1})]),
-    # T5, T7, T10: ids and names empty, repeated, growing, in pieces, late
-    ([piece(0, "a", "look", "{"), piece(0, "", "", "}")], [("a", "look", {})]),
-    ([piece(0, "a", "lo", "{"), piece(0, "a", "ok", "}")], [("a", "look", {})]),
-    ([piece(0, "a", "look", "{"), piece(0, "a", "look", "}")], [("a", "look", {})]),
-    ([piece(0, "a", "lo"), piece(0, "a", "look")], [("a", "look", {})]),
-    ([piece(None, "a", "look", "{"), piece(None, "a", "look", "}")], [("a", "look", {})]),
-    ([piece(0, "a", "look", "{"), piece(None, "a", "look", "}")], [("a", "look", {})]),
-    ([piece(0, arguments='{"x":'), piece(0, "a", "look"), piece(0, "a", None, "1}")], [("a", "look", {"x": 1})]),
-    # T6: no ids; a name behind a whole call is another call, behind half a one or without arguments it is not
-    ([piece(0, None, "look", "{}"), piece(0, None, "look", '{"x": 1}')], [(None, "look", {}), (None, "look", {"x": 1})]),
-    ([piece(None, None, "look", {"x": 1}), piece(None, None, "look", {"x": 2})], [(None, "look", {"x": 1}), (None, "look", {"x": 2})]),
-    ([piece(0, None, "look", '"{}"'), piece(0, None, "look", "{}")], [(None, "look", {}), (None, "look", {})]),
-    ([piece(0, None, "look", '{"x":'), piece(0, None, "look", "1}")], [(None, "look", {"x": 1})]),
-    ([piece(0, "a", "look", "{}"), piece(0, None, "look", "")], [("a", "look", {})]),
-    ([piece(0, "a", "look", "{}"), piece(0, arguments="\n")], [("a", "look", {})]),
-    ([piece(0, arguments="{}"), piece(0, None, "look", "{}")], [(None, "look", {})]),
-    ([piece(0, None, "look"), piece(0, None, "look", "{}")], [(None, "look", {})]),
-    # T9, T20: nothing at all
-    ([{"index": 0, "id": None, "type": None, "function": None}, piece(1, "a", "look", "{}")], [("a", "look", {})]), ([{}], []),
-    # T24: the same id twice; at another index with a name it is another call, and what follows is the newer one's
-    ([piece(0, "a", "look", "{}"), piece(1, "a", "look", '{"x":'), piece(None, "a", None, "1}")],
-     [("a", "look", {}), (None, "look", {"x": 1})]),
-    ([piece(0, "a", "look", "{}"), piece(1, "a", "look", "{"), piece(1, "a", "look", "}")], [("a", "look", {}), (None, "look", {})]),
-    # T11, T29, R28: an object; a list that grows; what is unusable
-    ([piece(0, "a", "look", {"x": "\ud83d"})], [("a", "look", {"x": "\ufffd"})]), ([piece(0, 7, 3, "{}")], [("7", "3", {})]),
-    ([piece(0, "a", "look", '{"x": ' + "[" * 200 + "]" * 200 + "}")], [("a", "look", None)]),
-    ([piece(0, "a", "look", {})], [("a", "look", {})]),
-    ([piece(0, "a", "look", '{"x":1}'), piece(0, "a", "look", '{"x":1}'), piece(1, "b", "look", "{}")],
-     [("a", "look", {"x": 1}), ("b", "look", {})]),
-    ([piece(0, "a\ud83d", "look", '{"x":')], [("a\ufffd", "look", None)]),
-    ([piece(0, "a", "look", {}), piece(0, arguments='{"x": 1}')], [("a", "look", {"x": 1})]),
-    ([piece(None, "a", "look", '{"x": 1}'), piece(None, "a", "look", '{"x": 2}')],
-                 [("a", "look", {"x": 1}), (None, "look", {"x": 2})]),
-    ([piece(arguments='{"x": 1}'), piece(None, "a", "look")], [("a", "look", {"x": 1})]),
-    ([piece(None, "a", "look", "{}"), piece(None, "a", "look", "")], [("a", "look", {})]),
-    ([piece(None, None, "other", "{}"), piece(None, "b", "look", "{}")], [(None, "other", {}), ("b", "look", {})]),
-    ([piece(None, "a", None, "{}"), piece(None, "b", "look", "{}")], [("a", "unknown", {}), ("b", "look", {})]),
-    # T29, T15: the same call again, without an index, is no further one
-    ([piece(None, "a", "look", '{"x": 1}')] * 2 + [piece(None, "b", "look", "{}")], [("a", "look", {"x": 1}), ("b", "look", {})]),
-    ([piece(None, "a", "look", {"x": 1})] * 2, [("a", "look", {"x": 1})]),
-    # T12: the name of an offered tool behind a call without arguments begins another
-    ([piece(None, None, "other", {}), piece(None, None, "look", {"x": 1})], [(None, "other", {}), (None, "look", {"x": 1})]),
-    ([piece(None, None, "other", ""), piece(None, None, "look", '{"x": 1}')], [(None, "other", {}), (None, "look", {"x": 1})]),
-    ([piece(None, None, "out"), piece(None, None, "look", "{}")], [(None, "outlook", {})]),
-    # T7: white space behind a whole call whose name is repeated
-    ([piece(0, None, "look", "{}"), piece(0, None, "look", "\n")], [(None, "look", {})])], ids=name)
-def test_each_piece_finds_its_call(pieces: list[Any], calls: list[tuple[str | None, str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("pieces", "calls"),
+    [
+        # T1, T4: without an index, by index, interleaved, by id at another index
+        (
+            [
+                piece(None, "a", "look", '{"x":'),
+                piece(arguments="1}"),
+                piece(None, "b", "look", "{}"),
+            ],
+            [("a", "look", {"x": 1}), ("b", "look", {})],
+        ),
+        (
+            [
+                piece(None, "a", "look", "{"),
+                piece(None, "b", "look", "{"),
+                piece(None, "a", None, "}"),
+                piece(None, "b", "", "}"),
+            ],
+            [("a", "look", {}), ("b", "look", {})],
+        ),
+        (
+            [
+                piece(3, "a", "look", "{"),
+                piece(7, "b", "look", '{"x":'),
+                piece(3, arguments="}"),
+                piece(7, arguments="2}"),
+            ],
+            [("a", "look", {}), ("b", "look", {"x": 2})],
+        ),
+        ([piece(0, "a", "look", "{"), piece(5, "a", None, "}")], [("a", "look", {})]),
+        ([piece(0, "a", "look", "{"), piece(5, arguments="}")], [("a", "look", {})]),
+        (
+            [piece(0, "a", "look", "{}"), piece(1, None, "look", "{}")],
+            [("a", "look", {}), (None, "look", {})],
+        ),
+        (
+            [piece(0, "a", "look"), piece(1, None, "look", "{}")],
+            [("a", "look", {}), (None, "look", {})],
+        ),
+        (
+            [piece(None, None, "look", '{"x":'), piece(None, None, "look", "1}")],
+            [(None, "look", {"x": 1})],
+        ),
+        # T2: another id takes the index over; what follows is its own
+        (
+            [piece(0, "a", "look", "{}"), piece(0, "b", "look", '{"x":'), piece(0, arguments="1}")],
+            [("a", "look", {}), ("b", "look", {"x": 1})],
+        ),
+        # T5, T7, T10: ids and names empty, repeated, growing, in pieces, late
+        ([piece(0, "a", "look", "{"), piece(0, "", "", "}")], [("a", "look", {})]),
+        ([piece(0, "a", "lo", "{"), piece(0, "a", "ok", "}")], [("a", "look", {})]),
+        ([piece(0, "a", "look", "{"), piece(0, "a", "look", "}")], [("a", "look", {})]),
+        ([piece(0, "a", "lo"), piece(0, "a", "look")], [("a", "look", {})]),
+        ([piece(None, "a", "look", "{"), piece(None, "a", "look", "}")], [("a", "look", {})]),
+        ([piece(0, "a", "look", "{"), piece(None, "a", "look", "}")], [("a", "look", {})]),
+        (
+            [piece(0, arguments='{"x":'), piece(0, "a", "look"), piece(0, "a", None, "1}")],
+            [("a", "look", {"x": 1})],
+        ),
+        # T6: no ids; a name behind a whole call is another call, behind half a one or without arguments it is not
+        (
+            [piece(0, None, "look", "{}"), piece(0, None, "look", '{"x": 1}')],
+            [(None, "look", {}), (None, "look", {"x": 1})],
+        ),
+        (
+            [piece(None, None, "look", {"x": 1}), piece(None, None, "look", {"x": 2})],
+            [(None, "look", {"x": 1}), (None, "look", {"x": 2})],
+        ),
+        (
+            [piece(0, None, "look", '"{}"'), piece(0, None, "look", "{}")],
+            [(None, "look", {}), (None, "look", {})],
+        ),
+        (
+            [piece(0, None, "look", '{"x":'), piece(0, None, "look", "1}")],
+            [(None, "look", {"x": 1})],
+        ),
+        ([piece(0, "a", "look", "{}"), piece(0, None, "look", "")], [("a", "look", {})]),
+        ([piece(0, "a", "look", "{}"), piece(0, arguments="\n")], [("a", "look", {})]),
+        ([piece(0, arguments="{}"), piece(0, None, "look", "{}")], [(None, "look", {})]),
+        ([piece(0, None, "look"), piece(0, None, "look", "{}")], [(None, "look", {})]),
+        # T9, T20: nothing at all
+        (
+            [{"index": 0, "id": None, "type": None, "function": None}, piece(1, "a", "look", "{}")],
+            [("a", "look", {})],
+        ),
+        ([{}], []),
+        # T24: the same id twice; at another index with a name it is another call, and what follows is the newer one's
+        (
+            [
+                piece(0, "a", "look", "{}"),
+                piece(1, "a", "look", '{"x":'),
+                piece(None, "a", None, "1}"),
+            ],
+            [("a", "look", {}), (None, "look", {"x": 1})],
+        ),
+        (
+            [piece(0, "a", "look", "{}"), piece(1, "a", "look", "{"), piece(1, "a", "look", "}")],
+            [("a", "look", {}), (None, "look", {})],
+        ),
+        # T11, T29, R28: an object; a list that grows; what is unusable
+        ([piece(0, "a", "look", {"x": "\ud83d"})], [("a", "look", {"x": "\ufffd"})]),
+        ([piece(0, 7, 3, "{}")], [("7", "3", {})]),
+        ([piece(0, "a", "look", '{"x": ' + "[" * 200 + "]" * 200 + "}")], [("a", "look", None)]),
+        ([piece(0, "a", "look", {})], [("a", "look", {})]),
+        (
+            [
+                piece(0, "a", "look", '{"x":1}'),
+                piece(0, "a", "look", '{"x":1}'),
+                piece(1, "b", "look", "{}"),
+            ],
+            [("a", "look", {"x": 1}), ("b", "look", {})],
+        ),
+        ([piece(0, "a\ud83d", "look", '{"x":')], [("a\ufffd", "look", None)]),
+        ([piece(0, "a", "look", {}), piece(0, arguments='{"x": 1}')], [("a", "look", {"x": 1})]),
+        (
+            [piece(None, "a", "look", '{"x": 1}'), piece(None, "a", "look", '{"x": 2}')],
+            [("a", "look", {"x": 1}), (None, "look", {"x": 2})],
+        ),
+        ([piece(arguments='{"x": 1}'), piece(None, "a", "look")], [("a", "look", {"x": 1})]),
+        ([piece(None, "a", "look", "{}"), piece(None, "a", "look", "")], [("a", "look", {})]),
+        (
+            [piece(None, None, "other", "{}"), piece(None, "b", "look", "{}")],
+            [(None, "other", {}), ("b", "look", {})],
+        ),
+        (
+            [piece(None, "a", None, "{}"), piece(None, "b", "look", "{}")],
+            [("a", "unknown", {}), ("b", "look", {})],
+        ),
+        # T29, T15: the same call again, without an index, is no further one
+        (
+            [piece(None, "a", "look", '{"x": 1}')] * 2 + [piece(None, "b", "look", "{}")],
+            [("a", "look", {"x": 1}), ("b", "look", {})],
+        ),
+        ([piece(None, "a", "look", {"x": 1})] * 2, [("a", "look", {"x": 1})]),
+        # T12: the name of an offered tool behind a call without arguments begins another
+        (
+            [piece(None, None, "other", {}), piece(None, None, "look", {"x": 1})],
+            [(None, "other", {}), (None, "look", {"x": 1})],
+        ),
+        (
+            [piece(None, None, "other", ""), piece(None, None, "look", '{"x": 1}')],
+            [(None, "other", {}), (None, "look", {"x": 1})],
+        ),
+        ([piece(None, None, "out"), piece(None, None, "look", "{}")], [(None, "outlook", {})]),
+        # T7: white space behind a whole call whose name is repeated
+        ([piece(0, None, "look", "{}"), piece(0, None, "look", "\n")], [(None, "look", {})]),
+    ],
+    ids=name,
+)
+def test_each_piece_finds_its_call(
+    pieces: list[Any], calls: list[tuple[str | None, str, Any]]
+) -> None:
     collected = Calls({"look", "outlook"})
     for each in pieces:
         collected.add(each)
     found = collected.finished()
-    assert [(call.id if call_id else None, call.name, call.arguments) for (call, _),
-            (call_id, *_) in zip(found, calls, strict=True)] == calls
-    assert len({call.id for call, _ in found}) == len(found) and all(len(call.id) == 9 for (call, _), (i, *_) in zip(found, calls) if not i)
+    assert [
+        (call.id if call_id else None, call.name, call.arguments)
+        for (call, _), (call_id, *_) in zip(found, calls, strict=True)
+    ] == calls
+    assert len({call.id for call, _ in found}) == len(found) and all(
+        len(call.id) == 9 for (call, _), (i, *_) in zip(found, calls) if not i
+    )
     for call, entry in found:
-        assert entry == {"id": call.id, "type": "function",
-                         "function": {"name": call.name, "arguments": json.dumps(call.arguments or {}, ensure_ascii=False)}}
+        assert entry == {
+            "id": call.id,
+            "type": "function",
+            "function": {
+                "name": call.name,
+                "arguments": json.dumps(call.arguments or {}, ensure_ascii=False),
+            },
+        }
 
 
 def test_members_of_a_call_that_nobody_knows_go_back_with_it() -> None:
     calls = Calls()
     calls.add(piece(0, "a", "x", "{}") | {"extra_content": {"s": "\ud83d"}, "cache": None})
     calls.add({"index": 0, "type": "function", "more": 2})
-    assert calls.finished()[0][1].items() >= {"extra_content": {"s": "\ufffd"}, "more": 2}.items() and "cache" not in calls.finished()[0][1]
+    assert (
+        calls.finished()[0][1].items() >= {"extra_content": {"s": "\ufffd"}, "more": 2}.items()
+        and "cache" not in calls.finished()[0][1]
+    )
 
 
-@pytest.mark.parametrize(("sent", "kept"), [
-    ("look", "look"), ("functions.look", "look"), ("a.b.look", "look"), ("look<|channel|>commentary", "look"),
-    ("functions.look<|end|>", "look"),
-    (" look ", "look"), ("functions.other", "functions_other"), ("multi_tool_use.parallel", "multi_tool_use_parallel"),
-    ("a b\u00e9", "a_b_"),
-    ("x" * 80, "x" * 64), ("", "unknown")])
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("look", "look"),
+        ("functions.look", "look"),
+        ("a.b.look", "look"),
+        ("look<|channel|>commentary", "look"),
+        ("functions.look<|end|>", "look"),
+        (" look ", "look"),
+        ("functions.other", "functions_other"),
+        ("multi_tool_use.parallel", "multi_tool_use_parallel"),
+        ("a b\u00e9", "a_b_"),
+        ("x" * 80, "x" * 64),
+        ("", "unknown"),
+    ],
+)
 def test_a_name_is_an_offered_tools_or_one_that_every_server_takes(sent: str, kept: str) -> None:
     calls = Calls({"look"})
     calls.add(piece(0, "a", sent, '{"x": 1}'))
     assert calls.finished()[0][0].name == calls.finished()[0][1]["function"]["name"] == kept
 
 
-@pytest.mark.parametrize(("pieces", "arguments"), [
-    ([], {}), (["", " \n"], {}), (["null"], {}), (['"null"'], {}), (["{}"], {}), (['{"a":', "1}"], {"a": 1}),
-    (['{"a": "x\ny\tz"}'], {"a": "x\ny\tz"}),
-    ([json.dumps('{"a": 1}')], {"a": 1}), (["{}", '{"a":', "1}"], {"a": 1}), (["{}{}"], {}), (["{} {} junk"], {}),
-    (['{"a": 1}{}'], {"a": 1}),
-    (['{"a": 1}', '{"a": 1}'], {"a": 1}), (['{"a": 1}{"a": 2}'], None), (["{", '{"a"', '{"a": 1', '{"a": 1}'], {"a": 1}),
-    (['{"a": 1', '{"b": 1}'], None),
-    (['{"a": 1}}'], {"a": 1}), (['{"a": 1}</tool_call>'], {"a": 1}), (['{"a": 1}\n\nNow I'], {"a": 1}), (['{"a": 1} then {'], None),
-    (['{"a": 1}{"a'], None), (['{"a": 1} or {"b": 2} x'], None), (["Sure: {}"], None), (['{"a": "b'], None), (["[1]"], None),
-    (["3"], None), (['"x"'], None), (['"[1]"'], None), (['{"a": NaN}'], None), (['{"a": -Infinity}'], None), (["[" * 99_999], None),
-    (['{"a": 1}' + '{"a": ' * 99_999], None), (['{"a": ' + "9" * 5000 + "}"], None),
-    (['{"a": 1e999}'], None),
-    (['""'], {})], ids=lambda value: repr(value)[:40])
-def test_arguments_are_an_object_or_unusable_and_nothing_that_is_missing_is_made_up(pieces: list[str], arguments: Any) -> None:
+@pytest.mark.parametrize(
+    ("pieces", "arguments"),
+    [
+        ([], {}),
+        (["", " \n"], {}),
+        (["null"], {}),
+        (['"null"'], {}),
+        (["{}"], {}),
+        (['{"a":', "1}"], {"a": 1}),
+        (['{"a": "x\ny\tz"}'], {"a": "x\ny\tz"}),
+        ([json.dumps('{"a": 1}')], {"a": 1}),
+        (["{}", '{"a":', "1}"], {"a": 1}),
+        (["{}{}"], {}),
+        (["{} {} junk"], {}),
+        (['{"a": 1}{}'], {"a": 1}),
+        (['{"a": 1}', '{"a": 1}'], {"a": 1}),
+        (['{"a": 1}{"a": 2}'], None),
+        (["{", '{"a"', '{"a": 1', '{"a": 1}'], {"a": 1}),
+        (['{"a": 1', '{"b": 1}'], None),
+        (['{"a": 1}}'], {"a": 1}),
+        (['{"a": 1}</tool_call>'], {"a": 1}),
+        (['{"a": 1}\n\nNow I'], {"a": 1}),
+        (['{"a": 1} then {'], None),
+        (['{"a": 1}{"a'], None),
+        (['{"a": 1} or {"b": 2} x'], None),
+        (["Sure: {}"], None),
+        (['{"a": "b'], None),
+        (["[1]"], None),
+        (["3"], None),
+        (['"x"'], None),
+        (['"[1]"'], None),
+        (['{"a": NaN}'], None),
+        (['{"a": -Infinity}'], None),
+        (["[" * 99_999], None),
+        (['{"a": 1}' + '{"a": ' * 99_999], None),
+        (['{"a": ' + "9" * 5000 + "}"], None),
+        (['{"a": 1e999}'], None),
+        (['""'], {}),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_arguments_are_an_object_or_unusable_and_nothing_that_is_missing_is_made_up(
+    pieces: list[str], arguments: Any
+) -> None:
     found, problem = parse_arguments(pieces)
     assert found == arguments and bool(problem) == (arguments is None) and len(problem) < 200
     json.dumps(found, allow_nan=False)
@@ -338,41 +690,102 @@ def test_arguments_are_an_object_or_unusable_and_nothing_that_is_missing_is_made
 def test_a_call_with_a_number_that_is_none_is_answered_and_the_history_stays_json() -> None:
     with serve(Reply(calls=[("look", '{"path": NaN}')]), Reply("fine")) as server:
         _, result = ask(server, tools=[look])
-        assert result.text == "fine" and server.requests[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
+        assert (
+            result.text == "fine"
+            and server.requests[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
+        )
         assert "NaN" in server.requests[1]["messages"][2]["content"]
 
 
 # ---- ends, text, usage -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("word", "finish"), [
-    *[(word, "length") for word in ("length", "max_tokens", "MAX_TOKENS", "model_length", "max_output_tokens")],
-    *[(word, "content_filter") for word in (
-        "content_filter", "sensitive", "SAFETY", "refusal", "guardrail_intervened", "ERROR_TOXIC", "RECITATION", "PROHIBITED_CONTENT",
-        "BLOCKLIST", "SPII")],
-    *[(word, "server") for word in (
-        "error", "network_error", "insufficient_system_resource", "abort", "MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL")],
-    *[(word, "stop") for word in (
-        "stop", "eos", "eos_token", "end", "end_turn", "stop_sequence", "STOP", "COMPLETE", "TOO_MANY_TOOL_CALLS", "tool_calls", "")],
-    (None, "incomplete")])
+@pytest.mark.parametrize(
+    ("word", "finish"),
+    [
+        *[
+            (word, "length")
+            for word in ("length", "max_tokens", "MAX_TOKENS", "model_length", "max_output_tokens")
+        ],
+        *[
+            (word, "content_filter")
+            for word in (
+                "content_filter",
+                "sensitive",
+                "SAFETY",
+                "refusal",
+                "guardrail_intervened",
+                "ERROR_TOXIC",
+                "RECITATION",
+                "PROHIBITED_CONTENT",
+                "BLOCKLIST",
+                "SPII",
+            )
+        ],
+        *[
+            (word, "server")
+            for word in (
+                "error",
+                "network_error",
+                "insufficient_system_resource",
+                "abort",
+                "MALFORMED_FUNCTION_CALL",
+                "UNEXPECTED_TOOL_CALL",
+            )
+        ],
+        *[
+            (word, "stop")
+            for word in (
+                "stop",
+                "eos",
+                "eos_token",
+                "end",
+                "end_turn",
+                "stop_sequence",
+                "STOP",
+                "COMPLETE",
+                "TOO_MANY_TOOL_CALLS",
+                "tool_calls",
+                "",
+            )
+        ],
+        (None, "incomplete"),
+    ],
+)
 def test_the_word_at_the_end(word: str | None, finish: str) -> None:
     """With text; with calls, which count whatever the word is, but for a filter; and with nothing."""
+
     def end(*chunks: Any) -> str:
         try:
-            answer, _ = assemble(*chunks, chunk("eos" if word else None), chunk(word or None), {"choices": []}, chunk(), done=word == "")
-            assert answer.finish_reason == (word or "") and bool(answer.calls) == (calls in chunks and finish != "content_filter")
+            answer, _ = assemble(
+                *chunks,
+                chunk("eos" if word else None),
+                chunk(word or None),
+                {"choices": []},
+                chunk(),
+                done=word == "",
+            )
+            assert answer.finish_reason == (word or "") and bool(answer.calls) == (
+                calls in chunks and finish != "content_filter"
+            )
             return answer.finish
         except ModelError as error:
             assert error.retryable
             return error.kind
 
     calls = chunk(tool_calls=[piece(0, "a", "look", "{}")])
-    assert [end(chunk(content="x")), end(calls)] == [finish, "tool_calls" if finish == "stop" else finish]
-    assert end() == {"stop": "empty"}.get(finish, finish)
+    assert [end(chunk(content="x")), end(calls)] == [
+        finish,
+        "tool_calls" if finish == "stop" else finish,
+    ]
+    assert end() == ("empty" if word in ("tool_calls", "") else finish)
 
 
 def test_a_full_context_is_an_overflow_unless_there_is_text() -> None:
-    end, calls = chunk("model_context_window_exceeded"), chunk(tool_calls=[piece(0, "a", "look", "{}")])
+    end, calls = (
+        chunk("model_context_window_exceeded"),
+        chunk(tool_calls=[piece(0, "a", "look", "{}")]),
+    )
     assert assemble(chunk(content="x"), calls, end)[0].finish == "length"
     for chunks in ([end], [calls, end]):
         with pytest.raises(ModelError) as raised:
@@ -380,68 +793,218 @@ def test_a_full_context_is_an_overflow_unless_there_is_text() -> None:
         assert (raised.value.kind, raised.value.retryable) == ("overflow", False)
 
 
-@pytest.mark.parametrize(("chunks", "text"), [
-    ([chunk(content="a", refusal="b")], "ab"), ([chunk(content=None, refusal="no")], "no"),
-    ([chunk("stop", content="a"), chunk(content="b")], "ab"), ([{"choices": [{"message": {"content": "whole"}}]}], "whole"),
-    ([chunk(content="a"), {"choices": [{"message": {"content": "a"}}]}], "a"),
-    ([chunk(role="assistant"), {"choices": [{"delta": {}, "message": {"content": "whole"}}]}], "whole"),
-    ([{"choices": [{"delta": {"content": "a"}, "message": {"content": "whole"}}]}], "a"),
-    ([chunk(content=[{"type": "text", "text": "a"}, {"text": 3}, "x", {"type": "image"}, {"text": "b"}])], "ab"),
-    ([chunk(content={"text": "a"}), chunk(content=3), chunk(content="b")], "b"),
-    ([None, [], 3, "x", {}, {"choices": None}, {"choices": [{"delta": None}]}, {"choices": [{}]}, chunk(content="a", tool_calls=None)],
-     "a"),
-    ([chunk(content="\ud83d"), chunk(content="\ude00!")], "\U0001f600!"), ([chunk(content="\ud83d"), chunk(content="x")], "\ufffdx"),
-    ([chunk(content="\ude00x\ud83d")], "\ufffdx\ufffd"), ([chunk(content="a\0b")], "a\ufffdb"),
-    ([chunk(content="a", tool_calls=[piece(0, "i", "look", "{}")]), chunk(content="b")], "ab"),
-    ([{"choices": [{"delta": {"content": "a"}, "finish_reason": 7}]}], "a"), ([chunk(content="<thi")], "<thi"),
-    ([chunk(content="a") | {"id": "x"}, chunk(content="b") | {"id": "y", "model": "z"}], "ab"),
-    ([chunk(reasoning="t"), {"choices": [{"message": {"content": "x"}}]}, chunk(content="y")], "y"),
-    ([chunk(tool_calls=[piece(0, "i", "look", "{}")]), {"choices": [{"message": {"content": "x"}}]}], "")], ids=name)
+@pytest.mark.parametrize(
+    ("chunks", "text"),
+    [
+        ([chunk(content="a", refusal="b")], "ab"),
+        ([chunk(content=None, refusal="no")], "no"),
+        ([chunk("stop", content="a"), chunk(content="b")], "ab"),
+        ([{"choices": [{"message": {"content": "whole"}}]}], "whole"),
+        ([chunk(content="a"), {"choices": [{"message": {"content": "a"}}]}], "a"),
+        (
+            [
+                chunk(role="assistant"),
+                {"choices": [{"delta": {}, "message": {"content": "whole"}}]},
+            ],
+            "whole",
+        ),
+        ([{"choices": [{"delta": {"content": "a"}, "message": {"content": "whole"}}]}], "a"),
+        (
+            [
+                chunk(
+                    content=[
+                        {"type": "text", "text": "a"},
+                        {"text": 3},
+                        "x",
+                        {"type": "image"},
+                        {"text": "b"},
+                    ]
+                )
+            ],
+            "ab",
+        ),
+        ([chunk(content={"text": "a"}), chunk(content=3), chunk(content="b")], "b"),
+        (
+            [
+                None,
+                [],
+                3,
+                "x",
+                {},
+                {"choices": None},
+                {"choices": [{"delta": None}]},
+                {"choices": [{}]},
+                chunk(content="a", tool_calls=None),
+            ],
+            "a",
+        ),
+        ([chunk(content="\ud83d"), chunk(content="\ude00!")], "\U0001f600!"),
+        ([chunk(content="\ud83d"), chunk(content="x")], "\ufffdx"),
+        ([chunk(content="\ude00x\ud83d")], "\ufffdx\ufffd"),
+        ([chunk(content="a\0b")], "a\ufffdb"),
+        ([chunk(content="a", tool_calls=[piece(0, "i", "look", "{}")]), chunk(content="b")], "ab"),
+        ([{"choices": [{"delta": {"content": "a"}, "finish_reason": 7}]}], "a"),
+        ([chunk(content="<thi")], "<thi"),
+        ([chunk(content="a") | {"id": "x"}, chunk(content="b") | {"id": "y", "model": "z"}], "ab"),
+        (
+            [
+                chunk(reasoning="t"),
+                {"choices": [{"message": {"content": "x"}}]},
+                chunk(content="y"),
+            ],
+            "y",
+        ),
+        (
+            [
+                chunk(tool_calls=[piece(0, "i", "look", "{}")]),
+                {"choices": [{"message": {"content": "x"}}]},
+            ],
+            "",
+        ),
+    ],
+    ids=name,
+)
 def test_text_is_what_every_member_of_every_chunk_says(chunks: list[Any], text: str) -> None:
     answer, events = assemble(*chunks)
     assert (answer.text, answer.message["content"]) == (text, text or None)
     shown = "".join(event.text for event in events if isinstance(event, TextDelta))
-    assert shown.replace("\0", "\ufffd") + "\ufffd" * (len(text) - len(shown)) == text and not any("\ud800" <= c <= "\udfff" for c in shown)
+    assert shown.replace("\0", "\ufffd") + "\ufffd" * (len(text) - len(shown)) == text and not any(
+        "\ud800" <= c <= "\udfff" for c in shown
+    )
 
 
 def test_pieces_of_calls_are_shown_as_they_come() -> None:
-    parts = [piece(0, "a", "look", '{"x'), piece(0, arguments={"y": "\u00e9"}), piece(0, arguments="\ud83d")]
-    _, events = assemble(chunk(tool_calls=parts), chunk(function_call={"name": "look", "arguments": None}))
-    assert [event.arguments for event in events if isinstance(event, ToolCallDelta)] == ['{"x', '{"y": "\\u00e9"}', "\ufffd", ""]
+    parts = [
+        piece(0, "a", "look", '{"x'),
+        piece(0, arguments={"y": "\u00e9"}),
+        piece(0, arguments="\ud83d"),
+    ]
+    older = {"function_call": {"name": "look", "arguments": None}}
+    for delta, shown in (
+        ({"tool_calls": parts}, ['{"x', '{"y": "\\u00e9"}', "\ufffd"]),
+        (older, [""]),
+    ):
+        _, events = assemble(chunk(**delta))
+        assert [each.arguments for each in events if isinstance(each, ToolCallDelta)] == shown
 
 
-@pytest.mark.parametrize("error",
-                         [{"error": {"message": "x", "code": 503}}, {"error": "x"}, {"object": "error", "message": "x"},
-                          {"type": "error", "message": "x"},
-                                   {"choices": [{"error": {"message": "x", "code": 503}, "finish_reason": "error"}]}], ids=name)
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"error": {"message": "x", "code": 503}},
+        {"error": "x"},
+        {"object": "error", "message": "x"},
+        {"type": "error", "message": "x"},
+        {"choices": [{"error": {"message": "x", "code": 503}, "finish_reason": "error"}]},
+    ],
+    ids=name,
+)
 def test_an_error_may_come_in_any_chunk(error: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="x") as raised:
         assemble(chunk(content="a"), error)
     assert (raised.value.kind, raised.value.retryable) == ("server", True)
 
 
-@pytest.mark.parametrize(("reported", "usage"), [
-    ({"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 4},
-      "completion_tokens_details": {"reasoning_tokens": 1}}, Usage(9, 2, 4, 1)),  # OpenAI
-    ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_cache_hit_tokens": 4, "prompt_cache_miss_tokens": 5}, Usage(9, 2, 4)),  # DeepSeek
-    ({"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 4}, Usage(9, 2, 4)),  # Kimi
-    ({"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4},
-      "output_tokens_details": {"reasoning_tokens": 1}},
-     Usage(9, 2, 4, 1)),
-    ({"prompt_tokens": 9, "completion_tokens": 2, "cache_read_input_tokens": 4}, Usage(9, 2, 4)),  # LiteLLM
-    ({"prompt_eval_count": 9, "eval_count": 2}, Usage(9, 2)),  # Ollama
-    ({"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 14, "completion_tokens_details": {"reasoning_tokens": 3}},
-     Usage(9, 5, 0, 3)),  # xAI
-    ({"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 14}, Usage(9, 5, 0, 3)),  # Gemini
-    ({"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 99, "reasoning_tokens": 1}, Usage(9, 2, 0, 1)),
-    ({"prompt_tokens": 9.0, "completion_tokens": None, "total_tokens": 9, "prompt_tokens_details": None}, Usage(9, 0)),
-    ({"prompt_tokens": 9, "completion_tokens": 2, "cost": 0.5, "cost_details": {}}, Usage(9, 2)),
-     # OpenRouter: a cost is the user's prices'
-    ({"prompt_tokens": 0, "completion_tokens": 0}, None), ({"queue_time": 1.5}, None), ({"prompt_tokens": "9"}, None),
-    ({"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 40}, Usage(49, 2, 40)),  # Anthropic
-    ({"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 4, "total_tokens": 15}, Usage(13, 2, 4)),
-    *[({"prompt_tokens": much, "completion_tokens": 2}, Usage(0, 2)) for much in (float("nan"), float("inf"), -1, 1e30)],
-    ({"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 5}, Usage(54, 2, 40))], ids=name)
+@pytest.mark.parametrize(
+    ("reported", "usage"),
+    [
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 2,
+                "total_tokens": 11,
+                "prompt_tokens_details": {"cached_tokens": 4},
+                "completion_tokens_details": {"reasoning_tokens": 1},
+            },
+            Usage(9, 2, 4, 1),
+        ),  # OpenAI
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 2,
+                "prompt_cache_hit_tokens": 4,
+                "prompt_cache_miss_tokens": 5,
+            },
+            Usage(9, 2, 4),
+        ),  # DeepSeek
+        ({"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 4}, Usage(9, 2, 4)),  # Kimi
+        (
+            {
+                "input_tokens": 9,
+                "output_tokens": 2,
+                "input_tokens_details": {"cached_tokens": 4},
+                "output_tokens_details": {"reasoning_tokens": 1},
+            },
+            Usage(9, 2, 4, 1),
+        ),
+        (
+            {"prompt_tokens": 9, "completion_tokens": 2, "cache_read_input_tokens": 4},
+            Usage(9, 2, 4),
+        ),  # LiteLLM
+        ({"prompt_eval_count": 9, "eval_count": 2}, Usage(9, 2)),  # Ollama
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 2,
+                "total_tokens": 14,
+                "completion_tokens_details": {"reasoning_tokens": 3},
+            },
+            Usage(9, 5, 0, 3),
+        ),  # xAI
+        (
+            {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 14},
+            Usage(9, 5, 0, 3),
+        ),  # Gemini
+        (
+            {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 99, "reasoning_tokens": 1},
+            Usage(9, 2, 0, 1),
+        ),
+        (
+            {
+                "prompt_tokens": 9.0,
+                "completion_tokens": None,
+                "total_tokens": 9,
+                "prompt_tokens_details": None,
+            },
+            Usage(9, 0),
+        ),
+        (
+            {"prompt_tokens": 9, "completion_tokens": 2, "cost": 0.5, "cost_details": {}},
+            Usage(9, 2),
+        ),
+        # OpenRouter: a cost is the user's prices'
+        ({"prompt_tokens": 0, "completion_tokens": 0}, None),
+        ({"queue_time": 1.5}, None),
+        ({"prompt_tokens": "9"}, None),
+        (
+            {"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 40},
+            Usage(49, 2, 40),
+        ),  # Anthropic
+        (
+            {
+                "input_tokens": 9,
+                "output_tokens": 2,
+                "cache_read_input_tokens": 4,
+                "total_tokens": 15,
+            },
+            Usage(13, 2, 4),
+        ),
+        *[
+            ({"prompt_tokens": much, "completion_tokens": 2}, Usage(0, 2))
+            for much in (float("nan"), float("inf"), -1, 1e30)
+        ],
+        (
+            {
+                "input_tokens": 9,
+                "output_tokens": 2,
+                "cache_read_input_tokens": 40,
+                "cache_creation_input_tokens": 5,
+            },
+            Usage(54, 2, 40),
+        ),
+    ],
+    ids=name,
+)
 def test_usage_is_read_in_every_shape(reported: dict[str, Any], usage: Usage | None) -> None:
     assert read_usage(reported) == usage
 
@@ -449,23 +1012,39 @@ def test_usage_is_read_in_every_shape(reported: dict[str, Any], usage: Usage | N
 def test_the_last_usage_counts_wherever_it_stands_and_none_is_marked() -> None:
     first, last, zero = ({"prompt_tokens": 1, "completion_tokens": n} for n in (1, 2, 0))
     in_choice = {"choices": [{"delta": {}, "usage": last}]}
-    ends: list[Any] = [{"usage": None}, {"usage": {}}, {"usage": "x"}, {"usage": zero | {"prompt_tokens": 0}}]
-    assert assemble(chunk(content="a") | {"usage": first}, {"choices": [], "usage": last}, *ends)[0].usage == Usage(1, 2)
-    assert assemble(chunk("stop", content="a") | {"usage": first}, in_choice, *ends)[0].usage == Usage(1, 2)
+    ends: list[Any] = [
+        {"usage": None},
+        {"usage": {}},
+        {"usage": "x"},
+        {"usage": zero | {"prompt_tokens": 0}},
+    ]
+    assert assemble(chunk(content="a") | {"usage": first}, {"choices": [], "usage": last}, *ends)[
+        0
+    ].usage == Usage(1, 2)
+    assert assemble(chunk("stop", content="a") | {"usage": first}, in_choice, *ends)[
+        0
+    ].usage == Usage(1, 2)
     assert assemble(chunk(content="a"), *ends)[0].usage == Usage(estimated=True)
     assert estimate(400, 41) == Usage(100, 10, estimated=True)
 
 
 def test_a_price_is_of_fresh_and_cached_input_and_output() -> None:
     usage = Usage(1_000_000, 100_000, 400_000)
-    assert Price(2, 10, 0.5).of(usage) == pytest.approx(1.2 + 0.2 + 1) and Price(2, 10).of(usage) == pytest.approx(3.0)
+    assert Price(2, 10, 0.5).of(usage) == pytest.approx(1.2 + 0.2 + 1) and Price(2, 10).of(
+        usage
+    ) == pytest.approx(3.0)
     assert Price(2, 10, 0).of(Usage(1, 0, 5)) == 0.0
 
 
 def test_an_answer_without_usage_has_an_estimate_that_says_so() -> None:
     with serve(Reply(chunks=stream(chunk(content="x" * 400, finish="stop")))) as server:
         _, result = ask(server, "y" * 400, model={"price": Price(1, 1)})
-    assert result.usage.estimated and 100 < result.usage.input < 200 and 100 <= result.usage.output < 150 and result.usage.cost
+    assert (
+        result.usage.estimated
+        and 100 < result.usage.input < 200
+        and 100 <= result.usage.output < 150
+        and result.usage.cost
+    )
 
 
 # ---- over the wire ---------------------------------------------------------------------------------------
@@ -475,33 +1054,69 @@ def notices(events: list[Event]) -> list[str]:
     return [event.text for event in events if isinstance(event, Notice)]
 
 
-@pytest.mark.parametrize("text",
-                         ['<tool_call>{"name": "look"}</tool_call>', "<|tool_calls_section_begin|>", "<|tool_call_begin|>",
-                          "<|tool_calls_begin|>",
-                                  "<function=look>", "<|python_tag|>look()", '[TOOL_CALLS][{"name": "look"}]'])
-def test_a_call_that_is_written_as_text_is_said_where_there_are_tools_and_no_calls(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "look"}</tool_call>',
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "<|tool_calls_begin|>",
+        "<function=look>",
+        "<|python_tag|>look()",
+        '[TOOL_CALLS][{"name": "look"}]',
+    ],
+)
+def test_a_call_that_is_written_as_text_is_said_where_there_are_tools_and_no_calls(
+    text: str,
+) -> None:
     with serve(Reply(f"I look. {text}")) as server:
-        assert [said for said in notices(ask(server, tools=[look])[0]) if "no tool parser" in said] and not notices(ask(server)[0])
-    with serve(Reply(text, calls=[("look", {})]), Reply("<tool>fine</tool> function=x [TOOLS]")) as server:
+        assert [
+            said for said in notices(ask(server, tools=[look])[0]) if "no tool parser" in said
+        ] and not notices(ask(server)[0])
+    with serve(
+        Reply(text, calls=[("look", {})]), Reply("<tool>fine</tool> function=x [TOOLS]")
+    ) as server:
         assert not notices(ask(server, tools=[look])[0])
 
 
-@pytest.mark.parametrize(("read", "more", "said"),
-                         [(1000, {}, 1), (1000, {"prompt_tokens_details": {"cached_tokens": 9}}, 0), (3000, {}, 0), (0, {}, 0)])
-def test_a_server_that_read_far_less_than_was_sent_is_named_once(read: int, more: dict[str, Any], said: int) -> None:
+@pytest.mark.parametrize(
+    ("read", "more", "said"),
+    [
+        (1000, {}, 1),
+        (1000, {"prompt_tokens_details": {"cached_tokens": 9}}, 0),
+        (3000, {}, 0),
+        (0, {}, 0),
+    ],
+)
+def test_a_server_that_read_far_less_than_was_sent_is_named_once(
+    read: int, more: dict[str, Any], said: int
+) -> None:
     usage = {"prompt_tokens": read, "completion_tokens": bool(read)} | more
     with serve(Reply(chunks=stream(chunk("stop", content="x") | {"usage": usage}))) as server:
         chat = ChatModel("m", base_url=server.url, context_window=9999)
-        found = [notices(drive(run_loop([], chat, prompts=prompt, retry=FAST))[0]) for prompt in ("y" * 15_000, "y" * 30_000, "y" * 30_000)]
+        found = [
+            notices(drive(run_loop([], chat, prompts=prompt, retry=FAST))[0])
+            for prompt in ("y" * 15_000, "y" * 30_000, "y" * 30_000)
+        ]
     assert [len(each) for each in found] == [0, said, 0]
-    assert not said or ("1000 tokens for 30000 characters" in found[1][0] and "(9999)" in found[1][0])
+    assert not said or (
+        "1000 tokens for 30000 characters" in found[1][0] and "(9999)" in found[1][0]
+    )
 
 
-@pytest.mark.parametrize(("finish", "text", "usage", "outcome"), [
-    ("length", "", (990, 0), "overflow"), ("length", "x", (990, 0), "length"), ("length", "", (990, 5), "length"),
-    ("length", "", (900, 0), "length"),
-    ("content_filter", "", (1000, 0), "content_filter")])
-def test_a_full_window_without_room_for_a_word_is_an_overflow(finish: str, text: str, usage: tuple[int, int], outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("finish", "text", "usage", "outcome"),
+    [
+        ("length", "", (990, 0), "overflow"),
+        ("length", "x", (990, 0), "length"),
+        ("length", "", (990, 5), "length"),
+        ("length", "", (900, 0), "length"),
+        ("content_filter", "", (1000, 0), "content_filter"),
+    ],
+)
+def test_a_full_window_without_room_for_a_word_is_an_overflow(
+    finish: str, text: str, usage: tuple[int, int], outcome: str
+) -> None:
     counted = {"usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}
     with serve(Reply(chunks=stream(chunk(finish, content=text) | counted))) as server:
         _, result = ask(server, model={"context_window": 1000})
@@ -511,57 +1126,255 @@ def test_a_full_window_without_room_for_a_word_is_an_overflow(finish: str, text:
 WHOLE = {"choices": [{"message": {"content": "fine"}}]}
 
 
-@pytest.mark.parametrize(("kind", "body", "text"), [
-    ("application/json", json.dumps(WHOLE).encode(), "fine"), ("application/json", json.dumps({"error": "rate limit"}).encode(), "again"),
-    ("application/json", json.dumps({"object": "error", "message": "oops", "code": 500}).encode(), "again"),
-    ("application/json", b'{"detail": "x"}', "protocol"), ("application/json", b"[]", "protocol"), ("text/plain", b"{", "protocol"),
-    ("text/html", b"", "protocol"), ("application/json", b'{"a":' * 99_999, "again"),
-    *[("text/plain", start + b"".join(stream(chunk(content="fine"))), "fine")
-      for start in (b"", b"\n", b"event: message\n", b": hello\n\n", b"id: 1\n")],
-    ("text/plain", b'error: {"message": "oops", "code": 500}\n\n', "again"),
-    ("text/plain", b"".join(stream(chunk("stop", content="fine"), done=False)), "fine"),
-    ("text/event-stream; charset=utf-8", b"".join(stream(WHOLE)), "fine"),
-    ("text/plain", b"".join(stream(chunk(content="half a"), done=False)), "again"),
-    ("text/plain", b"retry: 3\n\n" + b"".join(stream(chunk(content="fine"))), "fine"),
-    ("application/json", b'{"object": "chat.completion", "choices": []}', "again")],
-    ids=lambda value: repr(value)[:50])
-def test_an_answer_of_another_type_is_read_for_what_it_is(kind: str, body: bytes, text: str) -> None:
-    with serve(Reply(chunks=[body[i:i + 1_000_000] for i in range(0, len(body), 1_000_000)], headers={"content-type": kind}),
-               Reply("again")) as server:
+@pytest.mark.parametrize(
+    ("kind", "body", "text"),
+    [
+        ("application/json", json.dumps(WHOLE).encode(), "fine"),
+        ("application/json", json.dumps({"error": "rate limit"}).encode(), "again"),
+        (
+            "application/json",
+            json.dumps({"object": "error", "message": "oops", "code": 500}).encode(),
+            "again",
+        ),
+        ("application/json", b'{"detail": "x"}', "protocol"),
+        ("application/json", b"[]", "protocol"),
+        ("text/plain", b"{", "protocol"),
+        ("text/html", b"", "again"),
+        ("text/event-stream", b" \n", "again"),
+        ("application/json", b'{"a":' * 99_999, "again"),
+        *[
+            ("text/plain", start + b"".join(stream(chunk(content="fine"))), "fine")
+            for start in (b"", b"\n", b"event: message\n", b": hello\n\n", b"id: 1\n")
+        ],
+        ("text/plain", b'error: {"message": "oops", "code": 500}\n\n', "again"),
+        ("text/plain", b"".join(stream(chunk("stop", content="fine"), done=False)), "fine"),
+        ("text/event-stream; charset=utf-8", b"".join(stream(WHOLE)), "fine"),
+        ("text/plain", b"".join(stream(chunk(content="half a"), done=False)), "again"),
+        ("text/plain", b"retry: 3\n\n" + b"".join(stream(chunk(content="fine"))), "fine"),
+        ("application/json", b'{"object": "chat.completion", "choices": []}', "again"),
+    ],
+    ids=lambda value: repr(value)[:50],
+)
+def test_an_answer_of_another_type_is_read_for_what_it_is(
+    kind: str, body: bytes, text: str
+) -> None:
+    with serve(
+        Reply(
+            chunks=[body[i : i + 1_000_000] for i in range(0, len(body), 1_000_000)],
+            headers={"content-type": kind},
+        ),
+        Reply("again"),
+    ) as server:
         _, result = ask(server)
-        assert (result.error.kind if result.error else result.text) == text and server.heads[0]["accept-encoding"] == "identity"
+        assert (result.error.kind if result.error else result.text) == text and server.heads[0][
+            "accept-encoding"
+        ] == "identity"
 
 
-@pytest.mark.parametrize("first", ["\n", ": hello\n\n", *[
-    first for first in ("dat", "\ufeff")]])
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/x-ndjson", "application/json"])
+@pytest.mark.parametrize("more", [{}, {"error": None}], ids=["plain", "no error"])
+def test_an_answer_of_several_objects_is_refused_and_none_of_it_lost_unseen(
+    kind: str, more: dict[str, None]
+) -> None:
+    parts = [chunk("stop" if n == 3 else None, content=f"part{n} ") | more for n in range(4)]
+    lines = [json.dumps(part).encode() + b"\n" for part in parts]
+    with serve(Reply(chunks=lines, headers={"content-type": kind})) as server:
+        _, result = ask(server)
+        assert result.error and result.error.kind == "protocol"
+        assert result.error.message.startswith("not an API answer from ")
+
+
+def test_text_behind_an_error_does_not_hide_it() -> None:
+    error = json.dumps({"error": {"message": "slow down", "code": 429}}).encode()
+    with serve(Reply(chunks=[error, b"\ndata: [DONE]\n\n"]), Reply("again")) as server:
+        events, result = ask(server)
+        assert result.text == "again"
+        assert [each.error.message for each in events if isinstance(each, Retry)] == ["slow down"]
+
+
+@pytest.mark.parametrize("first", ["\n", ": hello\n\n", *[first for first in ("dat", "\ufeff")]])
 def test_a_stream_of_another_type_may_begin_with_any_write(first: str) -> None:
     rest = b"".join(stream(chunk("stop", content="fine"))).removeprefix(first.encode())
-    with serve(Reply(chunks=[first.encode(), rest], headers={"content-type": "text/plain"}, pace=0.05), Reply("again")) as server:
+    with serve(
+        Reply(chunks=[first.encode(), rest], headers={"content-type": "text/plain"}, pace=0.05),
+        Reply("again"),
+    ) as server:
         assert ask(server)[1].text == "fine"
 
 
 def test_an_answer_that_is_no_stream_has_a_limit() -> None:
-    with serve(Reply(chunks=[b"x" * 1_000_000] * 51, headers={"content-type": "text/plain"})) as server:
+    with serve(
+        Reply(chunks=[b"x" * 1_000_000] * 51, headers={"content-type": "text/plain"})
+    ) as server:
         assert "too large" in ask(server)[1].text
 
 
-@pytest.mark.parametrize("bad", [
-    [b"data: {bad\n\n"], [*stream(chunk("stop"), done=False), b"data: {bad\n\n"], [b"data: " + b"[" * 99_999 + b"\n\n"],
-    stream({"choices": [3]}), stream({"choices": 3}), stream({"choices": [{"delta": "x"}]}), stream(chunk(tool_calls=[{"function": "x"}])),
-    stream({"choices": [], "usage": {"prompt_tokens_details": [1], "prompt_tokens": {}}}, {"choices": {"a": 1}}),
-    [b"event: error\ndata: oops\n\n"], [b'event: error\ndata: {"message": "oops"}\n\n'],
-    [b'event: error\ndata: {"error": {"message": "oops"}}\n\n'], [b"event: error\ndata: [1]\n\n"]], ids=lambda value: repr(value)[:50])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [b"data: {bad\n\n"],
+        [b"data: " + b"[" * 99_999 + b"\n\n"],
+        stream({"choices": [3]}),
+        stream({"choices": 3}),
+        stream({"choices": [{"delta": "x"}]}),
+        stream(chunk(tool_calls=[{"function": "x"}])),
+        stream(
+            {"choices": [], "usage": {"prompt_tokens_details": [1], "prompt_tokens": {}}},
+            {"choices": {"a": 1}},
+        ),
+        [b"event: error\ndata: oops\n\n"],
+        [b'event: error\ndata: {"message": "oops"}\n\n'],
+        [b'event: error\ndata: {"error": {"message": "oops"}}\n\n'],
+        [b"event: error\ndata: [1]\n\n"],
+    ],
+    ids=lambda value: repr(value)[:50],
+)
 def test_what_is_malformed_or_an_error_fails_the_attempt_and_no_more(bad: list[bytes]) -> None:
-    with serve(Reply(chunks=[*stream(chunk(content="half"), done=False), *bad]), Reply("fine")) as server:
+    with serve(
+        Reply(chunks=[*stream(chunk(content="half"), done=False), *bad]), Reply("fine")
+    ) as server:
         events, result = ask(server)
     assert result.text == "fine" and types(events).count("retry") == 1
     error = next(event.error for event in events if isinstance(event, Retry))
-    assert ("oops" in error.message) == any(b"oops" in each for each in bad) and "{'" not in error.message
+    assert ("oops" in error.message) == any(
+        b"oops" in each for each in bad
+    ) and "{'" not in error.message
     assert error.kind == ("server" if "oops" in error.message or b"[1]" in bad[-1] else "protocol")
 
 
+@pytest.mark.parametrize("end", ["[DONE] ", " [DONE]\t", "[done]", "[END]", "</s>"])
+def test_an_end_mark_may_be_written_otherwise(end: str) -> None:
+    with serve(
+        Reply(chunks=[*stream(chunk(content="x"), done=False), f"data: {end}\n\n".encode()]),
+        Reply("again"),
+    ) as server:
+        assert ask(server)[1].text == "x" and len(server.requests) == 1
+
+
+@pytest.mark.parametrize("end", ["bye", "{bad", "END OF STREAM"])
+def test_behind_a_finish_reason_what_is_no_json_ends_the_answer(end: str) -> None:
+    chunks = [
+        *stream(chunk("stop", content="x"), done=False),
+        f"data: {end}\n\n".encode(),
+        *stream(chunk(content="y"), done=False),
+    ]
+    with serve(Reply(chunks=chunks), Reply("again")) as server:
+        assert ask(server)[1].text == "x" and len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (json.dumps({"error": {"message": "no such engine", "code": 400}}), "no such engine"),
+        ('\ufeff\n{"error": "no such engine"}\n\ndata: [DONE]\n\n', "no such engine"),
+        (json.dumps({"detail": "no such engine"}), "not an API answer from http://"),
+        (json.dumps({"detail": "no such engine"}), "no such engine"),
+        ("<html><title>Log in</title></html>", "an HTML page: Log in"),
+        (
+            json.dumps(
+                {"choices": [{"message": {"content": "fine"}, "finish_reason": "stop"}]}, indent=2
+            ),
+            "fine",
+        ),
+    ],
+)
+def test_json_or_a_page_under_the_type_of_a_stream_is_read_as_what_it_is(
+    body: str, text: str
+) -> None:
+    with serve(Reply(chunks=[body[:7].encode(), body[7:].encode()])) as server:
+        assert text in ask(server)[1].text
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_is_none_in_an_echoed_member_leaves_the_history_json(number: str) -> None:
+    extra: dict[str, Any] = {"extra_content": {"of": {"n": "NUMBER", "m": 0.5}}}
+    sent = json.dumps(chunk(tool_calls=[piece(0, "a", "look", "{}") | extra], **extra)).replace(
+        '"NUMBER"', number
+    )
+    with serve(
+        Reply(chunks=[f"data: {sent}\n\n".encode(), b"data: [DONE]\n\n"]), Reply("fine")
+    ) as server:
+        assert ask(server, tools=[look])[1].text == "fine"
+        message, kept = server.requests[1]["messages"][1], {"of": {"n": None, "m": 0.5}}
+        assert message["extra_content"] == message["tool_calls"][0]["extra_content"] == kept
+
+
+def test_a_call_in_both_forms_of_one_delta_runs_once() -> None:
+    function = {"name": "look", "arguments": '{"path": "a"}'}
+    both = chunk(
+        "tool_calls",
+        function_call=function,
+        tool_calls=[{"index": 0, "id": "i", "type": "function", "function": function}],
+    )
+    with serve(Reply(chunks=stream(both)), Reply("fine")) as server:
+        events, _ = ask(server, tools=[look])
+    assert types(events).count("tool_start") == 1
+
+
+@pytest.mark.parametrize("older_first", [False, True])
+def test_a_call_in_both_forms_of_two_deltas_runs_once(older_first: bool) -> None:
+    function = {"name": "look", "arguments": '{"path": "a"}'}
+    newer = chunk(tool_calls=[{"index": 0, "id": "i", "type": "function", "function": function}])
+    both = [newer, chunk(function_call=function)]
+    chunks = stream(*(reversed(both) if older_first else both), chunk("tool_calls"))
+    with serve(Reply(chunks=chunks), Reply("fine")) as server:
+        events, _ = ask(server, tools=[look])
+        assert server.requests[1]["messages"][1]["tool_calls"][0]["id"] == "i"
+    assert types(events).count("tool_start") == 1
+
+
+def test_null_among_choices_and_calls_is_passed_over() -> None:
+    chunks = stream(
+        {"choices": [None]},
+        chunk(tool_calls=[None]),
+        chunk(tool_calls=[None, piece(0, "a", "look", "{}")]),
+    )
+    with serve(Reply(chunks=chunks), Reply("fine")) as server:
+        events, _ = ask(server, tools=[look])
+    assert types(events).count("tool_start") == 1 and "retry" not in types(events)
+
+
+THINKING = [
+    {"type": "thinking", "thinking": "I ", "signature": ""},
+    {"type": "thinking", "thinking": "look.", "signature": None},
+    {"type": "thinking", "thinking": "", "signature": "c2ln"},
+    {"type": "thinking", "thinking": "", "signature": "bmVk"},
+    {"type": "thinking", "thinking": "", "signature": "bmV4dA=="},
+    {"type": "redacted_thinking", "data": "x1"},
+    {"type": "redacted_thinking", "data": "x2"},
+    {"type": "thinking", "thinking": "And a", "signature": "czI="},
+    {"type": "thinking", "thinking": "gain", "signature": "czM="},
+]
+
+
+def test_thinking_blocks_go_back_whole_with_the_calls_that_they_led_to() -> None:
+    """As LiteLLM in front of Claude streams them."""
+    deltas = [
+        chunk(reasoning_content=each.get("thinking") or "", thinking_blocks=[each])
+        for each in THINKING
+    ]
+    with serve(
+        Reply(
+            chunks=stream(*deltas, chunk("tool_calls", tool_calls=[piece(0, "a", "look", "{}")]))
+        ),
+        Reply("fine"),
+    ) as server:
+        ask(server, tools=[look])
+        assert server.requests[1]["messages"][1]["thinking_blocks"] == [
+            {"type": "thinking", "thinking": "I look.", "signature": "c2ln"},
+            *THINKING[3:],
+        ]
+
+
 def test_a_member_is_not_left_out_once_an_answer_has_begun() -> None:
-    with serve(Reply(chunks=stream(chunk(content="x"), {"error": {"message": "stream_options: unknown field", "code": 400}}))) as server:
+    with serve(
+        Reply(
+            chunks=stream(
+                chunk(content="x"),
+                {"error": {"message": "stream_options: unknown field", "code": 400}},
+            )
+        )
+    ) as server:
         _, result = ask(server)
         assert result.error and result.error.kind == "bad_request" and len(server.requests) == 1
 
@@ -569,15 +1382,28 @@ def test_a_member_is_not_left_out_once_an_answer_has_begun() -> None:
 # ---- waiting ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("chunks", "close", "model"), [
-    ([b": ping\n\n"] * 80, "hang", {"first_byte_timeout": 0.4}),
-    ([*stream(chunk(content="x"), done=False), *[b": ping\n\n"] * 80], "hang", {"idle_timeout": 0.4})],
-    ids=["no first event", "no next event"])
-def test_silence_is_ended_though_comments_come(chunks: list[bytes], close: Any, model: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("chunks", "close", "model"),
+    [
+        ([b": ping\n\n"] * 80, "hang", {"first_byte_timeout": 0.4}),
+        (
+            [*stream(chunk(content="x"), done=False), *[b": ping\n\n"] * 80],
+            "hang",
+            {"idle_timeout": 0.4},
+        ),
+    ],
+    ids=["no first event", "no next event"],
+)
+def test_silence_is_ended_though_comments_come(
+    chunks: list[bytes], close: Any, model: dict[str, Any]
+) -> None:
     with serve(Reply(chunks=chunks, close=close, pace=0.1), Reply("fine")) as server:
         events, result = ask(server, model=model)
     retry = next(event for event in events if isinstance(event, Retry))
-    assert result.text == "fine" and (retry.error.kind, retry.error.message) == ("network", "no data for 0.4 s")
+    assert result.text == "fine" and (retry.error.kind, retry.error.message) == (
+        "network",
+        "no data for 0.4 s",
+    )
 
 
 def test_headers_that_do_not_come_are_not_waited_for_and_no_limit_is_none() -> None:
@@ -589,7 +1415,10 @@ def test_headers_that_do_not_come_are_not_waited_for_and_no_limit_is_none() -> N
 
 
 def test_usage_that_comes_late_and_text_that_was_held_back_are_part_of_the_answer() -> None:
-    late = stream(chunk("stop", content="<thi"), {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}})
+    late = stream(
+        chunk("stop", content="<thi"),
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}},
+    )
     with serve(Reply(chunks=late, pace=0.4)) as server:
         _, result = ask(server)
     assert (result.text, result.usage) == ("<thi", Usage(3, 4))
@@ -598,7 +1427,11 @@ def test_usage_that_comes_late_and_text_that_was_held_back_are_part_of_the_answe
 @pytest.mark.parametrize("close", ["hang", "reset"])
 def test_what_a_server_does_behind_the_end_of_an_answer_changes_nothing(close: Any) -> None:
     started = time.monotonic()
-    after = [*stream(chunk(content="x")), *stream(chunk(content=" y"), {"error": "late"}, done=False), b"data: {oops\n\n"]
+    after = [
+        *stream(chunk(content="x")),
+        *stream(chunk(content=" y"), {"error": "late"}, done=False),
+        b"data: {oops\n\n",
+    ]
     with serve(Reply(chunks=after, close=close)) as server:
         events, result = ask(server, model={"idle_timeout": 30})
     assert result.text == "x" and "retry" not in types(events) and time.monotonic() - started < 10
@@ -614,9 +1447,15 @@ def test_a_connection_serves_again_after_its_end_mark() -> None:
 
 def test_heartbeats_behind_a_finish_reason_are_not_waited_for() -> None:
     beats = stream({"id": "keep-alive", "choices": []}, done=False) * 11
-    with serve(Reply(chunks=[*stream(chunk("stop", content="x"), done=False), *beats], pace=0.4), Reply("y")) as server:
+    with serve(
+        Reply(chunks=[*stream(chunk("stop", content="x"), done=False), *beats], pace=0.4),
+        Reply("y"),
+    ) as server:
         chat = ChatModel("m", base_url=server.url)
-        assert [drive(run_loop([], chat, prompts="go", retry=FAST))[1].text for _ in range(2)] == ["x", "y"]
+        assert [drive(run_loop([], chat, prompts="go", retry=FAST))[1].text for _ in range(2)] == [
+            "x",
+            "y",
+        ]
         assert server.connections == 2, "the first was left before its end"
 
 
@@ -625,7 +1464,12 @@ def test_heartbeats_behind_a_finish_reason_are_not_waited_for() -> None:
 def test_a_body_that_ends_in_an_event_is_asked_for_again(before: bytes, finish: str) -> None:
     """Also behind a finish reason, since text may follow on it (F6)."""
     more = stream(chunk(content=" three"), done=False)[0][:-20]
-    with serve(Reply(chunks=[*stream(chunk(finish, content="one two"), done=False), before + more]), Reply("all three")) as server:
-        events, result = drive(run_loop([], ChatModel("m", base_url=server.url), prompts="go", retry=FAST))
+    with serve(
+        Reply(chunks=[*stream(chunk(finish, content="one two"), done=False), before + more]),
+        Reply("all three"),
+    ) as server:
+        events, result = drive(
+            run_loop([], ChatModel("m", base_url=server.url), prompts="go", retry=FAST)
+        )
         assert result.text == "all three" and len(server.requests) == 2
         assert [event.error.kind for event in events if isinstance(event, Retry)] == ["incomplete"]

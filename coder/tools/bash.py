@@ -2,8 +2,6 @@
 
 Memory stays bounded at gigabytes of output: the head and the tail are kept, the whole goes to a private file that the
 result names. No state carries over from one command to the next.
-
-What it leaves out: processes and their end (process.py), leave to run (the permissions behind `ctx.ask`).
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from functools import cache
 from io import FileIO
 from typing import Any
 
-from coder.tools import ToolContext, tool
 from coder.tools.process import Ending, output_of, private_folder
+from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
 DEFAULT_TIMEOUT = 120  # seconds
@@ -33,7 +31,9 @@ SHOW_EVERY = 0.1  # seconds between two updates
 
 
 @tool
-def bash(ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT) -> Generator[Any, None, ToolResult]:
+def bash(
+    ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT
+) -> Generator[Any, None, ToolResult]:
     """Run a command in bash, in the workspace. Each call is a new shell without input or terminal: `cd` and variables do
     not last. Put a server in the background with & and its output in a file. Prefer read, grep, glob and edit to cat,
     grep, find and sed.
@@ -44,25 +44,37 @@ def bash(ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT) -> Gene
     return (yield from run_command(ctx, command, timeout))
 
 
-def run_command(ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT,
-                permission: str = "bash") -> Generator[Any, None, ToolResult]:
+def run_command(
+    ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT, permission: str = "bash"
+) -> Generator[Any, None, ToolResult]:
     """The tool's work, with leave asked under another name where somebody offers commands of another kind."""
     if "\0" in command or not command.strip():
         raise ToolError("the command is empty or holds a NUL")
     yield from ctx.ask(permission, command)
     seconds = min(max(1, timeout), MAX_TIMEOUT)
     output = Output()
-    work = output_of([shell(), "--noprofile", "--norc", "-c", command], ctx.cwd, ctx.abort, seconds, confine=ctx.confine)
+    work = output_of(
+        [shell(), "--noprofile", "--norc", "-c", command],
+        ctx.cwd,
+        ctx.abort,
+        seconds,
+        confine=ctx.confine,
+    )
     try:
         ending = yield from _shown(ctx, work, output)
-        return ToolResult(output.text() + _note(ending, seconds, ctx.abort.reason, output), is_error=ending.code != 0,
-                          details={"exit_code": ending.code, "cause": ending.cause, "saved": output.saved})
+        return ToolResult(
+            output.text() + _note(ending, seconds, ctx.abort.reason, output),
+            is_error=ending.code != 0,
+            details={"exit_code": ending.code, "cause": ending.cause, "saved": output.saved},
+        )
     finally:
         work.close()
         output.close()
 
 
-def _shown(ctx: ToolContext, work: Generator[bytes, None, Ending], output: Output) -> Generator[Any, None, Ending]:
+def _shown(
+    ctx: ToolContext, work: Generator[bytes, None, Ending], output: Output
+) -> Generator[Any, None, Ending]:
     """Read to the end, with an update now and then."""
     shown = time.monotonic()
     fresh = ""
@@ -82,9 +94,15 @@ def _note(ending: Ending, seconds: int, reason: str, output: Output) -> str:
     """What a model has to know beside the output: how it ended, and where the rest is."""
     lines = []
     if ending.cause == "timeout":
-        lines.append(f"[timed out after {seconds} s and was stopped; timeout can be up to {MAX_TIMEOUT}]")
+        lines.append(
+            f"[timed out after {seconds} s and was stopped; timeout can be up to {MAX_TIMEOUT}]"
+        )
     elif ending.cause:
-        lines.append("[the time limit of the run was reached]" if reason == "max_time" else "[aborted by the user]")
+        lines.append(
+            "[the time limit of the run was reached]"
+            if reason == "max_time"
+            else "[aborted by the user]"
+        )
     elif ending.code < 0:
         lines.append(f"[killed by signal {-ending.code} ({_signal_name(-ending.code)})]")
     elif ending.code:
@@ -125,12 +143,12 @@ class Output:
         text = self._decoder.decode(data)
         self.bytes += len(data)
         self.characters += len(text)
-        head = text[:self._room]
+        head = text[: self._room]
         self._head.append(head) if head else None
         self._room -= len(head)
         if not self._tail:
             self._raw.append(data)
-        if rest := text[len(head):]:
+        if rest := text[len(head) :]:
             self._spill(data)
             self._tail.append(rest)
             self._tail_size += len(rest)
@@ -143,9 +161,11 @@ class Output:
         try:
             if self._raw:
                 data, self._raw = b"".join(self._raw), []
-                fd, self.saved = tempfile.mkstemp(dir=private_folder(), prefix="output-", suffix=".txt")
+                fd, self.saved = tempfile.mkstemp(
+                    dir=private_folder(), prefix="output-", suffix=".txt"
+                )
                 self._file = os.fdopen(fd, "wb", buffering=0)
-            data = data[:max(0, MAX_SAVED - self._file.tell())] if self._file else b""
+            data = data[: max(0, MAX_SAVED - self._file.tell())] if self._file else b""
             if data and self._file and self._file.write(data) != len(data):
                 raise OSError("the disk is full")
         except OSError:
@@ -172,7 +192,14 @@ class Output:
 @cache
 def shell() -> str:
     """The system's bash, before anything that a folder on PATH may offer."""
-    found = next((path for path in ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash") if os.access(path, os.X_OK)), None)
+    found = next(
+        (
+            path
+            for path in ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
+            if os.access(path, os.X_OK)
+        ),
+        None,
+    )
     found = found or shutil.which("bash")
     if not found:
         raise ToolError("there is no bash on this machine")

@@ -1,8 +1,4 @@
-"""read, write and ls.
-
-What it leaves out: how files are found, opened and replaced (workspace.py), changing a part (edit.py, patch.py),
-searching (search.py).
-"""
+"""read, write and ls."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from coder.tools import ToolContext, tool
 from coder.tools.workspace import (
     MAX_EDIT,
     Stamp,
@@ -31,6 +26,7 @@ from coder.tools.workspace import (
     to_read,
     to_write,
 )
+from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
 MAX_LINES = 2000  # of one read
@@ -43,7 +39,9 @@ MAX_ENTRIES = 500  # of one ls
 
 
 @tool(concurrent=True)
-def read(ctx: ToolContext, path: str, offset: int = 1, limit: int = MAX_LINES) -> Generator[Any, None, ToolResult]:
+def read(
+    ctx: ToolContext, path: str, offset: int = 1, limit: int = MAX_LINES
+) -> Generator[Any, None, ToolResult]:
     """Read a text file: its lines as `number<TAB>text`. Long files come in parts; the end says how to go on.
 
     path: file, absolute or in the workspace
@@ -105,18 +103,21 @@ def _page(fd: int, first: int, wanted: int, name: str, ctx: ToolContext) -> _Pag
         if head and b"\0" in chunk[:8192]:
             raise ToolError(f"{name} is a binary file of {os.fstat(fd).st_size:,} bytes")
         chunk, head = chunk.removeprefix(codecs.BOM_UTF8) if head else chunk, False
-        if page.room < 0 or page.total + chunk.count(b"\n") + 1 < first:  # nothing of it is shown: count only
+        # Nothing of it is shown: count only
+        if page.room < 0 or page.total + chunk.count(b"\n") + 1 < first:
             page.total += chunk.count(b"\n")
-            kept = chunk[chunk.rfind(b"\n") + 1:][:4 * MAX_LINE] or (kept if b"\n" not in chunk else b"")
+            kept = chunk[chunk.rfind(b"\n") + 1 :][: 4 * MAX_LINE] or (
+                kept if b"\n" not in chunk else b""
+            )
             continue
         *whole, rest = chunk.split(b"\n")
         for line in whole:
             page.total += 1
             if page.total >= first:
-                page.add(kept + line[:4 * MAX_LINE], cut or len(line) > 4 * MAX_LINE)
+                page.add(kept + line[: 4 * MAX_LINE], cut or len(line) > 4 * MAX_LINE)
             kept, cut = b"", False
         cut = cut or len(kept) + len(rest) > 4 * MAX_LINE
-        kept = (kept + rest[:4 * MAX_LINE])[:4 * MAX_LINE]
+        kept = (kept + rest[: 4 * MAX_LINE])[: 4 * MAX_LINE]
     if kept:
         page.total += 1
         if page.total >= first:
@@ -128,7 +129,10 @@ def _decodable(fd: int, page: _Page) -> Iterator[bytes]:
     """The chunks of a file; one in UTF-16 with its mark (small) comes as UTF-8. The checksum is of what is on disk."""
     raw = page.summed(chunks(fd))
     head = next(raw, b"")
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and os.fstat(fd).st_size <= MAX_EDIT:
+    if (
+        head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        and os.fstat(fd).st_size <= MAX_EDIT
+    ):
         yield b"".join([head, *raw]).decode("utf-16", "replace").encode("utf-8", "replace")
         return
     yield head
@@ -151,18 +155,27 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     if os.path.lexists(target):
         if target not in ctx.seen:
             with opened(target):
-                raise ToolError(f"{name} exists and was not read in this session. Read it first, or change it with edit.")
+                raise ToolError(
+                    f"{name} exists and was not read in this session. Read it first, or change it with edit."
+                )
         refuse_changed(ctx, target)
         old = load(ctx, target)
     before = old.text if old else ""
-    new = content.replace("\r\n", "\n").replace("\n", "\r\n") if old and old.newline == "\r\n" else content
+    new = (
+        content.replace("\r\n", "\n").replace("\n", "\r\n")
+        if old and old.newline == "\r\n"
+        else content
+    )
     data = old.encoded(new) if old else content.encode()
     changes = diff(before, new, name)
     yield from ctx.ask("edit", name, changes)
     refuse_other(ctx, target, old)
     note = save(ctx, target, data)
     verb = "Overwrote" if old else "Created"
-    return ToolResult(f"{verb} {name} ({len(content.splitlines())} lines).{note}", details={"diff": changes, "path": str(target)})
+    return ToolResult(
+        f"{verb} {name} ({len(content.splitlines())} lines).{note}",
+        details={"diff": changes, "path": str(target)},
+    )
 
 
 @tool(concurrent=True)
@@ -181,7 +194,9 @@ def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
     lines = [_entry(entry) for entry in entries[:MAX_ENTRIES]]
     if len(entries) > MAX_ENTRIES:
         lines.append(f"({MAX_ENTRIES} of {len(entries)} entries; use glob with a pattern)")
-    return ToolResult("\n".join(lines) or "(the folder is empty)", details={"entries": len(entries)})
+    return ToolResult(
+        "\n".join(lines) or "(the folder is empty)", details={"entries": len(entries)}
+    )
 
 
 def _entry(entry: os.DirEntry[str]) -> str:

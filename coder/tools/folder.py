@@ -3,15 +3,12 @@
 A path that was looked at may lead elsewhere a moment later, when one of its folders has become a link: while a person was asked, or
 because a process in the background makes it so. So the folder is opened once, it is checked that what was opened is at this path and
 behind no link, and all else is named relative to it.
-
-What it leaves out: what is done there (workspace.py, patch.py), and a folder that is moved as a whole after the check.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +28,9 @@ def folder_of(place: Path, make: bool = False) -> Iterator[int]:
     fd = os.open(there, FOLDER)
     try:
         if not _is_at(fd, there):
-            raise ToolError(f"{place} is left as it is: its folder is not where it was, or a link has taken its place")
+            raise ToolError(
+                f"{place} is left as it is: its folder is not where it was, or a link has taken its place"
+            )
         for part in place.parent.relative_to(there).parts:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(part, dir_fd=fd)
@@ -46,7 +45,9 @@ def _is_at(fd: int, folder: Path) -> bool:
     try:
         return os.readlink(f"/proc/self/fd/{fd}") == str(folder)
     except OSError:  # no Linux, or no /proc
-        return os.path.realpath(folder) == str(folder) and os.path.samestat(os.fstat(fd), os.lstat(folder))
+        return os.path.realpath(folder) == str(folder) and os.path.samestat(
+            os.fstat(fd), os.lstat(folder)
+        )
 
 
 def temporary_name() -> str:
@@ -70,33 +71,3 @@ def remove_folder(place: Path) -> None:
     """Remove the empty folder at a real path. Raises ToolError, OSError."""
     with folder_of(place) as folder:
         os.rmdir(place.name, dir_fd=folder)
-
-
-def make_folder(place: Path) -> None:
-    """Make a folder at a real path, and those above it that are missing. Raises ToolError, OSError."""
-    with folder_of(place / "any", make=True):
-        pass
-
-
-def make_link(place: Path, target: bytes) -> None:
-    """Put a link in the place of a file or link at a real path. Raises ToolError, OSError."""
-    name = temporary_name()
-    with folder_of(place, make=True) as folder:
-        os.symlink(target, os.fsencode(name), dir_fd=folder)
-        try:
-            os.replace(name, place.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=folder)
-            raise
-
-
-def set_executable(place: Path, executable: bool) -> None:
-    """Let those execute the file at a real path who may read it, or nobody. Raises ToolError, OSError."""
-    with folder_of(place) as folder:
-        fd = os.open(place.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            bits = stat.S_IMODE(os.fstat(fd).st_mode)
-            os.fchmod(fd, bits | (bits & 0o444) >> 2 if executable else bits & ~0o111)
-        finally:
-            os.close(fd)

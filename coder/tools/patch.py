@@ -2,10 +2,6 @@
 
 Promises: all or nothing; nothing outside the workspace; a hunk goes only where one place fits, or to the first place
 after its anchor; what it does not name stays byte for byte (line endings, mark, encoding, mode, links).
-
-What it leaves out: binary files (except deleting them), moving a link, two sections for one file. A kill in the middle
-leaves every file wholly old or wholly new, but does not undo those written before; a file about to be deleted may stay
-under the name .coder-*.tmp.
 """
 
 from __future__ import annotations
@@ -19,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from coder.tools import ToolContext, tool
-from coder.tools.edit import PUNCTUATION, advice
 from coder.tools.folder import remove, remove_folder, rename, temporary_name
+from coder.tools.matching import VIEWS, Lines, Place, advice, without
 from coder.tools.workspace import (
     Text,
     ask_to_show,
+    decoded,
     diff,
     inside,
     load,
@@ -35,15 +31,18 @@ from coder.tools.workspace import (
     stamp,
     to_write,
 )
-from coder.types import ToolError, ToolResult
+from coder.toolset import ToolContext, tool
+from coder.types import DeniedError, ToolError, ToolResult
 
 HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: *(\S.*?)\s*")
+INDENTED = re.compile(r"^[ \t]+(?=\*\*\* (?:(?:Add|Update|Delete) File|Move to):)", re.MULTILINE)
 MOVE = re.compile(r"\*\*\* Move to: *(\S.*?)\s*")
-ANCHOR = re.compile(r"@@(?: ?-\d+(?:,\d+)? \+\d+(?:,\d+)? @@)? ?(.*?)\s*")  # git's line numbers may be there: never right
-BEFORE = re.compile(r"(```\w*|(apply_patch\s*)?<<-?\s*['\"]?\w+['\"]?)?")  # what models put around: a fence, a heredoc
+# Git's line numbers may be there: never right
+ANCHOR = re.compile(r"@@(?: ?-\d+(?:,\d+)? \+\d+(?:,\d+)? @@)? ?(.*?)\s*")
+# What models put around: a fence, a heredoc
+BEFORE = re.compile(r"(```\w*|(apply_patch\s*)?<<-?\s*['\"]?\w+['\"]?)?")
 AFTER = re.compile(r"(```|\w+)?")
 MARKS = {"Add": "+", "Delete": "", "Update": " -+"}  # what a line may begin with
-VIEWS: tuple[Callable[[str], str], ...] = (str, str.rstrip, str.strip, lambda line: line.translate(PUNCTUATION).strip())
 
 
 def files_named(arguments: dict[str, Any]) -> str:
@@ -66,18 +65,27 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
 
     patch: the whole patch; paths are relative to the workspace
     """
-    claimed: dict[Path, object] = {}
-    sections = parse(patch)
-    yield from ask_to_show(ctx, *_changed_there(ctx, sections))
-    changes = [_planned(ctx, section, claimed) for section in sections]
+    try:
+        changes, claimed = yield from _plan(ctx, patch)
+    except (
+        ToolError
+    ) as error:  # a blank before a header makes it a line that stays, which the file does not have
+        bare = INDENTED.sub("", patch)
+        if isinstance(error, DeniedError) or bare == patch:
+            raise
+        changes, claimed = yield from _plan(ctx, bare)
     whole = "\n".join(change.diff for change in changes)
     yield from ctx.ask("edit", [name for change in changes for name in change.names], whole)
     for place, state in claimed.items():  # the person may have taken a while to answer
         if state != (_state(place) if os.path.lexists(place) else None):
-            raise ToolError(f"{shown(ctx, place)} changed on disk meanwhile. No file was changed. Read it again first.")
+            raise ToolError(
+                f"{shown(ctx, place)} changed on disk meanwhile. No file was changed. Read it again first."
+            )
     ctx.abort.check()
     notes = _written(ctx, changes)
-    summary = "\n".join(f"{change.letter} {' -> '.join(change.names)}{note}" for change, note in zip(changes, notes))
+    summary = "\n".join(
+        f"{change.letter} {' -> '.join(change.names)}{note}" for change, note in zip(changes, notes)
+    )
     paths = [str(place) for change in changes for place in (change.place, change.to) if place]
     return ToolResult(f"{summary}\n{whole}", details={"diff": whole, "paths": paths})
 
@@ -92,10 +100,6 @@ class Hunk:
     anchors: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     at_end: bool = False
-
-    def without(self, mark: str) -> list[str]:
-        """The old lines are those without +, the new lines those without -."""
-        return [line[1:] for line in self.body if line[0] != mark]
 
 
 @dataclass
@@ -115,14 +119,22 @@ def parse(patch: str) -> list[Section]:
         if header := HEADER.fullmatch(line):
             sections.append(Section(header[1], header[2]))
         elif line if not sections else not _taken(sections[-1], line):
-            raise ToolError(f"this line of the patch has no place there: {line[:200]!r}. A section begins with *** Add File:, "
-                            "*** Update File: or *** Delete File: and a path. In a new file each line begins with +, in a hunk "
-                            "with a space (stays), - (goes) or + (new); nothing follows Delete File.")
+            raise ToolError(
+                f"this line of the patch has no place there: {line[:200]!r}. A section begins with *** Add File:, "
+                "*** Update File: or *** Delete File: and a path. In a new file each line begins with +, in a hunk "
+                "with a space (stays), - (goes) or + (new); nothing follows Delete File."
+            )
     for section in sections:
-        if section.kind == "Update" and not (all(hunk.body for hunk in section.hunks) and (section.hunks or section.move)):
-            raise ToolError(f"*** Update File: {section.path} has no hunk, or one without lines. Give the lines to change.")
+        if section.kind == "Update" and not (
+            all(hunk.body for hunk in section.hunks) and (section.hunks or section.move)
+        ):
+            raise ToolError(
+                f"*** Update File: {section.path} has no hunk, or one without lines. Give the lines to change."
+            )
     if not sections:
-        raise ToolError("the patch is empty. Put a section for each file between *** Begin Patch and *** End Patch.")
+        raise ToolError(
+            "the patch is empty. Put a section for each file between *** Begin Patch and *** End Patch."
+        )
     return sections
 
 
@@ -134,7 +146,9 @@ def _inner(patch: str) -> list[str]:
     while lines and AFTER.fullmatch(lines[-1].strip()):
         lines.pop()
     if [line.strip() for line in lines[:1] + lines[-1:]] != ["*** Begin Patch", "*** End Patch"]:
-        raise ToolError("the first line of the patch has to be *** Begin Patch, the last *** End Patch. Send it whole.")
+        raise ToolError(
+            "the first line of the patch has to be *** Begin Patch, the last *** End Patch. Send it whole."
+        )
     return lines[1:-1]
 
 
@@ -169,90 +183,61 @@ def _taken(section: Section, line: str) -> bool:
 
 def patched(file: Text, hunks: list[Hunk], name: str) -> str:
     """The file's text with the hunks in it. Raises ToolError naming the hunk that has no certain place."""
-    raw = re.findall(r"[^\n]*\n|[^\n]+", file.text)  # splitlines would also split at form feeds and the like
-    lines = [_bare(line) for line in raw]
-    out, done = list[str](), 0
+    lines, places, done = Lines(file), list[Place](), 0
     for number, hunk in enumerate(hunks, 1):
         try:
-            at, hunk = _located(lines, hunk, done, name)
+            at, body = _located(lines, hunk, done, name, last=number == len(hunks))
+            places += lines.changes(at, body)
         except ToolError as error:
             raise ToolError(f"hunk {number} of {len(hunks)}: {error}") from None
-        out += raw[done:at]
-        done = at + len(hunk.without("+"))
-        out += _replaced(raw[at:done], hunk, file.newline)
-    out += raw[done:]
-    ended = [line if line.endswith("\n") else line + file.newline for line in out]
-    if out and raw and not raw[-1].endswith("\n"):
-        ended[-1] = _bare(out[-1])
-    return "".join(ended)
+        done = at + len(without("+", body))
+    return lines.spliced(places)
 
 
-def _replaced(raw: list[str], hunk: Hunk, newline: str) -> list[str]:
-    """What takes the place of `raw`: lines that stay are the file's own, new ones end like the line before them."""
-    out, old, added = list[str](), iter(raw), iter(_shifted(raw, hunk))
-    for mark in (line[0] for line in hunk.body):
-        if mark == "+":
-            out.append(next(added) + newline)
-            continue
-        line = next(old)
-        newline = line[len(_bare(line)):] or newline
-        out += [line] if mark == " " else []
-    return out
-
-
-def _shifted(raw: list[str], hunk: Hunk) -> list[str]:
-    """The new lines. Where all old lines of the patch lack, or have too much of, the same indentation, so have the new."""
-    new = [line[1:] for line in hunk.body if line[0] == "+"]
-    pairs = [(line.rstrip(), want.rstrip()) for line, want in zip(raw, hunk.without("+")) if want.strip()]
-    more, less = {line.removesuffix(want) for line, want in pairs}, {want.removesuffix(line) for line, want in pairs}
-    if len(more) == 1 and not (lead := more.pop()).strip():
-        return [lead + line if line.strip() else line for line in new]
-    if len(less) == 1 and not (lead := less.pop()).strip() and all(line.startswith(lead) for line in new if line.strip()):
-        return [line.removeprefix(lead) for line in new]
-    return new
-
-
-def _bare(line: str) -> str:
-    return line[:-2] if line.endswith("\r\n") else line.removesuffix("\n")
-
-
-def _located(lines: list[str], hunk: Hunk, start: int, name: str) -> tuple[int, Hunk]:
-    """(index of the first line, the hunk as it fits there), after `start` and the anchors."""
+def _located(lines: Lines, hunk: Hunk, start: int, name: str, last: bool) -> tuple[int, list[str]]:
+    """(index of the first line, the marked lines as they fit there), after `start` and the anchors."""
     for anchor in hunk.anchors:
-        found = _fits(lines, [anchor], start) or _lost(lines, Hunk(body=[f" {anchor}"]), start, name, "its anchor")
+        found = _fits(lines, [anchor], start) or _lost(
+            lines, Hunk(body=[f" {anchor}"]), start, name, "its anchor"
+        )
         start = found[0] + 1
+    # Only new lines: they go to the end
+    if last and not hunk.anchors and not without("+", hunk.body):
+        return len(lines.lines), hunk.body
     kept = max((number for number, line in enumerate(hunk.body, 1) if line != " "), default=0)
-    for tried in (hunk, replace(hunk, body=hunk.body[:kept])):  # empty lines at the end may only set it apart
-        old = tried.without("+")
+    for body in (hunk.body, hunk.body[:kept]):  # empty lines at the end may only set it apart
+        old = without("+", body)
         # Models repeat the anchor as the first line of the hunk: its own line is looked at too.
         found = _fits(lines, old, start - 1 if hunk.anchors and old else start, hunk.at_end)
         if len(found) > 1 and (not hunk.anchors or found[0] < start):
-            raise ToolError(f"it fits at lines {', '.join(str(at + 1) for at in found[:20])}. Give more lines that stay around "
-                            "the change, or above it an anchor (@@ LINE) that is not part of the hunk.")
+            raise ToolError(
+                f"it fits at lines {', '.join(str(at + 1) for at in found[:20])}. Give more lines that stay around "
+                "the change, or above it an anchor (@@ LINE) that is not part of the hunk."
+            )
         if found:
-            return found[0], tried
+            return found[0], body
     return _lost(lines, hunk, start, name, "its old text")
 
 
-def _fits(lines: list[str], wanted: list[str], start: int, at_end: bool = False) -> list[int]:
+def _fits(lines: Lines, wanted: list[str], start: int, at_end: bool = False) -> list[int]:
     """Where the wanted lines are, from `start`, in the strictest view in which they are anywhere."""
-    last = len(lines) - len(wanted)
-    for view in VIEWS:
-        seen, sought = [view(line) for line in lines], [view(line) for line in wanted]
-        places = range(max(start, last) if at_end else start, last + 1)
-        if found := [at for at in places if seen[at:at + len(sought)] == sought]:
-            return found
-    return []
+    first = max(start, len(lines.lines) - len(wanted)) if at_end else start
+    return next((found for view in VIEWS if (found := lines.fits(wanted, view, first))), [])
 
 
-def _lost(lines: list[str], hunk: Hunk, start: int, name: str, what: str) -> NoReturn:
+def _lost(lines: Lines, hunk: Hunk, start: int, name: str, what: str) -> NoReturn:
     """Say what a model needs to mend a hunk that is nowhere."""
-    if found := _fits(lines, hunk.without("+"), 0):
-        there = "at the end of the file" if hunk.at_end else f"after line {start}, where the anchor or hunk before it ends"
-        raise ToolError(f"{what} is at line {found[0] + 1}, but has to be {there}. Put hunks in the order of the file.")
-    text = advice("\n".join(lines), "\n".join(hunk.without("+")), "\n".join(hunk.without("-")), name)
-    said = re.compile(r"^(?!\d+\t).*", re.MULTILINE)  # the file's own lines, which are numbered, may hold these words
-    raise ToolError(said.sub(lambda line: line[0].replace("old_string", what).replace("new_string", "its new text"), text))
+    old = without("+", hunk.body)
+    if found := _fits(lines, old, 0):
+        there = (
+            "at the end of the file"
+            if hunk.at_end
+            else f"after line {start}, where the anchor or hunk before it ends"
+        )
+        raise ToolError(
+            f"{what} is at line {found[0] + 1}, but has to be {there}. Put hunks in the order of the file."
+        )
+    raise ToolError(advice(lines.lines, old, without("-", hunk.body), name, (what, "its new text")))
 
 
 # ---- what will be done, and doing it ---------------------------------------------------------------------
@@ -269,56 +254,110 @@ class Change:
     to: Path | None = None
     data: bytes | None = None
     before: bytes | None = None
+    was: str = ""  # the text that `diff` begins with
 
 
-def _changed_there(ctx: ToolContext, sections: list[Section]) -> list[Path]:
-    """The files that the patch changes or deletes; what is wrong with a path is said later."""
+def _plan(
+    ctx: ToolContext, patch: str
+) -> Generator[Any, None, tuple[list[Change], dict[Path, object]]]:
+    """What the patch does to each file, and the state of each place that it touches."""
+    sections, claimed = parse(patch), dict[Path, object]()
+    yield from ask_to_show(ctx, *_shown_of(ctx, sections))
+    changes: dict[Path, Change] = {}
+    for section in sections:
+        try:
+            change = DO[section.kind](ctx, section, changes, claimed)
+        except (ToolError, OSError, UnicodeError) as error:
+            raise ToolError(
+                f"{section.kind} File {section.path}: {error}\n"
+                "No file was changed. Send the whole patch again, corrected."
+            ) from None
+        changes[change.place] = change
+    return list(changes.values()), claimed
+
+
+def _shown_of(ctx: ToolContext, sections: list[Section]) -> list[Path]:
+    """The files of which the patch shows lines; what is wrong with a path is said later."""
     places = list[Path]()
     for section in sections:
         with contextlib.suppress(ToolError):
-            places += [to_write(ctx, section.path)] if section.kind == "Update" else []
-            places += [_entry(ctx, section.path)] if section.kind == "Delete" else []
+            place = (to_write if section.kind == "Update" else _entry)(ctx, section.path)
+            places += [place] if section.kind != "Add" or os.path.lexists(place) else []
     return places
 
 
-def _planned(ctx: ToolContext, section: Section, claimed: dict[Path, object]) -> Change:
-    """Raises ToolError, naming the section, where it cannot be done. `claimed` gets its paths and what is there now."""
-    try:
-        if section.kind == "Update":
-            return _updated(ctx, section, claimed)
-        place = _entry(ctx, section.path)
-        name, text = _claim(ctx, place, claimed, new=section.kind == "Add"), ""
-        if section.kind == "Add":
-            text = "".join(f"{line[1:]}\n" for hunk in section.hunks for line in hunk.body)
-            return Change("A", [name], diff("", text, name) or f"A {name}", place, data=text.encode())
-        if not place.is_symlink():
-            refuse_changed(ctx, place)
-            with contextlib.suppress(ToolError):  # a binary file has no text to show, but may go
-                text = load(ctx, place).text
-        return Change("D", [name], diff(text, "", name) or f"D {name}", place)
-    except (ToolError, OSError, UnicodeError) as error:
-        raise ToolError(f"{section.kind} File {section.path}: {error}\nNo file was changed. Send the whole patch again, "
-                        "corrected.") from None
-
-
-def _updated(ctx: ToolContext, section: Section, claimed: dict[Path, object]) -> Change:
-    place, entry = to_write(ctx, section.path), _entry(ctx, section.path)
+def _deleted(
+    ctx: ToolContext, section: Section, changes: dict[Path, Change], claimed: dict[Path, object]
+) -> Change:
+    place, text = _entry(ctx, section.path), ""
     name = _claim(ctx, place, claimed)
-    if entry != place:
-        _claim(ctx, entry, claimed)
-    refuse_changed(ctx, place)
+    if not place.is_symlink():
+        refuse_changed(ctx, place)
+        with contextlib.suppress(ToolError):  # a binary file has no text to show, but may go
+            text = load(ctx, place).text
+    return Change("D", [name], diff(text, "", name) or f"D {name}", place)
+
+
+def _added(
+    ctx: ToolContext, section: Section, changes: dict[Path, Change], claimed: dict[Path, object]
+) -> Change:
+    """A new file; one that is there, or that the patch deletes, is written anew."""
+    place = _entry(ctx, section.path)
+    text = "".join(f"{line[1:]}\n" for hunk in section.hunks for line in hunk.body)
+    if place in changes and changes[place].letter == "D":
+        name = changes.pop(place).names[0]
+    elif place not in claimed and os.path.isfile(place) and not place.is_symlink():
+        name = _claim(ctx, place, claimed)
+        refuse_changed(ctx, place)
+    else:
+        name = _claim(ctx, place, claimed, new=True)
+        changed = diff("", text, name) or f"A {name}"
+        return Change("A", [name], changed, place, data=text.encode())
     file = load(ctx, place)
+    text = text.replace("\n", file.newline)
+    return _modified("M", name, place, file.encoded(file.text), file, file.text, text)
+
+
+def _modified(
+    letter: str, name: str, place: Path, before: bytes | None, file: Text, was: str, text: str
+) -> Change:
+    changed = diff(was, text, name)
+    return Change(letter, [name], changed, place, None, file.encoded(text), before, was)
+
+
+def _updated(
+    ctx: ToolContext, section: Section, changes: dict[Path, Change], claimed: dict[Path, object]
+) -> Change:
+    place, entry = to_write(ctx, section.path), _entry(ctx, section.path)
+    earlier = changes.get(place)
+    if earlier and earlier.letter in ("M" if section.move else "AM"):  # the next section of a file
+        name, before, was, letter = earlier.names[0], earlier.before, earlier.was, earlier.letter
+        file = decoded(earlier.data or b"", name)
+        del changes[place]
+    else:
+        name, letter = _claim(ctx, place, claimed), "M"
+        refuse_changed(ctx, place)
+        file = load(ctx, place)
+        before, was = file.encoded(file.text), file.text
+    if entry != place and entry not in claimed:
+        _claim(ctx, entry, claimed)
     text = patched(file, section.hunks, name)
-    changes, data = diff(file.text, text, name), file.encoded(text)
     if not section.move and text == file.text:
         raise ToolError("its old and new lines are the same: nothing to do")
+    change = _modified(letter, name, place, before, file, was, text)
     if not section.move:
-        return Change("M", [name], changes, place, data=data, before=file.encoded(file.text))
+        return change
     if entry != place:
-        raise ToolError(f"it is a link to {name}, and links are not moved. Name {name} itself, or use mv.")
+        raise ToolError(
+            f"it is a link to {name}, and links are not moved. Name {name} itself, or use mv."
+        )
     to = _entry(ctx, section.move)
     names = [name, _claim(ctx, to, claimed, new=True)]
-    return Change("R", names, f"rename from {name}\nrename to {names[1]}\n{changes}".rstrip("\n"), place, to, data)
+    moved = f"rename from {name}\nrename to {names[1]}\n{change.diff}".rstrip("\n")
+    return replace(change, letter="R", names=names, diff=moved, to=to, before=None)
+
+
+DO = {"Add": _added, "Update": _updated, "Delete": _deleted}
 
 
 def _entry(ctx: ToolContext, path: str) -> Path:
@@ -335,9 +374,13 @@ def _claim(ctx: ToolContext, place: Path, claimed: dict[Path, object], new: bool
     """Note that this patch touches a place, and return its name. Raises ToolError if it cannot, or does so already."""
     name = shown(ctx, place)
     if place in claimed:
-        raise ToolError(f"{name} is in the patch twice. Put all that changes in it into one section.")
+        raise ToolError(
+            f"{name} is in the patch twice. Put all that changes in it into one section."
+        )
     if new and os.path.lexists(place):
-        raise ToolError(f"{name} exists already. Change it with *** Update File, or take another name.")
+        raise ToolError(
+            f"{name} exists already. Change it with *** Update File, or take another name."
+        )
     claimed[place] = None if new else _state(place)
     return name
 
@@ -358,7 +401,11 @@ def _written(ctx: ToolContext, changes: list[Change]) -> list[str]:
         ctx.seen.update(seen)
         if not isinstance(error, OSError | ToolError):
             raise
-        end = f"Not all could be put back: {'; '.join(lost)}" if lost else "All files are as they were before."
+        end = (
+            f"Not all could be put back: {'; '.join(lost)}"
+            if lost
+            else "All files are as they were before."
+        )
         raise ToolError(f"{error}\nThe patch was not applied. {end}") from None
     for place in aside:
         with contextlib.suppress(OSError, ToolError):
@@ -366,14 +413,21 @@ def _written(ctx: ToolContext, changes: list[Change]) -> list[str]:
     return notes
 
 
-def _done(ctx: ToolContext, change: Change, undo: list[Callable[[], object]], aside: list[Path]) -> str:
+def _done(
+    ctx: ToolContext, change: Change, undo: list[Callable[[], object]], aside: list[Path]
+) -> str:
     """Do one change. How to undo a step is noted before it, so that an interrupt in between loses nothing."""
     note, place, target = "", change.place, change.to or change.place
     if change.data is not None:
-        undo += [partial(remove_folder, folder) for folder in reversed(target.parents) if not folder.exists()]
+        undo += [
+            partial(remove_folder, folder)
+            for folder in reversed(target.parents)
+            if not folder.exists()
+        ]
         undo.append(partial(_put_back, ctx, target, change.before))
         note = save(ctx, target, change.data, like=place if change.to else None)
-    if change.letter in "DR":  # it only loses its name until all else is done: so it can come back whole
+    # It only loses its name until all else is done: so it can come back whole
+    if change.letter in "DR":
         hidden = place.with_name(temporary_name())
         undo.append(partial(rename, hidden, place.name))
         rename(place, hidden.name)

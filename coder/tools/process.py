@@ -3,43 +3,85 @@
 A child gets a session of its own, so that it has no terminal to ask for passwords or to steal keys from, and the null
 device as its input. It is over when the process is over, not when the pipe is: a background child that holds the pipe
 open does not hang us. It may live on until we end; at a time-out, an abort and at our own end all that is left is killed,
-also what has made a session of its own: each command's children carry its mark in their environment.
-
-What it leaves out: confinement (features/sandbox.py). POSIX only; children that left their group are found on Linux only.
+also what has made a session of its own: each command's children carry its mark in their environment. Where kill -9 ends us, a
+guard does it: PR_SET_PDEATHSIG would reach a command's shell alone, not what that has started.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
-import selectors
+import re
+import select
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from coder.abort import TICK, Abort
-from coder.environment import is_secret
+from coder.tools.environment import clean_path, is_secret
+from coder.toolset import Confinement
 from coder.types import ToolError
 
 GRACE = 0.5  # seconds between TERM and KILL
 DRAIN = 0.2  # seconds to read on after the process has ended while something else still writes
 READ = 1 << 16
+OURS = ".private-folder-of-coder"  # a file in it, since the name alone may be another's
 MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
 
-STEERING = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "POSIXLY_CORRECT", "CDPATH", "GLOBIGNORE", "PROMPT_COMMAND", "RIPGREP_CONFIG_PATH",
-            "LD_PRELOAD", "LD_AUDIT"}
-FUNCTION = "BASH_FUNC_"  # how the name of an exported function begins, which would stand in for a program
-QUIET = {"PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "TERM": "dumb", "EDITOR": "true", "VISUAL": "true",
-         "GIT_EDITOR": "true", "GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true",
-         "SSH_ASKPASS_REQUIRE": "never", "PIP_NO_INPUT": "1", "DEBIAN_FRONTEND": "noninteractive"}
+STEERING = {
+    "BASH_ENV",
+    "ENV",
+    "SHELLOPTS",
+    "BASHOPTS",
+    "POSIXLY_CORRECT",
+    "CDPATH",
+    "GLOBIGNORE",
+    "PROMPT_COMMAND",
+    "RIPGREP_CONFIG_PATH",
+    "LD_PRELOAD",
+    "LD_AUDIT",
+}
+FUNCTION = (
+    "BASH_FUNC_"  # how the name of an exported function begins, which would stand in for a program
+)
+QUIET = {
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+    "TERM": "dumb",
+    "EDITOR": "true",
+    "VISUAL": "true",
+    "GIT_EDITOR": "true",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "true",
+    "SSH_ASKPASS": "true",
+    "SSH_ASKPASS_REQUIRE": "never",
+    "PIP_NO_INPUT": "1",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
+
+# A shell that reads until we are gone, then kills what carries the mark; three times, since that may start others meanwhile.
+# It runs in the background of one that ends at once, so that a program that waits for its children does not wait for it.
+# The pipe is also at its end where that program has closed all its files: then our start time tells whether we live.
+GUARD = """
+lives() { read -r facts <"/proc/$1/stat" && set -- "$2" ${facts##*) } && [ "$2" != Z ] && [ "${21}" = "$1" ]; }
+{
+  read -r line
+  while lives "$1" "$2"; do sleep 1; done
+  for turn in 1 2 3; do
+    grep -lsF -e "$0" /proc/[0-9]*/environ | while IFS=/ read -r root proc number file; do kill -9 "$number"; done
+  done
+} <&3 &
+"""
 
 _started: set[int] = set()  # groups that may have left members
 _run = f"{os.getpid()}-{os.urandom(6).hex()}"
@@ -53,35 +95,28 @@ class Ending:
     cause: str = ""
 
 
-class Confinement(Protocol):
-    """What a child is kept in."""
-
-    @property
-    def environment(self) -> Mapping[str, str | None]:
-        """Variables for the child, before ours; None for one that it does not get."""
-        ...
-
-    def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        """Call `start` where its child is confined. Raises what it raises, and ToolError."""
-        ...
-
-    def ended(self) -> None:
-        """Called once after each start that gave a child, when that is over, on every way out."""
-        ...
-
-
 def environment() -> dict[str, str]:
     """Ours, without what looks like a secret and what steers a shell; with all pagers and prompts off."""
-    kept = {name: value for name, value in os.environ.items()
-            if name not in STEERING and not name.startswith(FUNCTION) and not is_secret(name)}
-    if "PATH" in kept:  # a relative folder there is the workspace, which must not stand in for the system (PRM-21)
-        # "" would be the workspace again
-        kept["PATH"] = os.pathsep.join(filter(os.path.isabs, kept["PATH"].split(os.pathsep))) or os.defpath
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in STEERING and not name.startswith(FUNCTION) and not is_secret(name, value)
+    }
+    if "PATH" in kept:
+        kept["PATH"] = clean_path(kept["PATH"])
     return kept | QUIET
 
 
-def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float, *, stdin: IO[bytes] | None = None,
-              stderr: IO[bytes] | None = None, confine: Confinement | None = None) -> Generator[bytes, None, Ending]:
+def output_of(
+    argv: list[str],
+    cwd: Path,
+    abort: Abort,
+    timeout: float,
+    *,
+    stdin: IO[bytes] | None = None,
+    stderr: IO[bytes] | None = None,
+    confine: Confinement | None = None,
+) -> Generator[bytes, None, Ending]:
     """Run a program; yield what it writes to stdout and stderr as it comes, b"" when nothing comes, return how it ended.
 
     `stdin` and `stderr`: files in the place of nothing, and of the common output. `confine`: what the child is kept in.
@@ -90,13 +125,25 @@ def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float, *, stdin
     a normal end, only background children are left.
     """
     mark = f"{_run}-{time.monotonic_ns()}"
-    given: Mapping[str, str | None] = {**environment(), **(confine.environment if confine else {}), MARK: mark}
+    given: Mapping[str, str | None] = {
+        **environment(),
+        **(confine.environment if confine else {}),
+        MARK: mark,
+    }
     variables = {name: value for name, value in given.items() if value is not None}
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(argv, cwd=cwd, env=variables, start_new_session=True, stdin=stdin or subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=stderr or subprocess.STDOUT)
+        return subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=variables,
+            start_new_session=True,
+            stdin=stdin or subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr or subprocess.STDOUT,
+        )
 
+    _guard()
     try:
         process = confine.start(start) if confine else start()
     except (OSError, ValueError) as error:
@@ -120,46 +167,36 @@ def output_of(argv: list[str], cwd: Path, abort: Abort, timeout: float, *, stdin
     return Ending(process.wait(), cause)
 
 
-def _pump(process: subprocess.Popen[bytes], abort: Abort, deadline: float) -> Generator[bytes, None, str]:
+def _pump(
+    process: subprocess.Popen[bytes], abort: Abort, deadline: float
+) -> Generator[bytes, None, str]:
     """Yield output until the process has ended. Returns the cause where it has to be ended."""
     assert process.stdout
-    pipe, ended = process.stdout.fileno(), 0.0
-    with _exit_of(process) as exit_fd, selectors.DefaultSelector() as watched:  # select() takes no number above 1023
-        for fd in (pipe, *exit_fd):
-            watched.register(fd, selectors.EVENT_READ)
-        while True:
-            over = process.poll() is not None  # asked before looking at the pipe: what it wrote is in there by then
-            ready = [key.fd for key, _ in watched.select(TICK)]
-            if pipe in ready:
-                if data := os.read(pipe, READ):
-                    yield data
-                else:
-                    watched.unregister(pipe)  # it has closed its output, and may go on
-            elif not ready:
-                yield b""
-            now = time.monotonic()
-            if over:
-                ended = ended or now
-                if pipe not in ready or pipe not in watched.get_map() or now - ended > DRAIN:
-                    return ""
-            elif abort.is_set:
-                return "aborted"
-            elif now > deadline:
-                return "timeout"
-
-
-@contextlib.contextmanager
-def _exit_of(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """A descriptor that is ready when the process has ended, where the system has such; else we look now and then."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):  # not Linux, or a sandbox that does not know the call
-        yield []
-        return
-    try:
-        yield [fd]
-    finally:
-        os.close(fd)
+    pipe, ended, is_open = process.stdout.fileno(), 0.0, True
+    watched = select.poll()  # select() takes no number above 1023
+    watched.register(pipe, select.POLLIN)
+    while True:
+        over = process.poll() is not None  # asked before the pipe: what it wrote is in there then
+        ready = is_open and watched.poll(0 if over else TICK * 1000)
+        data = os.read(pipe, READ) if ready else b""
+        if data:
+            yield data
+        elif ready:
+            is_open = False  # it has closed its output, and may go on
+        if not is_open:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TICK)
+        if not ready:
+            yield b""
+        now = time.monotonic()
+        if over:
+            ended = ended or now
+            if not data or now - ended > DRAIN:
+                return ""
+        elif abort.is_set:
+            return "aborted"
+        elif now > deadline:
+            return "timeout"
 
 
 def _kill(process: subprocess.Popen[bytes], mark: str) -> None:
@@ -189,10 +226,35 @@ def _sweep(mark: str) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
+@cache
+def _guard() -> None:
+    """Start it. The end of the pipe that we hold is closed with us, however we end."""
+    if not os.path.isdir("/proc/self"):
+        return
+    start_time = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    reader, _ = os.pipe()
+    files = [
+        (os.POSIX_SPAWN_DUP2, reader, 3),
+        *((os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)),
+    ]
+    with contextlib.suppress(OSError):  # no sh: a kill -9 leaves what it leaves
+        started = os.posix_spawn(
+            "/bin/sh",
+            ["sh", "-c", GUARD, f"{MARK}={_run}", str(os.getpid()), start_time],
+            {"PATH": os.defpath},
+            file_actions=files,
+            setsid=True,
+        )
+        os.waitpid(started, 0)
+    os.close(reader)
+
+
 def stop_all() -> None:
     """End what commands have left in the background. Called at our own end."""
     if os.path.isdir("/proc/self"):
-        _sweep(_run)  # every command's mark begins with it; checked process by process, so that no reused number is hit
+        # Every command's mark begins with it; checked process by process, so that no reused number
+        # is hit
+        _sweep(_run)
         return
     for group in _started:
         _signal(group, signal.SIGKILL)
@@ -200,7 +262,26 @@ def stop_all() -> None:
 
 @cache
 def private_folder() -> str:
-    """A folder of this process alone (0700), gone with it."""
+    """A folder of this process alone (0700), gone with it; those that killed processes have left are cleared away."""
+    for left in Path(tempfile.gettempdir()).glob("coder-*-*"):
+        _clear_away(left)
     folder = tempfile.mkdtemp(prefix=f"coder-{os.getpid()}-")
+    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_EX)  # as long as we live
+    Path(folder, OURS).touch()  # when it is locked: without this nobody clears it away
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def _clear_away(folder: Path) -> None:
+    """Remove a private folder of the user's that no living process has: a number may be another container's, a lock tells."""
+    number = re.fullmatch(r"coder-(\d+)-\w+", folder.name)
+    if not number or os.path.exists(f"/proc/{number[1]}/stat") or not os.path.exists(folder / OURS):
+        return
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_uid == os.geteuid():
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(fd)

@@ -3,8 +3,6 @@
 grep runs in a child that can be killed: ripgrep where there is one, else our own (searcher.py). Both skip .git, ignored
 and binary files, and give the same lines. Files that hold secrets by their names are passed over, whether they match or not:
 even that they do would tell what is in them. glob lists their names.
-
-What it leaves out: an index; reading the files for the model (read does).
 """
 
 from __future__ import annotations
@@ -21,9 +19,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from coder.tools import ToolContext, searcher, tool
+from coder.tools import searcher
 from coder.tools.process import Ending, output_of
+from coder.tools.secrets import secret_for
 from coder.tools.workspace import escaped, shown, to_read
+from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
 TIMEOUT = 30  # seconds of one search
@@ -33,8 +33,16 @@ MAX_FILES = 200  # of one glob
 
 
 @tool(concurrent=True)
-def grep(ctx: ToolContext, pattern: str, path: str = ".", glob: str = "", ignore_case: bool = False, literal: bool = False,
-         context: int = 0, limit: int = MAX_MATCHES) -> Generator[Any, None, ToolResult]:
+def grep(
+    ctx: ToolContext,
+    pattern: str,
+    path: str = ".",
+    glob: str = "",
+    ignore_case: bool = False,
+    literal: bool = False,
+    context: int = 0,
+    limit: int = MAX_MATCHES,
+) -> Generator[Any, None, ToolResult]:
     """Search file contents with a regular expression: `path:line:text` per match. Ignored, binary and secret files are skipped.
 
     pattern: regular expression
@@ -47,12 +55,19 @@ def grep(ctx: ToolContext, pattern: str, path: str = ".", glob: str = "", ignore
     """
     target = yield from to_read(ctx, path)
     _refuse_special(target, path)
-    if not target.is_dir() and ctx.secret(name := shown(ctx, target)):
+    if not target.is_dir() and secret_for(ctx)(name := shown(ctx, target)):
         yield from ctx.ask("read", name)
     if "\0" in pattern or not pattern:
         raise ToolError("the pattern is empty or holds a NUL")
-    options = {"pattern": pattern, "path": str(target), "workspace": str(ctx.cwd), "glob": glob, "ignore_case": ignore_case,
-               "literal": literal, "context": min(max(0, context), 20)}
+    options = {
+        "pattern": pattern,
+        "path": str(target),
+        "workspace": str(ctx.cwd),
+        "glob": glob,
+        "ignore_case": ignore_case,
+        "literal": literal,
+        "context": min(max(0, context), 20),
+    }
     found = Found(ctx, max(1, limit), *_chosen(ctx, target, glob))
     work = output_of(_command(options), ctx.cwd, ctx.abort, TIMEOUT, confine=ctx.confine)
     try:
@@ -61,7 +76,9 @@ def grep(ctx: ToolContext, pattern: str, path: str = ".", glob: str = "", ignore
         work.close()
     ctx.abort.check()
     if ending and ending.cause == "timeout":
-        raise ToolError(f"the search took more than {TIMEOUT} s and was stopped. Use a simpler pattern, or name a folder or a glob.")
+        raise ToolError(
+            f"the search took more than {TIMEOUT} s and was stopped. Use a simpler pattern, or name a folder or a glob."
+        )
     if ending and ending.code not in (0, 1) and not found.lines:
         raise ToolError("\n".join(found.notes) or f"the search failed with exit code {ending.code}")
     return ToolResult(found.text(), details={"matches": len(found.lines)})
@@ -82,13 +99,21 @@ def _chosen(ctx: ToolContext, target: Path, glob: str) -> tuple[Callable[[str], 
     above = searcher.rules_above(str(target), cwd)
 
     def secret(path: str) -> bool:
-        return ctx.secret(shown(ctx, Path(path)))
+        return secret_for(ctx)(shown(ctx, Path(path)))
 
     def counts(path: str) -> bool:
-        return wanted(path) and not secret(path) and not (above and searcher.hidden(path, str(target), above))
+        return (
+            wanted(path)
+            and not secret(path)
+            and not (above and searcher.hidden(path, str(target), above))
+        )
 
     paths = [os.path.join(target, name) for name in _names(target)]
-    return counts, [escaped(os.path.basename(path)) for path in paths if secret(path) and wanted(path) and not os.path.isdir(path)]
+    return counts, [
+        escaped(os.path.basename(path))
+        for path in paths
+        if secret(path) and wanted(path) and not os.path.isdir(path)
+    ]
 
 
 def _names(folder: Path) -> list[str]:
@@ -112,14 +137,42 @@ def _command(options: dict[str, Any]) -> list[str]:
     ripgrep = _ripgrep()
     if not ripgrep:
         return [sys.executable, "-I", str(Path(searcher.__file__)), json.dumps(options)]
-    flags = [flag for name, flag in (("ignore_case", "--ignore-case"), ("literal", "--fixed-strings")) if options[name]]
-    name = options["glob"].rpartition("/")[2]  # narrows; a --glob would also bring back what is ignored, and .git
+    flags = [
+        flag
+        for name, flag in (("ignore_case", "--ignore-case"), ("literal", "--fixed-strings"))
+        if options[name]
+    ]
+    # Narrows; a --glob would also bring back what is ignored, and .git
+    name = options["glob"].rpartition("/")[2]
     if re.fullmatch(r"[\w.?-]*\*?[\w.?-]+(\{[\w.,-]+\})?", name):
         flags += ["--type-add", f"chosen:{name}", "--type=chosen"]
-    return [ripgrep, "--no-config", "--null", "--with-filename", "--line-number", "--no-heading", "--color=never", "--sort=path",
-            "--hidden", "--glob=!.git", "--no-require-git", "--no-ignore-parent", "--no-ignore-dot", "--no-ignore-global",
-            "--engine=auto", "--crlf", "--max-columns=2000", "--max-columns-preview", "--mmap", f"--context={options['context']}",
-            *flags, "--regexp", options["pattern"], "--", options["path"]]
+    return [
+        ripgrep,
+        "--no-config",
+        "--null",
+        "--with-filename",
+        "--line-number",
+        "--no-heading",
+        "--color=never",
+        "--sort=path",
+        "--hidden",
+        "--glob=!.git",
+        "--no-require-git",
+        "--no-ignore-parent",
+        "--no-ignore-dot",
+        "--no-ignore-global",
+        "--engine=auto",
+        "--crlf",
+        "--max-columns=2000",
+        "--max-columns-preview",
+        "--mmap",
+        f"--context={options['context']}",
+        *flags,
+        "--regexp",
+        options["pattern"],
+        "--",
+        options["path"],
+    ]
 
 
 @cache
@@ -135,12 +188,20 @@ class Found:
     `passed_over`: names of files that are not searched since they hold secrets.
     """
 
-    def __init__(self, ctx: ToolContext, limit: int, chosen: Callable[[str], bool], passed_over: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        ctx: ToolContext,
+        limit: int,
+        chosen: Callable[[str], bool],
+        passed_over: Sequence[str] = (),
+    ) -> None:
         self.ctx, self.limit, self.passed_over = ctx, limit, passed_over
         self.chosen = cache(chosen)
         self.lines: list[str] = []
         self.full = False
-        self._other: list[str] = []  # lines without a NUL: notes, and beginnings of paths with a newline in them
+        self._other: list[
+            str
+        ] = []  # lines without a NUL: notes, and beginnings of paths with a newline in them
 
     def add(self, line: str) -> None:
         path, nul, rest = line.partition("\0")
@@ -160,21 +221,30 @@ class Found:
         rest = rest.rstrip("\r")
         cut = rest if len(rest) <= MAX_SHOWN else rest[:MAX_SHOWN] + " … (line cut)"
         number = next((at for at, c in enumerate(cut) if not c.isdigit()), 0)
-        self.lines.append(f"{escaped(shown(self.ctx, Path(path)))}{cut[number:number + 1]}{cut}")
+        self.lines.append(f"{escaped(shown(self.ctx, Path(path)))}{cut[number : number + 1]}{cut}")
 
     def _notes(self) -> list[str]:
-        return [line for line in self._other if line.rstrip("\r") not in ("", "--")]  # that stands between groups of context
+        # That stands between groups of context
+        return [line for line in self._other if line.rstrip("\r") not in ("", "--")]
 
     @property
     def notes(self) -> list[str]:
         return [escaped(line)[:MAX_SHOWN] for line in self._notes()[:10]]
 
     def text(self) -> str:
-        tail = [f"({self.limit} lines shown, there are more; narrow the pattern, the path or the glob)"] if self.full else []
+        tail = (
+            [
+                f"({self.limit} lines shown, there are more; narrow the pattern, the path or the glob)"
+            ]
+            if self.full
+            else []
+        )
         tail += [f"({note})" for note in self.notes]
         if self.passed_over:
             count = f" and {len(self.passed_over) - 5} more" if len(self.passed_over) > 5 else ""
-            tail.append(f"(not searched, since they may hold secrets: {', '.join(self.passed_over[:5])}{count}; path can name one)")
+            tail.append(
+                f"(not searched, since they may hold secrets: {', '.join(self.passed_over[:5])}{count}; path can name one)"
+            )
         return "\n".join([*(self.lines or ["No matches."]), *tail])
 
 

@@ -24,7 +24,7 @@ from typing import TextIO
 
 MAX_RULE = 1000  # characters of one rule in it
 MAX_RULES = 1_000_000  # bytes of a .gitignore that are looked at
-MAX_LINE = 1_000_000  # characters of a line that are searched; the rest of a longer one is not
+MAX_LINE = 1_000_000  # characters of a line that are searched; of a longer one a note says so
 MAX_WRITTEN = 2000  # characters of a line that are written
 MAX_WAYS = 1000  # that a glob's braces may stand for
 BINARY = 1 << 16  # bytes from the beginning in which a NUL makes a file binary
@@ -51,14 +51,16 @@ class Glob:
 def _written_out(patterns: list[str]) -> list[str]:
     """Without braces: a{b,c} is ab and ac."""
     while len(patterns) < MAX_WAYS and (found := re.search(r"(?<!\\)\{([^{}]*)\}", patterns[0])):
-        head, tail = patterns[0][:found.start()], patterns[0][found.end():]
+        head, tail = patterns[0][: found.start()], patterns[0][found.end() :]
         patterns = [*patterns[1:], *(f"{head}{choice}{tail}" for choice in found[1].split(","))]
     return patterns
 
 
 def _parts(pattern: str) -> list[re.Pattern[str] | None]:
     """One regular expression for each component; None is **, any number of them. At the end ** is at least one."""
-    parts = [None if part == "**" else re.compile(_component(part), re.S) for part in pattern.split("/")]
+    parts = [
+        None if part == "**" else re.compile(_component(part), re.S) for part in pattern.split("/")
+    ]
     return parts if parts[-1] else [*parts, re.compile(".*", re.S)]
 
 
@@ -72,7 +74,9 @@ def _component(text: str) -> str:
             body = re.sub(r"([\[\\&~|])", r"\\\1", token[1:-1])
             pieces[-1] += f"[^{body[1:]}]" if body[0] in "!^" else f"[{body}]"
         else:
-            pieces[-1] += "." if token == "?" else re.escape(token[-1] if token[0] == "\\" else token)
+            pieces[-1] += (
+                "." if token == "?" else re.escape(token[-1] if token[0] == "\\" else token)
+            )
     first, *middle = pieces
     last = f".*{middle.pop()}" if middle else ""
     return first + "".join(f"(?>.*?{piece})" for piece in middle if piece) + last
@@ -106,14 +110,17 @@ def chooser(glob: str, *roots: str) -> Callable[[str], bool]:
 
 # ---- what is ignored -------------------------------------------------------------------------------------
 
-Rules = list[tuple[str, list[tuple[Glob, bool, bool]]]]  # a folder and its (pattern, negated, folders only)
+# A folder and its (pattern, negated, folders only)
+Rules = list[tuple[str, list[tuple[Glob, bool, bool]]]]
 
 
 def ignore_rules(folder: str) -> list[tuple[Glob, bool, bool]]:
     """What the folder's .gitignore says of paths below it; .git/info/exclude says it, too."""
     rules = []
     for name in (".git/info/exclude", ".gitignore"):
-        text = (small_file(os.path.join(folder, name), MAX_RULES) or b"").decode("utf-8-sig", "surrogateescape")
+        text = (small_file(os.path.join(folder, name), MAX_RULES) or b"").decode(
+            "utf-8-sig", "surrogateescape"
+        )
         rules += [rule for line in text.splitlines() if (rule := _rule(line))]
     return rules
 
@@ -139,7 +146,11 @@ def _rule(line: str) -> tuple[Glob, bool, bool] | None:
     if not body or line.startswith("#") or len(line) > MAX_RULE:
         return None
     try:
-        return Glob(body.removeprefix("/"), anchored="/" in body, braces=False), line.startswith("!"), line.endswith("/")
+        return (
+            Glob(body.removeprefix("/"), anchored="/" in body, braces=False),
+            line.startswith("!"),
+            line.endswith("/"),
+        )
     except re.error:
         return None
 
@@ -147,7 +158,7 @@ def _rule(line: str) -> tuple[Glob, bool, bool] | None:
 def ignored(path: str, is_folder: bool, rules: Rules) -> bool:
     """The last rule that fits decides; the nearest .gitignore comes last."""
     for folder, patterns in reversed(rules):
-        below = path[len(folder):].lstrip("/")
+        below = path[len(folder) :].lstrip("/")
         for pattern, negated, folders_only in reversed(patterns):
             if (is_folder or not folders_only) and pattern.match(below):
                 return not negated
@@ -162,7 +173,9 @@ def rules_above(root: str, workspace: str) -> Rules:
     above, folder = [root], root
     while folder != os.path.dirname(folder):
         above.append(folder := os.path.dirname(folder))
-    top = next((folder for folder in above if os.path.lexists(os.path.join(folder, ".git"))), workspace)
+    top = next(
+        (folder for folder in above if os.path.lexists(os.path.join(folder, ".git"))), workspace
+    )
     rules: Rules = []
     for folder, below in reversed(list(zip(above[1:], above))):
         if folder == top or rules:
@@ -198,14 +211,20 @@ def walk(root: str, notes: list[str], rules: Rules) -> Iterator[os.DirEntry[str]
                 notes.append(f"{path}: not a regular file")
             continue
         try:
-            entries = sorted(os.scandir(path), key=lambda entry: os.fsencode(entry.name), reverse=True)
+            entries = sorted(
+                os.scandir(path), key=lambda entry: os.fsencode(entry.name), reverse=True
+            )
         except OSError as error:
             notes.append(f"{path}: {error.strerror}")
             continue
         if any(entry.name in (".git", ".gitignore") for entry in entries):
             rules = [*rules, (path, ignore_rules(path))]
-        stack += [(entry.path, entry, rules) for entry in entries
-                  if entry.name != ".git" and not ignored(entry.path, entry.is_dir(follow_symlinks=False), rules)]
+        stack += [
+            (entry.path, entry, rules)
+            for entry in entries
+            if entry.name != ".git"
+            and not ignored(entry.path, entry.is_dir(follow_symlinks=False), rules)
+        ]
 
 
 def _regular(entry: os.DirEntry[str]) -> bool:
@@ -218,8 +237,11 @@ def _regular(entry: os.DirEntry[str]) -> bool:
 # ---- searching -------------------------------------------------------------------------------------------
 
 
-def search(path: str, pattern: re.Pattern[str], context: int) -> Iterator[tuple[int, bool, str]]:
-    """(line number, is a match, line) of the matches in a file and the lines around them. Raises ValueError for a binary file."""
+def search(
+    path: str, pattern: re.Pattern[str], context: int, notes: list[str]
+) -> Iterator[tuple[int, bool, str]]:
+    """(line number, is a match, line) of the matches in a file and the lines around them. Raises
+    ValueError for a binary file. What is not searched is told in `notes`."""
     with open(path, "rb") as file:
         start = file.read(BINARY)
     wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -229,7 +251,7 @@ def search(path: str, pattern: re.Pattern[str], context: int) -> Iterator[tuple[
     with open(path, encoding=encoding, errors=errors, newline="\n") as lines:
         before: list[tuple[int, str]] = []
         after = 0
-        for number, line in enumerate(_lines(lines), 1):
+        for number, line in enumerate(_lines(lines, path, notes), 1):
             if pattern.search(line):
                 if "\0" in line:
                     raise ValueError("binary file")
@@ -243,12 +265,14 @@ def search(path: str, pattern: re.Pattern[str], context: int) -> Iterator[tuple[
                 before = [*before, (number, line)][-context:]
 
 
-def _lines(file: TextIO) -> Iterator[str]:
+def _lines(file: TextIO, path: str, notes: list[str]) -> Iterator[str]:
     """Lines, each at most MAX_LINE long; the rest of a longer one is passed over."""
+    note = f"{path}: the rest of lines of more than {MAX_LINE:,} characters"
     while line := file.readline(MAX_LINE):
         end = line
         while not end.endswith("\n") and len(end) == MAX_LINE:
-            end = file.readline(MAX_LINE)
+            if (end := file.readline(MAX_LINE)).strip("\n") and notes[-1:] != [note]:
+                notes.append(note)
         yield line.rstrip("\r\n")
 
 
@@ -256,7 +280,10 @@ def main(arguments: dict[str, object]) -> int:
     """Search; returns grep's exit code."""
     text, path, workspace = (str(arguments[name]) for name in ("pattern", "path", "workspace"))
     try:
-        pattern = re.compile(re.escape(text) if arguments["literal"] else text, re.IGNORECASE if arguments["ignore_case"] else 0)
+        pattern = re.compile(
+            re.escape(text) if arguments["literal"] else text,
+            re.IGNORECASE if arguments["ignore_case"] else 0,
+        )
     except re.error as error:
         print(f"regex parse error: {error}")
         return 2
@@ -265,17 +292,27 @@ def main(arguments: dict[str, object]) -> int:
     out = sys.stdout.buffer
     for file in _files(path, workspace, str(arguments["glob"]), notes):
         try:
-            for number, is_match, line in search(file, pattern, int(str(arguments["context"]))):
+            for number, is_match, line in search(
+                file, pattern, int(str(arguments["context"])), notes
+            ):
                 found += is_match
                 written = f"{number}{':' if is_match else '-'}{line[:MAX_WRITTEN]}"
-                out.write(b"%s\0%s\n" % (os.fsencode(file), written.encode("utf-8", "surrogateescape")))
+                out.write(
+                    b"%s\0%s\n" % (os.fsencode(file), written.encode("utf-8", "surrogateescape"))
+                )
         except ValueError:
             binary += 1
         except OSError as error:
             notes.append(f"{file}: {error.strerror}")
         out.flush()
     for kind, group in groupby(sorted(notes, key=_reason), _reason):
-        out.write(os.fsencode(f"skipped ({kind}): " + ", ".join(note.rpartition(": ")[0] for note in list(group)[:10]) + "\n"))
+        out.write(
+            os.fsencode(
+                f"skipped ({kind}): "
+                + ", ".join(note.rpartition(": ")[0] for note in list(group)[:10])
+                + "\n"
+            )
+        )
     if binary:
         out.write(b"skipped: %d binary file%s\n" % (binary, b"s" if binary > 1 else b""))
     out.flush()

@@ -1,16 +1,16 @@
-"""Files that hold secrets, known by their names: `.env`, private keys, credentials of other programs, what was typed into a shell.
-
-What it leaves out: what becomes of one (reading asks: features/permissions.py; grep passes over it: search.py), and secrets in
-files of other names.
-"""
+"""Files that hold secrets, known by their names: `.env`, private keys, credentials of other programs, what was typed into a shell."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import PurePath
 
+from coder.toolset import ToolContext
+
 # The last part of a path; examples of a .env are for everybody's eyes (SEC-11).
-NAMES = re.compile(r"""
+NAMES = re.compile(
+    r"""
     \. (?: env|dev\.vars ) (?: [-_.~] (?! (?: .* [-_.] )? (?: example|sample|template|dist|defaults ) $ ) .* )? | \.envrc | \.flaskenv
   | env (?: \. (?: local|dev(?: elopment )?|prod(?: uction )?|stag(?: e|ing )|test ) )+
   | (?! (?: example|sample|template|dist|defaults ) \. ) .+ \. env
@@ -24,12 +24,25 @@ NAMES = re.compile(r"""
   | (?! (?: example|sample|template|dist|defaults ) [-_.] ) (?: .* [-_.] )? credentials (?: \. (?: json|toml|ya?ml|ini|db ) )?
   | secrets? \. (?: json|toml|ya?ml|ini )
   | (?: client_secret | service[-_]?account ) .* \. json
-""", re.X | re.I)
-FOLDERS = re.compile(r"(?:^|/)(?:\.ssh|\.gnupg|\.aws|\.azure|\.kube|\.docker|\.config/gcloud|\.config/gh|\.password-store)/", re.I)
-PUBLIC = re.compile(r".*\.pub|known_hosts|authorized_keys", re.I)  # in such a folder, and yet no secret
+""",
+    re.X | re.I,
+)
+FOLDERS = re.compile(
+    r"(?:^|/)(?:\.ssh|\.gnupg|\.aws|\.azure|\.kube|\.docker|\.config/gcloud|\.config/gh|\.password-store)/",
+    re.I,
+)
+# In such a folder, and yet no secret
+PUBLIC = re.compile(r".*\.pub|known_hosts|authorized_keys", re.I)
 
 
 def holds_secrets(path: str | PurePath) -> bool:
     """Does a file of this path hold secrets, as far as its name tells?"""
     path = PurePath(path)
-    return bool(NAMES.fullmatch(path.name)) or bool(FOLDERS.search(f"{path}") and not PUBLIC.fullmatch(path.name))
+    return bool(NAMES.fullmatch(path.name)) or bool(
+        FOLDERS.search(f"{path}") and not PUBLIC.fullmatch(path.name)
+    )
+
+
+def secret_for(ctx: ToolContext) -> Callable[[str], bool]:
+    """Which paths a search passes over: those that the permissions would ask about, else those of such a name."""
+    return ctx.secret or holds_secrets

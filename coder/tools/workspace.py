@@ -4,8 +4,6 @@ Promises: regular files only, judged on the open descriptor; no write outside th
 folder becomes one meanwhile; a file is wholly old or wholly new; mode, encoding, links and line endings stay; what changed
 on disk since it was read is not overwritten. One gap: a kill between giving the new content a name and renaming it leaves a
 .coder-*.tmp.
-
-What it leaves out: the tools themselves (files.py, edit.py, patch.py).
 """
 
 from __future__ import annotations
@@ -25,9 +23,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from coder.tools import ToolContext
 from coder.tools.folder import folder_of, temporary_name
 from coder.tools.process import private_folder
+from coder.tools.secrets import secret_for
+from coder.toolset import ToolContext
 from coder.types import ToolError
 
 MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
@@ -36,7 +35,8 @@ MATCHED = 20_000  # lines of both texts together that a diff is looked for in: d
 AROUND = 3  # lines that a diff shows around a change
 KERNEL = ("/proc/", "/sys/", "/dev/")  # process and device files look regular and are not
 MEMORY = "/dev/shm/"  # these are files
-ESCAPE = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U00(?:0[0-9a-f]|10)[0-9a-f]{4}|[nrt])")  # what `escaped` writes
+# What `escaped` writes
+ESCAPE = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U00(?:0[0-9a-f]|10)[0-9a-f]{4}|[nrt])")
 
 
 # ---- where -----------------------------------------------------------------------------------------------
@@ -51,7 +51,15 @@ def resolve(ctx: ToolContext, path: str) -> Path:
     if "\\" in path and not os.path.lexists(place):
         meant = ctx.cwd / ESCAPE.sub(lambda found: found[0].encode().decode("unicode_escape"), path)
         place = meant if "\0" not in str(meant) and os.path.lexists(meant) else place
-    return Path(os.path.realpath(place))
+    return real(place)
+
+
+def real(place: Path) -> Path:
+    """A place with links followed. Raises ToolError where one cannot be read, as while it is replaced."""
+    try:
+        return Path(os.path.realpath(place))
+    except OSError as error:
+        raise ToolError(f"{place} cannot be resolved: {error.strerror}") from None
 
 
 def inside(ctx: ToolContext, target: Path) -> bool:
@@ -64,7 +72,10 @@ def to_read(ctx: ToolContext, path: str) -> Generator[Any, None, Path]:
     target = resolve(ctx, path)
     if str(target).startswith(KERNEL) and not str(target).startswith(MEMORY):
         raise ToolError(f"{path} is a device or process file and is not read")
-    own = private_folder.cache_info().currsize and target.is_relative_to(os.path.realpath(private_folder()))  # saved output
+    # Saved output
+    own = private_folder.cache_info().currsize and target.is_relative_to(
+        os.path.realpath(private_folder())
+    )
     if not inside(ctx, target) and not own:
         yield from ctx.ask("external_directory", str(target))
     return target
@@ -84,7 +95,7 @@ def shown(ctx: ToolContext, target: Path) -> str:
 
 def ask_to_show(ctx: ToolContext, *targets: Path) -> Generator[Any, None, None]:
     """Ask where one is not read unasked: whoever changes it is shown lines of it, in the diff or in advice."""
-    if names := [name for target in targets if ctx.secret(name := shown(ctx, target))]:
+    if names := [name for target in targets if secret_for(ctx)(name := shown(ctx, target))]:
         yield from ctx.ask("read", names)
 
 
@@ -96,7 +107,11 @@ def opened(target: Path) -> Iterator[int]:
     """A descriptor of a regular file at a real path. Opening never waits (a FIFO would); the check is made on what was opened."""
     try:
         with folder_of(target) as folder:
-            fd = os.open(target.name or ".", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY, dir_fd=folder)
+            fd = os.open(
+                target.name or ".",
+                os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY,
+                dir_fd=folder,
+            )
     except FileNotFoundError:
         raise ToolError(f"there is no file {target}{alike(target)}") from None
     except OSError as error:
@@ -158,20 +173,28 @@ def changed(ctx: ToolContext, target: Path) -> bool:
 
 def refuse_changed(ctx: ToolContext, target: Path) -> None:
     if changed(ctx, target):
-        raise ToolError(f"{shown(ctx, target)} changed on disk since it was read. Read it again first.")
+        raise ToolError(
+            f"{shown(ctx, target)} changed on disk since it was read. Read it again first."
+        )
 
 
 def refuse_other(ctx: ToolContext, target: Path, before: Text | None) -> None:
     """The same after a person was asked, by the content that the call worked from (None: there was no file)."""
     if (load(ctx, target) if os.path.lexists(target) else None) != before:
-        raise ToolError(f"{shown(ctx, target)} changed on disk in the meantime. Read it again first.")
+        raise ToolError(
+            f"{shown(ctx, target)} changed on disk in the meantime. Read it again first."
+        )
 
 
 # ---- text and bytes --------------------------------------------------------------------------------------
 
 NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 STRAY = re.compile("[\udc80-\udcff]")  # how a byte that is no UTF-8 is decoded
-BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
 
 
 @dataclass(frozen=True)
@@ -190,13 +213,17 @@ class Text:
     @cached_property
     def breaks(self) -> list[int]:
         """Where each CRLF stands in the text with plain line endings."""
-        return [found.start() - number for number, found in enumerate(re.finditer("\r\n", self.text))]
+        return [
+            found.start() - number for number, found in enumerate(re.finditer("\r\n", self.text))
+        ]
 
     def encoded(self, text: str) -> bytes:
         """`text` in this file's encoding. Raises ToolError where it would not be the same text for its other readers."""
         stray = STRAY.search(self.text)
         if stray and Counter(NOT_ASCII.findall(text)) - Counter(NOT_ASCII.findall(self.text)):
-            raise ToolError("the file is not UTF-8: only ASCII can be added to it. Use a command that knows its encoding.")
+            raise ToolError(
+                "the file is not UTF-8: only ASCII can be added to it. Use a command that knows its encoding."
+            )
         return self.bom + text.encode(self.encoding, "surrogateescape" if stray else "strict")
 
 
@@ -205,9 +232,17 @@ def decoded(data: bytes, name: str) -> Text:
     for bom, encoding in BOMS:
         if data.startswith(bom):
             try:
-                return Text(data[len(bom):].decode(encoding, "surrogateescape" if encoding == "utf-8" else "strict"), encoding, bom)
+                return Text(
+                    data[len(bom) :].decode(
+                        encoding, "surrogateescape" if encoding == "utf-8" else "strict"
+                    ),
+                    encoding,
+                    bom,
+                )
             except UnicodeDecodeError:
-                raise ToolError(f"{name} begins like UTF-16 and is not: use a command to change it") from None
+                raise ToolError(
+                    f"{name} begins like UTF-16 and is not: use a command to change it"
+                ) from None
     if b"\0" in data[:8192]:
         raise ToolError(f"{name} is a binary file of {len(data):,} bytes")
     return Text(data.decode("utf-8", "surrogateescape"))
@@ -217,7 +252,9 @@ def load(ctx: ToolContext, target: Path) -> Text:
     """The whole text of a file that is to be edited."""
     with opened(target) as fd:
         if (size := os.fstat(fd).st_size) > MAX_EDIT:
-            raise ToolError(f"{shown(ctx, target)} has {size:,} bytes, too large to edit here: use a command")
+            raise ToolError(
+                f"{shown(ctx, target)} has {size:,} bytes, too large to edit here: use a command"
+            )
         return decoded(b"".join(chunks(fd)), shown(ctx, target))
 
 
@@ -235,17 +272,22 @@ def diff(old: str, new: str, name: str) -> str:
 def _one_hunk(before: Sequence[str], after: Sequence[str], name: str) -> Iterator[str]:
     """A diff from the first line that differs to the last, without looking for what is the same in between."""
     start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after)))
-    end = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(reversed(before[start:]), reversed(after[start:]))))
+    end = sum(
+        1
+        for _ in takewhile(
+            lambda pair: pair[0] == pair[1], zip(reversed(before[start:]), reversed(after[start:]))
+        )
+    )
     if start == len(before) == len(after):
         return
     above, below = min(start, AROUND), min(end, AROUND)
-    old, new = before[start:len(before) - end], after[start:len(after) - end]
+    old, new = before[start : len(before) - end], after[start : len(after) - end]
     yield from (f"--- a/{name}", f"+++ b/{name}")
     yield f"@@ -{start - above + 1},{above + len(old) + below} +{start - above + 1},{above + len(new) + below} @@"
-    yield from (f" {line}" for line in before[start - above:start])
+    yield from (f" {line}" for line in before[start - above : start])
     yield from (f"-{line}" for line in old)
     yield from (f"+{line}" for line in new)
-    yield from (f" {line}" for line in before[len(before) - end:len(before) - end + below])
+    yield from (f" {line}" for line in before[len(before) - end : len(before) - end + below])
 
 
 # ---- writing ---------------------------------------------------------------------------------------------
@@ -262,7 +304,9 @@ def replace(target: Path, data: bytes, like: Path | None = None) -> str:
             info = _facts(folder, target.name)
             _put(folder, target.name, data, _like(like) if like else info)
     except OSError as error:
-        raise ToolError(f"{target} could not be written, and is as it was: {error.strerror}") from None
+        raise ToolError(
+            f"{target} could not be written, and is as it was: {error.strerror}"
+        ) from None
     if info and info.st_nlink > 1:
         return f" Note: the file had {info.st_nlink} hard links; the others keep the old content."
     return ""
@@ -287,7 +331,8 @@ def _put(folder: int, name: str, data: bytes, info: os.stat_result | None) -> No
         _fill(fd, data, info)
         if not temporary:
             temporary = temporary_name()
-            os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, dst_dir_fd=folder)  # with a folder given, the link is followed
+            # With a folder given, the link is followed
+            os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, dst_dir_fd=folder)
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -310,10 +355,11 @@ def _unnamed(folder: int) -> tuple[int, str]:
 def _fill(fd: int, data: bytes, info: os.stat_result | None) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view):]
+        view = view[os.write(fd, view) :]
     if info:
         with contextlib.suppress(OSError):
-            os.fchown(fd, info.st_uid, info.st_gid)  # before the mode: changing the owner clears its special bits
+            # Before the mode: changing the owner clears its special bits
+            os.fchown(fd, info.st_uid, info.st_gid)
         os.fchmod(fd, stat.S_IMODE(info.st_mode))
     os.fsync(fd)
 
@@ -327,5 +373,11 @@ def save(ctx: ToolContext, target: Path, data: bytes, like: Path | None = None) 
 
 def escaped(name: str) -> str:
     """A file name in one line that can be sent: control characters and stray bytes as escapes."""
-    return name if name.isprintable() else "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name)
+    return (
+        name
+        if name.isprintable()
+        else "".join(
+            c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+            for c in name
+        )
+    )

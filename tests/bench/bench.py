@@ -25,36 +25,60 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from coder.abort import Abort  # noqa: E402
-from coder.features.hooks import FunctionHooks, Guard, HookChain  # noqa: E402
-from coder.features.parallel import ParallelTools  # noqa: E402
-from coder.features.scripted import Body, Reply, ScriptedServer  # noqa: E402
+from coder.agent.parallel import ParallelTools  # noqa: E402
+from coder.devtools.scripted import Body, Reply, ScriptedServer  # noqa: E402
+from coder.events import Event, TextDelta  # noqa: E402
+from coder.extend.guard import Guard  # noqa: E402
+from coder.hooks import (  # noqa: E402
+    FunctionHooks,
+    HookChain,
+    Hooks,
+)
 from coder.loop import run_loop  # noqa: E402
-from coder.tools import Toolset, tool  # noqa: E402
-from coder.types import Completion, Event, Hooks, Limits, Request, TextDelta, ToolCall, Usage  # noqa: E402
+from coder.toolset import Toolset, tool  # noqa: E402
+from coder.types import Completion, Limits, Request, ToolCall, Usage  # noqa: E402
 
 REPEATS = 7
 
 
 def environment(url: str, home: str) -> dict[str, str]:
-    return os.environ | {"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m", "HOME": home, "XDG_DATA_HOME": home, "XDG_CONFIG_HOME": home,
-                         "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+    return os.environ | {
+        "OPENAI_BASE_URL": url,
+        "OPENAI_MODEL": "m",
+        "HOME": home,
+        "XDG_DATA_HOME": home,
+        "XDG_CONFIG_HOME": home,
+        "PYTHONPATH": str(ROOT),
+        "TERM": "xterm-256color",
+    }
 
 
 def coder(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "coder", *arguments]
 
 
-def show(name: str, values: list[float], unit: str, scale: float = 1.0, other: float | None = None) -> float:
+def show(
+    name: str, values: list[float], unit: str, scale: float = 1.0, other: float | None = None
+) -> float:
     """Print median, least and most; returns the median, unscaled."""
     middle = statistics.median(values)
     ratio = f"   ({middle / other:.2f} of the comparison)" if other else ""
-    print(f"{name:<46} {middle * scale:8.2f} {unit}   ({min(values) * scale:.2f} to {max(values) * scale:.2f}){ratio}")
+    print(
+        f"{name:<46} {middle * scale:8.2f} {unit}   ({min(values) * scale:.2f} to {max(values) * scale:.2f}){ratio}"
+    )
     return middle
 
 
 def timed(command: list[str], env: dict[str, str]) -> float:
     started = time.monotonic()
-    subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
     return time.monotonic() - started
 
 
@@ -62,7 +86,11 @@ def start(home: str) -> None:
     """From the start of the process to --help, to the prompt, to the first request of a one-shot run."""
     with ScriptedServer([Reply("hello")]) as server:
         env = environment(server.url, home)
-        bare = show("python -c pass", [timed([sys.executable, "-c", "pass"], env) for _ in range(REPEATS)], "s")
+        bare = show(
+            "python -c pass",
+            [timed([sys.executable, "-c", "pass"], env) for _ in range(REPEATS)],
+            "s",
+        )
         show("--help", [timed(coder("--help"), env) for _ in range(REPEATS)], "s")
         prompts = []
         for _ in range(REPEATS):
@@ -73,18 +101,25 @@ def start(home: str) -> None:
             child.sendeof()
             child.expect(pexpect.EOF)
         show("REPL prompt", prompts, "s")
-        library = show("import openai", [timed([sys.executable, "-c", "import openai"], env) for _ in range(REPEATS)], "s")
+        library = show(
+            "import openai",
+            [timed([sys.executable, "-c", "import openai"], env) for _ in range(REPEATS)],
+            "s",
+        )
         first = []
         for _ in range(REPEATS):
             began = time.monotonic()
             timed(coder("hi"), env)
             first.append(server.times[-1] - began)
         middle = show("first request of a one-shot run", first, "s", other=library)
-        print(f"{'  of it beyond import openai':<46} {middle - library:8.2f} s   (a bare interpreter: {bare:.2f})")
+        print(
+            f"{'  of it beyond import openai':<46} {middle - library:8.2f} s   (a bare interpreter: {bare:.2f})"
+        )
 
 
 def step(home: str) -> None:
     """From the last byte of an answer to the next request, with a real command (`true`) run in between."""
+
     def script(body: Body) -> Reply:
         turn = sum(message["role"] == "tool" for message in body["messages"])
         return Reply(calls=[("bash", {"command": f"true {turn}"})]) if turn < 405 else Reply("done")
@@ -94,12 +129,23 @@ def step(home: str) -> None:
         gaps = [after - before for before, after in zip(server.sent, server.times[1:])]
         base = 0.0
         for at in (10, 50, 400):
-            middle = show(f"our time at step {at} (with `bash -c true`)", gaps[at - 5:at + 5], "ms", 1000, base or None)
+            middle = show(
+                f"our time at step {at} (with `bash -c true`)",
+                gaps[at - 5 : at + 5],
+                "ms",
+                1000,
+                base or None,
+            )
             base = base or middle
         spawns = []
         for _ in range(30):
             began = time.monotonic()
-            subprocess.run(["bash", "--noprofile", "--norc", "-c", "true"], stdin=subprocess.DEVNULL, start_new_session=True, check=True)
+            subprocess.run(
+                ["bash", "--noprofile", "--norc", "-c", "true"],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                check=True,
+            )
             spawns.append(time.monotonic() - began)
         show("  of it the command itself (subprocess.run)", spawns, "ms", 1000)
         print(f"{'connections':<46} {server.connections:8}")
@@ -116,9 +162,19 @@ class Tireless:
     def stream(self, request: Request, abort: Abort) -> Iterator[Event]:
         self.step += 1
         yield TextDelta("on")
-        calls = [ToolCall(f"c{self.step}x{k}", "count", {"number": 2 * self.step + k}) for k in range(2 if self.step <= 400 else 0)]
-        entries = [{"id": call.id, "type": "function", "function": {"name": "count", "arguments": "{}"}} for call in calls]
-        message = {"role": "assistant", "content": "on", "tool_calls": entries} if calls else {"role": "assistant", "content": "on"}
+        calls = [
+            ToolCall(f"c{self.step}x{k}", "count", {"number": 2 * self.step + k})
+            for k in range(2 if self.step <= 400 else 0)
+        ]
+        entries = [
+            {"id": call.id, "type": "function", "function": {"name": "count", "arguments": "{}"}}
+            for call in calls
+        ]
+        message = (
+            {"role": "assistant", "content": "on", "tool_calls": entries}
+            if calls
+            else {"role": "assistant", "content": "on"}
+        )
         return Completion("on", calls, "tool_calls" if calls else "stop", message, Usage(1, 1))
 
 
@@ -132,29 +188,42 @@ def count(number: int) -> str:
 
 def loop(home: str) -> None:
     """Processor time of a step with two calls in the bare loop, and with seams in use."""
+
     def used(hooks: Hooks | None, tools: Toolset) -> float:
         started = time.process_time()
-        for _ in run_loop([], Tireless(), tools, prompts="go", limits=Limits(max_steps=500), hooks=hooks):
+        for _ in run_loop(
+            [], Tireless(), tools, prompts="go", limits=Limits(max_steps=500), hooks=hooks
+        ):
             pass
         return (time.process_time() - started) / 400
 
-    look = FunctionHooks(before_tool_call=lambda call, ctx: None, after_tool_call=lambda call, result: None)
+    look = FunctionHooks(
+        before_tool_call=lambda call, ctx: None, after_tool_call=lambda call, result: None
+    )
     ways: dict[str, Callable[[], float]] = {
         "a step of the bare loop (no server, two calls)": lambda: used(None, Toolset([count])),
         "  with three hooks that look": lambda: used(HookChain(look, look, look), Toolset([count])),
         "  with guarded hooks": lambda: used(HookChain(Guard(look)), Toolset([count])),
-        "  with calls side by side": lambda: used(None, ParallelTools([tool(concurrent=True)(count)]))}
+        "  with calls side by side": lambda: used(
+            None, ParallelTools([tool(concurrent=True)(count)])
+        ),
+    }
     rows: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(REPEATS):
         for name, measure in ways.items():
             rows[name].append(measure())
     bare = 0.0
     for name, values in rows.items():
-        bare = show(name, values, "ms", 1e3, bare or None) if not bare else (show(name, values, "ms", 1e3, bare), bare)[1]
+        bare = (
+            show(name, values, "ms", 1e3, bare or None)
+            if not bare
+            else (show(name, values, "ms", 1e3, bare), bare)[1]
+        )
 
 
 def token(home: str) -> None:
     """Processor time of a run with 20,000 tokens less one with 50, per token; the same for the bare client's own stream."""
+
     def used(command: list[str], tokens: int) -> float:
         with ScriptedServer([Reply("word " * tokens)]) as server:
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -162,12 +231,17 @@ def token(home: str) -> None:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    naive = ("import openai, sys\nfor chunk in openai.OpenAI().chat.completions.create(model='m', stream=True,"
-             " messages=[{'role': 'user', 'content': 'hi'}]):\n    for choice in chunk.choices:"
-             " sys.stdout.write(choice.delta.content or '')")
+    naive = (
+        "import openai, sys\nfor chunk in openai.OpenAI().chat.completions.create(model='m', stream=True,"
+        " messages=[{'role': 'user', 'content': 'hi'}]):\n    for choice in chunk.choices:"
+        " sys.stdout.write(choice.delta.content or '')"
+    )
     rows: dict[str, list[float]] = {"client": [], "coder": []}
     for _ in range(3):
-        for name, command in (("client", [sys.executable, "-c", naive]), ("coder", coder("-q", "hi"))):
+        for name, command in (
+            ("client", [sys.executable, "-c", naive]),
+            ("coder", coder("-q", "hi")),
+        ):
             rows[name].append((used(command, 20_000) - used(command, 50)) / 19_950)
     base = show("a token through the client's own stream", rows["client"], "µs", 1e6)
     show("a token through coder, one-shot", rows["coder"], "µs", 1e6, base)
@@ -176,12 +250,22 @@ def token(home: str) -> None:
 def memory(home: str) -> None:
     """Peak memory of a whole run with 2 GB of output of one command."""
     replies = [Reply(calls=[("bash", {"command": "head -c 2147483648 /dev/zero"})]), Reply("done")]
-    for name, script in (("peak memory, no tool", [Reply("hello")]), ("peak memory, 2 GB of output", replies)):
+    for name, script in (
+        ("peak memory, no tool", [Reply("hello")]),
+        ("peak memory, 2 GB of output", replies),
+    ):
         with ScriptedServer(script) as server:
-            command = ("import subprocess, sys, resource; subprocess.run(sys.argv[1:], check=True, capture_output=True, stdin=-3);"
-                       "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
-            done = subprocess.run([sys.executable, "-c", command, *coder("-y", "go")], env=environment(server.url, home), text=True,
-                                  capture_output=True, check=True)
+            command = (
+                "import subprocess, sys, resource; subprocess.run(sys.argv[1:], check=True, capture_output=True, stdin=-3);"
+                "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", command, *coder("-y", "go")],
+                env=environment(server.url, home),
+                text=True,
+                capture_output=True,
+                check=True,
+            )
             print(f"{name:<46} {int(done.stdout) / 1024:8.0f} MB")
 
 

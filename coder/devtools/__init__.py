@@ -1,0 +1,7 @@
+"""For those who build and teach: traces, a scripted server and model, the demonstration, a relay.
+
+Promises: a trace has every byte that was sent and received, without keys; the scripted server
+speaks the real protocol, so that a test or a lesson needs no key and no network.
+
+Read scripted.py first; trace.py tells what a trace's lines mean.
+"""

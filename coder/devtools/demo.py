@@ -1,0 +1,113 @@
+"""The demo: a script in the place of a language model repairs a small project through real tools.
+
+No language model takes part, and the script says so. Its answers are fixed; requests, tools, files
+and tests are real. Each answer names what the result before it has to match; where that differs,
+the script reports the result and stops, so it claims no success that the tests did not show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.providers.text import clean
+from coder.types import Message
+
+PROMPT = "The tests of this project fail. Find out why and repair it."
+PACE = 0.02  # seconds between two words, so that one can watch
+SCRIPT = "I am a script, not a language model"
+TESTS = ("bash", {"command": "python3 -m unittest 2>&1"})
+
+
+def _edit(old: str, new: str) -> tuple[str, dict[str, str]]:
+    return "edit", {"path": "stats.py", "old_string": old, "new_string": new}
+
+
+MEAN = "return sum(values) / len(values)", "return sum(values) / len(values) if len(values) else 0"
+SPREAD = "return ordered[-1] - ordred[0]", "return ordered[-1] - ordered[0]"
+REPAIRED = f"""Repaired, and all 4 tests pass now. What I changed:
+- stats.py: `{MEAN[0]}` is now `{MEAN[1]}`
+- stats.py: `{SPREAD[0]}` is now `{SPREAD[1]}`"""
+
+# (what the result before has to match, the answer)
+STEPS: list[tuple[str, Reply]] = [
+    ("", Reply(f"{SCRIPT}: my answers are fixed. First I look at what is here.", [("ls", {})])),
+    (r"\btest_stats\.py\b", Reply("There are tests in test_stats.py. I run them.", [TESTS])),
+    (
+        r"(?s)ZeroDivisionError.*NameError.*^FAILED",
+        Reply(
+            "A `ZeroDivisionError` and a `NameError`, both in stats.py. I read that file.",
+            [("read", {"path": "stats.py"})],
+        ),
+    ),
+    (
+        r"\bordred\b",
+        Reply(
+            "The mean of nothing needs an answer of its own, and `ordred` is a misspelt name.",
+            [_edit(*MEAN), _edit(*SPREAD)],
+        ),
+    ),
+    (r"\AEdited", Reply("Changed. I run the tests again.", [TESTS])),
+    (r"^Ran 4 tests in .*\n\nOK\s*\Z", Reply(REPAIRED)),
+]
+
+
+def script(body: Body) -> Reply:
+    """The next answer to a conversation, by the number of answers since the user's message."""
+    messages: list[Message] = body["messages"]
+    start = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=0)
+    done = len([each for each in messages[start:] if each["role"] == "assistant"])
+    last = str(messages[-1]["content"]) if done else ""
+    offered = {tool["function"]["name"] for tool in body.get("tools") or ()}
+    if missing := sorted({"ls", "bash", "read", "edit"} - offered):
+        return Reply(f"{SCRIPT}. I need the tools {', '.join(missing)}, which were not offered.")
+    expected, reply = STEPS[min(done, len(STEPS) - 1)]
+    if re.search(expected, last, re.M):
+        return reply
+    quoted = "\n".join(f"> {line}" for line in last.splitlines()[-8:])
+    return Reply(f"That is not what my script expects, so I stop here:\n{quoted}")
+
+
+def scratch_project() -> Path:
+    """A copy of the broken project in a folder of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="coder-demo-"))
+    for source in (Path(__file__).parent / "demo_project").iterdir():
+        if source.is_file():
+            shutil.copy(source, folder)
+    return folder
+
+
+def demo_server(port: int = 0, pace: float = PACE) -> ScriptedServer:
+    """The script behind a server."""
+    return ScriptedServer(lambda body: replace(script(body), pace=pace), port)
+
+
+def main(argv: list[str]) -> int:
+    """`python -m coder demo --port N`: the server alone, for any client."""
+    parser = argparse.ArgumentParser(
+        prog="python -m coder demo", description="Serve the demo's scripted model on loopback."
+    )
+    parser.add_argument("--port", type=int, default=8321, help="default 8321; 0 takes a free one")
+    arguments = parser.parse_args([clean(word) for word in argv])  # an error repeats what was given
+    if not 0 <= arguments.port <= 65535:
+        parser.error("--port has to be a number from 0 to 65535")
+    try:
+        server = demo_server(arguments.port)
+    except OSError as error:
+        sys.stderr.write(f"port {arguments.port}: {error.strerror}\n")
+        return 2
+    command = f'OPENAI_BASE_URL={server.url} OPENAI_MODEL=script python -m coder "{PROMPT}"'
+    sys.stderr.write(
+        f"A scripted model, no language model, at {server.url} (model: script). "
+        f"Try, in another terminal:\n  {command}\nCtrl+C ends it.\n"
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve()
+    return 0

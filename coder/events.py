@@ -1,0 +1,359 @@
+"""The events that come out of a run: everything that a user interface, a session store or a trace needs.
+
+    for event in run_loop(messages, model, tools):
+        match event:
+            case TextDelta(text=text):
+                print(text, end="")
+            case ToolStart(title=title):
+                print(title)
+
+`Event` is the union of all classes, so that `match` and `event.type == "..."` narrow for a type checker.
+`to_dict()` is the line of `--output-format stream-json`. An event with a `reply` method asks something: the
+consumer calls it before it takes the next event; without a reply the answer is no.
+
+Tools and hooks that report or ask something while they work are generators: they yield events and return
+their value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, TypeAlias
+
+from coder.types import Message, ModelError, StopReason, T, ToolResult, Trigger, Usage
+
+Answer = Literal["once", "always", "no"]
+State = Literal[
+    "preparing", "asking", "waiting", "compacting", "running_tools", "finishing", "ended"
+]
+
+
+class BaseEvent:
+    """Base of all events. `type` is the name of the class in snake_case; a subclass is a dataclass."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        if "type" not in vars(cls):  # an event of a plugin's own
+            cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()  # type: ignore[attr-defined]
+
+    def to_dict(self) -> dict[str, Any]:
+        """{"type": ..., fields by name}. Fields with repr=False (replies, whole histories) are left out."""
+        fields: Sequence[dataclasses.Field[Any]] = (
+            dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        )
+        values = {each.name: json_value(getattr(self, each.name)) for each in fields if each.repr}
+        return {"type": getattr(self, "type", "event")} | values
+
+
+def json_value(value: Any) -> Any:
+    """Events, errors and dataclasses as dicts; everything else as it is."""
+    if isinstance(value, BaseEvent | ModelError):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {each.name: json_value(getattr(value, each.name)) for each in fields}
+    if isinstance(value, list):
+        return [json_value(item) for item in value]
+    return value
+
+
+# ---- a run and its steps ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RunStart(BaseEvent):
+    type: ClassVar[Literal["run_start"]] = "run_start"
+
+
+@dataclass(slots=True)
+class RunEnd(BaseEvent):
+    """`text` is the answer, or why there is none; `error` is set if `stop_reason` is "error"."""
+
+    type: ClassVar[Literal["run_end"]] = "run_end"
+    stop_reason: StopReason
+    text: str
+    usage: Usage
+    steps: int
+    error: ModelError | None = None
+
+
+@dataclass(slots=True)
+class StepStart(BaseEvent):
+    type: ClassVar[Literal["step_start"]] = "step_start"
+    step: int
+
+
+@dataclass(slots=True)
+class StepEnd(BaseEvent):
+    type: ClassVar[Literal["step_end"]] = "step_end"
+    message: Message
+    tool_results: list[Message]
+    finish_reason: str
+    usage: Usage
+
+
+@dataclass(slots=True)
+class Status(BaseEvent):
+    """Where the run is; README.md draws the states and the ways between them."""
+
+    type: ClassVar[Literal["status"]] = "status"
+    status: Literal["idle", "busy", "retry"]
+    state: State
+
+
+@dataclass(slots=True)
+class Retry(BaseEvent):
+    """Attempt `attempt` failed; the next one starts after `delay` seconds. Its partial text is void."""
+
+    type: ClassVar[Literal["retry"]] = "retry"
+    attempt: int
+    delay: float
+    error: ModelError
+
+
+@dataclass(slots=True)
+class Compacted(BaseEvent):
+    """`before` and `after` are {"messages": n, "tokens": n}; `messages` is the list as it is now."""
+
+    type: ClassVar[Literal["compacted"]] = "compacted"
+    trigger: Trigger
+    attempt: int
+    before: dict[str, int]
+    after: dict[str, int]
+    strategy: str
+    messages: list[Message] = field(default_factory=list, repr=False)
+
+
+# ---- messages and their pieces ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class MessageStart(BaseEvent):
+    type: ClassVar[Literal["message_start"]] = "message_start"
+    message: Message
+
+
+@dataclass(slots=True)
+class MessageEnd(BaseEvent):
+    type: ClassVar[Literal["message_end"]] = "message_end"
+    message: Message
+
+
+@dataclass(slots=True)
+class TextDelta(BaseEvent):
+    type: ClassVar[Literal["text_delta"]] = "text_delta"
+    text: str
+
+
+@dataclass(slots=True)
+class ReasoningDelta(BaseEvent):
+    type: ClassVar[Literal["reasoning_delta"]] = "reasoning_delta"
+    text: str
+
+
+@dataclass(slots=True)
+class ToolCallDelta(BaseEvent):
+    """A piece of a call while it arrives; `arguments` is raw text, for display only."""
+
+    type: ClassVar[Literal["tool_call_delta"]] = "tool_call_delta"
+    id: str
+    name: str
+    arguments: str
+
+
+# ---- tools -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ToolStart(BaseEvent):
+    """`arguments` is what the tool gets, or {} where the model's are unusable."""
+
+    type: ClassVar[Literal["tool_start"]] = "tool_start"
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    title: str
+
+
+@dataclass(slots=True)
+class ToolUpdate(BaseEvent):
+    type: ClassVar[Literal["tool_update"]] = "tool_update"
+    id: str
+    text: str
+
+
+@dataclass(slots=True)
+class ToolEnd(BaseEvent):
+    """`seconds` is the tool's own time, without that of the user's answers."""
+
+    type: ClassVar[Literal["tool_end"]] = "tool_end"
+    id: str
+    name: str
+    result: ToolResult
+    is_error: bool
+    seconds: float
+
+
+@dataclass(slots=True)
+class Nested(BaseEvent):
+    """An event of a sub-agent's run; `session_id` is the sub-agent's, `call_id` the call that it works for."""
+
+    type: ClassVar[Literal["nested"]] = "nested"
+    agent: str
+    event: Event
+    session_id: str = ""
+    call_id: str = ""
+
+
+# ---- notices and questions -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Notice(BaseEvent):
+    """Something the user should know."""
+
+    type: ClassVar[Literal["notice"]] = "notice"
+    text: str
+
+
+@dataclass(slots=True)
+class HookFailed(BaseEvent):
+    """A guarded hook failed or timed out at this place (extend/guard.py)."""
+
+    type: ClassVar[Literal["hook_failed"]] = "hook_failed"
+    hook: str
+    place: str
+    error: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class PermissionAsked(BaseEvent):
+    """`pattern` is the whole command or path that will be acted on; `remember` is what "always" would store,
+    "" where nothing can be; `detail` is a preview (a diff); `why` is the reason for an unexpected question."""
+
+    type: ClassVar[Literal["permission_asked"]] = "permission_asked"
+    id: str
+    permission: str
+    pattern: str
+    remember: str
+    detail: str = ""
+    why: str = ""
+    answer: Answer = field(default="no", repr=False)
+    reason: str = field(default="", repr=False)
+
+    def reply(self, answer: Answer, reason: str = "", remember: str = "") -> None:
+        """`reason`: for the model, with "no". `remember`: with "always", another pattern to store."""
+        self.answer, self.reason, self.remember = answer, reason, remember or self.remember
+
+
+@dataclass(slots=True)
+class PermissionReplied(BaseEvent):
+    type: ClassVar[Literal["permission_replied"]] = "permission_replied"
+    id: str
+    answer: Answer
+
+
+@dataclass(slots=True)
+class QuestionAsked(BaseEvent):
+    """The model asks the user; without a reply the answer is empty."""
+
+    type: ClassVar[Literal["question_asked"]] = "question_asked"
+    id: str
+    question: str
+    options: list[str]
+    answer: str = field(default="", repr=False)
+
+    def reply(self, answer: str) -> None:
+        self.answer = answer
+
+
+@dataclass(slots=True)
+class DoomLoop(BaseEvent):
+    """The same call for the `count`th time in a row. `reply(True)` lets it run."""
+
+    type: ClassVar[Literal["doom_loop"]] = "doom_loop"
+    name: str
+    arguments: dict[str, Any]
+    count: int
+    allowed: bool = field(default=False, repr=False)
+
+    def reply(self, allow: bool) -> None:
+        self.allowed = allow
+
+
+Event: TypeAlias = (
+    RunStart
+    | RunEnd
+    | StepStart
+    | StepEnd
+    | Status
+    | Retry
+    | Compacted
+    | MessageStart
+    | MessageEnd
+    | TextDelta
+    | ReasoningDelta
+    | ToolCallDelta
+    | ToolStart
+    | ToolUpdate
+    | ToolEnd
+    | Nested
+    | Notice
+    | HookFailed
+    | PermissionAsked
+    | PermissionReplied
+    | QuestionAsked
+    | DoomLoop
+)
+
+
+def innermost(event: Event) -> Event:
+    """The event itself, or the sub-agent's event that nested ones carry."""
+    while isinstance(event, Nested):
+        event = event.event
+    return event
+
+
+# ---- generators of events --------------------------------------------------------------------------------
+
+Events: TypeAlias = Generator[Event, None, T]  # yields events, returns a T
+
+# What a tool or a hook may return: a value, or a generator that yields events and returns the value.
+Outcome: TypeAlias = T | Generator[Event, None, T]
+
+
+def resolve(outcome: Outcome[T]) -> Events[T]:
+    """Pass on the events of an outcome that is a generator; return the value either way."""
+    if outcome is not None and isinstance(outcome, Generator):
+        return (yield from outcome)
+    return outcome
+
+
+class Returning(Generic[T]):
+    """Iterate over the events of a run; afterwards `value` is what the generator returned.
+
+        with Returning(run_loop(messages, model)) as run:
+            for event in run: ...
+        print(run.value.text)
+
+    Closes the generator on every way out of the `with`.
+    """
+
+    value: T
+
+    def __init__(self, generator: Generator[Event, None, T]) -> None:
+        self.generator = generator
+
+    def __enter__(self) -> Returning[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.generator.close()
+
+    def __iter__(self) -> Iterator[Event]:
+        self.value = yield from self.generator

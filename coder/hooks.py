@@ -1,0 +1,181 @@
+"""The hooks that go into a run, and several hooks as one.
+
+    hooks = HookChain(permissions, FunctionHooks(after_tool_call=redact))
+
+A hook is a plain method or a generator that yields events and returns its value. A ToolError (DeniedError) raised
+around a tool answers its call, a ModelError raised before a request fails it. Any other exception ends the
+run: it is a bug, and the history is left valid. extend/guard.py has a guard for hooks that may fail or hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+from coder.abort import Abort
+from coder.events import DoomLoop, Events, Outcome, resolve
+from coder.toolset import ToolContext
+from coder.types import Completion, Message, Request, ToolCall, ToolResult, Trigger, Usage
+
+
+class Hooks:
+    """What can be put into a run. Every method does nothing; override those you need."""
+
+    def on_run_start(self, abort: Abort) -> Outcome[None]:
+        """A run begins; `abort` is its token, for hooks that wait for something."""
+
+    def before_llm_call(self, request: Request) -> Outcome[None]:
+        """Change the request in place: messages, tools, system, options."""
+
+    def after_llm_call(self, completion: Completion) -> Outcome[None]:
+        """Look at the answer."""
+
+    def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
+        """Change `call.arguments` in place, or return a result, which answers the call instead of the tool."""
+
+    def after_tool_call(self, call: ToolCall, result: ToolResult) -> Outcome[ToolResult | None]:
+        """Return another result, or None to keep it."""
+
+    def transform_context(self, messages: list[Message], abort: Abort) -> Outcome[list[Message]]:
+        """Return another list for this request only: prune, inject. The history stays as it is."""
+        return messages
+
+    def convert_to_llm(self, messages: list[Message]) -> Outcome[list[Message]]:
+        """Return API messages for those with custom roles. Roles that are left, and "meta", are dropped afterwards."""
+        return messages
+
+    def get_api_key(self) -> Outcome[str | None]:
+        """Called before every model call; None keeps the model's own key."""
+
+    def get_steering_messages(self) -> Outcome[Sequence[Message]]:
+        """Called at the start, after each tool (messages make the remaining calls be skipped) and before `stop`."""
+        return ()
+
+    def get_follow_up_messages(self) -> Outcome[Sequence[Message]]:
+        """Called when the run would end with `stop` and there is no steering; messages continue the run."""
+        return ()
+
+    def on_length(
+        self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort
+    ) -> Outcome[bool]:
+        """The context may be too long: shorten `messages` in place and return True, or return False.
+
+        Called with "threshold" before every request (`usage` is that of the last answer), with "length" and
+        "overflow" when the model ran into its limit.
+        """
+        return False
+
+    def on_doom_loop(self, event: DoomLoop) -> Outcome[bool]:
+        """Return True to run the repeated call after all. The default asks the consumer of the events."""
+        yield event
+        return event.allowed
+
+    def on_compacted(self, messages: list[Message]) -> Outcome[None]:
+        """The history was shortened: attach again what must not be lost."""
+
+
+HookName = Literal[
+    "on_run_start",
+    "before_llm_call",
+    "after_llm_call",
+    "before_tool_call",
+    "after_tool_call",
+    "transform_context",
+    "convert_to_llm",
+    "get_api_key",
+    "get_steering_messages",
+    "get_follow_up_messages",
+    "on_length",
+    "on_doom_loop",
+    "on_compacted",
+]
+HOOK_NAMES: tuple[str, ...] = get_args(HookName)
+
+
+def implements(hook: Hooks, name: str) -> bool:
+    """Does this hook override the method?"""
+    if isinstance(hook, HookChain):
+        return any(implements(each, name) for each in hook.hooks)
+    return name in vars(hook) or getattr(type(hook), name) is not getattr(Hooks, name)
+
+
+class FunctionHooks(Hooks):
+    """Plain functions as hooks: FunctionHooks(before_tool_call=lambda call, ctx: None)."""
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        for name, function in functions.items():
+            if name not in HOOK_NAMES:
+                raise TypeError(f"there is no hook {name!r}; there are {', '.join(HOOK_NAMES)}")
+            setattr(self, name, function)
+
+
+class HookChain(Hooks):
+    """Several hooks as one, called in order: each sees what those before it have changed."""
+
+    def __init__(self, *hooks: Hooks) -> None:
+        self.hooks = list(hooks)
+        for name in HOOK_NAMES:
+            setattr(self, name, partial(self._call, name))
+
+    def _call(self, name: str, *args: Any) -> Events[Any]:
+        calls = (getattr(hook, name) for hook in self.hooks if implements(hook, name))
+        combine: Callable[..., Events[Any]] = COMBINE.get(name, _every)
+        return (yield from combine(calls, *args))
+
+
+# How the answers of several hooks become one; hooks that are not in the table are called one after the other.
+
+Methods = Iterator[Callable[..., Any]]
+
+
+def _every(methods: Methods, *args: Any) -> Events[None]:
+    for method in methods:
+        yield from resolve(method(*args))
+
+
+def _first(methods: Methods, *args: Any) -> Events[Any]:
+    for method in methods:
+        if answer := (yield from resolve(method(*args))):
+            return answer
+    return None
+
+
+def _joined(methods: Methods) -> Events[list[Message]]:
+    messages: list[Message] = []
+    for method in methods:
+        messages += yield from resolve(method())
+    return messages
+
+
+def _changed(place: int) -> Callable[..., Events[Any]]:
+    """Each hook gets the argument at `place` as the one before returned it; None keeps it."""
+
+    def combine(methods: Methods, *args: Any) -> Events[Any]:
+        given = list(args)
+        for method in methods:
+            answer = yield from resolve(method(*given))
+            given[place] = given[place] if answer is None else answer
+        return given[place]
+
+    return combine
+
+
+def _doom_loop(methods: Methods, event: DoomLoop) -> Events[bool]:
+    """The first hook decides; without one, the consumer of the events."""
+    for method in methods:
+        return bool((yield from resolve(method(event))))
+    return (yield from resolve(Hooks().on_doom_loop(event)))
+
+
+COMBINE: dict[str, Callable[..., Events[Any]]] = {
+    "before_tool_call": _first,
+    "get_api_key": _first,
+    "on_length": _first,
+    "on_doom_loop": _doom_loop,
+    "after_tool_call": _changed(1),
+    "transform_context": _changed(0),
+    "convert_to_llm": _changed(0),
+    "get_steering_messages": _joined,
+    "get_follow_up_messages": _joined,
+}

@@ -1,0 +1,149 @@
+"""Asking the model: one answer, after as many attempts and compactions as it takes."""
+
+from __future__ import annotations
+
+from coder import events
+from coder.events import Events, Returning, resolve
+from coder.history import ROLES, repair
+from coder.providers.errors import Failures
+from coder.run import End, Run
+from coder.types import Completion, ModelError, Request, Trigger
+
+FULL = (
+    0.8  # of the context window: from here on "length" means a full context, not the output limit
+)
+CONTEXT_LIMIT = "Context limit reached."
+CUT = "The answer was cut at the output limit before it began."
+FILTERED = "The provider's content filter stopped the answer."
+
+
+def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
+    """(the answer, the End if the run ends with it)."""
+    failures = Failures(run.retry, run.limits.max_errors)
+    roles = (each.get("role") for each in reversed(run.messages))
+    may_be_empty = next((role == "tool" for role in roles if role in ROLES), False)
+    while True:
+        yield from compact(run, "threshold")
+        try:
+            answer = yield from attempt(run)
+        except ModelError as error:
+            run.abort.check()  # a connection that an abort has cut can look like an error
+            run.partial = None
+            if error.kind == "overflow":
+                if (yield from compact(run, "overflow")):
+                    continue
+                return None, End("length", CONTEXT_LIMIT, error)
+            if (delay := failures.delay(error)) is None:
+                return None, End("error", failures.text(error), error)
+            yield from wait(run, failures.attempts, delay, error)
+            continue
+        full = answer.usage.input + answer.usage.output >= FULL * run.model.context_window
+        overflow = answer.finish == "length" and not answer.calls and full
+        if overflow and (yield from compact(run, "length")):
+            continue
+        nothing = answer.finish in ("stop", "tool_calls") and not (answer.text or answer.calls)
+        # Behind tool results it is an end, elsewhere asked for once more
+        if nothing and not may_be_empty:
+            may_be_empty = True
+            run.usage += answer.usage
+            empty = ModelError("empty", "the answer was empty", retryable=True)
+            yield from wait(run, 1, 0.0, empty)
+            continue
+        yield from accept(run, answer)
+        if answer.finish == "content_filter":
+            yield events.Notice(FILTERED)
+        if overflow:
+            return answer, End("length", answer.text or CONTEXT_LIMIT)
+        return answer, end_of(answer)
+
+
+def end_of(answer: Completion) -> End | None:
+    """Does the run end with this answer? None: run its tool calls and go on."""
+    if answer.finish == "content_filter":
+        return End("content_filter", answer.text or FILTERED)
+    if answer.calls:
+        return None
+    if answer.finish == "length":
+        return End("length", answer.text or CUT, finished=True)
+    return End("stop", answer.text or "Task completed.", finished=True)
+
+
+def attempt(run: Run) -> Events[Completion]:
+    """One request and its answer, streamed. Raises ModelError."""
+    run.partial = None
+    request = yield from request_for(run)
+    yield events.Status("busy", "asking")
+    with Returning(run.model.stream(request, run.abort)) as stream:
+        for event in stream:
+            if run.partial is None and not isinstance(event, events.Notice):
+                run.partial = []
+                yield events.MessageStart({"role": "assistant", "content": ""})
+            if run.partial is not None and isinstance(event, events.TextDelta):
+                run.partial.append(event.text)
+            yield event
+    if run.partial is None:
+        yield events.MessageStart({"role": "assistant", "content": ""})
+    yield from resolve(run.hooks.after_llm_call(stream.value))
+    return stream.value
+
+
+def request_for(run: Run) -> Events[Request]:
+    """The list repaired, converted to API messages, and changed by the hooks."""
+    run.repair(run.messages)
+    chosen = yield from resolve(run.hooks.transform_context(run.messages, run.abort))
+    converted = yield from resolve(run.hooks.convert_to_llm(chosen))
+    wire = run.convert(converted)
+    if converted is not run.messages or run.convert.changed:
+        wire = repair(wire)
+    if converted is run.messages and run.convert.changed:  # a message was changed in place
+        run.repair.forget()
+    key = yield from resolve(run.hooks.get_api_key())
+    request = Request(
+        *(wire, run.tools.schemas, run.system, key),
+        reasoning=run.reasoning,
+        session_id=run.tools.session_id,
+    )
+    yield from resolve(run.hooks.before_llm_call(request))
+    request.tools, run.offered = run.tools.chosen(request.tools)
+    return request
+
+
+def wait(run: Run, attempt: int, delay: float, error: ModelError) -> Events[None]:
+    """Report a failed attempt and wait for the next."""
+    yield events.Retry(attempt, delay, error)
+    yield events.Status("retry", "waiting")
+    run.abort.wait(delay)
+    yield events.Status("busy", "preparing")
+
+
+def accept(run: Run, answer: Completion) -> Events[None]:
+    """The answer enters the list."""
+    run.partial, run.compactions = None, 0
+    run.text, run.last_usage, run.answer = answer.text, answer.usage, answer.message
+    run.usage += answer.usage
+    answer.message["meta"] = run.stamp()
+    if answer.text or answer.calls:
+        run.messages.append(answer.message)
+    yield events.MessageEnd(answer.message)
+
+
+def compact(run: Run, trigger: Trigger) -> Events[bool]:
+    """Let a hook shorten the list, at most `max_compactions` times between two answers."""
+    if run.compactions >= run.limits.max_compactions:
+        return False
+    if trigger != "threshold":
+        yield events.Status("busy", "compacting")
+    run.repair(run.messages)
+    shortened = run.hooks.on_length(run.messages, trigger, run.last_usage, run.abort)
+    with Returning(resolve(shortened)) as work:
+        for event in work:
+            if isinstance(event, events.Compacted):
+                event.messages = run.messages[:]
+            yield event
+    if work.value:
+        run.compactions += 1
+        run.partial = None
+        if trigger != "threshold":
+            yield events.Status("busy", "preparing")
+        yield from resolve(run.hooks.on_compacted(run.messages))
+    return work.value

@@ -1,0 +1,271 @@
+"""Landlock and seccomp: a thread that gives up rights for good; its child processes have no more.
+
+    thread = SandboxThread(lambda: restrict([Path("/work"), Path("/dev/null")]))
+    process = thread.run(lambda: subprocess.Popen(...))
+
+Landlock restricts the calling thread and what it starts; the other threads keep their rights. So
+there is no code between fork and exec, no helper program, and nothing to install. Children of one
+thread share one Landlock domain: they can signal and trace each other and nothing outside of it.
+See the kernel's Documentation/userspace-api/landlock.rst and uapi/linux/landlock.h.
+
+A seccomp filter covers what Landlock has no rights for: the resource limits of other processes (a
+CPU limit of 0 kills), and, without a network, all sockets but local ones: Landlock knows TCP by
+bind and connect only, which TCP fast open, MPTCP and UDP avoid. See
+Documentation/userspace-api/seccomp_filter.rst.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+# Of BPF: code, instructions to skip if true, if false, value
+Instruction = tuple[int, int, int, int]
+
+# System calls, the same on all machines but Alpha; and constants of prctl(2).
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+VERSION = 1  # flag of CREATE_RULESET: return the version of the interface
+PATH_BENEATH = 1
+PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 22, 24, 38
+FILTER_MODE = 2
+
+NETWORK_ABI, FULL_ABI = 4, 6  # the first versions with rules for TCP, and with scopes
+GAPS = {  # what commands can do where the version is older than the key
+    3: "empty files elsewhere",
+    5: "send commands to devices",
+    FULL_ABI: "signal your other processes and use their abstract sockets",
+}
+
+# Rights that change something, as bits, by the version that introduced them. Others are not
+# confined.
+WRITE_FILE, REFER, TRUNCATE, IOCTL_DEV = 1 << 1, 1 << 13, 1 << 14, 1 << 15
+MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))
+RIGHTS = {1: WRITE_FILE | MAKE_AND_REMOVE, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV}
+DEVICE_NODES = 1 << 6 | 1 << 11  # never granted: with its own node root could write to any disk
+FILE_RIGHTS = WRITE_FILE | TRUNCATE | IOCTL_DEV  # those that a rule for a single file may name
+TCP = 0b11  # bind and connect
+SCOPES = 0b11  # abstract unix sockets and signals of others
+# Dropped for root: SYS_MODULE, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, SYS_BOOT, SYS_TIME, PERFMON
+# (reads the environment of any process), BPF. See capabilities(7).
+CAPABILITIES = (16, 17, 19, 21, 22, 25, 38, 39)
+
+# By AUDIT_ARCH, the numbers of socket, socketcall (0: none) and prlimit64, from the kernel's
+# tables.
+CALLS = {
+    0xC000003E: (41, 0, 302),  # x86_64
+    0xC00000B7: (198, 0, 261),  # aarch64
+    0x40000003: (359, 102, 340),  # i386
+    0x40000028: (281, 102, 369),  # arm
+}
+MACHINES = {"x86_64", "aarch64"}  # those whose programs, 32-bit ones included, are all in the table
+X32 = 0x40000000  # from here on: the calls of x86_64 by other numbers
+IO_URING_SETUP = 425
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # linux/bpf_common.h
+ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
+DENY: Instruction = (RETURN, 0, 0, 0x00050000 | errno.EACCES)
+# In struct seccomp_data; arguments: 64 bits, low half first
+NUMBER, ARCH, FIRST, THIRD = (
+    0,
+    4,
+    16,
+    32,
+)
+# socket(family, ...): AF_UNIX and AF_NETLINK.
+LOCAL_SOCKETS = [(LOAD, 0, 0, FIRST), (EQUAL, 2, 0, 1), (EQUAL, 1, 0, 16), DENY, ALLOW]
+# prlimit64(process, resource, new, old): process 0 is the caller; without `new` it only reads.
+OWN_LIMITS = [
+    *[(LOAD, 0, 0, FIRST), (EQUAL, 5, 0, 0)],
+    *[(LOAD, 0, 0, THIRD), (EQUAL, 0, 2, 0), (LOAD, 0, 0, THIRD + 4), (EQUAL, 1, 0, 0)],
+    *[DENY, ALLOW],
+]
+
+INTERRUPT_PATIENCE = 1.0  # seconds that an interrupt waits for work under way
+
+
+class LandlockError(OSError):
+    """The kernel does not support it."""
+
+
+def available() -> int:
+    """The version of Landlock that this kernel has; 0 where it has none or forbids it."""
+    try:
+        return _system_call(CREATE_RULESET, None, 0, VERSION)
+    except OSError:
+        return 0
+
+
+def can_filter() -> bool:
+    """Whether seccomp filters work here, on a machine in the table."""
+    if sys.platform != "linux" or os.uname().machine not in MACHINES:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Changes nothing: EFAULT says it is supported
+    libc.prctl(PR_SET_SECCOMP, FILTER_MODE, None, 0, 0)
+    return ctypes.get_errno() == errno.EFAULT
+
+
+def gaps(network: bool, abi: int | None = None, filters: bool | None = None) -> list[str]:
+    """What commands can do on this kernel, or another one, although the sandbox should prevent
+    it."""
+    abi = available() if abi is None else abi
+    found = [words for since, words in GAPS.items() if abi < since]
+    if can_filter() if filters is None else filters:
+        return found
+    found.append("change the limits of your other processes")
+    if not network:
+        found.append(
+            "use the network" if abi < NETWORK_ABI else "use the network, but for plain TCP"
+        )
+    return found
+
+
+def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> None:
+    """Limit this thread, and what it starts, to changing files at and below `writable`.
+
+    Its programs get no rights by set-user-ID, fewer of root's, and cannot change other processes'
+    limits. Without `network` it has local sockets only; where seccomp is missing, only TCP is
+    denied. A path that does not exist is left out. `abi`: use no newer Landlock. Raises
+    LandlockError.
+    """
+    abi = min(available(), available() if abi is None else abi)
+    if not abi:
+        raise LandlockError("this kernel has no Landlock, or it may not be used")
+    handled = sum(rights for since, rights in RIGHTS.items() if abi >= since)
+    fields = [handled, 0 if network else TCP, SCOPES]
+    fields = fields[: 1 if abi < NETWORK_ABI else 2 if abi < FULL_ABI else 3]
+    attributes = struct.pack(f"={len(fields)}Q", *fields)
+    ruleset = _system_call(CREATE_RULESET, attributes, len(attributes), 0)
+    try:
+        for path in writable:
+            _allow(ruleset, path, handled)
+        libc = ctypes.CDLL(None, use_errno=True)
+        for capability in CAPABILITIES:  # fails for all but root, who alone has them
+            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+        _prctl(PR_SET_NO_NEW_PRIVS, 1)
+        _system_call(RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+    if can_filter():
+        _install(call_filter(network))
+
+
+def _allow(ruleset: int, path: Path, rights: int) -> None:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        rights &= ~DEVICE_NODES
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            rights &= FILE_RIGHTS
+        _system_call(ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", rights, fd), 0)
+    finally:
+        os.close(fd)
+
+
+def call_filter(network: bool) -> list[Instruction]:
+    """A BPF program that denies changing other processes' limits and, without `network`, sockets
+    other than unix and netlink ones, and io_uring, which opens sockets by itself. Calls of an
+    unknown architecture are denied."""
+    program = [(LOAD, 0, 0, ARCH)]
+    for arch, (socket, socketcall, prlimit) in CALLS.items():
+        part = [(LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), DENY, *_case(prlimit, OWN_LIMITS)]
+        if not network:
+            part += [*_case(IO_URING_SETUP, [DENY]), *_case(socket, LOCAL_SOCKETS)]
+            part += _case(socketcall, [DENY]) if socketcall else []  # its arguments cannot be seen
+        program += _case(arch, [*part, ALLOW])
+    return [*program, DENY]
+
+
+def _case(value: int, part: list[Instruction]) -> list[Instruction]:
+    """Run `part` where the loaded value is this one."""
+    return [(EQUAL, 0, len(part), value), *part]
+
+
+def _install(program: list[Instruction]) -> None:
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program))
+    header = struct.pack("@HP", len(program), ctypes.addressof(code))
+    _prctl(PR_SET_SECCOMP, FILTER_MODE, ctypes.create_string_buffer(header))
+
+
+def _prctl(*arguments: Any) -> None:
+    """Raises LandlockError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(*arguments, *[0] * (5 - len(arguments))):
+        raise LandlockError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _system_call(number: int, *arguments: int | bytes | None) -> int:
+    """Raises LandlockError, also on systems where the number is another call's."""
+    if sys.platform != "linux":
+        raise LandlockError("this system is not Linux")
+    libc = ctypes.CDLL(None, use_errno=True)
+    given = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    result = libc.syscall(ctypes.c_long(number), *given)
+    if result < 0:
+        raise LandlockError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(result)
+
+
+class SandboxThread:
+    """A worker thread that runs `first`, then one job after the other. Raises what `first` raises.
+
+    Signals reach the main thread only, so Ctrl+C does not break off a job.
+    """
+
+    def __init__(self, first: Callable[[], None] = lambda: None) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._work, daemon=True, name="sandbox").start()
+        self.run(first)
+
+    def run(self, work: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
+        """Run a job and return its result, or raise its error. An interrupt while waiting is
+        raised when the job is done, or INTERRUPT_PATIENCE seconds later; `discard` then gets the
+        result."""
+        results, errors, done = list[T](), list[BaseException](), threading.Event()
+
+        def job() -> None:
+            try:
+                results.append(work())
+            except BaseException as error:
+                errors.append(error)
+            done.set()
+
+        self._jobs.put(job)
+        if interrupt := _wait(done):
+            if discard and results:
+                discard(results[0])
+            raise interrupt
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def end(self) -> None:
+        """Let the thread end; what it has started goes on."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while job := self._jobs.get():
+            job()
+
+
+def _wait(done: threading.Event) -> BaseException | None:
+    """Wait for it in spite of interrupts; returns the first one."""
+    interrupt, end = None, float("inf")
+    while not done.is_set() and (left := end - time.monotonic()) > 0:
+        try:
+            done.wait(min(left, threading.TIMEOUT_MAX))
+        except BaseException as error:  # whatever a signal handler raises
+            interrupt, end = interrupt or error, min(end, time.monotonic() + INTERRUPT_PATIENCE)
+    return interrupt

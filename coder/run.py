@@ -1,0 +1,144 @@
+"""The state of one run, and what is done to its list of messages: adding to it, and closing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from coder import events
+from coder.abort import Abort
+from coder.ai import Model
+from coder.events import Events
+from coder.history import Converter, Repairer, now, tool_message
+from coder.hooks import Hooks
+from coder.providers.errors import RetryPolicy
+from coder.providers.text import new_id
+from coder.toolset import ToolContext, Toolset
+from coder.types import (
+    Budget,
+    Limits,
+    Message,
+    ModelError,
+    Reasoning,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Usage,
+)
+
+ABORTED_BY = {"aborted": "aborted by the user", "max_time": "the time limit was reached"}
+
+
+@dataclass(frozen=True)
+class End:
+    """Why and with which text a run ends."""
+
+    stop_reason: StopReason
+    text: str
+    error: ModelError | None = None
+    finished: bool = False  # the model has said all it had to say: queued messages continue the run
+
+
+@dataclass
+class OpenCall:
+    """A tool call whose result is not in the list yet."""
+
+    call: ToolCall
+    ctx: ToolContext
+    started: float = 0.0  # monotonic seconds; 0: no start event yet
+    asking: float = 0.0  # seconds that the user took to answer, which are not the tool's
+    output: list[str] = field(default_factory=list)  # its newest updates
+    result: ToolResult | None = None
+
+
+@dataclass
+class Run:
+    messages: list[Message]
+    model: Model
+    tools: Toolset
+    system: str
+    reasoning: Reasoning
+    hooks: Hooks
+    limits: Limits
+    retry: RetryPolicy
+    abort: Abort
+    budget: Budget
+    pending: list[Message]  # prompts and queued messages that are not in the list yet
+    steps: int = 0
+    usage: Usage = field(default_factory=Usage)  # with that of sub-agents
+    last_usage: Usage = field(default_factory=Usage)  # of the newest answer
+    text: str = ""  # of the newest answer
+    compactions: int = 0  # since the newest answer
+    in_step: bool = False
+    answer: Message = field(default_factory=dict)  # of the current step
+    partial: list[str] | None = None  # pieces of the answer under way; None before its first event
+    open: list[OpenCall] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.offered = self.tools  # what the newest request offered, as the hooks changed it
+        self.repair, self.convert = Repairer(), Converter(self.model.name)
+
+    def begin_step(self) -> None:
+        self.steps += 1
+        self.budget.step()
+        self.in_step, self.answer = True, {}
+
+    def stamp(self) -> dict[str, Any]:
+        return {"message_id": new_id(), "timestamp": now(), "model": self.model.name}
+
+    def add_pending(self) -> Events[None]:
+        while self.pending:
+            message = self.pending.pop(0)
+            self.messages.append(message)
+            yield events.MessageStart(message)
+            yield events.MessageEnd(message)
+
+    def close(self) -> Events[None]:
+        """After an end in the middle: keep the partial text, answer the open calls, end the step."""
+        start = len(self.messages)
+        if text := "".join(self.partial or ()):
+            meta = self.stamp() | {"aborted": True}
+            self.answer = {"role": "assistant", "content": text, "meta": meta}
+            self.partial = None
+            self.messages.append(self.answer)
+        started, self.open = [each for each in self.open if each.started], []
+        self.messages += [
+            tool_message(each.call.id, each.result or self.stopped(each)) for each in started
+        ]
+        self.messages += self.pending
+        self.pending.clear()
+        self.repair(self.messages)
+        for message in self.messages[start:]:
+            if not message.get("meta", {}).get("aborted"):  # its start was at its first delta
+                yield events.MessageStart(message)
+            yield events.MessageEnd(message)
+        if self.in_step:
+            self.in_step = False
+            places = (i for i, each in enumerate(self.messages) if each is self.answer)
+            at = next(places, len(self.messages))
+            results = [message for message in self.messages[at:] if message["role"] == "tool"]
+            yield events.StepEnd(self.answer, results, "aborted", Usage())
+
+    @property
+    def abort_reason(self) -> str:
+        return ABORTED_BY.get(self.abort.reason, self.abort.reason or "stopped")
+
+    def stopped(self, call: OpenCall) -> ToolResult:
+        """The result of a tool that was aborted: its output so far."""
+        text = "\n".join(filter(None, ["".join(call.output), f"[{self.abort_reason}]"]))
+        return ToolResult(truncate(text, self.limits.max_output), is_error=True)
+
+    def aborted(self) -> End:
+        if self.abort.reason == "max_time":
+            limit = f"{self.limits.max_seconds:g} s"
+            late = f"Time limit of {limit} reached, task may be incomplete."
+            return End("max_time", self.text or late)
+        return End("aborted", "Request aborted.")
+
+
+def truncate(text: str, limit: int = 30_000) -> str:
+    """The first and the last half of `limit` characters, and how many are missing between them."""
+    if len(text) <= limit:
+        return text
+    half, missing = limit // 2, len(text) - limit
+    return f"{text[:half]}\n\n... [truncated {missing} characters] ...\n\n{text[-half:]}"

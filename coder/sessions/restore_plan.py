@@ -1,0 +1,145 @@
+"""Restore plan: what runs have changed together, and how it is taken back or done again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coder.sessions.file_changes import Entry, Pair, WorkspaceFiles
+from coder.sessions.snapshot_repo import SnapshotError, SnapshotRepo
+from coder.tools.folder import folder_of, remove, remove_folder, temporary_name
+from coder.types import ToolError
+
+AT_ONCE = 50  # files whose contents are in memory
+Step = dict[str, Any]  # as RunSnapshot has it
+
+
+@dataclass
+class NetChange:
+    """What steps have changed together, from before the first to after the last."""
+
+    files: dict[str, Pair] = field(default_factory=dict)
+    torn: set[str] = field(default_factory=set)  # changed by somebody else between two steps
+    folders: dict[str, tuple[bool, bool]] = field(default_factory=dict)  # was there, is there
+
+
+def net_change(steps: Iterable[Step]) -> NetChange:
+    """Raises SnapshotError where a step is not known, or no step."""
+    net = NetChange()
+    for step in steps:
+        if "problem" in step:
+            raise SnapshotError(step["problem"])
+        for path, pair in step.get("files", {}).items():
+            old, new = (entry and (entry[0], entry[1]) for entry in pair)  # lists, out of JSON
+            first, last = net.files.get(path, (old, old))
+            net.files[path] = first, new
+            net.torn |= {path} if last != old else set()
+        for name, there in (("made", True), ("gone", False)):
+            for folder in step.get(name, ()):
+                net.folders[folder] = net.folders.get(folder, (not there, there))[0], there
+    if not all(map(is_relative, (*net.files, *net.folders))):
+        raise SnapshotError("a record names a path outside of the workspace")
+    return net
+
+
+def is_relative(path: str) -> bool:
+    return bool(path) and not path.startswith("/") and ".." not in path.split("/")
+
+
+class RestorePlan:
+    """Writes files as they were, where nothing else is in the way, and never through a link.
+
+    `files` is what has to be written: path -> (as it must be now, as it will be).
+    """
+
+    def __init__(self, workspace: WorkspaceFiles, net: NetChange, back: bool) -> None:
+        self.root = Path(workspace.repo.root)
+        self.net, self.back = net, back
+        self.now = {path: workspace.entry(path) for path in net.files}
+        pairs = {path: pair[::-1] if back else pair for path, pair in net.files.items()}
+        self.files = {path: pair for path, pair in pairs.items() if self.now[path] != pair[1]}
+        self.removed = {path for path, (_, goal) in self.files.items() if goal is None}
+
+    def conflicts(self) -> list[str]:
+        """Paths that are not as the run, or the undoing of it, has left them."""
+        return sorted(
+            path
+            for path, (expected, _) in self.files.items()
+            if path in self.net.torn or self.now[path] != expected or self._is_blocked(path)
+        )
+
+    def _is_blocked(self, path: str) -> bool:
+        """Is something at a path, or above it, that is no file of the plan?"""
+        for above in list(Path(path).parents)[-2::-1]:
+            if os.path.lexists(self.root / above) and not _is_folder(self.root / above):
+                # What is behind a link that goes is no matter
+                return str(above) not in self.removed
+        target = self.root / path
+        if self.now[path] or not os.path.lexists(target):
+            return False
+        return not _is_folder(target) or not self.removed.issuperset(self._files_below(target))
+
+    def _files_below(self, folder: Path) -> Iterator[str]:
+        for parent, folders, files in os.walk(folder):
+            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            for name in (*files, *links):
+                yield os.path.relpath(os.path.join(parent, name), self.root)
+
+    def write(self, repo: SnapshotRepo) -> None:
+        """Write. Raises OSError, ToolError, SnapshotError: some is done, and to do it again does the rest."""
+        goals = sorted((path, goal) for path, (_, goal) in self.files.items() if goal)
+        parts = [goals[start : start + AT_ONCE] for start in range(0, len(goals), AT_ONCE)]
+        for part in parts:  # nothing is done where one is missing
+            repo.blobs({blob for _, (_, blob) in part})
+        for path in self.removed:
+            with contextlib.suppress(FileNotFoundError):
+                remove(self.root / path)
+        self._restore_folders()
+        for part in parts:
+            blobs = repo.blobs({blob for _, (_, blob) in part})
+            for path, entry in part:
+                put_file(self.root / path, entry, blobs[entry[1]])
+
+    def _restore_folders(self) -> None:
+        """Those that were made go, if they are empty; those that went come."""
+        goals = {path: pair[0 if self.back else 1] for path, pair in self.net.folders.items()}
+        for path in sorted(goals, reverse=True):
+            if not goals[path]:
+                with contextlib.suppress(OSError, ToolError):
+                    remove_folder(self.root / path)
+        for path in sorted(goals):
+            if goals[path]:
+                with contextlib.suppress(OSError, ToolError), folder_of(self.root / path) as folder:
+                    os.mkdir(os.path.basename(path), dir_fd=folder)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def put_file(target: Path, entry: Entry, data: bytes) -> None:
+    """Put a file or link in its place at once, in a folder behind no link. Raises OSError, ToolError."""
+    mode, name = entry[0], temporary_name()
+    with folder_of(target, make=True) as folder, contextlib.ExitStack() as undo:
+        undo.callback(_remove_if_there, name, folder)
+        if stat.S_ISLNK(mode):
+            os.symlink(data, os.fsencode(name), dir_fd=folder)
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with open(os.open(name, flags, 0o600, dir_fd=folder), "wb") as file:
+                file.write(data)
+                with contextlib.suppress(OSError):
+                    old = os.stat(target.name, dir_fd=folder, follow_symlinks=False)
+                    os.fchown(file.fileno(), old.st_uid, old.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+        os.replace(name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _remove_if_there(name: str, folder: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=folder)

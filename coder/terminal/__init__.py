@@ -1,1 +1,0 @@
-"""The program at the terminal: the only place that knows everything else."""

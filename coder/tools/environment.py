@@ -1,0 +1,44 @@
+"""Which variables of an environment are secrets, by their names, and by a password or token in an address; and which headers."""
+
+from __future__ import annotations
+
+import os
+import re
+
+SECRET = re.compile(
+    "KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|DATABASE_URL|CONNECTION_STRING|CODER_HEADERS"
+    "|_(?:PWD|PASS|PAT|DSN)(?:_|$)|(?<!COM|ASK)(?<!BY)PASS$",  # an ASKPASS is a program
+    re.I,
+)
+# A colon and digits before a path are a port. What stands alone before the @ of a web address is mostly a token.
+SCHEME = re.compile("(?:basic|bearer|token) +", re.I)  # in front of a header's secret
+PASSWORD = re.compile(r"://[^\s/@:\[]*:(?!\d+[/?#])[^\s@]+@|https?://[^\s/@:?#]+@", re.I)
+HARMLESS = {
+    "SSH_AUTH_SOCK",
+    "XAUTHORITY",  # names of sockets and files, without which git and X do not work
+    "GIT_AUTHOR_NAME",
+    "GIT_AUTHOR_EMAIL",
+    "GIT_AUTHOR_DATE",
+}
+# Where there is one, nothing reaches the network without its password
+PROXY = re.compile("[a-z]+_proxy", re.I)
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """Is a variable of this name a secret, or does its value hold a password or token?"""
+    return name not in HARMLESS and bool(
+        SECRET.search(name) or (PASSWORD.search(value) and not PROXY.fullmatch(name))
+    )
+
+
+def clean_path(path: str) -> str:
+    """Take the relative folders out of a PATH: they are the workspace, whose own `ls`, `git` or `uname` must not be run (PRM-21).
+    An empty PATH would mean just that, so then it is the system's own."""
+    return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep))) or os.defpath
+
+
+def header_secret(name: str, value: str) -> str:
+    """The secret in a header: what stands behind a scheme, or the value where the name says a secret; "" where there is none."""
+    if scheme := SCHEME.match(value):
+        return value[scheme.end() :]
+    return value if is_secret(name, value) or "cookie" in name.lower() else ""

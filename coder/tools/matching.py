@@ -1,0 +1,374 @@
+"""Where the lines of a change go in a file, and what is written there; for edit and apply_patch.
+
+A change is a list of marked lines, as in a patch: a space before a line that stays, - before one that goes, + before a
+new one. Lines that stay are never written, so they keep their white space, punctuation and ending. New lines are
+written with the indentation and punctuation that the lines around them prove; a change without that proof is refused,
+because a wrong line costs more than an error that shows the right ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, groupby
+
+from coder.tools.workspace import Text
+from coder.types import ToolError
+
+# What is written for plain characters; each pair is one character long, so offsets hold.
+PUNCTUATION = str.maketrans(
+    "‘’‚‛“”„‟‐‑‒–—―−\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000",
+    "''''\"\"\"\"-------" + 13 * " ",
+)
+View = Callable[[str], str]
+
+
+def plain(text: str) -> str:
+    return text.translate(PUNCTUATION)
+
+
+def loosest(line: str) -> str:
+    return plain(line).strip()
+
+
+VIEWS: tuple[View, ...] = (str, str.rstrip, str.strip, loosest)
+
+
+# ---- lines -------------------------------------------------------------------------------------
+
+
+def lines_of(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def without(mark: str, body: Sequence[str]) -> list[str]:
+    """The old lines are those without +, the new ones those without -."""
+    return [line[1:] for line in body if line[0] != mark]
+
+
+def marked(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    """The marked lines that turn one text into the other. A line stays whatever white space is at its end."""
+    body = list[str]()
+    for tag, a, b, c, d in _steps(*([line.rstrip() for line in each] for each in (old, new))):
+        body += [(" " if tag == "equal" else "-") + line for line in old[a:b]]
+        body += [f"+{line}" for line in new[c:d] if tag != "equal"]
+    return body
+
+
+def _steps(old: Sequence[str], new: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
+    return difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+
+
+def indentation(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def shift(own: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
+    """(white space the file has more, has less) in front of each line; None where lines differ in that."""
+    pairs = [
+        (indentation(plain(line)), indentation(plain(want)))
+        for line, want in zip(own, wanted)
+        if want.strip()
+    ]
+    ours, theirs = pairs[0] if pairs else ("", "")
+    shorter = ours.endswith(theirs)
+    more, less = (ours.removesuffix(theirs), "") if shorter else ("", theirs.removesuffix(ours))
+    return (more, less) if all(less + line == more + want for line, want in pairs) else None
+
+
+def _proofs(own: Sequence[str], body: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Of each group of changed lines: are its new lines indented as the `old` ones of the change,
+    or as those of the `file`? And does this prove it alone, or only contradict?"""
+    old, at = without("+", body), 0
+    for stays, lines in groupby(body, lambda line: line[0] == " "):
+        group = list(lines)
+        first, at = at, at + len(without("+", group))
+        new = [] if stays else [line for line in without("-", group) if line.strip()]
+        if not new:
+            continue
+        for line in {line.rstrip() for line in new} & {line.rstrip() for line in own[first:at]}:
+            yield "file", _has_words(line)
+        replaced = [line for line in old[first:at] if line.strip()]
+        if replaced:
+            alike = len(replaced) == len(new) or _alike(replaced[0], new[0])
+            for measure in (_first, _least):
+                yield from _proof(measure(replaced), measure(own[first:at]), measure(new), alike)
+        elif not opens("".join(own[:first]).rstrip()):  # alike to both its neighbours
+            above = [line for line in own[:first] if line.strip()][-1:]
+            beside = _first(own[first:])
+            if above and _first(above) == beside:
+                yield from _proof(_first(old[first:]), beside, _first(new), True)
+
+
+def _proof(old: int, own: int, new: int, alone: bool) -> Iterator[tuple[str, bool]]:
+    if new in (old, own):
+        yield "old" if new == old else "file", alone
+
+
+def _has_words(line: str) -> bool:
+    return bool(re.search(r"\w", line))
+
+
+def _alike(line: str, other: str) -> bool:
+    return difflib.SequenceMatcher(None, line.strip(), other.strip()).ratio() > 0.6
+
+
+def _first(lines: Sequence[str]) -> int:
+    return next((len(indentation(line)) for line in lines if line.strip()), -1)
+
+
+def _least(lines: Sequence[str]) -> int:
+    return min((len(indentation(line)) for line in lines if line.strip()), default=-1)
+
+
+def opens(line: str) -> bool:
+    """May the next line belong deeper than this one?"""
+    return bool(re.search(r"([:{(\[,\\=+|&]|\b(do|then|else))\s*$", line))
+
+
+def numbered(lines: Sequence[str], first: int) -> str:
+    return "\n".join(f"{number}\t{line}" for number, line in enumerate(lines[:40], first))
+
+
+def _curled(meant: dict[str, set[str]]) -> bool:
+    """Is there a typographic character in the change where the file has a plain one?"""
+    return any(plain(ours) == ours for theirs, forms in meant.items() for ours in forms - {theirs})
+
+
+def _codes(characters: set[str]) -> str:
+    return " and ".join(f"{each} (U+{ord(each):04X})" for each in sorted(characters))
+
+
+# ---- a file ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """A span of `Lines.text` and what belongs there."""
+
+    start: int
+    end: int
+    new: str
+
+
+class Lines:
+    """A file's text with plain line endings and a newline at its end, and its lines."""
+
+    def __init__(self, file: Text) -> None:
+        self.newline = file.newline
+        self.ended = not file.text or file.text.endswith("\n")
+        self.file = file if self.ended else replace(file, text=file.text + file.newline)
+        self.text = self.file.text.replace("\r\n", "\n")
+        self.lines = self.text.split("\n")[:-1]
+        self.starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
+
+    def spliced(self, places: Sequence[Place]) -> str:
+        """The file's own text with the places filled."""
+        raw, parts, at = self.file.text, list[str](), 0
+        for place in places:
+            start, end = (
+                spot + bisect_left(self.file.breaks, spot) for spot in (place.start, place.end)
+            )
+            parts += [raw[at:start], place.new.replace("\n", self._newline_at(start, end))]
+            at = end
+        text = "".join([*parts, raw[at:]])
+        return text if self.ended else text.removesuffix(self.newline)
+
+    def _newline_at(self, start: int, end: int) -> str:
+        """Of the lines that are replaced, or the line before those that are added."""
+        raw = self.file.text
+        at = start - 1 if start == end and start else raw.find("\n", start)
+        return self.newline if at < 0 else "\r\n" if raw[at - 1 : at + 1] == "\r\n" else "\n"
+
+    def fits(self, wanted: Sequence[str], view: View, start: int = 0) -> list[int]:
+        """From `start`, the lines at which all the wanted ones are in a view, shifted alike."""
+        seen, sought = [view(line) for line in self.lines], [view(line) for line in wanted]
+        size = len(sought)
+        return [
+            at
+            for at in range(start, len(seen) - size + 1)
+            if seen[at : at + size] == sought
+            and shift(self.lines[at : at + size], wanted) is not None
+        ]
+
+    def changes(self, at: int, body: Sequence[str], twice: bool = False) -> list[Place]:
+        """What the marked lines change where their old ones fit at line `at`.
+
+        `twice`: lines that stay were written in the old text and in the new one. Raises ToolError.
+        """
+        old, places = without("+", body), list[Place]()
+        own = self.lines[at : at + len(old)]
+        try:
+            new = iter(self._respelled(own, old, self._reindented(own, body, twice)))
+        except ToolError as error:
+            raise ToolError(
+                f"{error} The lines of the file are:\n{numbered(own, at + 1)}"
+            ) from None
+        start, text = at, ""
+        # The last one ends a group of changed lines
+        for mark in [line[0] for line in body] + [" "]:
+            if mark == "+":
+                text += next(new) + "\n"
+            elif mark == "-":
+                at += 1
+            else:
+                if text or at > start:
+                    places.append(Place(self.starts[start], self.starts[at], text))
+                next(new, None)
+                at += 1
+                start, text = at, ""
+        return places
+
+    def _reindented(self, own: list[str], body: Sequence[str], twice: bool) -> list[str]:
+        """The new lines in the file's indentation."""
+        old, new = without("+", body), without("-", body)
+        more, less = shift(own, old) or ("", "")
+        written = [line for line in body if line[1:].strip()]
+        if not (more or less) or not any(line[0] == "+" for line in written):
+            return new
+        proofs = set(_proofs(own, body))
+        if twice:
+            proofs |= {("old", _has_words(line)) for line in written if line[0] == " "}
+            proofs.update(_proof(_least(old), _least(own), _least(new), False))
+        said = {each for each, _ in proofs} if any(alone for _, alone in proofs) else set()
+        if said == {"file"}:
+            return new
+        if said == {"old"} and all(line[1:].startswith(less) for line in written):
+            moved = [more + line.removeprefix(less) if line.strip() else line for line in new]
+            levels = {indentation(line) for line in old if line.strip()}
+            if len(levels) > 1 or levels >= {indentation(line) for line in new if line.strip()}:
+                return moved
+        raise ToolError(
+            "the file has the old lines in another indentation, and whether the new ones lack it too "
+            "is not certain. Write both with the indentation of the file."
+        )
+
+    def _respelled(self, own: list[str], old: list[str], new: list[str]) -> list[str]:
+        level = [
+            indentation(line) + want.strip() + line[len(line.rstrip()) :] if line.strip() else line
+            for line, want in zip(own, old)
+        ]
+        if level == own:
+            return new
+        return self.respelled("\n".join(own), "\n".join(level), "\n".join(new)).split("\n")
+
+    def respelled(self, own: str, old: str, new: str) -> str:
+        """`new` in the punctuation of the file, which has `own` for an `old` of the same length."""
+        meant = defaultdict[str, set[str]](set)
+        for ours, theirs in zip(own, old):
+            meant[theirs].add(ours)
+        parts, at = list[str](), 0
+        before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
+        for _, a, b, c, d in _steps(before, after):
+            was, now = "".join(before[a:b]), "".join(after[c:d])
+            for tag, i, j, k, m in (
+                _steps(was, now) if was != now else [("equal", 0, len(was), 0, 0)]
+            ):
+                kept = tag == "equal"
+                parts += (
+                    own[at + i : at + j] if kept else [self._form(each, meant) for each in now[k:m]]
+                )
+            at += len(was)
+        return "".join(parts)
+
+    @cached_property
+    def _characters(self) -> set[str]:
+        return set(self.text)
+
+    def _form(self, character: str, meant: dict[str, set[str]]) -> str:
+        """A character of new text: the one form that the file has of it, where the old text shows that
+        the change has others."""
+        known = meant.get(character, {character})
+        typed = plain(character) == character
+        if known == {character} and (typed or character in meant or not _curled(meant)):
+            return character
+        forms = {other for other in self._characters if plain(other) == plain(character)}
+        if len(forms) == 1:
+            return forms.pop()
+        if not forms or (typed and character in known):
+            return plain(character)
+        raise ToolError(
+            f"the old text has other punctuation than the file, and which of {_codes(forms)} the new one is to "
+            "have is not certain. Write both with the characters of the file, or without these lines."
+        )
+
+
+# ---- when there is no such place ---------------------------------------------------------------
+
+
+def advice(
+    lines: list[str], old: list[str], new: list[str], name: str, what: tuple[str, str]
+) -> str:
+    """What a model needs to mend a change: the nearest lines with numbers, the likely cause, one next step.
+
+    `what`: how the call names its old and its new text.
+    """
+    text, added = "\n".join(lines), "\n".join(new).strip()
+    made = re.findall(rf"^[ \t]*{re.escape(added)}[ \t]*$", text, re.M) if added else []
+    if len(made) == 1:  # as whole lines: a word that happens to be in the file says nothing
+        line = text.count("\n", 0, text.find(made[0])) + 1
+        return f"{what[0]} is not in {name}, but {what[1]} is, at line {line}: this edit seems to be made already."
+    wanted = lines_of("\n".join(old).strip("\n")) or [""]
+    first, likeness = _nearest(lines, wanted)
+    if likeness < 0.5:
+        return f"{what[0]} is not in {name}, nor anything like it. Read the file, or search for the text with grep."
+    cause = _cause(lines, first, wanted, what[0])
+    return (
+        f"{what[0]} is not in {name}. {cause} The nearest lines are:\n"
+        f"{numbered(lines[max(0, first - 1) : first + len(wanted) + 1], max(1, first))}\n"
+        f"Copy {what[0]} from them, without the line numbers."
+    )
+
+
+def _cause(lines: list[str], first: int, wanted: list[str], what: str) -> str:
+    written = [line for line in wanted if line.strip()]
+    if written and all(re.match(r"\s*\d+(\t|\||: )", line) for line in written):
+        return "It seems to hold line numbers, which are not part of the file."
+    first = max(0, first - len(wanted))
+    around = lines[first : first + 3 * len(wanted) + 9]
+    steps = list(_steps(*(["".join(line.split()) for line in each] for each in (around, wanted))))
+    for end in (0, -1):  # lines of the file before the first one and behind the last
+        if steps[end][0] == "delete":
+            steps.pop(end)
+    steps = [step for step in steps if step[0] != "equal"]
+    kinds = {step[0] for step in steps}
+    if not kinds:
+        return "White space differs (indentation, or space inside a line)."
+    if kinds == {"delete"}:
+        at = first + steps[0][1]
+        return f"It lacks line {at + 1} of the file: {lines[at].strip()[:200]!r}."
+    if kinds == {"insert"}:
+        return f"The file has no such line there: {wanted[steps[0][3]].strip()[:200]!r}."
+    return "The text differs, or the file has changed since it was read."
+
+
+def _nearest(lines: list[str], wanted: list[str]) -> tuple[int, float]:
+    """(index of the first line, likeness 0 to 1) of the run of lines most like the wanted ones."""
+    bare = [line.strip() for line in lines]
+    target = [re.sub(r"^\s*\d+(\t|\|)", "", line).strip() for line in wanted]
+    longest = target.index(max(target, key=len))
+    looked_for, count = set(target), Counter(bare)
+    anchors = [number for number, line in enumerate(bare) if line and line in looked_for]
+    if not anchors:
+        best = difflib.get_close_matches(target[longest], bare[:5000], 1, 0.5)
+        anchors = [bare.index(best[0])] if best else []
+    anchors.sort(key=lambda anchor: count[bare[anchor]])  # the rarest lines say most
+    starts = {
+        max(0, anchor - (target.index(bare[anchor]) if bare[anchor] in target else longest))
+        for anchor in anchors[: 2000 // len(target) + 20]
+    }
+    found = ((_likeness(bare[at : at + len(target)], target), -at) for at in starts)
+    likeness, at = max(found, default=(0.0, 0))
+    return -at, likeness
+
+
+def _likeness(lines: list[str], wanted: list[str]) -> float:
+    """By letters; of many lines by lines, because difflib leaves out what is frequent in a long text."""
+    if len(wanted) > 20:
+        return difflib.SequenceMatcher(None, lines, wanted).ratio()
+    return difflib.SequenceMatcher(None, "\n".join(lines), "\n".join(wanted)).ratio()

@@ -1,0 +1,366 @@
+"""Tools: from a function to a tool, and one call of it.
+
+    @tool
+    def add(a: int, b: int) -> str:
+        '''Add two numbers.
+
+        a: the first
+        b: the second
+        '''
+        return str(a + b)
+
+The JSON schema comes from the signature, the descriptions from the docstring (`name: text`, a line
+each). A parameter annotated `ToolContext` gets that and is not shown to the model. A tool may be a
+generator: what it yields is shown while it works, what it returns is the result.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import re
+import subprocess
+import types
+import typing
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol, Union, overload
+
+from coder.abort import Abort
+from coder.arguments import JOINED, fit, resolved
+from coder.events import BaseEvent, Event, Outcome, Returning, ToolUpdate, resolve
+from coder.types import Aborted, Budget, DeniedError, ToolCall, ToolError, ToolResult
+
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
+
+# Asks for leave: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
+Authorize = Callable[["ToolContext", str, Sequence[str], str], Outcome[Any]]
+Title = str | Callable[[dict[str, Any]], str]
+
+
+class Redact(Protocol):
+    """Takes the values of secrets out of text (permissions/redact.py)."""
+
+    def text(self, text: str) -> str: ...
+
+    def add(self, text: str) -> str:
+        """The same for a piece of output; what may begin a value at its end is kept back."""
+        ...
+
+
+class Confinement(Protocol):
+    """What the child processes of a call are started in (permissions/sandbox.py)."""
+
+    @property
+    def environment(self) -> Mapping[str, str | None]:
+        """Variables for the child, before ours; None for one that it does not get."""
+        ...
+
+    def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        """Call `start` where its child is confined. Raises what it raises, and ToolError."""
+        ...
+
+    def ended(self) -> None:
+        """Called once after each start that gave a child, when that is over, on every way out."""
+        ...
+
+
+@dataclass
+class ToolContext:
+    """What a tool may know and do: where it works, who asks, when to stop.
+
+    `seen`: files as they were when this session last read or wrote them (tools/files.py).
+    """
+
+    cwd: Path
+    abort: Abort
+    session_id: str = ""
+    message_id: str = ""
+    call_id: str = ""
+    seen: dict[Path, Any] = field(default_factory=dict)
+    authorize: Authorize | None = None
+    secret: Callable[[str], bool] | None = None  # is a file not to be searched without a question?
+    confine: Confinement | None = None  # what a hook puts the call's child processes in
+    budget: Budget | None = None  # of the run, for a tool that starts another one
+    redact: Redact | None = None
+    _updates: list[ToolUpdate] = field(default_factory=list, repr=False)
+
+    def update(self, text: str) -> ToolUpdate:
+        """Output to show while the tool works: when it yields next, or returns."""
+        text = self.redact.add(text) if self.redact else text
+        self._updates.append(ToolUpdate(self.call_id, text))
+        return self._updates[-1]
+
+    def shown(self, event: Event | None = None) -> Iterator[Event]:
+        """The updates that nobody has yielded, and the event, if it is none of them."""
+        updates, self._updates = self._updates, []
+        yield from updates
+        if event is not None and not any(each is event for each in updates):
+            yield event
+
+    def ask(
+        self, permission: str, pattern: str | Sequence[str], detail: str = ""
+    ) -> Generator[Event, None, None]:
+        """`yield from` it before acting. Raises DeniedError; without permissions all is allowed.
+
+        `pattern` is the command, or the path or paths, that will be acted on.
+        """
+        detail = self.redact.text(detail) if self.redact else detail
+        patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+        if self.authorize is not None:
+            yield from resolve(self.authorize(self, permission, patterns, detail))
+
+
+# ---- from a function to a tool --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function, its name and what the model is sent of it.
+
+    `title` is what people see of a call: the name of an argument, or a function of the arguments.
+    `concurrent`: its calls change nothing, and may run side by side (agent/parallel.py).
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    function: Callable[..., Any]
+    context: str = ""  # the parameter that takes the ToolContext
+    title: Title = ""
+    concurrent: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The API's form."""
+        parameters = {"type": "object", "properties": {}} | self.parameters
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    def title_of(self, arguments: dict[str, Any]) -> str:
+        """A line for people: the tool's name and what it is about."""
+        of = self.title
+        about = of(arguments) if callable(of) else str(arguments.get(of, ""))
+        return f"{self.name} {about.strip()}".strip()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *, name: str = ..., title: Title = ..., concurrent: bool = ...
+) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a tool of a function (see `tool_of`); the options are fields of Tool."""
+    return tool_of(function, **options) if function else partial(tool_of, **options)
+
+
+def tool_of(
+    function: Callable[..., Any], name: str = "", title: Title = "", concurrent: bool = False
+) -> Tool:
+    """The tool that a function describes.
+
+    Raises TypeError for a hint without a JSON type, and a parameter without a description.
+    """
+    name = name or function.__name__
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"tool {name} is async: tools are plain functions or generators")
+    hints = typing.get_type_hints(function)
+    signature = inspect.signature(function).parameters
+    described, description = _described(inspect.getdoc(function) or "", signature)
+    context, properties, required = "", dict[str, Any](), list[str]()
+    for own, parameter in signature.items():
+        if hints.get(own) is ToolContext:
+            context = own
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(f"tool {name}: *{own} has no JSON schema; name each parameter")
+        if own not in described:
+            raise TypeError(
+                f"tool {name}: describe {own!r} in the docstring, in a line `{own}: ...`"
+            )
+        schema = _schema(hints.get(own), f"tool {name}: {own}")
+        properties[own] = schema | {"description": described[own]}
+        if parameter.default is parameter.empty:
+            required.append(own)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    title = title or next(iter(properties), "")
+    return Tool(name, description, parameters, function, context, title, concurrent)
+
+
+def _described(doc: str, names: Container[str]) -> tuple[dict[str, str], str]:
+    """({parameter: description}, the rest) of a docstring; `Note: ...` is no parameter."""
+    described, rest = dict[str, str](), list[str]()
+    for line in doc.splitlines():
+        found = re.match(r"\s*(\w+): (.+)", line)
+        if found and (described or found[1] in names):
+            described[found[1]] = found[2].strip()
+        elif described and line.strip():
+            described[next(reversed(described))] += " " + line.strip()
+        elif not described:
+            rest.append(line.strip())
+    return described, " ".join(" ".join(rest).split()).removesuffix(" Args:")
+
+
+def _schema(hint: Any, where: str) -> dict[str, Any]:
+    """The JSON schema of a type hint, in the words that every server knows: type, items, enum."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        kinds = [kind for kind in arguments if kind is not type(None)]
+        if len(kinds) == 1:
+            return _schema(kinds[0], where)
+    elif origin is Literal:
+        return {"type": JSON_TYPES[type(arguments[0])], "enum": list(arguments)}
+    elif origin is list:
+        return {"type": "array", "items": _schema(arguments[0], where)}
+    elif hint in JSON_TYPES or origin in JSON_TYPES:
+        return {"type": JSON_TYPES[hint if hint in JSON_TYPES else origin]}
+    known = "str, int, float, bool, dict, list[...], Literal[...] or one of them | None"
+    raise TypeError(f"{where} has the hint {hint!r}: use {known}")
+
+
+# ---- a set of tools, and one call -----------------------------------------------------------
+
+
+class Toolset:
+    """The tools of a session, by name, and what they share: folder, session id and files seen."""
+
+    def __init__(
+        self,
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        *,
+        cwd: str | Path | None = None,
+        session_id: str = "",
+    ) -> None:
+        self.tools: dict[str, Tool] = {each.name: each for each in map(_made, tools)}
+        self.cwd = Path(cwd or Path.cwd()).resolve()
+        self.session_id = session_id
+        self.seen: dict[Path, Any] = {}
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        return [each.schema for each in self.tools.values()]
+
+    def chosen(self, entries: Iterable[Any]) -> tuple[list[dict[str, Any]], Toolset]:
+        """The schemas of these entries, and this set with the tools that they name.
+
+        An entry is a schema, or a tool or function, which need not be in the set.
+        """
+        made = [_made(each) for each in entries]
+        new = {each.name: each for each in made if isinstance(each, Tool)}
+        schemas = [each.schema if isinstance(each, Tool) else each for each in made]
+        names = {(schema.get("function") or {}).get("name") for schema in schemas}
+        tools = {name: each for name, each in (self.tools | new).items() if name in names}
+        chosen = self if tools == self.tools else copy.copy(self)
+        chosen.tools = tools
+        return schemas, chosen
+
+    def context(self, call: ToolCall, abort: Abort) -> ToolContext:
+        return ToolContext(self.cwd, abort, self.session_id, call_id=call.id, seen=self.seen)
+
+    def title(self, call: ToolCall) -> str:
+        known = self.tools.get(call.name)
+        try:
+            return known.title_of(call.arguments or {}) if known else call.name
+        except Exception:  # somebody's function, for arguments that are not checked yet
+            return call.name
+
+    def groups(self, calls: list[ToolCall]) -> Iterable[list[ToolCall]]:
+        """The calls of an answer, in groups of those that run together: here each alone."""
+        return ([call] for call in calls)
+
+    def together(
+        self, works: Sequence[Generator[Event, None, ToolResult]], abort: Abort
+    ) -> Generator[tuple[int, Event | ToolResult], None, None]:
+        """Run what `run` gave for the calls of a group, here one after the other.
+
+        Yields (place, event) for each event, and once for each call (place, result).
+        """
+        for place, work in enumerate(works):
+            with Returning(work) as events:
+                for event in events:
+                    yield place, event
+            yield place, events.value
+
+    def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
+        """Run one call. What the model or the tool does wrong is in the result. Raises Aborted."""
+        try:
+            if call.name not in self.tools:
+                names = ", ".join(self.tools) or "none"
+                raise ToolError(f"there is no tool {call.name!r}. The tools are: {names}")
+            if call.arguments is None:
+                raise ToolError(f"the arguments are {call.problem}. Send one JSON object.")
+            known = self.tools[call.name]
+            given = checked(known, call.arguments) | ({known.context: ctx} if known.context else {})
+            value = known.function(**given)
+            if inspect.isgenerator(value):
+                value = yield from _relay(value, ctx)
+            result = as_result(value)
+        except Aborted:
+            raise
+        except ToolError as error:
+            result = as_failure(error)
+        except Exception as error:
+            why = f"{call.name} failed: {type(error).__name__}: {error}"
+            result = as_failure(ToolError(why))
+        yield from ctx.shown()
+        return result
+
+
+def _made(given: Any) -> Any:
+    """A function as a tool; a tool, or the schema of one, as it is."""
+    return given if isinstance(given, Tool | dict) else tool_of(given)
+
+
+def _relay(work: Generator[Any, Any, Any], ctx: ToolContext) -> Generator[Event, None, Any]:
+    """Pass on what a generator tool yields: events as they are, anything else as an update."""
+    with Returning(work) as yielded:
+        for each in yielded:
+            event: Any = each if isinstance(each, BaseEvent) else ctx.update(str(each))
+            yield from ctx.shown(event)
+    return yielded.value
+
+
+def checked(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as the function takes them. Raises ToolError in words the model can use.
+
+    A value of another type is taken where it is certain: "10" for 10, a list or object encoded once
+    more. A null for what may be left out is left out. Members that the schema does not name are
+    refused unless it allows them, or the function takes any.
+    """
+    schema = resolved(tool.parameters, tool.parameters)
+    others = arguments.keys() - (schema.get("properties") or {}).keys()
+    if others and "properties" in schema and not schema.keys() & JOINED:
+        parameters = inspect.signature(tool.function).parameters.values()
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            schema = {"additionalProperties": False} | schema
+    fitting: dict[str, Any] = fit(arguments, schema, tool.parameters, tool.name)
+    return fitting
+
+
+def as_failure(error: ToolError) -> ToolResult:
+    """The result of a call that could not, or may not, be done."""
+    kind = "Denied" if isinstance(error, DeniedError) else "Error"
+    return ToolResult(f"{kind}: {error}", is_error=True)
+
+
+BLOCKS = {"text", "image", "image_url", "input_audio", "file"}  # the kinds of content
+
+
+def as_result(value: Any) -> ToolResult:
+    """What a tool returned: text and content blocks as they are, anything else as JSON."""
+    if isinstance(value, ToolResult):
+        return value
+    parts = value if isinstance(value, list) else []
+    blocks = bool(parts) and all(isinstance(e, dict) and e.get("type") in BLOCKS for e in parts)
+    if value is None or isinstance(value, str) or blocks:
+        return ToolResult(value or "")
+    return ToolResult(json.dumps(value, ensure_ascii=False, default=str))

@@ -1,0 +1,535 @@
+"""Real networks: a server that is not there, certificates, proxies, connections that close, addresses as people paste them."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from coder.ai import ChatModel
+from coder.devtools.scripted import Reply, ScriptedServer
+from coder.events import Event, Retry
+from coder.loop import run_loop
+from coder.providers.errors import explain
+from coder.types import RunResult
+from tests.harness import FAST, ask, drive, serve, types
+from tests.terminal import OneShot, Terminal, promptly, rendered
+
+PROXIES = [
+    name
+    for word in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    for name in (word, word.upper())
+]
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*PROXIES, "SSL_CERT_FILE", "SSL_CERT_DIR", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def talk(url: str, **more: object) -> tuple[list[Event], RunResult]:
+    return drive(
+        run_loop([], ChatModel("m", base_url=url, api_key="k", **more), prompts="go", retry=FAST)
+    )  # type: ignore[arg-type]
+
+
+def final(url: str) -> str:
+    """What is said of a fault that is not tried again."""
+    with promptly(20):
+        events, result = talk(url)
+    assert (
+        result.error
+        and result.error.kind == "protocol"
+        and "retry" not in types(events)
+        and result.text.startswith("Error: ")
+    )
+    return explain(result.error)
+
+
+# ---- nobody there ----------------------------------------------------------------------------------------
+
+CHILD = """
+import json, socket, sys
+places = []
+def hook(event, arguments):
+    if event == "socket.connect":
+        places.append(arguments[1][:2])
+    if event == "socket.getaddrinfo" and arguments[0] == "api.openai.com":
+        places.append(arguments[0])
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+sys.addaudithook(hook)
+from coder import ChatModel, run_loop
+from coder.providers.errors import RetryPolicy
+events = list(run_loop([], ChatModel("m", base_url=sys.argv[1] or None, api_key="k"), prompts="go", retry=RetryPolicy(base=0.01)))
+print(json.dumps([places, [event.type for event in events], events[-1].text]))
+"""
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{}/v1", ""], ids=["refused", "unknown host"])
+def test_a_server_that_never_answered_is_tried_a_second_time_and_no_more(url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, url.format(port)], capture_output=True, text=True, timeout=60
+    )
+    places, kinds, text = json.loads(done.stdout)
+    assert len(places) == 2 and "retry" not in kinds
+    assert text == (
+        f"Error: nothing answers at {url.format(port)}"
+        if url
+        else "Error: the host of https://api.openai.com/v1 is not known: Name or service not known"
+    )
+
+
+# ---- certificates ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority `ca.pem`, and certificates of it for servers: good, old, and for another host."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments: str) -> None:
+        try:
+            subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+        except FileNotFoundError:
+            pytest.skip("there is no openssl to make certificates with")
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl(
+        "req",
+        "-x509",
+        *key,
+        "-days",
+        "9",
+        "-subj",
+        "/CN=An Authority",
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.pem",
+    )
+    for name, host, days in (
+        ("good", "DNS:localhost", "9"),
+        ("old", "DNS:localhost", "-1"),
+        ("other", "DNS:other.example", "9"),
+    ):
+        openssl(
+            "req",
+            *key,
+            "-subj",
+            f"/CN={name}",
+            "-addext",
+            f"subjectAltName={host}",
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.req",
+        )
+        openssl(
+            "x509",
+            "-req",
+            "-in",
+            f"{name}.req",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-days",
+            days,
+            "-copy_extensions",
+            "copy",
+            "-out",
+            f"{name}.pem",
+        )
+    return folder
+
+
+@contextmanager
+def https(certificates: Path, name: str = "good") -> Iterator[ScriptedServer]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
+    server = serve(Reply("well"))
+    server._server.socket = context.wrap_socket(server._server.socket, server_side=True)
+    server.url = f"https://localhost:{server.port}/v1"
+    with server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("name", "trusted", "said"),
+    [
+        ("good", False, "unable to get local issuer certificate. SSL_CERT_FILE names"),
+        ("old", True, "certificate has expired. The server needs"),
+        ("other", True, "certificate is not valid for 'localhost'. OPENAI_BASE_URL needs a name"),
+    ],
+)
+def test_a_certificate_that_is_refused_is_said_at_once(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch, name: str, trusted: bool, said: str
+) -> None:
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
+    with https(certificates, name) as server:
+        text = final(server.url)
+    assert text.startswith(f"the certificate of {server.url} is refused: ") and said in text
+
+
+def test_the_authorities_of_the_environment_count_as_for_the_client_itself(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
+    with https(certificates) as server:
+        assert talk(server.url)[1].text == "well"
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "no-such.pem"))
+    assert (
+        f"SSL_CERT_FILE is {certificates}/no-such.pem, and cannot be loaded: No such file"
+        in final("https://localhost:9/v1")
+    )
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.key"))
+    assert "SSL_CERT_FILE" in final("https://localhost:9/v1")
+
+
+def test_a_fault_that_will_not_pass_ends_the_program_with_1(
+    tmp_path: Path, certificates: Path
+) -> None:
+    with https(certificates) as server, OneShot(tmp_path, server, "go") as run:
+        assert (
+            run.end() == 1 and "Error: the certificate of" in run.err and "Attempt" not in run.err
+        )
+
+
+def test_http_on_an_https_port_and_the_reverse_are_said_at_once(certificates: Path) -> None:
+    with serve(Reply("well")) as server:
+        assert "has an address with http://" in final(server.url.replace("http://", "https://"))
+    with https(certificates) as server:
+        assert "speaks https" in final(server.url.replace("https://", "http://"))
+    with serve(
+        Reply(
+            status=400,
+            chunks=[b"<html><title>400 The plain HTTP request was sent to HTTPS port</title>"],
+        )
+    ) as server:  # nginx
+        error = talk(server.url)[1].error
+        assert error and explain(error).endswith("Write https:// in OPENAI_BASE_URL.")
+
+
+# ---- proxies ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def proxy(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """Answers what it is asked with the same words; its address, and what was asked."""
+    asked: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def work() -> None:
+            while True:
+                try:
+                    caller = door.accept()[0]
+                except OSError:
+                    return
+                with caller:
+                    asked.append(caller.recv(65536))
+                    caller.sendall(answer)
+
+        threading.Thread(target=work, daemon=True).start()
+        yield f"http://me:SECRET@127.0.0.1:{door.getsockname()[1]}", asked
+        door.shutdown(socket.SHUT_RDWR)
+
+
+THERE = "https://llm.example/v1"
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize("status", ["407 Proxy Authentication Required", "403 Forbidden"])
+def test_a_proxy_that_refuses_is_named_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, status: str
+) -> None:
+    with proxy(f"HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n".encode()) as (address, asked):
+        monkeypatch.setenv(name, address)
+        text = final(THERE)
+        assert len(asked) == 1 and asked[0].startswith(b"CONNECT llm.example:443")
+    assert text.startswith(
+        f"the proxy {address.replace('me:SECRET@', '')} ({name}) does not connect to {THERE}: {status}. Mend that"
+    )
+
+
+def test_a_proxy_that_fails_is_tried_again_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxy(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n") as (address, asked):
+        monkeypatch.setenv("HTTPS_PROXY", address)
+        events, result = talk(THERE)
+        assert (
+            types(events).count("retry") == 4
+            and "(HTTPS_PROXY) does not connect" in result.text
+            and len(asked) == 5
+        )
+
+
+def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    monkeypatch.setenv("ALL_PROXY", address)
+    events, result = talk(THERE)
+    assert (
+        result.text == f"Error: nothing answers at the proxy http://{address} (ALL_PROXY)"
+        and "retry" not in types(events)
+    )
+    assert result.error and "NO_PROXY" in explain(result.error)
+
+
+@pytest.mark.skipif(bool(find_spec("socksio")), reason="the extra `socks` is installed")
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "ALL_PROXY", "all_proxy"])
+def test_a_socks_proxy_without_the_extra_is_one_line_and_no_retry(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "socks5://127.0.0.1:1080")
+    text = final(THERE)
+    assert (
+        text.startswith(
+            f"{name} names a SOCKS proxy, which needs an extra: pip install 'coder-agent[socks]'"
+        )
+        and "NO_PROXY" in text
+    )
+
+
+def test_a_proxy_of_another_kind_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:1080/")
+    assert final(THERE).startswith(
+        "ALL_PROXY is socks://127.0.0.1:1080, and has to begin with http://, https:// or socks5://"
+    )
+
+
+@pytest.mark.parametrize(
+    "excepted", ["localhost", "*", ".example, LOCALHOST", "example.com,localhost:{}"]
+)
+def test_no_proxy_goes_before_any_proxy(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch, excepted: str
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
+    with https(certificates) as server:
+        monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+        monkeypatch.setenv("NO_PROXY", excepted.format(server.port))
+        assert talk(server.url)[1].text == "well"
+
+
+def test_no_proxy_may_name_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8, 127.0.0.0/8")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"https://127.0.0.1:{taken.getsockname()[1]}/v1"
+    assert talk(url)[1].text == f"Error: nothing answers at {url}"
+
+
+# ---- a connection that closes ----------------------------------------------------------------------------
+
+
+@contextmanager
+def closing(
+    plan: Sequence[int], begun: bytes = b"", hold: float = 0
+) -> Iterator[tuple[str, list[int]]]:
+    """A server that answers so many requests of each connection; the next one it reads, holds for so many seconds, and closes
+    with no more of an answer than `begun`. The number of requests of each connection so far."""
+    seen: list[int] = []
+    body = b'data: {"choices": [{"delta": {"content": "well"}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
+        % len(body)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def work() -> None:
+            for answers in plan:
+                caller, _ = door.accept()
+                seen.append(0)
+                with caller, caller.makefile("rb") as file:
+                    while line := file.readline():
+                        length = 0
+                        while line.strip():
+                            length = (
+                                int(line.split(b":")[1])
+                                if line.lower().startswith(b"content-length")
+                                else length
+                            )
+                            line = file.readline()
+                        file.read(length)
+                        seen[-1] += 1
+                        if seen[-1] > answers:
+                            time.sleep(hold)
+                            caller.sendall(begun)
+                            break
+                        caller.sendall(head + body)
+
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        yield f"http://127.0.0.1:{door.getsockname()[1]}/v1", seen
+
+
+def test_a_request_on_a_connection_that_the_server_has_left_is_sent_once_more_unseen() -> None:
+    with closing([1, 2]) as (url, seen):
+        model = ChatModel("m", base_url=url)
+        runs = [drive(run_loop([], model, prompts="go", retry=FAST)) for _ in range(3)]
+        assert [result.text for _, result in runs] == ["well"] * 3 and seen == [2, 2]
+    assert not [event for events, _ in runs for event in events if isinstance(event, Retry)]
+
+
+def test_a_new_connection_that_is_closed_without_an_answer_counts() -> None:
+    with closing([1, 0, 9]) as (url, seen):
+        model = ChatModel("m", base_url=url)
+        runs = [drive(run_loop([], model, prompts="go", retry=FAST)) for _ in range(2)]
+        retries = [event.error.message for event in runs[1][0] if isinstance(event, Retry)]
+        assert (
+            seen == [2, 1, 1]
+            and retries == [f"{url} closed the connection before an answer"]
+            and runs[1][1].text == "well"
+        )
+
+
+@pytest.mark.parametrize(
+    ("begun", "hold"),
+    [
+        (b"", 1.5),
+        (b"HTTP/1.1 200 O", 0),
+        (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-", 0),
+        (b"HTTP/1.1 102 Processing\r\n\r\n", 0),
+        (b"oops\r\n\r\n", 0),
+    ],
+    ids=["it worked", "status line cut", "headers cut", "interim answer", "no status line"],
+)
+def test_a_request_that_a_server_has_begun_to_work_on_is_not_sent_again_unseen(
+    begun: bytes, hold: float
+) -> None:
+    with closing([1, 9], begun, hold) as (url, seen):
+        model = ChatModel("m", base_url=url)
+        runs = [drive(run_loop([], model, prompts="go", retry=FAST)) for _ in range(2)]
+        assert types(runs[1][0]).count("retry") == 1 and seen == [2, 1]
+        assert runs[1][1].text == "well"
+
+
+# ---- words -----------------------------------------------------------------------------------------------
+
+
+def explained(reply: Reply, path: Callable[[str], str] = lambda url: url) -> str:
+    with serve(reply) as server:
+        error = talk(path(server.url))[1].error
+    assert error
+    return explain(error).replace(f"http://127.0.0.1:{server.port}", "URL")
+
+
+def test_a_break_in_the_middle_of_an_answer_is_said_with_what_may_be_behind_it() -> None:
+    for reply in Reply("half an answer", cut=2, close="reset"), Reply("half an answer", cut=2):
+        text = explained(reply)
+        assert ("in the middle of the answer" in text or "cut off" in text) and "time limit" in text
+    text = explained(Reply(chunks=[]))
+    assert text.startswith("the server sent nothing. ") and "context" in text
+
+
+def test_a_404_shows_where_and_hints_at_v1() -> None:
+    missing = Reply("Not Found", status=404)
+    assert explained(missing, lambda url: url.removesuffix("/v1")) == (
+        "not found: Not Found at URL/chat/completions (HTTP 404). Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1."
+    )
+    assert "at URL/v1/chat/completions (HTTP 404). Check the model's name" in explained(missing)
+    assert " at " not in explained(Reply("The model 'x' does not exist", status=404))
+
+
+@pytest.mark.parametrize(
+    "more", ["/chat/completions", "/chat/completions/", "/chat/completions?api-version=1"]
+)
+def test_a_pasted_address_of_the_call_itself_is_taken(
+    more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(Reply("well")) as server:
+        assert talk(server.url + more)[1].text == "well"
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url + more)
+        assert (
+            drive(run_loop([], ChatModel("m", api_key="k"), prompts="go", retry=FAST))[1].text
+            == "well"
+        )
+        assert {path.partition("?")[0] for path in server.paths} == {"/v1/chat/completions"}
+
+
+def test_a_redirect_is_said_with_the_address_to_take() -> None:
+    moved = Reply(
+        status=308, chunks=[], headers={"location": "/api/v2/chat/completions?key=SECRET"}
+    )
+    assert explained(moved) == (
+        "URL/v1/chat/completions redirects to URL/api/v2, which is not followed (HTTP 308). "
+        "Set OPENAI_BASE_URL to where the server is."
+    )
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply("oops", status=500),
+        Reply("slow down", status=429),
+        Reply("half", cut=2),
+        Reply(status=0),
+        Reply(chunks=[b"data: {oops\n\n"]),
+    ],
+    ids=range(5),
+)
+def test_every_failure_that_outlives_the_retries_comes_with_advice(reply: Reply) -> None:
+    with serve(reply) as server:
+        _, result = ask(server)
+    assert result.text.startswith("Failed after 5 errors: ") and result.error
+    said = explain(result.error)
+    assert said.count(". ") and said.endswith("."), said
+
+
+def test_attempts_are_numbered_anew_for_each_cause() -> None:
+    busy, limited = Reply("busy", status=503), Reply("slow down", status=429)
+    with serve(busy, busy, limited, Reply("busy again", status=500), Reply("fine")) as server:
+        events, _ = ask(server)
+    assert [event.attempt for event in events if isinstance(event, Retry)] == [1, 2, 1, 1]
+
+
+def test_a_failure_like_the_one_before_is_said_in_a_few_words(tmp_path: Path) -> None:
+    busy = Reply("the engine is down", status=503)
+    with (
+        serve(busy, busy, Reply("no", status=500), busy, Reply("fine")) as server,
+        OneShot(tmp_path, server, "go") as run,
+    ):
+        assert run.end() == 0
+        assert re.findall(r"(.*)\. Attempt (\d) in 0 s\.", run.err) == [
+            ("The server failed: the engine is down (HTTP 503)", "2"),
+            ("The same again", "3"),
+            ("The server failed: no (HTTP 500)", "4"),
+            ("The server failed: the engine is down (HTTP 503)", "5"),
+        ]
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_the_reason_of_an_attempt_that_failed_is_shown_to_120_characters(
+    tmp_path: Path, columns: int
+) -> None:
+    long = "the engine is down " * 20
+    lost = {"choices": [{"delta": {"content": "half an answer"}}]}
+    with (
+        serve(
+            Reply(long, status=503),
+            Reply(chunks=[b"data: " + json.dumps(lost).encode() + b"\n\n"], close="reset"),
+            Reply("fine"),
+        ) as server,
+        Terminal(tmp_path, server) as terminal,
+    ):
+        terminal.child.setwinsize(24, columns)
+        rows = " ".join(" ".join(rendered(terminal.say("go"), columns)).split())
+        cut = f"The server failed: {long}"[:119].rstrip()
+        assert f"{cut}…. Attempt 2 in 0 s." in rows
+        assert (
+            "The connection broke in the middle of the answer. Attempt 2 in 0 s. The text above is void."
+            in rows
+        )
