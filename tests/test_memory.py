@@ -324,9 +324,11 @@ def test_a_run_that_was_killed_can_be_undone_as_far_as_it_came(tmp_path: Path) -
         with Terminal(tmp_path, server, "-c") as session:
             assert "Taken back: b." in bare(session.say("/undo"))
             assert (session.ws / "a").exists() and not (session.ws / "b").exists()
+            session.expect("second")
             session.ctrl_c()
             session.prompt()
             assert "Taken back: a." in bare(session.say("/undo"))
+            session.expect("first")
             session.ctrl_c()
             session.prompt()
 

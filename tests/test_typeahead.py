@@ -503,33 +503,20 @@ def press(after):
     begun.wait()
     time.sleep(after)
     os.kill(os.getpid(), signal.SIGINT)
-    pressed.set()
-
-def enter():
-    pressed.wait()
-    end = time.monotonic() + 10
-    while b"half a line" not in shown and not over.is_set() and time.monotonic() < end:
-        time.sleep(0.001)
-    time.sleep(0.01)
-    if not over.is_set():
-        os.write(master, b"\\r")
 
 threading.Thread(target=look, daemon=True).start()
 chance, keyboard = random.Random(1), Keyboard(Path("history"), waiting=lambda: None)
 for number in range(100):
-    begun, pressed, over, result = threading.Event(), threading.Event(), threading.Event(), ""
+    begun, result = threading.Event(), ""
     keyboard.early, keyboard.hinted, keyboard.waiting = ["half a line"], -100.0, begun.set
     shown.clear()
-    threads = [threading.Thread(target=press, args=(chance.uniform(0, 0.0005),)), threading.Thread(target=enter)]
-    for each in threads:
-        each.start()
+    thread = threading.Thread(target=press, args=(chance.uniform(0, 0.0005),))
+    thread.start()
     try:
-        result = keyboard.line("> ", keyboard.early)
+        keyboard.line("> ", keyboard.early)
     except KeyboardInterrupt:
         result = "".join(keyboard.early)
-    over.set()
-    for each in threads:
-        each.join()
+    thread.join()
     end = time.monotonic() + 10
     while not result and time.monotonic() < end:  # given up by who saw it
         result = "half a line" if b"half a line" in shown else ""
@@ -538,7 +525,9 @@ for number in range(100):
 """
 
 
-def test_ctrl_c_while_a_prompt_is_drawn_loses_nothing_that_waits_for_it(tmp_path: Path) -> None:
+def test_ctrl_c_while_a_prompt_is_drawn_is_seen_and_loses_nothing_that_waits_for_it(
+    tmp_path: Path,
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PRESSED],
         cwd=tmp_path,
@@ -548,6 +537,42 @@ def test_ctrl_c_while_a_prompt_is_drawn_loses_nothing_that_waits_for_it(tmp_path
         timeout=120,
     )
     assert done.stdout.split("\n") == ["half a line"] * 100 + [""], done.stderr
+
+
+LONG = """
+from pathlib import Path
+from coder.cli.keyboard import Keyboard
+
+keyboard = Keyboard(Path("history"), waiting=lambda: None)
+keyboard.early = ["half a line " * 10_000]
+print("begun", flush=True)
+for entry in keyboard.entries():
+    pass
+"""
+
+
+def test_ctrl_c_while_a_long_line_is_drawn_at_the_prompt_is_seen(tmp_path: Path) -> None:
+    child = pexpect.spawn(
+        sys.executable,
+        ["-c", LONG],
+        cwd=str(tmp_path),
+        timeout=PATIENCE,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # type: ignore[arg-type]
+
+    def writes() -> bool:
+        """The terminal takes no more, because nobody reads what is on it."""
+        return Path(f"/proc/{child.pid}/syscall").read_text().startswith("1 0x1 ")
+
+    try:
+        child.expect_exact("begun")
+        until(writes, "the line is drawn")
+        child.sendintr()
+        child.expect(r"half a line \s*\r\n")
+        child.expect_exact("> ")
+    finally:
+        child.close(force=True)
 
 
 @pytest.mark.parametrize("columns", [16, 24, 40])

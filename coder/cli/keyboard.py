@@ -120,12 +120,18 @@ class Keyboard:
         """One line; the first of `early` stands in it, and is taken. Raises EOFError at Ctrl+D, KeyboardInterrupt at Ctrl+C,
         Leave at a Ctrl+C that is the second."""
         typed = clean(early[0]) if early else ""
+        late: list[int] = []  # Ctrl+C while readline calls `drawn`, where it drops what is raised
 
         def pressed(number: int, frame: FrameType | None) -> None:
             if frame and frame.f_code is drawn.__code__:
-                return  # readline drops what is raised there; it came before the line was on the screen
+                late.append(number)
+                return
             self._interrupted()
             raise KeyboardInterrupt
+
+        def look(number: int, frame: FrameType | None) -> None:
+            if late and not (frame and frame.f_code is drawn.__code__):
+                pressed(late.pop(), frame)
 
         def drawn() -> None:
             try:
@@ -133,12 +139,13 @@ class Keyboard:
             except UnicodeEncodeError:  # the C locale
                 self.readline.insert_text(typed.encode("ascii", "replace").decode())  # type: ignore[union-attr]
             self.readline.redisplay()  # type: ignore[union-attr]
-            del early[0]  # only now: a Ctrl+C that came before loses nothing
+            if not late:  # a Ctrl+C that came before the text was on the screen loses nothing
+                del early[0]
 
         if self.readline:
             self.readline.set_pre_input_hook(drawn if early else None)
         self.waiting()
-        with _handling(pressed), woken():
+        with _handling(pressed), woken(look):
             return input(prompt)
 
     def _interrupted(self) -> None:
