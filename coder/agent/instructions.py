@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coder.providers.text import visible
+from coder.tools.repository import repository_top
 
 NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))
 MOST = (
@@ -61,26 +62,12 @@ def instructions(
 ) -> list[Instruction]:
     """The user's (in `config`), then the project's from the repository's root to `cwd`; at most MOST characters. `tell` is called
     with a sentence for each that cannot be taken."""
-    root = root_of(cwd)
+    root = repository_top(cwd, lambda place: _trusted(place, cwd))
     own = found_in(config, config, "~/", tell) if config else ()
     folders = [root, *(root / Path(*parts) for parts in folders_down(cwd.relative_to(root)))]
     found = [each for folder in folders for each in found_in(folder, root, "", tell)]
     return _fitting(
         [*own, *(each for each in found if each.file.parent == cwd or _trusted(each.file, cwd))]
-    )
-
-
-def root_of(cwd: Path) -> Path:
-    """The nearest folder above with a .git in it; `cwd` itself where there is none, or it is a stranger's."""
-    if (cwd / ".git").exists():
-        return cwd
-    return next(
-        (
-            folder
-            for folder in cwd.parents
-            if (folder / ".git").exists() and _trusted(folder / ".git", cwd)
-        ),
-        cwd,
     )
 
 

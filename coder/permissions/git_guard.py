@@ -27,7 +27,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coder.tools.folder import temporary_name
-from coder.tools.searcher import small_file
+from coder.tools.repository import (
+    git_folders,
+    read_path,
+    read_small_file,
+    repository_top,
+    resolved,
+)
 from coder.tools.workspace import escaped
 
 OLD_URLS = ("remotes", "branches")  # where git looks for remotes that its configuration lacks
@@ -142,7 +148,7 @@ class GitGuard:
 
     def _find_roots(self) -> list[str]:
         """The files and folders to guard. A HEAD may make a repository of the workspace itself."""
-        tops = dict.fromkeys((self.workspace, top_of(self.workspace)))
+        tops = dict.fromkeys((self.workspace, repository_top(self.workspace)))
         git = dict.fromkeys(str(each) for top in tops for each in git_folders(top))
         head = self.workspace / "HEAD"
         if os.path.lexists(head) and not os.path.lexists(self.workspace / ".git"):
@@ -232,7 +238,7 @@ def _entry(path: str, most: int) -> Entry | None:
     if stat.S_ISDIR(info.st_mode):
         return Entry(info.st_mode)
     wanted = stat.S_ISREG(info.st_mode) and info.st_size <= most
-    data = small_file(path, most + 1) if wanted else None
+    data = read_small_file(path, most + 1) if wanted else None
     if data is None or len(data) > most:
         version = f"{info.st_size} {info.st_mtime_ns} {info.st_ctime_ns} {info.st_ino}"
         return Entry(info.st_mode, version.encode(), "too large to be kept, or no file")
@@ -267,7 +273,7 @@ class GuardRecord:
     def changes(self, look: Look) -> Changes:
         """What is not as the note of an earlier session says."""
         try:
-            old = json.loads(small_file(self.path, MAX_FILE) or b"{}")
+            old = json.loads(read_small_file(self.path, MAX_FILE) or b"{}")
             new = _digests(look) if old else {}
             pairs = {
                 each: (old.get(each), new.get(each)) for each in sorted(old.keys() | new.keys())
@@ -299,43 +305,18 @@ def _digests(look: Look) -> dict[str, str]:
 # -- where git's folders are
 
 
-def top_of(workspace: Path) -> Path:
-    """The folder that holds `.git`: the workspace or the first above it, else the workspace."""
-    places = (workspace, *workspace.parents)
-    return next((each for each in places if os.path.lexists(each / ".git")), workspace)
-
-
-def git_folders(top: Path) -> list[Path]:
-    """The folder that `.git` is or leads to, and the one that a linked worktree shares."""
-    target = _line(top / ".git")
-    leads = target.startswith("gitdir:")
-    folder = _real(top / target.removeprefix("gitdir:").strip() if leads else top / ".git")
-    shared = _line(folder / "commondir")
-    return [folder, _real(folder / shared)] if shared else [folder]
-
-
 def writable_git_folders(workspace: Path) -> list[Path]:
     """The folders that git needs to write to in a workspace, where they belong to it: in a folder
     above, or of a linked worktree or a submodule. What the workspace says is believed only where
     the other place points back."""
-    top = top_of(workspace)
+    top = repository_top(workspace)
     pointer, folders = top / ".git", git_folders(top)
     folder, shared = folders[0], folders[-1]
     if not os.path.isfile(folder / "HEAD"):
         return []
-    if folder.parent == shared / "worktrees" and _line(folder / "gitdir") == str(pointer):
+    if folder.parent == shared / "worktrees" and read_path(folder / "gitdir") == str(pointer):
         return [shared]
-    config = os.fsdecode(small_file(folder / "config", MAX_FILE) or b"")
+    config = os.fsdecode(read_small_file(folder / "config", MAX_FILE) or b"")
     worktree = re.search(r"^\s*worktree = ([^\0\n]+)$", config, re.M)
-    leads_back = worktree is not None and _real(folder / worktree[1]) == top
+    leads_back = worktree is not None and resolved(folder / worktree[1]) == top
     return [folder] if folder == pointer or leads_back else []
-
-
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))
-
-
-def _line(path: Path) -> str:
-    """The text of a small file, "" where it is no path."""
-    text = os.fsdecode(small_file(path, MAX_FILE) or b"").strip()
-    return "" if "\0" in text else text

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from coder.permissions.ownership import check_trusted
-from coder.tools.searcher import small_file
+from coder.tools.repository import read_small_file
 
 Action = Literal["allow", "ask", "deny"]
 STRICT: dict[Action, int] = {"allow": 0, "ask": 1, "deny": 2}
@@ -256,7 +256,7 @@ def tightening(folder: Path) -> tuple[list[Rule], list[str]]:
     An allow in it does not count: the file may be a stranger's.
     """
     name = ".coder/permissions.json"
-    data = small_file(folder / name, LONGEST)
+    data = read_small_file(folder / name, LONGEST)
     if data is None:
         return [], []
     try:

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from coder.tools.process import environment
+from coder.tools.repository import git_folders, repository_top
 from coder.tools.workspace import escaped
 from coder.types import CoderError
 
@@ -83,8 +84,7 @@ class SnapshotRepo:
         _write_private(os.path.join(self.folder, "git", "HEAD"), b"ref: refs/heads/none\n")
         self._program = _find_git(self.root)
         self.passed_over = {".git"} if self._program else {".git", *TOOL_FOLDERS}
-        here = (self.root, *map(str, Path(self.root).parents))
-        self._top = next((each for each in here if os.path.lexists(f"{each}/.git")), self.root)
+        self._top = str(repository_top(Path(self.root)))
         rules = [self._user_rules(), os.path.join(self._top, ".git", "info", "exclude")]
         _write_private(f"{self._name}.rules", b"\n".join(map(_read_small, rules)))
 
@@ -220,11 +220,7 @@ class SnapshotRepo:
 
     def _object_folder(self) -> str:
         """The objects of the user's repository, also of one with several working trees; or ""."""
-        place = os.path.join(self._top, ".git")
-        if os.path.isfile(place):
-            place = os.path.join(self._top, os.fsdecode(_read_small(place)[8:].strip()))
-        shared = os.fsdecode(_read_small(os.path.join(place, "commondir")).strip())
-        place = os.path.join(place, shared, "objects")
+        place = str(git_folders(Path(self._top))[-1] / "objects")
         return place if self._program and os.path.isdir(place) and ":" not in place else ""
 
     def _run_git(self, *argv: str, given: bytes = b"", seconds: float = READ_SECONDS) -> bytes:
