@@ -41,16 +41,6 @@ Authorize = Callable[["ToolContext", str, Sequence[str], str], Outcome[Any]]
 Title = str | Callable[[dict[str, Any]], str]
 
 
-class Redact(Protocol):
-    """Takes the values of secrets out of text (permissions/redact.py)."""
-
-    def text(self, text: str) -> str: ...
-
-    def add(self, text: str) -> str:
-        """The same for a piece of output; what may begin a value at its end is kept back."""
-        ...
-
-
 class Confinement(Protocol):
     """What the child processes of a call are started in (permissions/sandbox.py)."""
 
@@ -85,13 +75,12 @@ class ToolContext:
     secret: Callable[[str], bool] | None = None  # is a file not to be searched without a question?
     confine: Confinement | None = None  # what a hook puts the call's child processes in
     budget: Budget | None = None  # of the run, for a tool that starts another one
-    redact: Redact | None = None
+    redact: Callable[[str], str] = str  # takes the values of keys out (permissions/redact.py)
     _updates: list[ToolUpdate] = field(default_factory=list, repr=False)
 
     def update(self, text: str) -> ToolUpdate:
         """Output to show while the tool works: when it yields next, or returns."""
-        text = self.redact.add(text) if self.redact else text
-        self._updates.append(ToolUpdate(self.call_id, text))
+        self._updates.append(ToolUpdate(self.call_id, self.redact(text)))
         return self._updates[-1]
 
     def shown(self, event: Event | None = None) -> Iterator[Event]:
@@ -108,10 +97,9 @@ class ToolContext:
 
         `pattern` is the command, or the path or paths, that will be acted on.
         """
-        detail = self.redact.text(detail) if self.redact else detail
         patterns = [pattern] if isinstance(pattern, str) else list(pattern)
         if self.authorize is not None:
-            yield from resolve(self.authorize(self, permission, patterns, detail))
+            yield from resolve(self.authorize(self, permission, patterns, self.redact(detail)))
 
 
 # ---- from a function to a tool --------------------------------------------------------------

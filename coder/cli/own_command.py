@@ -17,14 +17,13 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from coder.abort import TICK
 from coder.cli.keyboard import text_of_keys
 from coder.cli.terminal_modes import LOCAL, local_modes, raw
-from coder.permissions.redact import LEAST_KEY, Stream
 from coder.providers.text import clean
 from coder.tools.bash import Output, shell
 from coder.tools.process import DRAIN, QUIET, READ, environment
@@ -39,9 +38,9 @@ def direct(command: str, cwd: Path) -> int:
         return subprocess.run(_line(command), cwd=cwd, env=_environment(), check=False).returncode
 
 
-def relayed(command: str, cwd: Path, redacted: Stream) -> tuple[str, int, str]:
+def relayed(command: str, cwd: Path, redact: Callable[[str], str]) -> tuple[str, int, str]:
     """Run it on a terminal of its own: (its output as text, its exit code, the keys that it did not read). What is shown goes
-    through `redacted`. Raises OSError, ToolError."""
+    through `redact`. Raises OSError, ToolError."""
     output, last = Output(), b""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     ours, its = os.openpty()
@@ -65,12 +64,10 @@ def relayed(command: str, cwd: Path, redacted: Stream) -> tuple[str, int, str]:
         with _left_to_it(), raw():
             for data in _passed_on(process, ours):
                 if data:
-                    _show(redacted.add(decoder.decode(data)))
+                    _show(redact(decoder.decode(data)))
                     output.add(data)
                     last = data
-                else:  # it may wait at a prompt that ends as a key begins
-                    _show(redacted.rest(LEAST_KEY))
-            _show(redacted.add(decoder.decode(b"", True)) + redacted.rest())
+            _show(redact(decoder.decode(b"", True)))
         text = re.sub(r"\r+(?=\n|$)", "", FULL_SCREEN.sub("", output.text()))
         text = clean(re.sub(r"[^\n]*\r", "", text))  # a line that was written over
         sys.stdout.write("\n" if text and not last.endswith(b"\n") else "")

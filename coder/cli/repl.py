@@ -141,7 +141,7 @@ class Repl:
             if not add:
                 code = direct(command, self.session.cwd)
             else:
-                output, code, keys = relayed(command, self.session.cwd, redactor.stream())
+                output, code, keys = relayed(command, self.session.cwd, redactor.text)
         except (OSError, ToolError) as error:
             self.screen.line(f"The command could not be started: {error}", "yellow")
             return

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING
 
 from coder.cli.config import ConfigError
 from coder.cli.flags import Flags, program
-from coder.devtools.trace_figures import COLUMNS, MEANING, WORDS, seconds
-from coder.devtools.trace_file import Recording, Run, TraceError, read, understood
+from coder.devtools.trace_file import (
+    COLUMNS,
+    MEANING,
+    WORDS,
+    Recording,
+    Run,
+    TraceError,
+    read,
+    seconds,
+    understood,
+)
 from coder.providers.text import clean
 
 if TYPE_CHECKING:

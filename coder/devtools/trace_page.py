@@ -12,8 +12,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from coder.devtools.trace_figures import COLUMNS, MEANING, WORDS, Span, seconds
-from coder.devtools.trace_file import Exchange, Record, Recording, Run, Step, open_file
+from coder.devtools.trace_file import (
+    COLUMNS,
+    MEANING,
+    WORDS,
+    Exchange,
+    Record,
+    Recording,
+    Run,
+    Span,
+    Step,
+    open_file,
+    seconds,
+)
 from coder.sessions.html import Markup, html_page, tag
 from coder.types import Message
 

@@ -3,11 +3,13 @@
     redactor = Redactor("sk-...")
     redactor.text("my key is sk-...")           # "my key is [API key, not shown]"
     model = RedactingModel("gpt-5", api_key="sk-...", redactor=redactor)
-    hooks = HookChain(..., Redaction(redactor))  # the last one, so that it gets what the others return
+    hooks = HookChain(..., Redaction(redactor))  # last, so that it gets what the other hooks return
 
-A key is found as it is, as JSON and URLs escape it, and over the borders of pieces of a stream. The hook
-covers what tools return, the model what is sent and answered. This guards against accidents: a program
-that reads a key can write it in another way, or only a part of it.
+A key is found as it is, or as JSON escapes it. Whatever enters the conversation is redacted when
+it does: results by the hook, answers by the model, prompts by the caller. So the history holds no
+key, and is not searched again. This prevents accidents: a program that reads a key can write it in
+another way or in pieces, and a key that arrives in two pieces of a stream is shown while it
+streams.
 """
 
 from __future__ import annotations
@@ -15,25 +17,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import math
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import groupby
-from typing import Any, cast
-from urllib.parse import quote
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar, cast
 
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.events import Event, ReasoningDelta, Returning, TextDelta, ToolCallDelta
 from coder.hooks import Hooks
-from coder.providers.text import clean, new_id, safe_name
+from coder.providers.text import clean
 from coder.tools.environment import is_secret
 from coder.toolset import ToolContext
 from coder.types import Completion, ModelError, Request, ToolCall, ToolResult
 
+T = TypeVar("T")
 HIDDEN = "[API key, not shown]"
-LEAST_KEY = 8  # characters
-NO_KEY = re.compile(  # what people write where a local server wants a key and does not check it
+MIN_KEY = 8  # characters
+PLACEHOLDER = re.compile(  # what users write where a local server wants a key and does not check it
     r"(?:(?:not|none|no|any(?:thing)?|sk|api|key|dummy|fake|test(?:ing)?|local(?:host)?|placeholder"
     r"|required?|need(?:ed)?|your|my|here|ollama|llama|vllm|lm|studio|empty|null|secret|token|change"
     r"|me|password|example|xx+|0+|12345678(?:90?)?)[-_. ]?)++",
@@ -41,8 +41,14 @@ NO_KEY = re.compile(  # what people write where a local server wants a key and d
 )
 WRITING = {"write", "edit", "apply_patch"}
 
-
-# ---- one text --------------------------------------------------------------------------------------------
+# Fields that hold what a server sent.
+DELTAS: dict[type, tuple[str, ...]] = {
+    TextDelta: ("text",),
+    ReasoningDelta: ("text",),
+    ToolCallDelta: ("id", "name", "arguments"),
+}
+CALL = ("id", "name", "arguments", "problem")
+ANSWER = ("text", "reasoning", "message", "finish_reason")
 
 
 class Redactor:
@@ -55,13 +61,12 @@ class Redactor:
             self.hide(key)
 
     def hide(self, key: str | None) -> None:
-        """Replace this key, too, from now on, unless it is too short or no secret."""
+        """Replace this key, too, from now on, unless it is too short or a placeholder."""
         key = (key or "").strip()
-        if len(key) < LEAST_KEY or NO_KEY.fullmatch(key):
+        if len(key) < MIN_KEY or PLACEHOLDER.fullmatch(key):
             return
-        escaped = json.dumps(key)[1:-1]
-        spellings = {key, escaped, json.dumps(escaped)[1:-1], quote(key, safe=""), safe_name(key)}
-        self._spellings = sorted({*self._spellings, *spellings}, key=len, reverse=True)
+        spellings = {*self._spellings, key, json.dumps(key)[1:-1]}
+        self._spellings = sorted(spellings, key=len, reverse=True)
 
     def text(self, text: str) -> str:
         for spelling in self._spellings:
@@ -74,62 +79,24 @@ class Redactor:
         return data
 
     def value(self, value: Any) -> Any:
-        """Redact every string in a JSON value; the same object where there is nothing to replace."""
-        return redacted(value, self.text) if self._spellings else value
-
-    def stream(self) -> Stream:
-        return Stream(self)
-
-    def partial(self, text: str) -> int:
-        """Count the characters at the end of a text that may be the beginning of a key."""
-        for size in range(min(len(text), max(map(len, self._spellings), default=0)), 0, -1):
-            if any(spelling.startswith(text[-size:]) for spelling in self._spellings):
-                return size
-        return 0
+        """Redact every string in a JSON value; the same object where there is none to replace."""
+        return redacted(value, self.text)
 
 
 def redacted(value: Any, redact: Callable[[str], str]) -> Any:
     """Redact every string in a JSON value; the same object where nothing changed."""
     if isinstance(value, str):
         new: Any = redact(value)
-        return value if new == value else new
-    if isinstance(value, list):
+    elif isinstance(value, list):
         new = [redacted(item, redact) for item in value]
-        return value if all(a is b for a, b in zip(value, new)) else new
-    if isinstance(value, dict):
-        new = {redacted(name, redact): redacted(item, redact) for name, item in value.items()}
-        is_same = all(name in new and new[name] is item for name, item in value.items())
-        return value if is_same else new
-    return value
+    elif isinstance(value, dict):
+        new = {redact(name): redacted(item, redact) for name, item in value.items()}
+    else:
+        return value
+    return value if new == value else new
 
 
-class Stream:
-    """Redacts a text that comes in pieces: what may be the beginning of a key waits for the next."""
-
-    def __init__(self, redactor: Redactor) -> None:
-        self.redactor = redactor
-        self._held = ""
-
-    def text(self, text: str) -> str:
-        """Redact a whole text beside the stream."""
-        return self.redactor.text(text)
-
-    def add(self, text: str) -> str:
-        """Take a piece; returns what can be shown by now."""
-        text = self.redactor.text(self._held + text)
-        end = len(text) - self.redactor.partial(text)
-        self._held = text[end:]
-        return text[:end]
-
-    def rest(self, under: float = math.inf) -> str:
-        """Return what was held back: at the end, or in a pause where it is shorter than `under`."""
-        if len(self._held) >= under:
-            return ""
-        rest, self._held = self._held, ""
-        return rest
-
-
-# ---- tools and models ------------------------------------------------------------------------------------
+# ---- tools, models and logs ----------------------------------------------------------------------
 
 
 class Redaction(Hooks):
@@ -139,7 +106,7 @@ class Redaction(Hooks):
         self.redactor = redactor
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> ToolResult | None:
-        ctx.redact = self.redactor.stream()
+        ctx.redact = self.redactor.text
         if call.name in WRITING and HIDDEN in str(call.arguments):
             return ToolResult(
                 f"Error: {HIDDEN!r} stands for a key that is not shown to you, and writing this "
@@ -156,90 +123,39 @@ class Redaction(Hooks):
 
 
 class RedactingModel(ChatModel):
-    """A ChatModel that neither sends the keys of its redactor nor passes them on."""
+    """A ChatModel whose answers and errors hold no key of its redactor."""
 
     def __init__(self, name: str, *, redactor: Redactor, **options: Any) -> None:
         super().__init__(name, **options)
         self.redactor = redactor
 
     def stream(self, request: Request, abort: Abort) -> Generator[Event, None, Completion]:
-        """As ChatModel's."""
-        value, text = self.redactor.value, self.redactor.text
-        asked = dataclasses.replace(
-            request, messages=value(request.messages), system=text(request.system)
-        )
-        names = CallNames(self.redactor)
+        """As ChatModel's; the system prompt is redacted as well, since it holds files."""
+        asked = dataclasses.replace(request, system=self.redactor.text(request.system))
         try:
             with Returning(super().stream(asked, abort)) as answer:
-                yield from _deltas(answer, self.redactor.stream(), names)
+                for event in answer:
+                    yield self._clean(event, DELTAS.get(type(event), ()))
         except ModelError as error:
-            error.message, error.request_id = text(error.message), value(error.request_id)
+            error.message = self.redactor.text(error.message)
+            error.request_id = self.redactor.value(error.request_id)
             error.args = (error.message,)
             raise
-        return self._redacted(answer.value, names)
+        calls = [self._clean(call, CALL) for call in answer.value.calls]
+        return dataclasses.replace(self._clean(answer.value, ANSWER), calls=calls)
 
-    def _redacted(self, answer: Completion, names: CallNames) -> Completion:
-        value, text = self.redactor.value, self.redactor.text
-        for call, entry in zip(answer.calls, answer.message.get("tool_calls") or ()):
-            call.id, call.name = names.id(call.id), names.name(call.name)
-            call.arguments, call.problem = value(call.arguments), text(call.problem)
-            entry["id"], entry["function"]["name"] = call.id, call.name
-        answer.text, answer.reasoning = text(answer.text), text(answer.reasoning)
-        answer.message = value(answer.message)
-        answer.finish_reason = text(answer.finish_reason)
-        return answer
-
-
-class CallNames:
-    """Ids and names of one answer's calls without keys, in the forms that servers take back."""
-
-    def __init__(self, redactor: Redactor) -> None:
-        self.redactor = redactor
-        self._ids: dict[str, str] = {}
-
-    def id(self, call_id: str) -> str:
-        """The id, or a new one in the place of one that holds a key, the same wherever it stands."""
-        text, part = self.redactor.text(call_id), self.redactor.partial(call_id)
-        is_clean = text == call_id and part < LEAST_KEY
-        return call_id if is_clean else self._ids.setdefault(call_id, new_id())
-
-    def name(self, name: str) -> str:
-        """The name, or its beginning as far as it has come."""
-        part = self.redactor.partial(name)
-        shown = self.redactor.text(name[:-part] if part >= LEAST_KEY else name)
-        return name if shown == name else safe_name(shown)
-
-
-FIELD: dict[type[Event], str] = {
-    TextDelta: "text",
-    ReasoningDelta: "text",
-    ToolCallDelta: "arguments",
-}
-
-
-def _deltas(events: Iterable[Event], stream: Stream, names: CallNames) -> Iterator[Event]:
-    """Redact the deltas of an answer; successive ones of a kind are one text."""
-    for (kind, _), group in groupby(events, lambda event: (type(event), getattr(event, "id", ""))):
-        field, event = FIELD.get(kind), cast(Any, None)
-        for event in group:
-            if isinstance(event, ToolCallDelta):
-                call_id, name = names.id(event.id), names.name(event.name)
-                event = dataclasses.replace(event, id=call_id, name=name)
-            if field:
-                text = getattr(event, field)
-                shown = stream.add(text)
-                if shown != text:
-                    event = dataclasses.replace(event, **{field: shown})
-            yield event
-        if field and (rest := stream.rest()):
-            yield dataclasses.replace(event, **{field: rest})
+    def _clean(self, part: T, names: tuple[str, ...]) -> T:
+        """Redact these fields of a delta, a call or an answer."""
+        old = {name: getattr(part, name) for name in names}
+        new = self.redactor.value(old)
+        return part if new is old else dataclasses.replace(cast(Any, part), **new)
 
 
 def redact_logs(redactor: Redactor) -> None:
-    """Redact what all of Python's loggers write from now on, and strip what drives a terminal.
+    """Redact what all of Python's loggers write from now on, and strip terminal escapes from it.
 
-    Libraries log what they send and get (OPENAI_LOG=debug). An exception becomes text here, since
-    whoever formats it later would write it as it is.
+    Libraries log what they send and receive (OPENAI_LOG=debug). An exception becomes text here,
+    since whoever formats it later would write it as it is.
     """
     make = logging.getLogRecordFactory()
 
