@@ -98,7 +98,7 @@ class StepEnd(BaseEvent):
 
 @dataclass(slots=True)
 class Status(BaseEvent):
-    """Where the run is; README.md draws the states and the ways between them."""
+    """Where the run is; docs/reading-guide.md draws the states and the ways between them."""
 
     type: ClassVar[Literal["status"]] = "status"
     status: Literal["idle", "busy", "retry"]

@@ -67,7 +67,7 @@ FULL = Reply("This model's maximum context length is 8 tokens", status=400)
 SHORTER = FunctionHooks(on_length=lambda m, trigger, usage, abort: trigger != "threshold")
 SMALL = {"context_window": 10}  # tokens: any answer fills it
 
-# (what the answer has, the condition) as README's table says it -> the replies, the options, and what comes of it:
+# (what the answer has, the condition) as the table of docs/reading-guide.md has it -> the replies, the options, and what comes of it:
 # stop_reason, text, how many requests were sent.
 ROWS: dict[tuple[str, str], list[tuple[list[Reply], dict[str, Any], tuple[str, str, int]]]] = {
     ("an error", "the context overflowed"): [
@@ -137,9 +137,9 @@ def test_what_follows_on_an_answer(row: tuple[str, str]) -> None:
         assert result.text.startswith(text)
 
 
-def test_the_readme_has_these_rows() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    table = readme.partition("| the answer has |")[2].partition("\n\n")[0]
+def test_the_reading_guide_has_these_rows() -> None:
+    guide = (Path(__file__).parent.parent / "docs" / "reading-guide.md").read_text()
+    table = guide.partition("| the answer has |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| (.+?) \| (.+?) \| .+? \|$", table, re.M) == [*ROWS]
 
 

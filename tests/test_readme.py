@@ -1,151 +1,345 @@
-"""What README.md shows is what happens."""
+"""README.md and docs/ are true: their code runs, their links lead somewhere, their tables are the program's."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
 
+import pytest
+
+from coder import events, types
+from coder.agent.profiles import load_agents
+from coder.cli.commands import ALIASES, Commands
+from coder.cli.config import NAMES, load
+from coder.cli.flags import EXIT_CODES, INTERRUPTED, LIMIT, TRANSIENT, USAGE, parser
+from coder.cli.main import SUBCOMMANDS, main
 from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.extend.command_hooks import command_hooks
+from coder.extend.plugins import load_plugins
+from coder.hooks import HOOK_NAMES
+from coder.permissions.rules import rules_of
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+LOCAL = {"OPENAI_BASE_URL": "http://localhost:1/v1"}  # needs no key
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
 
 
-EXAMPLES = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", README, re.S)
+def blocks(language: str) -> list[str]:
+    return [
+        each
+        for text in PAGES.values()
+        for each in re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+    ]
 
 
-def printed(code: str, server: ScriptedServer, folder: Path = ROOT) -> str:
-    env = os.environ | {
-        "OPENAI_BASE_URL": server.url,
-        "OPENAI_API_KEY": "x",
-        "PYTHONPATH": str(ROOT),
-    }
+def rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table on a page whose first column has this heading."""
+    table = PAGES[page].split(f"\n| {heading} |")[1].split("\n\n")[0]
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))]
+        for line in table.split("\n")[2:]
+    ]
+
+
+def quoted(cell: str) -> list[str]:
+    """The words of a cell that are code."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# ---- examples in Python ----------------------------------------------------------------------------------
+
+
+def last(body: Body) -> str:
+    return str(body["messages"][-1]["content"])
+
+
+def count_oslo(body: Body) -> Reply:
+    if body["messages"][-1]["role"] == "user":
+        city = body["tools"][0]["function"]["parameters"]["properties"]["city"]
+        assert city["description"] == "its name"
+        return Reply(calls=[("population", {"city": "Oslo"})])
+    return Reply(f"{last(body)} people live in Oslo.")
+
+
+def count_both(body: Body) -> Reply:
+    assert "sk-12345" not in json.dumps(body)
+    numbers = [m["content"].split()[0] for m in body["messages"] if m["role"] == "tool"]
+    if last(body) in ("How many people live in Oslo?", "And Bergen?"):
+        return Reply(
+            calls=[("population", {"city": "Bergen" if "Bergen" in last(body) else "Oslo"})]
+        )
+    if "story" in last(body):
+        return Reply("Once upon a time " * 100, pace=0.05)
+    return Reply(f"Oslo has {numbers[0]} people, Bergen {numbers[1]}.")
+
+
+def remember_ada(body: Body) -> Reply:
+    said = [message["content"] for message in body["messages"][:-1]]
+    return Reply("Ada." if "My name is Ada." in said else "Hello.")
+
+
+# What the example contains -> the model that it talks to.
+MODELS: dict[str, Callable[[Body], Reply]] = {
+    "RunEnd(text=text)": count_oslo,
+    "Say hello.": lambda body: Reply("Hello."),
+    "def steer(": count_both,
+    "SessionStore(": remember_ada,
+}
+EXAMPLES = [
+    example
+    for text in PAGES.values()
+    for example in re.findall(r"```python\n(.*?)```\s*```text\n(.*?)```", text, re.S)
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_example_prints_what_stands_below_it(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    [(code, output)] = [each for each in EXAMPLES if name in each[0]]
+    monkeypatch.chdir(tmp_path)
+    with ScriptedServer(MODELS[name]) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "x")
+        exec(compile(code, name, "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out == output
+
+
+def test_every_example_is_run() -> None:
+    assert len(EXAMPLES) == len(MODELS)
+    assert len(blocks("python")) == len(EXAMPLES) + 1  # and the plugin
+
+
+def test_the_plugin_of_the_settings_page_loads(tmp_path: Path) -> None:
+    [code] = [each for each in blocks("python") if "def setup(" in each]
+    (tmp_path / "weather.py").write_text(code)
+    loaded = load_plugins(tmp_path)
+    assert ([each.name for each in loaded.tools], loaded.problems) == (["forecast"], [])
+    assert [each.name for each in loaded.commands] == ["umbrella"]
+
+
+def test_the_examples_pass_mypy(tmp_path: Path) -> None:
+    for number, code in enumerate(blocks("python")):
+        (tmp_path / f"example_{number}.py").write_text(code)
+    options = ["--config-file", str(ROOT / "pyproject.toml")]
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=env,
-        cwd=folder,
+        [sys.executable, "-m", "mypy", *options, *map(str, tmp_path.glob("*.py"))],
+        cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_library_example_prints_what_the_readme_says() -> None:
-    code, output = EXAMPLES[0]
-
-    def script(body: Body) -> Reply:
-        last = body["messages"][-1]
-        if last["role"] == "user":
-            assert (
-                body["tools"][0]["function"]["parameters"]["properties"]["city"]["description"]
-                == "its name"
-            )
-            return Reply(calls=[("population", {"city": "Oslo"})])
-        return Reply(f"{last['content']} people live in Oslo.")
-
-    with ScriptedServer(script) as server:
-        assert printed(code, server) == output
+# ---- files and commands ----------------------------------------------------------------------------------
 
 
-def test_the_agent_example_prints_what_the_readme_says() -> None:
-    code, output = EXAMPLES[1]
-    assert len(code.splitlines()) <= 46 and len(EXAMPLES) == 3
-
-    def script(body: Body) -> Reply:
-        last = body["messages"][-1]["content"]
-        numbers = [m["content"].split()[0] for m in body["messages"] if m["role"] == "tool"]
-        if last in ("How many people live in Oslo?", "And Bergen?"):
-            return Reply(calls=[("population", {"city": "Bergen" if "Bergen" in last else "Oslo"})])
-        if "story" in last:
-            return Reply("Once upon a time " * 100, pace=0.05)
-        return Reply(f"Oslo has {numbers[0]} people, Bergen {numbers[1]}.")
-
-    with ScriptedServer(script) as server:
-        assert printed(code, server) == output
-        assert "sk-12345" not in json.dumps(server.requests)
+def test_every_json_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
+    for text in blocks("json"):
+        data = json.loads(text)
+        if "before_tool_call" in data:
+            (tmp_path / "hooks.json").write_text(text)
+            assert command_hooks(tmp_path / "hooks.json").hooks
+        elif "edit" in data:
+            assert rules_of(data, "a file")
+        else:
+            (tmp_path / "prices.json").write_text(text)
+            flags = {"OPENAI_MODEL": "gpt-5", "CODER_PRICES": str(tmp_path / "prices.json")}
+            assert load(tmp_path, flags | LOCAL).price_of("gpt-5")
 
 
-def test_the_example_of_a_kept_conversation_prints_what_the_readme_says(tmp_path: Path) -> None:
-    code, output = EXAMPLES[2]
+def test_the_agent_of_the_settings_page_loads(tmp_path: Path) -> None:
+    [text] = blocks("markdown")
+    (tmp_path / "review.md").write_text(text)
+    agents, problems = load_agents(tmp_path)
+    assert (agents["review"].mode, problems) == ("subagent", [])
 
-    def script(body: Body) -> Reply:
-        return Reply(
-            "Ada."
-            if "My name is Ada." in [m["content"] for m in body["messages"][:-1]]
-            else "Hello."
+
+def commands() -> list[list[str]]:
+    """The words of each simple command of the shell blocks."""
+    found: list[list[str]] = []
+    for block in blocks("sh"):
+        assert subprocess.run(["bash", "-n"], input=block, text=True).returncode == 0, block
+        for line in block.splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+            lexer.whitespace_split = True
+            parts: list[list[str]] = [[]]
+            for word in lexer:
+                if re.fullmatch(r"[|&;]+", word):
+                    parts.append([])
+                else:
+                    parts[-1].append(word)
+            found += filter(None, parts)
+    return found
+
+
+def test_every_command_line_of_coder_is_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    given = [words for words in commands() if words[0].rpartition("/")[2] == "coder"]
+    assert len(given) > 20
+    for _, *argv in given:
+        argv = argv[: argv.index(">")] if ">" in argv else argv
+        if argv[:1] == ["demo"]:  # it would serve
+            argv = ["demo", "--help"]
+        if argv and argv[0] in SUBCOMMANDS:
+            with pytest.raises(SystemExit) if "--help" in argv else contextlib.nullcontext():
+                main(argv)
+            assert "usage:" not in capsys.readouterr().err, argv
+        else:
+            parser().parse_intermixed_args(argv)
+
+
+def test_every_setting_that_is_exported_is_accepted(tmp_path: Path) -> None:
+    given = {}
+    for words in commands():
+        if words[0] == "export":
+            given |= dict(word.split("=", 1) for word in words[1:])
+    assert given.keys() <= set(NAMES) and len(given) >= 5
+    load(tmp_path, given | LOCAL)
+
+
+def test_every_file_of_the_repository_that_is_named_exists() -> None:
+    named = re.findall(
+        r"(?<![\w/.~-])((?:coder|tests|docs|\.ci)/[\w./-]*\w)", "".join(PAGES.values())
+    )
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+# ---- links -----------------------------------------------------------------------------------------------
+
+
+def links(page: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", PAGES[page])
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for link in links(page):
+        if not link.startswith("https://"):
+            name, _, anchor = link.partition("#")
+            path = (ROOT / page).parent / name if name else ROOT / page
+            assert path.exists(), link
+            assert not anchor or anchor in anchors(path), link
+
+
+def test_the_readme_is_short_and_leads_to_every_page_and_folder() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 250
+    folders = {str(path.relative_to(ROOT)) for path in (ROOT / "coder").glob("*/__init__.py")}
+    assert {*PAGES, *folders} - {"README.md"} <= set(links("README.md"))
+
+
+def test_the_reading_guide_names_every_file_of_the_core_and_what_is_in_it() -> None:
+    core = {f"../{path.relative_to(ROOT)}" for path in (ROOT / "coder").glob("[a-z]*.py")}
+    assert core <= set(links("docs/reading-guide.md"))
+    for _, files, names in rows("docs/reading-guide.md", "minute"):
+        text = "".join(
+            (ROOT / "docs" / link).read_text() for link in re.findall(r"\]\((.+?)\)", files)
         )
-
-    with ScriptedServer(script) as server:
-        assert printed(code, server, tmp_path) == output
-
-
-def test_every_link_leads_to_a_file_and_the_core_and_all_folders_are_named() -> None:
-    links = set(re.findall(r"\]\((coder/[^)]+)\)", README))
-    assert [link for link in links if not (ROOT / link).exists()] == []
-    package = ROOT / "coder"
-    wanted = [*package.glob("[a-z]*.py"), *package.glob("*/__init__.py")]
-    assert {str(path.relative_to(ROOT)) for path in wanted} <= links
+        for name in quoted(names):
+            assert not name.isidentifier() or re.search(rf"\b{name}\b", text), (files, name)
 
 
 def test_on_a_package_page_no_link_leads_nowhere() -> None:
-    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    text = README
+    tool, readme = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"], PAGES["README.md"]
+    text = readme
     for each in tool["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
         text = re.sub(each["pattern"], each["replacement"].replace("\\g", "\\"), text)
-    assert [
-        link for link in re.findall(r"\]\(([^)]*)\)", text) if not link.startswith("https://")
-    ] == []
-    assert len(text.split()) == len(README.split()) and "| loop.py | the loop:" in text
+    left = re.findall(r"\]\(([^)]*)\)", text)
+    assert left and all(link.startswith("https://") for link in left)
+    assert len(text.split()) == len(readme.split()) and "\n| providers/ | " in text
 
 
-def test_the_exit_codes_of_the_readme_are_those_of_the_program() -> None:
-    from coder.cli.flags import EXIT_CODES, INTERRUPTED, LIMIT, TRANSIENT, USAGE
+# ---- tables ----------------------------------------------------------------------------------------------
 
-    codes = {
-        int(code)
-        for row in re.findall(r"^\| ([\d, ]+) \|", README, re.M)
-        for code in row.split(",")
-    }
+
+def test_the_table_of_flags_is_the_parser() -> None:
+    shown = {word.split()[0] for row in rows("README.md", "flag") for word in quoted(row[0])}
+    known = {name for action in parser()._actions for name in action.option_strings}
+    assert shown == known
+
+
+def test_the_tables_of_commands_are_the_program() -> None:
+    shown = {quoted(row[0])[0].split()[0].removeprefix("/") for row in rows("README.md", "command")}
+    plugins = SimpleNamespace(commands=[])
+    repl: Any = SimpleNamespace(session=SimpleNamespace(plugins=plugins), memory=None, screen=None)
+    known = Commands(repl).known
+    assert shown == set(known)
+    second = PAGES["README.md"].split("\n| command |")[2].split("\n\n")[0]
+    subcommands = set(re.findall(r"^\| `coder ([a-z]+)", second, re.M))
+    assert subcommands == SUBCOMMANDS.keys() - {"help"}
+    also = re.findall(r"`/(\w+)[^|]*\|[^|\n]*\(also `/(\w+)`\)", PAGES["README.md"])
+    assert also and all(ALIASES[alias] == name for name, alias in also)
+
+
+def test_the_exit_codes_are_those_of_the_program() -> None:
+    codes = {int(code) for row in rows("README.md", "exit code") for code in row[0].split(",")}
     assert codes == {*EXIT_CODES.values(), USAGE, LIMIT, TRANSIENT, INTERRUPTED, 143}
-    assert json.dumps(EXIT_CODES["stop"]) == "0"
+    assert EXIT_CODES["stop"] == 0
 
 
-def test_the_events_of_the_readme_are_those_of_the_program() -> None:
-    """Names and fields of every event, as stream-json prints it, and the words that they use."""
-    from typing import get_args
-
-    from coder import events, types
-
-    start, end = README.index("### Formats for programs"), README.index("### Any server")
-    table, words = README[start:end].split("\n`stop_reason` is ")
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (`\w+`(?:, `\w+`)*) \|", table, re.M)
-    listed = {
-        name: re.findall(r"\w+", fields)
-        for names, fields in rows
-        for name in re.findall(r"\w+", names)
+def test_the_table_of_settings_is_the_program(tmp_path: Path) -> None:
+    table = {quoted(row[0])[0]: row[1:3] for row in rows("docs/settings.md", "setting")}
+    assert tuple(table) == NAMES
+    flags = {
+        action.dest: f"`{action.option_strings[-1]}`"
+        for action in parser()._actions
+        if action.dest in NAMES
     }
-    known = {
-        each.type: [f.name for f in dataclasses.fields(each) if f.repr]
+    assert {name: row[0] for name, row in table.items() if row[0]} == flags
+    settings = load(tmp_path, {"OPENAI_MODEL": "m"} | LOCAL)
+    defaults = {
+        "CODER_IDLE_TIMEOUT": settings.idle_timeout,
+        "CODER_RETRY_BASE": settings.retry_base,
+        "CODER_MAX_STEPS": settings.max_steps,
+    }
+    assert {name: float(table[name][1]) for name in defaults} == defaults
+    assert table["CODER_CONTEXT_WINDOW"][1].endswith(f" {settings.context_window}")
+
+
+def test_the_table_of_events_is_the_program() -> None:
+    listed = {
+        name: quoted(row[1]) for row in rows("docs/library.md", "event") for name in quoted(row[0])
+    }
+    assert listed == {
+        each.type: [field.name for field in dataclasses.fields(each) if field.repr]
         for each in get_args(events.Event)
     }
-    known["run_start"] = ["session_id", "model", "cwd", "version"]  # test_cli.py compares
-    assert listed == known
-    error = types.ModelError("server", "").to_dict()
-    usage = [f.name for f in dataclasses.fields(types.Usage)]
-    assert re.findall(r"`(\w+)`", words) == [
-        *get_args(types.StopReason),
-        "usage",
-        *usage,
-        "error",
-        *error,
-        *get_args(types.ErrorKind),
-        "usage",
-    ]
+
+
+def test_the_words_of_the_events_are_the_program() -> None:
+    assert {quoted(row[0])[0]: quoted(row[1]) for row in rows("docs/library.md", "word")} == {
+        "stop_reason": [*get_args(types.StopReason)],
+        "usage": [field.name for field in dataclasses.fields(types.Usage)],
+        "error": [*types.ModelError("server", "").to_dict()],
+        "kind": [*get_args(types.ErrorKind), "usage"],
+    }
+
+
+def test_the_table_of_hooks_is_the_program() -> None:
+    assert tuple(quoted(row[0])[0] for row in rows("docs/library.md", "hook")) == HOOK_NAMES

@@ -1,4 +1,4 @@
-"""The states of a run: every way in README's drawing is taken by a real run, and no other one."""
+"""The states of a run: every way in the drawing of docs/reading-guide.md is taken by a real run, and no other one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from coder.toolset import tool
 from coder.types import Limits, ModelError
 from tests.harness import ask, serve
 
-README = Path(__file__).parents[1] / "README.md"
+GUIDE = Path(__file__).parents[1] / "docs" / "reading-guide.md"
 OVERFLOW = Reply("This model's maximum context length is 8 tokens", status=400)
 
 
@@ -125,7 +125,7 @@ def states_of(events: list[Event]) -> list[str]:
 
 
 def drawn_ways() -> set[tuple[str, str]]:
-    drawing = README.read_text().split("```mermaid\n")[1].split("\n```")[0]
+    drawing = GUIDE.read_text().split("```mermaid\n")[1].split("\n```")[0]
     return set(re.findall(r"(\w+) --> (\w+)", drawing)) - {("run", "ended")}
 
 
