@@ -12,7 +12,7 @@ import pytest
 
 from coder.abort import Abort
 from coder.agent.agent import AgentState
-from coder.agent.parallel import MOST, ParallelTools
+from coder.agent.parallel import MAX_WORKERS, ParallelTools
 from coder.devtools.scripted import Reply
 from coder.events import Event, Notice, PermissionAsked, ToolEnd, ToolStart, ToolUpdate
 from coder.hooks import FunctionHooks, Hooks
@@ -163,7 +163,7 @@ def test_no_more_than_eight_run_at_a_time() -> None:
     with serve(calls(*(("look", str(number)) for number in range(20))), Reply("done")) as server:
         ask(server, tools=ParallelTools([look]))
     assert results_of(server.requests[1]) == [str(number) for number in range(20)]
-    assert 1 < most <= MOST
+    assert 1 < most <= MAX_WORKERS
 
 
 def test_hooks_are_called_in_the_runs_thread_one_at_a_time_in_the_order_of_the_answer() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coder.agent.folder_instructions import FolderInstructions
-from coder.agent.instructions import MOST, instructions
+from coder.agent.instructions import LIMIT, instructions
 from coder.agent.profiles import BUILT_IN, choices
 from coder.agent.prompt import system_prompt
 from coder.agent.subagent import Subagents
@@ -124,10 +124,10 @@ def test_what_nobody_sees_is_made_visible(tmp_path: Path) -> None:
 
 def test_all_of_them_have_a_limit_and_the_nearest_is_kept(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
-    put(tmp_path / "AGENTS.md", "far " * MOST)
-    put(tmp_path / "sub" / "AGENTS.md", "n" * (MOST - 10))
+    put(tmp_path / "AGENTS.md", "far " * LIMIT)
+    put(tmp_path / "sub" / "AGENTS.md", "n" * (LIMIT - 10))
     far, near = instructions(tmp_path / "sub")
-    assert near.text == "n" * (MOST - 10)
+    assert near.text == "n" * (LIMIT - 10)
     assert (
         far.text.startswith("far far fa\n[cut: ")
         and far.text.endswith("more characters]")
@@ -190,13 +190,13 @@ def instruct(folder: Path, *names: str) -> FolderInstructions:
 
 def test_those_of_sub_folders_have_a_limit_together(tmp_path: Path) -> None:
     for name in "abc":
-        put(tmp_path / name / "AGENTS.md", f"about {name} " + name * MOST)
+        put(tmp_path / name / "AGENTS.md", f"about {name} " + name * LIMIT)
         put(tmp_path / name / "file", "x")
     hook = instruct(tmp_path, "a/file", "b/file", "c/file")
     assert [each.path for each in hook.added] == ["a/AGENTS.md"] and hook.added[0].text.endswith(
         "[cut: 8 more characters]"
     )
-    assert len(str(hook.notes()[0]["content"])) < MOST + 200
+    assert len(str(hook.notes()[0]["content"])) < LIMIT + 200
 
 
 def test_no_file_ends_the_tag_that_it_stands_in(tmp_path: Path) -> None:

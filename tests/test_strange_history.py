@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coder.agent.compaction import Compaction
 from coder.agent.folder_instructions import FolderInstructions
-from coder.agent.titles import transcript
+from coder.agent.shorten import transcript
 from coder.agent.todo import newest, notes, todo
 from coder.cli.replay import replay
 from coder.cli.screen import Screen
@@ -20,6 +20,7 @@ from coder.devtools.replay import ScriptedModel
 from coder.devtools.scripted import Body, Reply
 from coder.events import Compacted, HookFailed
 from coder.extend.guard import Spared
+from coder.history import repair
 from coder.hooks import FunctionHooks, HookChain
 from coder.loop import run_loop
 from coder.sessions.export import Format, export
@@ -130,7 +131,7 @@ def test_whatever_stands_in_a_stored_conversation_is_read_shown_shortened_and_se
     files = FolderInstructions(Path("/nowhere"))
     with Recorder(store, session_id) as recorder:
         files.take_up(recorder.messages)
-        assert transcript(recorder.messages)
+        assert transcript(repair(recorder.messages), 60_000)
         replay(Screen(io.StringIO()), Toolset([todo]), recorder.messages, None)
         model = ScriptedModel([SUMMARY, Reply(calls=[("todo", {"items": 5})]), Reply("Well.")])
         compaction = Compaction(model, notes=lambda: [*files.notes(), *notes(recorder.messages)])

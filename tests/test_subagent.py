@@ -360,9 +360,7 @@ def test_the_steps_of_children_are_the_parents_and_one_is_left_to_say_what_came_
         and result.stop_reason == "stop"
         and result.steps == 2
     )
-    assert results(result.messages)[0].startswith(
-        "The sub-agent did not get to its end (max_steps)"
-    )
+    assert results(result.messages)[0].startswith("The sub-agent did not finish (max_steps)")
     with ScriptedServer(
         script(lambda body: Reply("", calls=[task(str(len(body["messages"])))]), child)
     ) as server:
@@ -405,9 +403,7 @@ def test_repetitions_are_counted_on_where_a_child_goes_on(tmp_path: Path) -> Non
         and said[2].startswith("Not run: ls was called 3 times")
         and said[3] == NOT_RUN
     )
-    assert results(result.messages)[1].startswith(
-        "The sub-agent did not get to its end (doom_loop)"
-    )
+    assert results(result.messages)[1].startswith("The sub-agent did not finish (doom_loop)")
 
 
 def test_an_error_of_the_childs_server_is_a_result_and_the_parent_goes_on(tmp_path: Path) -> None:
@@ -416,7 +412,7 @@ def test_an_error_of_the_childs_server_is_a_result_and_the_parent_goes_on(tmp_pa
     ) as server:
         _, result = Office(server, tmp_path).run()
     assert result.stop_reason == "stop" and results(result.messages)[0].startswith(
-        "The sub-agent did not get to its end (error)"
+        "The sub-agent did not finish (error)"
     )
 
 

@@ -1,12 +1,11 @@
-"""Instruction files: AGENTS.md, or CLAUDE.md where there is none, and ETCODE.md: the user's, and those of the project from its
-root down.
+"""Instruction files: AGENTS.md (or CLAUDE.md where there is none) and ETCODE.md, of the user and of the project.
 
-In each folder the first of each row of NAMES counts. They become part of the system prompt, the nearest last. They are words for the
-model: nothing in them changes what is allowed. A file that leads out of its repository through a link is left out, and
-characters that nobody sees are made visible. Above the working folder, which may be a shared place such as /tmp, counts only
-what belongs to us, to the system, or to the owner of the working folder.
+They become part of the system prompt, the nearest last. They are text for the model: nothing in them changes
+what is allowed. A link that leads out of its repository is not followed, and invisible characters are made
+visible. Above the working folder, which may be a shared place such as /tmp, only files of the user, of root
+or of the working folder's owner count.
 
-Little is imported here, since their names are shown before the first prompt.
+Little is imported here: the names of the files are shown before the first prompt.
 """
 
 from __future__ import annotations
@@ -15,17 +14,16 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coder.providers.text import visible
 from coder.tools.repository import repository_top
 
-NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))
-MOST = (
-    32_000  # characters of all of them (codex's limit is 32 KiB); the nearest are kept whole first
-)
+NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))  # of each row the first that has text counts
+LIMIT = 32_000  # characters of all files together; the nearest are kept whole first
+Report = Callable[[str], None]
 
 INIT = """\
 Look at this project and write AGENTS.md in its root: what a coding agent needs to know to work here. Find out how it is built, run, \
@@ -34,9 +32,13 @@ that are quick. Keep it under 60 lines, facts only, nothing that can be seen at 
 AGENTS.md or CLAUDE.md already, improve it instead of starting anew."""
 
 
+def no_report(text: str) -> None:
+    """For callers that do not show what was left out."""
+
+
 @dataclass(frozen=True)
 class Instruction:
-    """One file as the model gets it. `path` is what a person calls it."""
+    """One file as the model gets it. `path` is its name for the user."""
 
     file: Path
     path: str
@@ -46,64 +48,66 @@ class Instruction:
         text = self.text.replace("</instructions", "<\\/instructions")
         return f'<instructions path="{visible(self.path)}">\n{text}\n</instructions>'
 
-    def cut(self, most: int) -> Instruction:
+    def cut(self, limit: int) -> Instruction:
         """The same in at most so many characters, and a line that says what is missing."""
-        if len(self.text) <= most:
+        missing = len(self.text) - limit
+        if missing <= 0:
             return self
-        return Instruction(
-            self.file,
-            self.path,
-            f"{self.text[:most]}\n[cut: {len(self.text) - most} more characters]",
-        )
+        return replace(self, text=f"{self.text[:limit]}\n[cut: {missing} more characters]")
 
 
 def instructions(
-    cwd: Path, config: Path | None = None, tell: Callable[[str], None] = lambda text: None
+    cwd: Path, config: Path | None = None, report: Report = no_report
 ) -> list[Instruction]:
-    """The user's (in `config`), then the project's from the repository's root to `cwd`; at most MOST characters. `tell` is called
-    with a sentence for each that cannot be taken."""
-    root = repository_top(cwd, lambda place: _trusted(place, cwd))
-    own = found_in(config, config, "~/", tell) if config else ()
-    folders = [root, *(root / Path(*parts) for parts in folders_down(cwd.relative_to(root)))]
-    found = [each for folder in folders for each in found_in(folder, root, "", tell)]
-    return _fitting(
-        [*own, *(each for each in found if each.file.parent == cwd or _trusted(each.file, cwd))]
-    )
+    """The user's files (in `config`), then the project's from its root down to `cwd`; at most LIMIT characters.
+
+    `report` gets a sentence for each file that is left out.
+    """
+    root = repository_top(cwd, lambda place: _is_trusted(place, cwd))
+    found = [*files_in(config, config, report, "~/")] if config else []
+    for folder in [root, *folders_between(root, cwd)]:
+        files = files_in(folder, root, report)
+        found += [each for each in files if folder == cwd or _is_trusted(each.file, cwd)]
+    kept, left = list[Instruction](), LIMIT
+    for each in reversed(found):
+        kept.insert(0, each.cut(left))
+        left = max(0, left - len(each.text))
+    return kept
 
 
-def _trusted(path: Path, cwd: Path) -> bool:
-    """Is its owner one of whom nothing has to be feared here: we, the system, or the owner of the working folder?"""
+def _is_trusted(path: Path, cwd: Path) -> bool:
     with contextlib.suppress(OSError):
         return path.stat().st_uid in {os.geteuid(), 0, cwd.stat().st_uid}
     return False
 
 
-def folders_down(relative: Path) -> Iterator[tuple[str, ...]]:
-    """The parts of each folder on the way down."""
-    for count in range(1, len(relative.parts) + 1):
-        yield relative.parts[:count]
+def folders_between(top: Path, folder: Path) -> list[Path]:
+    """The folders below `top` on the way down to `folder`, which is the last."""
+    depth = len(folder.relative_to(top).parts)
+    return [folder, *folder.parents][:depth][::-1]
 
 
-def found_in(
-    folder: Path, root: Path, prefix: str = "", tell: Callable[[str], None] = lambda text: None
+def files_in(
+    folder: Path, root: Path, report: Report = no_report, prefix: str = ""
 ) -> Iterator[Instruction]:
-    """The files of one folder, which have to lie in `root`; `tell` is called for one that cannot be taken."""
+    """The instruction files of one folder, which have to lie in `root`."""
     for names in NAMES:
         for name in names:
-            shown = prefix + name if prefix else str((folder / name).relative_to(root))
+            file = folder / name
+            path = f"{prefix}{file.relative_to(root)}"
             try:
-                text = _read(folder / name, root).strip()
+                text = _read(file, root).strip()
             except OSError as error:
-                if os.path.lexists(folder / name):
-                    tell(f"{shown} is left out: {error.strerror}.")
+                if os.path.lexists(file):
+                    report(f"{path} is left out: {error.strerror}.")
                 continue
             if text:
-                yield Instruction(folder / name, shown, visible(text))
+                yield Instruction(file, path, visible(text))
                 break
 
 
 def _read(path: Path, root: Path) -> str:
-    """The text of a regular file that really lies in `root`; no waiting for what is none. Raises OSError."""
+    """The text of a regular file in `root`; never waits for a pipe. Raises OSError."""
     real = os.path.realpath(path)
     if not Path(real).is_relative_to(os.path.realpath(root)):
         raise OSError(errno.EXDEV, "a link leads out of the repository")
@@ -111,14 +115,6 @@ def _read(path: Path, root: Path) -> str:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
-        return os.read(fd, 4 * MOST).decode("utf-8", "replace").removeprefix("\ufeff")
+        return os.read(fd, 4 * LIMIT).decode("utf-8", "replace").removeprefix("\ufeff")
     finally:
         os.close(fd)
-
-
-def _fitting(found: Sequence[Instruction]) -> list[Instruction]:
-    left, kept = MOST, list[Instruction]()
-    for each in reversed(found):
-        kept.insert(0, each.cut(left))
-        left = max(0, left - len(each.text))
-    return kept

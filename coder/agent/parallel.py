@@ -2,12 +2,9 @@
 
     run_loop(messages, model, ParallelTools([read, grep, edit]))
 
-All starts come first, in the order of the answer; what the tools say and their ends come as they happen, so that a slow
-one holds up nobody's display; the results stand in the history in the order of the answer. Hooks and the consumer of
-the events notice no threads: they are called in the run's own, one at a time. A question that a tool asks is answered before
-that tool goes on.
-
-A call of a tool that writes waits for those before it, and those behind it wait for that.
+The start events come first, in the order of the answer; the tools' events come as they happen; the results
+stand in the history in the order of the answer. Hooks and the consumer of the events are called in the run's
+own thread, one at a time. A call of a tool that writes waits for those before it, and those behind wait for it.
 """
 
 from __future__ import annotations
@@ -23,26 +20,21 @@ from coder.events import Event
 from coder.toolset import Toolset
 from coder.types import ToolCall, ToolResult
 
-MOST = 8  # calls at a time
-GRACE = (
-    0.3  # seconds for a tool to end by itself after an abort; then it is left behind in its thread
-)
+MAX_WORKERS = 8
+GRACE = 0.3  # seconds for a tool to end after an abort; then its thread is abandoned
 
 Work: TypeAlias = Generator[Event, None, ToolResult]
+Outputs: TypeAlias = "queue.SimpleQueue[tuple[_Worker, Event | ToolResult | BaseException]]"
 
 
 class ParallelTools(Toolset):
-    """A Toolset whose `concurrent` tools run side by side where their calls are neighbours, at most MOST at a time."""
+    """A Toolset whose `concurrent` tools run side by side where their calls are neighbours."""
 
     def groups(self, calls: list[ToolCall]) -> Iterable[list[ToolCall]]:
         groups: list[list[ToolCall]] = []
         for call in calls:
-            if (
-                groups
-                and len(groups[-1]) < MOST
-                and self._concurrent(call)
-                and self._concurrent(groups[-1][-1])
-            ):
+            joins = groups and self._concurrent(call) and self._concurrent(groups[-1][-1])
+            if joins and len(groups[-1]) < MAX_WORKERS:
                 groups[-1].append(call)
             else:
                 groups.append([call])
@@ -54,84 +46,68 @@ class ParallelTools(Toolset):
     def together(
         self, works: Sequence[Work], abort: Abort
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
-        together = side_by_side if len(works) > 1 else super().together
-        return together(works, abort)
+        """Run the works side by side, as Toolset.together.
+
+        Raises what a work raises, or Aborted, after all works have ended or GRACE after an abort. Closed
+        early, it sets `abort`, so that the tools end.
+        """
+        if len(works) == 1:
+            yield from super().together(works, abort)
+            return
+        outputs: Outputs = queue.SimpleQueue()
+        workers = {_Worker(place, work, outputs) for place, work in enumerate(works)}
+        error: BaseException | None = None
+        deadline = 0.0
+        try:
+            while workers and not (deadline and time.monotonic() > deadline):
+                if abort.is_set:
+                    deadline = deadline or time.monotonic() + GRACE
+                try:
+                    worker, output = outputs.get(timeout=TICK)
+                except queue.Empty:
+                    continue
+                if isinstance(output, BaseException):
+                    error = error or output
+                else:
+                    yield worker.place, output
+                if isinstance(output, ToolResult | BaseException):
+                    workers.discard(worker)
+                worker.resume.release()
+            if error:
+                raise error
+            abort.check()
+        finally:
+            if workers:
+                abort.set()
+                _stop(workers)
 
 
 class _Worker:
-    """One work in a thread. After each event it waits until the event has been dealt with."""
+    """One work in a thread. After each event it waits until the event has been handled."""
 
-    def __init__(
-        self,
-        place: int,
-        work: Work,
-        said: queue.SimpleQueue[tuple[_Worker, Event | ToolResult | BaseException]],
-    ) -> None:
-        self.place, self.work, self.said = place, work, said
-        self.over = False
-        self.go_on = threading.Semaphore(0)
-        self.leave = False  # somebody has broken off the whole
+    def __init__(self, place: int, work: Work, outputs: Outputs) -> None:
+        self.place, self.work, self.outputs = place, work, outputs
+        self.resume = threading.Semaphore(0)
+        self.stopped = False
         self.thread = threading.Thread(target=self._run, daemon=True, name=f"tool call {place}")
         self.thread.start()
 
     def _run(self) -> None:
         try:
-            while not self.leave:
-                self.said.put((self, next(self.work)))
-                self.go_on.acquire()
+            while not self.stopped:
+                self.outputs.put((self, next(self.work)))
+                self.resume.acquire()
             self.work.close()
         except StopIteration as end:
-            self.said.put((self, end.value))
-        except BaseException as error:  # told to the run's thread, which raises it
-            self.said.put((self, error))
-
-    def left(self) -> None:
-        self.leave = True
-        self.go_on.release()
+            self.outputs.put((self, end.value))
+        except BaseException as error:  # raised again in the run's thread
+            self.outputs.put((self, error))
 
 
-def side_by_side(
-    works: Sequence[Work], abort: Abort
-) -> Generator[tuple[int, Event | ToolResult], None, None]:
-    """Like `Toolset.together`, but all at once. Raises Aborted after all works have ended, or GRACE after an abort.
-
-    Raises what a work raises. Broken off, it sets `abort` so that the tools end, and waits for them no longer than GRACE.
-    """
-    said: queue.SimpleQueue[tuple[_Worker, Event | ToolResult | BaseException]] = (
-        queue.SimpleQueue()
-    )
-    workers = [_Worker(place, work, said) for place, work in enumerate(works)]
-    errors: list[BaseException] = []
-    deadline = 0.0
-    try:
-        while not all(worker.over for worker in workers):
-            if abort.is_set:
-                deadline = deadline or time.monotonic() + GRACE
-            if deadline and time.monotonic() > deadline:
-                break
-            try:
-                worker, what = said.get(timeout=TICK)
-            except queue.Empty:
-                continue
-            if isinstance(what, BaseException):
-                worker.over = True
-                errors.append(what)
-                continue
-            worker.over = isinstance(what, ToolResult)
-            yield worker.place, what
-            worker.go_on.release()
-        for error in errors:
-            raise error
-        abort.check()
-    finally:
-        if not all(worker.over for worker in workers):
-            abort.set()
-        _leave([worker for worker in workers if not worker.over])
-
-
-def _leave(workers: Sequence[_Worker]) -> None:
+def _stop(workers: Iterable[_Worker]) -> None:
     deadline = time.monotonic() + GRACE
     for worker in workers:
-        worker.left()
+        worker.stopped = True
+        worker.resume.release()
     for worker in workers:
         worker.thread.join(max(0.0, deadline - time.monotonic()))
