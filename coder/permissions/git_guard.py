@@ -1,16 +1,15 @@
-"""Put back what a command changed in the files that make git or coder run or obey something later.
+"""Put back what a confined command changed in the files that make git or coder run something later.
 
 A sandbox ends with its command. A hook or a setting that the command left in `.git` would run
-later, outside of it, and Landlock cannot exclude a folder from a writable one. So these files are
-compared before and after each command, whether or not they existed before (CVE-2026-25725): the
-repository's configuration, hooks and attributes, `.coder/`, and coder's own folders where commands
-can write to them. Any change by a confined command is put back; a change by anybody else is
-accepted and reported. A repository that a command creates keeps the configuration of `git init`,
-and gets no hooks.
+later and outside of it, and Landlock cannot take a folder out of a writable one (CVE-2026-25725).
+So these files are compared before and after each command: the repository's configuration, hooks
+and attributes, `.coder/`, and coder's own folders where commands can write to them. Any change by
+a confined command is put back; a change by others is reported and accepted. A repository that a
+command creates keeps the configuration of `git init`, and gets no hooks.
 
-What is read may be hostile: it is bounded in size, links are not followed, and a folder in the way
-is moved aside, not emptied. Not covered, as the README says: submodules, other worktrees, nested
-repositories, and files that a hook or the configuration names.
+What is read may be hostile: it is bounded, links are not followed, and a folder in the way is
+moved aside. Not covered, as the README says: submodules, other worktrees, nested repositories, and
+files that a hook or the configuration names.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from coder.tools.folder import temporary_name
 from coder.tools.repository import (
@@ -36,47 +34,48 @@ from coder.tools.repository import (
 )
 from coder.tools.workspace import escaped
 
-OLD_URLS = ("remotes", "branches")  # where git looks for remotes that its configuration lacks
-NAMES = ("commondir", "config", "config.worktree", "info/attributes", "hooks", *OLD_URLS)
+NAMES = [
+    "commondir",
+    "config",
+    "config.worktree",
+    "info/attributes",
+    "hooks",
+    "remotes",
+    "branches",
+]
 GIT_INIT = re.compile(  # the configuration that it writes
     rb"\[core\]\n(\t(repositoryformatversion|filemode|bare|logallrefupdates|symlinks|ignorecase"
     rb"|precomposeunicode) = (0|true|false)\n)+"
 )
-MAX_FILE, MAX_TREE = 1 << 20, 8 << 20  # bytes of content that are kept
+MAX_BYTES = 8 << 20  # of content that is kept, in a file or a folder
 MAX_ENTRIES = 1000  # in a folder and those below it
 MAX_LISTED = 10
 ROUNDS = 4  # what is put back may uncover more: a folder that was closed
 
-
-class Entry(NamedTuple):
-    """What is at a path. `data`: a file's content, a link's target. `problem`: why it lacks."""
-
-    mode: int  # the type included
-    data: bytes = b""
-    problem: str = ""
-
-    @property
-    def is_folder(self) -> bool:
-        return stat.S_ISDIR(self.mode)
-
-
-Look = dict[str, Entry]  # by path; a Path would cost more than the comparison
-Changes = dict[str, str]  # by path: "new", "changed", "removed" or a problem, and why it stays
+Entry = tuple[int, bytes]  # the mode with the type; a file's content, a link's target
+UNREADABLE = 0  # the mode of what cannot be compared; its content is the reason
+State = dict[str, Entry]  # by path; a Path would cost more than the comparison
+Changes = dict[str, str]  # by path: "new", "changed" or "removed", and why it stays
 
 
 class GitGuard:
-    """Guards the repository of `workspace`, and coder's own folders (None: commands cannot write).
+    """Guards the repository of `workspace`, its `.coder/`, and the files and folders `ours`.
 
     Call from one thread at a time. Commands may overlap: until the last ends, changes are theirs.
     """
 
-    def __init__(self, workspace: Path, config: Path | None, data: Path | None) -> None:
-        self.workspace, self.config, self.data = workspace, config, data
-        self.known: Look = {}  # as it was when the last command ended
+    def __init__(self, workspace: Path, ours: Iterable[Path] = ()) -> None:
+        self.workspace = workspace
+        # A HEAD may make a repository of the workspace itself
+        self._ours = [str(each) for each in (workspace / "HEAD", workspace / ".coder", *ours)]
         self._running = 0
-        self._repositories: list[str] = []
-        self._roots: list[str] = []
-        self._accept({})
+        self.known = State()  # as it was when the last command ended
+        self._accept()
+
+    @property
+    def unguarded(self) -> Changes:
+        """What cannot be compared, and why."""
+        return {path: data.decode() for path, (mode, data) in self.known.items() if not mode}
 
     def begin(self) -> Changes:
         """A command begins. Returns what changed since the last one ended; that stays."""
@@ -86,169 +85,152 @@ class GitGuard:
 
     def since(self) -> Changes:
         """What changed since the last command ended, perhaps by the user. Reported once."""
-        if self._running or ((look := self._look()) == self.known and not self.data):
+        if self._running or (state := self._read()) == self.known:
             return {}
-        changes = self._changes(look)
-        self._accept(look)
+        changes = self._changes(state)
+        self._accept()
         return changes
 
     def end(self, allowed: bool = False) -> Changes:
         """A command has ended. Returns its changes, which are put back unless `allowed`."""
         self._running -= 1
         if allowed:
-            return self._changes(self._look()) if self._running else self.since()
-        done, failed = Changes(), Changes()
+            return self._changes(self._read()) if self._running else self.since()
+        found, failed = Changes(), Changes()
         for _ in range(ROUNDS):
-            look = self._look()
-            todo = {path: what for path, what in self._changes(look).items() if path not in failed}
+            state = self._read()
+            todo = {path: what for path, what in self._changes(state).items() if path not in failed}
+            found = todo | found
             for path, what in todo.items():
-                done.setdefault(path, what)
                 try:
-                    self._put_back(path, self.known.get(path), look.get(path))
+                    self._put_back(path, self.known.get(path), state.get(path))
                 except FileNotFoundError:  # gone with its folder
                     continue
                 except OSError as error:
                     failed[path] = f"{what}; not put back: {error.strerror or error}"
             if not todo:
                 break
-        if look != self.known:
-            self._accept(look, todo.keys() - failed.keys())
-        return done | failed
+        else:
+            failed |= {
+                path: f"{what}; not put back: it changes again" for path, what in todo.items()
+            }
+        if state != self.known:
+            self._accept()
+        return dict(sorted((found | failed).items()))
 
-    def _accept(self, look: Look, unless: Iterable[str] = ()) -> None:
-        """Take `look` as known, except for what keeps changing, and for a repository that is gone
-        as a whole: it may come back."""
-        if (roots := self._find_roots()) != self._roots:
-            self._roots = roots
-            look = self._look()
-        known = {path: entry for path, entry in look.items() if path not in unless}
-        for path, entry in self.known.items():
-            if path in unless or (path not in look and self._is_gone(path)):
-                known[path] = entry
-        self.known = known
+    def _accept(self) -> None:
+        """Take the files as they are for known, those of the repository that is there now.
 
-    def _look(self) -> Look:
-        return {path: entry for root in self._roots for path, entry in _tree(root).items()}
+        A repository that is gone as a whole may come back.
+        """
+        tops = dict.fromkeys((self.workspace, repository_top(self.workspace)))
+        gits = dict.fromkeys(str(each) for top in tops for each in git_folders(top))
+        if os.path.lexists(self._ours[0]) and not os.path.lexists(self.workspace / ".git"):
+            gits[str(self.workspace)] = None
+        self._roots = [f"{top}/.git" for top in tops] + self._ours
+        self._roots += [f"{git}/{name}" for git in gits for name in NAMES]
+        self._gits, state = list(gits), self._read()
+        gone = (path for path in self.known if path not in state and self._is_gone(path))
+        self.known = {path: self.known[path] for path in gone} | state
 
-    def _changes(self, look: Look) -> Changes:
-        """How `look` differs from what is known, folders before what is in them."""
-        changes: Changes = {}
-        for path in sorted(self.known.keys() | look.keys()):
-            old, new = self.known.get(path), look.get(path)
-            if old == new or (new is None and self._is_gone(path)):
-                continue
-            if old or (new and not _is_harmless(path, new)):
-                changes[path] = _describe(old, new)
+    def _read(self) -> State:
+        return {path: entry for root in self._roots for path, entry in _read_tree(root).items()}
+
+    def _changes(self, state: State) -> Changes:
+        """How the state differs from what is known, folders before what is in them."""
+        changes = Changes()
+        for path in sorted(self.known.keys() | state.keys()):
+            old, new = self.known.get(path), state.get(path)
+            if new is None:
+                is_change = not self._is_gone(path)
+            else:
+                is_change = old != new if old else not _is_harmless(path, new)
+            if is_change:
+                changes[path] = _describe(bool(old), new)
         return changes
 
     def _is_gone(self, path: str) -> bool:
         """Whether it belongs to a repository that is not there any more."""
-        homes = [each for each in self._repositories if _contains(each, path)]
-        return any(not os.path.lexists(f"{each}/HEAD") for each in homes)
-
-    def _find_roots(self) -> list[str]:
-        """The files and folders to guard. A HEAD may make a repository of the workspace itself."""
-        tops = dict.fromkeys((self.workspace, repository_top(self.workspace)))
-        git = dict.fromkeys(str(each) for top in tops for each in git_folders(top))
-        head = self.workspace / "HEAD"
-        if os.path.lexists(head) and not os.path.lexists(self.workspace / ".git"):
-            git[str(self.workspace)] = None
-        self._repositories = list(git)
-        ours = [head, self.workspace / ".coder", *([self.config] if self.config else [])]
-        ours += self.data.glob("snapshots/*/config") if self.data else []
-        pointers = [f"{top}/.git" for top in tops]
-        return [*pointers, *(f"{each}/{name}" for each in git for name in NAMES), *map(str, ours)]
+        gits = [git for git in self._gits if f"{path}/".startswith(f"{git}/")]
+        return any(not os.path.lexists(f"{git}/HEAD") for git in gits)
 
     def _put_back(self, path: str, old: Entry | None, new: Entry | None) -> None:
         """Raises OSError."""
-        if new and new.is_folder and (new.problem or not (old and old.is_folder)):
-            root = max((each for each in self._roots if _contains(each, path)), key=len)
+        old_kind, new_kind = (stat.S_IFMT(each[0]) if each else None for each in (old, new))
+        if new_kind == UNREADABLE or (new_kind == stat.S_IFDIR != old_kind):
+            root = max((each for each in self._roots if f"{path}/".startswith(f"{each}/")), key=len)
             os.rename(path, f"{root}.undone-{os.urandom(4).hex()}")
-        elif new and not new.is_folder and (old is None or old.is_folder):
+        elif new and old_kind in (None, stat.S_IFDIR) and new_kind != stat.S_IFDIR:
             os.unlink(path)
-        if old and old.problem:
-            raise OSError(old.problem)
-        if old and old.is_folder:
-            if path not in self._repositories:  # an empty one would be in the way of the real one
-                os.makedirs(path, exist_ok=True)
-            if os.path.isdir(path):
-                os.chmod(path, stat.S_IMODE(old.mode))
-        elif old:
+        if old is None:
+            return
+        if old_kind == UNREADABLE:
+            raise OSError(old[1].decode())
+        if old_kind != stat.S_IFDIR:
             _write(Path(path), old)
+            return
+        if path not in self._gits:  # an empty one would be in the way of the real one
+            os.makedirs(path, exist_ok=True)
+        os.chmod(path, stat.S_IMODE(old[0]))
 
 
-def _contains(folder: str, path: str) -> bool:
-    return f"{path}/".startswith(f"{folder}/")
-
-
-def _is_harmless(path: str, new: Entry) -> bool:
-    """Whether it may be new: an empty folder, or the configuration that `git init` writes."""
-    is_config = stat.S_ISREG(new.mode) and path.endswith("/config")
-    return not new.problem and (new.is_folder or (is_config and bool(GIT_INIT.fullmatch(new.data))))
-
-
-def _write(path: Path, entry: Entry) -> None:
-    """Replace whatever file or link is there, at once. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(temporary_name())
-    try:
-        if stat.S_ISLNK(entry.mode):
-            temporary.symlink_to(os.fsdecode(entry.data))
-        else:
-            temporary.write_bytes(entry.data)
-            temporary.chmod(stat.S_IMODE(entry.mode))
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def _tree(root: str) -> Look:
-    """What is at and below a path, but for sample hooks; of `.git` the folder alone. A folder that
-    is closed, or too full to be compared, is a problem of the whole."""
-    look: Look = {}
-    waiting, left = [root], MAX_TREE
+def _read_tree(root: str) -> State:
+    """What is at and below a path, but for sample hooks; of `.git` the folder alone."""
+    state, waiting, size = State(), [root], 0
     while waiting:
         path = waiting.pop()
-        if (entry := _entry(path, min(left, MAX_FILE))) is None:
+        try:
+            mode, data = os.lstat(path).st_mode, b""
+            if stat.S_ISLNK(mode):
+                data = os.fsencode(os.readlink(path))
+        except (OSError, ValueError):
             continue
-        look[path] = entry
-        left -= len(entry.data)
-        if entry.is_folder and not root.endswith("/.git"):
+        if stat.S_ISDIR(mode) and not root.endswith("/.git"):
             try:
                 with os.scandir(path) as listed:
                     inside = [each.path for each in itertools.islice(listed, MAX_ENTRIES)]
             except OSError:
-                return {root: look[root]._replace(problem="cannot be read")}
-            if len(look) + len(inside) >= MAX_ENTRIES:
-                return {root: look[root]._replace(problem="holds too much")}
+                return {root: (UNREADABLE, b"cannot be read")}
             waiting += [each for each in inside if not each.endswith(".sample")]
-    return look
+            size += MAX_BYTES if len(inside) == MAX_ENTRIES else 0
+        elif stat.S_ISREG(mode):
+            data = read_small_file(path, MAX_BYTES) or b""
+        elif not stat.S_ISLNK(mode) and not stat.S_ISDIR(mode):
+            return {root: (UNREADABLE, b"holds what is no file")}
+        state[path] = mode, data
+        size += len(data)
+        if len(state) + len(waiting) >= MAX_ENTRIES or size >= MAX_BYTES:
+            return {root: (UNREADABLE, b"holds too much")}
+    return state
 
 
-def _entry(path: str, most: int) -> Entry | None:
-    """None where nothing can be seen. A file of more than `most` bytes is a problem."""
+def _is_harmless(path: str, new: Entry) -> bool:
+    """Whether it may be new: an empty folder, or the configuration that `git init` writes."""
+    mode, data = new
+    is_config = stat.S_ISREG(mode) and path.endswith("/config")
+    return stat.S_ISDIR(mode) or (is_config and bool(GIT_INIT.fullmatch(data)))
+
+
+def _write(path: Path, entry: Entry) -> None:
+    """Replace whatever file or link is there, at once. Raises OSError."""
+    mode, data = entry
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(temporary_name())
     try:
-        info = os.lstat(path)
-        if stat.S_ISLNK(info.st_mode):
-            return Entry(info.st_mode, os.fsencode(os.readlink(path)))
-    except (OSError, ValueError):
-        return None
-    if stat.S_ISDIR(info.st_mode):
-        return Entry(info.st_mode)
-    wanted = stat.S_ISREG(info.st_mode) and info.st_size <= most
-    data = read_small_file(path, most + 1) if wanted else None
-    if data is None or len(data) > most:
-        version = f"{info.st_size} {info.st_mtime_ns} {info.st_ctime_ns} {info.st_ino}"
-        return Entry(info.st_mode, version.encode(), "too large to be kept, or no file")
-    return Entry(info.st_mode, data)
+        if stat.S_ISLNK(mode):
+            temporary.symlink_to(os.fsdecode(data))
+        else:
+            temporary.write_bytes(data)
+            temporary.chmod(stat.S_IMODE(mode))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
-def _describe(old: object, new: object) -> str:
-    if old is None or new is None:
-        return "new" if old is None else "removed"
-    return (new.problem if isinstance(new, Entry) and new.is_folder else "") or "changed"
+def _describe(had: bool, new: Entry | str | None) -> str:
+    if isinstance(new, tuple) and new[0] == UNREADABLE:
+        return new[1].decode()
+    return "removed" if new is None else "changed" if had else "new"
 
 
 def describe(changes: Changes, workspace: Path) -> str:
@@ -259,38 +241,35 @@ def describe(changes: Changes, workspace: Path) -> str:
 
 
 class GuardRecord:
-    """A note in coder's data folder of the guarded files when the last command began.
+    """A record in coder's data folder of the guarded files when the last command began.
 
-    The end of a session removes it. If one is there at a start, a process was killed before it
-    could put something back.
+    The end of a session removes it. One that is there at a start shows that a process was killed
+    before it could put something back.
     """
 
     def __init__(self, data: Path, workspace: Path) -> None:
         name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32]
         self.path = data / "guarded" / f"{name}.json"
-        self._written: Look = {}
+        self._written = State()
 
-    def changes(self, look: Look) -> Changes:
-        """What is not as the note of an earlier session says."""
+    def changes(self, state: State) -> Changes:
+        """How the state differs from the record of an earlier session."""
         try:
-            old = json.loads(read_small_file(self.path, MAX_FILE) or b"{}")
-            new = _digests(look) if old else {}
-            pairs = {
-                each: (old.get(each), new.get(each)) for each in sorted(old.keys() | new.keys())
-            }
-            return {each: _describe(*pair) for each, pair in pairs.items() if pair[0] != pair[1]}
-        except (ValueError, AttributeError):  # cut off, or not ours
+            old = json.loads(read_small_file(self.path, MAX_BYTES) or b"{}")
+            new = _digests(state) if old else {}
+            paths = {path for path, _ in old.items() ^ new.items()}
+            return {path: _describe(path in old, new.get(path)) for path in sorted(paths)}
+        except (ValueError, AttributeError, TypeError):  # cut off, or not ours
             return {}
 
-    def write(self, look: Look) -> None:
+    def write(self, state: State) -> None:
         """Where that fails, changes are noticed only as long as this process lives."""
-        with contextlib.suppress(OSError):
-            if look == self._written and self.path.exists():
-                return
-            for folder in (self.path.parent.parent, self.path.parent):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(_digests(look)))
-            self._written = look
+        if state != self._written:
+            with contextlib.suppress(OSError):
+                for folder in (self.path.parent.parent, self.path.parent):
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.path.write_text(json.dumps(_digests(state)))
+                self._written = state
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
@@ -298,11 +277,8 @@ class GuardRecord:
             self.path.parent.rmdir()
 
 
-def _digests(look: Look) -> dict[str, str]:
-    return {path: hashlib.sha256(repr(each).encode()).hexdigest() for path, each in look.items()}
-
-
-# -- where git's folders are
+def _digests(state: State) -> dict[str, str]:
+    return {path: hashlib.sha256(repr(each).encode()).hexdigest() for path, each in state.items()}
 
 
 def writable_git_folders(workspace: Path) -> list[Path]:
@@ -316,7 +292,7 @@ def writable_git_folders(workspace: Path) -> list[Path]:
         return []
     if folder.parent == shared / "worktrees" and read_path(folder / "gitdir") == str(pointer):
         return [shared]
-    config = os.fsdecode(read_small_file(folder / "config", MAX_FILE) or b"")
+    config = os.fsdecode(read_small_file(folder / "config", MAX_BYTES) or b"")
     worktree = re.search(r"^\s*worktree = ([^\0\n]+)$", config, re.M)
     leads_back = worktree is not None and resolved(folder / worktree[1]) == top
     return [folder] if folder == pointer or leads_back else []

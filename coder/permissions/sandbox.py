@@ -66,6 +66,7 @@ SIGNS = re.compile(
 NO_SANDBOX = "No sandbox: {}. A command that is allowed can do all that you can."
 INCOMPLETE = "The sandbox of this kernel is incomplete: commands can {}."
 HOLDS_HOME = "This folder holds your home folder: the sandbox lets commands write to all of it."
+UNGUARDED = "Not guarded against changes by commands: {}."
 NOT_ENDED = (
     "A session in this folder was killed, or is still open. Changed since its last command began, "
     "and left so: {}. Check that before you use git here."
@@ -123,8 +124,10 @@ class Sandbox(Hooks):
         self._threads: dict[bool, tuple[list[object], SandboxThread]] = {}  # by: may it write?
         self._worker = SandboxThread()  # not confined; starts and ends children, one at a time
         self.active = self._try(required)
-        ours = [each if each and self._is_writable(each) else None for each in (config, data)]
-        self._guard = GitGuard(self.workspace, *ours)
+        ours = [config, data and data / "snapshots" / "git" / "config"]
+        writable = [each for each in ours if each and self._is_writable(each)]
+        self._guard = GitGuard(self.workspace, writable)
+        self._report(self.notices, UNGUARDED, self._guard.unguarded)
         self._record = GuardRecord(data, self.workspace) if data else None
         if self._record:
             self._report(self.notices, NOT_ENDED, self._record.changes(self._guard.known))
