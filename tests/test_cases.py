@@ -1,4 +1,4 @@
-"""Every case of the reliability list is a test, and every mark names a case (tests/data/cases.toml)."""
+"""Every case of the reliability list is a test, and every mark names a case."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ import pytest
 from tests.cases import CASES, GROUPS, LIST, TESTS, carried
 
 
-def test_every_case_has_a_test() -> None:
-    marked, excused = carried(), {*LIST["still_to_come"], *LIST["not_testable"]}
-    assert [case for case in CASES if case not in marked and case not in excused] == []
-
-
-def test_every_mark_names_a_case() -> None:
+def test_every_case_has_a_test_and_every_mark_names_a_case() -> None:
+    excused = {*LIST["still_to_come"], *LIST["not_testable"]}
+    assert [case for case in CASES if case not in carried() and case not in excused] == []
     assert {case: places for case, places in carried().items() if case not in CASES} == {}
 
 
@@ -29,39 +26,19 @@ def test_the_list_is_whole_and_in_order() -> None:
     assert all(reason.strip() for reason in LIST["not_testable"].values())
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        'CASE = "ABT-01"\n@pytest.mark.case(CASE)\ndef test_x(): pass',
-        '@pytest.mark.case(f"ABT-{1}")\ndef test_x(): pass',
-        "@pytest.mark.case()\ndef test_x(): pass",
-        '@pytest.mark.case("ABT-01")\ndef helper(): pass',
-        "@pytest.mark.case(1)\ndef test_x(): pass",
-        'x = [pytest.mark.case("ABT-01")]',
-        '@pytest.mark.case(id="ABT-01")\ndef test_x(): pass',
-    ],
-)
-def test_a_mark_that_cannot_be_read_or_stands_on_no_test_is_refused(
-    tmp_path: Path, line: str
-) -> None:
-    (tmp_path / "test_x.py").write_text(line)
+def test_marks_are_found_on_tests_and_on_parameters(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(
+        '@pytest.mark.case("A-1", "A-2")\ndef test_x(): pass\n'
+        'ROWS = [pytest.param(1, marks=[pytest.mark.slow, pytest.mark.case("A-1")])]\n'
+    )
+    assert carried(tmp_path) == {"A-1": ["test_x.py:1", "test_x.py:3"], "A-2": ["test_x.py:1"]}
+
+
+@pytest.mark.parametrize("arguments", ["CASE", 'f"ABT-{1}"', "", 'id="ABT-01"'])
+def test_a_mark_that_cannot_be_read_is_refused(tmp_path: Path, arguments: str) -> None:
+    (tmp_path / "test_x.py").write_text(f"@pytest.mark.case({arguments})\ndef test_x(): pass")
     with pytest.raises(ValueError, match=r"test_x\.py:\d"):
         carried(tmp_path)
-
-
-def test_marks_are_found_on_tests_on_methods_and_on_parameters(tmp_path: Path) -> None:
-    (tmp_path / "test_x.py").write_text(
-        '@pytest.mark.case("A-1", "A-2")\n@pytest.mark.case("A-3")\ndef test_x(): pass\n'
-        'ROWS = [pytest.param(1, marks=pytest.mark.case("A-4")), pytest.param(2, marks=[pytest.mark.slow, pytest.mark.case("A-5")])]\n'
-        'class TestX:\n    @pytest.mark.case("A-1")\n    def test_y(self): pass\n'
-    )
-    assert carried(tmp_path) == {
-        "A-1": ["test_x.py:1", "test_x.py:6"],
-        "A-2": ["test_x.py:1"],
-        "A-3": ["test_x.py:2"],
-        "A-4": ["test_x.py:4"],
-        "A-5": ["test_x.py:4"],
-    }
 
 
 SOME_TESTS = """
@@ -70,7 +47,8 @@ from coder.devtools.scripted import Reply, ScriptedServer
 
 def asked(content):
     with ScriptedServer([Reply("Well.")]) as server:
-        server.requests.append({"messages": [{"role": "tool", "tool_call_id": "a", "content": content}]} if content else {"messages": []})
+        result = {"role": "tool", "tool_call_id": "a", "content": content}
+        server.requests.append({"messages": [result] if content else []})
 
 @pytest.mark.case("ABT-01", "NET-01")
 def test_right():
@@ -88,39 +66,18 @@ def test_no_case():
 
 def test_the_requests_of_every_case_are_checked_and_the_cases_are_counted(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(SOME_TESTS)
-    command = [
-        "-m",
-        "pytest",
-        "-q",
-        "-c",
-        os.devnull,
-        "-p",
-        "tests.conftest",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "2",
-        str(tmp_path),
-    ]
+    options = ["-c", os.devnull, "-p", "tests.conftest", "-p", "no:cacheprovider", "-n", "0"]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", *command],
+        [sys.executable, "-W", "ignore", "-m", "pytest", "-q", *options, str(tmp_path)],
         cwd=TESTS.parent,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert (
-        "4 passed" in done.stdout
-        and "1 error" in done.stdout
-        and "a result without its call" in done.stdout
-    ), done.stdout
-    counted = re.findall(r"^([A-Z]{3}|all)\b.*?(\d+/\d+|-) +(\d+)$", done.stdout, re.M)
+    assert "4 passed, 1 error" in done.stdout and "a result without its call" in done.stdout
+    counted = re.findall(r"^([A-Z]{3}|all)\b.*? (\d+/\d+|-) +(\d+)$", done.stdout, re.M)
     rows = {group: (right, int(listed)) for group, right, listed in counted}
     assert list(rows) == [*GROUPS, "all"]
-    assert (
-        rows["ABT"] == ("1/1", 15)
-        and rows["NET"] == ("0/2", 13)
-        and rows["all"] == ("1/3", 159)
-        and rows["SES"] == ("-", 14)
-    )
+    assert (rows["ABT"], rows["NET"]) == (("1/1", 15), ("0/2", 13))
+    assert (rows["all"], rows["SES"]) == (("1/3", 159), ("-", 14))
     assert "wrong: NET-01, NET-02" in done.stdout

@@ -1,6 +1,7 @@
-"""What users add: hooks that may fail, commands of theirs as hooks, plugins.
+"""What users add: hooks that may fail, commands as hooks, plugins.
 
-Promises: what fails or hangs is reported and the run goes on (hooks.py); nothing in a project's folder adds any.
+Promises: a hook that fails or hangs is reported and the run goes on (guard.py); nothing in a project's folder
+adds anything.
 
-Read hooks.py first; plugins.py shows all that a plugin can do.
+Read guard.py first; plugins.py shows all that a plugin can do.
 """
