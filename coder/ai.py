@@ -16,8 +16,7 @@ from coder.abort import Abort
 from coder.events import Event, Events, Notice
 from coder.providers.address import host_of
 from coder.providers.assembler import Assembler
-from coder.providers.connection import Line
-from coder.providers.http import Endpoint, well_formed
+from coder.providers.http import Endpoint
 from coder.providers.profiles import (
     BUDGETS,
     LIMITS,
@@ -28,7 +27,7 @@ from coder.providers.profiles import (
     request_body,
 )
 from coder.providers.request import Shaper, encoded
-from coder.providers.response import read_answer, tool_markup, truncated_context
+from coder.providers.response import read_answer, tool_markup, truncated_context, well_formed
 from coder.providers.usage import Price, estimate
 from coder.types import Completion, ModelError, Request
 
@@ -157,13 +156,17 @@ class ChatModel:
     ) -> Events[Completion]:
         """One request and its answer, judged."""
         heard = self.tap(data) if self.tap else None
-
-        def read(response: Any, line: Line) -> Iterator[Event]:
-            return read_answer(response, assembler, line, self.idle_timeout, heard)
-
-        failure = yield from self.endpoint.exchange(
-            data, request.api_key, abort, self.first_byte_timeout, read
-        )
+        failure: ModelError | None = None
+        try:
+            with (
+                self.endpoint.post(
+                    data, request.api_key, abort, self.first_byte_timeout
+                ) as response,
+                well_formed(),
+            ):
+                yield from read_answer(response, assembler, self.idle_timeout, heard)
+        except ModelError as error:
+            failure = error
         if heard:
             heard(failure)
         # F14: whole, only the connection stayed open

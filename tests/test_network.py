@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -12,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -214,7 +214,9 @@ def test_http_on_an_https_port_and_the_reverse_are_said_at_once(certificates: Pa
     with serve(Reply("well")) as server:
         assert "has an address with http://" in final(server.url.replace("http://", "https://"))
     with https(certificates) as server:
-        assert "speaks https" in final(server.url.replace("https://", "http://"))
+        error = talk(server.url.replace("https://", "http://"))[1].error
+        assert error and "closed the connection" in error.message
+        assert explain(error).endswith("OPENAI_BASE_URL begins with https://.")
     with serve(
         Reply(
             status=400,
@@ -289,25 +291,68 @@ def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert result.error and "NO_PROXY" in explain(result.error)
 
 
-@pytest.mark.skipif(bool(find_spec("socksio")), reason="the extra `socks` is installed")
-@pytest.mark.parametrize("name", ["HTTPS_PROXY", "ALL_PROXY", "all_proxy"])
-def test_a_socks_proxy_without_the_extra_is_one_line_and_no_retry(
-    monkeypatch: pytest.MonkeyPatch, name: str
+@contextmanager
+def socks(port: int, login: bytes = b"", code: int = 0) -> Iterator[tuple[int, list[bytes]]]:
+    """A SOCKS 5 proxy that passes one connection on to a port of this machine; its port, and the host that was asked for."""
+    asked: list[bytes] = []
+
+    def passed(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def serve_one(caller: socket.socket) -> None:
+        with caller, socket.create_connection(("127.0.0.1", port)) as server:
+            caller.recv(100)
+            caller.sendall(b"\x05\x02" if login else b"\x05\x00")
+            if login:
+                caller.sendall(b"\x01" + bytes([caller.recv(100) != b"\x01\x02me\x06SECRET"]))
+            asked.append(caller.recv(300))
+            caller.sendall(bytes([5, code, 0, 1, 127, 0, 0, 1, 0, 0]))
+            back = threading.Thread(target=passed, args=(server, caller), daemon=True)
+            back.start()
+            passed(caller, server)
+            back.join(5)
+
+    def work() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                serve_one(door.accept()[0])
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        threading.Thread(target=work, daemon=True).start()
+        yield door.getsockname()[1], asked
+
+
+@pytest.mark.parametrize("login", [b"", b"me:SECRET@"])
+def test_a_socks_proxy_passes_the_connection_on(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch, login: bytes
 ) -> None:
-    monkeypatch.setenv(name, "socks5://127.0.0.1:1080")
-    text = final(THERE)
-    assert (
-        text.startswith(
-            f"{name} names a SOCKS proxy, which needs an extra: pip install 'coder-agent[socks]'"
-        )
-        and "NO_PROXY" in text
-    )
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
+    with https(certificates) as server, socks(server.port, login) as (port, asked):
+        monkeypatch.setenv("ALL_PROXY", f"socks5://{login.decode()}127.0.0.1:{port}")
+        assert talk(server.url)[1].text == "well"
+        assert asked == [b"\x05\x01\x00\x03\x09localhost" + server.port.to_bytes(2, "big")]
+
+
+def test_a_socks_proxy_that_does_not_connect_or_refuses_the_password_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serve(Reply("x")) as server:
+        with socks(server.port, code=5) as (port, _):
+            monkeypatch.setenv("ALL_PROXY", f"socks5://127.0.0.1:{port}")
+            said = talk(THERE)[1].text
+            assert f"the proxy socks5://127.0.0.1:{port} (ALL_PROXY) does not connect" in said
+        with socks(server.port, b"yes") as (port, _):
+            monkeypatch.setenv("ALL_PROXY", f"socks5://me:wrong@127.0.0.1:{port}")
+            assert "user or password refused" in final(THERE)
 
 
 def test_a_proxy_of_another_kind_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:1080/")
     assert final(THERE).startswith(
-        "ALL_PROXY is socks://127.0.0.1:1080, and has to begin with http://, https:// or socks5://"
+        "ALL_PROXY is socks://127.0.0.1:1080, and has to begin with http:// or socks5://"
     )
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -22,10 +23,8 @@ from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import MODEL, Body, Reply, events
 from coder.devtools.trace_file import Exchange, read, understood
-from coder.events import Event
-from coder.providers.connection import Line
 from coder.providers.errors import classify
-from coder.providers.http import Endpoint, well_formed
+from coder.providers.http import Endpoint
 from coder.types import ModelError
 
 OPTIONS = ("context_window", "profile", "extra_body", "budgets")  # of a ChatModel, in a trace
@@ -82,13 +81,16 @@ class Answer:
     url: str = "script"
     abort: Abort = field(default_factory=Abort)
 
-    def iter_raw(self) -> Iterator[bytes]:
+    def pieces(self) -> Iterator[bytes]:
         for chunk in self.chunks:
             yield chunk
             self.abort.wait(self.pace)
         self.abort.wait(math.inf if self.hang else 0.0)
+        if self.error:
+            raise self.error
 
-    iter_bytes = iter_raw
+    def within(self, seconds: float) -> None:
+        """There are no deadlines."""
 
 
 class _Player(Endpoint):
@@ -98,26 +100,16 @@ class _Player(Endpoint):
         super().__init__("script:", None, {})
         self.answer, self.requests = answer, requests
 
-    def exchange(
-        self,
-        data: bytes,
-        api_key: str | None,
-        abort: Abort,
-        seconds: float,
-        read: Callable[[Any, Line], Iterator[Event]],
-    ) -> Generator[Event, None, ModelError | None]:
+    @contextmanager
+    def post(self, data: bytes, api_key: str | None, abort: Abort, seconds: float) -> Iterator[Any]:
         body = json.loads(data)
         self.requests.append(body)
-        try:
-            answer = self.answer(body)
-            answer.abort = abort
-            abort.wait(answer.hold)
-            if answer.chunks or not answer.error:
-                with well_formed():
-                    yield from read(answer, Line(None, math.inf))
-        except ModelError as error:
-            return error
-        return answer.error
+        answer = self.answer(body)
+        answer.abort = abort
+        abort.wait(answer.hold)
+        if answer.error and not answer.chunks:
+            raise answer.error
+        yield answer
 
 
 def _replied(reply: Reply | None, body: Body) -> Answer:

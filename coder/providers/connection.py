@@ -1,93 +1,339 @@
-"""Line: the connection of one request, which an abort or a deadline can end at any moment.
+"""Connections to a model server: opened directly or through a proxy, and the body of an answer read from one.
 
-The request goes out from a thread, because nothing else can be left while a name is looked up or a server does not
-answer the door; the same thread then watches the deadlines. The answer is read by the caller: a read that blocks returns
-when the socket is shut under it.
+Name lookup, connecting and handshakes cannot be interrupted, so they run in a worker thread, which an abort leaves
+behind. Everything later runs in the thread that asked: shutting the socket ends a read that blocks.
 """
 
 from __future__ import annotations
 
+import base64
+import errno
+import http.client
+import ipaddress
+import os
+import re
+import select
 import socket
+import ssl
+import struct
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from coder.abort import TICK, Abort
+from coder.abort import TICK
+from coder.providers.address import shown_url
 from coder.types import ModelError
 
-WATCH = 0.25  # seconds between two looks at the deadline
+CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
+READ_SIZE = 1 << 15  # bytes
+CHUNK_HEAD = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,15})[^\n]*\n")
 
 
-class Line:
-    """One request's connection. `stream` is its network stream: at first the newest of the client, which is used again.
+@dataclass(frozen=True)
+class Proxy:
+    """A proxy of the environment; `variable` is the name that it was found under."""
 
-    A time-out of the HTTP library would not do for the deadlines: it counts every byte, also a server's comments (S15),
-    and cannot change while a body is read (F14). Moving ours is one assignment.
+    url: str
+    variable: str
+
+    def __str__(self) -> str:
+        return f"the proxy {shown_url(self.url)} ({self.variable})"
+
+
+class ProxyError(Exception):
+    """The proxy answered and did not connect; `transient`: it may do so later."""
+
+    def __init__(self, message: str, transient: bool) -> None:
+        super().__init__(message)
+        self.transient = transient
+
+
+def proxy_of(url: str) -> Proxy | None:
+    """The environment's proxy for a server, unless NO_PROXY excepts it. Only for https: a proxy would read the key of
+    an http request."""
+    from urllib.request import getproxies, proxy_bypass  # late: 30 ms
+
+    parts = urlsplit(url)
+    if parts.scheme != "https":
+        return None
+    known, host = getproxies(), parts.hostname or ""
+    address = known.get("https") or known.get("all") or ""
+    excepted = any(_is_within(host, entry.strip()) for entry in known.get("no", "").split(","))
+    if not address or excepted or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    names = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+    variable = next((name for name in names if os.environ.get(name)), "the system's settings")
+    return Proxy(address if "://" in address else f"http://{address}", variable)
+
+
+def _is_within(host: str, network: str) -> bool:
+    """Is this an address of a network such as 10.0.0.0/8?"""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host) in ipaddress.ip_network(network, strict=False)
+    return False
+
+
+# ---- opening -------------------------------------------------------------------------------------
+
+
+def connect(url: str, proxy: Proxy | None, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
+    """A connection to a server, ready for a request. Raises OSError (ssl.SSLError is one) or ProxyError."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    place = (host, port)
+    if proxy:
+        there = urlsplit(proxy.url)
+        usual = 80 if there.scheme == "http" else 1080
+        place = (there.hostname or "", there.port or usual)
+    context = tls() if parts.scheme == "https" else None  # at first: it may not be there
+    sock = socket.create_connection(place, CONNECT_TIMEOUT)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if proxy:
+            (_tunnel if there.scheme == "http" else _socks)(sock, proxy, host, port)
+        return context.wrap_socket(sock, server_hostname=host) if context else sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _credentials(proxy: Proxy) -> tuple[str, str]:
+    parts = urlsplit(proxy.url)
+    return unquote(parts.username or ""), unquote(parts.password or "")
+
+
+def _tunnel(sock: socket.socket, proxy: Proxy, host: str, port: int) -> None:
+    """Let an HTTP proxy connect to the server (CONNECT)."""
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n"
+    name, password = _credentials(proxy)
+    if name or password:
+        word = base64.b64encode(f"{name}:{password}".encode()).decode()
+        head += f"Proxy-Authorization: Basic {word}\r\n"
+    sock.sendall(f"{head}\r\n".encode())
+    answer = http.client.HTTPResponse(sock, method="CONNECT")
+    answer.begin()
+    answer.close()
+    if answer.status >= 300:
+        raise ProxyError(f"{answer.status} {answer.reason}".strip(), answer.status >= 500)
+
+
+def _socks(sock: socket.socket, proxy: Proxy, host: str, port: int) -> None:
+    """Let a SOCKS 5 proxy connect to the server, which it looks up itself (RFC 1928, RFC 1929)."""
+    name, password = (each.encode() for each in _credentials(proxy))
+    sock.sendall(b"\x05\x02\x00\x02" if name else b"\x05\x01\x00")
+    with sock.makefile("rb", buffering=0) as file:
+        version, method = _exactly(file, 2)
+        if method == 2 and name:
+            sock.sendall(b"\x01" + bytes([len(name)]) + name + bytes([len(password)]) + password)
+            if _exactly(file, 2)[1]:
+                raise ProxyError("user or password refused", transient=False)
+        elif version != 5 or method:
+            raise ProxyError("it wants another way to log in", transient=False)
+        place = host.encode("idna")
+        sock.sendall(b"\x05\x01\x00\x03" + bytes([len(place)]) + place + struct.pack(">H", port))
+        _, code, _, kind = _exactly(file, 4)
+        if code:
+            raise ProxyError(f"could not connect (SOCKS reply {code})", transient=True)
+        _exactly(file, {1: 6, 4: 18}.get(kind) or _exactly(file, 1)[0] + 2)  # its own address
+
+
+def _exactly(file: Any, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = file.read(size - len(data))
+        if not more:
+            raise ConnectionResetError("the proxy closed the connection")
+        data += more
+    return data
+
+
+def in_background(
+    open_socket: Callable[[], socket.socket], check: Callable[[], object]
+) -> socket.socket:
+    """What `open_socket` returns, run in a worker thread; raises what it raises.
+
+    `check` is called every TICK seconds; where it raises, the socket is closed as soon as there is one.
     """
+    outcome: list[socket.socket | BaseException] = []
+    done, left = threading.Event(), threading.Event()
 
-    def __init__(self, stream: Any, seconds: float) -> None:
-        self.stream = stream
-        self.is_cut = False
-        self.fired = False  # a deadline has passed
-        self._opened = threading.Event()
-        self._over = threading.Event()
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self.within(seconds)
-
-    def within(self, seconds: float) -> None:
-        """Something has to come within so many seconds from now."""
-        self.seconds = seconds
-        self._deadline = time.monotonic() + seconds
-
-    def __enter__(self) -> Line:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._over.set()
-        if kind:
-            self.cut()
-
-    def open(self, send: Callable[[], Any], abort: Abort) -> Any:
-        """What `send` returns: the response. Raises what it raises, Aborted, or ModelError when the deadline passes first."""
-        threading.Thread(target=self._work, args=(send,), daemon=True).start()
-        while not self._opened.wait(TICK):
-            abort.check()
-            self._look()
-            if self.fired:
-                raise ModelError("network", "no answer", retryable=True)
-        if self._error:
-            raise self._error
-        return self._value
-
-    def connected(self, stream: Any) -> None:
-        """Note the network stream; end it at once if the request was given up meanwhile."""
-        self.stream = stream
-        if self.is_cut:
-            self.cut()
-
-    def cut(self) -> None:
-        """End the connection, from any thread or signal handler."""
-        self.is_cut = True
-        sock = self.stream and self.stream.get_extra_info("socket")
-        if sock:
-            with suppress(OSError):  # not connected any more
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-    def _work(self, send: Callable[[], Any]) -> None:
+    def work() -> None:
         try:
-            self._value = send()
+            outcome.append(open_socket())
         except BaseException as error:
-            self._error = error
-        self._opened.set()
-        while not self.fired and not self._over.wait(
-            max(0.0, min(self._deadline - time.monotonic(), WATCH))
-        ):
-            self._look()
+            outcome.append(error)
+        done.set()
+        if left.is_set():
+            close_it()
 
-    def _look(self) -> None:
-        if time.monotonic() >= self._deadline:
-            self.fired = True
-            self.cut()
+    def close_it() -> None:
+        for each in outcome:
+            if isinstance(each, socket.socket):
+                each.close()
+
+    threading.Thread(target=work, daemon=True, name="connect").start()
+    try:
+        while not done.wait(TICK):
+            check()
+        check()
+    except BaseException:
+        left.set()
+        close_it()
+        raise
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+def is_open(sock: socket.socket) -> bool:
+    """Is an idle connection still open? The server has sent nothing, so an end is all that can be read."""
+    looker = select.poll()
+    looker.register(sock, select.POLLIN)
+    return not looker.poll(0)
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def body_of(answer: http.client.HTTPResponse, wait: Callable[[], object]) -> Iterator[bytes]:
+    """The body of an answer, each piece what one read brings. `wait` is called before each read. Raises OSError, or
+    HTTPException where the body is cut or malformed."""
+    if answer.chunked:
+        yield from _unchunked(answer.fp, wait)
+        return
+    left = answer.length  # None: up to the end of the connection
+    while left != 0:
+        wait()
+        data = answer.fp.read1(READ_SIZE if left is None else min(left, READ_SIZE))
+        if not data and left:
+            raise http.client.IncompleteRead(b"", left)
+        if not data:
+            return
+        left = left and left - len(data)
+        yield data
+
+
+def _unchunked(file: Any, wait: Callable[[], object]) -> Iterator[bytes]:
+    """The payload of a chunked body. http.client would return each chunk alone and read its head with three calls."""
+    data, left, last = b"", 0, False  # what is not taken apart yet, what is missing of a chunk
+    while not last:
+        wait()
+        more = file.read1(READ_SIZE)
+        if not more:
+            raise http.client.IncompleteRead(b"", left)
+        data += more
+        parts, at = list[bytes](), 0
+        while True:
+            part = data[at : at + left]
+            parts.append(part)
+            at, left = at + len(part), left - len(part)
+            head = None if left else CHUNK_HEAD.match(data, at)
+            if not head:
+                break
+            at, left = head.end(), int(head[1], 16)
+            if not left:
+                last = True
+                break
+        data = data[at:]
+        if not (left or last) and (data.find(b"\n", 2) >= 0 or len(data) > READ_SIZE):
+            raise http.client.HTTPException("the size of a chunk is none")
+        if payload := b"".join(parts):
+            yield payload
+    data = b"\n" + data  # behind the last chunk: trailers up to an empty line
+    while b"\n\r\n" not in data and b"\n\n" not in data:
+        wait()
+        more = file.read1(READ_SIZE)
+        if not more or len(data) > READ_SIZE:
+            raise http.client.IncompleteRead(data)
+        data += more
+
+
+# ---- what goes wrong ------------------------------------------------------------------------------
+
+REFUSED = {
+    errno.ECONNREFUSED,
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+}
+OWN_CA = (
+    "SSL_CERT_FILE names a file with the authorities to trust (PEM), also with one of your own."
+)
+PAST_PROXY = "Mend that variable, or name the server's host in NO_PROXY."
+NO_V1 = "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1."
+PERHAPS_TLS = "Where the server speaks TLS, OPENAI_BASE_URL begins with https://."
+CERTIFICATES = {  # by OpenSSL's numbers
+    9: "Look at this machine's clock.",
+    10: "The server needs a new one; or look at this machine's clock.",
+    62: "OPENAI_BASE_URL needs a name that the certificate is for.",
+    64: "OPENAI_BASE_URL needs an address that the certificate is for.",
+}
+
+
+class Unreachable(ModelError):
+    """There is no connection to the server, or to the proxy before it."""
+
+
+def connect_error(cause: Exception, url: str, proxy: Proxy | None) -> ModelError:
+    """Why there is no connection to `url`."""
+    url, place = shown_url(url), str(proxy or shown_url(url))
+    advice = PAST_PROXY if proxy else ""
+    if isinstance(cause, ProxyError):
+        message = f"{place} does not connect to {url}: {cause}"
+        kind = "network" if cause.transient else "protocol"
+        return ModelError(kind, message, retryable=cause.transient, advice=PAST_PROXY)  # type: ignore[arg-type]
+    if isinstance(cause, ssl.SSLError) and (error := _tls_error(cause, url)):
+        return error
+    said = ""
+    if isinstance(cause, socket.gaierror | UnicodeError):
+        said = f"the host of {place} is not known: {getattr(cause, 'strerror', cause)}"
+    elif isinstance(cause, OSError) and cause.errno in REFUSED:
+        said = f"nothing answers at {place}"
+    elif isinstance(cause, TimeoutError):
+        said = f"nothing answers at {place} within {CONNECT_TIMEOUT:g} s"
+    if said:
+        return Unreachable("network", said, retryable=True, advice=advice)
+    return closed(place, advice)
+
+
+def closed(place: str, advice: str = "") -> ModelError:
+    """The connection ended before an answer."""
+    message = f"{place} closed the connection before an answer"
+    return ModelError("network", message, retryable=True, advice=advice)
+
+
+def _tls_error(cause: ssl.SSLError, url: str) -> ModelError | None:
+    """None where the connection only broke."""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        message = f"the certificate of {url} is refused: {cause.verify_message.rstrip('.')}"
+        return ModelError("protocol", message, advice=CERTIFICATES.get(cause.verify_code, OWN_CA))
+    if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return None
+    reason = (cause.reason or str(cause)).replace("_", " ").lower()
+    return ModelError(
+        "protocol",
+        f"{url} does not speak TLS as https needs it ({reason})",
+        advice="A server that speaks http has an address with http://.",
+    )
+
+
+def authorities_error(error: OSError) -> ModelError:
+    """The certificates to trust cannot be loaded."""
+    names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+    name = next((name for name in names if os.environ.get(name)), "")
+    place = f"{name} is {os.environ[name]}" if name else "the authorities of this system"
+    message = f"{place}, and cannot be loaded: {error.strerror or error}"
+    return ModelError("protocol", message, advice=OWN_CA)
+
+
+def proxy_error(proxy: Proxy) -> ModelError:
+    """A proxy of a kind that is not supported."""
+    message = (
+        f"{proxy.variable} is {shown_url(proxy.url)}, and has to begin with http:// or socks5://"
+    )
+    return ModelError("protocol", message, advice=PAST_PROXY)

@@ -9,13 +9,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 from coder.events import Event
 from coder.providers.address import shown_url
 from coder.providers.assembler import CUT, Assembler, sse
-from coder.providers.connection import Line
 from coder.providers.errors import classify
 from coder.types import Completion, ModelError, Request, Usage
 
@@ -37,13 +37,11 @@ MAX_CHARS_PER_TOKEN = 12  # no text has more
 def read_answer(
     response: Any,
     assembler: Assembler,
-    line: Line,
     idle_timeout: float,
     tap: Callable[[Any], object] | None,
 ) -> Iterator[Event]:
     """The events of the answer, which feed the assembler. `tap` gets the response and each piece of its body."""
-    encoded = "content-encoding" in response.headers
-    chunks = response.iter_bytes() if encoded else response.iter_raw()
+    chunks = response.pieces()
     if tap:
         tap(response)
         chunks = ((tap(chunk), chunk)[1] for chunk in chunks)
@@ -54,7 +52,7 @@ def read_answer(
         raise ModelError("incomplete", "the server sent nothing", retryable=True, advice=TOO_SMALL)
     chunks = chain([start], chunks)
     if is_event_stream(response.headers.get("content-type", "event-stream"), start):
-        return _read_events(chunks, assembler, line, idle_timeout)
+        return _read_events(chunks, assembler, response.within, idle_timeout)
     return _read_whole(chunks, assembler, shown_url(str(response.url)))
 
 
@@ -67,7 +65,10 @@ def is_event_stream(content_type: str, start: bytes) -> bool:
 
 
 def _read_events(
-    chunks: Iterable[bytes], assembler: Assembler, line: Line, idle_timeout: float
+    chunks: Iterable[bytes],
+    assembler: Assembler,
+    within: Callable[[float], None],
+    idle_timeout: float,
 ) -> Iterator[Event]:
     ended = False
     for event, data in sse(chunks):
@@ -80,14 +81,14 @@ def _read_events(
                 raise
         if over:
             assembler.done = True  # what follows is read and ignored
-            line.within(AFTER_DONE)
+            within(AFTER_DONE)
             continue
         added = False
         for each in assembler.feed(parsed):
             added = True
             yield each
         if added or not ended:  # after the end, what adds nothing prolongs no wait
-            line.within(AFTER_FINISH if assembler.finish_reason else idle_timeout)
+            within(AFTER_FINISH if assembler.finish_reason else idle_timeout)
         ended = bool(assembler.finish_reason)
 
 
@@ -172,3 +173,25 @@ def truncated_context(usage: Usage, request: Request, window: int) -> str:
         f"smaller than ours ({window}), and it cuts what does not fit. Give it more, or set "
         "CODER_CONTEXT_WINDOW."
     )
+
+
+# What reading an answer raises whose members are not of the kind that the API has.
+MALFORMED = (
+    AttributeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+    AssertionError,
+)
+
+
+@contextmanager
+def well_formed() -> Iterator[None]:
+    """Inside, an answer is read. Raises ModelError where it is malformed: no server may break a run."""
+    try:
+        yield
+    except MALFORMED as error:
+        message = f"the answer is malformed ({type(error).__name__}: {error})"[:200]
+        raise ModelError("protocol", message, retryable=True) from error
