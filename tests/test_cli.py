@@ -957,7 +957,7 @@ def test_a_list_of_sessions_needs_no_tools_and_nothing_that_runs_a_model(place: 
         loaded = set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.M))
         assert "coder.cli.sessions_command" in loaded
         assert not loaded & {
-            "coder.cli.kit",
+            "coder.cli.app",
             "coder.cli.commands",
             "coder.cli.replay",
             "coder.toolset",
@@ -1288,9 +1288,9 @@ sys.setprofile(press)
         "main,coder.cli.main",
         "format_usage,argparse",
         "cb,coder.cli.main",
-        "cb,coder.cli.making",
+        "cb,coder.cli.app",
         "load,coder.cli.config",
-        "session_of,",
+        "build_app,",
         "memory_of,",
         "__init__,coder.cli.memory",
     ],

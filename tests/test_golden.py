@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
-from coder.agent.agent import Agent, AgentState
+from coder.agent.agent import Agent
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import (
@@ -48,7 +48,7 @@ from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.toolset import ToolContext, tool
 from coder.types import DeniedError, Limits, Message, ToolCall, Usage
-from tests.harness import FAST, assert_all_valid, drive, serve
+from tests.harness import FAST, Mirror, assert_all_valid, drive, serve
 from tests.terminal import promptly
 
 # ---- telling a run ---------------------------------------------------------------------------------------
@@ -250,25 +250,13 @@ def told(
     return stories[0]
 
 
-def mirrored(events: Sequence[Event]) -> AgentState:
-    """What somebody knows who has seen nothing but these events."""
-    mirror = AgentState(ChatModel("m", base_url="http://127.0.0.1:9/v1"))
+def assert_rebuilt(events: Sequence[Event], messages: list[Message]) -> None:
+    """Who has seen nothing but the events knows the list and the end."""
+    mirror, end = Mirror(), events[-1]
     for event in events:
         mirror.apply(event)
-    return mirror
-
-
-def assert_rebuilt(events: Sequence[Event], messages: list[Message]) -> None:
-    mirror, end = mirrored(events), events[-1]
-    assert isinstance(end, RunEnd) and mirror.messages == messages
-    assert (mirror.is_streaming, mirror.stream_message, mirror.pending_tool_calls) == (
-        False,
-        None,
-        set(),
-    )
-    assert (
-        str(mirror.error) == end.text if end.stop_reason == "aborted" else mirror.error is end.error
-    )
+    assert isinstance(end, RunEnd) and mirror.messages == messages and mirror.error is end.error
+    assert (mirror.streaming, mirror.coming, mirror.pending) == (False, False, set())
 
 
 def stopping(kind: type[Event], text: str = "") -> Watch:

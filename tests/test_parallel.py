@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
-from coder.agent.agent import AgentState
 from coder.agent.parallel import MAX_WORKERS, ParallelTools
 from coder.devtools.scripted import Reply
 from coder.events import Event, Notice, PermissionAsked, ToolEnd, ToolStart, ToolUpdate
@@ -19,7 +18,7 @@ from coder.hooks import FunctionHooks, Hooks
 from coder.tools.files import read
 from coder.toolset import Tool, ToolContext, tool
 from coder.types import Limits, ToolResult
-from tests.harness import ask, assert_all_valid, serve, types
+from tests.harness import Mirror, ask, assert_all_valid, serve, types
 
 
 class Meeting:
@@ -388,16 +387,14 @@ def test_whoever_breaks_off_leaves_ended_tools_and_a_history_in_order(left_by: s
 def test_an_agents_state_knows_all_the_calls_under_way() -> None:
     meeting, most = Meeting(2), set[str]()
     with serve(calls(("look", "a"), ("look", "b")), Reply("done")) as server:
-        from coder.ai import ChatModel
-
-        state = AgentState(ChatModel("m", base_url=server.url))
+        state = Mirror()
 
         def watch(event: Event) -> None:
             state.apply(event)
-            most.update(state.pending_tool_calls if len(state.pending_tool_calls) == 2 else ())
+            most.update(state.pending if len(state.pending) == 2 else ())
 
         ask(server, tools=ParallelTools(meeting.tools()), each=watch)
-    assert len(most) == 2 and not state.pending_tool_calls
+    assert len(most) == 2 and not state.pending
 
 
 def test_files_are_read_side_by_side_and_count_as_seen(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
-from coder.agent.agent import Agent, AgentState
+from coder.agent.agent import Agent
 from coder.agent.compaction import Compaction
 from coder.agent.parallel import ParallelTools
 from coder.ai import ChatModel
@@ -65,7 +65,7 @@ from coder.types import (
     ToolResult,
     Usage,
 )
-from tests.harness import FAST, ask, assert_all_valid, drive, serve
+from tests.harness import FAST, Mirror, ask, assert_all_valid, drive, serve
 from tests.terminal import promptly, until
 
 ROOT = Path(__file__).parents[1]
@@ -456,7 +456,7 @@ def test_a_message_for_the_screen_in_a_prompt_is_known_from_the_events() -> None
     """P02, P37."""
     with serve(Reply("ok")) as server:
         agent = agent_of(server)
-        mirror = AgentState(agent.state.model)
+        mirror = Mirror()
         agent.subscribe(mirror.apply)
         agent.prompt([{"role": "notification", "text": "for the screen"}, user("go")])
     assert roles(mirror.messages) == roles(agent.messages) == ["notification", "user", "assistant"]

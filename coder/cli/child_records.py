@@ -11,16 +11,16 @@ from coder.sessions.store import Store, StoreError
 from coder.types import Message
 
 if TYPE_CHECKING:
-    from coder.cli.session import Session
+    from coder.cli.app import App
 
 
 class ChildRecords:
     """Follows the `nested` events of a session's runs."""
 
-    def __init__(self, session: Session, store: Store) -> None:
-        self.session, self.store = session, store
+    def __init__(self, app: App, store: Store) -> None:
+        self.app, self.store = app, store
         self.open: dict[str, Recorder] = {}  # of the children at work
-        session.subagents.load = self.load
+        app.subagents.load = self.load
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Nested) and event.session_id:
@@ -30,7 +30,7 @@ class ChildRecords:
             self.close()
 
     def _keep(self, event: Nested) -> None:
-        child = self.session.subagents.children[event.session_id]
+        child = self.app.subagents.children[event.session_id]
         if child.id not in self.open:
             self._create(child.id, event.agent)
             self.open[child.id] = Recorder(self.store, child.id, child.messages)
@@ -42,12 +42,12 @@ class ChildRecords:
         try:
             self.store.get(child_id)
         except StoreError:
-            model = self.session.agents[agent].model or self.session.model.name
+            model = self.app.agents[agent].model or self.app.model.name
             self.store.create(
-                str(self.session.cwd),
+                str(self.app.cwd),
                 agent=agent,
                 model=model,
-                parent=self.session.session_id,
+                parent=self.app.agent.session_id,
                 session_id=child_id,
             )
 
@@ -65,7 +65,7 @@ class ChildRecords:
         """(agent, messages) of a child of this session, from an earlier process; None where there is none."""
         try:
             info = self.store.get(task_id)
-            if info.parent != self.session.session_id or info.forked:
+            if info.parent != self.app.agent.session_id or info.forked:
                 return None
             return info.agent, to_model_messages(self.store, task_id)
         except StoreError:

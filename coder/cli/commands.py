@@ -52,9 +52,9 @@ class Commands:
     """The commands by name, with a line of help each; those of plugins behind ours."""
 
     def __init__(self, repl: Repl) -> None:
-        self.repl, self.session, self.memory, self.screen = (
+        self.repl, self.app, self.memory, self.screen = (
             repl,
-            repl.session,
+            repl.app,
             repl.memory,
             repl.screen,
         )
@@ -85,7 +85,7 @@ class Commands:
             "init": ("let the model write AGENTS.md for this project", lambda argument: [INIT]),
             "exit": ("leave (also Ctrl+D)", self.exit),
         }
-        for command in self.session.plugins.commands:
+        for command in self.app.plugins.commands:
             self._add(command)
 
     def run(self, name: str, argument: str) -> Entries:
@@ -101,7 +101,7 @@ class Commands:
     def _add(self, command: PluginCommand) -> None:
         """A plugin's command. One with a name of ours is left out."""
         if command.name in self.known or command.name in ALIASES:
-            self.session.notices.append(
+            self.app.notices.append(
                 f"A plugin's command /{command.name} is left out: the name is taken."
             )
             return
@@ -133,7 +133,7 @@ class Commands:
         )
 
     def tools(self, argument: str) -> None:
-        for each in self.session.tools.tools.values():
+        for each in self.app.agent.state.tools.tools.values():
             self.screen.listed(f"  {each.name:<12} ", each.description)
 
     def exit(self, argument: str) -> None:
@@ -143,34 +143,34 @@ class Commands:
 
     def model(self, argument: str) -> None:
         if argument:
-            self.session.use(argument)
-        self.screen.line(f"{clean(self.session.model.name)} at {clean(self.session.settings.host)}")
+            self.app.use(argument)
+        self.screen.line(f"{clean(self.app.model.name)} at {clean(self.app.settings.host)}")
 
     def reasoning(self, argument: str) -> None:
         """The level, and whether thoughts are shown."""
         levels, word = get_args(Reasoning), argument.lower()
         if word in levels:
-            self.session.reasoning = cast(Reasoning, word)
+            self.app.agent.state.thinking_level = cast(Reasoning, word)
         elif word in ("show", "hide"):
             self.repl.render.thoughts = word == "show"
         elif word:
             self.screen.line(f"/reasoning takes {', '.join(levels)}, show or hide.", "yellow")
             return
         shown = "shown" if self.repl.render.thoughts else "hidden"
-        self.screen.line(f"reasoning: {self.session.reasoning}, {shown}")
+        self.screen.line(f"reasoning: {self.app.agent.state.thinking_level}, {shown}")
 
     # -- who works, and what is allowed
 
     def agent(self, argument: str) -> None:
-        known = choices(self.session.agents, "primary", "all")
+        known = choices(self.app.agents, "primary", "all")
         if not argument:
             for each in known:
-                mark = "*" if each.name == self.session.agent.name else " "
+                mark = "*" if each.name == self.app.spec.name else " "
                 self.screen.listed(f"{mark} {clean(each.name):<12} ", each.description)
         elif argument in [each.name for each in known]:
-            self.session.work_as(argument)
+            self.app.work_as(argument)
             self.screen.line(
-                f"{clean(argument)} goes on: {clean(self.session.agent.description)}.", "dim"
+                f"{clean(argument)} goes on: {clean(self.app.spec.description)}.", "dim"
             )
         else:
             self.screen.line(
@@ -180,11 +180,11 @@ class Commands:
 
     def plan(self, argument: str) -> Entries:
         """Between plan and build; what is behind the word is entered."""
-        self.agent("build" if self.session.agent.name == "plan" and not argument else "plan")
+        self.agent("build" if self.app.spec.name == "plan" and not argument else "plan")
         return [argument] if argument else []
 
     def permissions(self, argument: str) -> None:
-        permissions = self.session.permissions
+        permissions = self.app.permissions
         self.screen.line(
             "Of the rules that fit an action the last decides. Where none fits, "
             "reading is free in this folder, and so are plain pwd, ls, cat, head, tail, "
@@ -207,7 +207,7 @@ class Commands:
             self.screen.line("  All other questions are answered yes (yolo).", "yellow")
 
     def yolo(self, argument: str) -> None:
-        permissions = self.session.permissions
+        permissions = self.app.permissions
         permissions.yolo = not permissions.yolo
         said = (
             "Commands and edits are no longer asked about; /yolo turns that off."
@@ -217,21 +217,23 @@ class Commands:
         self.screen.line(said, "yellow")
 
     def tokens(self, argument: str) -> None:
-        session = self.session
+        session = self.app
         used = session.newest.input + session.newest.output
         window = session.model.context_window
         self.screen.line(f"this session: {tokens(session.usage)}")
         self.screen.line(
             f"context: {count(used)} of {count(window)} tokens ({100 * used / max(1, window):.0f} %), "
-            f"{counted(len(session.messages))}"
+            f"{counted(len(session.agent.messages))}"
         )
 
     def summary(self, argument: str) -> None:
         abort, text = Abort(), ""
         self.screen.status("summing up")
         try:
-            with silent_keys(), self.session.interrupts.stopping(abort):
-                text = summary_of(self.session.chat_model(), self.session.messages, abort)
+            with silent_keys(), self.app.interrupts.stopping(abort):
+                text = summary_of(
+                    self.app.chat_model(self.app.model.name), self.app.agent.messages, abort
+                )
         except (Aborted, KeyboardInterrupt):
             text = "stopped by you"
         except ModelError as error:
@@ -243,7 +245,7 @@ class Commands:
     def compact(self, argument: str) -> None:
         done = False
         with contextlib.suppress(Aborted), silent_keys(), self.repl.hard_stop():
-            done = self.session.compact(argument, self.repl.show)
+            done = self.app.compact(argument, self.repl.show)
         self.screen.status("")
         if not done:
             self.screen.line("The conversation stays as it is.", "dim")
@@ -307,7 +309,7 @@ class Commands:
         self.memory.sync()
         try:
             path = write_export(
-                self.memory.store, recorder.session_id, argument, *self.session.settings.keys
+                self.memory.store, recorder.session_id, argument, *self.app.settings.keys
             )
         except (StoreError, OSError, ValueError) as error:
             self.screen.line(reason(error), "yellow")

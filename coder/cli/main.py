@@ -12,8 +12,9 @@ import shlex
 import stat
 import sys
 import threading
+from collections.abc import Sequence
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from coder.providers.text import clean
 from coder.tools.environment import clean_path
 
 if TYPE_CHECKING:
+    from coder.agent.instructions import Instruction
     from coder.cli.keyboard import Keyboard
     from coder.cli.repl import Repl
     from coder.cli.screen import Screen
@@ -253,18 +255,19 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
     if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
         # Config.py lets no other characters into an address
         sys.stderr.write(f"{clean(settings.model)} at {settings.host}\n")
-    from coder.cli.making import memory_of, session_of
+    from coder.cli.app import build_app
+    from coder.cli.memory import memory_of
     from coder.cli.one_shot import one_shot as run
 
-    session = session_of(settings, arguments, can_ask=arguments.can_ask)
-    memory = memory_of(session, arguments, one_task=True)
+    app = build_app(settings, arguments, can_ask=arguments.can_ask)
+    memory = memory_of(app, arguments, one_task=True)
     try:
-        code = run(session, prompt, arguments, memory.session_id)
+        code = run(app, prompt, arguments, memory.session_id)
         memory.settle()
         return code or int(bool(memory.problem))
     finally:
         memory.close()
-        for text in session.left_behind():
+        for text in app.left_behind():
             sys.stderr.write(f"{clean(text)}\n")
 
 
@@ -288,22 +291,25 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
 
     screen = Screen(sys.stdout)
     keyboard = Keyboard(data_folder() / "history", waiting=_load_behind)
-    files = ", ".join(each.path for each in instructions(Path.cwd(), config_folder()))
+    remarks: list[str] = []
+    found = instructions(Path.cwd(), config_folder(), remarks.append)
+    files = ", ".join(each.path for each in found)
     who = f" · agent {clean(arguments.agent)}" if arguments.agent else ""
     screen.line(
         f"coder {__version__} · {clean(settings.model)} at {clean(settings.host)} · {clean(str(Path.cwd()))}{who}\n"
         f"{f'Instructions: {clean(files)}{chr(10)}' if files else ''}/help lists the commands; Ctrl+C stops a run, Ctrl+D leaves."
     )
+    make_repl = partial(_loaded, settings, arguments, screen, keyboard, found, remarks)
     repl: Repl | None = None
     take_presses()
     try:
         if arguments.continue_ or arguments.resume is not None:
-            repl = _loaded(settings, arguments, screen, keyboard)
+            repl = make_repl()
         if first:
             screen.line(f"> {first}", "bold")
         for entry in itertools.chain([first] if first else [], keyboard.entries()):
             try:
-                repl = repl or _loaded(settings, arguments, screen, keyboard)
+                repl = repl or make_repl()
                 repl.take(entry)
             except KeyboardInterrupt:  # between an entry and its run: the entry is given up
                 screen.write("\n")  # behind the ^C
@@ -313,7 +319,7 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
         keyboard.close()
         screen.title("")
         kept = repl.memory.close() if repl else ""
-        for text in repl.session.left_behind() if repl else ():
+        for text in repl.app.left_behind() if repl else ():
             screen.line(text, "yellow")
         if kept:
             screen.line(f"Go on with this conversation: {program()} -r {kept}", "dim")
@@ -321,19 +327,26 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
 
 
 def _loaded(
-    settings: Settings, arguments: argparse.Namespace, screen: Screen, keyboard: Keyboard
+    settings: Settings,
+    arguments: argparse.Namespace,
+    screen: Screen,
+    keyboard: Keyboard,
+    files: Sequence[Instruction],
+    remarks: list[str],
 ) -> Repl:
     """What takes the entries, with the imports it needs."""
     from coder.cli.signals import held
 
     with held():
-        from coder.cli.making import memory_of, session_of
+        from coder.cli.app import build_app
+        from coder.cli.memory import memory_of
         from coder.cli.repl import Repl
 
-        session = session_of(settings, arguments, can_ask=True)
+        app = build_app(settings, arguments, can_ask=True, files=files)
+        app.notices += remarks
         repl = Repl(
-            session,
-            memory_of(session, arguments, titles=settings.titles),
+            app,
+            memory_of(app, arguments, titles=settings.titles),
             screen,
             keyboard,
             verbose=arguments.verbose,

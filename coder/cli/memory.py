@@ -6,6 +6,7 @@ goes with us; there are none where nobody can ask for them (one task that is not
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import os
@@ -16,13 +17,15 @@ from typing import Any
 
 from coder.agent.profiles import choices
 from coder.agent.titles import Titler
+from coder.cli.app import App
 from coder.cli.child_records import ChildRecords
-from coder.cli.session import Session
+from coder.cli.config import ConfigError, data_folder
 from coder.events import Event, MessageStart, RunEnd, RunStart, StepEnd, ToolEnd
 from coder.history import text_of, user
+from coder.sessions.database import MEMORY
 from coder.sessions.recorder import Recorder, parts, set_parts
 from coder.sessions.snapshots import Snapshots, UndoResult, place
-from coder.sessions.store import SessionInfo, Store, StoreError, Todo, folder_name
+from coder.sessions.store import SessionInfo, Store, StoreError, Todo, folder_name, open_store
 from coder.tools.process import private_folder
 from coder.types import Message
 
@@ -56,14 +59,14 @@ class Memory:
 
     def __init__(
         self,
-        session: Session,
+        app: App,
         store: Store,
         data: Path,
         *,
         titles: bool = False,
         one_task: bool = False,
     ) -> None:
-        self.session, self.store, self.titles = session, store, titles
+        self.app, self.store, self.titles = app, store, titles
         self._told = store.notice  # told already, by whoever opened it
         self.undoable = not (one_task and store.in_memory)
         self.data = Path(os.devnull) if store.in_memory else data
@@ -73,12 +76,12 @@ class Memory:
         self.titler: Titler | None = None
         self.title = ""
         self.recorder: Recorder | None = None
-        self.children = ChildRecords(session, store)
+        self.children = ChildRecords(app, store)
         self.snapshots = self._no_snapshots()
         self._kept: list[dict[str, Any]] = []  # records of the snapshots on disk
         self.undone: list[Cut] = []  # what undo has taken out of the conversation, the newest last
         self.begin()
-        session.subscribers.append(self)
+        app.agent.subscribe(self)
 
     # -- which session it is
 
@@ -87,11 +90,11 @@ class Memory:
         recorder: Recorder | None = None
         try:
             new = self.store.create(
-                str(self.session.cwd), agent=self.session.agent.name, model=self.session.model.name
+                str(self.app.cwd), agent=self.app.spec.name, model=self.app.model.name
             )
-            recorder = Recorder(self.store, new, [], tell=self.session.notices.append)
+            recorder = Recorder(self.store, new, [], tell=self.app.notices.append)
         except StoreError as error:
-            self.session.notices.append(f"{error} The conversation is not saved.")
+            self.app.notices.append(f"{error} The conversation is not saved.")
         self._leave()
         self._take(recorder)
 
@@ -100,7 +103,7 @@ class Memory:
         info = self.store.find(given)
         if self.recorder and info.id == self.recorder.session_id:
             return info
-        recorder = Recorder(self.store, info.id, tell=self.session.notices.append)
+        recorder = Recorder(self.store, info.id, tell=self.app.notices.append)
         try:
             records = self._records(info.id)
         except StoreError:
@@ -110,31 +113,29 @@ class Memory:
         self._take(recorder, info.title, records)
         self._tell_of_damage()
         self._work_on(info.agent)
-        if info.directory != folder_name(str(self.session.cwd)):
-            self.session.notices.append(
+        if info.directory != folder_name(str(self.app.cwd)):
+            self.app.notices.append(
                 f"This conversation began in {info.directory}; now files and permissions are those of "
-                f"{self.session.cwd}."
+                f"{self.app.cwd}."
             )
         return info
 
     def _work_on(self, agent: str) -> None:
         """With the agent that it was left with."""
-        if agent != self.session.agent.name and agent in [
-            each.name for each in choices(self.session.agents, "primary", "all")
+        if agent != self.app.spec.name and agent in [
+            each.name for each in choices(self.app.agents, "primary", "all")
         ]:
-            self.session.work_as(agent)
-            self.session.notices.append(
-                f"{agent} goes on, as before: {self.session.agent.description}."
-            )
+            self.app.work_as(agent)
+            self.app.notices.append(f"{agent} goes on, as before: {self.app.spec.description}.")
 
     def latest(self) -> SessionInfo | None:
         """The newest of this folder."""
-        return self.store.latest(str(self.session.cwd))
+        return self.store.latest(str(self.app.cwd))
 
     def list(self) -> Sequence[SessionInfo]:
         """Those of this folder that can be taken up, the newest first."""
         own = self.recorder.session_id if self.recorder else ""
-        return [info for info in self.store.sessions(str(self.session.cwd)) if info.id != own]
+        return [info for info in self.store.sessions(str(self.app.cwd)) if info.id != own]
 
     def _records(self, session_id: str) -> Sequence[Mapping[str, Any]]:
         """What is kept of its runs. Raises StoreError."""
@@ -154,17 +155,17 @@ class Memory:
         with contextlib.suppress(ValueError):
             self.snapshots.restore(records)
         self._kept = self.snapshots.records()
-        self.session.adopt(
+        self.app.adopt(
             recorder.messages if recorder else [], recorder.session_id if recorder else ""
         )
 
     def _no_snapshots(self) -> Snapshots:
         harmless = {
             each.name
-            for each in self.session.tools.tools.values()
+            for each in self.app.agent.state.tools.tools.values()
             if each.concurrent and each.name != "task"
         } | {"todo"}
-        snapshots = Snapshots(self.session.cwd, self.data, harmless=harmless)
+        snapshots = Snapshots(self.app.cwd, self.data, harmless=harmless)
         if not self.undoable:
             snapshots.off = "one task that is not kept has none"
         return snapshots
@@ -195,7 +196,7 @@ class Memory:
 
     def close(self) -> str:
         """The end; returns the id with which the session can be taken up, "" where nothing was said or nothing is kept."""
-        session_id = self.session_id if self.session.messages else ""
+        session_id = self.session_id if self.app.agent.messages else ""
         if self.recorder:
             self.settle()
         self._leave()
@@ -233,7 +234,7 @@ class Memory:
         done = self.snapshots.undo()
         if done.problem or not done.run:
             return done
-        messages = self.session.messages
+        messages = self.app.agent.messages
         at = place(done.run, messages)
         note = (
             user(TAKEN_BACK.format(", ".join(done.paths) or "no file"))
@@ -253,7 +254,7 @@ class Memory:
         """Do again what was undone last."""
         done = self.snapshots.redo()
         if not done.problem and self.undone:
-            cut, messages = self.undone.pop(), self.session.messages
+            cut, messages = self.undone.pop(), self.app.agent.messages
             same = (
                 cut.at <= len(messages) and (messages[cut.at - 1] if cut.at else None) is cut.before
             )
@@ -268,7 +269,7 @@ class Memory:
 
     def _taken_up(self) -> None:
         """Go on with a list that was changed."""
-        self.session.folder_files.take_up(self.session.messages)
+        self.app.folder_files.take_up(self.app.agent.messages)
         self.settle()
 
     def sync(self) -> None:
@@ -279,8 +280,8 @@ class Memory:
     # -- what happens in it
 
     def __call__(self, event: Event) -> None:
-        self.snapshots(event, self.session.abort)
-        self.session.notices += [notice.text for notice in self.snapshots.taken_notices()]
+        self.snapshots(event, self.app.agent.token)
+        self.app.notices += [notice.text for notice in self.snapshots.taken_notices()]
         self._tell_of_damage()
         if not self.recorder:
             return
@@ -290,7 +291,7 @@ class Memory:
             self.undone.clear()
             self._quietly(
                 lambda: self.store.set_model(
-                    self.session.session_id, self.session.model.name, self.session.agent.name
+                    self.app.agent.session_id, self.app.model.name, self.app.spec.name
                 )
             )
         elif isinstance(event, StepEnd):
@@ -307,21 +308,23 @@ class Memory:
         """The file may turn out to be damaged whenever it is read, and is mended then."""
         if self.store.notice != self._told:
             self._told = self.store.notice
-            self.session.notices.append(self._told)
+            self.app.notices.append(self._told)
 
     def _call_it(self, message: Message) -> None:
         """Begin to look for a title, with the first words."""
         if self.titles and not (self.title or self.titler):
-            self.titler = Titler(self.session.chat_model(), text_of(message))
+            self.titler = Titler(self.app.chat_model(self.app.model.name), text_of(message))
 
     def _named(self) -> None:
         if self.recorder and self.titler and self.titler.title:
             self.title, self.titler = self.titler.title, None
-            self._quietly(lambda: self.store.rename(self.session.session_id, self.title))
+            self._quietly(lambda: self.store.rename(self.app.agent.session_id, self.title))
 
     def _todo(self, items: Sequence[dict[str, str]]) -> None:
         self._quietly(
-            lambda: self.store.set_todos(self.session.session_id, [Todo(**item) for item in items])
+            lambda: self.store.set_todos(
+                self.app.agent.session_id, [Todo(**item) for item in items]
+            )
         )
 
     def _quietly(self, write: Callable[[], None]) -> None:
@@ -337,3 +340,28 @@ def _summed_up(messages: Sequence[Message], at: int | None) -> bool:
     begun = messages[at].get("meta", {}).get("timestamp", 0)
     metas = [each.get("meta", {}) for each in messages[:at]]
     return any(meta.get("summary") and meta.get("timestamp", 0) >= begun for meta in metas)
+
+
+def memory_of(
+    app: App, arguments: argparse.Namespace, *, titles: bool = False, one_task: bool = False
+) -> Memory:
+    """The memory of a session: a new conversation, or the one that -c or -r names. Raises ConfigError."""
+    if arguments.no_session and (arguments.continue_ or arguments.resume):
+        flag = "-r" if arguments.resume else "-c"
+        raise ConfigError(f"--no-session and {flag} exclude each other: give one of them")
+    store, notice = open_store(MEMORY if arguments.no_session else data_folder() / "sessions.db")
+    app.notices += [notice] if notice else []
+    memory = Memory(app, store, data_folder(), titles=titles, one_task=one_task)
+    try:
+        if arguments.resume:
+            memory.resume(arguments.resume)
+        elif arguments.continue_ and (newest := memory.latest()):
+            memory.resume(newest.id)
+        elif arguments.continue_:
+            raise ConfigError("there is no conversation of this folder to continue")
+        if arguments.agent:
+            app.work_as(arguments.agent)
+    except (StoreError, ConfigError) as error:
+        memory.close()
+        raise ConfigError(str(error)) from None
+    return memory

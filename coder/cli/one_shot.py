@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from coder import __version__
+from coder.cli.app import App
 from coder.cli.config import data_folder
 from coder.cli.flags import EXIT_CODES, TRANSIENT
 from coder.cli.keyboard import Keyboard
 from coder.cli.questions import Asker
 from coder.cli.render import STOPPED, Renderer, error_text
 from coder.cli.screen import Screen
-from coder.cli.session import Session
 from coder.cli.signals import ENDING
 from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
@@ -38,7 +38,7 @@ PASSING = {
 }
 
 
-def one_shot(session: Session, prompt: str, arguments: argparse.Namespace, session_id: str) -> int:
+def one_shot(app: App, prompt: str, arguments: argparse.Namespace, session_id: str) -> int:
     """Run it; returns the exit code. `session_id` is "" where the conversation is not kept."""
     said = ""  # by the model, last: the text of a result may be ours
 
@@ -48,9 +48,9 @@ def one_shot(session: Session, prompt: str, arguments: argparse.Namespace, sessi
             said = text_of(event.message) or said
         shown(event)
 
-    session.interrupts.tells_end = arguments.output_format != "text"
-    with _shown(session, arguments, session_id or None) as shown:
-        result = session.run(prompt, show)
+    app.interrupts.tells_end = arguments.output_format != "text"
+    with _shown(app, arguments, session_id or None) as shown:
+        result = app.run(prompt, show)
     if arguments.output_format == "text" and result.stop_reason != "aborted":
         answer = result.text if result.stop_reason == "stop" else said
         if answer and not sys.stdout.isatty():
@@ -84,14 +84,14 @@ def _whole(
 
 @contextlib.contextmanager
 def _shown(
-    session: Session, arguments: argparse.Namespace, session_id: str | None
+    app: App, arguments: argparse.Namespace, session_id: str | None
 ) -> Iterator[Callable[[Any], None]]:
     """What is done with the events of a one-shot run."""
     if arguments.output_format == "stream-json":
         about = {
             "session_id": session_id,
-            "model": session.model.name,
-            "cwd": str(session.cwd),
+            "model": app.model.name,
+            "cwd": str(app.cwd),
             "version": __version__,
         }
         yield lambda event: _print(
@@ -101,9 +101,7 @@ def _shown(
     to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
     null = open(os.devnull, "w") if arguments.quiet else None  # noqa: SIM115 (closed below)
     screen = Screen(null or sys.stderr, sys.stdout)
-    render = Renderer(
-        screen, show_text=to_terminal, verbose=arguments.verbose, limits=session.stalls
-    )
+    render = Renderer(screen, show_text=to_terminal, verbose=arguments.verbose, limits=app.stalls)
     asker = (
         Asker(screen, render, Keyboard(data_folder() / "history", waiting=lambda: None))
         if arguments.can_ask
@@ -119,12 +117,12 @@ def _shown(
             and event.message["content"]
         ):
             screen.line(clean(event.message["content"]))
-        if not (isinstance(event, RunEnd) and session.interrupts.ended):
+        if not (isinstance(event, RunEnd) and app.interrupts.ended):
             render(event)
         if asker:
             asker(event)
         if arguments.output_format == "json" and isinstance(event, RunEnd):
-            _print(_json(_whole(event.to_dict(), session_id, session.messages)))
+            _print(_json(_whole(event.to_dict(), session_id, app.agent.messages)))
 
     try:
         yield show

@@ -6,6 +6,7 @@ import contextlib
 import signal
 from collections.abc import Iterator
 
+from coder.cli.app import App
 from coder.cli.commands import Commands
 from coder.cli.keyboard import Keyboard, Leave
 from coder.cli.memory import Memory
@@ -13,7 +14,6 @@ from coder.cli.questions import Asker
 from coder.cli.render import Renderer
 from coder.cli.replay import replay
 from coder.cli.screen import Screen, clean
-from coder.cli.session import Session
 from coder.cli.typeahead import COMMAND, TypeAhead
 from coder.events import Event, RunEnd, Status
 from coder.history import user
@@ -32,43 +32,43 @@ class Repl:
 
     def __init__(
         self,
-        session: Session,
+        app: App,
         memory: Memory,
         screen: Screen,
         keyboard: Keyboard,
         *,
         verbose: bool = False,
     ) -> None:
-        self.session = session
+        self.app = app
         self.memory = memory
         self.screen = screen
         self.keyboard = keyboard
-        self.render = Renderer(screen, verbose=verbose, limits=session.stalls)
+        self.render = Renderer(screen, verbose=verbose, limits=app.stalls)
         self.asker = Asker(screen, self.render, keyboard)
-        self.typeahead = TypeAhead(screen)
-        self.typeahead.redact = keyboard.redact = session.redactor.text
-        session.hooks.hooks.append(self.typeahead)
+        self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)
+        self.typeahead.redact = keyboard.redact = app.redactor.text
+        app.agent.subscribe(self.typeahead)
         keyboard.paused = self.typeahead.paused
-        keyboard.stopped_run = lambda: session.interrupts.last
+        keyboard.stopped_run = lambda: app.interrupts.last
         self.waiting: list[str] = []  # entries still to be done
         self.commands = Commands(self)
         self.tell()
 
     def tell(self) -> None:
         """What a person is to be told."""
-        for text in self.session.told():
+        for text in self.app.taken_notices():
             self.screen.line(clean(text), "yellow")
 
     def replay(self) -> None:
         """Show the visible end of the conversation that goes on."""
         self.tell()
-        replay(self.screen, self.session.tools, self.session.messages)
+        replay(self.screen, self.app.agent.state.tools, self.app.agent.messages)
 
     # -- one entry
 
     def take(self, text: str) -> None:
         """Do what an entry says, and then what was entered meanwhile. Raises Leave."""
-        self.waiting, presses = [text], self.session.interrupts
+        self.waiting, presses = [text], self.app.interrupts
         try:
             while self.waiting:
                 presses.presses = 0
@@ -101,9 +101,9 @@ class Repl:
     def _ask_model(self, text: str) -> None:
         """One run. What was entered during it is to be done next; where the run did not end well, it stands at the prompt."""
         ended_well, keys = False, self.typeahead
-        with self.session.interrupts.kept():
+        with self.app.interrupts.kept():
             with self.hard_stop(), keys.listening():
-                ended_well = self.session.run(text.strip(), self.show).stop_reason == "stop"
+                ended_well = self.app.run(text.strip(), self.show).stop_reason == "stop"
             self.memory.settle()
             self.keyboard.remember(keys.entered)
             (self.waiting if ended_well else self.keyboard.early).extend(keys.left())
@@ -117,7 +117,7 @@ class Repl:
         except KeyboardInterrupt:
             self.screen.status("")
             self.screen.finish_line()
-            if self.session.interrupts.presses > 1:
+            if self.app.interrupts.presses > 1:
                 raise Leave(130) from None
 
     def show(self, event: Event) -> None:
@@ -130,23 +130,23 @@ class Repl:
 
     def name_window(self, status: str) -> None:
         """Say in the window's title what goes on; at the end only when the last line is on the screen."""
-        self.screen.title(f"{WINDOW[status]}{self.memory.title or self.session.cwd.name}")
+        self.screen.title(f"{WINDOW[status]}{self.memory.title or self.app.cwd.name}")
 
     def _shell(self, command: str, add: bool) -> None:
         """Run the person's own command; no question is asked."""
         from coder.cli.own_command import direct, relayed
 
-        redactor, output, keys = self.session.redactor, "", ""
+        redactor, output, keys = self.app.redactor, "", ""
         try:
             if not add:
-                code = direct(command, self.session.cwd)
+                code = direct(command, self.app.cwd)
             else:
-                output, code, keys = relayed(command, self.session.cwd, redactor.text)
+                output, code, keys = relayed(command, self.app.cwd, redactor.text)
         except (OSError, ToolError) as error:
             self.screen.line(f"The command could not be started: {error}", "yellow")
             return
         self.keyboard.early += filter(None, [keys])
-        self.session.interrupts.presses = int(code in (-signal.SIGINT, 128 + signal.SIGINT))
+        self.app.interrupts.presses = int(code in (-signal.SIGINT, 128 + signal.SIGINT))
         note = f"[killed by signal {-code}]" if code < 0 else f"[exit code {code}]" if code else ""
         if note:
             self.screen.line(note, "dim")
@@ -154,5 +154,5 @@ class Repl:
             text = redactor.text("\n".join(filter(None, [output, note])) or "(no output)")
             said = user(f"I ran `{redactor.text(command)}` myself. Its output:\n{text}")
             said["meta"]["own"] = True  # not of a run, and not taken back with one
-            self.session.messages.append(said)
+            self.app.agent.messages.append(said)
             self.memory.sync()

@@ -74,7 +74,7 @@ def _search(store: Store, given: argparse.Namespace) -> int:
 
 
 def _show(store: Store, given: argparse.Namespace) -> int:
-    from coder.cli.kit import TOOLS
+    from coder.cli.app import TOOLS
     from coder.cli.render import tokens
     from coder.cli.replay import replay
     from coder.cli.screen import Screen

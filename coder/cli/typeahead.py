@@ -20,8 +20,8 @@ from coder.cli.keyboard import AT_ONCE
 from coder.cli.screen import Screen, end_of, one_line
 from coder.cli.signals import held
 from coder.cli.terminal_modes import MARK_PASTES, local_modes, modes_again, pastes_marked, say
+from coder.events import Event, MessageStart
 from coder.history import text_of, user
-from coder.hooks import Hooks
 from coder.types import Message
 
 # (name, argument); what looks like one is never sent, and /home/me/x.py does not
@@ -78,14 +78,14 @@ class Line:
         return False
 
 
-class TypeAhead(Hooks):
-    """The keyboard during runs, and the queues that it fills."""
+class TypeAhead:
+    """The keyboard during runs. It fills the queues of the agent, and is a subscriber of it."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, steering: Queue, follow_ups: Queue) -> None:
         self.screen = screen
         self.redact: Callable[[str], str] = str  # what is typed is kept, too
         self.line = Line()
-        self.steering, self.follow_ups = Queue(), Queue()
+        self.steering, self.follow_ups = steering, follow_ups
         self.later: list[str] = []  # commands: they are for us, not for the model
         self.entered: list[str] = []  # all lines of the run
         self._open: contextlib.ExitStack | None = None  # what ends when we stop listening
@@ -200,18 +200,9 @@ class TypeAhead(Hooks):
             typed = end_of(typed, third - 3)
         self.screen.beside("  ".join(filter(None, [newest, typed])))
 
-    # -- what the run takes
-
-    def get_steering_messages(self) -> list[Message]:
-        taken = self.steering.take()
-        self._show()
-        return taken
-
-    def get_follow_up_messages(self) -> list[Message]:
-        """What came too late to steer comes first."""
-        taken = self.steering.take() or self.follow_ups.take()
-        self._show()
-        return taken
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, MessageStart):  # it may have waited in a queue
+            self._show()
 
     # -- what no run has taken
 
