@@ -19,7 +19,7 @@ from coder.devtools.scripted import Reply
 from coder.events import Event, HookFailed, Notice, ToolEnd
 from coder.extend.command_hooks import HooksError, command_hooks
 from coder.extend.guard import Guard
-from coder.hooks import FunctionHooks, HookChain, Hooks
+from coder.hooks import HOOK_NAMES, FunctionHooks, HookChain, Hooks
 from coder.toolset import ToolContext, tool
 from coder.types import DeniedError, ModelError, Request, ToolCall, ToolResult
 from tests.harness import FAST, ask, serve
@@ -157,31 +157,14 @@ def hangs(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("broken", [fails, hangs])
-@pytest.mark.parametrize(
-    "place",
-    [
-        "before_llm_call",
-        "after_llm_call",
-        "before_tool_call",
-        "after_tool_call",
-        "transform_context",
-        "convert_to_llm",
-        "get_api_key",
-        "get_steering_messages",
-        "get_follow_up_messages",
-        "on_length",
-    ],
-)
+@pytest.mark.parametrize("place", sorted({*HOOK_NAMES} - {"on_doom_loop", "on_compacted"}))
 def test_an_open_guard_reports_and_goes_on(place: str, broken: Any) -> None:
     """K25."""
     with promptly(10):
         said, events = result_of(Guard(FunctionHooks(**{place: broken}), name="mine", seconds=0.1))
     failed = [event for event in events if isinstance(event, HookFailed)]
-    assert (
-        said == "3"
-        and failed
-        and {(event.hook, event.place) for event in failed} == {("mine", place)}
-    )
+    assert said == "3"
+    assert [(event.hook, event.place) for event in failed] == [("mine", place)], "once"
     assert (
         "ZeroDivisionError: oh" if broken is fails else "TimeoutError: no answer within 0.1 s"
     ) in failed[0].error
@@ -202,24 +185,6 @@ def test_a_closed_guard_lets_no_request_out() -> None:
         )
         assert server.requests == [] and result.error and result.error.kind == "bad_request"
         assert "the hook redact failed: oh, so nothing was sent" in result.text
-
-
-def test_a_hook_that_failed_in_the_middle_has_changed_nothing() -> None:
-    def half(call: ToolCall, ctx: Any) -> None:
-        assert call.arguments
-        call.arguments["a"] = 100
-        raise ValueError
-
-    def half_request(request: Request) -> None:
-        request.system = "wrong"
-        request.messages.clear()
-        raise ValueError
-
-    hooks = Guard(FunctionHooks(before_tool_call=half, before_llm_call=half_request))
-    with serve(CALL, Reply("done")) as server:
-        events, _ = ask(server, tools=[add], hooks=hooks)
-        assert server.requests[0]["messages"] == [{"role": "user", "content": "go"}]
-    assert next(event.result.content for event in events if isinstance(event, ToolEnd)) == "3"
 
 
 def test_a_guarded_hook_that_works_does_what_it_would_do_alone() -> None:
@@ -412,64 +377,25 @@ def test_an_abort_of_one_run_does_not_end_the_next() -> None:
 @pytest.mark.parametrize(
     "place", ["before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call"]
 )
-def test_an_abort_reaches_a_command_wherever_it_is_asked(tmp_path: Path, place: str) -> None:
-    (tmp_path / "hooks.json").write_text(
-        json.dumps(
-            {place: [{"command": f"touch {tmp_path}/begun; exec sleep 61.5", "seconds": 60}]}
-        )
-    )
+def test_an_abort_ends_a_command_wherever_it_is_asked(tmp_path: Path, place: str) -> None:
+    """The shell of the command writes its own number, and is gone after the run."""
     abort = Abort()
 
-    @tool
-    def look() -> str:
-        """Look."""
-        return "nothing"
-
     def stop() -> None:
-        until((tmp_path / "begun").exists)
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         abort.set()
 
-    with serve(Reply(calls=[("look", {})]), Reply("done")) as server, promptly(20):
-        threading.Thread(target=stop, daemon=True).start()
-        events, result = ask(
-            server, tools=[look], hooks=command_hooks(tmp_path / "hooks.json"), abort=abort
-        )
+    chain = commands(tmp_path, **{place: {"command": "echo $$ > pid; exec sleep 60"}})
+    threading.Thread(target=stop, daemon=True).start()
+    with serve(CALL, Reply("done")) as server, promptly(20):
+        events, result = ask(server, tools=[add], hooks=chain, abort=abort)
     kinds = [event.type for event in events]
     assert result.stop_reason == "aborted" and kinds.count("tool_start") == kinds.count("tool_end")
-    until(lambda: "sleep 61.5" not in commands_running(), "the command is gone")
-
-
-def commands_running() -> str:
-    return "\n".join(
-        (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-        for entry in Path("/proc").glob("[0-9]*")
-        if (entry / "cmdline").exists()
-    )
-
-
-def test_a_result_whose_details_cannot_be_copied_is_no_failure() -> None:
-    @tool
-    def look() -> ToolResult:
-        """Look."""
-        return ToolResult("seen", details={"lock": threading.Lock()})
-
-    class Redact(Hooks):
-        def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult:
-            return ToolResult(f"{result.content}!", details=result.details)
-
-    with serve(Reply(calls=[("look", {})]), Reply("done")) as server:
-        ask(server, tools=[look], hooks=Guard(Redact()))
-        assert server.requests[1]["messages"][-1]["content"] == "seen!"
+    pid = (tmp_path / "pid").read_text().strip()
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the command is gone")
 
 
 def test_a_hook_that_gives_something_else_than_a_result_is_named() -> None:
-    @tool
-    def look() -> str:
-        """Look."""
-        return "seen"
-
-    with (
-        serve(Reply(calls=[("look", {})])) as server,
-        pytest.raises(TypeError, match="after_tool_call returned 'x': a hook returns a Tool"),
-    ):
-        ask(server, tools=[look], hooks=FunctionHooks(after_tool_call=lambda call, result: "x"))
+    wrong = FunctionHooks(after_tool_call=lambda call, result: "x")
+    with serve(CALL) as server, pytest.raises(TypeError, match="after_tool_call returned 'x'"):
+        ask(server, tools=[add], hooks=wrong)

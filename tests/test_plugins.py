@@ -1,4 +1,4 @@
-"""Plugins: what they register, what becomes of broken ones, and that nothing is loaded from the folder that is worked in."""
+"""Plugins: what they register, what becomes of broken ones, and whose files are loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import grp
 import json
 import os
 import pwd
-import signal
 import sys
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from coder.extend.plugins import Plugins, load_plugins
 from coder.hooks import HookChain
 from coder.types import Usage
 from tests.harness import ask, serve
-from tests.terminal import OneShot, Terminal, add_plugin, until
+from tests.terminal import OneShot, Terminal, add_plugin
 
 WHOLE = '''
 from dataclasses import dataclass
@@ -77,49 +76,30 @@ FINE = "def fine() -> str:\n    '''F.'''\n    return ''\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("import nothing_like_this", "ModuleNotFoundError: No module named 'nothing_like_this'"),
         ("def setup(", "SyntaxError"),
         ("x = 1", "AttributeError"),
         ("def setup(): pass", "TypeError"),
-        ("raise SystemExit(3)", "SystemExit: 3"),
         ("def setup(api):\n    api.add_tool(lambda x: x)", "TypeError"),
         ("def setup(api):\n    api.add_hook(print)", "a hook is a coder.Hooks"),
         ("def setup(api):\n    api.add_command('Two words', print)", "small letters"),
-        (
-            "def setup(api):\n    api.add_command('a', print)\n    api.add_command('a', print)",
-            "the name /a is taken",
-        ),
-        (
-            "def bash() -> str:\n    '''B.'''\n    return ''\ndef setup(api):\n    api.add_tool(bash)",
-            "the name bash is taken",
-        ),
+        ("def setup(api):\n    for _ in 'ab': api.add_command('a', print)", "the name /a is taken"),
+        (f"{FINE.replace('fine', 'bash')}def setup(api):\n    api.add_tool(bash)", "name bash is"),
         (f"{FINE}def setup(api):\n    api.add_tool(fine)\n    1 / 0", "ZeroDivisionError"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-        ("def setup(api):\n    api.tools = None", "api.tools is no list of tools any more"),
-        (
-            f"{FINE}def setup(api):\n    api.add_tool(fine)\n    api.subscribers = None",
-            "api.subscribers is no list of subscribers any more",
-        ),
-        (
-            f"{FINE}def setup(api):\n    api.tools.append(fine)",
-            "api.tools is no list of tools any more",
-        ),
-        ("def setup(api):\n    del api.tools", "AttributeError"),
     ],
 )
-def test_a_broken_plugin_is_told_of_and_left_out_whole(
-    tmp_path: Path, text: str, said: str
+def test_a_broken_plugin_is_reported_and_left_out_whole(
+    tmp_path: Path, text: str, problem: str
 ) -> None:
     (tmp_path / "a_broken.py").write_text(text)
     (tmp_path / "b_weather.py").write_text(WHOLE)
     plugins = load_plugins(tmp_path, taken={"bash"})
-    [problem] = plugins.problems
-    assert problem.startswith("The plugin a_broken.py is left out: ") and said in problem
-    assert plugins.names == ["b_weather.py"] and [each.name for each in plugins.tools] == [
-        "forecast"
-    ]
+    [line] = plugins.problems
+    assert line.startswith("The plugin a_broken.py is left out: ") and problem in line
+    assert plugins.names == ["b_weather.py"]
+    assert [each.name for each in plugins.tools] == ["forecast"]
 
 
 def test_a_tool_that_another_plugin_has_is_refused(tmp_path: Path) -> None:
@@ -165,24 +145,24 @@ STRANGER = 54321  # a user and a group that nobody here is
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 
 
-def said_of(folder: Path) -> list[str]:
-    """What is said of the plugins in a folder and of its hooks.json."""
-    said = load_plugins(folder).problems
+def problems_of(folder: Path) -> list[str]:
+    """The problems of the plugins in a folder and of its hooks.json."""
+    problems = load_plugins(folder).problems
     try:
         assert len(command_hooks(folder / "hooks.json").hooks) == 1
     except HooksError as error:
-        said.append(str(error))
-    return said
+        problems.append(str(error))
+    return problems
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A folder with a plugin that leaves a file `ran` above it, and a hooks.json."""
+    """A folder with a plugin that makes a file `ran` above it, and a hooks.json."""
     folder = tmp_path / "coder"
     folder.mkdir(mode=0o755)
-    (folder / "a.py").write_text(
-        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\ndef setup(api): pass"
-    )
+    ran = tmp_path / "ran"
+    code = f"from pathlib import Path\nPath({str(ran)!r}).touch()\ndef setup(api): pass"
+    (folder / "a.py").write_text(code)
     (folder / "hooks.json").write_text('{"before_tool_call": [{"command": "true"}]}')
     for name in ("a.py", "hooks.json"):
         (folder / name).chmod(0o644)
@@ -190,34 +170,28 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_what_only_the_user_may_write_to_is_run(own: Path) -> None:
-    assert said_of(own) == [] and (own.parent / "ran").exists()
+    assert problems_of(own) == [] and (own.parent / "ran").exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"),
-    [("a.py", 0o646), ("hooks.json", 0o602), (".", 0o777), (".", 0o757), (".", 0o1777)],
+    ("name", "mode"), [("a.py", 0o646), ("hooks.json", 0o602), (".", 0o757), (".", 0o1777)]
 )
-def test_a_file_or_a_folder_that_others_may_write_to_is_told_in_a_line_and_not_run(
-    own: Path, name: str, mode: int
-) -> None:
+def test_what_others_may_write_to_is_reported_and_not_run(own: Path, name: str, mode: int) -> None:
     (own / name).chmod(mode)
-    said = said_of(own)
-    assert len(said) == (2 if name == "." else 1) and (own.parent / "ran").exists() == (
-        name == "hooks.json"
-    )
-    assert all(
-        f"others may write to {own / name} (chmod go-w mends that)" in line and "\n" not in line
-        for line in said
-    )
+    problems = problems_of(own)
+    assert len(problems) == (2 if name == "." else 1)
+    assert (own.parent / "ran").exists() == (name == "hooks.json")
+    text = f"others may write to {own / name} (chmod go-w mends that)"
+    assert all(text in line and "\n" not in line for line in problems)
 
 
 @as_root
 @pytest.mark.parametrize("name", ["a.py", "hooks.json", "."])
-def test_a_file_or_a_folder_of_somebody_else_is_told_and_not_run(own: Path, name: str) -> None:
+def test_what_belongs_to_another_user_is_reported_and_not_run(own: Path, name: str) -> None:
     os.chown(own / name, STRANGER, -1)
-    assert [line.endswith(f"{own / name} belongs to somebody else") for line in said_of(own)] == [
-        True
-    ] * (2 if name == "." else 1)
+    problems = problems_of(own)
+    assert len(problems) == (2 if name == "." else 1)
+    assert all(line.endswith(f"{own / name} belongs to somebody else") for line in problems)
     assert (own.parent / "ran").exists() == (name == "hooks.json")
 
 
@@ -226,22 +200,20 @@ def test_a_file_or_a_folder_of_somebody_else_is_told_and_not_run(own: Path, name
 def test_no_group_of_others_may_write(own: Path, group: int) -> None:
     (own / "hooks.json").chmod(0o664)
     os.chown(own / "hooks.json", -1, group)
-    [problem] = said_of(own)
+    [problem] = problems_of(own)
     assert "others may write to" in problem
 
 
-def test_a_group_in_which_nobody_else_is_may_write(own: Path) -> None:
-    """Systems with umask 002 give each user such a group, and all that the user makes can be written to by it."""
+def test_a_group_of_the_user_alone_may_write(own: Path) -> None:
+    """Systems with umask 002 give each user such a group."""
     me, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid())
-    if {
-        *group.gr_mem,
-        *(user.pw_name for user in pwd.getpwall() if user.pw_gid == group.gr_gid),
-    } != {me}:
+    users = {user.pw_name for user in pwd.getpwall() if user.pw_gid == group.gr_gid}
+    if {*group.gr_mem, *users} != {me}:
         pytest.skip("the group of this process is not its user's alone")
     for place in (own, own / "a.py", own / "hooks.json"):
         place.chmod(0o775)
         os.chown(place, -1, group.gr_gid)
-    assert said_of(own) == [] and (own.parent / "ran").exists()
+    assert problems_of(own) == [] and (own.parent / "ran").exists()
 
 
 @pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o777, False), (0o1777, True)])
@@ -253,9 +225,9 @@ def test_a_link_leads_to_where_nobody_can_put_another_file(
     (own / "a.py").rename(store / "a.py")
     (own / "a.py").symlink_to(store / "a.py")
     store.chmod(mode)
-    assert len(said_of(own)) == (not trusted) and (own.parent / "ran").exists() == trusted
+    assert len(problems_of(own)) == (not trusted) and (own.parent / "ran").exists() == trusted
     (store / "a.py").chmod(0o646)
-    assert f"others may write to {store / 'a.py'}" in said_of(own)[0]
+    assert f"others may write to {store / 'a.py'}" in problems_of(own)[0]
 
 
 # ---- in the program --------------------------------------------------------------------------------------
@@ -273,84 +245,52 @@ def installed(folder: Path, module: str, text: str, name: str = "weather") -> No
     (folder / f"{module}.py").write_text(text)
 
 
-def test_an_installed_package_is_a_plugin(tmp_path: Path) -> None:
-    installed(tmp_path / "home" / "site", "weather_plugin", WHOLE)
-    installed(tmp_path / "home" / "site", "bad_plugin", "def setup(api): 1 / 0", "bad")
-    path = f"{Path(__file__).parents[1]}{os.pathsep}{tmp_path / 'home' / 'site'}"
-    with (
-        serve(CALL, Reply("done")) as server,
-        OneShot(tmp_path, server, "hello", PYTHONPATH=path) as run,
-    ):
-        assert run.end() == 0
-        assert "The plugin bad (bad_plugin:setup) is left out: ZeroDivisionError" in run.err
-        assert server.requests[1]["messages"][-1]["content"] == "rain and a ****** in Oslo"
-
-
-def test_a_file_in_the_users_folder_is_a_plugin_and_a_broken_one_is_told_of(tmp_path: Path) -> None:
-    add_plugin(tmp_path, "weather.py", WHOLE)
+def test_files_and_installed_packages_are_plugins_of_the_program(tmp_path: Path) -> None:
+    """One that fails is a notice; what a plugin's tool yields and returns does not break stream-json."""
+    site = tmp_path / "home" / "site"
+    installed(site, "weather_plugin", WHOLE)
+    installed(site, "bad_plugin", "def setup(api): 1 / 0", "bad")
     add_plugin(tmp_path, "wrong.py", "1 / 0")
-    with (
-        serve(CALL, Reply("done")) as server,
-        OneShot(tmp_path, server, "hello", "--output-format", "stream-json") as run,
-    ):
-        assert run.end() == 0
-        notices = [
-            event["text"]
-            for event in map(json.loads, run.out.splitlines())
-            if event["type"] == "notice"
-        ]
-        assert notices == ["The plugin wrong.py is left out: ZeroDivisionError: division by zero"]
-        assert "forecast" in {tool["function"]["name"] for tool in server.requests[0]["tools"]}
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_who_ends_the_program_while_a_plugin_is_loaded_ends_it(
-    tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    """A signal comes out of the plugin's code as an exception, as those of its own do."""
     add_plugin(
         tmp_path,
-        "slow.py",
-        f"import threading\nopen({str(tmp_path / 'home' / 'begun')!r}, 'w')\nthreading.Event().wait(60)",
+        "progress.py",
+        "from dataclasses import dataclass\nfrom pathlib import Path\nfrom coder import BaseEvent\n"
+        "@dataclass\nclass Progress(BaseEvent):\n    path: Path = Path('/x')\n"
+        'def look():\n    """L."""\n    yield Progress()\n    return "rain"\n'
+        "def setup(api): api.add_tool(look)",
     )
-    with serve(Reply("never")) as server, OneShot(tmp_path, server, "hello") as run:
-        until((tmp_path / "home" / "begun").exists, "the plugin is being loaded")
-        run.kill(number)
-        assert run.end() == code and server.requests == [] and "left out" not in run.err
+    path = f"{Path(__file__).parents[1]}{os.pathsep}{site}"
+    calls = [("forecast", {"city": "Oslo"}), ("look", {})]
+    with (
+        serve(Reply(calls=calls), Reply("done")) as server,
+        OneShot(
+            tmp_path, server, "hello", "--output-format", "stream-json", PYTHONPATH=path
+        ) as run,
+    ):
+        assert run.end() == 0
+        sent = [each["content"] for each in server.requests[1]["messages"][-2:]]
+        assert sent == ["rain and a ****** in Oslo", "rain"]
+        events = [json.loads(line) for line in run.out.splitlines()]
+    assert [event["text"] for event in events if event["type"] == "notice"] == [
+        "The plugin wrong.py is left out: ZeroDivisionError: division by zero",
+        "The plugin bad (bad_plugin:setup) is left out: ZeroDivisionError: division by zero",
+    ]
+    assert [event["type"] for event in events].count("progress") == 1 and "/x" in str(events)
 
 
-@pytest.mark.parametrize(
-    "where", ["plugins", ".config/coder/plugins", ".coder/plugins", "coder/plugins"]
-)
-def test_nothing_is_loaded_from_the_folder_that_is_worked_in(tmp_path: Path, where: str) -> None:
-    ws = tmp_path / "ws"
-    (ws / where).mkdir(parents=True)
-    evil = f"open({str(tmp_path / 'PWN')!r}, 'w')\ndef setup(api): pass"
-    (ws / where / "evil.py").write_text(evil)
+def test_nothing_is_loaded_from_the_working_folder(tmp_path: Path) -> None:
+    ws, pwn = tmp_path / "ws", tmp_path / "PWN"
+    evil = f"open({str(pwn)!r}, 'w')\ndef setup(api): pass"
+    for where in ("plugins", ".config/coder/plugins", ".coder/plugins", "coder/plugins"):
+        (ws / where).mkdir(parents=True)
+        (ws / where / "evil.py").write_text(evil)
     installed(ws, "evil_plugin", evil)
-    for environment in ({}, {"XDG_CONFIG_HOME": ".config"}, {"XDG_CONFIG_HOME": "."}):
+    for config in (".config", "."):
         with (
             serve(Reply("done")) as server,
-            OneShot(tmp_path, server, "hello", **environment) as run,
+            OneShot(tmp_path, server, "hello", XDG_CONFIG_HOME=config) as run,
         ):
-            assert run.end() == 0 and not (tmp_path / "PWN").exists()
-
-
-def test_details_and_events_of_a_plugins_tool_do_not_break_stream_json(tmp_path: Path) -> None:
-    add_plugin(
-        tmp_path,
-        "a.py",
-        "from pathlib import Path\nfrom coder import BaseEvent, ToolResult\nclass Progress(BaseEvent): pass\n"
-        'def forecast(city: str):\n    """F.\n\n    city: where\n    """\n    yield Progress()\n'
-        "    return ToolResult('rain', details={'path': Path('/x'), 'set': {1}})\ndef setup(api): api.add_tool(forecast)",
-    )
-    with (
-        serve(CALL, Reply("done")) as server,
-        OneShot(tmp_path, server, "hello", "--output-format", "stream-json") as run,
-    ):
-        assert run.end() == 0
-        events = [json.loads(line) for line in run.out.splitlines()]
-        assert [event["type"] for event in events].count("progress") == 1 and "/x" in str(events)
+            assert run.end() == 0 and not pwn.exists()
 
 
 def test_commands_of_plugins_at_the_prompt(tmp_path: Path) -> None:

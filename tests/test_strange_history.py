@@ -199,5 +199,7 @@ def test_a_feature_that_fails_is_reported_once_and_left_out() -> None:
     failed = [event for event in events if isinstance(event, HookFailed)]
     assert result.text == "done" and len(server.requests) == 3
     assert [(event.hook, event.place) for event in failed] == [
-        ("Defect", "transform_context")
-    ] and "of course" in failed[0].error
+        ("Defect", "transform_context"),
+        ("Defect", "after_tool_call"),
+    ]
+    assert "of course" in failed[0].error
