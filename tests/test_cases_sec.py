@@ -717,7 +717,7 @@ def test_what_is_no_key_is_not_taken_out(tmp_path: Path, ws: Path, key: str) -> 
 # ---- files that hold secrets -----------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["ripgrep", "our own"])
+@pytest.fixture(params=["ripgrep", "git"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A PATH with and without ripgrep."""
     if request.param == "ripgrep":

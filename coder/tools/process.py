@@ -113,13 +113,15 @@ def output_of(
     abort: Abort,
     timeout: float,
     *,
-    stdin: IO[bytes] | None = None,
+    stdin: IO[bytes] | int | None = None,
     stderr: IO[bytes] | None = None,
     confine: Confinement | None = None,
+    variables: Mapping[str, str | None] | None = None,
 ) -> Generator[bytes, None, Ending]:
     """Run a program; yield what it writes to stdout and stderr as it comes, b"" when nothing comes, return how it ended.
 
     `stdin` and `stderr`: files in the place of nothing, and of the common output. `confine`: what the child is kept in.
+    `variables`: for its environment; None for one that it does not get.
 
     Raises ToolError where it cannot be started. On every way out, also a closed generator, its group is gone or, after
     a normal end, only background children are left.
@@ -128,17 +130,18 @@ def output_of(
     given: Mapping[str, str | None] = {
         **environment(),
         **(confine.environment if confine else {}),
+        **(variables or {}),
         MARK: mark,
     }
-    variables = {name: value for name, value in given.items() if value is not None}
+    env = {name: value for name, value in given.items() if value is not None}
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             argv,
             cwd=cwd,
-            env=variables,
+            env=env,
             start_new_session=True,
-            stdin=stdin or subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=subprocess.PIPE,
             stderr=stderr or subprocess.STDOUT,
         )

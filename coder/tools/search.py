@@ -1,35 +1,59 @@
-"""grep and glob.
+"""grep and glob: through ripgrep where it is installed, else git, else grep and a plain walk.
 
-grep runs in a child that can be killed: ripgrep where there is one, else our own (searcher.py). Both skip .git, ignored
-and binary files, and give the same lines. Files that hold secrets by their names are passed over, whether they match or not:
-even that they do would tell what is in them. glob lists their names.
+Binary files, .git and what .gitignore names are skipped (without ripgrep and git: the folders in
+SKIPPED), and links are not followed. A search is a child process, so that it can be stopped; it
+starts in the folder as it was opened, so that a link that takes the folder's place leads nowhere.
+
+grep leaves out the files that may hold secrets, whether they match or not: that one matches would
+tell what is in it. glob lists their names.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import io
 import os
 import re
 import shutil
 import stat
-import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+import subprocess
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from coder.tools import searcher
-from coder.tools.process import Ending, output_of
+from coder.tools.folder import folder_of
+from coder.tools.process import Ending, environment, output_of
+from coder.tools.repository import repository_top
 from coder.tools.secrets import secret_for
-from coder.tools.workspace import escaped, shown, to_read
+from coder.tools.workspace import escaped, opened, shown, to_read
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
 TIMEOUT = 30  # seconds of one search
 MAX_MATCHES = 100
 MAX_SHOWN = 500  # characters of one line
+MAX_KEPT = 10_000  # bytes of one line of output: a path and what is shown of the text
 MAX_FILES = 200  # of one glob
+MAX_WAYS = 1000  # that the braces of a glob may stand for
+SKIPPED = ".git .hg .svn node_modules .venv venv __pycache__ .tox .mypy_cache .pytest_cache"
+
+RIPGREP = """--no-config --null --hidden --glob=!.git --no-require-git --no-ignore-dot
+    --no-ignore-global"""
+RIPGREP_GREP = """--with-filename --line-number --no-heading --color=never --sort=path --engine=auto
+    --crlf --max-columns=4000 --max-columns-preview --mmap --no-context-separator"""
+GIT = "-c core.fsmonitor=false -c core.excludesFile=/dev/null"
+GIT_GREP = "grep --no-index --null --line-number --column --no-color --no-full-name -I"
+GREP = "--recursive --null --with-filename --line-number --color=never -I"
+# Of the child: text is in characters, and no repository counts but that of the folder
+VARIABLES = {"LC_ALL": "C.UTF-8", "GIT_DIR": None, "GIT_WORK_TREE": None, "GIT_INDEX_FILE": None}
+
+# A path, the number of a line and the line. Of a line of context, ripgrep and grep write - behind
+# the number, and git leaves out the column.
+RECORD = re.compile(rb"(.*?)\0(\d+)(?:([:-])|\0(\d+\0)?)(.*)", re.S)
 
 
 @tool(concurrent=True)
@@ -54,215 +78,25 @@ def grep(
     limit: lines to return, default 100
     """
     target = yield from to_read(ctx, path)
-    _refuse_special(target, path)
     if not target.is_dir() and secret_for(ctx)(name := shown(ctx, target)):
         yield from ctx.ask("read", name)
     if "\0" in pattern or not pattern:
         raise ToolError("the pattern is empty or holds a NUL")
-    options = {
-        "pattern": pattern,
-        "path": str(target),
-        "workspace": str(ctx.cwd),
-        "glob": glob,
-        "ignore_case": ignore_case,
-        "literal": literal,
-        "context": min(max(0, context), 20),
-    }
-    found = Found(ctx, max(1, limit), *_chosen(ctx, target, glob))
-    work = output_of(_command(options), ctx.cwd, ctx.abort, TIMEOUT, confine=ctx.confine)
-    try:
-        ending = _collect(work, found)
-    finally:
-        work.close()
-    ctx.abort.check()
-    if ending and ending.cause == "timeout":
-        raise ToolError(
-            f"the search took more than {TIMEOUT} s and was stopped. Use a simpler pattern, or name a folder or a glob."
-        )
-    if ending and ending.code not in (0, 1) and not found.lines:
-        raise ToolError("\n".join(found.notes) or f"the search failed with exit code {ending.code}")
-    return ToolResult(found.text(), details={"matches": len(found.lines)})
-
-
-def _chosen(ctx: ToolContext, target: Path, glob: str) -> tuple[Callable[[str], bool], list[str]]:
-    """Does a file count? What ripgrep makes of a glob and of the folders above depends on its version; ours does not.
-
-    Also the files right in the folder that would count if they were not secret.
-    """
-    cwd = str(ctx.cwd)
-    try:
-        wanted = searcher.chooser(glob, str(target), cwd)
-    except re.error as error:
-        raise ToolError(f"{glob} is no glob: {error}") from None
-    if not target.is_dir():
-        return lambda path: True, []
-    above = searcher.rules_above(str(target), cwd)
-
-    def secret(path: str) -> bool:
-        return secret_for(ctx)(shown(ctx, Path(path)))
-
-    def counts(path: str) -> bool:
-        return (
-            wanted(path)
-            and not secret(path)
-            and not (above and searcher.hidden(path, str(target), above))
-        )
-
-    paths = [os.path.join(target, name) for name in _names(target)]
-    return counts, [
-        escaped(os.path.basename(path))
-        for path in paths
-        if secret(path) and wanted(path) and not os.path.isdir(path)
-    ]
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder), key=os.fsencode)
-    except OSError:  # the search says it
-        return []
-
-
-def _refuse_special(target: Path, path: str) -> None:
-    try:
-        mode = target.stat().st_mode
-    except OSError as error:
-        raise ToolError(f"{path} cannot be searched: {error.strerror}") from None
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise ToolError(f"{path} is neither a regular file nor a folder")
-
-
-def _command(options: dict[str, Any]) -> list[str]:
-    """The child that searches; both write `path NUL number:text`, in the order of the paths."""
-    ripgrep = _ripgrep()
-    if not ripgrep:
-        return [sys.executable, "-I", str(Path(searcher.__file__)), json.dumps(options)]
-    flags = [
-        flag
-        for name, flag in (("ignore_case", "--ignore-case"), ("literal", "--fixed-strings"))
-        if options[name]
-    ]
-    # Narrows; a --glob would also bring back what is ignored, and .git
-    name = options["glob"].rpartition("/")[2]
-    if re.fullmatch(r"[\w.?-]*\*?[\w.?-]+(\{[\w.,-]+\})?", name):
-        flags += ["--type-add", f"chosen:{name}", "--type=chosen"]
-    return [
-        ripgrep,
-        "--no-config",
-        "--null",
-        "--with-filename",
-        "--line-number",
-        "--no-heading",
-        "--color=never",
-        "--sort=path",
-        "--hidden",
-        "--glob=!.git",
-        "--no-require-git",
-        "--no-ignore-parent",
-        "--no-ignore-dot",
-        "--no-ignore-global",
-        "--engine=auto",
-        "--crlf",
-        "--max-columns=2000",
-        "--max-columns-preview",
-        "--mmap",
-        f"--context={options['context']}",
-        *flags,
-        "--regexp",
-        options["pattern"],
-        "--",
-        options["path"],
-    ]
-
-
-@cache
-def _ripgrep() -> str | None:
-    """ripgrep, unless it lies in the folder we work in."""
-    found = shutil.which("rg")
-    return found if found and not Path(found).resolve().is_relative_to(Path.cwd()) else None
-
-
-class Found:
-    """The lines of a search in files that are `chosen`, at most `limit` of them, and what the search had to say beside.
-
-    `passed_over`: names of files that are not searched since they hold secrets.
-    """
-
-    def __init__(
-        self,
-        ctx: ToolContext,
-        limit: int,
-        chosen: Callable[[str], bool],
-        passed_over: Sequence[str] = (),
-    ) -> None:
-        self.ctx, self.limit, self.passed_over = ctx, limit, passed_over
-        self.chosen = cache(chosen)
-        self.lines: list[str] = []
-        self.full = False
-        self._other: list[
-            str
-        ] = []  # lines without a NUL: notes, and beginnings of paths with a newline in them
-
-    def add(self, line: str) -> None:
-        path, nul, rest = line.partition("\0")
-        if not nul:
-            self._other.append(line)
-            return
-        for at in range(len(self._other)):
-            if os.path.lexists(whole := "\n".join([*self._other[at:], path])):
-                path, self._other = whole, self._other[:at]
-                break
-        self._other = self._notes()
-        if not self.chosen(path):
-            return
-        if len(self.lines) == self.limit:
-            self.full = True
-            return
-        rest = rest.rstrip("\r")
-        cut = rest if len(rest) <= MAX_SHOWN else rest[:MAX_SHOWN] + " … (line cut)"
-        number = next((at for at, c in enumerate(cut) if not c.isdigit()), 0)
-        self.lines.append(f"{escaped(shown(self.ctx, Path(path)))}{cut[number : number + 1]}{cut}")
-
-    def _notes(self) -> list[str]:
-        # That stands between groups of context
-        return [line for line in self._other if line.rstrip("\r") not in ("", "--")]
-
-    @property
-    def notes(self) -> list[str]:
-        return [escaped(line)[:MAX_SHOWN] for line in self._notes()[:10]]
-
-    def text(self) -> str:
-        tail = (
-            [
-                f"({self.limit} lines shown, there are more; narrow the pattern, the path or the glob)"
-            ]
-            if self.full
-            else []
-        )
-        tail += [f"({note})" for note in self.notes]
-        if self.passed_over:
-            count = f" and {len(self.passed_over) - 5} more" if len(self.passed_over) > 5 else ""
-            tail.append(
-                f"(not searched, since they may hold secrets: {', '.join(self.passed_over[:5])}{count}; path can name one)"
-            )
-        return "\n".join([*(self.lines or ["No matches."]), *tail])
-
-
-def _collect(work: Iterator[bytes], found: Found) -> Ending | None:
-    """Read until the end, or until there is enough: then None."""
-    rest = b""
-    while not found.full:
-        try:
-            data = next(work)
-        except StopIteration as end:
-            for line in rest.splitlines():
-                found.add(line.decode("utf-8", "surrogateescape"))
-            ending: Ending = end.value
-            return ending
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            found.add(line.decode("utf-8", "surrogateescape"))
-    return None
+    flags = [f"-C{min(max(0, context), 20)}", *(["-i"] if ignore_case else [])]
+    with _opened(ctx, target, glob) as search:
+        matches = Matches(max(1, limit), cache(search.name_of))
+        ending, notes = search.run(search.grep(pattern, literal, flags), matches.take)
+        secrets = search.secrets()
+    if ending and ending.code not in (0, 1) and not matches.lines:
+        raise ToolError("\n".join(notes) or f"the search failed with exit code {ending.code}")
+    if matches.is_full:
+        narrow = "narrow the pattern, the path or the glob"
+        notes.insert(0, f"{len(matches.lines)} lines shown, there are more; {narrow}")
+    if secrets:
+        names = ", ".join(secrets[:5]) + (f" and {len(secrets) - 5} more" if secrets[5:] else "")
+        notes.append(f"not searched, since they may hold secrets: {names}; path can name one")
+    lines = [*(matches.lines or ["No matches."]), *(f"({note})" for note in notes)]
+    return ToolResult("\n".join(lines), details={"matches": len(matches.lines)})
 
 
 @tool(concurrent=True)
@@ -275,19 +109,264 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
     target = yield from to_read(ctx, path)
     if not target.is_dir():
         raise ToolError(f"{path} is not a folder")
-    try:
-        wanted = searcher.Glob(pattern.removeprefix("./"))
-    except re.error as error:
-        raise ToolError(f"{pattern} is no pattern: {error}") from None
-    found, notes = list[tuple[float, str]](), list[str]()
-    for entry in searcher.walk(str(target), notes, searcher.rules_above(str(target), str(ctx.cwd))):
-        ctx.abort.check()
-        if wanted.match(os.path.relpath(entry.path, target)):
+    found = list[tuple[float, str]]()
+    with _opened(ctx, target, pattern) as search:
+        for name in filter(search.glob.matches, search.names()):
             with contextlib.suppress(OSError):
-                found.append((-entry.stat().st_mtime, entry.path))
+                info = os.stat(search.cwd / name, follow_symlinks=False)
+                if stat.S_ISREG(info.st_mode):
+                    found.append((-info.st_mtime, shown(ctx, target / name)))
     found.sort()
-    lines = [escaped(shown(ctx, Path(name))) for _, name in found[:MAX_FILES]]
+    lines = [escaped(name) for _, name in found[:MAX_FILES]]
     if len(found) > MAX_FILES:
         lines.append(f"({MAX_FILES} of {len(found)} files, the newest; narrow the pattern)")
-    lines += [f"(skipped {escaped(note)})" for note in notes[:10]]
     return ToolResult("\n".join(lines) or "No files found.", details={"files": len(found)})
+
+
+class Glob:
+    """A pattern for paths below a folder: ** is any number of folders, * and ? cross none.
+
+    Without a slash it is for names at any depth; a ! in front turns it round.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.is_negated = pattern.startswith("!")
+        ways = [pattern.removeprefix("!").removeprefix("./").replace("[^", "[!")]
+        while len(ways) < MAX_WAYS and (found := re.search(r"\{([^{}]*)\}", ways[0])):
+            head, tail = ways[0][: found.start()], ways[0][found.end() :]
+            ways = [*ways[1:], *(f"{head}{choice}{tail}" for choice in found[1].split(","))]
+        self.ways = [way.split("/") if "/" in way else ["**", way] for way in ways]
+        for way in self.ways:
+            way[-1:] = ["**", "*"] if way[-1] in ("", "**") else way[-1:]
+
+    def names(self) -> list[str]:
+        """Patterns of which one fits the name of each file, for the programs; [] for any name."""
+        names = [way[-1] for way in self.ways]
+        are_plain = all(re.fullmatch(r"[\w.?*-]+", name) and name != "*" for name in names)
+        return names if are_plain and not self.is_negated else []
+
+    def matches(self, path: str) -> bool:
+        return self.is_negated != any(_fits(path.split("/"), way) for way in self.ways)
+
+
+def _fits(names: list[str], parts: list[str]) -> bool:
+    """Of all the ways in which the parts so far fit, follow how many names they take."""
+    taken = {0}
+    for part in parts:
+        if part == "**":
+            taken = set(range(min(taken), len(names) + 1)) if taken else taken
+        else:
+            taken = {n + 1 for n in taken if n < len(names) and fnmatchcase(names[n], part)}
+    return len(names) in taken
+
+
+# ---- the programs ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _opened(ctx: ToolContext, target: Path, glob: str) -> Iterator[Search]:
+    """Raises ToolError where there is neither a folder nor a regular file."""
+    is_folder = target.is_dir()
+    with contextlib.ExitStack() as stack:
+        file = None if is_folder else stack.enter_context(opened(target))
+        try:
+            folder = stack.enter_context(folder_of(target / "any" if is_folder else target))
+        except OSError as error:
+            raise ToolError(f"{target} cannot be searched: {error.strerror}") from None
+        cwd = Path(f"/proc/self/fd/{folder}")
+        cwd = cwd if cwd.exists() else target if is_folder else target.parent
+        top = repository_top(target)
+        is_repository = os.path.lexists(top / ".git")
+        yield Search(ctx, target, cwd, file, Glob(glob or "**"), top if is_repository else None)
+
+
+@dataclass
+class Search:
+    """A folder that is open, or a file in it, and the programs that search there.
+
+    `cwd` names the folder whatever is at its path meanwhile; `file` is open for reading; `top` is
+    the folder of the repository.
+    """
+
+    ctx: ToolContext
+    target: Path
+    cwd: Path
+    file: int | None
+    glob: Glob
+    top: Path | None
+
+    def grep(self, pattern: str, literal: bool, flags: list[str]) -> list[str]:
+        """The command that searches, whose output is made of `RECORD`s."""
+        where, names = (".", self.glob.names()) if self.file is None else ("-", [])
+        if program := self._program("rg"):
+            kinds = [flag for name in names for flag in ("--type-add", f"chosen:{name}")]
+            kinds += ["--type=chosen"] if names else []
+            flags += [*kinds, "-F"] if literal else kinds
+            return [*self._ripgrep(program, RIPGREP_GREP), *flags, "-e", pattern, "--", where]
+        if program := self._program("git"):
+            flags += [*_syntax((program, "grep", "--no-index"), pattern, literal)]
+            paths = [f":(glob)**/{name}" for name in names] or ["."]
+            paths = paths if self.file is None else [f":(literal){self.target.name}"]
+            command = [program, *GIT.split(), *GIT_GREP.split(), *self._exclusion(program)]
+            return [*command, *flags, "--", *paths]
+        if program := self._program("grep"):
+            flags += [*_syntax((program,), pattern, literal)]
+            flags += [f"--exclude-dir={name}" for name in SKIPPED.split()]
+            flags += [f"--include={name}" for name in names]
+            return [program, *GREP.split(), *flags, "--", where]
+        raise ToolError("a search needs ripgrep, git or grep, and this machine has none of them")
+
+    def names(self) -> list[str]:
+        """The paths of the files in the folder."""
+        if program := self._program("rg"):
+            return self._listed([*self._ripgrep(program, "--files"), "."]) or []
+        if self.top and (program := self._program("git")):
+            command = [program, *GIT.split(), f"--work-tree={self.top}", "ls-files", "-coz"]
+            names = self._listed([*command, *self._exclusion(program)])
+            if names is not None:  # those with a slash are repositories of their own
+                inner = [name for name in names if name.endswith("/")]
+                return names + [each for name in inner for each in self._walked(name)]
+        return list(self._walked(""))
+
+    def _program(self, name: str) -> str | None:
+        """The path of a program that is not in the workspace."""
+        places = environment().get("PATH", os.defpath).split(os.pathsep)
+        places = [each for each in places if not Path(each).resolve().is_relative_to(self.ctx.cwd)]
+        return shutil.which(name, path=os.pathsep.join(places) or os.defpath)
+
+    def _ripgrep(self, program: str, flags: str) -> list[str]:
+        parents = [] if self.top else ["--no-ignore-parent"]
+        return [program, *RIPGREP.split(), *parents, *flags.split()]
+
+    def _exclusion(self, git: str) -> list[str]:
+        """git's flag for .gitignore, unless what it names is to be searched."""
+        if self.top and self.top != self.target and self.file is None:
+            check = [git, *GIT.split(), "check-ignore", "-q", "."]
+            ending, _ = self.run(check, lambda data: False)
+            return [] if ending and ending.code == 0 else ["--exclude-standard"]
+        return ["--exclude-standard"] if self.file is None else []
+
+    def run(
+        self, command: list[str], take: Callable[[bytes], bool]
+    ) -> tuple[Ending | None, list[str]]:
+        """Pass the output to `take` until it returns that it has enough: the ending is None then.
+
+        Returns the first lines of stderr, too. Raises Aborted, and ToolError at a time-out.
+        """
+        ending = None
+
+        def output() -> Iterator[bytes]:
+            nonlocal ending
+            ending = yield from work
+
+        with tempfile.TemporaryFile() as errors:
+            work = output_of(
+                command,
+                self.cwd,
+                self.ctx.abort,
+                TIMEOUT,
+                stdin=self.file,
+                stderr=errors,
+                confine=self.ctx.confine,
+                variables=VARIABLES,
+            )
+            with contextlib.closing(work):
+                any(map(take, output()))
+            errors.seek(0)
+            lines = errors.read(MAX_KEPT).decode("utf-8", "replace").splitlines()[:10]
+        self.ctx.abort.check()
+        if ending and ending.cause == "timeout":
+            way = "Use a simpler pattern, or name a folder or a glob."
+            raise ToolError(f"the search took more than {TIMEOUT} s and was stopped. {way}")
+        return ending, [escaped(line)[:MAX_SHOWN] for line in lines]
+
+    def _listed(self, command: list[str]) -> list[str] | None:
+        """The paths that a program writes; None where it fails."""
+        output = io.BytesIO()
+        ending, _ = self.run(command, lambda data: output.write(data) < 0)
+        if ending and ending.code > 2:
+            return None
+        names = dict.fromkeys(output.getvalue().split(b"\0")[:-1])
+        return [os.fsdecode(name).removeprefix("./") for name in names]
+
+    def _walked(self, start: str) -> Iterator[str]:
+        """The paths of the files below a folder, but for those in SKIPPED folders."""
+        folders = [start]
+        while folders:
+            folder = folders.pop()
+            self.ctx.abort.check()
+            with contextlib.suppress(OSError), os.scandir(self.cwd / folder) as entries:
+                for entry in entries:
+                    if not entry.is_dir(follow_symlinks=False):
+                        yield os.path.join(folder, entry.name)
+                    elif entry.name not in SKIPPED.split():
+                        folders.append(os.path.join(folder, entry.name))
+
+    def name_of(self, path: str) -> str:
+        """What to show for a path in the output; "" for a file that does not count."""
+        if self.file is not None:
+            return escaped(shown(self.ctx, self.target))
+        path = path.removeprefix("./")
+        name = shown(self.ctx, self.target / path)
+        matches = [self.glob.matches(path), self.glob.matches(name)]  # seen from the workspace, too
+        counts = all(matches) if self.glob.is_negated else any(matches)
+        return escaped(name) if counts and not secret_for(self.ctx)(name) else ""
+
+    def secrets(self) -> list[str]:
+        """The names of the files right in the folder that are left out of a search."""
+        entries = list(os.scandir(self.cwd)) if self.file is None else []
+        names = sorted(each.name for each in entries if not each.is_dir(follow_symlinks=False))
+        is_secret = secret_for(self.ctx)
+        return [
+            escaped(name)
+            for name in names
+            if self.glob.matches(name) and is_secret(shown(self.ctx, self.target / name))
+        ]
+
+
+def _syntax(grep: tuple[str, ...], pattern: str, literal: bool) -> list[str]:
+    """The flags for a pattern: in Perl's syntax (\\d, \\b, lookahead) where the program knows it."""
+    if literal:
+        return ["-F", "-e", pattern]
+    if not _knows_perl(grep):
+        return ["-E", "-e", pattern]
+    return ["-P", "-e", f"(*UCP)(*ANYCRLF){pattern}"]
+
+
+@cache
+def _knows_perl(grep: tuple[str, ...]) -> bool:
+    """It is a choice at the compilation of a program."""
+    command = [*grep, "-P", "-q", "-e", "x", "--", "null"]
+    return subprocess.run(command, cwd="/dev", capture_output=True).returncode == 1
+
+
+class Matches:
+    """The lines found, at most `limit`; `name_of` a path is "" for a file that does not count."""
+
+    def __init__(self, limit: int, name_of: Callable[[str], str]) -> None:
+        self.limit, self.name_of = limit, name_of
+        self.lines = list[str]()
+        self.is_full = False
+        self.rest = b""  # of the output: a line under way, or a part of a path with a line break
+
+    def take(self, data: bytes) -> bool:
+        """Take output. Returns whether there is enough."""
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            whole, self.rest = self.rest + line, b""
+            if record := RECORD.fullmatch(whole):
+                self._add(*record.groups())
+            elif whole != b"--":  # that stands between groups of context
+                self.rest = whole + b"\n"
+        self.rest = (self.rest + rest)[:MAX_KEPT]
+        return self.is_full
+
+    def _add(self, path: bytes, number: bytes, sign: bytes, column: bytes, text: bytes) -> None:
+        name = self.name_of(os.fsdecode(path))
+        if name and len(self.lines) == self.limit:
+            self.is_full = True
+        elif name:
+            line = text[:MAX_KEPT].rstrip(b"\r").decode("utf-8-sig", "replace")
+            line = line if len(line) <= MAX_SHOWN else line[:MAX_SHOWN] + " … (line cut)"
+            mark = sign.decode() if sign else ":" if column else "-"
+            self.lines.append(f"{name}{mark}{number.decode()}{mark}{line}")
