@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pexpect
 
@@ -29,16 +30,25 @@ from coder.agent.parallel import ParallelTools  # noqa: E402
 from coder.devtools.scripted import Body, Reply, ScriptedServer  # noqa: E402
 from coder.events import Event, TextDelta  # noqa: E402
 from coder.extend.guard import Guard  # noqa: E402
-from coder.hooks import (  # noqa: E402
-    FunctionHooks,
-    HookChain,
-    Hooks,
-)
+from coder.hooks import FunctionHooks, HookChain, Hooks  # noqa: E402
 from coder.loop import run_loop  # noqa: E402
 from coder.toolset import Toolset, tool  # noqa: E402
 from coder.types import Completion, Limits, Request, ToolCall, Usage  # noqa: E402
 
 REPEATS = 7
+# The client's own stream, as a program of ten lines reads it
+NAIVE = """
+import openai, sys
+messages = [{"role": "user", "content": "hi"}]
+for chunk in openai.OpenAI().chat.completions.create(model="m", stream=True, messages=messages):
+    for choice in chunk.choices:
+        sys.stdout.write(choice.delta.content or "")
+"""
+PEAK = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, capture_output=True, stdin=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 def environment(url: str, home: str) -> dict[str, str]:
@@ -63,58 +73,50 @@ def show(
     """Print median, least and most; returns the median, unscaled."""
     middle = statistics.median(values)
     ratio = f"   ({middle / other:.2f} of the comparison)" if other else ""
-    print(
-        f"{name:<46} {middle * scale:8.2f} {unit}   ({min(values) * scale:.2f} to {max(values) * scale:.2f}){ratio}"
-    )
+    extent = f"({min(values) * scale:.2f} to {max(values) * scale:.2f})"
+    print(f"{name:<46} {middle * scale:8.2f} {unit}   {extent}{ratio}")
     return middle
 
 
-def timed(command: list[str], env: dict[str, str]) -> float:
+def timed(command: list[str], env: dict[str, str] | None = None) -> float:
     started = time.monotonic()
-    subprocess.run(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=True,
-    )
+    null = subprocess.DEVNULL
+    subprocess.run(command, env=env, stdin=null, stdout=null, stderr=null, check=True)
     return time.monotonic() - started
+
+
+def prompt_time(env: dict[str, str], home: str) -> float:
+    """Seconds from the start of the process to the prompt of a session."""
+    began = time.monotonic()
+    child = pexpect.spawn(coder()[0], coder()[1:], env=env, cwd=home)
+    child.expect("> ")
+    took = time.monotonic() - began
+    child.sendeof()
+    child.expect(pexpect.EOF)
+    return took
 
 
 def start(home: str) -> None:
     """From the start of the process to --help, to the prompt, to the first request of a one-shot run."""
     with ScriptedServer([Reply("hello")]) as server:
         env = environment(server.url, home)
-        bare = show(
-            "python -c pass",
-            [timed([sys.executable, "-c", "pass"], env) for _ in range(REPEATS)],
-            "s",
-        )
-        show("--help", [timed(coder("--help"), env) for _ in range(REPEATS)], "s")
-        prompts = []
-        for _ in range(REPEATS):
-            began = time.monotonic()
-            child = pexpect.spawn(coder()[0], coder()[1:], env=env, cwd=home)
-            child.expect("> ")
-            prompts.append(time.monotonic() - began)
-            child.sendeof()
-            child.expect(pexpect.EOF)
-        show("REPL prompt", prompts, "s")
-        library = show(
-            "import openai",
-            [timed([sys.executable, "-c", "import openai"], env) for _ in range(REPEATS)],
-            "s",
-        )
-        first = []
-        for _ in range(REPEATS):
+
+        def times(*command: str) -> list[float]:
+            return [timed([*command], env) for _ in range(REPEATS)]
+
+        def first() -> float:
             began = time.monotonic()
             timed(coder("hi"), env)
-            first.append(server.times[-1] - began)
-        middle = show("first request of a one-shot run", first, "s", other=library)
-        print(
-            f"{'  of it beyond import openai':<46} {middle - library:8.2f} s   (a bare interpreter: {bare:.2f})"
-        )
+            return server.times[-1] - began
+
+        bare = show("python -c pass", times(sys.executable, "-c", "pass"), "s")
+        show("--help", times(*coder("--help")), "s")
+        show("REPL prompt", [prompt_time(env, home) for _ in range(REPEATS)], "s")
+        library = show("import openai", times(sys.executable, "-c", "import openai"), "s")
+        values = [first() for _ in range(REPEATS)]
+        middle = show("first request of a one-shot run", values, "s", other=library)
+        rest = f"{'  of it beyond import openai':<46} {middle - library:8.2f} s"
+        print(f"{rest}   (a bare interpreter: {bare:.2f})")
 
 
 def step(home: str) -> None:
@@ -129,24 +131,11 @@ def step(home: str) -> None:
         gaps = [after - before for before, after in zip(server.sent, server.times[1:])]
         base = 0.0
         for at in (10, 50, 400):
-            middle = show(
-                f"our time at step {at} (with `bash -c true`)",
-                gaps[at - 5 : at + 5],
-                "ms",
-                1000,
-                base or None,
-            )
+            name = f"our time at step {at} (with `bash -c true`)"
+            middle = show(name, gaps[at - 5 : at + 5], "ms", 1000, base or None)
             base = base or middle
-        spawns = []
-        for _ in range(30):
-            began = time.monotonic()
-            subprocess.run(
-                ["bash", "--noprofile", "--norc", "-c", "true"],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                check=True,
-            )
-            spawns.append(time.monotonic() - began)
+        command = ["bash", "--noprofile", "--norc", "-c", "true"]
+        spawns = [timed(command) for _ in range(30)]
         show("  of it the command itself (subprocess.run)", spawns, "ms", 1000)
         print(f"{'connections':<46} {server.connections:8}")
 
@@ -162,19 +151,16 @@ class Tireless:
     def stream(self, request: Request, abort: Abort) -> Iterator[Event]:
         self.step += 1
         yield TextDelta("on")
+        names = [f"c{self.step}x{k}" for k in range(2 if self.step <= 400 else 0)]
         calls = [
-            ToolCall(f"c{self.step}x{k}", "count", {"number": 2 * self.step + k})
-            for k in range(2 if self.step <= 400 else 0)
+            ToolCall(name, "count", {"number": 2 * self.step + k}) for k, name in enumerate(names)
         ]
-        entries = [
-            {"id": call.id, "type": "function", "function": {"name": "count", "arguments": "{}"}}
-            for call in calls
-        ]
-        message = (
-            {"role": "assistant", "content": "on", "tool_calls": entries}
-            if calls
-            else {"role": "assistant", "content": "on"}
-        )
+        function = {"name": "count", "arguments": "{}"}
+        message: dict[str, Any] = {"role": "assistant", "content": "on"}
+        if calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": function} for call in calls
+            ]
         return Completion("on", calls, "tool_calls" if calls else "stop", message, Usage(1, 1))
 
 
@@ -214,11 +200,8 @@ def loop(home: str) -> None:
             rows[name].append(measure())
     bare = 0.0
     for name, values in rows.items():
-        bare = (
-            show(name, values, "ms", 1e3, bare or None)
-            if not bare
-            else (show(name, values, "ms", 1e3, bare), bare)[1]
-        )
+        middle = show(name, values, "ms", 1e3, bare or None)
+        bare = bare or middle
 
 
 def token(home: str) -> None:
@@ -231,17 +214,10 @@ def token(home: str) -> None:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    naive = (
-        "import openai, sys\nfor chunk in openai.OpenAI().chat.completions.create(model='m', stream=True,"
-        " messages=[{'role': 'user', 'content': 'hi'}]):\n    for choice in chunk.choices:"
-        " sys.stdout.write(choice.delta.content or '')"
-    )
-    rows: dict[str, list[float]] = {"client": [], "coder": []}
+    commands = {"client": [sys.executable, "-c", NAIVE], "coder": coder("-q", "hi")}
+    rows: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(3):
-        for name, command in (
-            ("client", [sys.executable, "-c", naive]),
-            ("coder", coder("-q", "hi")),
-        ):
+        for name, command in commands.items():
             rows[name].append((used(command, 20_000) - used(command, 50)) / 19_950)
     base = show("a token through the client's own stream", rows["client"], "µs", 1e6)
     show("a token through coder, one-shot", rows["coder"], "µs", 1e6, base)
@@ -249,23 +225,16 @@ def token(home: str) -> None:
 
 def memory(home: str) -> None:
     """Peak memory of a whole run with 2 GB of output of one command."""
-    replies = [Reply(calls=[("bash", {"command": "head -c 2147483648 /dev/zero"})]), Reply("done")]
-    for name, script in (
-        ("peak memory, no tool", [Reply("hello")]),
-        ("peak memory, 2 GB of output", replies),
-    ):
+    giant = Reply(calls=[("bash", {"command": "head -c 2147483648 /dev/zero"})])
+    scripts = {
+        "peak memory, no tool": [Reply("hello")],
+        "peak memory, 2 GB of output": [giant, Reply("done")],
+    }
+    for name, script in scripts.items():
         with ScriptedServer(script) as server:
-            command = (
-                "import subprocess, sys, resource; subprocess.run(sys.argv[1:], check=True, capture_output=True, stdin=-3);"
-                "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-            )
-            done = subprocess.run(
-                [sys.executable, "-c", command, *coder("-y", "go")],
-                env=environment(server.url, home),
-                text=True,
-                capture_output=True,
-                check=True,
-            )
+            command = [sys.executable, "-c", PEAK, *coder("-y", "go")]
+            env = environment(server.url, home)
+            done = subprocess.run(command, env=env, text=True, capture_output=True, check=True)
             print(f"{name:<46} {int(done.stdout) / 1024:8.0f} MB")
 
 
