@@ -1,14 +1,16 @@
-"""coder: a coding agent for the terminal and a library, small enough to read.
+"""coder: a coding agent for the terminal and a library, small enough to be read.
 
     from coder import ChatModel, run_loop
 
     for event in run_loop([], ChatModel("gpt-5"), prompts="Say hello."):
         print(event)
 
-Read in this order: types, abort, tool, history, ai, loop with decision, states and tool_calls; then providers/ (what servers and
-models do), tools/, permissions/, agent/, sessions/, extend/, devtools/ and cli/, each from its __init__.
+The core is in this folder: types, events, abort, loop, model_call, tool_calls, run, toolset, arguments,
+hooks, history, ai, in the reading order of docs/reading-guide.md. Everything else is in a folder of its own
+that begins with an __init__.
 
-Importing the package does nothing: no folder, no print, no network, no .env; a name is loaded when it is used.
+Importing the package does nothing: no folder, no output, no network, no .env. A public name is loaded when
+it is first used.
 """
 
 TYPE_CHECKING = False  # nothing is imported here: under plain `python -m coder` this runs before the folder we stand in is off the path

@@ -1,7 +1,8 @@
 """An agent with a memory: the Agent class, and the hooks and tools that make a coding agent of the loop.
 
-Promises: one owner of messages, queues, subscribers and abort (agent.py); sub-agents never have more permissions
-than their caller (subagent.py); a conversation that fills the window is shortened and goes on (compaction.py).
+Promises: one owner of messages, queues, subscribers and abort (agent.py); sub-agents never have more
+permissions than their caller (subagent.py); a conversation that fills the context window is shortened and
+continues (compaction.py).
 
-Every file but agent.py is optional. Read agent.py first, then profiles.py (which agents there are) and prompt.py.
+Every file but agent.py is optional. Read agent.py first, then profiles.py (the agents) and prompt.py.
 """

@@ -1,8 +1,8 @@
 """The tools that the agent works with: read, write, edit, apply_patch, ls, grep, glob, bash.
 
-Promises: what a tool cannot do becomes a result that the model can act on; a file is written whole or not at all;
-output is bounded while it is read; no process outlives the program. A tool asks for permission by `ctx.ask` and
-decides nothing itself; without permissions everything is allowed.
+Promises: what a tool cannot do becomes a result that the model can act on; a file is written whole or not at
+all; output is bounded while it is read; no process outlives the program. A tool asks for permission with
+`ctx.ask` and decides nothing itself; without permissions everything is allowed.
 
-Read files.py first, then edit.py with matching.py; process.py is what every command runs through.
+Read files.py first, then edit.py with matching.py; process.py runs every command.
 """
