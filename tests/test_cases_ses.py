@@ -49,6 +49,12 @@ def talk(folder: Path, server: ScriptedServer, *arguments: str, code: int = 0) -
         return run.err
 
 
+def talk_out(folder: Path, server: ScriptedServer, *arguments: str) -> str:
+    with OneShot(folder, server, *arguments) as run:
+        assert run.end() == 0, run.err
+        return run.out
+
+
 @contextmanager
 def changed(folder: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(database(folder))) as db, db:
@@ -95,7 +101,7 @@ def test_of_a_log_whose_last_record_was_cut_all_before_it_goes_on(tmp_path: Path
 
 @pytest.mark.case("SES-01", "SES-02", "SES-03")
 @pytest.mark.parametrize("damage", ["cut", "zeros", "garbage"])
-def test_of_a_file_that_is_damaged_the_rest_is_loaded_and_it_is_said(
+def test_a_damaged_file_is_kept_and_reported_and_the_run_is_saved_in_a_new_one(
     tmp_path: Path, damage: str
 ) -> None:
     kept(tmp_path, *(f"number {number} " + "word " * 500 for number in range(21)))
@@ -109,24 +115,21 @@ def test_of_a_file_that_is_damaged_the_rest_is_loaded_and_it_is_said(
     }
     path.write_bytes(hurt[damage])
     with serve(echo) as server:
-        err = talk(tmp_path, server, "-c", "and on")
-        assert "The file of the sessions was damaged." in " ".join(err.split()) and list(
-            path.parent.glob("sessions.db.damaged-*")
-        )
-        assert (
-            said(server)[0].startswith("number 0 ")
-            and said(server)[-1] == "and on"
-            and 5 < len(said(server)) <= 12
-        )
-        assert damage == "cut" or said(server)[-2].startswith("number 20 ")
+        err = talk(tmp_path, server, "-c", "and on", code=2)
+        assert "The file of the sessions was damaged; a new one was begun." in err
+        assert err.count("\n") == 1 and list(path.parent.glob("sessions.db.damaged-*"))
+        assert "damaged" not in talk(tmp_path, server, "anew")
+        talk(tmp_path, server, "-c", "and on")
+        assert said(server) == ["anew", "and on"]
 
 
-def test_a_damaged_file_is_also_told_by_who_lists_what_it_holds(tmp_path: Path) -> None:
+def test_a_damaged_file_costs_a_new_conversation_nothing_and_is_reported(tmp_path: Path) -> None:
     kept(tmp_path, *(f"number {number} " + "word " * 500 for number in range(21)))
     with open(database(tmp_path), "r+b") as file:
         file.truncate(os.path.getsize(database(tmp_path)) * 4 // 5)
     with serve(echo) as server:
-        assert "The file of the sessions was damaged." in talk(tmp_path, server, "sessions")
+        assert "was damaged; a new one was begun" in " ".join(talk(tmp_path, server, "x").split())
+        assert "x" in talk_out(tmp_path, server, "sessions")
 
 
 @pytest.mark.case("SES-15")

@@ -1292,7 +1292,7 @@ sys.setprofile(press)
         "load,coder.cli.config",
         "build_app,",
         "memory_of,",
-        "__init__,coder.cli.memory",
+        "__init__,coder.cli.conversation",
     ],
 )
 def test_ctrl_c_while_the_program_starts_ends_it_at_once_without_a_word(

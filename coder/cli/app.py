@@ -46,7 +46,7 @@ from coder.permissions.rules import (
 )
 from coder.permissions.sandbox import Sandbox, SandboxError
 from coder.providers.errors import RetryPolicy
-from coder.sessions.journal import spent
+from coder.sessions.rows import spent
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write

@@ -256,11 +256,11 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
         # Config.py lets no other characters into an address
         sys.stderr.write(f"{clean(settings.model)} at {settings.host}\n")
     from coder.cli.app import build_app
-    from coder.cli.memory import memory_of
+    from coder.cli.conversation import open_conversation
     from coder.cli.one_shot import one_shot as run
 
     app = build_app(settings, arguments, can_ask=arguments.can_ask)
-    memory = memory_of(app, arguments, one_task=True)
+    memory = open_conversation(app, arguments, one_task=True)
     try:
         code = run(app, prompt, arguments, memory.session_id)
         memory.settle()
@@ -339,14 +339,14 @@ def _loaded(
 
     with held():
         from coder.cli.app import build_app
-        from coder.cli.memory import memory_of
+        from coder.cli.conversation import open_conversation
         from coder.cli.repl import Repl
 
         app = build_app(settings, arguments, can_ask=True, files=files)
         app.notices += remarks
         repl = Repl(
             app,
-            memory_of(app, arguments, titles=settings.titles),
+            open_conversation(app, arguments, titles=settings.titles),
             screen,
             keyboard,
             verbose=arguments.verbose,

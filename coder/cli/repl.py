@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from coder.cli.app import App
 from coder.cli.commands import Commands
+from coder.cli.conversation import Conversation
 from coder.cli.keyboard import Keyboard, Leave
-from coder.cli.memory import Memory
 from coder.cli.questions import Asker
 from coder.cli.render import Renderer
 from coder.cli.replay import replay
@@ -33,7 +33,7 @@ class Repl:
     def __init__(
         self,
         app: App,
-        memory: Memory,
+        memory: Conversation,
         screen: Screen,
         keyboard: Keyboard,
         *,

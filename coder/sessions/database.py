@@ -1,16 +1,14 @@
-"""The file that the sessions live in: SQLite, its rights, its schema, transactions, and what is told when it cannot be used.
+"""The SQLite file of the sessions: access rights, schema, transactions, and what happens when it cannot be used.
 
-One file in the user's data folder, readable by its owner alone (0600, also its -wal and -shm; a folder made here is 0700). In
-WAL mode a kill costs what was not committed, and readers do not wait for the writer. A file that is damaged is set aside and
-what can be read of it is copied into a new one.
+One file in the user's data folder, readable by its owner alone (0600, also its -wal and -shm; a folder
+that is made here is 0700). In WAL mode a kill costs what was not committed, and readers do not wait for
+the writer. A damaged file is renamed and a new one begun; a search index that does not open is rebuilt.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
 import sqlite3
 import threading
 import time
@@ -20,12 +18,11 @@ from typing import Any
 
 from coder.types import CoderError
 
-APPLICATION = 0x636F6472  # application_id: by it a database of ours is known
+APPLICATION = 0x636F6472  # application_id, which marks the file as ours
 MAGIC = b"SQLite format 3\0"
 BUSY = 5.0  # seconds to wait for another process that writes
-BRIEF = 0.1  # the same from then on, until a transaction succeeds: a run asks for many
+BRIEF = 0.1  # the same after one wait was in vain, until a transaction succeeds
 MEMORY = ":memory:"
-TABLES = ("session", "message", "part", "todo")
 
 # One script for each version of the schema; user_version is how many have been run.
 SCHEMA = (
@@ -35,38 +32,45 @@ CREATE TABLE session (
   agent TEXT NOT NULL DEFAULT '', model TEXT NOT NULL DEFAULT '',
   parent TEXT REFERENCES session(id) ON DELETE SET NULL, forked INTEGER NOT NULL DEFAULT 0,
   created INTEGER NOT NULL, updated INTEGER NOT NULL,
-  input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0, cached INTEGER NOT NULL DEFAULT 0,
-  reasoning INTEGER NOT NULL DEFAULT 0, estimated INTEGER NOT NULL DEFAULT 0, cost REAL);
+  input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0,
+  cached INTEGER NOT NULL DEFAULT 0, reasoning INTEGER NOT NULL DEFAULT 0,
+  estimated INTEGER NOT NULL DEFAULT 0, cost REAL);
 CREATE TABLE message (
-  id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE, position INTEGER NOT NULL,
-  active INTEGER NOT NULL DEFAULT 1, role TEXT NOT NULL, finish TEXT, error TEXT, tokens TEXT, completed INTEGER, data TEXT NOT NULL);
+  id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE,
+  position INTEGER NOT NULL, active INTEGER NOT NULL DEFAULT 1, role TEXT NOT NULL,
+  finish TEXT, error TEXT, tokens TEXT, completed INTEGER, data TEXT NOT NULL);
 CREATE TABLE part (
   id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE,
-  message INTEGER REFERENCES message(id) ON DELETE CASCADE, type TEXT NOT NULL, call_id TEXT, state TEXT, title TEXT,
-  start INTEGER, "end" INTEGER, text TEXT, data TEXT NOT NULL DEFAULT '{}');
+  message INTEGER REFERENCES message(id) ON DELETE CASCADE, type TEXT NOT NULL, call_id TEXT,
+  state TEXT, title TEXT, start INTEGER, "end" INTEGER, text TEXT, data TEXT NOT NULL DEFAULT '{}');
 CREATE TABLE todo (
-  session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE, position INTEGER NOT NULL, text TEXT NOT NULL, status TEXT NOT NULL,
-  PRIMARY KEY (session, position));
+  session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE, position INTEGER NOT NULL,
+  text TEXT NOT NULL, status TEXT NOT NULL, PRIMARY KEY (session, position));
 CREATE INDEX session_by_directory ON session(directory, updated);
 CREATE INDEX session_by_parent ON session(parent);
 CREATE INDEX message_by_session ON message(session, position);
 CREATE INDEX part_by_message ON part(message);
 CREATE INDEX part_by_session ON part(session, type);
 """,
+    # Counting the messages that are sent reads the index alone
+    """
+DROP INDEX message_by_session;
+CREATE INDEX message_by_session ON message(session, active, position);
+""",
 )
 
-# The index of texts, where the library can make one. Trigrams find parts of words, and words of languages without spaces.
+# The index of texts. Trigrams find parts of words, and words of languages without spaces.
 SEARCH = """
-CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(text, content='part', content_rowid='id', tokenize='trigram');
+CREATE VIRTUAL TABLE search
+  USING fts5(text, content='part', content_rowid='id', tokenize='trigram');
 CREATE TRIGGER search_insert AFTER INSERT ON part WHEN new.text IS NOT NULL BEGIN
   INSERT INTO search(rowid, text) VALUES (new.id, new.text); END;
 CREATE TRIGGER search_delete AFTER DELETE ON part WHEN old.text IS NOT NULL BEGIN
   INSERT INTO search(search, rowid, text) VALUES ('delete', old.id, old.text); END;
 INSERT INTO search(search) VALUES ('rebuild');
 """
-NO_SEARCH = "DROP TRIGGER IF EXISTS search_insert; DROP TRIGGER IF EXISTS search_delete;"
 
-MEANING = {  # SQLite's primary result codes, for people
+MEANING = {  # SQLite's primary result codes
     sqlite3.SQLITE_FULL: "the disk is full",
     sqlite3.SQLITE_IOERR: "the disk is full, or fails",
     sqlite3.SQLITE_READONLY: "it cannot be written",
@@ -79,7 +83,7 @@ MEANING = {  # SQLite's primary result codes, for people
 
 
 class StoreError(CoderError):
-    """The sessions cannot be read or written; the text is one line for a person. `damaged`: parts of the file may still be read."""
+    """The sessions cannot be read or written; the text is one line for the user. `damaged`: the file is."""
 
     def __init__(self, text: str, damaged: bool = False) -> None:
         super().__init__(text)
@@ -89,21 +93,20 @@ class StoreError(CoderError):
 class Database:
     """A connection, usable from any thread. `path` ":memory:" keeps everything in memory. Raises StoreError.
 
-    `notice` tells what a person should know of the opening: "", or that the file was damaged.
+    `notice` is "", or one line for the user: the file was damaged and a new one begun; `generation` counts these.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self.notice = ""
+        self.notice, self.generation = "", 0
         self._lock = threading.RLock()
         self._patience = BUSY
         try:
-            self._db = self._opened()
+            self._db = self._open()
         except StoreError as error:
             if not error.damaged:
                 raise
-            self.notice = rescue(self.path)
-            self._db = self._opened()
+            self._replace()
 
     @property
     def in_memory(self) -> bool:
@@ -114,7 +117,7 @@ class Database:
             self._db.close()
 
     def rows(self, sql: str, *values: Any) -> list[sqlite3.Row]:
-        """What a query gives. Where the file turns out to be damaged, it is replaced by what can be read of it."""
+        """The rows of a query."""
         with self._lock:
             try:
                 with explained(self.path):
@@ -122,28 +125,39 @@ class Database:
             except StoreError as error:
                 if not error.damaged or self.in_memory:
                     raise
-            self._db.close()
-            self.notice = rescue(self.path)
-            self._db = self._opened()
+            generation = self.generation
+            self._recover()
+            if self.generation != generation:
+                raise StoreError(self.notice, damaged=True)
             with explained(self.path):
                 return self._db.execute(sql, values).fetchall()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing. Not to be nested."""
-        with self._lock, explained(self.path):
-            if self._db.in_transaction:  # left by an interrupt between two lines of this
-                self._db.rollback()
+        """All or nothing. Not to be nested. Behind a StoreError that is `damaged` the file is usable again."""
+        with self._lock:
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                yield self._db
-                self._db.commit()
-                self._wait(BUSY)
-            except BaseException as error:
-                with contextlib.suppress(sqlite3.Error):
-                    self._db.rollback()
-                    self._wait(BRIEF if _code(error) == sqlite3.SQLITE_BUSY else self._patience)
+                with explained(self.path), self._committed() as db:
+                    yield db
+            except StoreError as error:
+                if error.damaged and not self.in_memory:
+                    self._recover()
                 raise
+
+    @contextlib.contextmanager
+    def _committed(self) -> Iterator[sqlite3.Connection]:
+        if self._db.in_transaction:  # left by an interrupt between two lines of this
+            self._db.rollback()
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield self._db
+            self._db.commit()
+            self._wait(BUSY)
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.rollback()
+                self._wait(BRIEF if _code(error) == sqlite3.SQLITE_BUSY else self._patience)
+            raise
 
     def _wait(self, seconds: float) -> None:
         """How long to wait for another process from now on."""
@@ -153,30 +167,66 @@ class Database:
 
     # -- opening
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         with explained(self.path):
             if not self.in_memory:
-                _refuse_foreign(self.path)
-                _private(self.path)
+                _create_private(self.path)
             db = connect(str(self.path))
             try:
-                _in_wal_mode(db)
+                _refuse_foreign(db, self.path)
+                if not self.in_memory:
+                    self._inode = os.stat(self.path).st_ino
+                    _tighten(self.path)
+                _set_wal_mode(db)
                 migrate(db)
+                open_index(db)
             except BaseException:
                 db.close()
                 raise
             return db
 
+    def _recover(self) -> None:
+        """Rebuild the search index; where that is not what is damaged, begin a new file."""
+        with contextlib.suppress(sqlite3.Error):
+            with self._committed() as db:
+                drop_index(db)
+            if self._db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok":
+                open_index(self._db)
+                return
+        self._db.close()
+        self._replace()
+
+    def _replace(self) -> None:
+        """Rename the damaged file and open a new one; where another process has done so, open that."""
+        self.notice = "The file of the sessions was damaged; another process has begun a new one."
+        with explained(self.path):
+            inode = os.stat(self.path).st_ino
+            if inode == getattr(self, "_inode", inode):
+                aside = f"{self.path}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+                for suffix in ("-wal", ""):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.replace(f"{self.path}{suffix}", f"{aside}{suffix}")
+                Path(f"{self.path}-shm").unlink(missing_ok=True)
+                self.notice = (
+                    "The file of the sessions was damaged; a new one was begun. The damaged file is "
+                    f"kept as {aside}."
+                )
+        self._db = self._open()
+        self.generation += 1
+
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """What SQLite and the system raise, as a StoreError."""
+    """Raise a StoreError for what SQLite and the system raise."""
     try:
         yield
     except sqlite3.Error as error:
         code = _code(error)
-        damaged = code == sqlite3.SQLITE_CORRUPT or (
-            code == sqlite3.SQLITE_NOTADB and _is_sqlite(path)
+        damaged = (
+            code == sqlite3.SQLITE_CORRUPT
+            or (code == sqlite3.SQLITE_NOTADB and _has_magic(path))
+            # So FTS5 reports a damaged index; constraints of tables have extended codes
+            or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CONSTRAINT
         )
         code = sqlite3.SQLITE_CORRUPT if damaged else code
         meaning = MEANING.get(code, str(error).rstrip("."))
@@ -186,20 +236,18 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _code(error: BaseException) -> int:
-    """The primary result code; 0 for what is none of SQLite's."""
+    """The primary result code; 0 for what is not SQLite's."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
-def _is_sqlite(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
+def _has_magic(path: Path) -> bool:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+    return False
 
 
-def connect(name: str, *, uri: bool = False) -> sqlite3.Connection:
-    db = sqlite3.connect(name, timeout=BUSY, isolation_level=None, check_same_thread=False, uri=uri)
+def connect(name: str) -> sqlite3.Connection:
+    db = sqlite3.connect(name, timeout=BUSY, isolation_level=None, check_same_thread=False)
     db.row_factory = _row
     db.text_factory = _text  # bytes that are no text would be an error for all rows
     db.execute("PRAGMA foreign_keys = ON")
@@ -209,18 +257,17 @@ def connect(name: str, *, uri: bool = False) -> sqlite3.Connection:
 
 
 def _row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> sqlite3.Row:
-    """No column of ours holds bytes: whoever wrote some meant text."""
-    return sqlite3.Row(
-        cursor, tuple(_text(value) if isinstance(value, bytes) else value for value in values)
-    )
+    """A row whose blobs, which another program has written, are text as well."""
+    texts = (_text(value) if isinstance(value, bytes) else value for value in values)
+    return sqlite3.Row(cursor, tuple(texts))
 
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _private(path: Path) -> None:
-    """Make the file and its folder for their owner alone; tighten a file that is there."""
+def _create_private(path: Path) -> None:
+    """Make the file and its folders, for their owner alone, where they are missing."""
     missing = [folder for folder in path.parents if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -229,36 +276,31 @@ def _private(path: Path) -> None:
             f"The file of the sessions {path} is a link that leads nowhere: remove it."
         )
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    for each in _files(path):  # SQLite gives those that it makes the mode of the first
-        if each.exists() and each.stat().st_mode & 0o077:
-            each.chmod(0o600)
 
 
-def _files(path: Path) -> list[Path]:
-    return [path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))]
+def _tighten(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):  # SQLite gives those that it makes the mode of the first
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(f"{path}{suffix}").st_mode & 0o077:
+                os.chmod(f"{path}{suffix}", 0o600)
 
 
-def _refuse_foreign(path: Path) -> None:
+def _refuse_foreign(db: sqlite3.Connection, path: Path) -> None:
     """Raise for a file of a newer version or of another program, without a change to it."""
-    if not path.exists() or not path.stat().st_size:
-        return
-    with contextlib.closing(connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-        version, application = (
-            db.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("user_version", "application_id")
-        )
-        if application not in (0, APPLICATION) or (
-            not application and db.execute("SELECT 1 FROM sqlite_schema").fetchone()
-        ):
-            raise StoreError(f"The file of the sessions {path}: it belongs to another program.")
+    version, application = (
+        db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
+    )
+    unmarked = not application and db.execute("SELECT 1 FROM sqlite_schema").fetchone()
+    if application not in (0, APPLICATION) or unmarked:
+        raise StoreError(f"The file of the sessions {path}: it belongs to another program.")
     if version > len(SCHEMA):
         raise StoreError(
             f"The file of the sessions {path} was made by a newer version of coder: update this one."
         )
 
 
-def _in_wal_mode(db: sqlite3.Connection) -> None:
-    """Switch to WAL, which is remembered in the file; SQLite does not wait by itself where another process is at it, too."""
+def _set_wal_mode(db: sqlite3.Connection) -> None:
+    """Switch to WAL, which the file remembers; SQLite itself does not wait for another process here."""
     end = time.monotonic() + BUSY
     while True:
         try:
@@ -271,37 +313,17 @@ def _in_wal_mode(db: sqlite3.Connection) -> None:
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring the schema to this version, and the index of texts with it."""
-    if db.execute("PRAGMA user_version").fetchone()[0] < len(SCHEMA):
-        db.execute("BEGIN IMMEDIATE")
-        # Again: another process may have been faster
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        for script in SCHEMA[version:]:
-            _run(db, script)
-        db.execute(f"PRAGMA application_id = {APPLICATION}")
-        db.execute(f"PRAGMA user_version = {len(SCHEMA)}")
-        db.execute("COMMIT")
-    _index(db)
-
-
-def _index(db: sqlite3.Connection) -> None:
-    """Make the index of texts; where this library cannot, take away what would ask for it."""
-    there = db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'search_insert'").fetchone()
-    try:
-        if there:
-            db.execute("SELECT 1 FROM search LIMIT 0")
-            return
-        db.execute("BEGIN IMMEDIATE")
-        if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'search_insert'").fetchone():
-            _run(db, SEARCH)
-        db.execute("COMMIT")
-    except sqlite3.OperationalError as error:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        if _code(error) != sqlite3.SQLITE_ERROR:  # no such module, no such tokenizer
-            raise
-        if there:
-            _run(db, NO_SEARCH)
+    """Bring the schema to this version."""
+    if db.execute("PRAGMA user_version").fetchone()[0] == len(SCHEMA):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    # Again: another process may have been faster
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    for script in SCHEMA[version:]:
+        _run(db, script)
+    db.execute(f"PRAGMA application_id = {APPLICATION}")
+    db.execute(f"PRAGMA user_version = {len(SCHEMA)}")
+    db.execute("COMMIT")
 
 
 def _run(db: sqlite3.Connection, script: str) -> None:
@@ -314,113 +336,43 @@ def _run(db: sqlite3.Connection, script: str) -> None:
             statement = ""
 
 
-# ---- a damaged file --------------------------------------------------------------------------------------
+# ---- the search index --------------------------------------------------------------------------
 
 
-def rescue(path: Path) -> str:
-    """Copy what can be read of a damaged file into a new one, and keep the old one under another name. Says so in one line.
-
-    The new file takes the place of the old one at once, so that a kill leaves the one or the other.
-    """
-    with explained(path), _alone(path):
-        if _sound(path):
-            return ""  # another process has done it
-        aside = path.with_name(
-            f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
-        )
-        new = path.with_name(f"{path.name}.new-{os.getpid()}")
-        with contextlib.ExitStack() as failed:
-            for made in (new, *_files(aside)):
-                failed.callback(made.unlink, missing_ok=True)
-            for old, kept in zip(_files(path)[:2], _files(aside)):
-                if old.exists():
-                    shutil.copyfile(old, kept)
-                    kept.chmod(0o600)
-            os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
-            counted = _copied(aside, new)
-            for each in _files(path)[1:]:
-                each.unlink(missing_ok=True)  # else they would be taken for the new file's
-            os.replace(new, path)
-            failed.pop_all()
-    return (
-        f"The file of the sessions was damaged. What could be read of it: {counted['message']} messages, in {counted['session']} "
-        f"of the sessions. The damaged file is kept as {aside}."
-    )
+HAS_INDEX = "SELECT 1 FROM sqlite_schema WHERE name = 'search_insert'"
 
 
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process at a time."""
-    lock = os.open(
-        path.with_name(path.name + ".rescue"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-    )
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _sound(path: Path) -> bool:
-    try:
-        with contextlib.closing(connect(str(path))) as db:
-            return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
-    except sqlite3.DatabaseError:
-        return False
-
-
-def _copied(damaged: Path, new: Path) -> dict[str, int]:
-    """Copy row by row; returns how many rows there are of each table."""
-    with (
-        contextlib.closing(sqlite3.connect(damaged, isolation_level=None)) as source,
-        contextlib.closing(connect(str(new))) as target,
-    ):
-        source.execute("PRAGMA writable_schema = ON")  # else a file that was cut is not read at all
-        migrate(target)
-        target.execute("PRAGMA foreign_keys = OFF")
-        target.execute("BEGIN")
-        for table in TABLES:
-            columns = [row["name"] for row in target.execute(f"PRAGMA table_info({table})")]
-            insert = (
-                f"INSERT OR IGNORE INTO {table} (rowid, {', '.join(map(_quoted, columns))}) "
-                f"VALUES ({', '.join('?' * (len(columns) + 1))})"
-            )
-            for row in _readable(source, table, columns):
-                with contextlib.suppress(sqlite3.IntegrityError, sqlite3.InterfaceError):
-                    target.execute(insert, tuple(row))
-        target.execute(
-            "INSERT OR IGNORE INTO session (id, directory, created, updated) SELECT DISTINCT session, '', 0, 0 FROM message"
-        )
-        target.execute(
-            "DELETE FROM part WHERE message IS NOT NULL AND message NOT IN (SELECT id FROM message)"
-        )
-        for table in ("part", "todo"):
-            target.execute(f"DELETE FROM {table} WHERE session NOT IN (SELECT id FROM session)")
-        target.execute("COMMIT")
-        return {
-            table: target.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES
-        }
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'
-
-
-GAP = 5_000  # rows that are asked for one by one behind a page that cannot be read
-
-
-def _readable(db: sqlite3.Connection, table: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table that can be read, in the order of their rowids."""
-    names = ", ".join(map(_quoted, columns))
-    last, tried = -1, 0
-    while tried <= GAP:
-        try:
-            for row in db.execute(
-                f"SELECT rowid, {names} FROM {table} WHERE rowid > ? ORDER BY rowid",
-                (last + tried,),
-            ):
-                last, tried = row[0], 0
-                yield tuple(row)
+def open_index(db: sqlite3.Connection) -> None:
+    """Make the index where it is missing or does not open; without it where the library cannot."""
+    with contextlib.suppress(sqlite3.DatabaseError):
+        if db.execute(HAS_INDEX).fetchone():
+            db.execute("SELECT rowid FROM search LIMIT 1").fetchone()
             return
-        except sqlite3.DatabaseError:
-            tried += 1
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        drop_index(db)
+        db.execute("SAVEPOINT making")
+        try:
+            _run(db, SEARCH)
+        except sqlite3.OperationalError as error:
+            if _code(error) != sqlite3.SQLITE_ERROR:  # no such module, no such tokenizer
+                raise
+            db.execute("ROLLBACK TO making")
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+
+
+def drop_index(db: sqlite3.Connection) -> None:
+    """Remove the index table by table: `DROP TABLE search` would have to open it."""
+    for name in ("search_insert", "search_delete"):
+        db.execute(f"DROP TRIGGER IF EXISTS {name}")
+    db.execute("PRAGMA writable_schema = ON")
+    try:
+        db.execute("DELETE FROM sqlite_schema WHERE name = 'search'")
+        shadows = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'search_*'"
+        for row in db.execute(shadows).fetchall():
+            db.execute(f'DROP TABLE "{row["name"]}"')
+    finally:
+        db.execute("PRAGMA writable_schema = RESET")

@@ -22,7 +22,7 @@ from coder.history import calls_of, formed, text_of
 from coder.permissions.redact import REMOVED, Redactor, redacted, without_secrets
 from coder.providers.reasoning import REASONING, THINK
 from coder.sessions.html import CONTROL, Markup, html_page, tag
-from coder.sessions.journal import loaded
+from coder.sessions.rows import loaded
 from coder.sessions.store import SessionInfo, Store, StoreError
 from coder.tools.environment import is_secret
 from coder.types import Message, Usage

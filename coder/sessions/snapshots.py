@@ -234,6 +234,10 @@ class Snapshots:
         """The runs as JSON has them: {"message": key} for each, and its steps behind it."""
         return [row for run in self.runs for row in ({"message": run.message}, *run.steps)]
 
+    @property
+    def record_count(self) -> int:
+        return sum(1 + len(run.steps) for run in self.runs)
+
     def restore(self, records: Iterable[Mapping[str, Any]]) -> None:
         """The runs of a session that goes on. Raises ValueError for what is no record."""
         runs: list[RunSnapshot] = []

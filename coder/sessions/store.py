@@ -1,14 +1,17 @@
-"""Store: what is known of each session, and finding one again.
+"""Store: what is known of each session, finding one again, and the lock of the process that writes one.
 
     store, notice = open_store(data / "sessions.db")
     session_id = store.create(directory=str(cwd), model="gpt-5")
 
-Ids are short, sort by time and are words of small letters and digits. One that a person gives is only ever compared with those
-in the table.
+Ids are short, sort by time and are words of small letters and digits. One that the user gives is only
+ever compared with those in the table.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import re
 import secrets
 import sqlite3
@@ -19,16 +22,15 @@ from typing import Any
 
 from coder.history import now
 from coder.providers.text import mend
-from coder.sessions.claim import Claim
 from coder.sessions.database import MEMORY, Database, StoreError
 from coder.types import Usage
 
-__all__ = ["MEMORY", "Found", "SessionInfo", "Store", "StoreError", "Todo", "open_store"]
+__all__ = ["MEMORY", "SearchHit", "SessionInfo", "Store", "StoreError", "Todo", "open_store"]
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 ID = re.compile("[0-9a-z]{1,32}")
-FOUND = 1000  # texts that a search looks at, the newest
-MOST = 1 << 46  # milliseconds until the year 4199, tokens
+MAX_HITS = 1000  # texts that a search looks at, the newest
+MAX_NUMBER = 1 << 46  # milliseconds until the year 4199, tokens
 AROUND = 40  # characters of a snippet on either side
 
 
@@ -40,8 +42,9 @@ class Todo:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A session as a list shows it. Times are milliseconds since the epoch; `parent` is the session it was forked from, or whose
-    sub-agent it belongs to; `first` is the beginning of what its user said first; `messages` counts those that are sent."""
+    """A session as a list shows it. Times are milliseconds since the epoch; `parent` is the session
+    it was forked from, or whose sub-agent it belongs to; `first` is the beginning of its first text;
+    `messages` counts those that are sent."""
 
     id: str
     title: str
@@ -58,23 +61,28 @@ class SessionInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A session that a search found, and the words around the newest hit."""
+class SearchHit:
+    """A session that a search found, and the words around its newest hit."""
 
     session: SessionInfo
     snippet: str
 
 
 USAGE = ("input", "output", "cached", "reasoning", "estimated", "cost")
-INFO = """SELECT session.*, (SELECT count(*) FROM message WHERE message.session = session.id AND active) AS messages,
-  (SELECT substr(part.text, 1, 200) FROM message JOIN part ON part.message = message.id
-   WHERE message.session = session.id AND message.role = 'user' AND part.type = 'text' ORDER BY message.position LIMIT 1) AS first
+INFO = """SELECT session.*,
+  (SELECT count(*) FROM message WHERE message.session = session.id AND active = 1) AS messages,
+  (SELECT substr(text, 1, 200) FROM part WHERE part.session = session.id AND type = 'text'
+   ORDER BY part.id LIMIT 1) AS first
   FROM session """
-OWN = "(parent IS NULL OR forked) AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id AND active)"
+LISTED = """(parent IS NULL OR forked)
+  AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id AND active = 1)"""
+FAMILY = """WITH RECURSIVE family(id) AS (SELECT id FROM session WHERE id = ? UNION
+  SELECT session.id FROM session JOIN family ON parent = family.id WHERE NOT forked)
+  SELECT id FROM family"""
 
 
 class Store(Database):
-    """The sessions of a person. Raises StoreError, also from every method."""
+    """All sessions of the user. Raises StoreError, also from every method."""
 
     # -- making and changing
 
@@ -88,44 +96,38 @@ class Store(Database):
         title: str = "",
         session_id: str = "",
     ) -> str:
-        """A new session; its id, which may be given. It shows up in lists when it has a message."""
+        """A new session; its id, which may be given. Lists show it when it has a message."""
         session_id, time = session_id or _new_id(), now()
+        names = "id, title, directory, agent, model, parent, created, updated"
+        place = folder_name(directory)
+        values = (session_id, mend(title), place, mend(agent), mend(model), parent, time, time)
         with self.transaction() as db:
-            db.execute(
-                "INSERT INTO session (id, title, directory, agent, model, parent, created, updated) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    session_id,
-                    mend(title),
-                    folder_name(directory),
-                    mend(agent),
-                    mend(model),
-                    parent,
-                    time,
-                    time,
-                ),
-            )
+            db.execute(f"INSERT INTO session ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
         return session_id
 
     def fork(self, session_id: str) -> str:
         """A copy of a session to go on with, without what it has cost; its id."""
         new, time = _new_id(), now()
+        columns = "position, active, role, finish, error, tokens, completed, data"
         with self.transaction() as db:
             made = db.execute(
-                """INSERT INTO session (id, title, directory, agent, model, parent, forked, created, updated)
+                """INSERT INTO session
+                (id, title, directory, agent, model, parent, forked, created, updated)
                 SELECT ?, title, directory, agent, model, id, 1, ?, ? FROM session WHERE id = ?""",
                 (new, time, time, session_id),
             )
             if not made.rowcount:
-                raise StoreError(f"There is no session {_shown(session_id)}.")
-            columns = "position, active, role, finish, error, tokens, completed, data"
+                raise _unknown(session_id)
             db.execute(
-                f"INSERT INTO message (session, {columns}) SELECT ?, {columns} FROM message WHERE session = ? ORDER BY position",
+                f"INSERT INTO message (session, {columns}) "
+                f"SELECT ?, {columns} FROM message WHERE session = ? ORDER BY position",
                 (new, session_id),
             )
             db.execute(
-                """INSERT INTO part (session, message, type, call_id, state, title, start, "end", text, data)
-                SELECT ?1, copy.id, type, call_id, state, title, start, "end", text, part.data FROM part
-                LEFT JOIN message AS old ON old.id = part.message
+                """INSERT INTO part
+                (session, message, type, call_id, state, title, start, "end", text, data)
+                SELECT ?1, copy.id, type, call_id, state, title, start, "end", text, part.data
+                FROM part LEFT JOIN message AS old ON old.id = part.message
                 LEFT JOIN message AS copy ON copy.session = ?1 AND copy.position = old.position
                 WHERE part.session = ?2 ORDER BY part.id""",
                 (new, session_id),
@@ -140,7 +142,7 @@ class Store(Database):
         self._set(session_id, title=" ".join(mend(title).split()))
 
     def touch(self, session_id: str) -> None:
-        """Something was done in it now."""
+        """Make it the newest."""
         self._set(session_id, updated=now())
 
     def set_model(self, session_id: str, model: str, agent: str = "") -> None:
@@ -152,146 +154,100 @@ class Store(Database):
             db.execute(f"UPDATE session SET {names} WHERE id = ?", (*values.values(), session_id))
 
     def add_usage(self, session_id: str, usage: Usage) -> None:
-        """To what the session has used so far; the Recorder does it for the runs that it sees."""
+        """Add to what the session has used; the Recorder does it for the runs that it sees."""
         with self.transaction() as db:
             add_usage(db, session_id, usage)
 
     def remove(self, session_id: str) -> None:
-        """Remove a session and those of its sub-agents; what was forked from it stays. Raises StoreError where one is open."""
-        family = [
-            row["id"]
-            for row in self.rows(
-                """WITH RECURSIVE family(id) AS (SELECT id FROM session WHERE id = ? UNION
-            SELECT session.id FROM session JOIN family ON parent = family.id WHERE NOT forked) SELECT id FROM family""",
-                session_id,
-            )
-        ]
-        claims: list[Claim] = []
-        try:
+        """Remove a session and those of its sub-agents, but not its forks. Raises StoreError where one is open."""
+        family = [row["id"] for row in self.rows(FAMILY, session_id)]
+        with contextlib.ExitStack() as locks:
             for each in family:
-                claims.append(Claim(self.path, each))
+                locks.callback(SessionLock(self.path, each).release)
             with self.transaction() as db:
                 db.executemany("DELETE FROM session WHERE id = ?", [(each,) for each in family])
-        finally:
-            for claim in claims:
-                claim.release()
 
     def discard_empty(self, session_id: str) -> None:
-        """Remove a session in which nothing was said."""
+        """Remove a session that has no message."""
+        unused = "NOT EXISTS (SELECT 1 FROM message WHERE session = session.id)"
         with self.transaction() as db:
-            db.execute(
-                "DELETE FROM session WHERE id = ? AND NOT EXISTS (SELECT 1 FROM message WHERE session = session.id)",
-                (session_id,),
-            )
+            db.execute(f"DELETE FROM session WHERE id = ? AND {unused}", (session_id,))
 
     # -- finding
 
     def sessions(self, directory: str | None = None, limit: int = 1000) -> list[SessionInfo]:
         """Those with messages, of a folder or all, the newest first; without those of sub-agents."""
-        where, values = (
-            (f"{OWN} AND directory = ?", [folder_name(directory)])
-            if directory is not None
-            else (OWN, [])
-        )
-        return [
-            _info(row)
-            for row in self.rows(
-                f"{INFO} WHERE {where} ORDER BY updated DESC, id DESC LIMIT {limit:d}", *values
-            )
-        ]
+        here = "AND directory = ?" if directory is not None else ""
+        chosen = f"SELECT * FROM session WHERE {LISTED} {here} ORDER BY updated DESC, id DESC LIMIT {limit:d}"
+        values = [folder_name(directory)] if directory is not None else []
+        query = INFO.replace("FROM session ", f"FROM ({chosen}) AS session")
+        return [_info(row) for row in self.rows(f"{query} ORDER BY updated DESC, id DESC", *values)]
 
     def latest(self, directory: str) -> SessionInfo | None:
-        """The one to continue in a folder."""
+        """The newest of a folder."""
         return next(iter(self.sessions(directory, 1)), None)
 
     def get(self, session_id: str) -> SessionInfo:
         found = self.rows(f"{INFO} WHERE id = ?", session_id)
         if not found:
-            raise StoreError(f"There is no session {_shown(session_id)}.")
+            raise _unknown(session_id)
         return _info(found[0])
 
     def find(self, given: str) -> SessionInfo:
-        """The session that a person means by an id or the beginning of one."""
+        """The session with this id, or whose id begins like this."""
         given = given.strip().lower()
         if not ID.fullmatch(given):
-            raise StoreError(
-                f"There is no session {_shown(given)}: an id is a word of small letters and digits."
-            )
-        rows = self.rows(
-            f"{INFO} WHERE id >= ? AND id < ? ORDER BY id LIMIT 20", given, given + "{"
-        )
-        infos = [_info(row) for row in rows]
-        exact = [info for info in infos if info.id == given]
+            raise _unknown(given, ": an id is a word of small letters and digits")
+        begins = f"{INFO} WHERE id >= ? AND id < ? ORDER BY id LIMIT 20"
+        infos = [_info(row) for row in self.rows(begins, given, given + "{")]
         if not infos:
-            raise StoreError(f"There is no session {_shown(given)}.")
-        if len(infos) > 1 and not exact:
-            raise StoreError(
-                f"Several sessions begin with {given}: {', '.join(info.id for info in infos)}."
-            )
-        return (exact or infos)[0]
+            raise _unknown(given)
+        if len(infos) > 1 and infos[0].id != given:
+            ids = ", ".join(info.id for info in infos)
+            raise StoreError(f"Several sessions begin with {given}: {ids}.")
+        return infos[0]
 
-    def search(self, words: str, limit: int = 50) -> list[Found]:
-        """Sessions in whose title, or in one text of which, all the words stand, the newest first. Parts of words count."""
+    def search(self, words: str, limit: int = 50) -> list[SearchHit]:
+        """Sessions whose title, or one of whose texts, has all the words, the newest first. Parts of words count."""
         wanted = mend(words).split()
         if not wanted:
             return []
         hits: dict[str, str] = {}
         for row in [*self._texts(wanted), *self._titles(wanted)]:
-            hits.setdefault(row["session"], _snippet(row["text"] or "", wanted))
-        found = [
-            Found(_info(row), hits[row["id"]])
-            for row in self.rows(f"{INFO} WHERE id IN ({','.join('?' * len(hits))})", *hits)
-        ]
-        return sorted(
-            found, key=lambda each: (each.session.updated, each.session.id), reverse=True
-        )[:limit]
+            hits.setdefault(row["session"], row["text"] or "")
+        query = f"{INFO} WHERE id IN ({','.join('?' * len(hits))}) ORDER BY updated DESC, id DESC"
+        rows = self.rows(f"{query} LIMIT {limit:d}", *hits)
+        return [SearchHit(_info(row), _snippet(hits[row["id"]], wanted)) for row in rows]
 
     def _titles(self, words: Sequence[str]) -> list[sqlite3.Row]:
-        return self.rows(
-            f"SELECT id AS session, title AS text FROM session WHERE {_like('title', words)} LIMIT {FOUND}",
-            *map(_pattern, words),
-        )
+        query = f"SELECT id AS session, title AS text FROM session WHERE {_like('title', words)}"
+        return self.rows(f"{query} LIMIT {MAX_HITS}", *map(_pattern, words))
 
     def _texts(self, words: Sequence[str]) -> list[sqlite3.Row]:
         if min(map(len, words)) >= 3:  # a trigram has three
-            query = " AND ".join('"' + word.replace('"', '""') + '"' for word in words)
-            try:
+            quoted = " AND ".join('"' + word.replace('"', '""') + '"' for word in words)
+            matching = f"SELECT rowid FROM search WHERE search MATCH ? ORDER BY rowid DESC LIMIT {MAX_HITS}"
+            with contextlib.suppress(StoreError):  # the library has no index
                 return self.rows(
-                    "SELECT part.session, part.text FROM search JOIN part ON part.id = search.rowid "
-                    f"WHERE search MATCH ? ORDER BY part.id DESC LIMIT {FOUND}",
-                    query,
+                    f"SELECT session, text FROM part WHERE id IN ({matching}) ORDER BY id DESC",
+                    quoted,
                 )
-            except StoreError:
-                pass  # the library has no index
-        return self.rows(
-            f"SELECT session, text FROM part WHERE type = 'text' AND {_like('text', words)} ORDER BY id DESC LIMIT {FOUND}",
-            *map(_pattern, words),
-        )
+        query = f"SELECT session, text FROM part WHERE type = 'text' AND {_like('text', words)}"
+        return self.rows(f"{query} ORDER BY id DESC LIMIT {MAX_HITS}", *map(_pattern, words))
 
-    # -- what belongs to a session beside its messages
+    # -- the checklist
 
     def todos(self, session_id: str) -> list[Todo]:
-        return [
-            Todo(row["text"], row["status"])
-            for row in self.rows(
-                "SELECT * FROM todo WHERE session = ? ORDER BY position", session_id
-            )
-        ]
+        rows = self.rows("SELECT * FROM todo WHERE session = ? ORDER BY position", session_id)
+        return [Todo(row["text"], row["status"]) for row in rows]
 
     def set_todos(self, session_id: str, todos: Sequence[Todo]) -> None:
         with self.transaction() as db:
-            db.execute("DELETE FROM todo WHERE session = ?", (session_id,))
-            db.executemany(
-                "INSERT INTO todo VALUES (?, ?, ?, ?)",
-                [
-                    (session_id, place, mend(todo.text), todo.status)
-                    for place, todo in enumerate(todos)
-                ],
-            )
+            set_todos(db, session_id, todos)
 
 
 def open_store(path: Path | str) -> tuple[Store, str]:
-    """The store, and what a person should know of it, mostly nothing. Where the file cannot be used it is one in memory."""
+    """The store, and "" or one line for the user. Where the file cannot be used, it is a store in memory."""
     try:
         store = Store(path)
     except StoreError as error:
@@ -299,22 +255,32 @@ def open_store(path: Path | str) -> tuple[Store, str]:
     return store, store.notice
 
 
+# -- writing within a transaction
+
+
 def add_usage(db: sqlite3.Connection, session_id: str, usage: Usage) -> None:
+    names = ", ".join(f"{name} = :{name}" for name in USAGE)
     for row in db.execute("SELECT * FROM session WHERE id = ?", (session_id,)).fetchall():
-        total = asdict(_usage(row) + usage)
-        db.execute(
-            f"UPDATE session SET {', '.join(f'{name} = :{name}' for name in USAGE)} WHERE id = :id",
-            total | {"id": session_id},
-        )
+        total = asdict(_usage(row) + usage) | {"id": session_id}
+        db.execute(f"UPDATE session SET {names} WHERE id = :id", total)
+
+
+def set_todos(db: sqlite3.Connection, session_id: str, todos: Sequence[Todo]) -> None:
+    rows = [(session_id, at, mend(todo.text), todo.status) for at, todo in enumerate(todos)]
+    db.execute("DELETE FROM todo WHERE session = ?", (session_id,))
+    db.executemany("INSERT INTO todo VALUES (?, ?, ?, ?)", rows)
+
+
+# -- rows and texts
 
 
 def folder_name(path: str) -> str:
-    """A folder as the database takes it: bytes that are no text become escapes, so that two such folders are two."""
+    """A folder as the database takes it: bytes that are no text become escapes."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
 def _new_id() -> str:
-    """The time in milliseconds to the base 36, in eight characters (until 2059), and four by chance."""
+    """The time in milliseconds to the base 36, in eight characters (until 2059), and four random ones."""
     time, word = now(), ""
     while time:
         time, digit = divmod(time, len(DIGITS))
@@ -322,8 +288,9 @@ def _new_id() -> str:
     return word.rjust(8, "0") + "".join(secrets.choice(DIGITS) for _ in range(4))
 
 
-def _shown(given: str) -> str:
-    return repr(given if len(given) <= 40 else given[:40] + "…")
+def _unknown(given: str, why: str = "") -> StoreError:
+    short = given if len(given) <= 40 else given[:40] + "…"
+    return StoreError(f"There is no session {short!r}{why}.")
 
 
 def _usage(row: sqlite3.Row) -> Usage:
@@ -333,26 +300,20 @@ def _usage(row: sqlite3.Row) -> Usage:
 
 
 def _info(row: sqlite3.Row) -> SessionInfo:
-    first = " ".join((row["first"] or "").split())
+    names = ("id", "title", "directory", "agent", "model", "parent", "messages")
     return SessionInfo(
-        row["id"],
-        row["title"],
-        row["directory"],
-        row["agent"],
-        row["model"],
-        row["parent"],
-        bool(row["forked"]),
-        _number(row["created"]),
-        _number(row["updated"]),
-        _usage(row),
-        row["messages"],
-        first,
+        **{name: row[name] for name in names},
+        forked=bool(row["forked"]),
+        created=_number(row["created"]),
+        updated=_number(row["updated"]),
+        usage=_usage(row),
+        first=" ".join((row["first"] or "").split()),
     )
 
 
 def _number(value: Any) -> int:
     """A count or a time; 0 for what is neither."""
-    return int(value) if isinstance(value, int | float) and 0 <= value < MOST else 0
+    return int(value) if isinstance(value, int | float) and 0 <= value < MAX_NUMBER else 0
 
 
 def _like(column: str, words: Sequence[str]) -> str:
@@ -367,5 +328,58 @@ def _snippet(text: str, words: Sequence[str]) -> str:
     """What stands around the first of the words, in one line."""
     places = [place for word in words if (place := text.casefold().find(word.casefold())) >= 0]
     start = max(0, min(places, default=0) - AROUND)
-    cut = " ".join(text[start : start + 2 * AROUND + len(words[0])].split())
-    return f"{'…' if start else ''}{cut}{'…' if start + 2 * AROUND + len(words[0]) < len(text) else ''}"
+    end = start + 2 * AROUND + len(words[0])
+    cut = " ".join(text[start:end].split())
+    return f"{'…' if start else ''}{cut}{'…' if end < len(text) else ''}"
+
+
+# -- one writer for each session
+
+
+class SessionLock:
+    """The single-writer lock of a session, until `release`; the kernel releases it on SIGKILL, too.
+
+    `store` is the path of the database. Raises StoreError where another process has it.
+    """
+
+    def __init__(self, store: Path, session_id: str) -> None:
+        self._fd: int | None = None
+        self._path = store.with_name(f"{store.name}.locks") / session_id
+        if str(store) == MEMORY:
+            return
+        try:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            while self._fd is None:
+                self._fd = _locked(self._path, session_id)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            self.release()
+            text = f"The session {session_id} cannot be locked: {error.strerror}."
+            raise StoreError(text) from None
+
+    def release(self) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()  # while it is still ours
+            os.close(self._fd)
+            self._fd = None
+
+
+def _locked(path: Path, session_id: str) -> int | None:
+    """The file, locked; None where its holder has removed it between our opening and our locking it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    locked: int | None = None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError):
+            locked = fd if os.path.samestat(os.fstat(fd), os.stat(path)) else None
+    except BlockingIOError:
+        holder = os.pread(fd, 20, 0).decode("ascii", "replace") or "unknown"
+        own = holder == str(os.getpid())
+        where = "this process" if own else f"another process (pid {holder})"
+        raise StoreError(f"The session {session_id} is open in {where}.") from None
+    finally:
+        if locked is None:
+            os.close(fd)
+    return locked
