@@ -117,9 +117,7 @@ class Conversation:
         recorder, app = None, self.app
         self._model = app.model.name, app.spec.name
         try:
-            new = self.store.create(
-                str(app.cwd), model=app.model.name, agent=app.spec.name
-            )
+            new = self.store.create(str(app.cwd), model=app.model.name, agent=app.spec.name)
             recorder = self._recorder(new, [])
         except StoreError as error:
             app.notices.append(f"{error} The conversation is not saved.")
