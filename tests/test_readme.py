@@ -97,6 +97,7 @@ MODELS: dict[str, Callable[[Body], Reply]] = {
     "Say hello.": lambda body: Reply("Hello."),
     "def steer(": count_both,
     "SessionStore(": remember_ada,
+    "def deploy(": lambda body: Reply("never asked"),
 }
 EXAMPLES = [
     example
