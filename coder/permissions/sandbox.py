@@ -62,7 +62,7 @@ SIGNS = re.compile(
     re.I,
 )
 
-# For the user at the start, for the user later, and for the model.
+# Notices for the user: at the start, and later.
 NO_SANDBOX = "No sandbox: {}. A command that is allowed can do all that you can."
 INCOMPLETE = "The sandbox of this kernel is incomplete: commands can {}."
 HOLDS_HOME = "This folder holds your home folder: the sandbox lets commands write to all of it."
@@ -74,6 +74,7 @@ NOT_ENDED = (
 LEFT = "Changed since the last command, and left so: {}."
 CHANGED = "A command changed {}; put back."
 ALLOWED = "A command outside of the sandbox changed {}."
+# For the model.
 PUT_BACK = (
     "[put back: {}. A command cannot change git's own configuration and hooks, or coder's files; "
     "what else it did stays. To do it on purpose (git config, git remote add, git branch -u), {}]"
@@ -122,32 +123,31 @@ class Sandbox(Hooks):
         self._devices = [*DEVICES, *(path for card in CARDS for path in Path("/dev").glob(card))]
         self._git_folders = writable_git_folders(self.workspace)
         self._threads: dict[bool, tuple[list[object], SandboxThread]] = {}  # by: may it write?
-        self._worker = SandboxThread()  # not confined; starts and ends children, one at a time
-        self.active = self._try(required)
+        self.worker = SandboxThread()  # not confined
+        self.active = True
+        if lacking := self._lacking():
+            self.notices.append(lacking)
+            if required:
+                raise SandboxError(lacking)
+        if self.active and self._is_writable(Path(os.path.realpath(os.path.expanduser("~")))):
+            self.notices.append(HOLDS_HOME)
         ours = [config, data and data / "snapshots" / "git" / "config"]
         writable = [each for each in ours if each and self._is_writable(each)]
         self._guard = GitGuard(self.workspace, writable)
-        self._report(self.notices, UNGUARDED, self._guard.unguarded)
         self._record = GuardRecord(data, self.workspace) if data else None
+        self._report(self.notices, UNGUARDED, self._guard.unguarded)
         if self._record:
             self._report(self.notices, NOT_ENDED, self._record.changes(self._guard.known))
 
-    def _try(self, required: bool) -> bool:
-        """Start a confined thread. Report what the kernel lacks, or raise SandboxError if
-        required."""
-        found: list[str] = []
-        self.active = True
+    def _lacking(self) -> str:
+        """Start a confined thread; returns what the kernel lacks, in a sentence for the user."""
         try:
             self._thread(writes=True)
-            if lacking := gaps(self.network):
-                found = [INCOMPLETE.format(" and ".join(lacking))]
         except LandlockError as error:
-            self.active, found = False, [NO_SANDBOX.format(error.strerror or error)]
-        if found and required:
-            raise SandboxError(found[0])
-        home = Path(os.path.realpath(os.path.expanduser("~")))
-        self.notices += [*found, *([HOLDS_HOME] if self.active and self._is_writable(home) else [])]
-        return self.active
+            self.active = False
+            return NO_SANDBOX.format(error.strerror or error)
+        lacking = gaps(self.network)
+        return INCOMPLETE.format(" and ".join(lacking)) if lacking else ""
 
     def _is_writable(self, path: Path) -> bool:
         """Whether commands can write there."""
@@ -163,10 +163,8 @@ class Sandbox(Hooks):
         return [_confinable(each, self.active) if each.name == "bash" else each for each in tools]
 
     def since(self) -> list[str]:
-        """For the end of a session: what changed since the last command, and is not reported
-        yet."""
-        changes = self._worker.run(self._guard.since)
-        self._report(self._unreported, LEFT, changes)
+        """For the end of a session: what changed since the last command, and is not reported."""
+        self._report(self._unreported, LEFT, self.worker.run(self._guard.since))
         if self._record:
             self._record.remove()
         return self._take_unreported()
@@ -187,44 +185,24 @@ class Sandbox(Hooks):
         notices, self._unreported = self._unreported, []
         return notices
 
-    # -- children of a call; started and ended one at a time, where no interrupt comes between
+    # -- what CallConfinement does, in the worker thread
 
-    def start(self, call: CallConfinement, start: Callable[[], Process]) -> Process:
-        """Start a child in the sandbox. Raises what `start` raises, and LandlockError."""
-
-        def discard(process: Process) -> None:
-            """End a child that an interrupt kept from its owner."""
-            with contextlib.suppress(ProcessLookupError, PermissionError), process:
-                os.killpg(process.pid, signal.SIGKILL)
-            self.end(call)
-
-        return self._worker.run(lambda: self._start(call, start), discard)
-
-    def end(self, call: CallConfinement) -> None:
-        """A child has ended. Put back what it changed and must not."""
-        if call.writes:
-            self._worker.run(lambda: self._end(call))
-
-    def _start(self, call: CallConfinement, start: Callable[[], Process]) -> Process:
-        if not call.writes:
-            return self._confined(start, writes=False)
+    def begin(self) -> None:
+        """A command is about to start."""
         self._report(self._unreported, LEFT, self._guard.begin())
         if self._record:
             self._record.write(self._guard.known)
-        try:
-            return start() if call.outside else self._confined(start)
-        except BaseException:
-            self._end(call)
-            raise
 
-    def _end(self, call: CallConfinement) -> None:
-        if call.outside:
+    def end(self, outside: bool) -> Changes:
+        """A command has ended. Returns what it changed and must not, which is put back."""
+        if outside:
             self._report(self._unreported, ALLOWED, self._guard.end(allowed=True))
-        else:
-            call.put_back = self._confined(self._guard.end)
-            self._report(self._unreported, CHANGED, call.put_back)
+            return {}
+        put_back = self.confined(self._guard.end)
+        self._report(self._unreported, CHANGED, put_back)
+        return put_back
 
-    def _confined(self, work: Callable[[], T], writes: bool = True) -> T:
+    def confined(self, work: Callable[[], T], writes: bool = True) -> T:
         return self._thread(writes).run(work) if self.active else work()
 
     def _thread(self, writes: bool) -> SandboxThread:
@@ -263,10 +241,36 @@ class CallConfinement:
         return {} if self.outside or not self.sandbox.active else self.sandbox.environment
 
     def start(self, start: Callable[[], Process]) -> Process:
-        return self.sandbox.start(self, start)
+        """Start a child in the sandbox. Raises what `start` raises, and LandlockError.
+
+        The worker thread starts and ends one child at a time, where no interrupt comes between.
+        """
+
+        def discard(process: Process) -> None:
+            """End a child that an interrupt kept from its owner."""
+            with contextlib.suppress(ProcessLookupError, PermissionError), process:
+                os.killpg(process.pid, signal.SIGKILL)
+            self.ended()
+
+        return self.sandbox.worker.run(lambda: self._start(start), discard)
 
     def ended(self) -> None:
-        self.sandbox.end(self)
+        """The child has ended. What it changed and must not is put back."""
+        if self.writes:
+            self.sandbox.worker.run(self._end)
+
+    def _start(self, start: Callable[[], Process]) -> Process:
+        if not self.writes:
+            return self.sandbox.confined(start, writes=False)
+        self.sandbox.begin()
+        try:
+            return start() if self.outside else self.sandbox.confined(start)
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        self.put_back = self.sandbox.end(self.outside)
 
     def explain(self, result: ToolResult) -> ToolResult:
         """Say to the model what was put back, and that the sandbox may be why a command failed."""
