@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING
 
 from coder.cli.config import ConfigError
 from coder.cli.flags import Flags, program
-from coder.devtools.trace_file import (
-    COLUMNS,
-    MEANING,
-    WORDS,
-    Recording,
-    Run,
-    TraceError,
-    read,
-    seconds,
-    understood,
-)
+from coder.devtools.trace_file import Recording, Run, TraceError, read, understood
+from coder.devtools.trace_page import COLUMNS, MEANING, WORDS, page, seconds, write_private
 from coder.providers.text import clean
 
 if TYPE_CHECKING:
@@ -41,7 +32,7 @@ def main(argv: list[str]) -> int:
     flags.add_argument(
         "--html",
         metavar="OUT",
-        help="write one page with a timeline and every message instead; it needs no network",
+        help="write one page with every message instead; it needs no network",
     )
     arguments = flags.parse_args(argv)
     try:
@@ -59,8 +50,6 @@ def main(argv: list[str]) -> int:
 
 
 def _page(recording: Recording, arguments: argparse.Namespace) -> str:
-    from coder.devtools.trace_page import page, write_private
-
     if Path(arguments.html).exists() and Path(arguments.html).samefile(arguments.file):
         raise TraceError("the page cannot be written over its own trace")
     with understood():
