@@ -9,10 +9,8 @@ import codecs
 import contextlib
 import json
 import os
-import random
 import re
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -230,12 +228,6 @@ def test_the_schema_comes_from_the_signature_and_the_docstring() -> None:
     ]
 
 
-def test_a_line_that_looks_like_a_parameter_but_is_none_stays_in_the_description() -> None:
-    assert (
-        everything.description == "Take one of each. Note: this line is a part of the description."
-    )
-
-
 def test_the_context_is_hidden_from_the_model_and_filled_in_by_us(ws: Workspace) -> None:
     assert "ctx" not in everything.parameters["properties"]
 
@@ -304,14 +296,6 @@ def test_name_and_title_can_be_given_and_the_function_can_still_be_called() -> N
     assert [each["function"]["name"] for each in tools.schemas] == ["plus", "everything"]
     assert tools.title(ToolCall("1", "plus", {"b": 5})) == "plus 5"
     assert tools.title(ToolCall("1", "nothing", None, "no JSON")) == "nothing"
-
-
-def test_a_plain_function_is_taken_for_a_tool(tmp_path: Path) -> None:
-    def hello() -> str:
-        """Greet."""
-        return "hello"
-
-    assert Workspace(tmp_path, hello)("hello") == "hello"
 
 
 # ---- the arguments ---------------------------------------------------------------------------------------
@@ -807,16 +791,6 @@ def test_one_line_of_300_mb_is_read_in_little_memory(ws: Workspace) -> None:
     assert said == f"1\t{'a' * 2000} … (line cut)\n"
 
 
-@pytest.mark.case("FIL-28")
-@needs_proc
-def test_a_sparse_file_of_1_gb_is_binary_and_read_in_little_memory(ws: Workspace) -> None:
-    """FIL-28"""
-    with open(ws.folder / "sparse", "wb") as file:
-        file.truncate(1 << 30)
-    said = child("limit_memory(64 << 20); print(run('read', path='sparse').content)", ws.folder)
-    assert said == "Error: sparse is a binary file of 1,073,741,824 bytes\n"
-
-
 ODD_NAMES = [
     b"new\nline",
     b"-rf",
@@ -926,20 +900,6 @@ def test_a_change_to_other_content_of_the_same_size_is_seen(ws: Workspace) -> No
     assert "changed on disk" in ws.fails(
         "write", path="a", content="x"
     )  # asking again does not help
-
-
-@pytest.mark.parametrize(
-    "content", [b"one\n", "öne\r\n".encode("utf-16"), codecs.BOM_UTF8 + b"one", b"caf\xe9", b""]
-)
-def test_the_same_content_with_a_new_time_is_no_change(ws: Workspace, content: bytes) -> None:
-    """FIL-19"""
-    file = ws.folder / "a"
-    file.write_bytes(content)
-    ws("read", path="a")
-    os.utime(file, (1, 1))
-    ws("write", path="a", content="plain")
-    os.utime(file, (2, 2))
-    ws("write", path="a", content="plain again")
 
 
 @pytest.mark.case("FIL-19")
@@ -1168,127 +1128,35 @@ for result in (run("write", path="a", content="y" * 100_000), run("edit", path="
     assert os.listdir(ws.folder / "sub") == ["new"]
 
 
-def test_without_proc_a_write_still_works_and_a_failed_one_leaves_no_temporary_file(
-    ws: Workspace,
-) -> None:
-    """FIL-22, where new content cannot be without a name: as on macOS."""
-    hidden = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "--mount",
-        "sh",
-        "-c",
-        'mount -t tmpfs none /proc && exec "$@"',
-        "sh",
-    ]
-    try:
-        if subprocess.run([*hidden, "true"], capture_output=True, timeout=60).returncode:
-            pytest.skip("no new mount namespace can be made here")
-    except FileNotFoundError:
-        pytest.skip("there is no unshare")
-    (ws.folder / "a").write_text("old")
-    code = """
-os.umask(0o027)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-run("read", path="a")
-print(run("write", path="a", content="y" * 100_000).is_error, open(sys.argv[1] + "/a").read(), os.listdir(sys.argv[1]))
-print(run("write", path="a", content="new").content, run("write", path="b", content="new").content)
-"""
-    command = [*hidden, sys.executable, "-c", CHILD + code, str(ws.folder)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "True old ['a']\nOverwrote a (1 lines). Created b (1 lines).\n", (
-        done.stderr
-    )
-    assert ws.names() == ["a", "b"]
-    assert stat.S_IMODE((ws.folder / "b").stat().st_mode) == 0o640
-
-
 def test_a_folder_in_the_way_is_an_error_and_stays(ws: Workspace) -> None:
     (ws.folder / "file").write_text("x")
     assert "could not be written" in ws.fails("write", path="file/below", content="y")
     assert (ws.folder / "file").read_text() == "x"
 
 
-def test_a_file_left_by_a_killed_process_of_the_same_number_is_not_in_the_way(
-    ws: Workspace,
-) -> None:
-    left = [f".coder-{os.getpid()}-{number}.tmp" for number in range(200)]
-    for name in left:
-        (ws.folder / name).write_text("left")
-    ws("write", path="a", content="x")
-    assert ws.names() == sorted([*left, "a"])
-
-
 WRITER = """
-contents = [(letter * ((1 << 20) - 1) + "\\n") * 4 for letter in "ab"]
+contents = ["a" * (8 << 20), "b" * (8 << 20)]
 run("read", path="file", limit=1)
-for line in sys.stdin:
-    if pid := os.fork():
-        print(pid, flush=True)
-        os.waitpid(pid, 0)
-        print("ended", flush=True)
-        continue
-    run("read", path="file", limit=1)
-    number = int(line)
-    while not (result := run("write", path="file", content=contents[number % 2])).is_error:
-        number += 1
-    os.write(2, str(result.content).encode())
-    os._exit(1)
+print("begun", flush=True)
+while True:
+    for content in contents:
+        assert not run("write", path="file", content=content).is_error
 """
 
 
-def at_any_time(pid: int, file: Path) -> None:
-    """Wait until the process has written a few megabytes, and a moment, but not on when the file is seen in pieces."""
-
-    def written() -> int:
-        return int(Path(f"/proc/{pid}/io").read_text().split("wchar: ")[1].split()[0])
-
-    wanted, deadline = random.randrange(12_000_000), time.monotonic() + 30
-    while written() < wanted and time.monotonic() < deadline:
-        time.sleep(0.0005)
-    deadline = time.monotonic() + random.uniform(0, 0.05)
-    while file.stat().st_size == 4 << 20 and time.monotonic() < deadline:
-        time.sleep(0)
-
-
 @pytest.mark.case("FIL-21")
-@needs_proc
-@pytest.mark.parametrize("rounds", [12, pytest.param(100, marks=pytest.mark.slow)])
-def test_a_kill_leaves_the_old_or_the_new_file_and_nothing_else(ws: Workspace, rounds: int) -> None:
-    """With 4 MB: an existing file of more than 50 is not overwritten, and more kills say more than more bytes."""
-    whole = [letter * ((1 << 20) - 1) + b"\n" for letter in (b"a", b"b")]
-    file, hit, gaps = ws.folder / "file", set[bytes](), 0
-    file.write_bytes(whole[1] * 4)
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.03, 0.05])
+def test_a_kill_leaves_the_old_or_the_new_file(ws: Workspace, delay: float) -> None:
+    """Beside it at most a part of the new one, under a name of ours."""
+    (ws.folder / "file").write_bytes(b"b" * (8 << 20))
     command = [sys.executable, "-c", CHILD + WRITER, ws.folder]
-    with subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as writer:
-        assert writer.stdin and writer.stdout and writer.stderr
-        for number in range(rounds):
-            writer.stdin.write(b"%d\n" % number)
-            writer.stdin.flush()
-            pid = int(writer.stdout.readline())
-            at_any_time(pid, file)
-            os.kill(pid, signal.SIGKILL)
-            assert writer.stdout.readline() == b"ended\n"
-            for left in [ws.folder / name for name in ws.names() if name.startswith(".coder-")]:
-                assert left.read_bytes() in (whole[0] * 4, whole[1] * 4), (
-                    "the one gap: it has its name, and is whole"
-                )
-                left.unlink()
-                gaps += 1
-            assert ws.names() == ["file"]
-            content = file.read_bytes()
-            assert content in (whole[0] * 4, whole[1] * 4)
-            hit.add(content[:1])
-        writer.stdin.close()
-        assert writer.stderr.read() == b"" and hit == {b"a", b"b"} and gaps <= rounds // 6
-    file.unlink()
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout and writer.stdout.readline() == b"begun\n"
+        time.sleep(delay)  # whatever it does then
+        writer.kill()
+    assert (ws.folder / "file").read_bytes() in (b"a" * (8 << 20), b"b" * (8 << 20))
+    left = [name for name in ws.names() if name != "file"]
+    assert len(left) <= 1 and all(re.fullmatch(r"\.coder-.*\.tmp", name) for name in left)
 
 
 # ---- ls --------------------------------------------------------------------------------------------------

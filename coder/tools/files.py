@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import os
-import zlib
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
+from coder.tools.folder import open_in
 from coder.tools.workspace import (
     MAX_EDIT,
-    Stamp,
     alike,
-    chunks,
     diff,
     escaped,
     load,
@@ -23,6 +21,7 @@ from coder.tools.workspace import (
     refuse_other,
     save,
     shown,
+    stamp,
     to_read,
     to_write,
 )
@@ -31,11 +30,9 @@ from coder.types import ToolError, ToolResult
 
 MAX_LINES = 2000  # of one read
 MAX_LINE = 2000  # characters shown of one line
-MAX_READ = 28_000  # characters of one read: under the 30,000 that the loop passes on, so that nothing is cut inside a page
+MAX_READ = 28_000  # characters of one read: under the 30,000 that the loop passes on
 MAX_ENTRIES = 500  # of one ls
-
-
-# ---- read ------------------------------------------------------------------------------------------------
+PIECE = 1 << 20  # bytes
 
 
 @tool(concurrent=True)
@@ -51,95 +48,67 @@ def read(
     target = yield from to_read(ctx, path)
     yield from ctx.ask("read", shown(ctx, target))
     first, wanted = max(1, offset), min(max(1, limit), MAX_LINES)
-    with opened(target) as fd:
-        page = _page(fd, first, wanted, shown(ctx, target), ctx)
+    with opened(target) as fd, open(fd, "rb", closefd=False) as file:
         info = os.fstat(fd)
-        ctx.seen[target] = Stamp(info.st_size, info.st_mtime_ns, page.checksum)
-    if not page.total:
+        lines, total = _page(_text(file, info.st_size, shown(ctx, target)), first, wanted, ctx)
+        ctx.seen[target] = stamp(info)
+    if not total:
         return ToolResult("(the file is empty)")
-    if first > page.total:
-        raise ToolError(f"offset {first} is past the end: the file has {page.total} lines")
-    last = first + len(page.lines) - 1
-    text = "\n".join(f"{number}\t{line}" for number, line in enumerate(page.lines, first))
-    if last < page.total:
-        text += f"\n\n(lines {first}-{last} of {page.total}; use offset={last + 1} to go on)"
-    return ToolResult(text, details={"lines": page.total})
+    if first > total:
+        raise ToolError(f"offset {first} is past the end: the file has {total} lines")
+    last = first + len(lines) - 1
+    text = "\n".join(f"{number}\t{line}" for number, line in enumerate(lines, first))
+    if last < total:
+        text += f"\n\n(lines {first}-{last} of {total}; use offset={last + 1} to go on)"
+    return ToolResult(text, details={"lines": total})
 
 
-@dataclass
-class _Page:
-    """Lines `first` and following of a file, gathered in one pass with bounded memory, whatever its size."""
-
-    first: int
-    wanted: int
-    lines: list[str]
-    total: int = 0
-    checksum: int = 0
-    room: int = MAX_READ
-
-    def summed(self, raw: Iterator[bytes]) -> Iterator[bytes]:
-        for chunk in raw:
-            self.checksum = zlib.crc32(chunk, self.checksum)
-            yield chunk
-
-    def add(self, line: bytes, cut: bool) -> None:
-        """Take a line in: the next one that was asked for, while there is room."""
-        text = line.rstrip(b"\r\n").decode("utf-8", "replace")
-        if len(text) > MAX_LINE or cut:
-            text = text[:MAX_LINE] + " … (line cut)"
-        if len(self.lines) < self.wanted and (self.room >= len(text) or not self.lines):
-            self.lines.append(text)
-            self.room -= len(text) + 8
-        else:
-            self.room = -1
+def _text(file: BinaryIO, size: int, name: str) -> BinaryIO:
+    """The file without its mark; a small one in UTF-16 as UTF-8. Raises ToolError for a binary one."""
+    head = file.read(8192)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and size <= MAX_EDIT:
+        text = (head + file.read()).decode("utf-16", "replace")
+        return io.BytesIO(text.encode("utf-8", "replace"))
+    if b"\0" in head:
+        raise ToolError(f"{name} is a binary file of {size:,} bytes")
+    file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
+    return file
 
 
-def _page(fd: int, first: int, wanted: int, name: str, ctx: ToolContext) -> _Page:
-    page = _Page(first, wanted, [])
-    kept, cut = b"", False  # the line under way, at most its shown part
-    head = True
-    for chunk in _decodable(fd, page):
-        ctx.abort.check()
-        if head and b"\0" in chunk[:8192]:
-            raise ToolError(f"{name} is a binary file of {os.fstat(fd).st_size:,} bytes")
-        chunk, head = chunk.removeprefix(codecs.BOM_UTF8) if head else chunk, False
-        # Nothing of it is shown: count only
-        if page.room < 0 or page.total + chunk.count(b"\n") + 1 < first:
-            page.total += chunk.count(b"\n")
-            kept = chunk[chunk.rfind(b"\n") + 1 :][: 4 * MAX_LINE] or (
-                kept if b"\n" not in chunk else b""
-            )
+def _page(file: BinaryIO, first: int, wanted: int, ctx: ToolContext) -> tuple[list[str], int]:
+    """(the lines from `first`, as many as are wanted and have room, the number of all lines)."""
+    lines, room, number = list[str](), MAX_READ, 0
+    for number, line in enumerate(_lines(file, ctx), 1):
+        if number < first:
             continue
-        *whole, rest = chunk.split(b"\n")
-        for line in whole:
-            page.total += 1
-            if page.total >= first:
-                page.add(kept + line[: 4 * MAX_LINE], cut or len(line) > 4 * MAX_LINE)
-            kept, cut = b"", False
-        cut = cut or len(kept) + len(rest) > 4 * MAX_LINE
-        kept = (kept + rest[: 4 * MAX_LINE])[: 4 * MAX_LINE]
-    if kept:
-        page.total += 1
-        if page.total >= first:
-            page.add(kept, cut)
-    return page
+        text = line.rstrip(b"\r\n").decode("utf-8", "replace")
+        if len(text) > MAX_LINE:
+            text = text[:MAX_LINE] + " … (line cut)"
+        if len(lines) == wanted or (lines and len(text) > room):
+            return lines, number + _count(file, ctx)
+        lines.append(text)
+        room -= len(text) + 8
+    return lines, number
 
 
-def _decodable(fd: int, page: _Page) -> Iterator[bytes]:
-    """The chunks of a file; one in UTF-16 with its mark (small) comes as UTF-8. The checksum is of what is on disk."""
-    raw = page.summed(chunks(fd))
-    head = next(raw, b"")
-    if (
-        head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        and os.fstat(fd).st_size <= MAX_EDIT
-    ):
-        yield b"".join([head, *raw]).decode("utf-16", "replace").encode("utf-8", "replace")
-        return
-    yield head
-    yield from raw
+def _lines(file: BinaryIO, ctx: ToolContext) -> Iterator[bytes]:
+    """Each line, or what may be shown of it."""
+    while line := file.readline(PIECE):
+        ctx.abort.check()
+        piece = line
+        while len(piece) == PIECE and not piece.endswith(b"\n"):
+            piece = file.readline(PIECE)
+            ctx.abort.check()
+        yield line[: 4 * MAX_LINE + 4]
 
 
-# ---- write and ls ----------------------------------------------------------------------------------------
+def _count(file: BinaryIO, ctx: ToolContext) -> int:
+    """The number of lines that are left in a file."""
+    count, last = 0, b""
+    while piece := file.read(PIECE):
+        ctx.abort.check()
+        count, last = count + piece.count(b"\n"), piece[-1:]
+    return count + (last not in (b"", b"\n"))
 
 
 @tool
@@ -150,32 +119,22 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     content: the whole new content
     """
     target = to_write(ctx, path)
-    name = shown(ctx, target)
-    old = None
+    name, old, new = shown(ctx, target), None, content
     if os.path.lexists(target):
-        if target not in ctx.seen:
-            with opened(target):
-                raise ToolError(
-                    f"{name} exists and was not read in this session. Read it first, or change it with edit."
-                )
+        with opened(target):
+            if target not in ctx.seen:
+                way = "Read it first, or change it with edit."
+                raise ToolError(f"{name} exists and was not read in this session. {way}")
         refuse_changed(ctx, target)
         old = load(ctx, target)
-    before = old.text if old else ""
-    new = (
-        content.replace("\r\n", "\n").replace("\n", "\r\n")
-        if old and old.newline == "\r\n"
-        else content
-    )
+        new = content.replace("\r\n", "\n").replace("\n", "\r\n") if old.newline != "\n" else new
     data = old.encoded(new) if old else content.encode()
-    changes = diff(before, new, name)
+    changes = diff(old.text if old else "", new, name)
     yield from ctx.ask("edit", name, changes)
     refuse_other(ctx, target, old)
     note = save(ctx, target, data)
-    verb = "Overwrote" if old else "Created"
-    return ToolResult(
-        f"{verb} {name} ({len(content.splitlines())} lines).{note}",
-        details={"diff": changes, "path": str(target)},
-    )
+    text = f"{'Overwrote' if old else 'Created'} {name} ({len(content.splitlines())} lines).{note}"
+    return ToolResult(text, details={"diff": changes, "path": str(target)})
 
 
 @tool(concurrent=True)
@@ -186,24 +145,27 @@ def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
     """
     target = yield from to_read(ctx, path)
     try:
-        entries = sorted(os.scandir(target), key=lambda entry: entry.name)
+        folder = open_in(target, ".")
     except NotADirectoryError:
         raise ToolError(f"{path} is a file: use read") from None
     except OSError as error:
         raise ToolError(f"{path} cannot be listed: {error.strerror}{alike(target)}") from None
-    lines = [_entry(entry) for entry in entries[:MAX_ENTRIES]]
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        lines = [_entry(folder, entry) for entry in entries[:MAX_ENTRIES]]
+    finally:
+        os.close(folder)
     if len(entries) > MAX_ENTRIES:
         lines.append(f"({MAX_ENTRIES} of {len(entries)} entries; use glob with a pattern)")
-    return ToolResult(
-        "\n".join(lines) or "(the folder is empty)", details={"entries": len(entries)}
-    )
+    text = "\n".join(lines) or "(the folder is empty)"
+    return ToolResult(text, details={"entries": len(entries)})
 
 
-def _entry(entry: os.DirEntry[str]) -> str:
+def _entry(folder: int, entry: os.DirEntry[str]) -> str:
     name = escaped(entry.name)
     if entry.is_symlink():
         with contextlib.suppress(OSError):
-            return f"{name} -> {escaped(os.readlink(entry.path))}"
+            return f"{name} -> {escaped(os.readlink(entry.name, dir_fd=folder))}"
     if entry.is_dir(follow_symlinks=False):
         return f"{name}/"
     return name if entry.is_file(follow_symlinks=False) else f"{name} (not a regular file)"

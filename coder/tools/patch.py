@@ -24,6 +24,7 @@ from coder.tools.workspace import (
     diff,
     inside,
     load,
+    opened,
     refuse_changed,
     resolve,
     save,
@@ -387,7 +388,10 @@ def _claim(ctx: ToolContext, place: Path, claimed: dict[Path, object], new: bool
 
 def _state(place: Path) -> object:
     """Equal states, equal content. Raises ToolError for what is missing and for what is neither file nor link."""
-    return os.readlink(place) if place.is_symlink() else stamp(place).checksum
+    if place.is_symlink():
+        return os.readlink(place)
+    with opened(place) as fd:
+        return stamp(os.fstat(fd))
 
 
 def _written(ctx: ToolContext, changes: list[Change]) -> list[str]:
@@ -397,8 +401,9 @@ def _written(ctx: ToolContext, changes: list[Change]) -> list[str]:
         notes = [_done(ctx, change, undo, aside) for change in changes]
     except BaseException as error:
         lost = [problem for step in reversed(undo) if (problem := _undone(step))]
+        known = {place: ctx.seen.get(place, stamp) for place, stamp in seen.items()}
         ctx.seen.clear()
-        ctx.seen.update(seen)
+        ctx.seen.update(known)
         if not isinstance(error, OSError | ToolError):
             raise
         end = (
