@@ -19,7 +19,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from coder.cli.keyboard import BOTH
+from coder.cli.input import EXIT_AFTER_RUN as BOTH
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from tests.harness import serve
 from tests.terminal import (

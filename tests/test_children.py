@@ -6,9 +6,9 @@ import io
 import re
 from pathlib import Path
 
-from coder.cli.children import Children
 from coder.cli.render import Renderer
 from coder.cli.screen import Screen
+from coder.cli.subagent_lines import SubagentLines
 from coder.devtools.scripted import Body, Reply
 from coder.events import (
     Event,
@@ -93,7 +93,7 @@ def test_with_v_words_and_outputs_of_children_are_shown_with_their_names() -> No
 
 
 def test_the_status_line_is_shared_by_those_who_are_at_work() -> None:
-    children = Children()
+    children = SubagentLines()
     for event in (
         *of("explore", "s1", RunStart(), *tool("1", "first call")[:1]),
         *of("general", "s2", StepStart(1), TextDelta("x")),
@@ -106,24 +106,25 @@ def test_the_status_line_is_shared_by_those_who_are_at_work() -> None:
     ):
         assert isinstance(event, Nested)
         children.take(event)
-    shown = children.doing(78)
+    shown = children.activity(78)
     assert (
         shown.startswith("explore: first call · general: writing · explore 2: a very long")
         and len(shown) <= 78
     )
-    assert len(children.doing(20).split(" · ")) == 3
+    assert len(children.activity(20).split(" · ")) == 3
     for event in of("explore", "s1", RunEnd("stop", "", Usage(), 1)):
         assert isinstance(event, Nested)
         children.take(event)
-    assert children.doing(78).startswith("general: writing · explore 2: ")
+    assert children.activity(78).startswith("general: writing · explore 2: ")
 
 
 def test_a_compaction_inside_a_child_is_the_childs_and_one_of_ours_is_no_child() -> None:
-    children = Children()
-    assert children.take(Nested("compaction", RunStart())) == [] and not children.living
+    children = SubagentLines()
+    assert children.take(Nested("compaction", RunStart())) == [] and not children.active
     inside = Nested("explore", Nested("compaction", RunStart()), "s1")
     assert (
-        children.take(inside) == [] and children.doing(80) == "explore: shortening the conversation"
+        children.take(inside) == []
+        and children.activity(80) == "explore: shortening the conversation"
     )
 
 

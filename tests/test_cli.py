@@ -959,7 +959,7 @@ def test_a_list_of_sessions_needs_no_tools_and_nothing_that_runs_a_model(place: 
         assert not loaded & {
             "coder.cli.app",
             "coder.cli.commands",
-            "coder.cli.replay",
+            "coder.cli.render",
             "coder.toolset",
             "coder.ai",
             "rich",

@@ -261,22 +261,6 @@ def test_a_command_of_ones_own_has_the_terminal_as_in_a_shell(tmp_path: Path, ma
         assert server.requests == []
 
 
-def test_a_key_that_comes_in_pieces_from_a_command_of_ones_own_is_not_shown(tmp_path: Path) -> None:
-    """What may be a key's beginning waits for the rest, but no prompt that happens to end like it does."""
-    with serve(echo) as server, Terminal(tmp_path, server) as session:
-        (session.ws / "one").write_text(session.key[:12])
-        (session.ws / "two").write_text(session.key[12:])
-        session.enter(
-            "!cat one; sleep 0.3; cat two; printf '\\n\\xff\\xe2\\x82y\\145s'; until [ -e go ]; do :; done"
-        )
-        assert "[API key, not shown]\r\n\ufffd\ufffd" in session.expect("yes")
-        (session.ws / "go").touch()
-        session.prompt()
-        session.ready()
-        shown = session.say("!cat one")
-        assert session.key[:12] in shown
-
-
 def test_what_commands_of_ones_own_leave_in_the_background(tmp_path: Path) -> None:
     with serve(echo) as server, Terminal(tmp_path, server) as session:
         session.say("!!sleep 17.31 >log &")
@@ -635,7 +619,7 @@ def test_silence_is_counted_on_the_screen_before_an_answer_and_behind_half_of_on
         release.set()
         stalled.expect("s of 33s")
         place = next(
-            place for place, row in enumerate(rendered(stalled.output)) if row == "Half an"
+            place for place, row in enumerate(rendered(stalled.output)) if row.startswith("Half an")
         )
         assert re.match(r". waiting · no data for \ds of 33s", rendered(stalled.output)[place + 1])
         assert "late" in waiting.prompt()

@@ -14,7 +14,7 @@ from coder.agent.compaction import Compaction
 from coder.agent.folder_instructions import FolderInstructions
 from coder.agent.shorten import transcript
 from coder.agent.todo import newest, notes, todo
-from coder.cli.replay import replay
+from coder.cli.render import print_history
 from coder.cli.screen import Screen
 from coder.devtools.replay import ScriptedModel
 from coder.devtools.scripted import Body, Reply
@@ -132,7 +132,7 @@ def test_whatever_stands_in_a_stored_conversation_is_read_shown_shortened_and_se
     with Recorder(store, session_id) as recorder:
         files.take_up(recorder.messages)
         assert transcript(repair(recorder.messages), 60_000)
-        replay(Screen(io.StringIO()), Toolset([todo]), recorder.messages, None)
+        print_history(Screen(io.StringIO()), Toolset([todo]), recorder.messages, 0)
         model = ScriptedModel([SUMMARY, Reply(calls=[("todo", {"items": 5})]), Reply("Well.")])
         compaction = Compaction(model, notes=lambda: [*files.notes(), *notes(recorder.messages)])
         compaction.request()

@@ -12,8 +12,9 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from coder.agent.agent import Queue
 from coder.cli.screen import Screen
-from coder.cli.typeahead import Line, TypeAhead
+from coder.cli.typeahead import LineEditor, TypeAhead
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
 from tests.terminal import PATIENCE, ROOT, Terminal, rendered, until, waits
@@ -78,7 +79,7 @@ def waiting_for(name: str) -> Reply:
     ],
 )
 def test_keys_become_lines(keys: str, lines: list[str], left: str) -> None:
-    whole, byte_by_byte = Line(), Line()
+    whole, byte_by_byte = LineEditor(), LineEditor()
     assert whole.feed(keys.encode()) == lines and whole.text == left
     assert [
         line for byte in keys.encode() for line in byte_by_byte.feed(bytes([byte]))
@@ -86,16 +87,16 @@ def test_keys_become_lines(keys: str, lines: list[str], left: str) -> None:
 
 
 def test_bytes_that_are_no_text_are_marked() -> None:
-    line = Line()
+    line = LineEditor()
     assert line.feed(b"a\xffb\r") == ["a\ufffdb"]
 
 
 def test_without_a_terminal_nothing_is_listened_to(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as out:
-        keys = TypeAhead(Screen(out))
+        keys = TypeAhead(Screen(out), Queue(), Queue())
         with keys.listening(), keys.paused():
             pass
-        assert not keys.left() and not keys.unfinished()
+        assert not keys.unsent_lines() and not keys.partial_line()
     assert (tmp_path / "out").read_text() == ""
 
 
@@ -420,10 +421,10 @@ def test_ctrl_c_behind_a_run_loses_nothing_that_was_typed(tmp_path: Path) -> Non
 INTERRUPTED = """
 import os, signal
 from pathlib import Path
-from coder.cli.keyboard import Keyboard
+from coder.cli.input import Keyboard
 
 presses = iter([lambda: os.kill(os.getpid(), signal.SIGINT)])
-keyboard = Keyboard(Path("history"), waiting=lambda: next(presses, lambda: None)())
+keyboard = Keyboard(Path("history"), before_prompt=lambda: next(presses, lambda: None)())
 keyboard.early = ["half a li\\u00f1e"]
 for entry in keyboard.entries():
     print("entered", entry.encode())
@@ -460,11 +461,11 @@ def test_ctrl_c_before_a_prompt_is_drawn_loses_nothing_that_waits_for_it(
 DEAF = """
 import signal, threading
 from pathlib import Path
-from coder.cli.keyboard import Keyboard
+from coder.cli.input import Keyboard
 
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # now that thread gets it
-for entry in Keyboard(Path("history"), waiting=lambda: None).entries():
+for entry in Keyboard(Path("history"), before_prompt=lambda: None).entries():
     pass
 """
 
@@ -489,7 +490,7 @@ def test_ctrl_c_that_does_not_wake_the_prompt_is_seen_all_the_same(tmp_path: Pat
 PRESSED = """
 import os, random, signal, sys, termios, threading, time
 from pathlib import Path
-from coder.cli.keyboard import Keyboard
+from coder.cli.input import Keyboard
 
 master, slave = os.openpty()
 report = os.fdopen(os.dup(1), "w")
@@ -507,10 +508,10 @@ def press(after):
     os.kill(os.getpid(), signal.SIGINT)
 
 threading.Thread(target=look, daemon=True).start()
-chance, keyboard = random.Random(1), Keyboard(Path("history"), waiting=lambda: None)
+chance, keyboard = random.Random(1), Keyboard(Path("history"), before_prompt=lambda: None)
 for number in range(100):
     begun, result = threading.Event(), ""
-    keyboard.early, keyboard.hinted, keyboard.waiting = ["half a line"], -100.0, begun.set
+    keyboard.early, keyboard._hinted, keyboard.before_prompt = ["half a line"], -100.0, begun.set
     shown.clear()
     thread = threading.Thread(target=press, args=(chance.uniform(0, 0.0005),))
     thread.start()
@@ -543,9 +544,9 @@ def test_ctrl_c_while_a_prompt_is_drawn_is_seen_and_loses_nothing_that_waits_for
 
 LONG = """
 from pathlib import Path
-from coder.cli.keyboard import Keyboard
+from coder.cli.input import Keyboard
 
-keyboard = Keyboard(Path("history"), waiting=lambda: None)
+keyboard = Keyboard(Path("history"), before_prompt=lambda: None)
 keyboard.early = ["half a line " * 10_000]
 print("begun", flush=True)
 for entry in keyboard.entries():

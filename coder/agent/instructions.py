@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coder.providers.text import visible
+from coder.permissions.sanitize import escape_invisible
 from coder.tools.repository import repository_top
 
 NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))  # of each row the first that has text counts
@@ -46,7 +46,7 @@ class Instruction:
 
     def __str__(self) -> str:
         text = self.text.replace("</instructions", "<\\/instructions")
-        return f'<instructions path="{visible(self.path)}">\n{text}\n</instructions>'
+        return f'<instructions path="{escape_invisible(self.path)}">\n{text}\n</instructions>'
 
     def cut(self, limit: int) -> Instruction:
         """The same in at most so many characters, and a line that says what is missing."""
@@ -102,7 +102,7 @@ def files_in(
                     report(f"{path} is left out: {error.strerror}.")
                 continue
             if text:
-                yield Instruction(file, path, visible(text))
+                yield Instruction(file, path, escape_invisible(text))
                 break
 
 

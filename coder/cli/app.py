@@ -269,11 +269,9 @@ class App:
                 last = isinstance(event, RunEnd)  # and stays it
                 for each in [*notices, event] if last else [event, *notices]:
                     show(each)
-                self.interrupts.passing_on = False
         return work.value
 
     def _note(self, event: Event) -> None:
-        self.interrupts.passing_on = True
         if isinstance(event, StepEnd) and event.usage.input:
             self.newest = event.usage
         elif isinstance(event, RunEnd):

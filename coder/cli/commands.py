@@ -11,11 +11,11 @@ from coder.abort import Abort
 from coder.agent.instructions import INIT
 from coder.agent.profiles import choices
 from coder.agent.titles import summary_of
-from coder.cli.keyboard import Leave, silent_keys
-from coder.cli.listing import counted, line_of
-from coder.cli.render import count, tokens
-from coder.cli.screen import clean, one_line
-from coder.cli.signals import held
+from coder.cli.input import Leave, silent_keys
+from coder.cli.questions import exact_diff
+from coder.cli.screen import one_line
+from coder.cli.signals import defer_sigint
+from coder.cli.wording import count, message_count, session_line, tokens
 from coder.extend.plugins import Command as PluginCommand
 from coder.providers.errors import explain
 from coder.sessions.snapshot_repo import SnapshotError
@@ -94,7 +94,7 @@ class Commands:
         if known is None:
             near = get_close_matches(name.lower(), [*self.known, *ALIASES], 1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists them."
-            self.screen.line(f"There is no command /{clean(name)}; {hint}", "yellow")
+            self.screen.line(f"There is no command /{name}; {hint}", "yellow")
             return []
         return known[1](argument) or []
 
@@ -111,11 +111,12 @@ class Commands:
                 said = command.function(argument)
             except Exception as error:  # whatever somebody's code raises
                 self.screen.line(
-                    clean(f"/{command.name} failed: {type(error).__name__}: {error}"), "yellow"
+                    f"/{command.name} failed: {type(error).__name__}: {error}",
+                    "yellow",
                 )
                 return
             if said:
-                self.screen.line(clean(str(said)))
+                self.screen.line(str(said))
 
         self.known[command.name] = command.help, run
 
@@ -144,7 +145,7 @@ class Commands:
     def model(self, argument: str) -> None:
         if argument:
             self.app.use(argument)
-        self.screen.line(f"{clean(self.app.model.name)} at {clean(self.app.settings.host)}")
+        self.screen.line(f"{self.app.model.name} at {self.app.settings.host}")
 
     def reasoning(self, argument: str) -> None:
         """The level, and whether thoughts are shown."""
@@ -152,11 +153,11 @@ class Commands:
         if word in levels:
             self.app.agent.state.thinking_level = cast(Reasoning, word)
         elif word in ("show", "hide"):
-            self.repl.render.thoughts = word == "show"
+            self.repl.render.show_reasoning = word == "show"
         elif word:
             self.screen.line(f"/reasoning takes {', '.join(levels)}, show or hide.", "yellow")
             return
-        shown = "shown" if self.repl.render.thoughts else "hidden"
+        shown = "shown" if self.repl.render.show_reasoning else "hidden"
         self.screen.line(f"reasoning: {self.app.agent.state.thinking_level}, {shown}")
 
     # -- who works, and what is allowed
@@ -166,15 +167,13 @@ class Commands:
         if not argument:
             for each in known:
                 mark = "*" if each.name == self.app.spec.name else " "
-                self.screen.listed(f"{mark} {clean(each.name):<12} ", each.description)
+                self.screen.listed(f"{mark} {each.name:<12} ", each.description)
         elif argument in [each.name for each in known]:
             self.app.work_as(argument)
-            self.screen.line(
-                f"{clean(argument)} goes on: {clean(self.app.spec.description)}.", "dim"
-            )
+            self.screen.line(f"{argument} goes on: {self.app.spec.description}.", "dim")
         else:
             self.screen.line(
-                f"There is no agent {clean(argument)}; there are {clean(', '.join(each.name for each in known))}.",
+                f"There is no agent {argument}; there are {', '.join(each.name for each in known)}.",
                 "yellow",
             )
 
@@ -223,7 +222,7 @@ class Commands:
         self.screen.line(f"this session: {tokens(session.usage)}")
         self.screen.line(
             f"context: {count(used)} of {count(window)} tokens ({100 * used / max(1, window):.0f} %), "
-            f"{counted(len(session.agent.messages))}"
+            f"{message_count(len(session.agent.messages))}"
         )
 
     def summary(self, argument: str) -> None:
@@ -240,7 +239,7 @@ class Commands:
             text = f"There is no summary: {explain(error)}"
         finally:
             self.screen.status("")
-        self.screen.line(clean(text or "There is no summary: the model wrote nothing."))
+        self.screen.line(text or "There is no summary: the model wrote nothing.")
 
     def compact(self, argument: str) -> None:
         done = False
@@ -267,7 +266,7 @@ class Commands:
         done = UndoResult(problem="Nothing was done.")
         self.screen.status(what)
         try:
-            with contextlib.suppress(KeyboardInterrupt), silent_keys(), held():
+            with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
                 done = work()
         finally:
             self.screen.status("")
@@ -275,12 +274,12 @@ class Commands:
 
     def _undone(self, done: UndoResult, what: str) -> None:
         if done.problem:
-            self.screen.line(clean(" ".join([done.problem, *done.conflicts])), "yellow")
+            self.screen.line(" ".join([done.problem, *done.conflicts]), "yellow")
             return
-        self.screen.line(clean(f"{what}: {_listed(done.paths) or 'no file was changed'}."))
+        self.screen.line(f"{what}: {_listed(done.paths) or 'no file was changed'}.")
         lost = f"Not kept, and left as they are: {_listed(done.lost)}" if done.lost else ""
         for text in filter(None, [done.note, lost]):
-            self.screen.line(clean(text), "dim")
+            self.screen.line(text, "dim")
 
     def diff(self, argument: str) -> None:
         snapshots = self.memory.snapshots
@@ -290,10 +289,11 @@ class Commands:
         try:
             changes = snapshots.diff(None if argument == "all" else snapshots.runs[-1])
         except SnapshotError as error:
-            self.screen.line(clean(str(error)), "yellow")
+            self.screen.line(str(error), "yellow")
             return
         if changes:
-            self.repl.render.whole_diff(changes)
+            for line, style in exact_diff(changes):
+                self.screen.exact_line(line, style)
         else:
             self.screen.line("No file was changed.", "dim")
 
@@ -314,7 +314,7 @@ class Commands:
         except (StoreError, OSError, ValueError) as error:
             self.screen.line(reason(error), "yellow")
             return
-        self.screen.line(clean(f"Written to {path}."))
+        self.screen.line(f"Written to {path}.")
 
     # -- conversations
 
@@ -327,14 +327,16 @@ class Commands:
         try:
             infos = self.memory.list()[:LISTED]
         except StoreError as error:
-            self.screen.line(clean(str(error)), "yellow")
+            self.screen.line(str(error), "yellow")
             return
         if not argument:
             if not infos:
                 self.screen.line("There is no older conversation in this folder.", "dim")
                 return
             for number, info in enumerate(infos, 1):
-                self.screen.line(one_line(f"{number:>3}  {line_of(info)}", self.screen.width - 1))
+                self.screen.line(
+                    one_line(f"{number:>3}  {session_line(info)}", self.screen.width - 1)
+                )
             argument = self.repl.keyboard.answer("number or id: ")
         chosen = (
             infos[int(argument) - 1].id
@@ -346,7 +348,7 @@ class Commands:
         try:
             self.memory.resume(chosen)
         except StoreError as error:
-            self.screen.line(clean(str(error)), "yellow")
+            self.screen.line(str(error), "yellow")
             return
         self.repl.replay()
 

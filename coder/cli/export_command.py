@@ -11,7 +11,7 @@ from typing import cast
 
 from coder.cli.config import data_folder, keys_of
 from coder.cli.flags import Flags, program
-from coder.cli.screen import clean
+from coder.permissions.sanitize import strip_controls
 from coder.sessions.export import Format, export, redactor
 from coder.sessions.store import Store, StoreError
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
                 return 0
             text = export(store, session_id, given.format, redactor(*keys))
     except (StoreError, OSError, ValueError) as error:
-        sys.stderr.write(f"coder: {clean(reason(error))}\n")
+        sys.stderr.write(f"coder: {strip_controls(reason(error))}\n")
         return 2
-    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
+    sys.stdout.write(strip_controls(text) if sys.stdout.isatty() else text)
     return 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from coder import __version__
-from coder.providers.text import clean
+from coder.permissions.sanitize import strip_controls
 
 USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130
 EXIT_CODES = {
@@ -43,7 +43,7 @@ class Flags(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        sys.stderr.write(f"{self.prog}: error: {clean(message)}\n")
+        sys.stderr.write(f"{self.prog}: error: {strip_controls(message)}\n")
         raise UsageError(message)
 
 

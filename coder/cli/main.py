@@ -23,13 +23,13 @@ from coder.cli.config import ConfigError, Settings, config_folder, data_folder, 
 from coder.cli.flags import INTERRUPTED, USAGE, UsageError, format_of, parser, program
 from coder.cli.lazy import make_lazy
 from coder.cli.private import close_process, forget_key, own_folder
+from coder.permissions.sanitize import strip_controls
 from coder.providers.address import is_loopback
-from coder.providers.text import clean
 from coder.tools.environment import clean_path
 
 if TYPE_CHECKING:
     from coder.agent.instructions import Instruction
-    from coder.cli.keyboard import Keyboard
+    from coder.cli.input import Keyboard
     from coder.cli.repl import Repl
     from coder.cli.screen import Screen
     from coder.devtools.trace import Trace
@@ -78,7 +78,7 @@ def _checked(argv: list[str]) -> int:
             if _has_folder():
                 raise
             problem = "the folder that this was started in is gone: go to another one"
-        sys.stderr.write(f"coder: {clean(problem)}\n")
+        sys.stderr.write(f"coder: {strip_controls(problem)}\n")
     if (output_format := format_of(argv)) != "text":
         from coder.cli.one_shot import refused
 
@@ -98,10 +98,10 @@ def _command(argv: list[str]) -> int:
         sys.stdout.write(Path(__file__).parents[1].joinpath("env.example").read_text("utf-8"))
         return 0
     if argv[:1] == ["demo"] and all(word.startswith("-") or word.isdigit() for word in argv[1:]):
-        from coder.cli.signals import take_presses
+        from coder.cli.signals import raise_on_sigint
         from coder.devtools import demo
 
-        take_presses()
+        raise_on_sigint()
         return demo.main(argv[1:])
     if argv[:1] == ["trace"] and (
         len(argv) <= 2 or any(word.startswith("--html") for word in argv)
@@ -156,12 +156,12 @@ class _Output(io.FileIO):
 
 
 def _guarded(arguments: argparse.Namespace) -> int:
-    from coder.cli.signals import in_order
+    from coder.cli.signals import graceful_shutdown
 
     close_process()
     make_lazy()
     os.environ["PATH"] = clean_path(os.environ.get("PATH", os.defpath))  # also for libraries
-    with in_order():
+    with graceful_shutdown():
         try:
             os.chdir(arguments.cwd)
         except OSError as error:
@@ -254,7 +254,7 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
         return _repl(settings, prompt, arguments)
     if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
         # Config.py lets no other characters into an address
-        sys.stderr.write(f"{clean(settings.model)} at {settings.host}\n")
+        sys.stderr.write(f"{strip_controls(settings.model)} at {settings.host}\n")
     from coder.cli.app import build_app
     from coder.cli.conversation import open_conversation
     from coder.cli.one_shot import one_shot as run
@@ -268,7 +268,7 @@ def _session(arguments: argparse.Namespace, prompt: str) -> int:
     finally:
         memory.close()
         for text in app.left_behind():
-            sys.stderr.write(f"{clean(text)}\n")
+            sys.stderr.write(f"{strip_controls(text)}\n")
 
 
 def _trace(path: str) -> Trace:
@@ -285,23 +285,23 @@ def _trace(path: str) -> Trace:
 def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
     """The session at the prompt. The prompt comes first; what is slow to load is loaded behind it."""
     from coder.agent.instructions import instructions
-    from coder.cli.keyboard import Keyboard, Leave
+    from coder.cli.input import Keyboard, Leave
     from coder.cli.screen import Screen
-    from coder.cli.signals import take_presses
+    from coder.cli.signals import raise_on_sigint
 
     screen = Screen(sys.stdout)
-    keyboard = Keyboard(data_folder() / "history", waiting=_load_behind)
+    keyboard = Keyboard(data_folder() / "history", before_prompt=_load_behind)
     remarks: list[str] = []
     found = instructions(Path.cwd(), config_folder(), remarks.append)
     files = ", ".join(each.path for each in found)
-    who = f" · agent {clean(arguments.agent)}" if arguments.agent else ""
+    who = f" · agent {arguments.agent}" if arguments.agent else ""
     screen.line(
-        f"coder {__version__} · {clean(settings.model)} at {clean(settings.host)} · {clean(str(Path.cwd()))}{who}\n"
-        f"{f'Instructions: {clean(files)}{chr(10)}' if files else ''}/help lists the commands; Ctrl+C stops a run, Ctrl+D leaves."
+        f"coder {__version__} · {settings.model} at {settings.host} · {Path.cwd()!s}{who}\n"
+        f"{f'Instructions: {files}{chr(10)}' if files else ''}/help lists the commands; Ctrl+C stops a run, Ctrl+D leaves."
     )
     make_repl = partial(_loaded, settings, arguments, screen, keyboard, found, remarks)
     repl: Repl | None = None
-    take_presses()
+    raise_on_sigint()
     try:
         if arguments.continue_ or arguments.resume is not None:
             repl = make_repl()
@@ -312,7 +312,7 @@ def _repl(settings: Settings, first: str, arguments: argparse.Namespace) -> int:
                 repl = repl or make_repl()
                 repl.take(entry)
             except KeyboardInterrupt:  # between an entry and its run: the entry is given up
-                screen.write("\n")  # behind the ^C
+                screen.line()  # behind the ^C
     except Leave as leave:
         return leave.code
     finally:
@@ -335,9 +335,9 @@ def _loaded(
     remarks: list[str],
 ) -> Repl:
     """What takes the entries, with the imports it needs."""
-    from coder.cli.signals import held
+    from coder.cli.signals import defer_sigint
 
-    with held():
+    with defer_sigint():
         from coder.cli.app import build_app
         from coder.cli.conversation import open_conversation
         from coder.cli.repl import Repl

@@ -18,14 +18,14 @@ from coder import __version__
 from coder.cli.app import App
 from coder.cli.config import data_folder
 from coder.cli.flags import EXIT_CODES, TRANSIENT
-from coder.cli.keyboard import Keyboard
-from coder.cli.questions import Asker
-from coder.cli.render import STOPPED, Renderer, error_text
+from coder.cli.input import Keyboard
+from coder.cli.questions import Prompter
+from coder.cli.render import Renderer
 from coder.cli.screen import Screen
 from coder.cli.signals import ENDING
+from coder.cli.wording import STOPPED, error_text
 from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
-from coder.providers.text import clean
 from coder.types import Message, Usage
 
 # Errors that may be gone later
@@ -103,7 +103,7 @@ def _shown(
     screen = Screen(null or sys.stderr, sys.stdout)
     render = Renderer(screen, show_text=to_terminal, verbose=arguments.verbose, limits=app.stalls)
     asker = (
-        Asker(screen, render, Keyboard(data_folder() / "history", waiting=lambda: None))
+        Prompter(screen, render.subagents, Keyboard(data_folder() / "history"))
         if arguments.can_ask
         else None
     )
@@ -116,7 +116,7 @@ def _shown(
             and event.message.get("tool_calls")
             and event.message["content"]
         ):
-            screen.line(clean(event.message["content"]))
+            screen.line(event.message["content"])
         if not (isinstance(event, RunEnd) and app.interrupts.ended):
             render(event)
         if asker:

@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 
 from coder.abort import TICK
-from coder.cli.keyboard import text_of_keys
-from coder.cli.terminal_modes import LOCAL, local_modes, raw
-from coder.providers.text import clean
+from coder.cli.input import text_of_keys
+from coder.cli.terminal_modes import LFLAG, raw, tty_flags
+from coder.permissions.sanitize import strip_controls
 from coder.tools.bash import Output, shell
 from coder.tools.process import DRAIN, QUIET, READ, environment
 
@@ -34,7 +34,7 @@ FULL_SCREEN = re.compile(r"\x1b\[\?(?:1049|1047|47)h.*?(?:\x1b\[\?(?:1049|1047|4
 
 def direct(command: str, cwd: Path) -> int:
     """Run it on our terminal; its exit code. Raises OSError, ToolError."""
-    with _left_to_it(), local_modes():
+    with _left_to_it(), tty_flags():
         return subprocess.run(_line(command), cwd=cwd, env=_environment(), check=False).returncode
 
 
@@ -69,7 +69,7 @@ def relayed(command: str, cwd: Path, redact: Callable[[str], str]) -> tuple[str,
                     last = data
             _show(redact(decoder.decode(b"", True)))
         text = re.sub(r"\r+(?=\n|$)", "", FULL_SCREEN.sub("", output.text()))
-        text = clean(re.sub(r"[^\n]*\r", "", text))  # a line that was written over
+        text = strip_controls(re.sub(r"[^\n]*\r", "", text))  # a line that was written over
         sys.stdout.write("\n" if text and not last.endswith(b"\n") else "")
         return text, process.wait(), _unread(its)
 
@@ -103,7 +103,7 @@ def _passed_on(process: subprocess.Popen[bytes], ours: int) -> Iterator[bytes]:
 def _unread(its: int) -> str:
     """What was typed and is still there."""
     attributes = termios.tcgetattr(its)
-    attributes[LOCAL] &= ~termios.ICANON
+    attributes[LFLAG] &= ~termios.ICANON
     termios.tcsetattr(its, termios.TCSANOW, attributes)
     os.set_blocking(its, False)
     try:

@@ -1,17 +1,18 @@
-"""Events on a screen, for people: text as it streams, a line per tool, diffs, and why a run stopped.
+"""Events on a screen: text as it streams, a line per tool, diffs, and why a run stopped.
 
 A consumer of events and nothing else.
 """
 
 from __future__ import annotations
 
+import json
 import math
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from coder.cli.children import Children, unwrapped
 from coder.cli.screen import Screen, one_line
+from coder.cli.subagent_lines import SubagentLines, unwrap
+from coder.cli.wording import count, diff_lines, error_text, hook_failure, summary
 from coder.events import (
     Compacted,
     DoomLoop,
@@ -36,43 +37,30 @@ from coder.events import (
     ToolStart,
     ToolUpdate,
 )
-from coder.history import text_of
-from coder.providers.errors import explain, happened
-from coder.providers.text import clean, hides, visible
-from coder.types import ModelError, ToolResult, Usage
+from coder.history import calls_of, text_of
+from coder.permissions.sanitize import strip_controls
+from coder.providers.errors import happened
+from coder.toolset import Toolset
+from coder.types import Message, ToolCall, ToolResult
 
-DIFF_LINES = 60
+MAX_DIFF_LINES = 60
 OUTPUT_LINES = 6  # of a command's output, its last ones
-DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan", "f": "bold"}
-REASON = 120  # characters of why an attempt failed
-MOST_BLANKS = 60  # in a row, in a question
-ASKS = {
-    "bash": "Run this command?",
-    "edit": "Make this change?",
-    "external_directory": "Go outside the folder?",
-    "unconfined": "Run this command outside the sandbox?",
-}
-QUIET_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
-
+REASON_COLUMNS = 120  # of why an attempt failed
+DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan", "f": "bold"}
+COUNTED_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
+CHECKLIST = {"done": ("☑", "dim"), "in_progress": ("▸", "bold")}
 SHORTENED = {
     "prune": "old tool output was removed",
     "summary": "a summary took the place of what is old",
 }
-STOPPED = {
-    "stop": "done",
-    "length": "stopped: the answer reached a length limit",
-    "content_filter": "stopped by the content filter",
-    "max_steps": "stopped: the step limit is reached; go on with `continue`",
-    "max_time": "stopped: the time limit is reached; go on with `continue`",
-    "doom_loop": "stopped: the model repeats itself",
-    "aborted": "stopped by you",
-    "error": "failed",
-}
 
 
 class Renderer:
-    """Shows the events of runs on `screen`. `show_text` False leaves the answers to somebody else. `limits`: seconds
-    without data until a request is given up, at its start and later on."""
+    """Show the events of runs on `screen`.
+
+    `show_text` False leaves the answers to the caller. `limits`: seconds without data until a request is given up,
+    at its start and later on.
+    """
 
     def __init__(
         self,
@@ -82,19 +70,17 @@ class Renderer:
         verbose: bool = False,
         limits: tuple[float, float] = (math.inf, math.inf),
     ) -> None:
-        self.screen = screen
-        self.show_text = show_text
-        self.verbose = verbose
-        self.thoughts = verbose
-        self.first_byte, self.idle = limits
-        self.loading = False  # the server was said to load its model
-        self.failed = ""  # what happened at the newest attempt
-        self.shown = False  # text of the answer under way
-        self.started = time.monotonic()
-        self.streaming = ""  # "text" or "reasoning" while it comes
-        self.titles: dict[str, str] = {}  # of the calls under way, by their ids
-        self.asked = ""  # the diff that a question has shown already
-        self.children = Children(verbose=verbose)
+        self.screen, self.show_text, self.verbose = screen, show_text, verbose
+        self.show_reasoning = verbose
+        self.subagents = SubagentLines(verbose=verbose)
+        self._first_byte, self._idle = limits
+        self._started = time.monotonic()
+        self._loading = False  # "the server loads its model" is on the screen
+        self._last_error = ""  # of the newest attempt
+        self._has_text = False  # of the answer under way
+        self._streaming = ""  # "text" or "reasoning" while it comes
+        self._titles: dict[str, str] = {}  # of the calls under way, by their ids
+        self._asked_diff = ""  # a question has shown it already
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -103,310 +89,235 @@ class Renderer:
             case ReasoningDelta(text=text):
                 self._stream("reasoning", text)
             case ToolCallDelta(name=name):
-                self._pause(f"{name} …", self.idle)
-            case RunStart():
-                self.started, self.loading = time.monotonic(), False
-                self.titles.clear()
-                self.children.begin()
-            case MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
-                self._quiet()
-                self.screen.line(f"> {text_of(message)}", "bold")
-                self._pause("thinking", self.first_byte)
-            case MessageEnd():
-                self.shown, self.failed = False, ""
+                self._wait(f"{name} …", self._idle)
             case StepStart() | Status(state="preparing"):
-                self._pause("thinking", self.first_byte)
-            case ToolStart(id=call_id, title=title):
-                self.titles[call_id], self.asked = title, ""
-                self.children.called(event)
-                self._pause(self._under_way())
-                self.screen.restart_clock()
-            case ToolUpdate():
-                self._progress(event)
-            case ToolEnd():
-                self._tool(event)
-            case Retry():
-                self._retry(event)
-            case PermissionAsked(detail=detail):
-                self.asked = detail
-                self._quiet()
-            case PermissionReplied(answer=answer) if answer != "no":
-                self._pause(self._under_way())
-                self.screen.restart_clock()
-            case _:
-                self._tell(event)
-
-    def _tell(self, event: Event) -> None:
-        """What is no step of the work itself."""
-        match event:
-            case DoomLoop() | QuestionAsked():
-                self._quiet()
-            case Nested(agent="compaction", event=RunStart()):
-                self._pause("shortening the conversation", self.first_byte)
+                self._wait("thinking", self._first_byte)
+            case MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
+                self._line(f"> {text_of(message)}", "bold")
+                self._wait("thinking", self._first_byte)
+            case MessageEnd():
+                self._has_text, self._last_error = False, ""
+            case RunStart():
+                self._started, self._loading = time.monotonic(), False
+                self._titles.clear()
+                self.subagents.begin_run()
             case Nested():
                 self._nested(event)
+            case ToolStart() | ToolUpdate() | ToolEnd() | PermissionAsked() | PermissionReplied():
+                self._tool_event(event)
+            case DoomLoop() | QuestionAsked():
+                self._pause()
+            case _:
+                self._notice(event)
+
+    def _notice(self, event: Event) -> None:
+        match event:
+            case Retry():
+                self._retry(event)
             case Compacted(before=before, after=after, strategy=strategy):
-                self._quiet()
                 sizes = f"from {count(before['tokens'])} to {count(after['tokens'])} tokens"
-                self.screen.line(
-                    f"The conversation was shortened {sizes}: {SHORTENED.get(strategy, strategy)}.",
-                    "yellow",
-                )
-                self._pause("thinking", self.first_byte)
+                how = SHORTENED.get(strategy, strategy)
+                self._line(f"The conversation was shortened {sizes}: {how}.", "yellow")
+                self._wait("thinking", self._first_byte)
             case Notice(text=text):
-                self._quiet()
-                self.screen.line(text, "yellow")
-            case HookFailed(hook=hook, place=place, error=error):
-                self._quiet()
-                self.screen.line(f"The hook {hook} failed ({place}): {error}", "yellow")
-            case RunEnd():
-                self._end(event)
+                self._line(text, "yellow")
+            case HookFailed():
+                failure = hook_failure(event)
+                self._line(f"{failure[:1].upper()}{failure[1:]}", "yellow")
+            case RunEnd(error=error):
+                self._pause()
+                if error:
+                    self.screen.line(error_text(event.text, error), "red")
+                self.screen.line(summary(event, time.monotonic() - self._started), "dim")
 
     # -- text
 
     def _stream(self, kind: str, text: str) -> None:
-        if not (self.thoughts if kind == "reasoning" else self.show_text):
-            self._pause("thinking" if kind == "reasoning" else "writing", self.idle)
+        if not (self.show_reasoning if kind == "reasoning" else self.show_text):
+            self._wait("thinking" if kind == "reasoning" else "writing", self._idle)
             return
-        if self.streaming != kind:
-            self._quiet()
+        if self._streaming != kind:
+            self._pause()
             text = text.lstrip("\n")
-            self.streaming = kind if text else ""
+            self._streaming = kind if text else ""
         if kind == "text":
-            self.shown = self.shown or bool(text)
+            self._has_text = self._has_text or bool(text)
             self.screen.answer(text)
         else:
             self.screen.thought(text)
-        self.screen.status("waiting", self.idle, only_stalls=True)
+        self.screen.status("waiting", self._idle, only_stalls=True)
 
-    def _quiet(self) -> None:
-        """End what is under way: the status line, a line that is not finished."""
+    def _pause(self) -> None:
+        """End the status and the row under way."""
         self.screen.status("")
         self.screen.finish_line()
-        self.streaming = ""
+        self._streaming = ""
 
-    def _pause(self, label: str, limit: float = math.inf) -> None:
-        """Something is being waited for: the spinner says what, and for how long at most."""
-        if self.streaming:
-            self._quiet()
+    def _line(self, text: str, style: str) -> None:
+        self._pause()
+        self.screen.line(text, style)
+
+    def _wait(self, label: str, limit: float = math.inf) -> None:
+        """Show what is being waited for, and for how long at most."""
+        if self._streaming:
+            self._pause()
         self.screen.finish_line()
         self.screen.status(label, limit)
 
-    # -- sub-agents
+    # -- tools and sub-agents
 
-    def _nested(self, nested: Nested) -> None:
-        """What a child does: its lines, and a share of the status line."""
-        event = unwrapped(nested)[2]
-        if isinstance(event, PermissionAsked | DoomLoop | QuestionAsked):
-            self._quiet()
-            return
-        lines = self.children.take(nested)
-        if lines:
-            self._quiet()
-        for text, style in lines:
-            self.screen.line(one_line(f"  {text.strip()}", self.screen.width - 1), style)
-        if self.children.living:
-            self._pause(self._under_way())
+    def _tool_event(self, event: Event) -> None:
+        match event:
+            case ToolStart(id=call_id, title=title):
+                self._titles[call_id], self._asked_diff = title, ""
+                self.subagents.add_call(event)
+                self._wait_for_tools()
+            case ToolUpdate(id=call_id, text=text) if lines := text.rstrip().splitlines():
+                self.screen.status(f"{self._titles.get(call_id, '')} │ {lines[-1]}")
+            case ToolEnd():
+                self._tool_end(event)
+            case PermissionAsked(detail=detail):
+                self._asked_diff = detail
+                self._pause()
+            case PermissionReplied(answer="once" | "always"):
+                self._wait_for_tools()
 
-    # -- tools
-
-    def _under_way(self) -> str:
-        """The calls that run, in a line."""
-        if self.children.living:
-            return self.children.doing(self.screen.width - 12)
-        several = f"{len(self.titles)} calls: " if len(self.titles) > 1 else ""
-        return several + " · ".join(self.titles.values())
-
-    def _progress(self, event: ToolUpdate) -> None:
-        lines = event.text.rstrip().splitlines()
-        if lines:
-            self.screen.status(f"{self.titles.get(event.id, '')} │ {lines[-1]}")
-
-    def _tool(self, event: ToolEnd) -> None:
-        self._quiet()
-        title = self.titles.pop(event.id, event.name)
-        seconds = f"  {event.seconds:.1f}s" if event.seconds >= 0.1 else ""
-        self.screen.finish_line()
-        self.screen.print(
-            "✗ " if event.is_error else "● ", "bold red" if event.is_error else "green"
-        )
-        self.screen.print(one_line(title, self.screen.width - len(seconds) - 2), "")
-        self.screen.print(seconds + "\n", "dim")
-        self._details(event.name, event.result)
-        self._pause(self._under_way() or "thinking")
+    def _wait_for_tools(self) -> None:
+        self._wait(self._activity() or "thinking")
         self.screen.restart_clock()
 
-    def _details(self, name: str, result: ToolResult) -> None:
-        if items := result.details.get("todo"):
+    def _activity(self) -> str:
+        """What runs, in one row."""
+        if self.subagents.active:
+            return self.subagents.activity(self.screen.width - 12)
+        several = f"{len(self._titles)} calls: " if len(self._titles) > 1 else ""
+        return several + " · ".join(self._titles.values())
+
+    def _nested(self, event: Nested) -> None:
+        inner = unwrap(event)[2]
+        if event.agent == "compaction" and isinstance(inner, RunStart):
+            self._wait("shortening the conversation", self._first_byte)
+            return
+        if isinstance(inner, PermissionAsked | DoomLoop | QuestionAsked):
+            self._pause()
+            return
+        if lines := self.subagents.take(event):
+            self._pause()
+            self._rows((text.strip(), style) for text, style in lines)
+        if self.subagents.active:
+            self._wait(self._activity())
+
+    def _tool_end(self, event: ToolEnd) -> None:
+        self._pause()
+        title = self._titles.pop(event.id, event.name)
+        seconds = f"  {event.seconds:.1f}s" if event.seconds >= 0.1 else ""
+        title = one_line(title, self.screen.width - len(seconds) - 2)
+        mark = ("✗ ", "bold red") if event.is_error else ("● ", "green")
+        self.screen.styled_line(mark, (title, ""), (seconds, "dim"))
+        if items := event.result.details.get("todo"):
             self._checklist(items)
-            return
-        if changes := result.details.get("diff"):
-            if changes != self.asked:
-                self.diff(changes)
-            return
+        elif changes := event.result.details.get("diff"):
+            if changes != self._asked_diff:
+                self._diff(changes)
+        else:
+            self._output(event.name, event.result)
+        self._wait_for_tools()
+
+    def _output(self, name: str, result: ToolResult) -> None:
         content = result.content if isinstance(result.content, str) else ""
         if "session_id" in result.details:
             content = content.rpartition("\n\n[task_id")[0]  # that line is for the model
-        lines = clean(content).rstrip().splitlines()
-        if name in QUIET_TOOLS and not result.is_error and not self.verbose:
-            self._dim([f"{len(lines)} line{'s' if len(lines) != 1 else ''}"])
-            return
-        hidden = len(lines) - OUTPUT_LINES
-        shown = (
-            lines if self.verbose or hidden <= 0 else [f"… {hidden} lines", *lines[-OUTPUT_LINES:]]
-        )
-        self._dim(shown)
+        lines = strip_controls(content).rstrip().splitlines()
+        if name in COUNTED_TOOLS and not result.is_error and not self.verbose:
+            lines = [f"{len(lines)} line{'s' if len(lines) != 1 else ''}"]
+        elif len(lines) > OUTPUT_LINES and not self.verbose:
+            lines = [f"… {len(lines) - OUTPUT_LINES} lines", *lines[-OUTPUT_LINES:]]
+        self._rows((line, "dim") for line in lines)
 
     def _checklist(self, items: Sequence[dict[str, str]]) -> None:
-        """The model's list of steps; what is done is dim, what is under way is bold."""
+        """The model's list of steps."""
         for item in items:
-            mark, style = {"done": ("☑", "dim"), "in_progress": ("▸", "bold")}.get(
-                item["status"], ("☐", "")
-            )
-            self.screen.line(
-                one_line(f"  {mark} {item['text'].strip()}", self.screen.width - 1), style
-            )
+            mark, style = CHECKLIST.get(item["status"], ("☐", ""))
+            self._rows([(f"{mark} {item['text'].strip()}", style)])
 
-    def _dim(self, lines: list[str]) -> None:
-        for line in lines:
-            self.screen.line(self._cut(line), "dim")
+    def _diff(self, changes: str) -> None:
+        """A unified diff, cut to the screen."""
+        lines = diff_lines(changes)
+        self._rows(
+            (line[:1] + line[1:].expandtabs(4), DIFF_STYLES.get(kind, "dim"))
+            for kind, line in lines[:MAX_DIFF_LINES]
+        )
+        if len(lines) > MAX_DIFF_LINES:
+            self.screen.line(f"  … {len(lines) - MAX_DIFF_LINES} more lines", "dim")
 
-    def _cut(self, line: str, mark: str = "") -> str:
-        """One line of foreign text, with its white space."""
-        return one_line(f"  {mark}{line.expandtabs(4)}", self.screen.width - 1)
+    def _rows(self, lines: Iterable[tuple[str, str]]) -> None:
+        """Foreign text, indented, one row a line, with its white space."""
+        for text, style in lines:
+            row = one_line(f"  {text.expandtabs(4)}", self.screen.width - 1)
+            self.screen.exact_line(row, style)
 
-    def diff(self, changes: str) -> None:
-        """What a tool has changed: a unified diff in colour, cut to the screen."""
-        lines = list(diff_lines(changes))
-        for kind, line in lines[:DIFF_LINES]:
-            self.screen.line(self._cut(line[1:], line[:1]), DIFF_COLOURS.get(kind, "dim"))
-        if len(lines) > DIFF_LINES:
-            self.screen.line(f"  … {len(lines) - DIFF_LINES} more lines", "dim")
-
-    def whole_diff(self, changes: str) -> None:
-        """Every line, to its end, with what cannot be seen made visible."""
-        for line, style in exact_diff(changes):
-            self.screen.exactly(line, style)
-
-    # -- what a person has to know
+    # -- failures
 
     def _retry(self, event: Retry) -> None:
-        back = " The text above is void." if self.shown else ""
-        self.shown = False
-        self._quiet()
+        back = " The text above is void." if self._has_text else ""
+        self._has_text = False
+        self._pause()
         if event.error.loading:
-            if not self.loading:
-                self.screen.line(
-                    f"The server is not ready: {event.error.message}. Waiting for it.{back}",
-                    "yellow",
-                )
-            self.loading = True
-            self._pause("the server loads the model")
+            if not self._loading:
+                what = f"The server is not ready: {event.error.message}. Waiting for it.{back}"
+                self.screen.line(what, "yellow")
+            self._loading = True
+            self._wait("the server loads the model")
             return
-        before, self.failed = self.failed, happened(event.error)
-        what = "the same again" if self.failed == before else self.failed
-        then = f". Attempt {event.attempt + 1} in {event.delay:.0f} s.{back}"
-        room = REASON if self.screen.live else len(what)
-        self.screen.line(one_line(what[:1].upper() + what[1:], room) + then, "yellow")
-        self._pause("waiting to try again")
-
-    def _end(self, event: RunEnd) -> None:
-        self._quiet()
-        if event.error:
-            self.screen.line(error_text(event.text, event.error), "red")
-        self.screen.line(summary(event, time.monotonic() - self.started), "dim")
-
-
-def diff_lines(changes: str) -> Iterator[tuple[str, str]]:
-    """(kind, line) of a unified diff: "+", "-", " ", "@", or "f" for the name of a file where it is of several.
-
-    A line is a header by its place, not by its look: what is removed may begin with dashes, too.
-    """
-    lines, left = changes.removesuffix("\n").split("\n"), [0, 0]
-    several = sum(line.startswith("+++ ") for line in lines) > 1
-    for line in lines:
-        if (
-            counts := None
-            if any(left)
-            else re.match(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", line)
-        ):
-            left = [int(count or 1) for count in counts.groups()]
-            yield "@", line
-        elif any(left):
-            left = [left[0] - (line[:1] != "+"), left[1] - (line[:1] != "-")]
-            yield line[:1], line
-        elif line.startswith("+++ ") and several:
-            yield "f", f"  {line[4:].removeprefix('b/')}"
-        elif not line.startswith(("--- ", "+++ ")):
-            yield " ", line
-
-
-def error_text(text: str, error: ModelError) -> str:
-    """What happened, in the server's words, and what to do, in one line. `text` is that of RunEnd."""
-    head = text.partition(":")[0] if text.startswith("Failed after") else "Error"
-    return clean(f"{head}: {explain(error)}")
-
-
-def summary(event: RunEnd, seconds: float) -> str:
-    """The line after a run: why it stopped, steps, tokens where any are known, seconds."""
-    steps = f"{event.steps} step{'s' if event.steps != 1 else ''}"
-    used = [tokens(event.usage)] if event.usage.input or event.usage.output else []
-    return " · ".join([STOPPED[event.stop_reason], steps, *used, f"{seconds:.1f} s"])
-
-
-def tokens(usage: Usage) -> str:
-    """Tokens in (how many of them cached) and out (how many of them thought), and their cost; ~ marks an estimate."""
-    about = "~" if usage.estimated else ""
-    cached = f" ({count(usage.cached)} cached)" if usage.cached else ""
-    thought = f" ({count(usage.reasoning)} reasoning)" if usage.reasoning else ""
-    cost = (
-        f", {about}${usage.cost:.{2 if usage.cost >= 1 else 4}f}" if usage.cost is not None else ""
-    )
-    return (
-        f"{about}{count(usage.input)} in{cached}, {about}{count(usage.output)} out{thought}{cost}"
-    )
-
-
-def count(number: int) -> str:
-    return (
-        str(number)
-        if number < 1000
-        else f"{number / 1000:.1f}k"
-        if number < 1_000_000
-        else f"{number / 1e6:.2f}M"
-    )
-
-
-def exact_diff(changes: str) -> Iterator[tuple[str, str]]:
-    """(line, style) of a diff that a person decides on: all of it, nothing in it unseen."""
-    return (
-        (f"  {folded(visible(line.expandtabs(4)))}", DIFF_COLOURS.get(kind, "dim"))
-        for kind, line in diff_lines(changes)
-    )
-
-
-def folded(text: str) -> str:
-    """With a number in the place of blanks that would push the rest out of sight."""
-    text = re.sub(f"[ \t]{{{MOST_BLANKS},}}", lambda run: f" <{len(run[0])} blanks> ", text)
-    return re.sub(
-        r"\n(?:[ \t]*\n){4,}", lambda run: f"\n<{run[0].count(chr(10)) - 1} empty lines>\n", text
-    )
-
-
-def question(event: PermissionAsked, who: str = "") -> list[tuple[str, str]]:
-    """Everything about the question, exactly, as (line, style): the words that are shown are those that are acted on."""
-    asks = ASKS.get(event.permission, f"Allow {event.permission}?")
-    lines = [(f"{f'{who} asks: ' if who else ''}{asks}", "bold")]
-    lines += [(f"  {line}", "bold") for line in folded(visible(event.pattern)).split("\n")]
-    if event.why:
-        lines.append((f"  ({visible(event.why)})", "yellow"))
-    lines += exact_diff(event.detail) if event.detail else ()
-    if unseen := sum(map(hides, event.pattern + event.detail)):
-        lines.append(
-            (
-                f"Careful: {unseen} character{'s' if unseen != 1 else ''} in this cannot be seen or would drive the terminal; "
-                "each is shown as <U+…>.",
-                "yellow",
-            )
+        before, self._last_error = self._last_error, happened(event.error)
+        what = "the same again" if self._last_error == before else self._last_error
+        what = one_line(
+            what[:1].upper() + what[1:], REASON_COLUMNS if self.screen.live else len(what)
         )
-    return lines
+        self.screen.line(
+            f"{what}. Attempt {event.attempt + 1} in {event.delay:.0f} s.{back}", "yellow"
+        )
+        self._wait("waiting to try again")
+
+
+# ---- a conversation that goes on ---------------------------------------------------------
+
+SHOWN_TURNS = 2
+PROMPT_LINES = 12  # of a user's message
+
+
+def print_history(
+    screen: Screen, tools: Toolset, messages: Sequence[Message], turns: int = SHOWN_TURNS
+) -> None:
+    """Show the last `turns` turns of a conversation; 0: all."""
+    begins = [place for place, message in enumerate(messages) if message.get("role") == "user"]
+    start = begins[-turns] if turns and len(begins) >= turns else 0
+    if start:
+        screen.line(f"… {start} earlier message{'' if start == 1 else 's'}", "dim")
+    failed = {
+        message.get("tool_call_id")
+        for message in messages
+        if message.get("meta", {}).get("is_error")
+    }
+    for message in messages[start:]:
+        text = strip_controls(text_of(message)).rstrip()
+        if message.get("role") == "user" and text:
+            lines = text.split("\n")
+            more = ["…"] if len(lines) > PROMPT_LINES else []
+            screen.line("> " + "\n  ".join(lines[:PROMPT_LINES] + more), "bold")
+        elif message.get("role") == "assistant":
+            screen.answer(text)
+            screen.finish_line()
+            for call in calls_of(message):
+                mark = ("✗ ", "bold red") if call["id"] in failed else ("● ", "green")
+                title = one_line(_title(tools, call["function"]), screen.width - 2)
+                screen.styled_line(mark, (title, ""))
+
+
+def _title(tools: Toolset, function: dict[str, str]) -> str:
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        arguments = None
+    is_object = isinstance(arguments, dict)
+    return tools.title(ToolCall("", function["name"], arguments if is_object else None))

@@ -9,26 +9,20 @@ from collections.abc import Iterator
 from coder.cli.app import App
 from coder.cli.commands import Commands
 from coder.cli.conversation import Conversation
-from coder.cli.keyboard import Keyboard, Leave
-from coder.cli.questions import Asker
-from coder.cli.render import Renderer
-from coder.cli.replay import replay
-from coder.cli.screen import Screen, clean
+from coder.cli.input import Keyboard, Leave
+from coder.cli.questions import Prompter
+from coder.cli.render import Renderer, print_history
+from coder.cli.screen import Screen
 from coder.cli.typeahead import COMMAND, TypeAhead
 from coder.events import Event, RunEnd, Status
 from coder.history import user
 from coder.types import ToolError
 
-# What the window is called
-WINDOW = {
-    "idle": "coder: ",
-    "busy": "coder at work: ",
-    "retry": "coder waits: ",
-}
+WINDOW_TITLES = {"idle": "coder: ", "busy": "coder at work: ", "retry": "coder waits: "}
 
 
 class Repl:
-    """What becomes of the entries of one session."""
+    """Do what the entries of one session ask for."""
 
     def __init__(
         self,
@@ -39,59 +33,55 @@ class Repl:
         *,
         verbose: bool = False,
     ) -> None:
-        self.app = app
-        self.memory = memory
-        self.screen = screen
-        self.keyboard = keyboard
+        self.app, self.memory, self.screen, self.keyboard = app, memory, screen, keyboard
         self.render = Renderer(screen, verbose=verbose, limits=app.stalls)
-        self.asker = Asker(screen, self.render, keyboard)
+        self.prompter = Prompter(screen, self.render.subagents, keyboard)
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)
         self.typeahead.redact = keyboard.redact = app.redactor.text
         app.agent.subscribe(self.typeahead)
         keyboard.paused = self.typeahead.paused
         keyboard.stopped_run = lambda: app.interrupts.last
-        self.waiting: list[str] = []  # entries still to be done
+        self._entries: list[str] = []  # still to be done
         self.commands = Commands(self)
-        self.tell()
+        self.show_notices()
 
-    def tell(self) -> None:
-        """What a person is to be told."""
+    def show_notices(self) -> None:
         for text in self.app.taken_notices():
-            self.screen.line(clean(text), "yellow")
+            self.screen.line(text, "yellow")
 
     def replay(self) -> None:
-        """Show the visible end of the conversation that goes on."""
-        self.tell()
-        replay(self.screen, self.app.agent.state.tools, self.app.agent.messages)
+        """Show the end of the conversation that goes on."""
+        self.show_notices()
+        print_history(self.screen, self.app.agent.state.tools, self.app.agent.messages)
 
     # -- one entry
 
     def take(self, text: str) -> None:
-        """Do what an entry says, and then what was entered meanwhile. Raises Leave."""
-        self.waiting, presses = [text], self.app.interrupts
+        """Do what an entry asks for, and then what was entered meanwhile. Raises Leave."""
+        self._entries, interrupts = [text], self.app.interrupts
         try:
-            while self.waiting:
-                presses.presses = 0
-                self.waiting += self._do(self.waiting.pop(0))
-                if presses.presses:
-                    return  # who stops one does not want the next
-                if self.waiting:
-                    self.screen.line(f"> {clean(self.waiting[0])}", "bold")
+            while self._entries:
+                interrupts.presses = 0
+                self._entries += self._do(self._entries.pop(0))
+                if interrupts.presses:
+                    return  # Ctrl+C stops the entries behind it, too
+                if self._entries:
+                    self.screen.line(f"> {self._entries[0]}", "bold")
         finally:
-            self.keyboard.early[:0] = self.waiting
-            self.waiting = []
+            self.keyboard.early[:0] = self._entries
+            self._entries = []
 
     def _do(self, text: str) -> list[str]:
-        """Do one; the entries that came of it."""
-        if "\n" in text:  # pasted, or of several lines: words, whatever they begin with
+        """Do one entry; returns those that came of it."""
+        if "\n" in text:  # pasted, or of several lines: no command, whatever it begins with
             self._ask_model(text)
         elif text.startswith("!"):
             if command := text.lstrip("!").strip():
-                self._shell(command, add=not text.startswith("!!"))
+                self._run_command(command, add=not text.startswith("!!"))
         elif known := COMMAND.fullmatch(text):
-            wanted = self.commands.run(known[1] or "help", (known[2] or "").strip())
-            self.tell()
-            return wanted
+            entries = self.commands.run(known[1] or "help", (known[2] or "").strip())
+            self.show_notices()
+            return entries
         elif text in ("exit", "quit"):
             raise Leave(0)
         elif text:
@@ -99,15 +89,15 @@ class Repl:
         return []
 
     def _ask_model(self, text: str) -> None:
-        """One run. What was entered during it is to be done next; where the run did not end well, it stands at the prompt."""
-        ended_well, keys = False, self.typeahead
-        with self.app.interrupts.kept():
-            with self.hard_stop(), keys.listening():
+        """One run. What was entered during it is done next; where the run did not end well, it stands at the prompt."""
+        ended_well, typed = False, self.typeahead
+        with self.app.interrupts.deferred_behind_run():
+            with self.hard_stop(), typed.listening():
                 ended_well = self.app.run(text.strip(), self.show).stop_reason == "stop"
             self.memory.settle()
-            self.keyboard.remember(keys.entered)
-            (self.waiting if ended_well else self.keyboard.early).extend(keys.left())
-            self.keyboard.early += filter(None, [keys.unfinished()])
+            self.keyboard.remember(typed.entered)
+            (self._entries if ended_well else self.keyboard.early).extend(typed.unsent_lines())
+            self.keyboard.early += filter(None, [typed.partial_line()])
 
     @contextlib.contextmanager
     def hard_stop(self) -> Iterator[None]:
@@ -122,18 +112,18 @@ class Repl:
 
     def show(self, event: Event) -> None:
         self.render(event)
-        self.asker(event)
+        self.prompter(event)
         if isinstance(event, Status) and event.state in ("preparing", "waiting"):
-            self.name_window(event.status)
-        elif isinstance(event, RunEnd):
-            self.name_window("idle")
+            self._set_title(event.status)
+        elif isinstance(event, RunEnd):  # its last line is on the screen
+            self._set_title("idle")
 
-    def name_window(self, status: str) -> None:
-        """Say in the window's title what goes on; at the end only when the last line is on the screen."""
-        self.screen.title(f"{WINDOW[status]}{self.memory.title or self.app.cwd.name}")
+    def _set_title(self, status: str) -> None:
+        name = self.memory.title or self.app.cwd.name
+        self.screen.title(f"{WINDOW_TITLES[status]}{name}")
 
-    def _shell(self, command: str, add: bool) -> None:
-        """Run the person's own command; no question is asked."""
+    def _run_command(self, command: str, add: bool) -> None:
+        """Run the user's own command; no question is asked."""
         from coder.cli.own_command import direct, relayed
 
         redactor, output, keys = self.app.redactor, "", ""
@@ -152,7 +142,7 @@ class Repl:
             self.screen.line(note, "dim")
         if add:
             text = redactor.text("\n".join(filter(None, [output, note])) or "(no output)")
-            said = user(f"I ran `{redactor.text(command)}` myself. Its output:\n{text}")
-            said["meta"]["own"] = True  # not of a run, and not taken back with one
-            self.app.agent.messages.append(said)
+            message = user(f"I ran `{redactor.text(command)}` myself. Its output:\n{text}")
+            message["meta"]["own"] = True  # of no run, and not taken back with one
+            self.app.agent.messages.append(message)
             self.memory.sync()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from coder.cli.config import data_folder
 from coder.cli.flags import Flags, program
-from coder.cli.listing import line_of
-from coder.providers.text import clean
+from coder.cli.wording import session_line
+from coder.permissions.sanitize import strip_controls
 from coder.sessions.store import SessionInfo, Store, StoreError
 
 VERBS = ("list", "search", "show", "fork", "rm")
@@ -41,23 +41,23 @@ def main(argv: Sequence[str]) -> int:
         with contextlib.closing(Store(sessions_file())) as store:
             code = _DO[given.verb or "list"](store, given)
             if store.notice:
-                sys.stderr.write(f"coder: {clean(store.notice)}\n")
+                sys.stderr.write(f"coder: {strip_controls(store.notice)}\n")
             return code
     except StoreError as error:
-        sys.stderr.write(f"coder: {clean(str(error))}\n")
+        sys.stderr.write(f"coder: {strip_controls(str(error))}\n")
         return 2
 
 
 def _say(text: str) -> None:
     """A line on stdout. A title is somebody's text, whether a terminal or a program reads the list."""
-    sys.stdout.write(clean(text) + "\n")
+    sys.stdout.write(strip_controls(text) + "\n")
 
 
 def _list(store: Store, given: argparse.Namespace) -> int:
     everywhere = getattr(given, "all", False)
     infos = store.sessions(None if everywhere else str(Path.cwd()))
     for info in infos:
-        _say(f"{line_of(info)}{f'  {info.directory}' if everywhere else ''}")
+        _say(f"{session_line(info)}{f'  {info.directory}' if everywhere else ''}")
     if not infos:
         sys.stderr.write(
             "There is no conversation"
@@ -69,22 +69,24 @@ def _list(store: Store, given: argparse.Namespace) -> int:
 def _search(store: Store, given: argparse.Namespace) -> int:
     found = store.search(" ".join(given.words))
     for each in found:
-        _say(f"{line_of(each.session)}  {each.session.directory}\n    {each.snippet}")
+        _say(f"{session_line(each.session)}  {each.session.directory}\n    {each.snippet}")
     return 0 if found else 1
 
 
 def _show(store: Store, given: argparse.Namespace) -> int:
     from coder.cli.app import TOOLS
-    from coder.cli.render import tokens
-    from coder.cli.replay import replay
+    from coder.cli.render import print_history
     from coder.cli.screen import Screen
+    from coder.cli.wording import tokens
     from coder.sessions.recorder import to_model_messages  # late: the other verbs need none of it
     from coder.toolset import Toolset
 
     info = store.find(given.id)
     screen = Screen(sys.stdout)
-    screen.line(f"{line_of(info)}\n{info.directory} · {info.model} · {tokens(info.usage)}", "dim")
-    replay(screen, Toolset(TOOLS), to_model_messages(store, info.id), turns=None)
+    screen.line(
+        f"{session_line(info)}\n{info.directory} · {info.model} · {tokens(info.usage)}", "dim"
+    )
+    print_history(screen, Toolset(TOOLS), to_model_messages(store, info.id), turns=0)
     return 0
 
 
@@ -97,7 +99,7 @@ def _remove(store: Store, given: argparse.Namespace) -> int:
     for each in given.ids:
         info: SessionInfo = store.find(each)
         store.remove(info.id)
-        _say(f"removed {line_of(info)}")
+        _say(f"removed {session_line(info)}")
     return 0
 
 

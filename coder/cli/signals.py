@@ -1,10 +1,10 @@
 """Signals: Ctrl+C stops the run, twice quickly ends the program; SIGTERM, SIGHUP and SIGQUIT end it in order.
 
-The first Ctrl+C sets the run's Abort: the stream, the tools and the waits see it and end with the history in order. What
-does not look at it within `FORCE` seconds gets a KeyboardInterrupt. A second Ctrl+C is a KeyboardInterrupt at once.
+The first Ctrl+C sets the run's Abort: the stream, the tools and the waits see it and end with the history in order.
+Code that does not look at it within FORCE_AFTER seconds gets a KeyboardInterrupt, and so does all at a second Ctrl+C.
 
-There is one way out, `in_order`: the stack unwinds, then no process of ours is left and the terminal is as it was. Once a
-signal has asked for the end no other breaks it off, and where it takes longer than `LAST` seconds, it is made short.
+Shutdown is `graceful_shutdown`: unwind, kill our processes, restore the terminal. Once it has begun, further signals
+are ignored; where it takes longer than EXIT_AFTER seconds, the exit is forced.
 """
 
 from __future__ import annotations
@@ -20,81 +20,84 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType, TracebackType
 
 from coder.abort import Abort
-from coder.cli import terminal_modes as modes
-from coder.providers.text import clean
+from coder.cli import terminal_modes
+from coder.permissions.sanitize import strip_controls
 
-FORCE = 0.8  # seconds
-LOOK = 0.2  # seconds until a signal is seen that came at the wrong moment
-LAST = 1.5  # seconds for an orderly end that a signal has asked for: what is promised is two
-LAST_LINE = 6.0  # and where a program waits for the last event of the run
-PASSED = 5.0  # seconds for an event to reach those who listen, there
+# Seconds
+FORCE_AFTER = 0.8
+WAKE_EVERY = 0.2
+EXIT_AFTER = 1.5  # the promise is two
+# Where a program reads the events, and waits for the last one
+FORCE_LAST_EVENT = 5.0
+EXIT_LAST_EVENT = 6.0
+
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+Handler = Callable[[int, FrameType | None], None]
+_exit_codes: list[int] = []  # the first one counts; empty until the shutdown begins
 
 
 class Interrupts:
-    """`presses` counts the Ctrl+C of the newest run; `last` is when the newest came (monotonic seconds). With `tells_end` a signal
-    that ends the program stops the run first, as Ctrl+C does: a program that reads the events gets the last one, too."""
+    """Ctrl+C and ending signals during runs.
+
+    `presses` counts the Ctrl+C of the newest run, `last` is when the newest came (monotonic seconds). `tells_end`: a
+    signal that ends the program stops the run first, so that a program which reads the events gets the last one.
+    `ended`: such a signal has come.
+    """
 
     def __init__(self) -> None:
         self.presses = 0
         self.last = -100.0
         self.tells_end = False
-        self.ended = False  # by such a signal
-        self.passing_on = (
-            False  # an event is on its way to those who listen, and no step of the run is under way
-        )
-        self._late: list[int] | None = None  # Ctrl+C behind a run whose end is kept
+        self.ended = False
+        self._late: list[int] | None = None  # Ctrl+C behind a run, while `deferred_behind_run`
 
     @contextmanager
     def stopping(self, abort: Abort) -> Iterator[None]:
         """While inside, Ctrl+C stops the run that `abort` belongs to."""
-        self.presses, self.passing_on, self.ended = 0, False, False
-        forced, code = False, 0
+        self.presses, self.ended, forced, code = 0, False, False, 0
 
-        def ended(number: int, frame: FrameType | None) -> None:
+        def end(number: int, frame: FrameType | None) -> None:
             nonlocal code
-            if leaving(128 + number, LAST_LINE):
+            if begin_exit(128 + number, EXIT_LAST_EVENT):
                 code, self.last, self.ended = 128 + number, time.monotonic(), True
                 abort.set()
 
-        def pressed(number: int, frame: FrameType | None) -> None:
+        def press(number: int, frame: FrameType | None) -> None:
             self.presses += 1
             self.last = time.monotonic()
-            if self.presses > 1:
-                _break_off()
-                return
-            abort.set()
+            if self.presses == 1:
+                abort.set()
+            elif begin_exit(128 + signal.SIGINT):
+                raise KeyboardInterrupt
 
-        def look(number: int, frame: FrameType | None) -> None:
+        def force(number: int, frame: FrameType | None) -> None:
             nonlocal forced
-            patience = PASSED if self.tells_end and self.passing_on else FORCE
-            asked = code or (self.presses and not _left)
+            patience = FORCE_LAST_EVENT if self.tells_end else FORCE_AFTER
+            asked = code or (self.presses and not _exit_codes)
             if asked and not forced and time.monotonic() - self.last >= patience:
                 forced = True
                 raise KeyboardInterrupt
 
-        ending = [
-            number for number in ENDING if self.tells_end and signal.getsignal(number) is _ended
-        ]
-        before = signal.signal(signal.SIGINT, pressed)
-        for number in ending:
-            signal.signal(number, ended)
+        ending = [each for each in ENDING if self.tells_end and signal.getsignal(each) is _exit]
+        before = signal.signal(signal.SIGINT, press)
+        for each in ending:
+            signal.signal(each, end)
         try:
-            with woken(look):
+            with wake_up(force):
                 yield
         finally:
-            for number in ending:
-                signal.signal(number, _ended)
-            signal.signal(signal.SIGINT, before if self._late is None else self._noted)
+            for each in ending:
+                signal.signal(each, _exit)
+            signal.signal(signal.SIGINT, before if self._late is None else self._note_late)
             if code:
                 raise SystemExit(code)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def deferred_behind_run(self) -> Iterator[None]:
         """What follows on a run in here is not broken off: a Ctrl+C that comes then is raised at the end."""
         before, self._late = signal.getsignal(signal.SIGINT), []
         try:
@@ -102,158 +105,130 @@ class Interrupts:
         finally:
             late, self._late = self._late, None
             signal.signal(signal.SIGINT, before)
-        if late and not _left:
+        if late and not _exit_codes:
             raise KeyboardInterrupt
 
-    def _noted(self, number: int, frame: FrameType | None) -> None:
+    def _note_late(self, number: int, frame: FrameType | None) -> None:
         if self._late is not None:
             self._late.append(number)
 
 
 @contextmanager
-def woken(
-    look: Callable[[int, FrameType | None], None] = lambda number, frame: None,
-) -> Iterator[None]:
-    """While inside, a clock wakes the main thread. Python looks for signals before a call that blocks, and one that comes behind
-    that look does not wake the call: it would be seen when something is read, which may be never."""
-    handler, clock = (
-        signal.signal(signal.SIGALRM, look),
-        signal.setitimer(signal.ITIMER_REAL, LOOK, LOOK),
-    )
+def wake_up(handler: Handler = lambda number, frame: None) -> Iterator[None]:
+    """While inside, a clock wakes the main thread and calls `handler`.
+
+    Python looks for signals before a call that blocks. One that comes between the look and the call does not wake the
+    call, and would be seen when something is read, which may be never.
+    """
+    before = signal.signal(signal.SIGALRM, handler)
+    clock = signal.setitimer(signal.ITIMER_REAL, WAKE_EVERY, WAKE_EVERY)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, *clock)
-        signal.signal(signal.SIGALRM, handler)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """While inside, Ctrl+C waits; it comes as KeyboardInterrupt at the end. For imports, which must not be left half done."""
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+def on_sigint(handler: Handler) -> Iterator[None]:
+    """While inside, `handler` takes Ctrl+C."""
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if pressed and not _left:
-        raise KeyboardInterrupt
-
-
-# ---- the end ---------------------------------------------------------------------------------------------
-
-_left: list[int] = []  # the exit code, once the end has begun
 
 
 @contextmanager
-def in_order() -> Iterator[None]:
-    """Around the whole program: whatever ends it, afterwards no process of ours is left and the terminal is as it was."""
-    for number in ENDING:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            signal.signal(number, _ended)
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _at_once)
-    sys.excepthook = _tell
-    threading.excepthook = lambda args: _tell(args.exc_type, args.exc_value, args.exc_traceback)
-    modes.keep()
+def defer_sigint() -> Iterator[None]:
+    """While inside, Ctrl+C waits; it comes as KeyboardInterrupt at the end. For imports, which must not be left half done."""
+    pressed: list[int] = []
+    with on_sigint(lambda number, frame: pressed.append(number)):
+        yield
+    if pressed and not _exit_codes:
+        raise KeyboardInterrupt
+
+
+# ---- shutdown ----------------------------------------------------------------------------
+
+
+@contextmanager
+def graceful_shutdown() -> Iterator[None]:
+    """Around the whole program: however it ends, afterwards no process of ours is left and the terminal is restored."""
+    for number, handler in (*((each, _exit) for each in ENDING), (signal.SIGINT, _exit_at_once)):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, handler)
+    sys.excepthook = _report_defect
+    threading.excepthook = lambda args: _report_defect(
+        args.exc_type, args.exc_value, args.exc_traceback
+    )
+    terminal_modes.keep()
     try:
         yield
     finally:
-        _left.append(0)
-        _clear_up()
-        # Python's own end gives signals their default back, and a late one would change the exit
-        # code
-        if any(_left):
+        _exit_codes.append(0)
+        _clean_up()
+        if any(_exit_codes):
+            # Python's own end restores the default handlers: a late signal would change the exit code
             for number in (*ENDING, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
 
 
-def leaving(code: int, seconds: float = LAST) -> bool:
-    """The end begins, with this exit code, and no signal breaks it off from now on; False where it had begun before.
-    `seconds` is the time that it has."""
-    if _left:
+def begin_exit(code: int, seconds: float = EXIT_AFTER) -> bool:
+    """Begin the shutdown with this exit code; it is forced after `seconds`. False where it had begun before."""
+    if _exit_codes:
         return False
-    _left.append(code)
+    _exit_codes.append(code)
     # Not threading.Thread: a signal's handler must not wait for its lock
-    _thread.start_new_thread(_cut_short, (code, seconds))
+    _thread.start_new_thread(_force_exit, (code, seconds))
     return True
 
 
-def _ended(number: int, frame: FrameType | None) -> None:
-    if leaving(128 + number):
+def raise_on_sigint() -> None:
+    """From here on Ctrl+C is a KeyboardInterrupt, because the caller handles it."""
+
+    def press(number: int, frame: FrameType | None) -> None:
+        if not _exit_codes:
+            raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, press)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    if begin_exit(128 + number):
         raise SystemExit(128 + number)
 
 
-def _at_once(number: int, frame: FrameType | None) -> None:
-    """Ctrl+C where there is nothing to keep. Without an exception, which may be lost in the middle of an import, or leave its lock held."""
-    if not _left:
-        _clear_up()
+def _exit_at_once(number: int, frame: FrameType | None) -> None:
+    """Ctrl+C before there is anything to keep. An exception could be lost in the middle of an import."""
+    if not _exit_codes:
+        _clean_up()
         os._exit(128 + number)
 
 
-def take_presses() -> None:
-    """From here on Ctrl+C is a KeyboardInterrupt: somebody is there to take it."""
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _pressed)
-
-
-def _pressed(number: int, frame: FrameType | None) -> None:
-    """Ctrl+C where nobody else takes it."""
-    if not _left:
-        raise KeyboardInterrupt
-
-
-def _break_off() -> None:
-    """The second Ctrl+C."""
-    if leaving(128 + signal.SIGINT):
-        raise KeyboardInterrupt
-
-
-def _cut_short(code: int, seconds: float) -> None:
-    """In a thread: after `seconds` the end is made without whoever holds it up."""
+def _force_exit(code: int, seconds: float) -> None:
     time.sleep(seconds)
-    _clear_up()
+    _clean_up()
     os._exit(code)
 
 
-def _clear_up() -> None:
-    """No process of ours, no folder for temporary files, the terminal as it was. May be done twice."""
-    modes.restore()
-    for number in _descendants():
-        with contextlib.suppress(OSError):
-            os.kill(number, signal.SIGKILL)
+def _clean_up() -> None:
+    """Restore the terminal, kill our processes, remove the temporary folder. Can be called twice."""
+    terminal_modes.restore()
     if process := sys.modules.get("coder.tools.process"):
         process.stop_all()
         if process.private_folder.cache_info().currsize:
             shutil.rmtree(process.private_folder(), ignore_errors=True)
 
 
-def _descendants() -> list[int]:
-    """Our children and theirs, by process id; none where the system does not tell."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(entry.name))
-    found = children.get(os.getpid(), [])
-    for number in found:
-        found += children.get(number, [])
-    return found
-
-
-def _tell(
+def _report_defect(
     kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
 ) -> None:
-    """What nobody has caught, in place of Python's own lines: they hold text of others as it is."""
-    places = [
-        f"  {frame.filename}:{frame.lineno} in {frame.name}"
-        for frame in traceback.extract_tb(trace)
-    ]
-    text = clean(
-        "\n".join(
-            [f"coder: ended by a defect in it or in a plugin. {kind.__name__}: {error}", *places]
-        )
-    )
+    """Replace Python's own traceback, which holds text of others unsanitised."""
+    frames = traceback.extract_tb(trace)
+    text = f"coder: ended by a defect in it or in a plugin. {kind.__name__}: {error}"
+    places = "".join(f"\n  {each.filename}:{each.lineno} in {each.name}" for each in frames)
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(strip_controls(f"{text}{places}\n"))
         sys.stderr.flush()

@@ -1,7 +1,4 @@
-"""The terminal's modes: changed for a while, given back before we stop or end, however that comes.
-
-`kept` remembers how the terminal was when we began.
-"""
+"""The terminal's modes: changed for a while, and restored before the program stops or ends, however that comes."""
 
 from __future__ import annotations
 
@@ -9,136 +6,128 @@ import contextlib
 import os
 import signal
 import sys
+import termios
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-try:
-    import termios
-except ImportError:  # no POSIX terminal
-    termios = None  # type: ignore[assignment]
-
 MARK_PASTES, MARK_NONE = "\x1b[?2004h", "\x1b[?2004l"
-AS_EVER = f"{MARK_NONE}\x1b[0m\x1b[?25h\x1b]0;\x07"  # pastes unmarked, no colour, a cursor, no title of ours
+# Bracketed paste off, attributes reset, cursor visible, title cleared
+RESET = f"{MARK_NONE}\x1b[0m\x1b[?25h\x1b]0;\x07"
+IFLAG, OFLAG, LFLAG = 0, 1, 3  # places in termios' list
 
-LOCAL = 3  # where the local modes are in termios' list
-
-_at_first: list[Any] = []  # the attributes when we began; none: no terminal, or not begun
+Attributes = list[Any]
+_at_start: Attributes = []  # empty: no terminal, or not begun
 
 
 @contextlib.contextmanager
-def local_modes(on: str = "", off: str = "") -> Iterator[bool]:
-    """While inside, local modes of the terminal on stdin are on or off; False, and nothing done, where there is none."""
+def tty_flags(on: str = "", off: str = "") -> Iterator[bool]:
+    """While inside, local flags of the terminal on stdin, such as "ECHO", are on or off. False where there is none."""
     before = attributes()
     if before is None:
         yield False
         return
-    _set(_changed(before, on, off))
+    _apply(_with_flags(before, on, off))
     try:
         yield True
     finally:
-        _set(before)
+        _apply(before)
 
 
 @contextlib.contextmanager
 def raw() -> Iterator[None]:
     """While inside, each key and each byte of output goes through the terminal on stdin as it is."""
-    with local_modes(off="ECHO ICANON IEXTEN ISIG") as there:
-        if there and (now := attributes()):
-            _set(
-                [
-                    now[0] & ~(termios.ICRNL | termios.IXON | termios.ISTRIP | termios.BRKINT),
-                    now[1] & ~termios.OPOST,
-                    *now[2:],
-                ]
-            )
+    with tty_flags(off="ECHO ICANON IEXTEN ISIG") as is_terminal:
+        if is_terminal and (now := attributes()):
+            now[IFLAG] &= ~(termios.ICRNL | termios.IXON | termios.ISTRIP | termios.BRKINT)
+            now[OFLAG] &= ~termios.OPOST
+            _apply(now)
         yield
-
-
-def modes_again(on: str, off: str) -> bool:
-    """Set them again if the terminal is ours and has others: a shell resets them when we come back from a stop. Was it so?"""
-    now = attributes()
-    if now is None or not _ours() or _changed(now, on, off) == now:
-        return False
-    _set(_changed(now, on, off))
-    return True
 
 
 @contextlib.contextmanager
-def pastes_marked() -> Iterator[None]:
-    """While inside, the terminal marks what is pasted, so that a newline in it is no Enter."""
-    say(MARK_PASTES)
-    try:
-        yield
-    finally:
-        say(MARK_NONE)
+def single_keys() -> Iterator[bool]:
+    """While inside, keys come one by one and unseen, and pastes are marked. False where there is no terminal."""
+    with tty_flags(on="NOFLSH", off="ICANON ECHO") as is_terminal:
+        if is_terminal:
+            send(MARK_PASTES)
+        try:
+            yield is_terminal
+        finally:
+            if is_terminal:
+                send(MARK_NONE)
 
 
-def say(sequence: str) -> None:
-    """Send the terminal a sequence of ours; it may be gone."""
+def renew_single_keys() -> None:
+    """Set them again where a shell has reset them, which it does when the program comes back from a stop."""
+    now = attributes()
+    if now and _in_foreground() and now != (wanted := _with_flags(now, "NOFLSH", "ICANON ECHO")):
+        _apply(wanted)
+        send(MARK_PASTES)
+
+
+def send(sequence: str) -> None:
+    """Send the terminal an escape sequence; it may be gone."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.write(sequence)
         sys.stdout.flush()
 
 
-def attributes() -> list[Any] | None:
+def attributes() -> Attributes | None:
     """As termios has them; None where stdin is no terminal, or it is gone."""
-    if termios is None:
-        return None
     try:
         return termios.tcgetattr(sys.stdin.fileno())
     except (OSError, ValueError, termios.error):
         return None
 
 
-def _ours() -> bool:
-    """Are we in the terminal's foreground? Who is not is stopped by setting its modes."""
+def _in_foreground() -> bool:
+    """Whether the terminal is ours. A program in the background is stopped by setting its modes."""
     with contextlib.suppress(OSError, ValueError):
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     return False
 
 
-def _set(wanted: list[Any]) -> None:
+def _apply(wanted: Attributes) -> None:
     with contextlib.suppress(OSError, ValueError, termios.error):  # the terminal may be gone
-        if _ours():
+        if _in_foreground():
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, wanted)
 
 
-def _changed(before: list[Any], on: str, off: str) -> list[Any]:
-    modes = before[LOCAL]
+def _with_flags(before: Attributes, on: str, off: str) -> Attributes:
+    changed = list(before)
     for name in on.split():
-        modes |= getattr(termios, name)
+        changed[LFLAG] |= getattr(termios, name)
     for name in off.split():
-        modes &= ~getattr(termios, name)
-    return [*before[:LOCAL], modes, *before[LOCAL + 1 :]]
+        changed[LFLAG] &= ~getattr(termios, name)
+    return changed
 
 
-# ---- from our beginning to our end -----------------------------------------------------------------------
+# ---- from start to end -------------------------------------------------------------------
 
 
 def keep() -> None:
-    """Remember how the terminal is, and give it back so while Ctrl+Z has stopped us."""
-    _at_first[:] = attributes() or []
-    if _at_first and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
-        signal.signal(signal.SIGTSTP, _stopped)
+    """Remember the terminal's modes, and restore them also while Ctrl+Z has stopped the program."""
+    _at_start[:] = attributes() or []
+    if _at_start and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+        signal.signal(signal.SIGTSTP, _stop)
 
 
 def restore() -> None:
-    """Make the terminal what it was when we began, if anything of ours is still in it."""
+    """Restore the modes from the start, if anything of ours is still in them."""
     now = attributes()
-    if _at_first and now is not None and now != _at_first:
-        _set(_at_first)
-        say(AS_EVER)
+    if _at_start and now is not None and now != _at_start:
+        _apply(_at_start)
+        send(RESET)
 
 
-def _stopped(number: int, frame: FrameType | None) -> None:
-    """Ctrl+Z: the shell gets the terminal as it was; afterwards we have it as we left it."""
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Ctrl+Z: the shell gets the terminal as it was; afterwards the program has it as it left it."""
     now = attributes()
     restore()
     signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGTSTP)  # we are stopped in here
-    signal.signal(signal.SIGTSTP, _stopped)
-    if now and _ours() and now != attributes():
-        _set(now)
-        # Who reads key by key has them marked
-        say("" if now[LOCAL] & termios.ICANON else MARK_PASTES)
+    os.kill(os.getpid(), signal.SIGTSTP)  # stopped in here
+    signal.signal(signal.SIGTSTP, _stop)
+    if now and _in_foreground() and now != attributes():
+        _apply(now)
+        send("" if now[LFLAG] & termios.ICANON else MARK_PASTES)

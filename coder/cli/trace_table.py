@@ -11,7 +11,7 @@ from coder.cli.config import ConfigError
 from coder.cli.flags import Flags, program
 from coder.devtools.trace_file import Recording, Run, TraceError, read, understood
 from coder.devtools.trace_page import COLUMNS, MEANING, WORDS, page, seconds, write_private
-from coder.providers.text import clean
+from coder.permissions.sanitize import strip_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +55,7 @@ def _page(recording: Recording, arguments: argparse.Namespace) -> str:
     with understood():
         text = page(recording, Path(arguments.file).name)
     write_private(Path(arguments.html), text)
-    return clean(arguments.html) + "\n"
+    return strip_controls(arguments.html) + "\n"
 
 
 def _tables(recording: Recording) -> str:
@@ -115,4 +115,4 @@ def _table(cells: list[list[str]], narrow: bool = False) -> Table:
 
 def _line(text: str) -> str:
     """In one line, cleaned."""
-    return " ".join(clean(text).split())
+    return " ".join(strip_controls(text).split())

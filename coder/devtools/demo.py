@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.providers.text import clean
+from coder.permissions.sanitize import strip_controls
 from coder.types import Message
 
 PROMPT = "The tests of this project fail. Find out why and repair it."
@@ -95,7 +95,9 @@ def main(argv: list[str]) -> int:
         prog="python -m coder demo", description="Serve the demo's scripted model on loopback."
     )
     parser.add_argument("--port", type=int, default=8321, help="default 8321; 0 takes a free one")
-    arguments = parser.parse_args([clean(word) for word in argv])  # an error repeats what was given
+    arguments = parser.parse_args(
+        [strip_controls(word) for word in argv]
+    )  # an error repeats what was given
     if not 0 <= arguments.port <= 65535:
         parser.error("--port has to be a number from 0 to 65535")
     try:

@@ -25,7 +25,7 @@ from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.events import Event, ReasoningDelta, Returning, TextDelta, ToolCallDelta
 from coder.hooks import Hooks
-from coder.providers.text import clean
+from coder.permissions.sanitize import strip_controls
 from coder.tools.environment import is_secret
 from coder.toolset import ToolContext
 from coder.types import Completion, ModelError, Request, ToolCall, ToolResult
@@ -161,10 +161,10 @@ def redact_logs(redactor: Redactor) -> None:
 
     def make_redacted(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
-        record.msg, record.args = redactor.text(clean(_message(record))), ()
+        record.msg, record.args = redactor.text(strip_controls(_message(record))), ()
         if record.exc_info:
             raised = logging.Formatter().formatException(record.exc_info)
-            record.exc_text, record.exc_info = redactor.text(clean(raised)), None
+            record.exc_text, record.exc_info = redactor.text(strip_controls(raised)), None
         return record
 
     logging.setLogRecordFactory(make_redacted)

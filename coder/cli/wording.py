@@ -1,0 +1,113 @@
+"""Words for the screen: how a run ended, what it used, an error, a session in a list, a diff as lines with their kinds."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from coder.events import HookFailed, RunEnd
+from coder.permissions.sanitize import strip_controls
+from coder.providers.errors import explain
+from coder.types import ModelError, Usage
+
+if TYPE_CHECKING:
+    from coder.sessions.store import SessionInfo
+
+STOPPED = {
+    "stop": "done",
+    "length": "stopped: the answer reached a length limit",
+    "content_filter": "stopped by the content filter",
+    "max_steps": "stopped: the step limit is reached; go on with `continue`",
+    "max_time": "stopped: the time limit is reached; go on with `continue`",
+    "doom_loop": "stopped: the model repeats itself",
+    "aborted": "stopped by you",
+    "error": "failed",
+}
+
+
+def summary(event: RunEnd, seconds: float) -> str:
+    """The line after a run: why it stopped, steps, tokens where any are known, seconds."""
+    steps = f"{event.steps} step{'s' if event.steps != 1 else ''}"
+    used = [tokens(event.usage)] if event.usage.input or event.usage.output else []
+    return " · ".join([STOPPED[event.stop_reason], steps, *used, f"{seconds:.1f} s"])
+
+
+def error_text(text: str, error: ModelError) -> str:
+    """The server's words and advice, in one line. `text` is that of RunEnd."""
+    head = text.partition(":")[0] if text.startswith("Failed after") else "Error"
+    return strip_controls(f"{head}: {explain(error)}")
+
+
+def hook_failure(event: HookFailed) -> str:
+    return f"the hook {event.hook} failed ({event.place}): {event.error}"
+
+
+def tokens(usage: Usage) -> str:
+    """Tokens in (how many of them cached) and out (how many of them reasoning), and their cost; ~ marks an estimate."""
+    about = "~" if usage.estimated else ""
+    cached = f" ({count(usage.cached)} cached)" if usage.cached else ""
+    thought = f" ({count(usage.reasoning)} reasoning)" if usage.reasoning else ""
+    text = f"{about}{count(usage.input)} in{cached}, {about}{count(usage.output)} out{thought}"
+    if usage.cost is None:
+        return text
+    return f"{text}, {about}${usage.cost:.{2 if usage.cost >= 1 else 4}f}"
+
+
+def count(number: int) -> str:
+    if number < 1000:
+        return str(number)
+    return f"{number / 1000:.1f}k" if number < 1_000_000 else f"{number / 1e6:.2f}M"
+
+
+# ---- sessions ----------------------------------------------------------------------------
+
+AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds, unit
+
+
+def session_line(info: SessionInfo) -> str:
+    """A session in a list: id, age, what it is about, its messages."""
+    about = " ".join(strip_controls(info.title or info.first).split())
+    return f"{info.id}  {age(info.updated):>8}  {about}  ({message_count(info.messages)})"
+
+
+def message_count(messages: int) -> str:
+    return f"{messages} message{'' if messages == 1 else 's'}"
+
+
+def age(milliseconds: int) -> str:
+    """How long ago, in the largest unit."""
+    seconds = max(0.0, time.time() - milliseconds / 1000)
+    ages = (f"{seconds / size:.0f} {unit} ago" for size, unit in AGES if seconds >= size)
+    return next(ages, "now")
+
+
+# ---- diffs -------------------------------------------------------------------------------
+
+
+def diff_lines(changes: str) -> list[tuple[str, str]]:
+    """(kind, line) of a unified diff: "+", "-", " ", "@", or "f" for a file's name where there are several.
+
+    A line is a header by its place, not by its look: a line that is removed may begin with dashes, too.
+    """
+    lines = []
+    old = new = 0  # lines left of the hunk
+    for line in changes.removesuffix("\n").split("\n"):
+        if old or new:
+            old, new = old - (line[:1] != "+"), new - (line[:1] != "-")
+            lines.append((line[:1], line))
+        elif hunk := re.match(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", line):
+            old, new = (int(each or 1) for each in hunk.groups())
+            lines.append(("@", line))
+        elif line.startswith("+++ "):
+            lines.append(("f", f"  {line[4:].removeprefix('b/')}"))
+        elif not line.startswith("--- "):
+            lines.append((" ", line))
+    several = sum(kind == "f" for kind, _ in lines) > 1
+    return lines if several else [each for each in lines if each[0] != "f"]
+
+
+def changed_lines(changes: str) -> str:
+    """How many lines a diff adds and removes: "  +2 -1"; "" for no diff."""
+    kinds = [kind for kind, _ in diff_lines(changes)]
+    return f"  +{kinds.count('+')} -{kinds.count('-')}" if changes else ""

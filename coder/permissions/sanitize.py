@@ -1,0 +1,82 @@
+"""Sanitise text of others for a terminal, and show exactly what a decision is about.
+
+`TerminalSanitizer` strips escape sequences, control characters, characters that reorder the text and invisible
+ones from text that streams; `strip_controls` does it for a whole string. `escape_invisible` drops nothing: what
+the user could not see stands as a code point.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Drives a terminal: C0 without newline and tab, DEL, C1, which 8-bit terminals read as ESC and a letter.
+_CONTROLS = "\0-\x08\x0b-\x1f\x7f-\x9f"
+# Reorders the text around it. The plain marks (U+200E, U+200F, U+061C) are for prose, and stay.
+_REORDERS = "\u202a-\u202e\u2066-\u2069"
+# Invisible, and no script or emoji needs it: soft hyphen, zero-width, separators, deprecated formats, tags.
+_UNNEEDED = (
+    "\xad\u180e\u200b\u2028\u2029\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
+)
+# Printable by its class and yet blank: fillers, variation selectors, empty patterns and notes.
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufffc"
+    "\U00013441\U00013442\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
+)
+
+_DROPPED = re.compile(f"[{_CONTROLS}{_REORDERS}{_UNNEEDED}]")
+_SUSPECT = re.compile(f"[{_CONTROLS}{_REORDERS}{_UNNEEDED}\ud800-\udfff]")
+_CSI = r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}"
+# OSC, DCS, APC, PM and SOS: titles, links, images. A longer one is none, and shown as text.
+_STRING = "(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,1000}"
+_LETTER = "\x1b[ -/]{0,8}"
+_SEQUENCE = re.compile(
+    f"{_CSI}[@-~]|{_STRING}(?:\x07|\x9c|\x1b\\\\)|{_LETTER}[0-OQ-WYZ\\\\`-~]"
+    f"|(?P<begun>(?:{_CSI}|{_STRING}\x1b?|{_LETTER})\\Z)"
+)
+
+
+class TerminalSanitizer:
+    """Text as it comes, in pieces that are cut anywhere; the pieces make no difference to the whole."""
+
+    def __init__(self) -> None:
+        self._held = ""  # may be the beginning of a sequence
+
+    def feed(self, text: str) -> str:
+        """What can be shown by now."""
+        if not self._held and not _SUSPECT.search(text):
+            return text
+        text, self._held = self._held + text, ""
+        return _strip(_SEQUENCE.sub(self._take, text))
+
+    def flush(self) -> str:
+        """The rest; the text ends here."""
+        held, self._held = self._held, ""
+        return _strip(held)
+
+    def _take(self, found: re.Match[str]) -> str:
+        self._held = found["begun"] or ""
+        return ""
+
+
+def strip_controls(text: str) -> str:
+    """A whole text, as `TerminalSanitizer` shows it: no control character but newline and tab is left."""
+    if not _SUSPECT.search(text):
+        return text
+    sanitizer = TerminalSanitizer()
+    return sanitizer.feed(text) + sanitizer.flush()
+
+
+def _strip(text: str) -> str:
+    return _DROPPED.sub("", text).encode("utf-8", "replace").decode()
+
+
+def escape_invisible(text: str) -> str:
+    """The exact text, with <U+202E> in the place of each character that the user would not see."""
+    if text.isprintable() and text.isascii():
+        return text
+    return "".join(f"<U+{ord(c):04X}>" if is_invisible(c) else c for c in text)
+
+
+def is_invisible(c: str) -> bool:
+    """Whether a character other than newline and tab cannot be seen on a screen."""
+    return c not in "\n\t" and (not c.isprintable() or bool(_BLANK.match(c)))
