@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeAlias
 
@@ -42,23 +42,22 @@ class BaseEvent:
 
     def to_dict(self) -> dict[str, Any]:
         """{"type": ..., fields by name}. Fields with repr=False (replies, whole histories) are left out."""
-        fields: Sequence[dataclasses.Field[Any]] = (
-            dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
-        )
-        values = {each.name: json_value(getattr(self, each.name)) for each in fields if each.repr}
-        return {"type": getattr(self, "type", "event")} | values
+        return {"type": getattr(self, "type", "event")} | _fields_of(self)
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return {each.name: json_value(getattr(value, each.name)) for each in fields if each.repr}
 
 
 def json_value(value: Any) -> Any:
     """Events, errors and dataclasses as dicts; everything else as it is."""
     if isinstance(value, BaseEvent | ModelError):
         return value.to_dict()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return {each.name: json_value(getattr(value, each.name)) for each in fields}
     if isinstance(value, list):
         return [json_value(item) for item in value]
-    return value
+    is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return _fields_of(value) if is_instance else value
 
 
 # ---- a run and its steps ---------------------------------------------------------------------------------
@@ -286,30 +285,12 @@ class DoomLoop(BaseEvent):
         self.allowed = allow
 
 
-Event: TypeAlias = (
-    RunStart
-    | RunEnd
-    | StepStart
-    | StepEnd
-    | Status
-    | Retry
-    | Compacted
-    | MessageStart
-    | MessageEnd
-    | TextDelta
-    | ReasoningDelta
-    | ToolCallDelta
-    | ToolStart
-    | ToolUpdate
-    | ToolEnd
-    | Nested
-    | Notice
-    | HookFailed
-    | PermissionAsked
-    | PermissionReplied
-    | QuestionAsked
-    | DoomLoop
-)
+RunEvent: TypeAlias = RunStart | RunEnd | StepStart | StepEnd | Status | Retry | Compacted
+MessageEvent: TypeAlias = MessageStart | MessageEnd | TextDelta | ReasoningDelta | ToolCallDelta
+ToolEvent: TypeAlias = ToolStart | ToolUpdate | ToolEnd | Nested
+Notification: TypeAlias = Notice | HookFailed | PermissionReplied
+Question: TypeAlias = PermissionAsked | QuestionAsked | DoomLoop  # with a `reply`
+Event: TypeAlias = RunEvent | MessageEvent | ToolEvent | Notification | Question
 
 
 def innermost(event: Event) -> Event:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from itertools import takewhile
-from operator import is_
 from typing import Any
 
 from coder.providers.request import copied, unchanged
@@ -221,60 +220,11 @@ def _bare(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_picked(call, "id", "type", "function") for call in calls]
 
 
-class Repairer:
-    """`repair` for a list that only grows: what was in order at the last request is not read again.
-
-    So a step late in a long run costs little more than the first one. A message that is replaced is
-    noticed; for one that is changed in place, which the Converter notices, there is `forget`.
-    """
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        self._done: list[Message] = []
-        self._taken: set[str] = set()  # the ids in it
-
-    def __call__(self, messages: list[Message]) -> None:
-        """Repair `messages` in place."""
-        same = [*map(is_, self._done, messages), False]
-        known = same.index(False)
-        while known and messages[known - 1].get("role") == "tool":
-            known -= 1  # the last turn again: results of its calls may be among the new messages
-        known -= bool(known and messages[known - 1].get("tool_calls"))
-        self._taken -= _ids(self._done[known:])
-        messages[known:] = repair(messages[known:], self._taken)
-        self._done = messages[:]
-
-
-def _ids(messages: list[Message]) -> set[str]:
-    return {call["id"] for message in messages for call in calls_of(message)}
-
-
 def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
     """Wire messages: without meta and the user's own roles, and without what only the model that
     wrote a message understands, where that is not `model`."""
-    return Converter(model)(messages)
-
-
-class Converter:
-    """`convert_to_llm` for a list that mostly grows: what is as it was is not converted again.
-
-    `changed`: the list did more than grow.
-    """
-
-    def __init__(self, model: str = "") -> None:
-        self._model = model
-        self._done: list[Message] = []  # copies
-        self._wire: list[Message | None] = []  # None for a message that is not sent
-        self.changed = False
-
-    def __call__(self, messages: list[Message]) -> list[Message]:
-        known = unchanged(self._done, messages)
-        self.changed = known < len(self._done)
-        self._wire[known:] = [_public(message, self._model) for message in messages[known:]]
-        self._done[known:] = map(copied, messages[known:])
-        return [message for message in self._wire if message is not None]
+    wire = [_public(message, model) for message in messages]
+    return [message for message in wire if message is not None]
 
 
 def _public(message: Message, model: str) -> Message | None:
@@ -291,3 +241,38 @@ def _plain(message: Message) -> Message:
     if "tool_calls" in plain:
         plain["tool_calls"] = _bare(plain["tool_calls"])
     return plain
+
+
+class History:
+    """`repair` and `convert_to_llm` for the list of a run, which mostly grows.
+
+    What is as it was at the last request is not looked through again, so that a late step of a long run
+    costs little more than the first one. A message that was replaced, or changed in place, is noticed.
+    """
+
+    def __init__(self, messages: list[Message], model: str = "") -> None:
+        self.messages, self.model = messages, model
+        self._copies: list[Message] = []
+        self._ids: set[str] = set()  # of the calls in them
+        self._wire: list[Message | None] = []  # None for a message that is not sent
+
+    def repair(self) -> None:
+        """Repair the list in place."""
+        messages = self.messages
+        known = unchanged(self._copies, messages)
+        if known == len(messages) == len(self._copies):
+            return
+        while known and messages[known - 1].get("role") == "tool":
+            known -= 1  # the last turn again: results of its calls may be among the new messages
+        known -= bool(known and messages[known - 1].get("tool_calls"))
+        self._ids -= {call["id"] for each in self._copies[known:] for call in calls_of(each)}
+        messages[known:] = repair(messages[known:], self._ids)
+        self._copies[known:] = map(copied, messages[known:])
+        del self._wire[known:]
+
+    def wire(self) -> list[Message]:
+        """The list, repaired, as wire messages."""
+        self.repair()
+        new = self.messages[len(self._wire) :]
+        self._wire += [_public(message, self.model) for message in new]
+        return [message for message in self._wire if message is not None]

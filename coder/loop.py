@@ -53,39 +53,48 @@ def run_loop(
     """
     if not isinstance(hooks, Hooks | None):
         raise TypeError("hooks is one object of the class Hooks; a HookChain makes one of several")
-    interrupt: KeyboardInterrupt | None = None
-    toolset = tools if isinstance(tools, Toolset) else Toolset(tools)
-    pending = [user(prompts)] if isinstance(prompts, str) else list(prompts)
     with (abort or Abort()).child(limits.max_seconds) as token:
-        budget = budget or Budget(limits.max_steps)
         run = Run(
-            *(messages, model, toolset, system, reasoning, hooks or Hooks(), limits, retry, token),
-            budget,
-            pending,
+            messages,
+            model,
+            tools if isinstance(tools, Toolset) else Toolset(tools),
+            system,
+            reasoning,
+            hooks or Hooks(),
+            limits,
+            retry,
+            token,
+            budget or Budget(limits.max_steps),
+            pending=[user(prompts)] if isinstance(prompts, str) else list(prompts),
         )
-        try:
-            yield events.RunStart()
-            yield events.Status("busy", "preparing")
-            try:
-                yield from resolve(run.hooks.on_run_start(token))
-                end = yield from steps(run)
-            except (Aborted, KeyboardInterrupt) as error:
-                interrupt = error if isinstance(error, KeyboardInterrupt) else None
-                token.set(str(error) or "aborted")
-                end = run.aborted()
-                yield from run.close()
-        finally:
-            for _ in run.close():
-                pass  # an error is being raised, or the consumer has stopped iterating
-        yield events.Status("idle", "ended")
-        yield events.RunEnd(end.stop_reason, end.text, run.usage, run.steps, end.error)
-        if interrupt:
-            raise interrupt
-        return RunResult(end.stop_reason, end.text, messages, run.usage, run.steps, end.error)
+        return (yield from run_to_end(run))
+
+
+def run_to_end(run: Run) -> Events[RunResult]:
+    """All steps, and an ordered end, however it comes."""
+    interrupt: KeyboardInterrupt | None = None
+    try:
+        yield events.RunStart()
+        yield events.Status("busy", "preparing")
+        end = yield from steps(run)
+    except (Aborted, KeyboardInterrupt) as error:
+        interrupt = error if isinstance(error, KeyboardInterrupt) else None
+        run.abort.set(str(error) or "aborted")
+        end = run.aborted()
+        yield from run.close()
+    finally:
+        for _ in run.close():
+            pass  # an error is being raised, or the consumer has stopped iterating
+    yield events.Status("idle", "ended")
+    yield events.RunEnd(end.stop_reason, end.text, run.usage, run.steps, end.error)
+    if interrupt:
+        raise interrupt
+    return RunResult(end.stop_reason, end.text, run.messages, run.usage, run.steps, end.error)
 
 
 def steps(run: Run) -> Events[End]:
     """Steps, until one of them or a limit ends the run and no queued message continues it."""
+    yield from resolve(run.hooks.on_run_start(run.abort))
     run.pending += yield from resolve(run.hooks.get_steering_messages())
     if not run.pending and (problem := nothing_to_answer(run.messages)):
         raise ValueError(f"{problem}: give the run a prompt")

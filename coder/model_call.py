@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coder import events
 from coder.events import Events, Returning, resolve
-from coder.history import ROLES, repair
+from coder.history import ROLES, convert_to_llm, repair
 from coder.providers.errors import Failures
 from coder.run import End, Run
 from coder.types import Completion, ModelError, Request, Trigger
@@ -88,15 +88,11 @@ def attempt(run: Run) -> Events[Completion]:
 
 
 def request_for(run: Run) -> Events[Request]:
-    """The list repaired, converted to API messages, and changed by the hooks."""
-    run.repair(run.messages)
+    """The list converted to API messages, and changed by the hooks."""
     chosen = yield from resolve(run.hooks.transform_context(run.messages, run.abort))
     converted = yield from resolve(run.hooks.convert_to_llm(chosen))
-    wire = run.convert(converted)
-    if converted is not run.messages or run.convert.changed:
-        wire = repair(wire)
-    if converted is run.messages and run.convert.changed:  # a message was changed in place
-        run.repair.forget()
+    unchanged = converted is run.messages
+    wire = run.history.wire() if unchanged else repair(convert_to_llm(converted, run.model.name))
     key = yield from resolve(run.hooks.get_api_key())
     request = Request(
         *(wire, run.tools.schemas, run.system, key),
@@ -128,12 +124,12 @@ def accept(run: Run, answer: Completion) -> Events[None]:
 
 
 def compact(run: Run, trigger: Trigger) -> Events[bool]:
-    """Let a hook shorten the list, at most `max_compactions` times between two answers."""
+    """Repair the list and let a hook shorten it, at most `max_compactions` times between two answers."""
+    run.history.repair()
     if run.compactions >= run.limits.max_compactions:
         return False
     if trigger != "threshold":
         yield events.Status("busy", "compacting")
-    run.repair(run.messages)
     shortened = run.hooks.on_length(run.messages, trigger, run.last_usage, run.abort)
     with Returning(resolve(shortened)) as work:
         for event in work:

@@ -9,7 +9,7 @@ from coder import events
 from coder.abort import Abort
 from coder.ai import Model
 from coder.events import Events
-from coder.history import Converter, Repairer, now, tool_message
+from coder.history import History, now, tool_message
 from coder.hooks import Hooks
 from coder.providers.errors import RetryPolicy
 from coder.providers.text import new_id
@@ -76,7 +76,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.offered = self.tools  # what the newest request offered, as the hooks changed it
-        self.repair, self.convert = Repairer(), Converter(self.model.name)
+        self.history = History(self.messages, self.model.name)
 
     def begin_step(self) -> None:
         self.steps += 1
@@ -107,7 +107,7 @@ class Run:
         ]
         self.messages += self.pending
         self.pending.clear()
-        self.repair(self.messages)
+        self.history.repair()
         for message in self.messages[start:]:
             if not message.get("meta", {}).get("aborted"):  # its start was at its first delta
                 yield events.MessageStart(message)

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Union, overload
 
 from coder.abort import Abort
-from coder.arguments import JOINED, fit, resolved
+from coder.arguments import fit
 from coder.events import BaseEvent, Event, Outcome, Returning, ToolUpdate, resolve
 from coder.types import Aborted, Budget, DeniedError, ToolCall, ToolError, ToolResult
 
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
 
-# Asks for leave: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
+# Asks for permission: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
 Authorize = Callable[["ToolContext", str, Sequence[str], str], Outcome[Any]]
 Title = str | Callable[[dict[str, Any]], str]
 
@@ -60,10 +60,7 @@ class Confinement(Protocol):
 
 @dataclass
 class ToolContext:
-    """What a tool may know and do: where it works, who asks, when to stop.
-
-    `seen`: files as they were when this session last read or wrote them (tools/files.py).
-    """
+    """What a tool may know and do. `seen`: files as this session last read or wrote them (tools/files.py)."""
 
     cwd: Path
     abort: Abort
@@ -72,8 +69,8 @@ class ToolContext:
     call_id: str = ""
     seen: dict[Path, Any] = field(default_factory=dict)
     authorize: Authorize | None = None
-    secret: Callable[[str], bool] | None = None  # is a file not to be searched without a question?
-    confine: Confinement | None = None  # what a hook puts the call's child processes in
+    secret: Callable[[str], bool] | None = None  # may this file only be searched with permission?
+    confine: Confinement | None = None
     budget: Budget | None = None  # of the run, for a tool that starts another one
     redact: Callable[[str], str] = str  # takes the values of keys out (permissions/redact.py)
     _updates: list[ToolUpdate] = field(default_factory=list, repr=False)
@@ -83,8 +80,8 @@ class ToolContext:
         self._updates.append(ToolUpdate(self.call_id, self.redact(text)))
         return self._updates[-1]
 
-    def shown(self, event: Event | None = None) -> Iterator[Event]:
-        """The updates that nobody has yielded, and the event, if it is none of them."""
+    def take_updates(self, event: Event | None = None) -> Iterator[Event]:
+        """The updates that were not yielded yet, and the event, if it is none of them."""
         updates, self._updates = self._updates, []
         yield from updates
         if event is not None and not any(each is event for each in updates):
@@ -164,21 +161,19 @@ def tool_of(
     hints = typing.get_type_hints(function)
     signature = inspect.signature(function).parameters
     described, description = _described(inspect.getdoc(function) or "", signature)
-    context, properties, required = "", dict[str, Any](), list[str]()
+    context = next((own for own in signature if hints.get(own) is ToolContext), "")
+    properties, required = dict[str, Any](), list[str]()
     for own, parameter in signature.items():
-        if hints.get(own) is ToolContext:
-            context = own
+        if own == context:
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise TypeError(f"tool {name}: *{own} has no JSON schema; name each parameter")
         if own not in described:
-            raise TypeError(
-                f"tool {name}: describe {own!r} in the docstring, in a line `{own}: ...`"
-            )
+            how = f"in a line `{own}: ...`"
+            raise TypeError(f"tool {name}: describe {own!r} in the docstring, {how}")
         schema = _schema(hints.get(own), f"tool {name}: {own}")
         properties[own] = schema | {"description": described[own]}
-        if parameter.default is parameter.empty:
-            required.append(own)
+        required += [own] if parameter.default is parameter.empty else []
     parameters = {"type": "object", "properties": properties, "required": required}
     title = title or next(iter(properties), "")
     return Tool(name, description, parameters, function, context, title, concurrent)
@@ -246,19 +241,17 @@ class Toolset:
         new = {each.name: each for each in made if isinstance(each, Tool)}
         schemas = [each.schema if isinstance(each, Tool) else each for each in made]
         names = {(schema.get("function") or {}).get("name") for schema in schemas}
-        tools = {name: each for name, each in (self.tools | new).items() if name in names}
-        chosen = self if tools == self.tools else copy.copy(self)
-        chosen.tools = tools
+        chosen = copy.copy(self)
+        chosen.tools = {name: each for name, each in (self.tools | new).items() if name in names}
         return schemas, chosen
 
     def context(self, call: ToolCall, abort: Abort) -> ToolContext:
         return ToolContext(self.cwd, abort, self.session_id, call_id=call.id, seen=self.seen)
 
     def title(self, call: ToolCall) -> str:
-        known = self.tools.get(call.name)
         try:
-            return known.title_of(call.arguments or {}) if known else call.name
-        except Exception:  # somebody's function, for arguments that are not checked yet
+            return self.tools[call.name].title_of(call.arguments or {})
+        except Exception:  # an unknown tool; or a tool's title function, for unchecked arguments
             return call.name
 
     def groups(self, calls: list[ToolCall]) -> Iterable[list[ToolCall]]:
@@ -286,12 +279,7 @@ class Toolset:
                 raise ToolError(f"there is no tool {call.name!r}. The tools are: {names}")
             if call.arguments is None:
                 raise ToolError(f"the arguments are {call.problem}. Send one JSON object.")
-            known = self.tools[call.name]
-            given = checked(known, call.arguments) | ({known.context: ctx} if known.context else {})
-            value = known.function(**given)
-            if inspect.isgenerator(value):
-                value = yield from _relay(value, ctx)
-            result = as_result(value)
+            result = as_result((yield from _call(self.tools[call.name], call.arguments, ctx)))
         except Aborted:
             raise
         except ToolError as error:
@@ -299,7 +287,7 @@ class Toolset:
         except Exception as error:
             why = f"{call.name} failed: {type(error).__name__}: {error}"
             result = as_failure(ToolError(why))
-        yield from ctx.shown()
+        yield from ctx.take_updates()
         return result
 
 
@@ -308,34 +296,41 @@ def _made(given: Any) -> Any:
     return given if isinstance(given, Tool | dict) else tool_of(given)
 
 
-def _relay(work: Generator[Any, Any, Any], ctx: ToolContext) -> Generator[Event, None, Any]:
-    """Pass on what a generator tool yields: events as they are, anything else as an update."""
-    with Returning(work) as yielded:
+def _call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext) -> Generator[Event, None, Any]:
+    """Call the function; what a generator yields goes out: events as they are, the rest as updates."""
+    context = {tool.context: ctx} if tool.context else {}
+    value = tool.function(**checked(tool, arguments), **context)
+    if not isinstance(value, Generator):
+        return value
+    with Returning(value) as yielded:
         for each in yielded:
-            event: Any = each if isinstance(each, BaseEvent) else ctx.update(str(each))
-            yield from ctx.shown(event)
+            yield from ctx.take_updates(
+                each if isinstance(each, BaseEvent) else ctx.update(str(each))
+            )
     return yielded.value
 
 
-def checked(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as the function takes them. Raises ToolError in words the model can use.
+# A schema with one of these may name parameters elsewhere than in `properties`.
+ELSEWHERE = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties"}
 
-    A value of another type is taken where it is certain: "10" for 10, a list or object encoded once
-    more. A null for what may be left out is left out. Members that the schema does not name are
-    refused unless it allows them, or the function takes any.
+
+def checked(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as the function takes them (arguments.fit).
+
+    Parameters that the schema does not name are refused, unless it or the function takes any.
     """
-    schema = resolved(tool.parameters, tool.parameters)
-    others = arguments.keys() - (schema.get("properties") or {}).keys()
-    if others and "properties" in schema and not schema.keys() & JOINED:
+    schema = tool.parameters
+    unknown = arguments.keys() - (schema.get("properties") or {}).keys()
+    if unknown and "properties" in schema and not schema.keys() & ELSEWHERE:
         parameters = inspect.signature(tool.function).parameters.values()
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-            schema = {"additionalProperties": False} | schema
-    fitting: dict[str, Any] = fit(arguments, schema, tool.parameters, tool.name)
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        schema = {"additionalProperties": takes_any} | schema
+    fitting: dict[str, Any] = fit(arguments, schema, tool.name)
     return fitting
 
 
 def as_failure(error: ToolError) -> ToolResult:
-    """The result of a call that could not, or may not, be done."""
+    """The result of a call that failed or was denied."""
     kind = "Denied" if isinstance(error, DeniedError) else "Error"
     return ToolResult(f"{kind}: {error}", is_error=True)
 

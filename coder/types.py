@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -133,46 +133,27 @@ class CoderError(Exception):
     """
 
 
+@dataclass(eq=False)
 class ModelError(CoderError):
-    """A model call failed. `retryable` and `retry_after` (seconds) are facts for the retry policy to judge.
+    """A model call failed. `retryable` and `retry_after` (seconds) are facts for the retry policy to judge."""
 
-    `message` is the server's text; `param` is the member of the request that it names; `loading`: it is not
-    ready yet because it loads the model; `advice` is what to do, where that differs within the kind; `body` is
-    what came in the place of an answer, as it came.
-    """
+    kind: ErrorKind
+    message: str  # the server's text
+    _: KW_ONLY
+    status: int | None = None
+    request_id: str | None = None
+    retryable: bool = False
+    retry_after: float | None = None
+    param: str = ""  # the member of the request that the error names
+    loading: bool = False  # the server is still loading the model
+    advice: str = ""  # what to do, where that differs within the kind
+    body: bytes = b""  # what came in the place of an answer, as it came
 
-    def __init__(
-        self,
-        kind: ErrorKind,
-        message: str,
-        *,
-        status: int | None = None,
-        request_id: str | None = None,
-        retryable: bool = False,
-        retry_after: float | None = None,
-        param: str = "",
-        loading: bool = False,
-        advice: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.kind: ErrorKind = kind
-        self.message = message
-        self.status = status
-        self.request_id = request_id
-        self.retryable = retryable
-        self.retry_after = retry_after
-        self.param = param
-        self.loading = loading
-        self.advice = advice
-        self.body = b""
+    def __str__(self) -> str:
+        return self.message
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "message": self.message,
-            "status": self.status,
-            "request_id": self.request_id,
-        }
+        return {name: getattr(self, name) for name in ("kind", "message", "status", "request_id")}
 
 
 class Aborted(CoderError):

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coder.history import NOT_RUN, Repairer, convert_to_llm, repair, user
+from coder.history import NOT_RUN, History, convert_to_llm, repair, user
 from coder.types import Message
 from tests.harness import assert_valid
 
@@ -59,11 +59,11 @@ def test_repairing_a_list_while_it_grows_gives_a_valid_list_too(
     pieces: list[list[Message]],
 ) -> None:
     growing: list[Message] = []
-    repairer = Repairer()
+    history = History(growing)
     for piece in pieces:
         growing += piece
-        repairer(growing)
-        assert_valid({"messages": convert_to_llm(growing)})
+        history.repair()
+        assert_valid({"messages": history.wire()})
         assert repair(growing) == growing
 
 
@@ -132,13 +132,20 @@ def test_empty_answers_go_and_empty_results_say_so() -> None:
     assert [m.get("content") for m in fixed] == ["x", None, "(no output)"]
 
 
-def test_a_message_that_is_replaced_early_in_the_list_is_noticed() -> None:
+def test_a_message_that_is_replaced_or_changed_in_place_early_in_the_list_is_noticed() -> None:
     messages = [user("one"), call("a"), result("a", "long output"), user("two")]
-    repairer = Repairer()
-    repairer(messages)
+    history = History(messages)
+    first = history.wire()
+    assert first[0]["content"] == "one" and history.wire()[0] is first[0], "converted once"
     messages[2] = result("a", "")
-    repairer(messages)
-    assert messages[2]["content"] == "(no output)"
+    assert history.wire()[2]["content"] == "(no output)"
+    messages[0]["content"] = "h\ud83dlf"
+    messages[1]["tool_calls"][0]["function"]["arguments"] = "{"
+    wire = history.wire()
+    assert wire[0]["content"] == "h\ufffdlf"
+    assert wire[1]["tool_calls"][0]["function"]["arguments"] == "{}"
+    del messages[1:]
+    assert history.wire() == [{"role": "user", "content": "h\ufffdlf"}]
 
 
 def test_what_servers_sent_beside_a_call_is_kept() -> None:

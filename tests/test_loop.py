@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import threading
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +20,6 @@ from coder.history import user
 from coder.hooks import FunctionHooks, Hooks
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
-from coder.run import truncate
 from coder.toolset import Tool, ToolContext, Toolset, tool
 from coder.types import (
     Completion,
@@ -33,9 +30,9 @@ from coder.types import (
     ToolCall,
     ToolError,
     ToolResult,
-    Usage,
 )
 from tests.harness import FAST, ask, assert_all_valid, drive, serve, shape, types
+from tests.terminal import promptly
 
 
 @tool
@@ -143,111 +140,42 @@ def test_the_reading_guide_has_these_rows() -> None:
     assert re.findall(r"^\| (.+?) \| (.+?) \| .+? \|$", table, re.M) == [*ROWS]
 
 
-# ---- how a run ends --------------------------------------------------------------------------------------
+# ---- how a run ends -------------------------------------------------------------------------------
 
 
-def test_a_plain_answer_ends_the_run_with_its_text() -> None:
-    with serve(Reply("Four.")) as server:
-        events, result = ask(server, "2+2?")
-    assert (result.stop_reason, result.text, result.steps, result.error) == (
-        "stop",
-        "Four.",
-        1,
-        None,
-    )
-    assert shape(events) == [
-        "run_start",
-        "step_start",
-        "message_start",
-        "message_end",
-        "message_start",
-        "message_end",
-        "step_end",
-        "run_end",
-    ]
-    assert [m["role"] for m in result.messages] == ["user", "assistant"]
+def contents(messages: Sequence[Message]) -> list[Any]:
+    return [message.get("content") for message in messages]
 
 
 def test_a_run_with_tools_goes_on_until_there_are_no_calls() -> None:
-    with serve(
-        Reply("I add.", calls=[("add", {"a": 2, "b": 2}), ("add", {"a": 3, "b": 3})]),
-        Reply("4 and 6."),
-    ) as server:
+    both = Reply("I add.", calls=[("add", {"a": 2, "b": 2}), ("add", {"a": 3, "b": 3})])
+    with serve(both, Reply("4 and 6.")) as server:
         events, result = ask(server, tools=[add])
         assert_all_valid(server)
-    assert result.text == "4 and 6." and result.steps == 2
-    assert [m.get("content") for m in result.messages] == ["go", "I add.", "4", "6", "4 and 6."]
-    assert shape(events) == [
-        "run_start",
-        "step_start",
-        "message_start",
-        "message_end",
-        "message_start",
-        "message_end",
-        "tool_start",
-        "tool_end",
-        "message_start",
-        "message_end",
-        "tool_start",
-        "tool_end",
-        "message_start",
-        "message_end",
-        "step_end",
-        "step_start",
-        "message_start",
-        "message_end",
-        "step_end",
-        "run_end",
-    ]
+    assert (result.text, result.steps, result.error) == ("4 and 6.", 2, None)
+    assert contents(result.messages) == ["go", "I add.", "4", "6", "4 and 6."]
+    message, calling = ["message_start", "message_end"], ["tool_start", "tool_end"]
+    first = ["step_start", *message, *message, *calling, *message, *calling, *message, "step_end"]
+    assert shape(events) == ["run_start", *first, "step_start", *message, "step_end", "run_end"]
+    steps = [event.usage.input for event in events if isinstance(event, StepEnd)]
+    assert result.usage.input == sum(steps) > 0 and not result.usage.estimated
 
 
-def test_calls_are_run_though_the_server_says_stop() -> None:
-    with serve(Reply(calls=[("add", {"a": 2, "b": 2})], finish="stop"), Reply("done")) as server:
-        _, result = ask(server, tools=[add])
-    assert result.messages[2]["content"] == "4"
-
-
-def test_an_empty_stop_behind_tool_results_ends_the_run_and_one_without_any_is_asked_for_once_more() -> (
-    None
-):
-    """The words of the refactor plan: the work is done, and there is nothing to add."""
-    with serve(call(), Reply("")) as server:
-        events, result = ask(server, tools=[add])
-        assert len(server.requests) == 2
-    assert (result.stop_reason, result.text, result.error) == (
-        "stop",
-        "Task completed.",
-        None,
-    ) and "retry" not in types(events)
-    assert [m["role"] for m in result.messages] == ["user", "assistant", "tool"]
-    assert shape(events)[-4:] == ["message_start", "message_end", "step_end", "run_end"]
-
+def test_an_empty_answer_is_asked_for_once_more_and_both_are_paid_for() -> None:
     with serve(Reply("")) as server:
         events, result = ask(server)
-        assert len(server.requests) == 2
-    assert (result.stop_reason, result.text, result.error) == ("stop", "Task completed.", None)
+        assert result.usage.input == sum(len(json.dumps(body)) // 4 for body in server.requests)
     assert [e.error.message for e in events if isinstance(e, Retry)] == ["the answer was empty"]
-    assert result.usage.input == sum(
-        len(json.dumps(body)) // 4 for body in server.requests
-    )  # both are paid for
-
-
-def test_an_empty_answer_at_the_start_is_asked_for_again() -> None:
-    with serve(Reply(""), Reply("here")) as server:
-        events, result = ask(server)
-    assert result.text == "here" and "retry" in types(events)
 
 
 def test_calls_that_were_announced_and_did_not_come_are_a_failed_attempt() -> None:
-    """F2: the server lost them, so the model was not done."""
     with serve(call(), Reply("", finish="tool_calls"), Reply("here")) as server:
-        _, result = ask(server, tools=[add])
-    assert result.text == "here"
+        assert ask(server, tools=[add])[1].text == "here"
 
 
 @pytest.mark.case("NET-08")
 def test_an_answer_cut_inside_its_calls_runs_none_of_them(tmp_path: Path) -> None:
-    """NET-08: neither the one with valid arguments nor the one that is cut."""
+    """Neither the one with valid arguments nor the one that is cut."""
 
     @tool
     def touch(path: str) -> str:
@@ -258,38 +186,13 @@ def test_an_answer_cut_inside_its_calls_runs_none_of_them(tmp_path: Path) -> Non
         (tmp_path / path).touch()
         return "ok"
 
-    cut = Reply(
-        "Writing.", calls=[("touch", {"path": "a"}), ("touch", '{"path": "b')], finish="length"
-    )
-    with serve(cut, Reply("smaller then")) as server:
+    calls = [("touch", {"path": "a"}), ("touch", '{"path": "b')]
+    with serve(Reply("Writing.", calls=calls, finish="length"), Reply("smaller")) as server:
         _, result = ask(server, tools=[touch])
         assert_all_valid(server)
-    assert list(tmp_path.iterdir()) == []
-    assert all(
-        "cut at the output limit" in m["content"] for m in result.messages if m["role"] == "tool"
-    )
-    assert result.stop_reason == "stop"
-
-
-def test_an_answer_at_the_output_limit_ends_with_length_and_its_text() -> None:
-    with serve(Reply("half a st", finish="length")) as server:
-        _, result = ask(server)
-    assert (result.stop_reason, result.text) == ("length", "half a st")
-
-
-def test_length_in_a_full_context_without_compaction_ends_with_length() -> None:
-    with serve(Reply("x" * 4000, finish="length")) as server:
-        _, result = ask(server, model={"context_window": 500})
-    assert result.stop_reason == "length" and result.text == "x" * 4000
-
-
-def test_an_overflow_without_compaction_says_that_the_context_limit_is_reached() -> None:
-    """NET-15: one clear end and no loop."""
-    with serve(Reply("This model's maximum context length is 10 tokens", status=400)) as server:
-        _, result = ask(server)
-        assert len(server.requests) == 1
-    assert (result.stop_reason, result.text) == ("length", "Context limit reached.")
-    assert result.error and result.error.kind == "overflow"
+    assert list(tmp_path.iterdir()) == [] and result.stop_reason == "stop"
+    results = [m["content"] for m in result.messages if m["role"] == "tool"]
+    assert len(results) == 2 and all("cut at the output limit" in each for each in results)
 
 
 class Shortening(Hooks):
@@ -297,11 +200,9 @@ class Shortening(Hooks):
 
     def __init__(self) -> None:
         self.triggers: list[str] = []
-        self.told = 0
+        self.compacted = 0
 
-    def on_length(
-        self, messages: list[Message], trigger: str, usage: Usage, abort: Abort
-    ) -> Outcome[bool]:
+    def on_length(self, messages: list[Message], trigger: str, *_: Any) -> Outcome[bool]:
         self.triggers.append(trigger)
         if trigger == "threshold":
             return False
@@ -309,45 +210,24 @@ class Shortening(Hooks):
         return True
 
     def on_compacted(self, messages: list[Message]) -> Outcome[None]:
-        self.told += 1
+        self.compacted += 1
         return None
 
 
-def test_an_overflow_is_compacted_and_asked_again_at_most_twice_in_a_row() -> None:
+def test_an_overflow_is_compacted_at_most_twice_between_two_answers() -> None:
     hooks = Shortening()
-    with serve(Reply("maximum context length", status=400)) as server:
+    with serve(FULL) as server:
         _, result = ask(server, hooks=hooks)
         assert len(server.requests) == 3
-    assert result.stop_reason == "length"
-    assert hooks.triggers == ["threshold", "overflow", "threshold", "overflow"] and hooks.told == 2
-
-
-def test_after_a_completed_step_the_context_may_be_compacted_again() -> None:
-    hooks = Shortening()
-    full = Reply("maximum context length", status=400)
-    with serve(full, full, call(), full, full, Reply("done")) as server:
+    assert result.stop_reason == "length" and result.error and result.error.kind == "overflow"
+    assert hooks.triggers == ["threshold", "overflow"] * 2 and hooks.compacted == 2
+    with serve(FULL, FULL, call(), FULL, FULL, Reply("done")) as server:
         _, result = ask(server, hooks=hooks, tools=[add])
         assert_all_valid(server)
-    assert result.text == "done" and hooks.told == 4
+    assert result.text == "done" and hooks.compacted == 6
 
 
-def test_a_filtered_answer_ends_with_a_notice_and_is_not_retried() -> None:
-    with serve(Reply("Step one is", finish="content_filter")) as server:
-        events, result = ask(server)
-        assert len(server.requests) == 1
-    assert (result.stop_reason, result.text) == (
-        "content_filter",
-        "Step one is",
-    ) and "notice" in types(events)
-
-
-def test_calls_of_a_filtered_answer_are_not_run() -> None:
-    with serve(Reply(calls=[("add", {"a": 1, "b": 1})], finish="content_filter")) as server:
-        events, result = ask(server, tools=[add])
-    assert result.stop_reason == "content_filter" and "tool_start" not in types(events)
-
-
-# ---- limits ----------------------------------------------------------------------------------------------
+# ---- limits ---------------------------------------------------------------------------------
 
 
 def counting() -> ScriptedServer:
@@ -357,25 +237,15 @@ def counting() -> ScriptedServer:
 
 
 @pytest.mark.case("INV-10")
-def test_the_step_limit_ends_the_run_with_its_words() -> None:
+def test_the_step_limit_ends_each_run_with_its_words() -> None:
+    messages: list[Message] = []
     with counting() as server:
-        _, result = ask(server, tools=[add], limits=Limits(max_steps=3))
-        assert len(server.requests) == 3
-        assert_all_valid(server)
-    assert (result.stop_reason, result.text, result.steps) == (
-        "max_steps",
-        "Max steps reached, task may be incomplete.",
-        3,
-    )
-
-
-def test_the_step_limit_counts_per_run() -> None:
-    with counting() as server:
-        messages: list[Message] = []
         for _ in range(2):
-            _, result = ask(server, tools=[add], limits=Limits(max_steps=2), messages=messages)
-        assert result.steps == 2 and len(server.requests) == 4
+            _, result = ask(server, tools=[add], limits=Limits(max_steps=3), messages=messages)
+        assert len(server.requests) == 6
         assert_all_valid(server)
+    assert (result.stop_reason, result.steps) == ("max_steps", 3)
+    assert result.text == "Max steps reached, task may be incomplete."
 
 
 @pytest.mark.parametrize("where", ["stream", "tool", "backoff"])
@@ -391,27 +261,19 @@ def test_the_time_limit_ends_the_run_wherever_it_is(where: str) -> None:
         "tool": Reply(calls=[("wait", {})]),
         "backoff": Reply("busy", status=503, headers={"retry-after": "30"}),
     }
-    started = time.monotonic()
-    with serve(replies[where]) as server:
-        _, result = ask(
-            server, tools=[wait] if where == "tool" else [], limits=Limits(max_seconds=0.5)
-        )
-    assert result.stop_reason == "max_time" and time.monotonic() - started < 5
-    assert (
-        where == "stream" or result.text == "Time limit of 0.5 s reached, task may be incomplete."
-    )
+    with serve(replies[where]) as server, promptly(5):
+        _, result = ask(server, tools=[wait], limits=Limits(max_seconds=0.3))
+    late = "Time limit of 0.3 s reached, task may be incomplete."
+    assert result.stop_reason == "max_time" and (where == "stream" or result.text == late)
 
 
-# ---- retries ---------------------------------------------------------------------------------------------
+# ---- retries --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        Reply("busy", status=429),
-        Reply("oops", status=500),
-        Reply("oops", status=503),
-        Reply("oops", status=529),
+        *(Reply("busy", status=status) for status in (429, 500, 503, 529)),
         Reply(status=0),
         Reply("half", cut=2),
         Reply("half", cut=2, close="reset"),
@@ -420,17 +282,17 @@ def test_the_time_limit_ends_the_run_wherever_it_is(where: str) -> None:
     ],
     ids=lambda r: f"{r.status}-{r.close}-{r.cut}-{bool(r.chunks)}",
 )
-def test_a_passing_failure_is_tried_again_and_leaves_no_trace(bad: Reply) -> None:
-    """NET-01 to NET-07."""
-    with serve(bad, bad, Reply("fine")) as server:
-        events, result = ask(server)
-        assert len(server.requests) == 3
-    retries = [event for event in events if isinstance(event, Retry)]
-    assert [event.attempt for event in retries] == [1, 2]
-    assert result.text == "fine" and [m.get("content") for m in result.messages] == ["go", "fine"]
+def test_a_transient_failure_is_tried_again_and_leaves_no_trace(bad: Reply) -> None:
+    """NET-01 to NET-07. A good answer resets the count of failures."""
+    with serve(*[bad] * 4, call(), *[bad] * 4, Reply("fine")) as server:
+        events, result = ask(server, tools=[add])
+    attempts = [event.attempt for event in events if isinstance(event, Retry)]
+    # A connection that was kept open and is closed by the server is opened again without a word
+    assert attempts[:4] == [1, 2, 3, 4] and attempts[4:] in ([1, 2, 3, 4], [1, 2, 3])
+    assert contents(result.messages) == ["go", None, "3", "fine"]
 
 
-def test_after_five_failures_the_run_says_so_and_names_the_error() -> None:
+def test_after_five_failures_the_run_ends_and_names_the_error() -> None:
     with serve(Reply("overloaded", status=503)) as server:
         _, result = ask(server)
         assert len(server.requests) == 5
@@ -445,20 +307,14 @@ def test_after_five_failures_the_run_says_so_and_names_the_error() -> None:
     [(400, "bad_request"), (401, "auth"), (403, "auth"), (404, "not_found"), (402, "quota")],
 )
 def test_a_final_error_is_not_tried_again(status: int, kind: str) -> None:
-    with serve(Reply("no such thing", status=status)) as server:
-        _, result = ask(server)
-        assert len(server.requests) == 1
+    with serve(call(), Reply("no such thing", status=status)) as server:
+        events, result = ask(server, tools=[add])
+        assert len(server.requests) == 2
     where = f" at {server.url}/chat/completions" if status == 404 else ""
-    assert (
-        result.text == f"Error: no such thing{where}" and result.error and result.error.kind == kind
-    )
-
-
-def test_the_count_of_failures_is_reset_by_a_good_answer() -> None:
-    bad = Reply("busy", status=503)
-    with serve(*[bad] * 4, call(), *[bad] * 4, Reply("fine")) as server:
-        _, result = ask(server, tools=[add])
-    assert result.text == "fine"
+    assert result.text == f"Error: no such thing{where}"
+    assert result.error and result.error.kind == kind
+    steps = [event.usage.input for event in events if isinstance(event, StepEnd)]
+    assert steps[1] == 0 and sum(steps) == result.usage.input
 
 
 def test_waits_grow_and_obey_the_server() -> None:
@@ -467,113 +323,82 @@ def test_waits_grow_and_obey_the_server() -> None:
     for attempt, most in ((1, 2), (2, 4), (3, 8), (4, 16), (5, 30), (9, 30)):
         waits = [policy.delay(busy, attempt) or 0 for _ in range(50)]
         assert all(0.75 * most <= wait <= most for wait in waits) and len(set(waits)) > 1
-    assert (
-        policy.delay(ModelError("rate_limit", "x", retryable=True, retry_after=45), 1) or 0
-    ) == 45
-    assert policy.delay(ModelError("rate_limit", "x", retryable=True, retry_after=61), 1) is None
+    for seconds, delay in ((45, 45), (61, None)):
+        limited = ModelError("rate_limit", "x", retryable=True, retry_after=seconds)
+        assert policy.delay(limited, 1) == delay
     assert policy.delay(ModelError("auth", "x"), 1) is None
 
 
-def test_a_server_that_asks_for_a_day_is_not_waited_for() -> None:
+def test_retry_after_is_waited_for_unless_it_is_too_long() -> None:
+    with serve(Reply("later", status=429, headers={"retry-after": "0.4"}), Reply("fine")) as server:
+        assert ask(server)[1].text == "fine"
+        assert server.times[1] - server.times[0] >= 0.4
     with serve(Reply("later", status=429, headers={"retry-after": "86400"})) as server:
         _, result = ask(server)
         assert len(server.requests) == 1
     assert result.text == "Error: later (the server asks to wait 86400 s)"
 
 
-def test_retry_after_is_waited_for() -> None:
-    with serve(Reply("later", status=429, headers={"retry-after": "0.4"}), Reply("fine")) as server:
-        _, result = ask(server)
-        assert server.times[1] - server.times[0] >= 0.4
-    assert result.text == "fine"
-
-
 def test_one_connection_serves_a_run_also_after_errors_with_a_body() -> None:
-    with serve(
-        call(), call(a=2, b=2), Reply("busy", status=503), call(a=3, b=3), Reply("done")
-    ) as server:
+    with serve(call(), call(a=2, b=2), Reply("busy", status=503), Reply("done")) as server:
         ask(server, tools=[add])
-        assert server.connections == 1 and len(server.requests) == 5
+        assert server.connections == 1 and len(server.requests) == 4
 
 
 def test_the_first_byte_and_an_idle_stream_are_timed_and_comments_do_not_count() -> None:
     comments = Reply(chunks=[b": processing\n\n"] * 100, pace=0.05)
     for slow in (Reply("late", hold=30), comments, Reply("one two", cut=2, close="hang")):
-        started = time.monotonic()
-        with serve(slow, Reply("fine")) as server:
-            _, result = ask(server, model={"idle_timeout": 0.5, "first_byte_timeout": 0.5})
-        assert result.text == "fine" and time.monotonic() - started < 4
+        with serve(slow, Reply("fine")) as server, promptly(4):
+            _, result = ask(server, model={"idle_timeout": 0.3, "first_byte_timeout": 0.3})
+        assert result.text == "fine"
 
 
-# ---- the doom loop ---------------------------------------------------------------------------------------
+# ---- the doom loop --------------------------------------------------------------------------
 
 
 @pytest.mark.case("INV-10")
 def test_the_third_identical_call_is_answered_unrun_and_the_fourth_ends_the_run() -> None:
-    ran: list[int] = []
-
-    @tool
-    def count(a: int, b: int) -> str:
-        """Count.
-
-        a: one
-        b: two
-        """
-        ran.append(a)
-        return "same"
-
-    order = [
-        {"a": 1, "b": 2},
-        {"b": 2, "a": 1},
-        {"a": 1, "b": 2},
-        {"a": 1, "b": 2},
-    ]  # canonical: the order does not matter
-    with serve(*(Reply(calls=[("count", arguments)]) for arguments in order)) as server:
-        events, result = ask(server, tools=[count])
+    order = [{"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2}]
+    with serve(*(Reply(calls=[("add", arguments)]) for arguments in order)) as server:
+        events, result = ask(server, tools=[add])
         assert_all_valid(server)
-    assert len(ran) == 2
     assert result.stop_reason == "doom_loop" and result.steps == 4
     assert [event.count for event in events if isinstance(event, DoomLoop)] == [3]
-    assert "3 times in a row" in result.messages[6]["content"]
-    assert [m["role"] for m in result.messages] == ["user"] + ["assistant", "tool"] * 4
+    outputs = [m["content"] for m in result.messages if m["role"] == "tool"]
+    assert outputs[:2] == ["3", "3"] and "3 times in a row" in outputs[2] and len(outputs) == 4
 
 
-def test_a_different_call_in_between_resets_the_count() -> None:
+def test_the_count_goes_over_the_calls_of_one_answer_and_another_call_resets_it() -> None:
+    with serve(Reply(calls=[("add", {"a": 1, "b": 1})] * 5), Reply("unreached")) as server:
+        events, result = ask(server, tools=[add])
+    assert result.stop_reason == "doom_loop"
+    errors = [event.is_error for event in events if isinstance(event, ToolEnd)]
+    assert errors == [False, False, True, True, True]
     same, other = call(a=1, b=1), call(a=2, b=2)
     with serve(same, same, other, same, same, Reply("done")) as server:
-        events, result = ask(server, tools=[add])
-    assert result.text == "done" and not [event for event in events if isinstance(event, DoomLoop)]
+        assert ask(server, tools=[add])[1].text == "done"
 
 
 def test_a_consumer_may_let_the_repeated_call_run() -> None:
     with serve(*[call()] * 3, Reply("done")) as server:
-        events, result = ask(
-            server,
-            tools=[add],
-            each=lambda event: event.reply(True) if isinstance(event, DoomLoop) else None,
-        )
+        allow = lambda event: event.reply(True) if isinstance(event, DoomLoop) else None  # noqa: E731
+        _, result = ask(server, tools=[add], each=allow)
     assert result.text == "done"
-    assert [event.result.content for event in events if isinstance(event, ToolEnd)] == [
-        "3",
-        "3",
-        "3",
-    ]
+    assert [m["content"] for m in result.messages if m["role"] == "tool"] == ["3"] * 3
 
 
-def test_the_count_goes_over_the_calls_of_one_answer_too() -> None:
-    with serve(Reply(calls=[("add", {"a": 1, "b": 1})] * 5), Reply("unreached")) as server:
-        events, result = ask(server, tools=[add])
-    assert result.stop_reason == "doom_loop"
-    assert [event.is_error for event in events if isinstance(event, ToolEnd)] == [
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+# ---- tools in the loop ----------------------------------------------------------------------
 
 
-# ---- tools in the loop -----------------------------------------------------------------------------------
+@tool
+def broken(picky: bool = False) -> str:
+    """Fail.
+
+    picky: how
+    """
+    if picky:
+        raise ToolError("try another way")
+    return str(1 / 0)
 
 
 @pytest.mark.parametrize(
@@ -586,14 +411,12 @@ def test_the_count_goes_over_the_calls_of_one_answer_too() -> None:
         ("add", {"a": 1, "b": "x"}, "has to be of type integer"),
         ("add", {"a": 1, "b": 2, "c": 3}, "no parameter c"),
         ("broken", {}, "broken failed: ZeroDivisionError"),
+        ("broken", {"picky": True}, "Error: try another way"),
     ],
 )
-def test_what_a_model_does_wrong_becomes_a_result(name: str, arguments: Any, expected: str) -> None:
-    @tool
-    def broken() -> str:
-        """Fail."""
-        return str(1 / 0)
-
+def test_what_a_model_or_a_tool_does_wrong_becomes_a_result(
+    name: str, arguments: Any, expected: str
+) -> None:
     with serve(Reply(calls=[(name, arguments)]), Reply("I see")) as server:
         events, result = ask(server, tools=[add, broken])
         assert_all_valid(server)
@@ -602,66 +425,60 @@ def test_what_a_model_does_wrong_becomes_a_result(name: str, arguments: Any, exp
     assert result.text == "I see"
 
 
-def test_tool_errors_are_the_models_to_mend() -> None:
-    @tool
-    def picky() -> str:
-        """Refuse."""
-        raise ToolError("try another way")
-
-    with serve(call("picky", x=1), Reply(calls=[("picky", {})]), Reply("ok")) as server:
-        _, result = ask(server, tools=[picky])
-    assert result.messages[4]["content"] == "Error: try another way"
-
-
-def test_output_is_cut_once_with_the_exact_marker() -> None:
-    text = "a" * 15_000 + "b" * 5_000 + "c" * 15_000
-    with serve(Reply(calls=[("big", {})]), Reply("ok")) as server:
-
-        @tool
-        def big() -> str:
-            """Big."""
-            return text
-
-        _, result = ask(server, tools=[big])
-    assert (
-        result.messages[2]["content"]
-        == "a" * 15_000 + "\n\n... [truncated 5000 characters] ...\n\n" + "c" * 15_000
-    )
-
-
-def test_output_of_exactly_the_limit_is_untouched() -> None:
-    assert truncate("x" * 30_000) == "x" * 30_000
-    assert truncate("abcdefg", 4) == "ab\n\n... [truncated 3 characters] ...\n\nfg"
+PETS = [{"type": "dog"}]
 
 
 @pytest.mark.case("INV-09")
-def test_what_no_encoder_takes_is_cleaned_before_it_is_sent() -> None:
-    """INV-09."""
-
+@pytest.mark.parametrize(
+    ("output", "sent"),
+    [
+        ("", "(no output)"),
+        ("half \ud83d, nul \0, pair \ud83d\ude00", "half \ufffd, nul \ufffd, pair \U0001f600"),
+        (PETS, '[{"type": "dog"}]'),
+        (
+            "a" * 15_000 + "b" * 5_000 + "c" * 15_000,
+            "a" * 15_000 + "\n\n... [truncated 5000 characters] ...\n\n" + "c" * 15_000,
+        ),
+        ("x" * 30_000, "x" * 30_000),
+    ],
+    ids=["empty", "no encoder takes it", "records are no content blocks", "long", "at the limit"],
+)
+def test_output_as_it_is_sent(output: Any, sent: str) -> None:
     @tool
-    def dirty() -> str:
-        """Dirty."""
-        return "half \ud83d, nul \0, pair \ud83d\ude00"
+    def tell() -> Any:
+        """Tell."""
+        return output
 
-    with serve(Reply(calls=[("dirty", {})]), Reply("ok")) as server:
-        _, result = ask(server, "in \udc00put", tools=[dirty])
+    with serve(Reply(calls=[("tell", {})]), Reply("ok")) as server:
+        ask(server, "in \udc00put", tools=[tell])
         assert_all_valid(server)
-    assert result.messages[2]["content"] == "half \ufffd, nul \ufffd, pair \U0001f600"
+        assert server.requests[1]["messages"][-1]["content"] == sent
 
 
-def test_an_empty_result_is_never_sent() -> None:
-    with serve(Reply(calls=[("say", {"text": ""})]), Reply("ok")) as server:
-        ask(server, tools=[say])
-        assert server.requests[1]["messages"][-1]["content"] == "(no output)"
+def test_a_page_of_a_file_is_not_cut_again_by_the_loop(tmp_path: Path) -> None:
+    from coder.tools.files import read
+
+    (tmp_path / "f").write_text("".join(f"line {number} {'x' * 50}\n" for number in range(1, 1001)))
+    with serve(Reply(calls=[("read", {"path": "f"})]), Reply("ok")) as server:
+        _, result = ask(server, tools=Toolset([read], cwd=tmp_path))
+    page = result.messages[2]["content"]
+    shown = [int(number) for number in re.findall(r"^(\d+)\t", page, re.M)]
+    assert "truncated" not in page and shown == list(range(1, len(shown) + 1))
+    assert f"offset={len(shown) + 1} " in page
 
 
-# ---- hooks -----------------------------------------------------------------------------------------------
+def test_a_title_that_cannot_be_made_breaks_nothing() -> None:
+    shouting = tool(title=lambda arguments: arguments["city"].upper(), name="shout")
+    with serve(Reply(calls=[("shout", "{")]), Reply("ok")) as server:
+        assert ask(server, tools=[shouting(say.function)])[1].text == "ok"
+
+
+# ---- hooks ----------------------------------------------------------------------------------
 
 
 class Recording(Hooks):
-    def __init__(self, **overrides: Any) -> None:
+    def __init__(self) -> None:
         self.seen: list[str] = []
-        self.overrides = overrides
 
     def before_llm_call(self, request: Request) -> Outcome[None]:
         self.seen.append("before_llm_call")
@@ -671,7 +488,6 @@ class Recording(Hooks):
         self.seen.append("after_llm_call")
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
-        self.seen.append("before_tool_call")
         assert call.arguments is not None
         if call.arguments["a"] == 13:
             return ToolResult("unlucky", is_error=True)
@@ -679,7 +495,6 @@ class Recording(Hooks):
         return None
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> Outcome[ToolResult | None]:
-        self.seen.append("after_tool_call")
         return dataclasses.replace(result, content=f"<{result.content}>")
 
     def transform_context(self, messages: list[Message], abort: Abort) -> Outcome[list[Message]]:
@@ -693,27 +508,18 @@ class Recording(Hooks):
 
 def test_hooks_see_and_change_what_they_are_for() -> None:
     hooks = Recording()
-    with serve(
-        Reply(calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 13, "b": 0})]), Reply("ok")
-    ) as server:
+    calls = [("add", {"a": 1, "b": 2}), ("add", {"a": 13, "b": 0})]
+    with serve(Reply(calls=calls), Reply("ok")) as server:
         _, result = ask(server, tools=[add], hooks=hooks)
         assert_all_valid(server)
         body = server.requests[1]
-        assert (
-            body["messages"][0] == {"role": "system", "content": "changed"}
-            and body["temperature"] == 0.5
-        )
-        assert body["messages"][1]["content"] == "injected"
         keys = [head["authorization"] for head in server.heads]
+    assert contents(body["messages"])[:2] == ["changed", "injected"] and body["temperature"] == 0.5
     assert [m["content"] for m in result.messages if m["role"] == "tool"] == ["<103>", "<unlucky>"]
     assert result.messages[0]["content"] == "go", "the history itself is not transformed"
     assert keys[0].startswith("Bearer key") and keys[0] != keys[1]
-    assert hooks.seen[:4] == [
-        "transform_context",
-        "get_api_key",
-        "before_llm_call",
-        "after_llm_call",
-    ]
+    order = ["transform_context", "get_api_key", "before_llm_call", "after_llm_call"]
+    assert hooks.seen == order * 2
 
 
 class Queues(Hooks):
@@ -737,73 +543,67 @@ class Queues(Hooks):
 
 
 def test_steering_skips_the_remaining_calls_and_a_follow_up_goes_on() -> None:
-    with serve(
-        Reply(calls=[("add", {"a": 1, "b": 1}), ("add", {"a": 2, "b": 2})]),
-        Reply("stopped"),
-        Reply("nothing"),
-    ) as server:
+    calls = [("add", {"a": 1, "b": 1}), ("add", {"a": 2, "b": 2})]
+    with serve(Reply(calls=calls), Reply("stopped"), Reply("nothing")) as server:
         events, result = ask(server, tools=[add], hooks=Queues())
         assert_all_valid(server)
-    assert [m["content"] for m in result.messages] == [
-        "go",
-        None,
+    skipped = "Skipped due to queued user message."
+    assert contents(result.messages)[2:] == [
         "2",
-        "Skipped due to queued user message.",
+        skipped,
         "stop that",
         "stopped",
         "and now?",
         "nothing",
     ]
-    assert shape(events)[6:16] == [
-        "tool_start",
-        "tool_end",
-        "message_start",
-        "message_end",
-        "tool_start",
-        "tool_end",
-        "message_start",
-        "message_end",
-        "message_start",
-        "message_end",
-    ]
     assert [event.is_error for event in events if isinstance(event, ToolEnd)] == [False, True]
     assert len([event for event in events if isinstance(event, StepEnd)]) == 3
+    with serve(Reply("one")) as server:
+        _, result = ask(server, "x", hooks=Queues(), limits=Limits(max_steps=1))
+    assert result.stop_reason == "max_steps"
+    assert contents(result.messages) == ["x", "one", "and now?"], "not lost at a limit"
 
 
 def test_a_bug_in_a_hook_surfaces_and_the_list_stays_valid() -> None:
-    class Broken(Hooks):
-        def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
-            raise ZeroDivisionError("a bug")
+    def bug(call: ToolCall, ctx: ToolContext) -> None:
+        raise ZeroDivisionError("a bug")
 
     messages: list[Message] = []
-    with serve(
-        Reply(calls=[("add", {"a": 1, "b": 1}), ("add", {"a": 2, "b": 2})]), Reply("fine")
-    ) as server:
+    calls = [("add", {"a": 1, "b": 1}), ("add", {"a": 2, "b": 2})]
+    with serve(Reply(calls=calls), Reply("fine")) as server:
         with pytest.raises(ZeroDivisionError):
-            ask(server, tools=[add], hooks=Broken(), messages=messages)
+            ask(server, tools=[add], hooks=FunctionHooks(before_tool_call=bug), messages=messages)
         assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
         ask(server, "again", messages=messages)
         assert_all_valid(server)
 
 
-def test_private_facts_and_roles_of_ones_own_stay_in_the_list_and_are_not_sent() -> None:
-    messages: list[Message] = [{"role": "notification", "text": "a file changed"}]
-    with serve(Reply("ok")) as server:
-        ask(server, messages=messages)
-        assert [m["role"] for m in server.requests[0]["messages"]] == ["user"]
-    assert messages[0]["role"] == "notification" and "timestamp" in messages[1]["meta"]
+def test_private_facts_and_own_roles_stay_in_the_list_and_a_hook_can_convert_them() -> None:
+    def converted(messages: list[Message]) -> list[Message]:
+        return [user("(changed)") if m["role"] == "notification" else m for m in messages]
+
+    for hooks, sent in (
+        (Hooks(), ["go"]),
+        (FunctionHooks(convert_to_llm=converted), ["(changed)", "go"]),
+    ):
+        messages: list[Message] = [{"role": "notification"}, {"role": "artifact", "data": 1}]
+        with serve(Reply("ok")) as server:
+            ask(server, messages=messages, hooks=hooks)
+            assert server.requests[0]["messages"] == [{"role": "user", "content": c} for c in sent]
+            assert set(server.requests[0]) == {"model", "messages", "stream", "stream_options"}
+        assert messages[0] == {"role": "notification"} and "timestamp" in messages[2]["meta"]
 
 
 def test_without_prompts_the_run_goes_on_from_the_list() -> None:
-    messages = [user("go")]
     with serve(Reply("ok")) as server:
-        events, result = drive(run_loop(messages, ChatModel("m", base_url=server.url), retry=FAST))
-    assert result.text == "ok" and [e for e in types(events) if e == "message_start"] == [
-        "message_start"
-    ]
+        model = ChatModel("m", base_url=server.url)
+        events, result = drive(run_loop([user("go")], model, retry=FAST))
+        with pytest.raises(ValueError, match="the model had the last word"):
+            drive(run_loop(result.messages, model))
+    assert result.text == "ok" and types(events).count("message_start") == 1
 
 
-# ---- what is sent ----------------------------------------------------------------------------------------
+# ---- what is sent ---------------------------------------------------------------------------
 
 
 def test_each_request_begins_with_the_bytes_of_the_one_before() -> None:
@@ -819,111 +619,23 @@ def test_each_request_begins_with_the_bytes_of_the_one_before() -> None:
         assert after.startswith(before[:-1])
 
 
-def test_a_request_holds_nothing_that_is_not_needed() -> None:
-    with serve(Reply("ok")) as server:
-        ask(server)
-        assert set(server.requests[0]) == {"model", "messages", "stream", "stream_options"}
-
-
-def test_runs_of_one_conversation_share_the_list_and_the_files_seen(tmp_path: Path) -> None:
-    toolset = Toolset([add], cwd=tmp_path)
-    messages: list[Message] = []
-    with serve(Reply("one"), Reply("two")) as server:
-        ask(server, "a", tools=toolset, messages=messages)
-        ask(server, "b", tools=toolset, messages=messages)
-        assert [m["content"] for m in server.requests[1]["messages"]] == ["a", "one", "b"]
-
-
-def test_usage_is_summed_over_the_steps() -> None:
-    with serve(call(), Reply("ok")) as server:
-        events, result = ask(server, tools=[add])
-    steps = [event.usage for event in events if isinstance(event, StepEnd)]
-    assert result.usage.input == sum(u.input for u in steps) > 0 and not result.usage.estimated
-
-
-def test_where_the_server_counts_no_tokens_there_is_an_estimate_that_says_so() -> None:
+def test_where_the_server_counts_no_tokens_there_is_an_estimate_that_is_marked() -> None:
     with serve(Reply("a few words", usage=False)) as server:
-        _, result = ask(server)
-    assert result.usage.estimated and result.usage.input > 0 and result.usage.output > 0
+        usage = ask(server)[1].usage
+    assert usage.estimated and usage.input > 0 and usage.output > 0
 
 
-def test_an_abort_that_is_set_before_the_run_sends_nothing() -> None:
-    abort = Abort()
-    abort.set()
-    with serve(Reply("never")) as server:
-        _, result = ask(server, abort=abort)
-        assert server.requests == []
-    assert (result.stop_reason, result.text) == ("aborted", "Request aborted.")
-
-
-def test_an_abort_from_another_thread_ends_a_run_between_steps() -> None:
-    abort = Abort()
-    threading.Timer(0.3, abort.set).start()
-    with counting() as server:
-        _, result = ask(server, tools=[add], abort=abort, limits=Limits(max_steps=10**6))
-        assert_all_valid(server)
-    assert result.stop_reason == "aborted"
-
-
-def test_a_hook_can_make_api_messages_of_its_own_roles() -> None:
-    class Converting(Hooks):
-        def convert_to_llm(self, messages: list[Message]) -> Outcome[list[Message]]:
-            return [
-                user(f"(notice: {m['text']})") if m["role"] == "notification" else m
-                for m in messages
-            ]
-
-    messages: list[Message] = [
-        {"role": "notification", "text": "a file changed"},
-        {"role": "artifact", "data": 1},
-    ]
-    with serve(Reply("ok")) as server:
-        ask(server, messages=messages, hooks=Converting())
-        assert server.requests[0]["messages"] == [
-            {"role": "user", "content": "(notice: a file changed)"},
-            {"role": "user", "content": "go"},
-        ]
-    assert messages[0] == {"role": "notification", "text": "a file changed"}
-
-
-def test_a_message_that_was_taken_from_a_queue_is_not_lost_at_a_limit() -> None:
-    with serve(Reply("one")) as server:
-        hooks = Queues()
-        _, result = ask(server, "x", hooks=hooks, limits=Limits(max_steps=1))
-    assert result.stop_reason == "max_steps" and [m["content"] for m in result.messages] == [
-        "x",
-        "one",
-        "and now?",
-    ]
-
-
-def test_a_prompt_is_not_lost_when_the_run_is_aborted_before_it() -> None:
+def test_an_abort_before_the_run_sends_nothing_and_keeps_the_prompt() -> None:
     abort = Abort()
     abort.set()
     with serve(Reply("never")) as server:
         _, result = ask(server, "keep me", abort=abort)
-    assert [m["content"] for m in result.messages] == ["keep me"]
+        assert server.requests == []
+    assert (result.stop_reason, result.text) == ("aborted", "Request aborted.")
+    assert contents(result.messages) == ["keep me"]
 
 
-def test_a_failed_step_has_no_usage_of_its_own() -> None:
-    with serve(call(), Reply("no", status=400)) as server:
-        events, result = ask(server, tools=[add])
-    steps = [event.usage.input for event in events if isinstance(event, StepEnd)]
-    assert steps[1] == 0 and sum(steps) == result.usage.input
-
-
-def test_a_title_that_cannot_be_made_breaks_nothing() -> None:
-    @tool(title=lambda arguments: arguments["city"].upper())
-    def weather(city: str) -> str:
-        """Weather.
-
-        city: where
-        """
-        return "fine"
-
-    with serve(Reply(calls=[("weather", "{")]), Reply("ok")) as server:
-        _, result = ask(server, tools=[weather])
-    assert result.text == "ok"
+# ---- the arguments of a call ----------------------------------------------------------------
 
 
 def test_tools_that_could_not_work_are_refused_when_they_are_made() -> None:
@@ -943,173 +655,59 @@ def test_tools_that_could_not_work_are_refused_when_they_are_made() -> None:
             tool(function)
 
 
-PLACES = {
+INTEGER, STRING = {"type": "integer"}, {"type": "string"}
+PLACE = {
     "type": "object",
-    "properties": {
-        "x": {"type": "integer", "minimum": 0},
-        "tags": {"type": "array", "items": {"type": "string"}},
-    },
+    "properties": {"x": INTEGER, "tags": {"type": "array", "items": STRING}},
     "required": ["x"],
     "additionalProperties": False,
 }
-PAIR = {"prefixItems": [{"type": "integer"}, {}], "items": False}
-OLD_PAIR = {"items": [{"type": "integer"}, {}], "additionalItems": False}  # up to draft 2019-09
-SPACED = {
-    "properties": {"a": {"$ref": "#/$defs/a%20kind"}, "b": {"$ref": "#/$defs/kinds/anyOf/1"}},
-    "$defs": {
-        "a kind": {"type": "integer"},
-        "kinds": {"anyOf": [{"type": "string"}, {"type": "boolean"}]},
-    },
-}
-NAMED = {
-    "patternProperties": {"^x": {}, "^z": {"type": "integer"}},
-    "additionalProperties": False,
-}
-TREE = {
-    "$defs": {
-        "node": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string"},
-                "under": {"type": "array", "items": {"$ref": "#/$defs/node"}},
-            },
-            "required": ["name"],
-        }
-    },
-    "type": "object",
-    "properties": {"tree": {"$ref": "#/$defs/node"}},
-}
+NAMED = {"patternProperties": {"^x": {}}, "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
-    ("schema", "arguments", "came"),
+    ("schema", "given", "expected"),
     [
-        ({}, {"a": 1, "b": [None]}, {"a": 1, "b": [None]}),
-        ({"type": "object"}, {}, {}),
-        ({"type": "object", "properties": {"a": {}}}, {"a": {"b": "c"}}, {"a": {"b": "c"}}),
-        ({"properties": {"a": {"type": "string"}}}, {"a": "x"}, {"a": "x"}),
-        ({"properties": {"a": True}}, {"a": 3}, {"a": 3}),
-        ({"properties": {"a": {"type": "array"}}}, {"a": "[1]"}, {"a": [1]}),
-        (
-            {"properties": {"a": {"type": ["string", "null"]}}, "required": ["a"]},
-            {"a": None},
-            {"a": None},
-        ),
-        ({"properties": {"a": {"type": "string"}}}, {"a": None}, {}),
-        (
-            {"properties": {"a": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}},
-            {"a": "10"},
-            {"a": "10"},
-        ),
-        (
-            {"properties": {"a": {"anyOf": [{"type": "integer"}, {"type": "array"}]}}},
-            {"a": "[10]"},
-            {"a": [10]},
-        ),
-        (
-            {"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "null"}]}}},
-            {"a": "x"},
-            "t: a has to be of type integer, not",
-        ),
-        ({"properties": {"a": {"enum": ["x", 1, None]}}}, {"a": 1}, {"a": 1}),
-        ({"properties": {"a": {"enum": ["x", 1]}}}, {"a": "y"}, "t: a has to be one of x, 1"),
-        ({"properties": {"a": {"const": "x"}}}, {"a": "y"}, "t: a has to be one of x"),
-        (
-            {"properties": {"p": PLACES}},
-            {"p": {"x": "3", "tags": "[]"}},
-            {"p": {"x": 3, "tags": []}},
-        ),
-        ({"properties": {"p": PLACES}}, {"p": {"x": -1}}, "t: p.x has to be at least 0"),
-        (
-            {"properties": {"p": PLACES}},
-            {"p": {"tags": []}},
-            "t: p needs x. Its parameters: x, tags",
-        ),
-        (
-            {"properties": {"p": PLACES}},
-            {"p": {"x": 1, "tags": ["a", 5]}},
-            "t: p.tags[1] has to be of type string, not 5",
-        ),
-        (
-            {"properties": {"p": PLACES}},
-            {"p": {"x": 1, "y": 2}},
-            "t: p has no parameter y. Its parameters: x, tags",
-        ),
-        (
-            {"properties": {"p": {"additionalProperties": {"type": "integer"}}}},
-            {"p": {"k": "7"}},
-            {"p": {"k": 7}},
-        ),
-        (
-            TREE,
-            {"tree": {"name": "a", "under": [{"name": "b"}]}},
-            {"tree": {"name": "a", "under": [{"name": "b"}]}},
-        ),
-        (TREE, {"tree": {"name": "a", "under": [{"named": "b"}]}}, "t: tree.under[0] needs name"),
-        ({"$ref": "#/$defs/p", "$defs": {"p": PLACES}}, {"x": 1}, {"x": 1}),
-        ({"$ref": "#"}, {"x": 1}, {"x": 1}),
-        (
-            {"properties": {"a": {"allOf": [{"type": "string"}, {"enum": ["x"]}]}}},
-            {"a": "y"},
-            "t: a has to be one of x",
-        ),
-        (PLACES, {"x": 1, "y": 2}, "t has no parameter y. Its parameters: x, tags"),
-        ({"properties": {"a": PAIR}}, {"a": ["1", 2]}, {"a": [1, 2]}),
-        ({"properties": {"a": PAIR}}, {"a": ["x", 2]}, "t: a[0] has to be of type integer"),
-        ({"properties": {"a": PAIR}}, {"a": [1, 2, 3]}, "t: a[2] must not be given"),
-        ({"properties": {"a": OLD_PAIR}}, {"a": ["x", 2]}, "t: a[0] has to be of type integer"),
-        ({"properties": {"a": OLD_PAIR}}, {"a": [1, 2, 3]}, "t: a[2] must not be given"),
-        (SPACED, {"a": "x"}, "t: a has to be of type integer"),
-        (SPACED, {"b": [1]}, "t: b has to be of type boolean"),
-        ({"properties": {"p": NAMED}}, {"p": {"x": None, "z": "7"}}, {"p": {"x": None, "z": 7}}),
-        ({"properties": {"p": NAMED}}, {"p": {"z": "x"}}, "t: p.z has to be of type integer"),
-        ({"properties": {"p": NAMED}}, {"p": {"y": 1}}, "t: p has no parameter y"),
-        ({"patternProperties": {r"^\p{L}+$": {}}}, {"a": None}, {"a": None}),
-        (
-            {"properties": {"from": {"type": "string"}}, "required": ["from"]},
-            {},
-            "t needs from. Its parameters: from",
-        ),
+        ({}, [None], [None]),
+        (True, 3, 3),
+        (STRING, "x", "x"),
+        ({"type": "array"}, "[1]", [1]),
+        ({"type": ["string", "null"]}, None, None),
+        ({"anyOf": [INTEGER, STRING]}, "10", "10"),
+        ({"anyOf": [INTEGER, {"type": "array"}]}, "[10]", [10]),
+        ({"oneOf": [INTEGER, {"type": "null"}]}, "x", "t: a has to be of type integer, not"),
+        ({"enum": ["x", 1, None]}, 1, 1),
+        ({"enum": ["x", 1]}, "y", "t: a has to be one of x, 1"),
+        ({"const": "x"}, "y", "t: a has to be one of x"),
+        (PLACE, {"x": "3", "tags": "[]"}, {"x": 3, "tags": []}),
+        (PLACE, {"tags": []}, "t: a needs x. Its parameters: x, tags"),
+        (PLACE, {"x": 1, "tags": ["a", 5]}, "t: a.tags[1] has to be of type string, not 5"),
+        (PLACE, {"x": 1, "y": 2}, "t: a has no parameter y. Its parameters: x, tags"),
+        ({"additionalProperties": INTEGER}, {"k": "7"}, {"k": 7}),
+        (NAMED, {"x1": None}, {"x1": None}),
+        ({"$ref": "#/$defs/p", "allOf": [{}], "minimum": 3}, {"x": 1}, {"x": 1}),
     ],
 )
-def test_a_tool_may_have_any_schema(
-    schema: dict[str, Any], arguments: dict[str, Any], came: Any
-) -> None:
-    """Written by hand; what the schema says is checked, however deep it stands."""
-    given: list[Any] = []
-    made = Tool("t", "Try.", schema, lambda **values: given.append(values))
-    with serve(Reply(calls=[("t", arguments)]), Reply("done")) as server:
-        _, result = ask(server, tools=[made])
-        assert server.requests[0]["tools"][0]["function"]["parameters"]["type"] == "object"
-    if isinstance(came, str):
-        assert result.messages[2]["content"].startswith(f"Error: {came}") and not given, (
-            result.messages[2]
-        )
+def test_a_tool_may_have_any_schema(schema: Any, given: Any, expected: Any) -> None:
+    """Written by hand. What is not checked goes to the function as it came."""
+    parameters = {"properties": {"a": schema}, "required": ["a"], "$defs": {"p": PLACE}}
+    received: list[Any] = []
+    made = Tool("t", "Try.", parameters, lambda a: received.append(a))
+    result = drive(made_call(made, {"a": given}))[1]
+    if isinstance(expected, str) and expected.startswith("t: "):
+        assert str(result.content).startswith(f"Error: {expected}") and received == []
     else:
-        assert given == [came], result.messages[2]
+        assert received == [expected], result
 
 
-def test_records_with_a_type_are_no_content_blocks() -> None:
-    @tool
-    def pets() -> list[dict[str, str]]:
-        """Pets."""
-        return [{"type": "dog"}]
-
-    with serve(Reply(calls=[("pets", {})]), Reply("ok")) as server:
-        _, result = ask(server, tools=[pets])
-    assert result.messages[2]["content"] == '[{"type": "dog"}]'
+def test_a_null_for_what_may_be_left_out_is_left_out() -> None:
+    received: list[Any] = []
+    parameters = {"properties": {"a": STRING}, "required": []}
+    made = Tool("t", "Try.", parameters, lambda **values: received.append(values))
+    drive(made_call(made, {"a": None}))
+    assert received == [{}] and made.schema["function"]["parameters"]["type"] == "object"
 
 
-def test_a_page_of_a_file_is_not_cut_again_by_the_loop(tmp_path: Path) -> None:
-    from coder.tools.files import read
-
-    (tmp_path / "f").write_text("".join(f"line {number} {'x' * 50}\n" for number in range(1, 1001)))
-    with serve(Reply(calls=[("read", {"path": "f"})]), Reply("ok")) as server:
-        _, result = ask(server, tools=Toolset([read], cwd=tmp_path))
-    page = result.messages[2]["content"]
-    shown = [int(number) for number in re.findall(r"^(\d+)\t", page, re.M)]
-    assert (
-        "truncated" not in page
-        and shown == list(range(1, len(shown) + 1))
-        and f"offset={len(shown) + 1} " in page
-    )
+def made_call(made: Tool, arguments: dict[str, Any]) -> Any:
+    toolset, request = Toolset([made]), ToolCall("1", made.name, arguments)
+    return toolset.run(request, toolset.context(request, Abort()))

@@ -14,7 +14,7 @@ import pytest
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import Event, Notice
-from coder.history import Converter, convert_to_llm
+from coder.history import convert_to_llm
 from coder.hooks import Hooks
 from coder.loop import run_loop
 from coder.providers.address import host_of
@@ -2079,25 +2079,6 @@ def test_messages_lose_what_is_not_the_apis_and_what_only_their_model_understand
     ]
     assert convert_to_llm(messages)[3] == signed, "where no model is named, nothing is foreign"
     assert messages == before
-
-
-def test_what_was_converted_before_is_the_same_object_the_next_time() -> None:
-    convert = Converter("m")
-    messages = [
-        said("go", meta={}),
-        said("x", "note"),
-        said("a", "assistant", meta={"model": "other"}),
-        said("b", meta={}),
-    ]
-    first = convert(messages)
-    messages.append(said("c", meta={}))
-    second = convert(messages)
-    assert all(ours is theirs for ours, theirs in zip(first, second)) and [
-        m["content"] for m in second
-    ] == ["go", "a", "b", "c"]
-    messages[2] = said("changed", "assistant", meta={})
-    third = convert(messages)
-    assert [m["content"] for m in third] == ["go", "changed", "b", "c"] and third[0] is first[0]
 
 
 # ---- bytes -------------------------------------------------------------------------------------------------
