@@ -344,3 +344,12 @@ def test_the_words_of_the_events_are_the_program() -> None:
 
 def test_the_table_of_hooks_is_the_program() -> None:
     assert tuple(quoted(row[0])[0] for row in rows("docs/library.md", "hook")) == HOOK_NAMES
+
+
+def test_the_tables_of_results_and_limits_are_the_program() -> None:
+    results = rows("docs/library.md", "field of `RunResult`")
+    fields = [field.name for field in dataclasses.fields(types.RunResult)]
+    assert [quoted(row[0])[0] for row in results] == fields
+    limits = rows("docs/library.md", "field of `Limits`")
+    defaults = {name: str(value) for name, value in dataclasses.asdict(types.Limits()).items()}
+    assert {quoted(row[0])[0]: row[1] for row in limits} == defaults
