@@ -18,8 +18,8 @@ from coder.history import convert_to_llm
 from coder.hooks import Hooks
 from coder.loop import run_loop
 from coder.providers.address import host_of
-from coder.providers.profiles import BUDGETS, TABLE, Profile
-from coder.providers.request import encoded
+from coder.providers.profiles import TABLE, Profile
+from coder.providers.request import BUDGETS, encoded
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
@@ -1852,19 +1852,6 @@ def test_a_property_may_be_called_like_such_a_word(word: str) -> None:
             {"description": "d", "type": "string", "enum": ["a"]},
         ),
         ({"allOf": [{"const": "a"}]}, {"enum": ["a"]}),
-        (
-            {
-                "allOf": [
-                    {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
-                    {"properties": {"b": {"type": "string"}}, "required": ["b"]},
-                ]
-            },
-            {
-                "type": "object",
-                "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
-                "required": ["a", "b"],
-            },
-        ),
         ({"$ref": "#"}, {"type": "object"}),
         (
             {"type": "object", "enum": [{"title": "x"}]},
@@ -1898,7 +1885,6 @@ def test_definitions_by_their_older_name_are_found() -> None:
         ({"enum": [True]}, "boolean"),
         ({"enum": [1.5]}, "number"),
         ({"enum": [[1]]}, "array"),
-        ({"enum": [{}]}, "object"),
         ({"enum": [None]}, "string"),
         ({"enum": []}, "string"),
         ({"properties": {}}, "object"),

@@ -16,9 +16,10 @@ from coder.ai import ChatModel
 from coder.devtools.scripted import Reply
 from coder.events import Event, Notice, ReasoningDelta, Retry, TextDelta, ToolCallDelta
 from coder.loop import run_loop
-from coder.providers.assembler import CUT, Assembler, sse
+from coder.providers.assembler import Assembler
 from coder.providers.reasoning import ECHOED, THINK, ThinkTag, joined
-from coder.providers.tool_call_deltas import Calls, parse_arguments
+from coder.providers.sse import CUT, sse
+from coder.providers.tool_call_deltas import ToolCallAssembler, parse_arguments
 from coder.providers.usage import Price, estimate, read_usage
 from coder.toolset import tool
 from coder.types import Completion, ModelError, Usage
@@ -60,7 +61,7 @@ def assemble(
     assembler = Assembler({"look"}, echoed)
     events = [event for each in chunks for event in assembler.feed(each)]
     assembler.done = done
-    events += assembler.rest()
+    events += assembler.flush()
     return assembler.completion(), events
 
 
@@ -214,7 +215,7 @@ def judged(parts: Iterable[bytes]) -> object:
                 assembler.done = True
                 break
             list(assembler.feed(json.loads(data)))
-        list(assembler.rest())
+        list(assembler.flush())
         answer = assembler.completion()
     except ModelError as error:
         return error.kind, error.message
@@ -584,7 +585,7 @@ def test_pieces_of_a_member_are_joined(pieces: list[Any], whole: Any) -> None:
 def test_each_piece_finds_its_call(
     pieces: list[Any], calls: list[tuple[str | None, str, Any]]
 ) -> None:
-    collected = Calls({"look", "outlook"})
+    collected = ToolCallAssembler({"look", "outlook"})
     for each in pieces:
         collected.add(each)
     found = collected.finished()
@@ -607,7 +608,7 @@ def test_each_piece_finds_its_call(
 
 
 def test_members_of_a_call_that_nobody_knows_go_back_with_it() -> None:
-    calls = Calls()
+    calls = ToolCallAssembler()
     calls.add(piece(0, "a", "x", "{}") | {"extra_content": {"s": "\ud83d"}, "cache": None})
     calls.add({"index": 0, "type": "function", "more": 2})
     assert (
@@ -633,7 +634,7 @@ def test_members_of_a_call_that_nobody_knows_go_back_with_it() -> None:
     ],
 )
 def test_a_name_is_an_offered_tools_or_one_that_every_server_takes(sent: str, kept: str) -> None:
-    calls = Calls({"look"})
+    calls = ToolCallAssembler({"look"})
     calls.add(piece(0, "a", sent, '{"x": 1}'))
     assert calls.finished()[0][0].name == calls.finished()[0][1]["function"]["name"] == kept
 
@@ -1099,9 +1100,7 @@ def test_a_server_that_read_far_less_than_was_sent_is_named_once(
             for prompt in ("y" * 15_000, "y" * 30_000, "y" * 30_000)
         ]
     assert [len(each) for each in found] == [0, said, 0]
-    assert not said or (
-        "1000 tokens for 30000 characters" in found[1][0] and "(9999)" in found[1][0]
-    )
+    assert not said or "(9999)" in found[1][0]
 
 
 @pytest.mark.parametrize(

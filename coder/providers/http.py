@@ -87,6 +87,9 @@ class Endpoint:
             try:
                 self._send(data, request)
                 yield request
+            except ModelError as error:
+                request.hide_key(error)
+                raise
             finally:
                 request.close()
 
@@ -242,6 +245,12 @@ class StreamingRequest:
         if sock := self._socket:
             with suppress(OSError):  # not connected any more
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def hide_key(self, error: ModelError) -> None:
+        """A server's text may repeat the key that it was sent."""
+        if len(self.key) > 7:
+            error.message = error.message.replace(self.key, "***")
+            error.request_id = error.request_id and error.request_id.replace(self.key, "***")
 
     def close(self) -> None:
         """Leave the connection to the next request, if this one's answer was read to its end."""

@@ -1,8 +1,8 @@
-"""Profile: what a server and a model family take in a request; and the request's body in these terms.
+"""Profile: what a server and a model family take in a request, and which parameters can be dropped.
 
-One table says what differs from the plain form; no rule beside it asks who the server is. A person can override every
-field (CODER_PROFILE, ChatModel(profile=...)), and a server that says which member it does not take is believed: the
-request goes out again without it, and where that helps, it stays out for as long as the process lives.
+One table holds what differs from the plain form; nothing else asks which server it is. The user can override every field
+(CODER_PROFILE, ChatModel(profile=...)). A parameter that a server rejects by name is dropped, and where that helps, it
+is not sent again for as long as the process lives.
 """
 
 from __future__ import annotations
@@ -10,189 +10,117 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
-from copy import copy
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from coder.providers.reasoning import ECHOED, THINK
-from coder.providers.request import OURS, SYSTEM, Shaper, text_in, tool_schemas
-from coder.providers.text import mend
-from coder.types import ModelError, Reasoning, Request
+from coder.providers.reasoning import ECHOED, EXTRA_MEMBERS, THINK
+from coder.types import ModelError
 
-# Stand for the level's word and its tokens in Profile.reasoning
-EFFORT, BUDGET = (
-    "$effort",
-    "$budget",
-)
-# Tokens; pi-agent-core's numbers, which know nothing above "high".
-BUDGETS: dict[str, int] = {"minimal": 128, "low": 512, "medium": 1024, "high": 2048, "xhigh": 2048}
+EFFORT, BUDGET = "$effort", "$budget"  # in Profile.reasoning: the level's word, and its tokens
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How one model behind one server wants to be asked. The defaults are the plain form, which most servers take."""
+    """How one model behind one server is asked. The defaults are the plain form, which most servers take."""
 
-    output_limit: Literal["max_tokens", "max_completion_tokens"] = (
-        "max_tokens"  # R2: its name; sent only where it is set
-    )
-    system_role: Literal["system", "developer"] = "system"  # R4
-    stream_options: bool = True  # R1: asks for the usage
-    parallel_tool_calls: bool = True  # R6: may be sent, where it is set
-    temperature: bool = True  # R9: may be sent, where it is set and the model does not think
-    # R10: members of the body
+    output_limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    system_role: Literal["system", "developer"] = "system"
+    stream_options: bool = True  # asks for the usage
+    parallel_tool_calls: bool = True  # may be sent, where it is set
+    temperature: bool = True  # may be sent, where it is set and the model does not think
+    # the members of the body that ask for reasoning
     reasoning: Mapping[str, Any] = field(default_factory=lambda: {"reasoning_effort": EFFORT})
-    efforts: Mapping[str, str] = field(default_factory=dict)  # R10: level -> its word here
+    efforts: Mapping[str, str] = field(default_factory=dict)  # level -> its word here
     least_budget: int = 0  # tokens
-    empty_content: Literal["null", "empty", "absent"] = (
-        "null"  # R13: of an assistant message with nothing but calls
-    )
-    tool_name: bool = False  # R17: results carry the tool's name
-    strict_turns: bool = False  # R16: no user message behind a result or behind another
-    tool_images: bool = False  # R19: results may hold images
-    schema_without: tuple[str, ...] = ()  # R21: words that a tool's schema must not use
-    typed_schema: bool = False  # R22: each property needs a type
-    ids: str = ""  # T31: a pattern that call ids have to match
-    echoed: tuple[str, ...] = ECHOED  # R26: members of an assistant message that go back
-    reasoning_filled: bool = (
-        False  # R26: calls come with reasoning_content, "" where nothing was thought
-    )
-    cache_key: bool = False  # R6: takes prompt_cache_key
+    # content of an assistant message with nothing but calls
+    empty_content: Literal["null", "empty", "absent"] = "null"
+    tool_name: bool = False  # results carry the tool's name
+    strict_turns: bool = False  # no user message directly after a result or another user message
+    tool_images: bool = False  # results may hold images
+    schema_without: tuple[str, ...] = ()  # keywords that a tool's schema must not use
+    typed_schema: bool = False  # each property needs a type
+    ids: str = ""  # a pattern that call ids have to match
+    echoed: tuple[str, ...] = ECHOED  # members of an assistant message that go back
+    reasoning_filled: bool = False  # calls come with reasoning_content, also where it is empty
+    cache_key: bool = False  # takes prompt_cache_key
     key_header: str = ""  # carries the key beside Authorization
 
 
-# Gemini's endpoint knows the schema language of its own API (R21).
-UNKNOWN_THERE = (
-    "$schema",
-    "$ref",
-    "$defs",
-    "definitions",
-    "additionalProperties",
-    "const",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "propertyNames",
-    "patternProperties",
-    "oneOf",
-    "allOf",
-    "default",
-    "title",
+Row = tuple[str, str, dict[str, Any]]
+
+
+def _row(server: str, model: str, **changes: Any) -> Row:
+    return server, model, changes
+
+
+# What the schema language of Gemini's own API does not know.
+NOT_GEMINI = (
+    *("$schema", "$ref", "$defs", "definitions", "additionalProperties", "const", "title"),
+    *("exclusiveMinimum", "exclusiveMaximum", "propertyNames", "patternProperties"),
+    *("oneOf", "allOf", "default"),
 )
 LOCAL = r"^(localhost|127\.|\[::1\]|0\.0\.0\.0|10\.|192\.168\.|172\.(1[6-9]|2\d|3[01])\.)"
+GEMINI = r"generativelanguage|aiplatform\.googleapis"
+THINKERS = r"qwen3|glm-4|granite|hunyuan|nemotron"
+MISTRAL = r"\b(mistral|ministral|codestral|devstral|magistral|pixtral)"
+NINE = r"[a-zA-Z0-9]{9}"
 NO_EXTREMES = {"minimal": "low", "xhigh": "high"}
-SWITCH: dict[str, Any] = {"thinking": {"type": "enabled"}}
+MOSTLY_HIGH = dict.fromkeys(("minimal", "low", "medium", "xhigh"), "high")
+BY_EFFORT = {"reasoning_effort": EFFORT}
+SWITCH = {"thinking": {"type": "enabled"}}
+TEMPLATE_THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
+QWEN_BUDGET = {"enable_thinking": True, "thinking_budget": BUDGET}
+CLAUDE_BUDGET = {"thinking": {"type": "enabled", "budget_tokens": BUDGET}}
 
 # (server, model, what differs). Patterns are searched in host:port and in the model's name, lower case; later rows win.
-TABLE: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    # model families, whoever serves them
-    ("", r"(^|/)(o\d\b|gpt-5)", {"output_limit": "max_completion_tokens", "temperature": False}),
-    ("", r"(^|/)o\d\b|gpt-oss", {"efforts": NO_EXTREMES}),
-    ("", r"(^|/)gpt-5", {"efforts": {"xhigh": "high"}}),
-    ("", r"(^|/)gpt-5\.1", {"efforts": NO_EXTREMES}),
-    ("", r"(^|/)gpt-5\.[2-9]|codex-max", {"efforts": {"minimal": "low"}}),
-    ("", r"claude", {"ids": r"[a-zA-Z0-9_-]{1,64}"}),
-    (
-        "",
-        r"\b(mistral|ministral|codestral|devstral|magistral|pixtral)",
-        {"ids": r"[a-zA-Z0-9]{9}", "strict_turns": True},
-    ),
-    ("", r"deepseek-r1", {"echoed": ()}),
-    ("", r"minimax", {"reasoning": {}, "echoed": (*ECHOED, THINK)}),
-    # servers on this machine or network: thinking is a switch of the chat template
-    (
-        LOCAL,
-        r"qwen3|glm-4|granite|hunyuan|nemotron",
-        {"reasoning": {"chat_template_kwargs": {"enable_thinking": True}}},
-    ),
-    (LOCAL, r"deepseek-v3", {"reasoning": {"chat_template_kwargs": {"thinking": True}}}),
-    (
-        r":11434$|ollama",
-        "",
-        {
-            "reasoning": {"reasoning_effort": EFFORT},
-            "efforts": NO_EXTREMES,
-            "empty_content": "empty",
-        },
-    ),
-    (r":1234$", "", {"reasoning": {"reasoning_effort": EFFORT}, "empty_content": "empty"}),
-    # servers
-    (
-        r"(^|\.)api\.openai\.com",
-        "",
-        {
-            "output_limit": "max_completion_tokens",
-            "cache_key": True,
-            "ids": r".{1,40}",
-            "echoed": (),
-        },
-    ),
-    (r"\.azure\.com", "", {"ids": r".{1,40}", "key_header": "api-key", "echoed": ()}),
-    (r"\.azure\.com", r"mistral", {"stream_options": False, "ids": r"[a-zA-Z0-9]{9}"}),
-    (
-        r"openrouter\.ai",
-        "",
-        {
-            "reasoning": {"reasoning": {"effort": EFFORT}},
-            "echoed": ("reasoning_details", "extra_content"),
-        },
-    ),
-    (r"api\.deepseek\.com", "", {"reasoning": SWITCH, "reasoning_filled": True}),
-    (
-        r"moonshot|api\.kimi",
-        "",
-        {"reasoning": SWITCH, "reasoning_filled": True, "cache_key": True, "typed_schema": True},
-    ),
-    (r"\bz\.ai|bigmodel", "", {"reasoning": SWITCH}),
-    (r"volces\.com", "", {"reasoning": SWITCH}),
-    (
-        r"dashscope|siliconflow",
-        "",
-        {"reasoning": {"enable_thinking": True, "thinking_budget": BUDGET}},
-    ),
-    (
-        r"generativelanguage|aiplatform\.googleapis",
-        "",
-        {
-            "efforts": {"xhigh": "high"},
-            "tool_name": True,
-            "schema_without": UNKNOWN_THERE,
-            "parallel_tool_calls": False,
-        },
-    ),
-    (
-        r"api\.mistral\.ai",
-        "",
-        {
-            "stream_options": False,
-            "empty_content": "empty",
-            "tool_name": True,
-            "strict_turns": True,
-            "ids": r"[a-zA-Z0-9]{9}",
-            "echoed": (),
-            "efforts": {"minimal": "high", "low": "high", "medium": "high", "xhigh": "high"},
-        },
-    ),
-    (r"api\.groq\.com", "", {"echoed": (), "efforts": NO_EXTREMES}),
-    (r"api\.groq\.com", r"qwen", {"reasoning": {"reasoning_effort": "default"}}),
-    (r"api\.cerebras\.ai", "", {"echoed": ("reasoning",), "efforts": NO_EXTREMES}),
-    (
-        r"api\.anthropic\.com",
-        "",
-        {
-            "reasoning": {"thinking": {"type": "enabled", "budget_tokens": BUDGET}},
-            "least_budget": 1024,
-            "echoed": (),
-        },
-    ),
-    (r"api\.x\.ai", "", {"efforts": NO_EXTREMES}),
-    (r"together\.(ai|xyz)", "", {"reasoning": {"reasoning": {"enabled": True}}}),
-    (r"together\.(ai|xyz)", r"gpt-oss", {"reasoning": {"reasoning_effort": EFFORT}}),
-    (r"databricks", "", {"stream_options": False}),
+TABLE: tuple[Row, ...] = (
+    # model families, on any server
+    _row("", r"(^|/)(o\d\b|gpt-5)", output_limit="max_completion_tokens", temperature=False),
+    _row("", r"(^|/)o\d\b|gpt-oss", efforts=NO_EXTREMES),
+    _row("", r"(^|/)gpt-5", efforts={"xhigh": "high"}),
+    _row("", r"(^|/)gpt-5\.1", efforts=NO_EXTREMES),
+    _row("", r"(^|/)gpt-5\.[2-9]|codex-max", efforts={"minimal": "low"}),
+    _row("", r"claude", ids=r"[a-zA-Z0-9_-]{1,64}"),
+    _row("", MISTRAL, ids=NINE, strict_turns=True),
+    _row("", r"deepseek-r1", echoed=()),
+    _row("", r"minimax", reasoning={}, echoed=(*ECHOED, THINK)),
+    # servers on this machine or network, where reasoning is a switch of the chat template
+    _row(LOCAL, THINKERS, reasoning=TEMPLATE_THINKING),
+    _row(LOCAL, r"deepseek-v3", reasoning={"chat_template_kwargs": {"thinking": True}}),
+    _row(r":11434$|ollama", "", reasoning=BY_EFFORT, efforts=NO_EXTREMES, empty_content="empty"),
+    _row(r":1234$", "", reasoning=BY_EFFORT, empty_content="empty"),
+    # hosted servers
+    _row(r"(^|\.)api\.openai\.com", "", output_limit="max_completion_tokens", cache_key=True),
+    _row(r"(^|\.)api\.openai\.com|\.azure\.com", "", ids=r".{1,40}", echoed=()),
+    _row(r"\.azure\.com", "", key_header="api-key"),
+    _row(r"\.azure\.com", r"mistral", stream_options=False, ids=NINE),
+    _row(r"openrouter\.ai", "", reasoning={"reasoning": {"effort": EFFORT}}),
+    _row(r"openrouter\.ai", "", echoed=("reasoning_details", "extra_content")),
+    _row(r"api\.deepseek\.com", "", reasoning=SWITCH, reasoning_filled=True),
+    _row(r"moonshot|api\.kimi", "", reasoning=SWITCH, reasoning_filled=True),
+    _row(r"moonshot|api\.kimi", "", cache_key=True, typed_schema=True),
+    _row(r"\bz\.ai|bigmodel", "", reasoning=SWITCH),
+    _row(r"volces\.com", "", reasoning=SWITCH),
+    _row(r"dashscope|siliconflow", "", reasoning=QWEN_BUDGET),
+    _row(GEMINI, "", tool_name=True, schema_without=NOT_GEMINI, parallel_tool_calls=False),
+    _row(GEMINI, "", efforts={"xhigh": "high"}),
+    _row(r"api\.mistral\.ai", "", stream_options=False, empty_content="empty", tool_name=True),
+    _row(r"api\.mistral\.ai", "", strict_turns=True, ids=NINE, echoed=(), efforts=MOSTLY_HIGH),
+    _row(r"api\.groq\.com", "", echoed=(), efforts=NO_EXTREMES),
+    _row(r"api\.groq\.com", r"qwen", reasoning={"reasoning_effort": "default"}),
+    _row(r"api\.cerebras\.ai", "", echoed=("reasoning",), efforts=NO_EXTREMES),
+    _row(r"api\.anthropic\.com", "", reasoning=CLAUDE_BUDGET, least_budget=1024, echoed=()),
+    _row(r"api\.x\.ai", "", efforts=NO_EXTREMES),
+    _row(r"together\.(ai|xyz)", "", reasoning={"reasoning": {"enabled": True}}),
+    _row(r"together\.(ai|xyz)", r"gpt-oss", reasoning=BY_EFFORT),
+    _row(r"databricks", "", stream_options=False),
 )
 
 
 def profile_of(host: str, model: str, overrides: Mapping[str, Any] | None = None) -> Profile:
-    """What fits a server ("api.openai.com", "127.0.0.1:8080") and a model. Raises ValueError where an override is none."""
+    """What fits a server ("api.openai.com", "127.0.0.1:8080") and a model. Raises ValueError where an override does not
+    fit its field."""
     found: dict[str, Any] = {}
     for server, family, changes in TABLE:
         if re.search(server, host.lower()) and re.search(family, model.lower()):
@@ -201,35 +129,21 @@ def profile_of(host: str, model: str, overrides: Mapping[str, Any] | None = None
 
 
 def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides as the fields have them: of the right kind, and a word that the field knows."""
-    hints, plain = get_type_hints(Profile), Profile()
-    checked: dict[str, Any] = {}
+    """Overrides, each of its field's kind."""
+    hints, checked = get_type_hints(Profile), dict[str, Any]()
     for name, given in overrides.items():
         if name not in hints:
             raise ValueError(f"{name!r} is no field of a profile; there are {', '.join(hints)}")
-        default: Any = getattr(plain, name)
-        value: Any = (
-            tuple(given) if isinstance(default, tuple) and isinstance(given, list) else given
-        )
+        default = getattr(Profile(), name)
         words = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
-        texts = (
-            value
-            if isinstance(value, tuple)
-            else value.values()
-            if name == "efforts" and isinstance(value, dict)
-            else ()
-        )
-        if (
-            type(value) is not type(default)
-            or (words and value not in words)
-            or not all(isinstance(each, str) for each in texts)
+        value = tuple(given) if isinstance(default, tuple) and isinstance(given, list) else given
+        texts = value if isinstance(value, tuple) else ()
+        known_word = not words or value in words
+        if type(value) is not type(default) or not (
+            known_word and all(isinstance(each, str) for each in texts)
         ):
-            raise ValueError(
-                f"{name} cannot be {value!r}; it is {default!r} by default"
-                + (f", or {', '.join(words)}" if words else "")
-            )
-        if name == "key_header" and not re.fullmatch(r"[A-Za-z0-9-]*", value):
-            raise ValueError(f"key_header cannot be {value!r}: it is the name of a header")
+            known = f", or {', '.join(words)}" if words else ""
+            raise ValueError(f"{name} cannot be {value!r}; it is {default!r} by default{known}")
         checked[name] = value
     try:
         re.compile(checked.get("ids", ""))
@@ -238,192 +152,81 @@ def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-# ---- the body --------------------------------------------------------------------------------------------
+# ---- dropping parameters that the server rejects -----------------------------------------------------------
 
-NEEDED = {"model", "messages", "tools", "stream"}  # without these it is no request of ours
 LIMITS = ("max_tokens", "max_completion_tokens")
-
-
-def request_body(
-    model: str,
-    request: Request,
-    profile: Profile,
-    refusals: Refusals,
-    shape: Shaper,
-    *,
-    extra: Mapping[str, Any],
-    budgets: Mapping[str, int],
-) -> dict[str, Any]:
-    """The JSON that is sent: nothing in it that is not needed (R3, R6-R8), exactly one system message, first (R5).
-
-    What the table says gives way to `extra`, and that to the request's own options.
-    """
-    ours = [{"role": "system", "content": request.system}] if request.system else []
-    system = [message for message in [*ours, *request.messages] if message["role"] in SYSTEM]
-    made: dict[str, Any] = {
-        "model": model,
-        "messages": shape(request.messages, profile, refusals.names()),
-        "stream": True,
-    }
-    if system:
-        text = mend("\n\n".join(text_in(message) for message in system))
-        made["messages"] = [{"role": profile.system_role, "content": text}, *made["messages"]]
-    if profile.stream_options:
-        made["stream_options"] = {"include_usage": True}
-    if request.tools:
-        made["tools"] = tool_schemas(request.tools, profile)  # R11: no tools, no member
-    if profile.cache_key and request.session_id:
-        made["prompt_cache_key"] = request.session_id[:64]
-    made |= thinking(profile, request.reasoning, budgets)
-    made |= _options(request, extra, profile, refusals)
-    return {
-        name: value
-        for name, value in made.items()
-        if name in NEEDED or not refusals.has(name, value)
-    }
-
-
-def thinking(
-    profile: Profile, level: Reasoning, budgets: Mapping[str, int] = BUDGETS
-) -> dict[str, Any]:
-    """The members that ask for this much thought; none where it is off or the model cannot be asked (R10)."""
-    if level == "off":
-        return {}
-    if level not in BUDGETS:
-        raise ValueError(
-            f"reasoning is {level!r}, and has to be off or one of {', '.join(BUDGETS)}"
-        )
-    words = {
-        EFFORT: profile.efforts.get(level, level),
-        BUDGET: max(profile.least_budget, budgets.get(level, BUDGETS[level])),
-    }
-    filled: dict[str, Any] = _filled(dict(profile.reasoning), words)
-    return filled
-
-
-def _filled(value: Any, words: dict[str, Any]) -> Any:
-    if isinstance(value, dict):
-        return {name: _filled(item, words) for name, item in value.items()}
-    return words.get(value, value) if isinstance(value, str) else value
-
-
-def _options(
-    request: Request, extra: Mapping[str, Any], profile: Profile, refusals: Refusals
-) -> dict[str, Any]:
-    """What is sent besides, without options that the model does not take, the output limit under the name it has here."""
-    options = dict(request.options)
-    if not profile.temperature or request.reasoning != "off":
-        options.pop("temperature", None)
-    if not profile.parallel_tool_calls:
-        options.pop("parallel_tool_calls", None)
-    options = {**{name: value for name, value in extra.items() if name not in LIMITS}, **options}
-    limit = [given[name] for given in (request.options, extra) for name in LIMITS if name in given]
-    for name in LIMITS:
-        options.pop(name, None)
-    names = sorted(LIMITS, key=lambda each: each != profile.output_limit)
-    known = [name for name in names if not refusals.has(name, None)]
-    if limit and known:
-        options[known[0]] = limit[0]
-    return options
-
-
-# ---- believing a server ----------------------------------------------------------------------------------
-
-# What it takes to do without: what we add ourselves, and how an answer is sampled. Anything else that a person set may
-# be a condition (store, provider routing), and is not dropped.
-ADDED = {"stream_options", "prompt_cache_key"}
+ADDED = {"stream_options", "prompt_cache_key"}  # by us
+# How an answer is sampled. Other options may be a condition of the user's (store, provider routing), and are kept.
 SAMPLING = {
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "parallel_tool_calls",
-    *LIMITS,
+    *("temperature", "top_p", "top_k", "min_p", "seed", "parallel_tool_calls"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", *LIMITS),
 }
 UNKNOWN = (
     r"unsupported|not support|unknown|unrecogni[sz]ed|unexpected|not (be )?(permitted|allowed|accepted)|forbidden|extra|"
     r"no longer|cannot find field|is not (a )?(valid|known)|invalid (parameter|argument|field|property)"
 )
-WRONG = r"must be one of|should be|invalid value|not (a )?valid|(allowed|supported|permitted|expected) (values|one of)|expected one of"
-NEAR = 120  # characters between a member's name and the word that refuses it
-SHARED: dict[
-    tuple[str, str], set[tuple[str, str]]
-] = {}  # (address, model) -> what all who ask there have learned
+WRONG = (
+    r"must be one of|should be|invalid value|not (a )?valid|"
+    r"(allowed|supported|permitted|expected) (values|one of)|expected one of"
+)
+NEAR = 120  # characters between a parameter's name and the word that rejects it
+
+Rejected = frozenset[tuple[str, str]]  # (name, JSON of the value): another value may be taken
+LEARNT: dict[tuple[str, str], Rejected] = {}  # (address, model) -> by all who ask there
 
 
-class Refusals:
-    """Members that a server does not take, each with the value that it refused; a limit and an echo whatever their value.
-
-    Known to all who ask the same model at the same address, for as long as the process lives.
-    """
-
-    def __init__(self, address: str, model: str) -> None:
-        self._known = SHARED.setdefault((address, model), set())
-        self._tried: frozenset[tuple[str, str]] = frozenset()
-
-    def names(self) -> set[str]:
-        return {name for name, _ in self._tried | self._known}
-
-    def has(self, name: str, value: Any) -> bool:
-        return bool(self._tried or self._known) and _entry(name, value) in self._tried | self._known
-
-    def with_one(self, name: str, value: Any) -> Refusals:
-        """One more, to be tried."""
-        more = copy(self)
-        more._tried = self._tried | {_entry(name, value)}
-        return more
-
-    def learn(self, tried: Refusals) -> None:
-        """It was right to leave these out."""
-        self._known |= tried._tried
+def rejection(name: str, value: Any) -> tuple[str, str]:
+    """An entry of Rejected. A limit and a member of an old answer are rejected whatever their value."""
+    if name in LIMITS or name in EXTRA_MEMBERS:
+        return name, ""
+    return name, json.dumps(value, sort_keys=True, default=str)
 
 
-def _entry(name: str, value: Any) -> tuple[str, str]:
-    return name, "" if name in LIMITS or name in OURS else json.dumps(
-        value, sort_keys=True, default=str
-    )
-
-
-def dispensable(error: ModelError, sent: Mapping[str, Any], profile: Profile) -> str | None:
-    """The member that a refused request can do without: one that we sent, and of which the server says that it does not
-    know it (R1, R2, R6, R9, R10, R26)."""
+def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile) -> str | None:
+    """What a rejected request can do without: a member of the body, or of its assistant messages, that the program
+    added and the server's message names as unknown."""
     if error.kind != "bad_request":
         return None
-    text, asked = error.message, profile.reasoning.keys() & sent.keys()
-    droppable = sent.keys() & (ADDED | SAMPLING) | asked
-    for name in sorted(droppable, key=lambda each: (each != error.param, -len(each), each)):
-        inner = (
-            [key for key in sent[name] if "_" in str(key)] if isinstance(sent[name], dict) else []
-        )
-        # Which word of ours for a level it is, is our choice
-        words = f"{UNKNOWN}|{WRONG}" if name in asked else UNKNOWN
-        if any(_says(text, each, words) for each in (name, *inner)) or (
-            error.param == name and re.search(words, text, re.I)
+    text, thinking = error.message, profile.reasoning.keys() & sent.keys()
+    names = sent.keys() & (ADDED | SAMPLING) | thinking
+    for name in sorted(names, key=lambda each: (each != error.param, -len(each), each)):
+        # the word for a reasoning level is ours, so a wrong value counts, too
+        words = f"{UNKNOWN}|{WRONG}" if name in thinking else UNKNOWN
+        value = sent[name] if isinstance(sent[name], dict) else {}
+        if any(
+            _rejects(text, each, words) for each in (name, *(k for k in value if "_" in str(k)))
         ):
             return name
-    # Ollama
-    if asked and re.search(r"does not support (thinking|reasoning)|\bthink value\b", text, re.I):
-        return min(asked)
-    members = {
-        name for message in sent["messages"] if message["role"] == "assistant" for name in message
-    }
-    members |= {
-        name
-        for message in sent["messages"]
-        for call in message.get("tool_calls") or ()
-        for name in call
-    }
-    return next((name for name in sorted(members & OURS) if _says(text, name, UNKNOWN)), None)
+        if error.param == name and re.search(words, text, re.I):
+            return name
+    if thinking and re.search(r"does not support (thinking|reasoning)|\bthink value\b", text, re.I):
+        return min(thinking)  # Ollama
+    members = sorted(EXTRA_MEMBERS & set(_members(sent["messages"])))
+    return next((name for name in members if _rejects(text, name, UNKNOWN)), None)
 
 
-def _says(text: str, name: str, words: str) -> bool:
-    """Does a text say one of these words of this member, and not of another?"""
+def omissions(
+    body: Mapping[str, Any], options: Iterable[str], profile: Profile, rejected: Rejected
+) -> Iterator[str]:
+    """A text for each parameter that the user or a program set and that is left out of a body. A limit that is sent
+    under its other name is none."""
+    wanted = {*options, *profile.reasoning}
+    wanted -= {*LIMITS} if body.keys() & {*LIMITS} else set()
+    for name in sorted(wanted & {name for name, _ in rejected} - body.keys()):
+        yield f"The server does not take {name!r}, so it is left out."
+
+
+def _members(messages: list[dict[str, Any]]) -> Iterator[str]:
+    for message in messages:
+        if message["role"] == "assistant":
+            yield from message
+            for call in message.get("tool_calls") or ():
+                yield from call
+
+
+def _rejects(text: str, name: str, words: str) -> bool:
+    """Does one of the words stand near the name (or its camelCase form) in a server's message?"""
     camel = re.sub(r"_(\w)", lambda found: found[1].upper(), name)
-    for found in re.finditer(rf"(?<![\w-])({re.escape(name)}|{re.escape(camel)})(?![\w-])", text):
-        if re.search(words, text[max(0, found.start() - NEAR) : found.end() + NEAR], re.I):
-            return True
-    return False
+    places = re.finditer(rf"(?<![\w-])({re.escape(name)}|{re.escape(camel)})(?![\w-])", text)
+    near = (text[max(0, found.start() - NEAR) : found.end() + NEAR] for found in places)
+    return any(re.search(words, part, re.I) for part in near)

@@ -1,7 +1,7 @@
-"""Messages and tool schemas as a server wants them: pure functions over lists, told by a Profile what to do.
+"""The body of a request in the form that a Profile describes: pure functions over lists.
 
-The same messages come out the same way each time, so that the beginning of a request stays what it was and the provider's
-cache serves it.
+The same messages come out the same way each time, so that the beginning of a request stays what it was and the
+provider's cache serves it.
 """
 
 from __future__ import annotations
@@ -9,133 +9,148 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from operator import eq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from coder.providers.reasoning import ECHOED, REASONING, THINK
-from coder.providers.text import mend_all
-from coder.types import Message, ModelError
+from coder.providers.profiles import BUDGET, EFFORT, LIMITS, Profile, Rejected, rejection
+from coder.providers.reasoning import EXTRA_MEMBERS, THINK
+from coder.providers.text import mend, mend_all
+from coder.types import Message, ModelError, Reasoning, Request
 
-if TYPE_CHECKING:
-    from coder.providers.profiles import Profile
-
-CALL = {"id", "type", "function"}
-OURS = {*REASONING, *ECHOED, THINK}  # what assembler.py may have put into an assistant message
+# Tokens; pi-agent-core's numbers, which know nothing above "high".
+BUDGETS: dict[str, int] = {"minimal": 128, "low": 512, "medium": 1024, "high": 2048, "xhigh": 2048}
+NEEDED = {"model", "messages", "tools", "stream"}  # always sent
 SYSTEM = {"system", "developer"}
-# R16: where a user message must not follow a result
-BETWEEN: Message = {
-    "role": "assistant",
-    "content": "Understood.",
-}
+CALL = {"id", "type", "function"}
+BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # a result and a user message
+EMPTY = {"null": None, "empty": "", "absent": 0}  # 0: no content that a message can have
 
 
-EMPTY = {"null": None, "empty": "", "absent": 0}  # R13; 0 is no content that a message can have
+def request_body(
+    model: str,
+    request: Request,
+    profile: Profile,
+    rejected: Rejected,
+    extra: Mapping[str, Any],
+    budgets: Mapping[str, int],
+) -> dict[str, Any]:
+    """The JSON that is sent: nothing that is not needed, and at most one system message, the first.
+
+    The profile's values give way to `extra`, and those to the request's own options.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": provider_messages(request, profile, {name for name, _ in rejected}),
+        "stream": True,
+    }
+    if profile.stream_options:
+        body["stream_options"] = {"include_usage": True}
+    if request.tools:  # an empty list is an error on some servers
+        body["tools"] = tool_schemas(request.tools, profile)
+    if profile.cache_key and request.session_id:
+        body["prompt_cache_key"] = request.session_id[:64]
+    body |= thinking(profile, request.reasoning, budgets)
+    body |= _options(request, extra, profile, rejected)
+    return {
+        name: value
+        for name, value in body.items()
+        if name in NEEDED or not rejected or rejection(name, value) not in rejected
+    }
 
 
-class Shaper:
-    """Messages as a profile wants them. Of a list that only grows, what was shaped for the last request is used again, up
-    to the newest answer: nothing behind one changes what is in front of it."""
+def thinking(
+    profile: Profile, level: Reasoning, budgets: Mapping[str, int] = BUDGETS
+) -> dict[str, Any]:
+    """The members that ask for this much reasoning; none where it is off or the model cannot be asked."""
+    if level == "off":
+        return {}
+    if level not in BUDGETS:
+        names = ", ".join(BUDGETS)
+        raise ValueError(f"reasoning is {level!r}, and has to be off or one of {names}")
+    budget = max(profile.least_budget, budgets.get(level, BUDGETS[level]))
+    words = {EFFORT: profile.efforts.get(level, level), BUDGET: budget}
 
-    def __init__(self) -> None:
-        self._last: tuple[Any, list[Message], list[tuple[int, int]], list[Message]] = (
-            None,
-            [],
-            [],
-            [],
-        )
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: filled(item) for name, item in value.items()}
+        return words.get(value, value) if isinstance(value, str) else value
 
-    def __call__(
-        self, messages: list[Message], profile: Profile, refused: set[str]
-    ) -> list[Message]:
-        terms, before, marks, made = self._last
-        now = (id(profile), frozenset(refused))
-        known = unchanged(before, messages) if terms == now else 0
-        marks = [mark for mark in marks if mark[0] <= known]
-        start, kept = marks[-1] if marks else (0, 0)
-        made = made[:kept]
-        work = _Work(profile, refused, made)
-        for position, message in enumerate(messages[start:], start):
-            if message["role"] == "assistant" and position > start:
-                work.flush()
-                marks.append((position, len(made)))
-            work.take(message)
-        work.flush()
-        # At once: another thread may use the same model
-        self._last = (
-            now,
-            [*before[:known], *map(copied, messages[known:])],
-            marks,
-            made,
-        )
-        return made[:]
+    return {name: filled(value) for name, value in profile.reasoning.items()}
 
 
-class _Work:
-    """Shaping one list, message by message, onto `made`."""
+def _options(
+    request: Request, extra: Mapping[str, Any], profile: Profile, rejected: Rejected
+) -> dict[str, Any]:
+    """What is sent besides, without what the model does not take, the output limit under its name here."""
+    own = dict(request.options)
+    if not profile.temperature or request.reasoning != "off":
+        own.pop("temperature", None)
+    if not profile.parallel_tool_calls:
+        own.pop("parallel_tool_calls", None)
+    given = [each[name] for each in (own, extra) for name in LIMITS if name in each]
+    options = {name: value for name, value in {**extra, **own}.items() if name not in LIMITS}
+    names = sorted(LIMITS, key=lambda name: name != profile.output_limit)
+    known = [name for name in names if rejection(name, None) not in rejected]
+    if given and known:
+        options[known[0]] = given[0]
+    return options
 
-    def __init__(self, profile: Profile, refused: set[str], made: list[Message]) -> None:
-        self.profile, self.made = profile, made
-        self.unwanted = OURS - set(profile.echoed) | refused
-        self.images: list[Any] = []  # of the results of one turn
-        self.names: dict[str, str] = {}  # call id -> tool
 
-    def take(self, message: Message) -> None:
+# ---- messages --------------------------------------------------------------------------------------
+
+
+def provider_messages(request: Request, profile: Profile, rejected: set[str]) -> list[Message]:
+    """The messages as the server takes them. `rejected`: names of members that it does not."""
+    own = [{"role": "system", "content": request.system}] if request.system else []
+    system = [each for each in [*own, *request.messages] if each["role"] in SYSTEM]
+    made: list[Message] = []
+    if system:
+        text = mend("\n\n".join(map(text_in, system)))
+        made.append({"role": profile.system_role, "content": text})
+    unwanted = EXTRA_MEMBERS - set(profile.echoed) | rejected
+    images: list[Any] = []  # of the results of one turn
+    names: dict[str, str] = {}  # call id -> tool
+    for message in request.messages:
         role = message["role"]
         if role in SYSTEM:
-            return  # R5: it is in the first message, with the others
-        if role != "tool":
-            self.flush()
+            continue
+        if images and role != "tool":
+            made.append(_image_message(images))
+            images = []
         if role == "assistant":
-            if self.profile.tool_name:
-                self.names = {
-                    call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()
-                }
-            message = _assistant(message, self.profile, self.unwanted)
+            if profile.tool_name:
+                calls = message.get("tool_calls") or ()
+                names = {call["id"]: call["function"]["name"] for call in calls}
+            message = _assistant(message, profile, unwanted)
         elif role == "tool":
-            message, found = _result(
-                message, self.names.get(message["tool_call_id"], ""), self.profile
-            )
-            self.images += found
-        self._append(message)
+            name = names.get(message["tool_call_id"], "")
+            message, found = _result(message, name, profile)
+            images += found
+        made.append(message)
+    if images:
+        made.append(_image_message(images))
+    return _in_strict_turns(made) if profile.strict_turns else made
 
-    def flush(self) -> None:
-        """R19: the images of a turn, behind all its results."""
-        if self.images:
-            images, self.images = self.images, []
-            self._append(
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "text", "text": "Images from the tool results above:"},
-                        *images,
-                    ],
-                }
-            )
 
-    def _append(self, message: Message) -> None:
-        last = self.made[-1]["role"] if self.made else ""
-        if self.profile.strict_turns and message["role"] == "user" and last == "tool":
-            self.made.append(BETWEEN)
-        if self.profile.strict_turns and message["role"] == last == "user":
-            self.made[-1] = self.made[-1] | {
-                "content": _joined(self.made[-1].get("content"), message.get("content"))
-            }
+def _image_message(images: list[Any]) -> Message:
+    text = {"type": "text", "text": "Images from the tool results above:"}
+    return {"role": "user", "content": [text, *images]}
+
+
+def _in_strict_turns(messages: list[Message]) -> list[Message]:
+    """User messages in a row become one; an answer stands between a result and a user message."""
+    made: list[Message] = []
+    for message in messages:
+        last = made[-1]["role"] if made else ""
+        if message["role"] != "user" or last not in ("tool", "user"):
+            made.append(message)
+        elif last == "tool":
+            made += [BETWEEN, message]
         else:
-            self.made.append(message)
-
-
-def text_in(message: Message) -> str:
-    """The text of a message whose content may have parts."""
-    content = message.get("content") or ""
-    return (
-        content
-        if isinstance(content, str)
-        else "\n".join(
-            part["text"]
-            for part in content
-            if isinstance(part, dict) and isinstance(part.get("text"), str)
-        )
-    )
+            content = _joined(made[-1].get("content"), message.get("content"))
+            made[-1] = made[-1] | {"content": content}
+    return made
 
 
 def _joined(first: Any, second: Any) -> Any:
@@ -143,173 +158,152 @@ def _joined(first: Any, second: Any) -> Any:
     first, second = first or "", second or ""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
-    return [
-        part
-        for content in (first, second)
-        for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
-    ]
+    as_parts = ([{"type": "text", "text": c}] if isinstance(c, str) else c for c in (first, second))
+    return [part for parts in as_parts for part in parts]
+
+
+def text_in(message: Message) -> str:
+    """The text of a message whose content may have parts."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    parts = (part.get("text") for part in content if isinstance(part, dict))
+    return "\n".join(text for text in parts if isinstance(text, str))
 
 
 def _assistant(message: Message, profile: Profile, unwanted: set[str]) -> Message:
-    """Only what goes back there (R26), content as it has to be (R13), ids that fit (T31)."""
-    if message.keys() & unwanted:
+    """Only the members that go back, content in the server's form, ids that fit."""
+    if not unwanted.isdisjoint(message):
         message = {name: value for name, value in message.items() if name not in unwanted}
     if thought := message.get(THINK):
         message = {name: value for name, value in message.items() if name != THINK}
         message["content"] = f"<think>{thought}</think>\n\n{message.get('content') or ''}"
-    if calls := message.get("tool_calls"):
-        fitting = [_call(call, profile, unwanted) for call in calls]
-        if any(ours is not theirs for ours, theirs in zip(fitting, calls)):
-            message = message | {"tool_calls": fitting}
-        if profile.reasoning_filled and "reasoning_content" not in message:
-            message = message | {"reasoning_content": ""}
-        if not message.get("content") and message.get("content", 0) != EMPTY[profile.empty_content]:
-            message = {name: value for name, value in message.items() if name != "content"}
-            if profile.empty_content != "absent":
-                message["content"] = EMPTY[profile.empty_content]
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    made = [_call(call, profile, unwanted) for call in calls]
+    if any(ours is not theirs for ours, theirs in zip(made, calls)):
+        message = message | {"tool_calls": made}
+    if profile.reasoning_filled and "reasoning_content" not in message:
+        message = message | {"reasoning_content": ""}
+    empty = EMPTY[profile.empty_content]
+    if not message.get("content") and message.get("content", 0) != empty:
+        message = {name: value for name, value in message.items() if name != "content"}
+        if profile.empty_content != "absent":
+            message["content"] = empty
     return message
 
 
 def _call(call: dict[str, Any], profile: Profile, unwanted: set[str]) -> dict[str, Any]:
-    if extra := {
-        name for name in call.keys() - CALL if name not in profile.echoed or name in unwanted
-    }:
-        call = {name: value for name, value in call.items() if name not in extra}
-    fit = _fitting(call["id"], profile)
-    return call if fit == call["id"] else call | {"id": fit}
+    if not CALL.issuperset(call):
+        known = CALL | set(profile.echoed) - unwanted
+        call = {name: value for name, value in call.items() if name in known}
+    call_id = _valid_id(call["id"], profile)
+    return call if call_id == call["id"] else call | {"id": call_id}
 
 
 def _result(message: Message, name: str, profile: Profile) -> tuple[Message, list[Any]]:
-    """A result as plain text (R20), and its images, which go into a message of their own (R19)."""
+    """A result as plain text, which every server takes, and its images, which most take in a user message only."""
     images: list[Any] = []
-    if isinstance(message["content"], list) and not profile.tool_images:
-        images = [
-            part
-            for part in message["content"]
-            if isinstance(part, dict) and not isinstance(part.get("text"), str)
-        ]
-        message = message | {
-            "content": text_in(message) or ("(see the image below)" if images else "(no output)")
-        }
-    fit = _fitting(message["tool_call_id"], profile)
-    if fit != message["tool_call_id"]:
-        message = message | {"tool_call_id": fit}
+    content = message["content"]
+    if isinstance(content, list) and not profile.tool_images:
+        parts = [part for part in content if isinstance(part, dict)]
+        images = [part for part in parts if not isinstance(part.get("text"), str)]
+        nothing = "(see the image below)" if images else "(no output)"
+        message = message | {"content": text_in(message) or nothing}
+    call_id = _valid_id(message["tool_call_id"], profile)
+    if call_id != message["tool_call_id"]:
+        message = message | {"tool_call_id": call_id}
     return (message | {"name": name} if name else message), images
 
 
-def _fitting(call_id: str, profile: Profile) -> str:
-    """T22: an id is opaque and goes back as it came; T31: unless it does not fit, which one of another server may not."""
+def _valid_id(call_id: str, profile: Profile) -> str:
+    """An id goes back as it came, unless another server gave it and it does not match here."""
     if not profile.ids or re.fullmatch(profile.ids, call_id):
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
-# ---- tools -----------------------------------------------------------------------------------------------
+# ---- tools -----------------------------------------------------------------------------------------
 
-
-MOST_SCHEMAS = 2000  # in one tool: a definition may name others twice, and these again
+KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
 
 
 def tool_schemas(tools: list[dict[str, Any]], profile: Profile) -> list[dict[str, Any]]:
-    """The tools, their schemas without words that are refused (R21) and with a type for each property (R22)."""
+    """The tools as the server takes them. Only hand-written schemas use what has to change."""
     if not (profile.schema_without or profile.typed_schema):
         return tools
     made = []
     for tool in tools:
         function = tool.get("function") or {}
-        parameters = function.get("parameters") or {}
-        schema = _Schemas(parameters, profile).plain(parameters, ())
+        whole = function.get("parameters") or {}
+        known = {**(whole.get("definitions") or {}), **(whole.get("$defs") or {})}
+        schema = _schema(whole, profile, known)
         made.append(tool | {"function": function | {"parameters": schema}} if function else tool)
     return made
 
 
-class _Schemas:
-    """The schema of one tool's parameters, with those in it."""
-
-    def __init__(self, whole: dict[str, Any], profile: Profile) -> None:
-        self.profile, self.without = profile, set(profile.schema_without)
-        self.definitions = {**(whole.get("definitions") or {}), **(whole.get("$defs") or {})}
-        self.left = MOST_SCHEMAS
-
-    def plain(self, schema: Any, inside: tuple[str, ...]) -> Any:
-        if isinstance(schema, list):
-            return [self.plain(each, inside) for each in schema]
-        if not isinstance(schema, dict):
-            return schema
-        self.left -= 1
-        schema, inside = (
-            self._whole(schema, inside) if self.left > 0 else ({"type": "object"}, inside)
-        )
-        return {
-            key: self._under(key, value, inside)
-            for key, value in schema.items()
-            if key not in self.without and (key, value) != ("enum", [])
-        }
-
-    def _under(self, key: str, value: Any, inside: tuple[str, ...]) -> Any:
-        # Names of the user's, which may be words of ours
-        if key == "properties" and isinstance(value, dict):
-            return {
-                name: _typed(self.plain(of, inside), self.profile) for name, of in value.items()
-            }
-        return (
-            value
-            if key in ("enum", "required", "default", "examples")
-            else self.plain(value, inside)
-        )
-
-    def _whole(
-        self, schema: dict[str, Any], inside: tuple[str, ...]
-    ) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The same meant without the words that are refused: references and allOf put in, const and oneOf said otherwise."""
-        refused = schema.keys() & self.without
-        if "$ref" in refused:
-            name = str(schema["$ref"]).rsplit("/", 1)[-1]
-            rest = {key: value for key, value in schema.items() if key != "$ref"}
-            # To itself: any object
-            target = {"type": "object"} if name in (*inside, "#") else self.definitions.get(name)
-            return self._whole((target if isinstance(target, dict) else {}) | rest, (*inside, name))
-        for part in schema["allOf"] if "allOf" in refused else ():
-            part, inside = self._whole(part, inside)
-            joined = {
-                "properties": schema.get("properties", {}) | part.get("properties", {}),
-                "required": [*schema.get("required", []), *part.get("required", [])],
-            }
-            schema = schema | part | {key: value for key, value in joined.items() if value}
-        if "const" in refused:
-            schema = schema | {"enum": [schema["const"]]}
-        if "oneOf" in refused and "anyOf" not in schema:
-            schema = schema | {"anyOf": schema["oneOf"]}
-        return schema, inside
+def _schema(
+    schema: Any, profile: Profile, known: dict[str, Any], inside: tuple[str, ...] = ()
+) -> Any:
+    """A schema without rejected keywords: what references and allOf stand for is put in, const and oneOf become enum and
+    anyOf, the rest goes. `known`: the definitions, `inside`: the references around this schema."""
+    if isinstance(schema, list):
+        return [_schema(each, profile, known, inside) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    without = set(profile.schema_without)
+    schema, inside = _resolved(schema, without, known, inside)
+    if "const" in schema and "const" in without:
+        schema = schema | {"enum": [schema["const"]]}
+    if "oneOf" in schema and "oneOf" in without:
+        schema = {"anyOf": schema["oneOf"]} | schema
+    made = {}
+    for key, value in schema.items():
+        if key in without or (key, value) == ("enum", []):
+            continue
+        if key == "properties" and isinstance(value, dict):  # names, which may be keywords
+            inner = {name: _schema(of, profile, known, inside) for name, of in value.items()}
+            made[key] = {name: _typed(of, profile) for name, of in inner.items()}
+        elif key in ("enum", "required", "default", "examples"):
+            made[key] = value
+        else:
+            made[key] = _schema(value, profile, known, inside)
+    return made
 
 
-KINDS = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    list: "array",
-    dict: "object",
-}
+def _resolved(
+    schema: dict[str, Any], without: set[str], known: dict[str, Any], inside: tuple[str, ...]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(the schema with its reference put in, the references around it): one to itself stands for any object."""
+    while "$ref" in schema and "$ref" in without:
+        name = str(schema["$ref"]).rsplit("/", 1)[-1]
+        target = known.get(name, {}) if name not in (*inside, "#") else {"type": "object"}
+        schema = target | {key: value for key, value in schema.items() if key != "$ref"}
+        inside = (*inside, name)
+    for part in schema["allOf"] if "allOf" in schema.keys() & without else ():
+        whole, inside = _resolved(part, without, known, inside)
+        schema = whole | schema
+    return schema, inside
 
 
 def _typed(schema: Any, profile: Profile) -> Any:
-    """R22: a type, where one is missing: that of the values it may have, else text."""
-    if (
-        not profile.typed_schema
-        or not isinstance(schema, dict)
-        or schema.keys() & {"type", "anyOf", "oneOf", "allOf", "$ref"}
-    ):
+    """With a type, where the server needs one and it is missing: that of its values, else text."""
+    if not (profile.typed_schema and isinstance(schema, dict)):
         return schema
-    kind = "object" if "properties" in schema else "array" if "items" in schema else "string"
+    if schema.keys() & {"type", "anyOf", "oneOf", "allOf", "$ref"}:
+        return schema
     values = [schema["const"]] if "const" in schema else schema.get("enum")
+    kind = "object" if "properties" in schema else "array" if "items" in schema else "string"
     return schema | {"type": KINDS.get(type(values[0]), kind) if values else kind}
+
+
+# ---- copies ----------------------------------------------------------------------------------------
 
 
 def unchanged(copies: list[Message], messages: list[Message]) -> int:
     """How many messages at the beginning are as they were when the copies were made."""
-    # Nearly always, and quick: a text is the same object in both
-    if copies == messages[: len(copies)]:
+    if copies == messages[: len(copies)]:  # quick: a text is the same object in both
         return len(copies)
     same = list(map(eq, copies, messages))
     return same.index(False) if False in same else len(same)
@@ -322,24 +316,25 @@ def copied(value: Any) -> Any:
     return [copied(each) for each in value] if isinstance(value, list) else value
 
 
-# ---- encoding --------------------------------------------------------------------------------------------
+# ---- encoding --------------------------------------------------------------------------------------
 
 NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # escaped; not where the backslash itself is
 
 
 def encoded(body: dict[str, Any]) -> bytes:
-    """The bytes of a request, without what no encoder accepts. Raises ModelError for what is no JSON."""
+    """The bytes of a request, without what no server accepts (lone surrogates, NUL). Raises ModelError for what is no
+    JSON."""
     try:
-        data = _dumped(body)
-        if data is None or (b"\\u0000" in data and NUL.search(data)):  # a hook may have put it in
-            data = _dumped(mend_all(body)) or b""
-        return data
+        try:
+            data = _dumped(body)
+            if b"\\u0000" not in data or not NUL.search(data):
+                return data
+        except UnicodeEncodeError:
+            pass
+        return _dumped(mend_all(body))
     except (TypeError, ValueError, RecursionError) as error:
         raise ModelError("bad_request", f"what was to be sent is no JSON: {error}") from error
 
 
-def _dumped(body: Any) -> bytes | None:
-    try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        return None
+def _dumped(body: Any) -> bytes:
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -15,9 +15,10 @@ from typing import Any
 
 from coder.events import Event
 from coder.providers.address import shown_url
-from coder.providers.assembler import CUT, Assembler, sse
+from coder.providers.assembler import Assembler
 from coder.providers.errors import classify
-from coder.types import Completion, ModelError, Request, Usage
+from coder.providers.sse import CUT, sse
+from coder.types import Completion, ModelError, Request
 
 AFTER_FINISH = 3.0  # seconds to wait for usage and the end mark after a finish_reason
 AFTER_DONE = 0.25  # seconds to wait for the end of the body after the end mark
@@ -32,6 +33,18 @@ TOOL_MARKUP = re.compile(
     r"<tool_call>|<\|tool_calls?_(section_)?begin|<function=|<\|python_tag\|>|\[TOOL_CALLS\]"
 )
 MAX_CHARS_PER_TOKEN = 12  # no text has more
+# What reading an answer raises whose members are not of the kind that the API has.
+MALFORMED = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+
+
+@contextmanager
+def well_formed() -> Iterator[None]:
+    """Inside, an answer is read. Raises ModelError where it is malformed."""
+    try:
+        yield
+    except MALFORMED as error:
+        message = f"the answer is malformed ({type(error).__name__}: {error})"[:200]
+        raise ModelError("protocol", message, retryable=True) from error
 
 
 def read_answer(
@@ -40,20 +53,21 @@ def read_answer(
     idle_timeout: float,
     tap: Callable[[Any], object] | None,
 ) -> Iterator[Event]:
-    """The events of the answer, which feed the assembler. `tap` gets the response and each piece of its body."""
-    chunks = response.pieces()
+    """The events of the answer, which feed the assembler. `response` is an http.StreamingRequest; `tap` gets it, and each
+    piece of its body."""
+    pieces = response.pieces()
     if tap:
         tap(response)
-        chunks = ((tap(chunk), chunk)[1] for chunk in chunks)
+        pieces = ((tap(piece), piece)[1] for piece in pieces)
     start = b""
-    while len(start.lstrip()) < len(max(FIELDS, key=len)) + 3 and (chunk := next(chunks, b"")):
-        start += chunk
+    while len(start.lstrip()) < len(max(FIELDS, key=len)) + 3 and (piece := next(pieces, b"")):
+        start += piece
     if not start.strip():
         raise ModelError("incomplete", "the server sent nothing", retryable=True, advice=TOO_SMALL)
-    chunks = chain([start], chunks)
+    pieces = chain([start], pieces)
     if is_event_stream(response.headers.get("content-type", "event-stream"), start):
-        return _read_events(chunks, assembler, response.within, idle_timeout)
-    return _read_whole(chunks, assembler, shown_url(str(response.url)))
+        return _read_events(pieces, assembler, response.within, idle_timeout)
+    return _read_whole(pieces, assembler, shown_url(str(response.url)))
 
 
 def is_event_stream(content_type: str, start: bytes) -> bool:
@@ -65,62 +79,50 @@ def is_event_stream(content_type: str, start: bytes) -> bool:
 
 
 def _read_events(
-    chunks: Iterable[bytes],
+    pieces: Iterable[bytes],
     assembler: Assembler,
     within: Callable[[float], None],
     idle_timeout: float,
 ) -> Iterator[Event]:
-    ended = False
-    for event, data in sse(chunks):
+    for event, data in sse(pieces):
+        ended = bool(assembler.finish_reason)
         over = assembler.done or (data[:1] != "{" and data.strip().lower() in END_MARKS)
         try:
             parsed = None if over else parse_event(event, data)
         except ModelError as error:
-            over = bool(assembler.finish_reason) and error.kind == "protocol"  # another end mark
+            over = ended and error.kind == "protocol"  # another end mark
             if not over:
                 raise
         if over:
             assembler.done = True  # what follows is read and ignored
             within(AFTER_DONE)
             continue
-        added = False
-        for each in assembler.feed(parsed):
-            added = True
-            yield each
-        if added or not ended:  # after the end, what adds nothing prolongs no wait
+        deltas = assembler.feed(parsed)
+        yield from deltas
+        if deltas or not ended:  # after the end, what adds nothing prolongs no wait
             within(AFTER_FINISH if assembler.finish_reason else idle_timeout)
-        ended = bool(assembler.finish_reason)
 
 
-def _read_whole(chunks: Iterable[bytes], assembler: Assembler, url: str) -> Iterator[Event]:
+def _read_whole(pieces: Iterable[bytes], assembler: Assembler, url: str) -> Iterator[Event]:
     """A completion or an error in one piece. Behind an error an end mark may follow; behind a completion,
     more of the answer: then it is no completion."""
-    body = b"".join(_at_most(chunks, MAX_BODY)).decode("utf-8-sig", "replace").strip()
+    body = b""
+    for piece in pieces:
+        body += piece
+        if len(body) > MAX_BODY:
+            raise ModelError("protocol", "the answer is too large and no event stream")
+    text = body.decode("utf-8-sig", "replace").strip()
     try:
-        chunk, end = DECODER.raw_decode(body)
+        chunk, end = DECODER.raw_decode(text)
     except ValueError:
-        chunk, end = body, len(body)
-    known = isinstance(chunk, dict) and (
-        (end == len(body) and chunk.keys() & {"choices", "error"})
-        or chunk.get("error")
-        or chunk.get("object") == "error"
-    )
-    if not known:
+        chunk, end = text, len(text)
+    whole = isinstance(chunk, dict) and end == len(text) and chunk.keys() & {"choices", "error"}
+    failed = isinstance(chunk, dict) and (chunk.get("error") or chunk.get("object") == "error")
+    if not (whole or failed):
         problem = f"not an API answer from {url}: {classify(None, chunk).message}"
         raise ModelError("protocol", problem)
     yield from assembler.feed(chunk)
     assembler.done = True
-
-
-def _at_most(chunks: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    for chunk in chunks:
-        limit -= len(chunk)
-        if limit < 0:
-            raise ModelError("protocol", "the answer is too large and no event stream")
-        yield chunk
-
-
-# ---- JSON ------------------------------------------------------------------------------------------------
 
 
 def _finite(digits: str) -> float | None:
@@ -132,10 +134,22 @@ def _finite(digits: str) -> float | None:
 DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
 
 
+_scan: Any = getattr(DECODER, "scan_once")  # noqa: B009 (not in the types)
+
+
+def _decoded(data: str) -> Any:
+    """DECODER.decode(data); the calls around its scanner are left out where nothing follows on the value."""
+    if data.startswith("{"):
+        value, end = _scan(data, 0)
+        if end == len(data):
+            return value
+    return DECODER.decode(data)
+
+
 def parse_event(event: str, data: str) -> Any:
     """The JSON of one event. Raises ModelError where it is none, since a piece of the answer is lost."""
     try:
-        value = DECODER.decode(data)
+        value = _decoded(data)
     except (ValueError, RecursionError) as error:
         if event == "error":
             return {"error": data}
@@ -151,47 +165,27 @@ def parse_event(event: str, data: str) -> Any:
 # ---- answers that look right and are not -----------------------------------------------------------------
 
 
-def tool_markup(answer: Completion, request: Request) -> str:
-    """A notice, if a tool call was written as text; else ""."""
+def check_context(answer: Completion, window: int) -> None:
+    """Raises ModelError where there was no room for a word: some servers report that as an answer cut at its limit."""
+    empty = not (answer.text or answer.calls or answer.usage.output)
+    if answer.finish == "length" and empty and answer.usage.input >= 0.99 * window:
+        raise ModelError("overflow", "the context is full")
+
+
+def remarks(answer: Completion, request: Request, window: int) -> Iterator[str]:
+    """What the user should know: a tool call written as text, or a server that must have dropped messages."""
     if request.tools and not answer.calls and TOOL_MARKUP.search(answer.text[-4000:]):
-        return (
+        yield (
             "The model wrote a tool call as text: the server has no tool parser for it, "
             "or it is not switched on."
         )
-    return ""
-
-
-def truncated_context(usage: Usage, request: Request, window: int) -> str:
-    """A notice, if the server counts so few tokens that it must have dropped messages; else ""."""
+    usage = answer.usage
     texts = (message.get("content") for message in request.messages)
     sent = sum(len(text) for text in texts if isinstance(text, str))
-    few = MAX_CHARS_PER_TOKEN * usage.input < sent
-    if not few or sent <= 16_000 or usage.estimated or usage.cached:
-        return ""
-    return (
-        f"The server counts {usage.input} tokens for {sent} characters: perhaps its context is "
-        f"smaller than ours ({window}), and it cuts what does not fit. Give it more, or set "
-        "CODER_CONTEXT_WINDOW."
-    )
-
-
-# What reading an answer raises whose members are not of the kind that the API has.
-MALFORMED = (
-    AttributeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    RecursionError,
-    AssertionError,
-)
-
-
-@contextmanager
-def well_formed() -> Iterator[None]:
-    """Inside, an answer is read. Raises ModelError where it is malformed: no server may break a run."""
-    try:
-        yield
-    except MALFORMED as error:
-        message = f"the answer is malformed ({type(error).__name__}: {error})"[:200]
-        raise ModelError("protocol", message, retryable=True) from error
+    few = MAX_CHARS_PER_TOKEN * usage.input < sent and sent > 16_000
+    if few and not usage.estimated and not usage.cached:
+        yield (
+            "The server counts fewer tokens than the conversation has: perhaps its context is "
+            f"smaller than ours ({window}), and it cuts what does not fit. Give it more, or set "
+            "CODER_CONTEXT_WINDOW."
+        )

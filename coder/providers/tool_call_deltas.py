@@ -1,7 +1,7 @@
 """Tool calls out of the pieces that arrive: which piece belongs to which call, and what its arguments are.
 
-`Calls.add` takes one piece of one delta; `Calls.finished` gives every call with its entry for the history. Each rule names
-the observation behind it (T1 ...; tests/data/quirks.jsonl replays them), and none asks who the server is.
+`ToolCallAssembler.add` takes one piece of one delta; `finished` gives every call with its entry for the history. No rule
+asks which server it is.
 """
 
 from __future__ import annotations
@@ -20,48 +20,39 @@ from coder.types import Message, ToolCall
 
 @dataclass(slots=True)
 class _Call:
-    """A tool call while it arrives. `index` is a key and no position (T4)."""
+    """A tool call while it arrives. `index` is a key and no position."""
 
     index: Any = None
     id: str = ""
     name: str = ""
-    pieces: list[str] = field(default_factory=list)
-    whole: dict[str, Any] | None = None  # T11: arguments that came as an object
-    # T28: unknown members go back to the server
-    extra: dict[str, Any] = field(default_factory=dict)
+    pieces: list[str] = field(default_factory=list)  # of the arguments
+    whole: dict[str, Any] | None = None  # arguments that came as an object
+    extra: dict[str, Any] = field(default_factory=dict)  # unknown members go back to the server
 
     def add(self, part: dict[str, Any], function: dict[str, Any]) -> None:
-        self.id = self.id or _text(part.get("id"))  # set once, never joined (T5, T7)
+        self.id = self.id or _text(part.get("id"))  # set once: some servers repeat it
         name = _text(function.get("name"))
-        if name != self.name:  # T7: repeated, or the name so far, or really a piece
+        if name != self.name:  # the name so far, or a further piece of it
             self.name = name if name.startswith(self.name) else self.name + name
         arguments = function.get("arguments")
         if isinstance(arguments, dict) and arguments:
             self.whole = arguments
         elif arguments:
             self.pieces.append(str(arguments))
-        self.extra |= {
-            k: v
-            for k, v in part.items()
-            if k not in ("index", "id", "type", "function") and v is not None
-        }
+        known = ("index", "id", "type", "function")
+        self.extra |= {k: v for k, v in part.items() if k not in known and v is not None}
 
-    def complete(self) -> bool:
+    def arguments(self) -> tuple[dict[str, Any] | None, str]:
+        """(the arguments, "") or (None, why not)."""
+        return parse_arguments(self.pieces) if self.whole is None else (self.whole, "")
+
+    def is_complete(self) -> bool:
         """A name and arguments that are whole, as far as one can see; parsed only where they may be."""
-        arguments = self.whole
-        if self.pieces and self.pieces[-1].rstrip().endswith(("}", '"')):
-            arguments = parse_arguments(self.pieces)[0]
-        return bool(self.name) and arguments is not None
-
-    def repeated_by(self, arguments: Any) -> bool:
-        """Are these, of a whole call, the arguments once more? (T29)"""
-        return bool(
-            _parsed(arguments)
-            == (self.whole if self.whole is not None else parse_arguments(self.pieces)[0])
-        )
+        ends = bool(self.pieces) and self.pieces[-1].rstrip().endswith(("}", '"'))
+        return bool(self.name and (self.whole or ends) and self.arguments()[0] is not None)
 
 
-class Calls:
+class ToolCallAssembler:
     """The calls of one answer, in order of arrival. `tool_names` are the tools that were offered."""
 
     def __init__(self, tool_names: Container[str] = ()) -> None:
@@ -73,63 +64,58 @@ class Calls:
 
     def add(self, part: dict[str, Any]) -> ToolCallDelta:
         """Take one piece; what it adds, for the screen."""
-        function = part.get("function") or {}  # T9
-        call = self._find(part, function) or self._new(part)
+        function = part.get("function") or {}
+        call = self._find(part, function)
+        if call is None:
+            call = _Call(part.get("index"))
+            self.calls.append(call)
         call.add(part, function)
         arguments = function.get("arguments") or ""
-        return ToolCallDelta(
-            call.id,
-            call.name,
-            mend(arguments if isinstance(arguments, str) else json.dumps(arguments)),
-        )
+        shown = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        return ToolCallDelta(call.id, call.name, mend(shown))
 
     def _find(self, part: dict[str, Any], function: dict[str, Any]) -> _Call | None:
         """The call that this piece belongs to: by id, else by index, else the last one; None for a new call."""
-        call_id, index, name = _text(part.get("id")), part.get("index"), _text(function.get("name"))
-        arguments = function.get("arguments")
-        # A call that could stand alone
-        begins = bool(name and (arguments.strip() if isinstance(arguments, str) else arguments))
-        here = (
-            next((c for c in reversed(self.calls) if c.index == index), None)
-            if index is not None
-            else None
+        index, name, arguments = (
+            part.get("index"),
+            _text(function.get("name")),
+            function.get("arguments"),
         )
-        if call_id:
-            known = next((c for c in reversed(self.calls) if c.id == call_id), None)
-            # T24: no index
-            again = bool(
-                known
-                and begins
-                and index is None
-                and known.complete()
-                and not known.repeated_by(arguments)
-            )
-            if known and not again and (index is None or known.index == index or not name):
-                return known
-            if again:
-                return None
-            if index is None and self.calls and not (self.calls[-1].id or self.calls[-1].name):
-                return self.calls[-1]  # T10: its arguments came first
-            # T2: another id takes the index over; T24: the same id at another index, with a name, is another call
-            return here if here and here.id in ("", call_id) else None
+        given = arguments.strip() if isinstance(arguments, str) else arguments
+        begins = bool(name and given)  # it could stand alone
+        here = self._last(index=index) if index is not None else None
+        if call_id := _text(part.get("id")):
+            return self._by_id(call_id, here, part, begins)
         found = here or (self.calls[-1] if self.calls and (index is None or not name) else None)
-        # T6: a name after a whole call
-        if found and ((begins and found.complete()) or self._another(found.name, name)):
-            return None
+        if found and ((begins and found.is_complete()) or self._is_another(found.name, name)):
+            return None  # a name after a whole call
         return found
 
-    def _another(self, name: str, more: str) -> bool:
-        """T12: the name of an offered tool behind another name is no piece of it; the call before it has no arguments."""
-        return (
-            bool(name)
-            and more in self.tool_names
-            and not more.startswith(name)
-            and name + more not in self.tool_names
-        )
+    def _by_id(
+        self, call_id: str, here: _Call | None, part: dict[str, Any], begins: bool
+    ) -> _Call | None:
+        function, index = part.get("function") or {}, part.get("index")
+        known = self._last(id=call_id)
+        if known and begins and index is None and known.is_complete():
+            # the same id without an index: the call once more, or another one
+            return known if _parsed(function["arguments"]) == known.arguments()[0] else None
+        if known and (index is None or known.index == index or not function.get("name")):
+            return known
+        last = self.calls[-1] if self.calls else None
+        if index is None and last and not (last.id or last.name):
+            return last  # its arguments came first
+        # another id takes the index over; the same id at another index, with a name, is another call
+        return here if here and here.id in ("", call_id) else None
 
-    def _new(self, part: dict[str, Any]) -> _Call:
-        self.calls.append(_Call(index=part.get("index")))
-        return self.calls[-1]
+    def _last(self, **known: Any) -> _Call | None:
+        """The newest call with this id or index."""
+        ((member, value),) = known.items()
+        return next((c for c in reversed(self.calls) if getattr(c, member) == value), None)
+
+    def _is_another(self, name: str, more: str) -> bool:
+        """The name of an offered tool behind another name is no piece of it; the call before it has no arguments."""
+        offered = more in self.tool_names and name + more not in self.tool_names
+        return bool(name) and offered and not more.startswith(name)
 
     def finished(self) -> list[tuple[ToolCall, Message]]:
         """Each call and its form in the history."""
@@ -138,27 +124,22 @@ class Calls:
         for call in self.calls:
             if not (call.name or call.pieces or call.whole):
                 continue
-            arguments, problem = (
-                (call.whole, "") if call.whole is not None else parse_arguments(call.pieces)
-            )
+            arguments, problem = call.arguments()
             try:
                 arguments, extra = mend_all(arguments), mend_all(call.extra)
             except ValueError as error:
                 arguments, extra, problem = None, {}, str(error)
-            call_id = mend(call.id) if call.id and call.id not in seen else new_id()  # T6, T24
+            call_id = mend(call.id) if call.id and call.id not in seen else new_id()
             seen.add(call_id)
-            name = self._name(call.name)
-            text = json.dumps(arguments or {}, ensure_ascii=False)  # T12, R28: always valid JSON
-            entry = {
-                "id": call_id,
-                "type": "function",
-                "function": {"name": name, "arguments": text},
-            } | extra
+            name = self._valid_name(call.name)
+            text = json.dumps(arguments or {}, ensure_ascii=False)  # servers refuse invalid JSON
+            function = {"name": name, "arguments": text}
+            entry = {"id": call_id, "type": "function", "function": function} | extra
             made.append((ToolCall(call_id, name, arguments, problem), entry))
         return made
 
-    def _name(self, name: str) -> str:
-        """T23: prefix and tail go where an offered tool remains; T30, T32: nothing else that a server refuses."""
+    def _valid_name(self, name: str) -> str:
+        """Without the prefix ("functions.") and tail ("<|channel|>") that some models add to an offered tool's name."""
         core = name.split("<|")[0].rsplit(".", 1)[-1].strip()
         return core if core in self.tool_names else safe_name(name)
 
@@ -168,9 +149,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
+# ---- arguments -------------------------------------------------------------------------------------
+
+
 def _no_number(word: str) -> Any:
-    # Python reads NaN and Infinity; no server takes them back
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is no JSON")  # Python reads NaN and Infinity; no server takes them
 
 
 def _number(digits: str) -> float:
@@ -178,7 +161,7 @@ def _number(digits: str) -> float:
     return value if math.isfinite(value) else _no_number(digits)
 
 
-# T16: raw newlines inside strings
+# not strict: models write raw newlines inside strings
 _decoder = json.JSONDecoder(strict=False, parse_constant=_no_number, parse_float=_number)
 
 
@@ -187,32 +170,30 @@ def _parsed(arguments: Any) -> Any:
 
 
 def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
-    """(the arguments, "") or (None, why not). Never closes a bracket or a quote that is missing (F7)."""
+    """(the arguments, "") or (None, why not). Never closes a bracket or a quote that is missing: the call may be cut."""
     raw = "".join(pieces).strip()
     if not raw:
-        return {}, ""  # T12
+        return {}, ""
     try:
         value = _decoder.decode(raw)
         if isinstance(value, str):
-            value = _decoder.decode(value or "{}")  # T13: encoded twice
+            value = _decoder.decode(value or "{}")  # encoded twice
     except RecursionError:
         return None, "nested too deeply"
     except ValueError as error:
         if len(pieces) > 1 and all(b.startswith(a) for a, b in pairwise(pieces)):
-            return parse_arguments(pieces[-1:])  # T15: each piece is the text so far
-        value = _first_object(raw)
+            return parse_arguments(pieces[-1:])  # each piece is the text so far
+        value = _repeated_object(raw)
         if value is None:
             return None, f"not valid JSON: {error}"
     if value is None:
         return {}, ""
-    return (
-        (value, "")
-        if isinstance(value, dict)
-        else (None, f"no JSON object but {json.dumps(value)[:80]}")
-    )
+    if not isinstance(value, dict):
+        return None, f"no JSON object but {json.dumps(value)[:80]}"
+    return value, ""
 
 
-def _first_object(raw: str) -> Any:
+def _repeated_object(raw: str) -> Any:
     """The object at the start where what follows repeats it or holds no other; an empty first one gives way."""
     rest, found = raw, list[Any]()
     while rest.startswith("{"):
@@ -222,6 +203,6 @@ def _first_object(raw: str) -> Any:
             return None
         found.append(value)
         rest = rest[end:].strip()
-    found = [value for value in found if value] or found[:1]  # T14
-    alike = found and all(value == found[0] for value in found)  # T15
-    return found[0] if alike and "{" not in rest else None  # T17
+    found = [value for value in found if value] or found[:1]
+    alike = found and all(value == found[0] for value in found)
+    return found[0] if alike and "{" not in rest else None
