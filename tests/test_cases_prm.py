@@ -1,7 +1,7 @@
-"""Ways around the permissions, group PRM of the reliability list, through the real program: a bypass is seen by the file PWN.
+"""Ways around the permissions, group PRM of the reliability list: a bypass is seen by the file PWN.
 
 The other cases of the group: PRM-17 in test_authority.py, PRM-26 and 27 in test_subagent.py, PRM-30 and 31 in test_cases_trm.py, PRM-32
-in test_lexer.py. Attacks that are no more than a line are tried in bash itself first, so that a case cannot pass by not working.
+in test_shell.py. Attacks that are no more than a line are tried in bash itself first, so that a case cannot pass by not working.
 """
 
 from __future__ import annotations
@@ -34,117 +34,69 @@ ASKED, DENIED = "nobody can be asked here", "a rule denies"
 SCRIPT = "#!/bin/sh\ntouch PWN\n"
 
 
-def prepare(ws: Path) -> None:
+@pytest.fixture
+def ws(tmp_path: Path) -> Path:
+    return prepare(tmp_path / "ws")
+
+
+def prepare(ws: Path) -> Path:
     """A folder with a file, and a program that makes PWN."""
     ws.mkdir(parents=True, exist_ok=True)
     (ws / "f").write_text("b\na\n")
     (ws / "x.sh").write_text(SCRIPT)
     (ws / "x.sh").chmod(0o755)
+    return ws
 
 
-def git(ws: Path, *arguments: str) -> None:
-    clean = {"PATH": os.environ["PATH"], "HOME": str(ws), "GIT_CONFIG_NOSYSTEM": "1"}
-    subprocess.run(
-        ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments],
-        cwd=ws,
-        env=clean,
-        check=True,
-        capture_output=True,
-    )
-
-
-def repository(ws: Path) -> None:
+def repository(ws: Path) -> Path:
     """With a change that `git diff` shows."""
     prepare(ws)
-    git(ws, "init", "-q")
-    git(ws, "add", "f")
-    git(ws, "commit", "-qm", "one")
+    clean = {"PATH": os.environ["PATH"], "HOME": str(ws), "GIT_CONFIG_NOSYSTEM": "1"}
+    user = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "-q"], ["add", "f"], ["commit", "-qm", "one"]):
+        subprocess.run(["git", *user, *arguments], cwd=ws, env=clean, check=True)
     (ws / "f").write_text("other\n")
-
-
-def whole(arguments: Iterable[Any]) -> Reply:
-    """Calls of bash in one event, however long they are."""
-    calls = [
-        {
-            "index": at,
-            "id": f"call{at:05}",
-            "type": "function",
-            "function": {"name": "bash", "arguments": json.dumps(each)},
-        }
-        for at, each in enumerate(arguments)
-    ]
-    choices = [
-        {
-            "index": 0,
-            "delta": {"role": "assistant", "tool_calls": calls},
-            "finish_reason": "tool_calls",
-        }
-    ]
-    return Reply(
-        chunks=[
-            b"data: " + json.dumps({"choices": choices}).encode() + b"\n\n",
-            b"data: [DONE]\n\n",
-        ]
-    )
+    return ws
 
 
 def results(
-    folder: Path,
+    ws: Path,
     commands: Iterable[Any],
-    rules: dict[str, Any] | None,
-    *flags: str,
-    before: Callable[[Path], None] = prepare,
-    **environment: str,
+    permissions: Permissions,
+    each: Callable[[Event], None] | None = None,
 ) -> list[str]:
-    """What a one-shot run makes of these commands, or arguments of `bash`, under rules of the user's file: one answer, a call each."""
-    calls = [each if isinstance(each, dict) else {"command": each} for each in commands]
-    with serve(whole(calls), Reply("Done.")) as server:
-        place = Place(folder, server)
-        before(place.ws)
-        if rules is not None:
-            path = place.home / ".config" / "coder" / "permissions.json"
-            path.parent.mkdir(parents=True)
-            path.write_text(json.dumps(rules))
-        with (
-            promptly(60),
-            OneShot(
-                folder, server, "--context-window", "9000000", *flags, "go", **environment
-            ) as run,
-        ):
-            assert run.end() == 0, run.err
-        return [
-            text_of(message)
-            for message in server.requests[-1]["messages"]
-            if message["role"] == "tool"
-        ]
+    """What a run makes of these commands, or arguments of `bash`: one answer, a call each."""
+    arguments = [each if isinstance(each, dict) else {"command": each} for each in commands]
+    calls = [("bash", json.dumps(each)) for each in arguments]
+    with serve(Reply(calls=calls), Reply("Done.")) as server, promptly(60):
+        tools, model = Toolset([bash], cwd=ws), {"context_window": 9_000_000}
+        ask(server, tools=tools, hooks=permissions, each=each, model=model)
+        messages = server.requests[-1]["messages"]
+    return [text_of(message) for message in messages if message["role"] == "tool"]
 
 
-def works(folder: Path, command: str, before: Callable[[Path], None] = prepare) -> bool:
-    """Does this make PWN, where nothing hinders it?"""
-    before(folder)
-    subprocess.run(
-        ["/bin/bash", "--noprofile", "--norc", "-c", command],
-        cwd=folder,
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        timeout=30,
-    )
-    return (folder / "PWN").exists()
+def works(
+    folder: Path, commands: Iterable[str], before: Callable[[Path], Path] = prepare
+) -> list[str]:
+    """Which of these make PWN, where nothing hinders them."""
+    found = []
+    for at, command in enumerate(commands):
+        place = before(folder / str(at))
+        argv = ["/bin/bash", "--noprofile", "--norc", "-c", command]
+        null = subprocess.DEVNULL
+        subprocess.run(argv, cwd=place, capture_output=True, stdin=null, timeout=30)
+        found += [command] if (place / "PWN").exists() else []
+    return found
 
 
 def check_blocked(
-    folder: Path,
-    commands: Iterable[str],
-    rules: dict[str, Any] | None,
-    said: str = ASKED,
-    before: Callable[[Path], None] = prepare,
+    ws: Path, commands: Iterable[str], rules: dict[str, Any], text: str = ASKED
 ) -> None:
     commands = list(commands)
-    found = results(folder, commands, rules, before=before)
-    assert not (folder / "ws" / "PWN").exists()
-    assert [
-        command for command, result in zip(commands, found) if said not in result
-    ] == [] and len(found) == len(commands)
+    found = results(ws, commands, Permissions(rules_of(rules)))
+    assert not (ws / "PWN").exists()
+    assert [command for command, result in zip(commands, found) if text not in result] == []
+    assert len(found) == len(commands)
 
 
 # ---- one line that is more than it looks -----------------------------------------------------------------
@@ -155,23 +107,13 @@ LINES = {
     "PRM-03": ["ls\ntouch PWN", "ls\r\ntouch PWN", "ls\rtouch PWN"],
     "PRM-04": ["ls & touch PWN", "ls |& tee PWN"],
     "PRM-05": [
-        "ls $(touch PWN)",
-        "ls `touch PWN`",
-        'echo "$(touch PWN)"',
-        'echo "`touch PWN`"',
-        "$(touch PWN)",
-        "`touch PWN`",
+        *("ls $(touch PWN)", "ls `touch PWN`", 'echo "$(touch PWN)"', 'echo "`touch PWN`"'),
+        *("$(touch PWN)", "`touch PWN`"),
     ],
     "PRM-06": ["cat <(touch PWN)", "echo x > >(tee PWN)"],
     "PRM-07": [
-        "echo x > PWN",
-        "echo x >PWN",
-        "echo x >> PWN",
-        "echo x >| PWN",
-        "echo x &> PWN",
-        "echo x >& PWN",
-        "echo x <> PWN",
-        "echo x 2> PWN",
+        *("echo x > PWN", "echo x >PWN", "echo x >> PWN", "echo x >| PWN", "echo x &> PWN"),
+        *("echo x >& PWN", "echo x <> PWN", "echo x 2> PWN"),
     ],
     "PRM-08": ["cat <<E\n$(touch PWN)\nE", "cat <<< $(touch PWN)", 'cat <<< "$(touch PWN)"'],
     "PRM-23": ["ls #'\ntouch PWN #'"],
@@ -180,35 +122,34 @@ NO_ATTACK = {"ls || touch PWN", "ls\rtouch PWN"}  # bash does not take it as it 
 
 
 @pytest.mark.parametrize(
-    "lines",
-    [
-        pytest.param(LINES["PRM-01"], marks=pytest.mark.case("PRM-01"), id="PRM-01"),
-        pytest.param(LINES["PRM-02"], marks=pytest.mark.case("PRM-02"), id="PRM-02"),
-        pytest.param(LINES["PRM-03"], marks=pytest.mark.case("PRM-03"), id="PRM-03"),
-        pytest.param(LINES["PRM-04"], marks=pytest.mark.case("PRM-04"), id="PRM-04"),
-        pytest.param(LINES["PRM-05"], marks=pytest.mark.case("PRM-05"), id="PRM-05"),
-        pytest.param(LINES["PRM-06"], marks=pytest.mark.case("PRM-06"), id="PRM-06"),
-        pytest.param(LINES["PRM-07"], marks=pytest.mark.case("PRM-07"), id="PRM-07"),
-        pytest.param(LINES["PRM-08"], marks=pytest.mark.case("PRM-08"), id="PRM-08"),
-        pytest.param(LINES["PRM-23"], marks=pytest.mark.case("PRM-23"), id="PRM-23"),
-    ],
+    "lines", [pytest.param(LINES[case], marks=pytest.mark.case(case), id=case) for case in LINES]
 )
 def test_a_line_that_begins_like_an_allowed_command_is_asked_about(
-    tmp_path: Path, lines: list[str]
+    tmp_path: Path, ws: Path, lines: list[str]
 ) -> None:
-    assert [
-        line
-        for at, line in enumerate(lines)
-        if line not in NO_ATTACK and not works(tmp_path / str(at), line)
-    ] == []
-    check_blocked(tmp_path, lines, READING)
+    attacks = [line for line in lines if line not in NO_ATTACK]
+    assert works(tmp_path, attacks) == attacks
+    check_blocked(ws, lines, READING)
 
 
-def test_what_the_rules_allow_runs(tmp_path: Path) -> None:
-    """Else the cases would prove nothing."""
-    assert results(
-        tmp_path, ["ls", "ls -a f", "cat f | cat f", "echo 'a;b' && ls 2>&1"], READING
-    ) == ["f\nx.sh", "f", "b\na", "a;b\nf\nx.sh"]
+@pytest.mark.case("PRM-16")
+def test_what_the_users_file_allows_runs_and_a_pattern_fits_the_whole_command(
+    tmp_path: Path,
+) -> None:
+    """Through the program; else the cases would prove nothing."""
+    lines = ["ls", "cat f | cat f", "echo 'a;b' && ls 2>&1", "lsof", "git statusx"]
+    with serve(Reply(calls=[("bash", {"command": line}) for line in lines]), Reply("x")) as server:
+        place = Place(tmp_path, server)
+        prepare(place.ws)
+        path = place.home / ".config" / "coder" / "permissions.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(READING | {"bash": READING["bash"] | {"git status*": "allow"}}))
+        with OneShot(tmp_path, server, "go") as run:
+            assert run.end() == 0, run.err
+        messages = server.requests[-1]["messages"]
+    found = [text_of(message) for message in messages if message["role"] == "tool"]
+    assert found[:3] == ["f\nx.sh", "b\na", "a;b\nf\nx.sh"] and ASKED in found[3]
+    assert "is not a git command" in found[4], "a star without a blank goes on"
 
 
 @pytest.mark.case("PRM-09", "PRM-10")
@@ -220,51 +161,31 @@ def test_a_variable_or_an_option_in_front_makes_another_command_of_it(tmp_path: 
         "git -C . -c alias.s='!./x.sh' s",
         "git status -h; touch PWN",
     ]
-    assert [
-        line for at, line in enumerate(attacks) if not works(tmp_path / str(at), line, repository)
-    ] == []
-    check_blocked(
-        tmp_path,
-        [*attacks, "PAGER=./x.sh ls", "env GIT_EXTERNAL_DIFF=./x.sh git diff"],
-        rules,
-        before=repository,
-    )
+    assert works(tmp_path, attacks, repository) == attacks
+    more = ["PAGER=./x.sh ls", "env GIT_EXTERNAL_DIFF=./x.sh git diff"]
+    check_blocked(repository(tmp_path / "ws"), [*attacks, *more], rules)
 
 
 @pytest.mark.case("PRM-11")
 def test_a_repository_cannot_make_the_agent_run_its_programs(tmp_path: Path) -> None:
-    def hostile(ws: Path) -> None:
-        repository(ws)
-        hooks = ws / "hooks"
+    def hostile(ws: Path) -> Path:
+        hooks = repository(ws) / "hooks"
         hooks.mkdir()
-        for name in (
-            "pre-commit",
-            "post-checkout",
-            "post-index-change",
-            "reference-transaction",
-            "post-commit",
-            "fsmonitor-watchman",
-        ):
+        for name in ("pre-commit", "post-checkout", "post-index-change", "reference-transaction"):
             (hooks / name).write_text(SCRIPT)
             (hooks / name).chmod(0o755)
         (ws / ".gitattributes").write_text("* diff=x filter=x\n")
         with (ws / ".git" / "config").open("a") as config:
             config.write(
-                '[core]\nfsmonitor = ./x.sh\nhooksPath = hooks\npager = ./x.sh\n[diff]\nexternal = ./x.sh\n[diff "x"]\n'
-                'textconv = ./x.sh\ncommand = ./x.sh\n[filter "x"]\nclean = ./x.sh\nsmudge = ./x.sh\n'
+                "[core]\nfsmonitor = ./x.sh\nhooksPath = hooks\npager = ./x.sh\n"
+                '[diff]\nexternal = ./x.sh\n[diff "x"]\ntextconv = ./x.sh\ncommand = ./x.sh\n'
+                '[filter "x"]\nclean = ./x.sh\nsmudge = ./x.sh\n'
             )
+        return ws
 
-    assert works(tmp_path / "attack", "git status", hostile)
-    with serve(
-        Reply(
-            calls=[
-                ("write", {"path": "new", "content": "x"}),
-                ("grep", {"pattern": "other"}),
-                ("ls", {}),
-            ]
-        ),
-        Reply("Hello."),
-    ) as server:
+    assert works(tmp_path / "attack", ["git status"], hostile)
+    calls = [("write", {"path": "new", "content": "x"}), ("grep", {"pattern": "o"}), ("ls", {})]
+    with serve(Reply(calls=calls), Reply("Hello.")) as server:
         hostile(Place(tmp_path, server).ws)
         with OneShot(tmp_path, server, "-y", "hello") as run:
             assert run.end() == 0
@@ -272,159 +193,95 @@ def test_a_repository_cannot_make_the_agent_run_its_programs(tmp_path: Path) -> 
 
 
 @pytest.mark.case("PRM-12")
-def test_programs_that_can_write_or_run_something_are_on_no_built_in_list(tmp_path: Path) -> None:
+def test_programs_that_can_write_or_run_something_are_on_no_built_in_list(
+    tmp_path: Path, ws: Path
+) -> None:
     lines = [
         "find . -exec touch PWN ';'",
-        "find . -name f -delete",
         "find . -fprint PWN",
         "sed 'w PWN' f",
         "sed '1e touch PWN' f",
-        "rg --pre ./x.sh a",
         "sort -o PWN f",
-        "sort --compress-program ./x.sh f",
-        "tar cf /dev/null --checkpoint=1 --checkpoint-action=exec=./x.sh f",
-        "awk 'BEGIN{system(\"touch PWN\")}'",
-        "uniq f PWN",
         "tee PWN",
-        "git status",
-        "xargs touch PWN",
+        "awk 'BEGIN{system(\"touch PWN\")}'",
+        "tar cf /dev/null --checkpoint=1 --checkpoint-action=exec=./x.sh f",
         "./x.sh",
-        "touch PWN",
+        "rg --pre ./x.sh a",
+        "find . -name f -delete",
+        "git status",
     ]
-    check_blocked(tmp_path, lines, None)
-    assert (tmp_path / "ws" / "f").exists()
-    assert (
-        works(tmp_path / "a", lines[0])
-        and works(tmp_path / "b", lines[2])
-        and works(tmp_path / "c", lines[4])
-    )
+    assert works(tmp_path, lines[:6]) == lines[:6]
+    check_blocked(ws, lines, {})
+    assert (ws / "f").exists()
 
 
 @pytest.mark.case("PRM-13", "PRM-23")
-def test_what_bash_would_expand_or_not_close_is_asked_about(tmp_path: Path) -> None:
-    check_blocked(
-        tmp_path,
-        [
-            "cat${IFS}f",
-            "echo ${x@P}",
-            "echo ${x:=v}",
-            "$'ls'",
-            "ls {a,b}",
-            "ls *",
-            "echo $((1))",
-            "echo ~",
-            "ls ?",
-            'echo "a" "b',
-            "echo 'a",
-        ],
-        READING,
-    )
-
-
-# ---- a denied program in disguise ------------------------------------------------------------------------
-
-DISGUISES = [
-    r"t\ouch PWN",
-    "to''uch PWN",
-    '"touch" PWN',
-    "/usr/bin/touch PWN",
-    "command touch PWN",
-    "env touch PWN",
-    "env -S 'touch PWN'",
-    "nohup touch PWN",
-    "timeout 1 touch PWN",
-    "nice touch PWN",
-    "time touch PWN",
-    "exec touch PWN",
-    "builtin eval touch PWN",
-    "eval 'touch PWN'",
-    "sh -c 'touch PWN'",
-    "bash -lc 'touch PWN'",
-    "echo PWN | xargs touch",
-    "find f -exec touch PWN ';'",
-    r"find f -exec touch PWN \;",
-    "true; touch PWN",
-    "X=1 touch PWN",
-    "if true; then touch PWN; fi",
-    "$(touch PWN)",
-    "cat <(touch PWN)",
-    "touch PWN &",
-    "> y touch PWN",
-]
+def test_what_bash_would_expand_or_not_close_is_asked_about(ws: Path) -> None:
+    lines = ["cat${IFS}f", "echo ${x@P}", "$'ls'", "ls {a,b}", "ls *", "echo $((1))", "echo ~"]
+    check_blocked(ws, [*lines, 'echo "a" "b', "echo 'a"], READING)
 
 
 @pytest.mark.case("PRM-14")
-def test_a_denied_program_is_denied_in_every_form(tmp_path: Path) -> None:
-    assert [line for at, line in enumerate(DISGUISES) if not works(tmp_path / str(at), line)] == []
-    check_blocked(tmp_path, DISGUISES, NO_TOUCH, DENIED)
+def test_a_denied_program_is_denied_in_every_form(tmp_path: Path, ws: Path) -> None:
+    """More forms: test_shell.py."""
+    lines = [
+        r"t\ouch PWN",
+        "/usr/bin/touch PWN",
+        "env -S 'touch PWN'",
+        "timeout 1 touch PWN",
+        "bash +e -c 'touch PWN'",
+        "su '-ctouch PWN'",
+        "script --command='touch PWN'",
+        "echo PWN | xargs touch",
+        r"find f -exec touch PWN \;",
+        "X=1 touch PWN",
+        "if true; then touch PWN; fi",
+        "cat <(touch PWN)",
+        "> y touch PWN",
+    ]
+    attacks = [line for line in lines if not line.startswith(("su", "script"))]
+    assert works(tmp_path, attacks) == attacks
+    check_blocked(ws, lines, NO_TOUCH, DENIED)
 
 
 @pytest.mark.case("PRM-15", "PRM-33")
-def test_long_and_deep_lines_are_decided_at_once(tmp_path: Path) -> None:
-    """The last two can be told from nothing: they are asked about, which is a no here."""
-    lines = [
-        "true && " * 60 + "touch PWN",
-        "true && " * 100_000 + "touch PWN",
-        "(" * 100_000 + "touch PWN" + ")" * 100_000,
-    ]
-    check_blocked(tmp_path / "denied", lines, NO_TOUCH, DENIED)
-    check_blocked(
-        tmp_path / "asked",
-        ["(" * 100_000 + ")" * 100_000, "echo " + "a" * 1_000_000, "ls $(" + "a" * 1_000_000 + ")"],
-        READING,
-    )
-
-
-@pytest.mark.case("PRM-16")
-def test_a_pattern_fits_the_whole_command(tmp_path: Path) -> None:
-    rules = {"*": "ask", "bash": {"ls": "allow", "git status*": "allow"}}
-    ls, lsof, long, status, other = results(
-        tmp_path, ["ls", "lsof", "ls -la", "git status -s", "git statusx"], rules, before=repository
-    )
-    assert ls == "f\nx.sh" and ASKED in lsof and ASKED in long
-    assert "M f" in status and "is not a git command" in other, "a star without a blank goes on"
+def test_long_and_deep_lines_are_decided_at_once(ws: Path) -> None:
+    """The others can be told from nothing: they are asked about."""
+    long, deep = "true && " * 100_000 + "touch PWN", "(" * 100_000 + "touch PWN" + ")" * 100_000
+    with promptly(60):
+        for line in ("true && " * 60 + "touch PWN", long, deep):
+            assert Permissions(rules_of(NO_TOUCH)).decide("bash", line, ws).action == "deny"
+        for line in (deep.replace("touch PWN", ""), "echo " + "a" * 1_000_000):
+            assert Permissions(rules_of(READING)).decide("bash", line, ws).action == "ask"
 
 
 @pytest.mark.case("PRM-20")
 def test_no_variable_lasts_from_one_command_to_the_next(tmp_path: Path) -> None:
-    said = results(
-        tmp_path,
-        ["export GIT_EXTERNAL_DIFF=./x.sh", "git diff"],
-        {"*": "ask", "bash": {"git *": "allow", "export *": "allow"}},
-        before=repository,
-    )
-    assert said[0] == "(no output)" and "+other" in said[1]
-    assert not (tmp_path / "ws" / "PWN").exists()
+    ws, rules = repository(tmp_path / "ws"), {"bash": {"git *": "allow", "export *": "allow"}}
+    lines = ["export GIT_EXTERNAL_DIFF=./x.sh", "git diff"]
+    first, second = results(ws, lines, Permissions(rules_of(rules)))
+    assert first == "(no output)" and "+other" in second and not (ws / "PWN").exists()
 
 
 @pytest.mark.case("PRM-21")
 def test_programs_and_start_files_of_the_folder_are_not_taken_for_the_systems(
-    tmp_path: Path,
+    ws: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trap(ws: Path) -> None:
-        prepare(ws)
-        for name in ("ls", ".bashrc", ".bash_profile", ".profile", "env.sh"):
-            (ws / name).write_text(SCRIPT)
-            (ws / name).chmod(0o755)
-
-    ws = tmp_path / "ws"
-    [said] = results(
-        tmp_path,
-        ["ls"],
-        READING,
-        before=trap,
-        PATH=f".:{os.environ['PATH']}",
-        BASH_ENV=str(ws / "env.sh"),
-        ENV=str(ws / "env.sh"),
-    )
-    assert not (ws / "PWN").exists() and "env.sh\nf\n" in said
+    for name in ("ls", ".bashrc", ".bash_profile", ".profile", "env.sh"):
+        (ws / name).write_text(SCRIPT)
+        (ws / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f".:{os.environ['PATH']}")
+    for name in ("BASH_ENV", "ENV"):
+        monkeypatch.setenv(name, str(ws / "env.sh"))
+    [found] = results(ws, ["ls"], Permissions(rules_of(READING)))
+    assert not (ws / "PWN").exists() and "env.sh\nf\n" in found
 
 
 # ---- asking ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.case("PRM-24")
-def test_a_yes_for_the_session_is_for_exactly_what_was_shown(tmp_path: Path) -> None:
+def test_a_yes_for_the_session_is_for_exactly_what_was_shown(ws: Path) -> None:
     lines = ["ls -la", "ls -la", "ls -la; touch PWN", "touch PWN", "ls -la sub"]
     asked: list[str] = []
 
@@ -433,20 +290,12 @@ def test_a_yes_for_the_session_is_for_exactly_what_was_shown(tmp_path: Path) -> 
             asked.append(event.pattern)
             event.reply("always" if event.pattern == "ls -la" else "no")
 
-    with serve(
-        Reply(calls=[("bash", {"command": line}) for line in lines]), Reply("Done.")
-    ) as server:
-        ask(
-            server,
-            tools=Toolset([bash], cwd=tmp_path),
-            hooks=Permissions(rules_of({"bash": "ask"}), can_ask=True),
-            each=each,
-        )
-    assert asked == ["ls -la", *lines[2:]] and not (tmp_path / "PWN").exists()
+    results(ws, lines, Permissions(rules_of({"bash": "ask"}), can_ask=True), each)
+    assert asked == ["ls -la", *lines[2:]] and not (ws / "PWN").exists()
 
 
 @pytest.mark.case("PRM-25")
-def test_what_is_shown_is_what_runs_and_there_is_no_other_folder(tmp_path: Path) -> None:
+def test_what_is_shown_is_what_runs_and_there_is_no_other_folder(ws: Path) -> None:
     command = "printf '%s' 'a\u202eb\u200b é \t$x' > made; pwd"
     shown: list[str] = []
 
@@ -455,29 +304,15 @@ def test_what_is_shown_is_what_runs_and_there_is_no_other_folder(tmp_path: Path)
             shown.append(event.pattern)
             event.reply("once")
 
-    ws = tmp_path / "ws"
-    ws.mkdir()
-    calls = [
-        ("bash", {"command": command}),
-        ("bash", {"command": "touch PWN", "cwd": "..", "workdir": str(tmp_path)}),
-    ]
-    with serve(Reply(calls=calls), Reply("Done.")) as server:
-        ask(server, tools=Toolset([bash], cwd=ws), hooks=Permissions(can_ask=True), each=each)
-        said = [
-            message["content"]
-            for message in server.requests[-1]["messages"]
-            if message["role"] == "tool"
-        ]
-    assert (
-        shown[0] == command
-        and (ws / "made").read_text() == "a\u202eb\u200b é \t$x"
-        and str(ws) in said[0]
-    )
-    assert not (tmp_path / "PWN").exists()
+    elsewhere = {"command": "touch PWN", "cwd": "..", "workdir": str(ws.parent)}
+    found = results(ws, [command, elsewhere], Permissions(can_ask=True), each)
+    assert shown[0] == command and str(ws) in found[0]
+    assert (ws / "made").read_text() == "a\u202eb\u200b é \t$x"
+    assert not (ws.parent / "PWN").exists()
 
 
 @pytest.mark.case("PRM-29")
-def test_a_command_that_is_no_text_is_not_run(tmp_path: Path) -> None:
+def test_a_command_that_is_no_text_is_not_run(ws: Path) -> None:
     wrong = [
         {"command": ["touch", "PWN"]},
         {"command": {"x": "touch PWN"}},
@@ -485,6 +320,6 @@ def test_a_command_that_is_no_text_is_not_run(tmp_path: Path) -> None:
         {"cmd": "touch PWN"},
         {"command": "echo fine", "cmd": "touch PWN"},
     ]
-    found = results(tmp_path, wrong, None, "-y")
-    assert not (tmp_path / "ws" / "PWN").exists()
+    found = results(ws, wrong, Permissions(yolo=True))
+    assert not (ws / "PWN").exists()
     assert all(result.startswith("Error: bash") for result in found), found

@@ -21,15 +21,14 @@ from coder.permissions.rules import (
     Decision,
     Rule,
     RulesError,
-    dead,
     denies_all,
-    evaluate,
     fits,
     load_rules,
+    load_workspace_rules,
     rule_of,
     rules_of,
-    tightening,
-    unknown,
+    shadowed_rules,
+    unmatched_rules,
 )
 from coder.tools.bash import bash
 from coder.tools.edit import edit
@@ -40,11 +39,26 @@ from coder.toolset import Toolset, tool
 from tests.harness import ask, serve
 
 
+@pytest.fixture
+def ws(tmp_path: Path) -> Path:
+    folder = tmp_path / "ws"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("f", ".env", ".env.example", "sub/g"):
+        (folder / name).write_text("x")
+    (folder / "out").symlink_to(tmp_path)
+    return folder
+
+
 def decide(command: str, ws: Path, rules: Any = (), **options: Any) -> str:
     """What becomes of a command."""
-    return (
-        Permissions(rules_of(rules) if rules else (), **options).decide("bash", command, ws).action
-    )
+    given = rules_of(rules) if rules else ()
+    return Permissions(given, **options).decide("bash", command, ws).action
+
+
+def actions(permissions: Permissions, kind: str, *texts: str, ws: Path = Path("/")) -> str:
+    """What becomes of these, as the first letters: y(es), a(sk), d(eny)."""
+    letters = {"allow": "y", "ask": "a", "deny": "d"}
+    return "".join(letters[permissions.decide(kind, text, ws).action] for text in texts)
 
 
 # ---- the rules' language ---------------------------------------------------------------------------------
@@ -58,8 +72,6 @@ def decide(command: str, ws: Path, rules: Any = (), **options: Any) -> str:
         ("git status*", ["git status", "git status -s", "git statusx"], ["git stash"]),
         ("*", ["", "x", "a\nb/c"], []),
         ("a?c", ["abc", "a/c"], ["ac", "abbc"]),
-        ("*.py", ["a.py", "x/y.py"], ["a.pyc"]),
-        ("a*b*c", ["abc", "a-b-c", "abbcc"], ["acb", "ab"]),
         ("a.c[x]", ["a.c[x]"], ["abcx", "a.cx"]),
         ("", [""], ["x"]),
     ],
@@ -76,39 +88,37 @@ def test_fitting_is_what_fnmatch_says(pattern: str, text: str) -> None:
     assert fits(pattern, text) == fnmatchcase(text, pattern)
 
 
-def test_no_pattern_takes_long() -> None:
+def test_no_pattern_and_no_line_takes_long(ws: Path) -> None:
     started = time.monotonic()
     fits("*a" * 30 + "b", "a" * 200_000)
-    assert time.monotonic() - started < 5
+    rules = {"bash": {"*": "allow"} | {f"deny{number} *": "deny" for number in range(50)}}
+    assert decide(" && ".join(f"a{number} /x" for number in range(5_000)), ws, rules) == "ask"
+    assert decide("cd sub && " * 200 + "ls", ws) == "ask"
+    assert time.monotonic() - started < 20
 
 
-def test_the_last_rule_that_fits_counts() -> None:
-    rules = rules_of(
-        {"*": "ask", "bash": {"git *": "allow", "git push *": "deny"}, "edit": "allow"}
-    )
-    found = {text: evaluate(("bash",), (text,), rules) for text in ("git log", "git push", "ls")}
-    assert {text: rule and rule.action for text, rule in found.items()} == {
-        "git log": "allow",
-        "git push": "deny",
-        "ls": "ask",
-    }
-    assert evaluate(("edit",), ("x",), rules) == Rule("edit", "*", "allow")
-    assert evaluate(("edit",), ("x",), rules_of({"bash": "deny"})) is None
+def test_the_last_rule_that_fits_counts(ws: Path) -> None:
+    rules = {"*": "ask", "bash": {"git *": "allow", "git push *": "deny"}, "edit": "allow"}
+    permissions = Permissions(rules_of(rules))
+    assert actions(permissions, "bash", "git log", "git push", "make", ws=ws) == "yda"
+    assert actions(permissions, "edit", "x") == "y"
 
 
-def test_a_rule_that_can_never_count_is_found() -> None:
-    [sentence] = dead(rules_of({"bash": {"rm *": "deny"}, "*": "allow"}, "permissions.json"))
-    assert (
-        "`deny bash: rm *` (permissions.json) never counts" in sentence
-        and "`allow *: *`" in sentence
-    )
-    assert (
-        dead(rules_of({"*": "ask", "bash": {"*": "ask", "rm *": "deny", "rm -i *": "allow"}})) == []
-    )
-    assert dead(rules_of({"bash": {"git ?": "deny", "git *": "ask"}})) and not dead(
-        rules_of({"bash": {"git *": "deny", "git ?": "ask"}})
-    )
-    assert dead(rules_of({"bash": {"a": "allow"}, "*": "allow"})) == [], "the answer is the same"
+def test_rules_that_can_never_count_are_found() -> None:
+    def shadowed(rules: Any) -> int:
+        return len(shadowed_rules(rules_of(rules)))
+
+    [sentence] = shadowed_rules(rules_of({"bash": {"rm *": "deny"}, "*": "allow"}, "p.json"))
+    assert "`deny bash: rm *` (p.json) never counts" in sentence and "`allow *: *`" in sentence
+    assert shadowed({"bash": {"git ?": "deny", "git *": "ask"}}) == 1
+    assert shadowed({"bash": {"git *": "deny", "git ?": "ask"}}) == 0
+    assert shadowed({"bash": {"git *": "allow", "git ??": "deny"}}) == 0
+    assert shadowed({"*": "ask", "bash": {"*": "ask", "rm *": "deny", "rm -i *": "allow"}}) == 0
+    assert shadowed({"bash": {"a": "allow"}, "*": "allow"}) == 0, "the answer is the same"
+    rules = rules_of({"Bash": "deny", "bash": "ask", "*": "ask"})
+    assert unmatched_rules(rules, ["bash", "edit"]) == [
+        "The rule `deny Bash: *` (given) never counts: there is no kind and no tool 'Bash'."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +128,6 @@ def test_a_rule_that_can_never_count_is_found() -> None:
         ({"*": "deny"}, True),
         ({"bash": {"*": "deny", "ls": "ask"}}, False),
         ({"bash": {"ls": "allow", "*": "deny"}}, True),
-        ({"bash": {"*": "allow", "ls": "deny"}}, False),
         ({}, False),
     ],
 )
@@ -141,6 +150,8 @@ def test_rules_of_flags_are_a_kind_or_a_kind_and_a_pattern() -> None:
         ('{"bash": "yes"}', '"yes" is not one of allow, ask, deny'),
         ("{", "Expecting"),
         ('{"bash": {"ls": ["allow"]}}', "is not one of"),
+        ('{"bash": {"rm *": "deny"}, "bash": {"ls": "allow"}}', "bash stands there twice"),
+        ("[" * 100_000, "recursion"),
     ],
 )
 def test_a_file_of_rules_that_cannot_be_understood_is_an_error(
@@ -164,203 +175,122 @@ def test_the_users_rules_are_not_read_where_others_may_have_written_them(tmp_pat
 
 
 def test_a_workspace_only_tightens(tmp_path: Path) -> None:
-    assert tightening(tmp_path) == ([], [])
+    assert load_workspace_rules(tmp_path) == ([], [])
     path = tmp_path / ".coder" / "permissions.json"
     path.parent.mkdir()
     path.write_text('{"bash": {"*": "allow", "make *": "deny"}, "*": "allow"}')
-    rules, notes = tightening(tmp_path)
+    rules, notes = load_workspace_rules(tmp_path)
     assert rules == [Rule("bash", "make *", "deny", ".coder/permissions.json")]
-    assert (
-        len(notes) == 2
-        and "tightens" in notes[0]
-        and "2 rules" in notes[1]
-        and "allows nothing" in notes[1]
-    )
+    assert "tightens" in notes[0] and "2 rules" in notes[1] and "allows nothing" in notes[1]
     permissions = Permissions(rules_of({"bash": "allow"}), workspace=rules)
-    assert [
-        permissions.decide("bash", command, tmp_path).action
-        for command in ("make", "make x", "pytest")
-    ] == ["deny", "deny", "allow"]
+    assert actions(permissions, "bash", "make", "make x", "pytest", ws=tmp_path) == "ddy"
     for text in ("{", "[]", "[" * 100_000):
         path.write_text(text)
-        assert tightening(tmp_path)[0] == [] and "left out" in tightening(tmp_path)[1][0]
+        rules, notes = load_workspace_rules(tmp_path)
+        assert rules == [] and "left out" in notes[0]
     path.unlink()
     os.mkfifo(path)
-    assert tightening(tmp_path) == ([], [])
+    assert load_workspace_rules(tmp_path) == ([], [])
     path.unlink()
     path.symlink_to("/dev/zero")
-    assert tightening(tmp_path) == ([], [])
+    assert load_workspace_rules(tmp_path) == ([], [])
 
 
 # ---- commands --------------------------------------------------------------------------------------------
 
-
-@pytest.fixture
-def ws(tmp_path: Path) -> Path:
-    folder = tmp_path / "ws"
-    (folder / "sub").mkdir(parents=True)
-    for name in ("f", ".env", ".env.example", "sub/g"):
-        (folder / name).write_text("x")
-    (folder / "out").symlink_to(tmp_path)
-    return folder
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "pwd",
-        "ls",
-        "ls -la sub",
-        "cat f sub/g",
-        "head -n 5 f",
-        "tail -c +3 f",
-        "wc -l f | cat",
-        "echo a 'b c'",
-        "true",
-        "cd sub && cat g",
-        "cd sub; cat g || ls",
-        "ls f 2>/dev/null",
-        "cat .env.example",
-        "cat f 2>&1 | head -3",
-    ],
-)
-def test_plain_looking_inside_the_workspace_needs_no_rule(ws: Path, command: str) -> None:
-    assert decide(command, ws) == "allow"
+FREE = [
+    *("pwd", "ls", "ls -la sub", "cat f sub/g", "head -n 5 f", "tail -c +3 f", "wc -l f | cat"),
+    *("echo a 'b c'", "true", "cd sub && cat g", "cd sub; cat g || ls", "ls f 2>/dev/null"),
+    *("cat .env.example", "cat f 2>&1 | head -3"),
+]
+# Bash goes up by the letters of its folder, the kernel by the links: `cd l/../..` could be anywhere.
+ASKED = [
+    *("cat .env", "cat out/x", "cat ../f", "cat /etc/passwd", "cat ~/x", "ls ..", "ls out"),
+    *("cat -", "wc --files0-from=f", "cd .. && cat f", "cd sub && cat ../../f", "cd && ls"),
+    *("cd nowhere && cat ../f", "cd - && ls", "cd /etc; cat passwd", "cd out; ls", "cd .. && ls"),
+    *("pushd sub && ls", "command cd / && ls", "cd l/../.. && cat x", "cd l && cd .. && cat ../x"),
+    *("cd sub/.. && cat f", "cat f > g", "cat $HOME", "ls *", "echo $(id)", "find .", "git status"),
+    *("sed -n 1p f", "sort f", "./ls", "/bin/ls", "LS", "env", "printf x"),
+]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "cat .env",
-        "cat out/x",
-        "cat ../f",
-        "cat /etc/passwd",
-        "cat ~/x",
-        "ls ..",
-        "cat -",
-        "wc --files0-from=/etc/passwd",
-        "wc --files0-from=f",
-        "ls out",
-        "cd .. && cat f",
-        "cd sub && cat ../../f",
-        "cd nowhere && cat ../f",
-        "cd && ls",
-        "cd - && ls",
-        "cd /etc; cat passwd",
-        "cd out; ls",
-        "pushd sub && ls",
-        "command cd / && ls",
-        "cat f > g",
-        "cat $HOME",
-        "ls *",
-        "echo $(id)",
-        "find .",
-        "git status",
-        "sed -n 1p f",
-        "sort f",
-        "./ls",
-        "/bin/ls",
-        "LS",
-        "env",
-        "printf x",
-    ],
-)
-def test_everything_else_asks(ws: Path, command: str) -> None:
-    assert decide(command, ws) == "ask"
+def test_only_plain_looking_inside_the_workspace_needs_no_rule(ws: Path) -> None:
+    (ws / "a" / "b" / "c").mkdir(parents=True)
+    (ws / "l").symlink_to("a/b/c")
+    assert [command for command in FREE if decide(command, ws) != "allow"] == []
+    assert [command for command in ASKED if decide(command, ws) != "ask"] == []
 
 
-def test_a_rule_of_the_users_goes_before_what_is_harmless(ws: Path) -> None:
-    assert (
-        decide("ls", ws, {"bash": "ask"}) == "ask"
-        and decide("cat f", ws, {"bash": {"cat *": "deny"}}) == "deny"
-    )
-    assert decide("cd sub && pytest -q", ws, {"bash": {"pytest *": "allow"}}) == "allow"
-    assert decide("cd / && cat etc/passwd", ws, {"bash": {"cd *": "allow"}}) == "ask", (
-        "allowed to go there, and yet not to read there"
-    )
+COMMANDS: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({"bash": "ask"}, {"ls": "ask"}),  # a rule goes before what is free
+    ({"bash": {"cat *": "deny"}}, {"cat f": "deny"}),
+    ({"bash": {"pytest *": "allow"}}, {"cd sub && pytest -q": "allow"}),
+    ({"bash": {"cd *": "allow"}}, {"cd / && cat etc/passwd": "ask"}),
+    # a line takes the strictest answer of its parts
+    (
+        {"bash": {"a *": "allow", "b *": "deny"}},
+        {
+            "a 1; a 2": "allow",
+            "a 1 && c": "ask",
+            "a 1 | b": "deny",
+            "c; b x": "deny",
+            "a &&": "ask",
+        },
+    ),
+    # what is not plain is never allowed by a pattern
+    ({"*": "allow"}, dict.fromkeys(["touch $(id)", "a > b", "x=1 a", "a &", "(a)", "a *"], "ask")),
+    ({"*": "allow"}, dict.fromkeys(["if a; then b; fi", "a `b`", "\\a", "a\rb", "a\0b"], "ask")),
+    ({"bash": {"ls *": "allow"}}, {"'ls -la' x": "ask"}),
+    # the last rule that fits; a command of any length is denied, one that is not read is asked about
+    ({"bash": {"rm *": "deny", "rm f": "allow"}}, {"rm f": "allow", "rm g": "deny"}),
+    (
+        {"bash": {"*": "allow", "touch *": "deny"}},
+        {"true && " * 20_000 + "touch x": "deny", "true && " * 20_000 + "true": "ask"},
+    ),
+    # behind a command that may have changed it a path is not trusted; a pipe has no path
+    (
+        {"bash": {"ln *": "allow", "make": "allow"}},
+        {
+            "ln -s / r && cat r/etc/passwd": "ask",
+            "make | tail -n 5": "allow",
+            "make && cat f": "ask",
+        },
+    ),
+    ({"read": {"secrets/*": "deny"}}, {"cat secrets/x": "ask"}),
+    ({"read": "ask"}, {"cat secrets/x": "ask"}),
+]
 
 
-def test_a_line_takes_the_strictest_answer_of_its_parts(ws: Path) -> None:
-    rules = {"bash": {"a *": "allow", "b *": "deny"}}
-    assert [
-        decide(each, ws, rules)
-        for each in ("a 1; a 2", "a 1 && c", "a 1 | b", "c; b x", "a 1 &&", "a 1; ")
-    ] == [
-        "allow",
-        "ask",
-        "deny",
-        "deny",
-        "ask",
-        "allow",
-    ]
+@pytest.mark.parametrize(("rules", "expected"), COMMANDS)
+def test_what_becomes_of_a_command(ws: Path, rules: Any, expected: dict[str, str]) -> None:
+    (ws / "secrets").mkdir()
+    assert {command: decide(command, ws, rules) for command in expected} == expected
 
 
-def test_what_is_not_plain_is_never_allowed_by_a_pattern(ws: Path) -> None:
-    for command in (
-        "touch $(id)",
-        "a > b",
-        "x=1 a",
-        "a &",
-        "(a)",
-        "a *",
-        "if a; then b; fi",
-        "a `b`",
-        "\\a",
-        "a\rb",
-        "a\0b",
-    ):
-        assert decide(command, ws, {"*": "allow"}) == "ask", command
+def test_a_deny_counts_for_yolo_too(ws: Path) -> None:
+    """Every disguise: test_shell.py."""
+    rules = {"bash": {"*": "allow", "rm *": "deny"}}
+    for command in ("rm f", "sudo rm f", "sh -c 'rm f'", "r\\m f", "x | xargs rm"):
+        assert decide(command, ws, rules, yolo=True) == "deny", command
+    assert decide("rmdir f", ws, rules, yolo=True) == "allow"
 
 
-def test_a_program_whose_name_holds_a_blank_fits_no_pattern_of_another(ws: Path) -> None:
-    assert decide("'ls -la' x", ws, {"bash": {"ls *": "allow"}}) == "ask"
-
-
-def test_a_deny_looks_through_wrappers_and_counts_for_yolo_too(ws: Path) -> None:
-    for command in (
-        "rm f",
-        "/bin/rm f",
-        "sudo rm f",
-        "env X=1 rm f",
-        "sh -c 'rm f'",
-        "r\\m f",
-        "'rm' f",
-        "true; rm f",
-        "$(rm f)",
-        "x | xargs rm",
-        "if a; then rm f; fi",
-    ):
-        assert decide(command, ws, {"bash": {"*": "allow", "rm *": "deny"}}, yolo=True) == "deny", (
-            command
-        )
-    assert decide("rmdir f", ws, {"bash": {"rm *": "deny"}}, yolo=True) == "allow"
-    assert decide("rm f", ws, {"bash": {"rm *": "deny", "rm f": "allow"}}) == "allow", (
-        "the last that fits"
-    )
-
-
-def test_a_command_of_any_length_is_denied_and_one_that_nobody_reads_is_not_allowed(
-    ws: Path,
+def test_a_program_of_the_workspace_is_not_the_systems(
+    ws: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = {"bash": {"*": "allow", "touch *": "deny"}}
-    assert decide("true && " * 60 + "touch PWN", ws, rules) == "deny"
-    assert decide("true && " * 20_000 + "touch PWN", ws, rules) == "deny"
-    assert decide("true && " * 20_000 + "true", ws, rules) == "ask"
+    folder = ws / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "cat").write_text("#!/bin/sh\ntouch PWN\n")
+    (folder / "cat").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    assert actions(Permissions(), "bash", "cat f", "head f", "echo f", ws=ws) == "ayy"
 
 
 # ---- paths -----------------------------------------------------------------------------------------------
 
 GUARDED = [
-    ".git/config",
-    ".git/hooks/pre-commit",
-    "sub/.GIT/config",
-    "AGENTS.md",
-    "sub/claude.md",
-    ".bashrc",
-    "sub/.zshenv",
-    ".coder/permissions.json",
-    ".vscode/tasks.json",
-    ".envrc",
+    *(".git/config", ".git/hooks/pre-commit", "sub/.GIT/config", "AGENTS.md", "sub/claude.md"),
+    *(".bashrc", "sub/.zshenv", ".coder/permissions.json", ".vscode/tasks.json", ".envrc"),
 ]
 
 
@@ -368,120 +298,98 @@ GUARDED = [
 def test_what_gives_orders_is_asked_about_even_where_edits_are_allowed(path: str) -> None:
     permissions = Permissions(rules_of({"edit": "allow"}), flags=[rule_of("edit", "allow")])
     permissions.memory.add("edit", "*", own=False)
-    assert permissions.decide("edit", "src/a.py", Path("/")).action == "allow"
     decision = permissions.decide("edit", path, Path("/"))
-    assert (decision.action, decision.remember) == ("ask", "") and decision.why
-    assert (
-        Permissions(flags=[rule_of(f"edit:{path}", "allow")]).decide("edit", path, Path("/")).action
-        == "allow"
-    )
-    firm = ".git/" in path.lower() or ".coder" in path
-    assert Permissions(yolo=True).decide("edit", path, Path("/")).action == (
-        "ask" if firm else "allow"
-    )
+    assert (decision.action, decision.always_pattern) == ("ask", "") and decision.reason
+    named = Permissions(flags=[rule_of(f"edit:{path}", "allow")])
+    assert actions(named, "edit", path) == "y"
+    is_even_with_yolo = ".git/" in path.lower() or ".coder" in path
+    assert actions(Permissions(yolo=True), "edit", path) == ("a" if is_even_with_yolo else "y")
 
 
-def test_names_that_only_look_like_them_are_free() -> None:
-    permissions = Permissions(rules_of({"edit": "allow"}))
-    for path in (
-        ".gitignore",
-        "git/config",
-        "docs/AGENTS.md.txt",
-        "profile",
-        "src/.github/x",
-        "x.git/y",
-    ):
-        assert permissions.decide("edit", path, Path("/")).action == "allow", path
-
-
-def test_our_own_folders_are_asked_about() -> None:
-    permissions = Permissions(rules_of({"edit": "allow"}), private=[Path("/home/u/.config/coder")])
-    assert permissions.decide("edit", "/home/u/.config/coder/hooks.json", Path("/")).action == "ask"
-    assert permissions.decide("edit", "/home/u/.config/coder-x", Path("/")).action == "allow"
+def test_other_paths_are_free() -> None:
+    ours = Path("/home/u/.config/coder")
+    permissions = Permissions(rules_of({"edit": "allow"}), private=[ours])
+    free = [".gitignore", "git/config", "docs/AGENTS.md.txt", "profile", "src/.github/x", "x.git/y"]
+    assert actions(permissions, "edit", *free, f"{ours}-x") == "y" * 7
+    assert actions(permissions, "edit", f"{ours}/hooks.json") == "a"
 
 
 def test_reading_is_free_but_for_what_holds_secrets() -> None:
     permissions = Permissions()
-    assert [
-        permissions.decide("read", path, Path("/")).action
-        for path in ("a", ".env", "x/id_rsa", ".env.example")
-    ] == [
-        "allow",
-        "ask",
-        "ask",
-        "allow",
-    ]
+    assert actions(permissions, "read", "a", ".env", "x/id_rsa", ".env.example") == "yaay"
     permissions.memory.add("read", ".env", own=False)
-    assert [
-        permissions.decide("read", path, Path("/")).action for path in (".env", "sub/.env")
-    ] == ["allow", "ask"]
-    assert (
-        Permissions(rules_of({"read": "deny"})).decide("read", ".env", Path("/")).action == "deny"
-    )
+    assert actions(permissions, "read", ".env", "sub/.env") == "ya"
+    assert actions(Permissions(rules_of({"read": "deny"})), "read", ".env") == "d"
+
+
+def test_a_path_is_meant_by_each_of_its_names(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(ws.parent))
+    edits = {"sub/*": "allow", f"{ws}/sub/g": "deny"}
+    permissions = Permissions(rules_of({"read": {"~/ws/sub/*": "deny"}, "edit": edits}))
+    assert actions(permissions, "read", "sub/g", "f", f"{ws}/sub/g", ws=ws) == "dyd"
+    assert actions(permissions, "edit", "sub/x", "sub/g", f"{ws}/sub/x", ws=ws) == "ydy"
 
 
 # ---- layers ----------------------------------------------------------------------------------------------
+
+PLAN = [Rule("*", "*", "ask")]
 
 
 def test_an_agent_loosens_what_the_user_is_asked_about_and_its_denials_hold_against_all(
     ws: Path,
 ) -> None:
-    user, agent = (
-        rules_of({"bash": {"make *": "deny"}}),
-        rules_of({"bash": {"npm test": "allow"}, "edit": "deny"}),
-    )
-    permissions = Permissions(user, agent=agent, flags=[rule_of("edit", "allow")], yolo=True)
-    assert permissions.decide("bash", "npm test", ws).action == "allow"
-    assert permissions.decide("edit", "a", ws).action == "deny", "against a flag and yolo"
+    agent = rules_of({"bash": {"npm test": "allow"}, "edit": "deny"})
+    permissions = Permissions(agent=agent, flags=[rule_of("edit", "allow")], yolo=True)
     permissions.memory.add("edit", "*", own=False)
-    assert permissions.decide("edit", "a", ws).action == "deny", "against a yes of before"
+    assert actions(permissions, "bash", "npm test", ws=ws) == "y"
+    assert actions(permissions, "edit", "a", ws=ws) == "d", "against a flag, -y and a yes of before"
 
 
-def test_a_question_of_an_agents_stays_one_under_yolo_but_not_for_what_is_harmless(
-    ws: Path,
-) -> None:
+def test_a_question_of_an_agents_stays_one_under_yolo_and_does_not_soften_a_deny(ws: Path) -> None:
     permissions = Permissions(agent=rules_of({"bash": "ask"}), yolo=True)
-    assert [permissions.decide("bash", each, ws).action for each in ("ls", "pytest", "a > b")] == [
-        "allow",
-        "ask",
-        "ask",
-    ]
-    assert (
-        Permissions(rules_of({"bash": "ask"}), yolo=True).decide("bash", "pytest", ws).action
-        == "allow"
-    )
+    assert actions(permissions, "bash", "ls", "pytest", "a > b", ws=ws) == "yaa"
+    assert decide("pytest", ws, {"bash": "ask"}, yolo=True) == "allow"
+    denied = rules_of({"bash": {"git push *": "deny"}})
+    assert actions(Permissions(denied, agent=PLAN), "bash", "git push x", ws=ws) == "d"
+    flags = [rule_of("bash:make", "allow")]
+    assert actions(Permissions(agent=PLAN, flags=flags), "bash", "make", ws=ws) == "y"
+    workspace = [Rule("bash", "ls", "ask")]
+    assert actions(Permissions(agent=PLAN, workspace=workspace), "bash", "ls", ws=ws) == "a"
+    secret = [Rule("read", "secrets/*", "deny")]
+    for options in ({"workspace": secret}, {"agent": secret}):
+        assert decide("cat secrets/x", ws, **options) == "ask"
 
 
 def test_for_a_sub_agent_the_stricter_of_both_holds(ws: Path) -> None:
-    parent = Permissions(
-        rules_of({"bash": {"touch *": "deny", "make *": "ask"}}), agent=rules_of({"edit": "deny"})
-    )
+    rules = rules_of({"bash": {"touch *": "deny", "make *": "ask"}})
+    parent = Permissions(rules, agent=rules_of({"edit": "deny"}))
     child = parent.child(rules_of({"bash": "allow", "edit": "allow", "read": {"secret": "deny"}}))
-    assert [child.decide("bash", each, ws).action for each in ("touch x", "make", "pytest")] == [
-        "deny",
-        "ask",
-        "ask",
-    ]
-    assert (
-        child.decide("edit", "a", ws).action == "deny"
-        and child.decide("read", "secret", ws).action == "deny"
-    )
-    assert parent.decide("read", "secret", ws).action == "allow"
+    assert actions(child, "bash", "touch x", "make", "pytest", ws=ws) == "daa"
+    assert actions(child, "edit", "a") + actions(child, "read", "secret") == "dd"
+    assert actions(parent, "read", "secret") == "y"
     parent.agent = []
-    assert child.decide("edit", "a", ws).action == "ask", "the parent's agent of now"
+    assert actions(child, "edit", "a") == "a", "the parent's agent of now"
     child.memory.add("bash", "make", own=False)
-    assert parent.decide("bash", "make", ws).action == "allow", "one memory for the session"
+    assert actions(parent, "bash", "make", ws=ws) == "y", "one memory for the session"
 
 
 def test_unconfined_needs_a_rule_of_its_own_or_a_yes(ws: Path) -> None:
-    def outside(command: str, **options: Any) -> str:
-        return Permissions(**options).decide("unconfined", command, ws).action
+    def outside(*commands: str, **options: Any) -> str:
+        return actions(Permissions(**options), "unconfined", *commands, ws=ws)
 
-    assert outside("ls", rules=rules_of({"*": "allow"}), yolo=True) == "ask"
-    assert outside("ls", rules=rules_of({"unconfined": {"ls": "allow"}})) == "allow"
-    assert (
-        outside("rm x", rules=rules_of({"unconfined": "allow", "bash": {"rm *": "deny"}})) == "deny"
-    )
+    assert outside("ls", rules=rules_of({"*": "allow"}), yolo=True) == "a"
+    assert outside("ls", rules=rules_of({"unconfined": {"ls": "allow"}})) == "y"
+    rules = rules_of({"unconfined": "allow", "bash": {"rm *": "deny"}})
+    assert outside("rm x", rules=rules) == "d"
+    flags, deny = [rule_of("unconfined:make *", "allow")], [Rule("unconfined", "*", "deny")]
+    commands = ["make x", "make x; touch y", "make $(rm -rf ../v)", "make > ../x", "make && rm x"]
+    assert outside(*commands, flags=flags, yolo=True) == "yaaaa"
+    assert outside("make x", flags=flags, workspace=deny) == "d"
+    assert outside("make x", flags=flags, agent=deny) == "d"
+    permissions = Permissions()
+    permissions.memory.add("unconfined", "make *", own=True)
+    assert actions(permissions, "unconfined", "make x", ws=ws) == "y"
+    assert actions(permissions, "bash", "make x", ws=ws) == "a"
 
 
 def test_a_yes_for_the_session_is_for_exactly_this(ws: Path) -> None:
@@ -489,36 +397,21 @@ def test_a_yes_for_the_session_is_for_exactly_this(ws: Path) -> None:
     permissions.memory.add("bash", "npm test", own=False)
     permissions.memory.add("bash", "rm build/*", own=False)
     permissions.memory.add("bash", "git diff *", own=True)
-    answers = {
-        each: permissions.decide("bash", each, ws).action
-        for each in (
-            "npm test",
-            "npm test x",
-            "npm test; touch x",
-            "rm build/*",
-            "rm build/a/../..",
-            "git diff",
-            "git diff a",
-            "git diff a; touch x",
-            "git diff $(x)",
-        )
-    }
-    assert answers == {
-        "npm test": "allow",
-        "npm test x": "ask",
-        "npm test; touch x": "ask",
-        "rm build/*": "allow",
-        "rm build/a/../..": "ask",
-        "git diff": "allow",
-        "git diff a": "allow",
-        "git diff a; touch x": "ask",
-        "git diff $(x)": "ask",
-    }
+    commands = ["npm test", "npm test x", "npm test; touch x", "rm build/*", "rm build/a/../.."]
+    assert actions(permissions, "bash", *commands, ws=ws) == "yaaya"
+    commands = ["git diff", "git diff a", "git diff a; touch x", "git diff $(x)"]
+    assert actions(permissions, "bash", *commands, ws=ws) == "yyaa"
 
 
-def test_of_a_folder_outside_all_is_remembered_which_is_shown(tmp_path: Path) -> None:
-    decision = Permissions().decide("external_directory", str(tmp_path / "x"), tmp_path)
-    assert decision == Decision("ask", f"{tmp_path}/*")
+def test_a_yes_for_a_folder_is_for_the_folder_and_what_is_in_it(ws: Path) -> None:
+    permissions, parent = Permissions(), str(ws.parent)
+    for asked, pattern, others in (
+        (parent, f"{parent}/*", [parent, f"{parent}/x"]),
+        ("/nothing-here", "/*", ["/", "/x"]),
+    ):
+        assert permissions.decide("external_directory", asked, ws) == Decision("ask", pattern)
+        permissions.memory.add("external_directory", pattern, own=False)
+        assert actions(permissions, "external_directory", *others, ws=ws) == "yy"
 
 
 # ---- in a run --------------------------------------------------------------------------------------------
@@ -544,23 +437,22 @@ def played(
             if answer:
                 answer(event)
 
-    toolset = Toolset(tools or [read, write, edit, bash, ls, grep, apply_patch], cwd=ws)
+    toolset = Toolset(tools or [read, write, edit, bash, ls, grep, glob, apply_patch], cwd=ws)
     with serve(Reply("", calls=calls), Reply("Done.")) as server:
         events, result = ask(server, tools=toolset, hooks=HookChain(permissions), each=each)
         assert result.stop_reason == "stop"
     return events, asked
 
 
-def test_a_person_is_shown_what_will_run_and_answers(ws: Path) -> None:
-    calls = [
-        ("bash", {"command": "touch one"}),
-        ("bash", {"command": "touch one"}),
-        ("bash", {"command": "touch two"}),
-    ]
+def commands(*lines: str) -> list[tuple[str, Any]]:
+    return [("bash", {"command": line}) for line in lines]
+
+
+def test_the_user_is_shown_what_will_run_and_answers(ws: Path) -> None:
     events, asked = played(
         ws,
         Permissions(can_ask=True),
-        *calls,
+        *commands("touch one", "touch one", "touch two"),
         answer=lambda event: event.reply("always" if "one" in event.pattern else "no", "not that"),
     )
     assert [(each.permission, each.pattern, each.remember) for each in asked] == [
@@ -569,115 +461,104 @@ def test_a_person_is_shown_what_will_run_and_answers(ws: Path) -> None:
     ]
     assert (ws / "one").exists() and not (ws / "two").exists()
     assert results(events)[2] == "Denied: the user said no: not that. Do not try it another way."
-    assert [event.answer for event in events if isinstance(event, PermissionReplied)] == [
-        "always",
-        "no",
-    ]
+    replied = [event.answer for event in events if isinstance(event, PermissionReplied)]
+    assert replied == ["always", "no"]
 
 
-def test_a_pattern_of_the_persons_own_is_remembered(ws: Path) -> None:
-    calls = [
-        ("bash", {"command": "touch one"}),
-        ("bash", {"command": "touch two"}),
-        ("bash", {"command": "touch three; touch four"}),
-        ("bash", {"command": "rm one"}),
-    ]
-    _, asked = played(
-        ws,
-        Permissions(can_ask=True),
-        *calls,
-        answer=lambda event: (
-            event.reply("always", remember="touch *") if "touch" in event.pattern else None
-        ),
-    )
+def test_a_pattern_of_the_users_own_is_remembered(ws: Path) -> None:
+    def answer(event: PermissionAsked) -> None:
+        if "touch" in event.pattern:
+            event.reply("always", remember="touch *")
+
+    lines = commands("touch one", "touch two", "touch three; touch four", "rm one")
+    _, asked = played(ws, Permissions(can_ask=True), *lines, answer=answer)
     assert [each.pattern for each in asked] == ["touch one", "rm one"]
     assert {"one", "two", "three", "four"} <= set(os.listdir(ws))
 
 
 def test_nothing_can_be_remembered_where_nothing_may_be(ws: Path) -> None:
     permissions = Permissions(can_ask=True)
-    calls = [
-        ("write", {"path": "AGENTS.md", "content": "a"}),
-        ("write", {"path": "sub/AGENTS.md", "content": "b"}),
-    ]
-    _, asked = played(
-        ws, permissions, *calls, answer=lambda event: event.reply("always", remember="*")
-    )
-    assert (
-        [each.remember for each in asked] == ["*", "*"]
-        and len(asked) == 2
-        and permissions.memory.rules == []
-    )
+    paths = ("AGENTS.md", "sub/AGENTS.md")
+    calls = [("write", {"path": path, "content": "a"}) for path in paths]
+    answer = {"answer": lambda event: event.reply("always", remember="*")}
+    assert len(played(ws, permissions, *calls, **answer)[1]) == 2
+    assert permissions.memory.rules == []
 
 
 def test_a_patch_is_asked_about_with_all_its_paths_and_takes_the_strictest_answer(ws: Path) -> None:
     patch = "*** Begin Patch\n*** Add File: a.py\n+1\n*** Add File: AGENTS.md\n+2\n*** End Patch"
-    _, asked = played(
-        ws,
-        Permissions(rules_of({"edit": "allow"}), can_ask=True),
-        ("apply_patch", {"patch": patch}),
-    )
+    permissions = Permissions(rules_of({"edit": "allow"}), can_ask=True)
+    _, asked = played(ws, permissions, ("apply_patch", {"patch": patch}))
     assert [(each.pattern, each.remember, each.why) for each in asked] == [
         ("a.py, AGENTS.md", "", "later sessions follow what it says")
     ]
     assert not (ws / "a.py").exists()
-    events, asked = played(
-        ws,
-        Permissions(rules_of({"edit": {"*": "allow", "a.py": "deny"}})),
-        ("apply_patch", {"patch": patch.replace("AGENTS", "B")}),
-    )
-    assert (
-        asked == []
-        and results(events)[0].startswith("Denied: a rule denies edit")
-        and not (ws / "B.md").exists()
-    )
+    permissions = Permissions(rules_of({"edit": {"*": "allow", "a.py": "deny"}}))
+    call = ("apply_patch", {"patch": patch.replace("AGENTS", "B")})
+    events, asked = played(ws, permissions, call)
+    assert asked == [] and results(events)[0].startswith("Denied: a rule denies edit")
+    assert not (ws / "B.md").exists()
 
 
 def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> None:
     events, asked = played(
         ws,
         Permissions(),
-        ("bash", {"command": "touch x"}),
-        ("bash", {"command": "touch x > y"}),
+        *commands("touch x", "touch x > y"),
         ("write", {"path": ".git/config", "content": "n"}),
         ("read", {"path": ".env"}),
         ("read", {"path": "../f"}),
         ("read", {"path": "f"}),
         ("write", {"path": "new", "content": "n"}),
     )
-    said = results(events)
+    texts = results(events)
     assert asked == [] and not (ws / "x").exists() and not (ws / "new").exists()
-    assert (
-        "-y allows it, or --allow 'bash:touch x'" in said[0]
-        and "--allow" not in said[1]
-        and "-y" in said[1]
-        and "-y" not in said[2]
-    )
-    assert (
-        "may hold secrets" in said[3]
-        and "--allow read:.env" in said[3]
-        and "external_directory" in said[4]
-        and said[5].startswith("1\tx")
-    )
-    assert "--allow 'edit:*'" in said[6]
+    assert "-y allows it, or --allow 'bash:touch x'" in texts[0]
+    assert "-y" in texts[1] and "--allow" not in texts[1] and "-y" not in texts[2]
+    assert "may hold secrets" in texts[3] and "--allow read:.env" in texts[3]
+    assert "external_directory" in texts[4] and texts[5].startswith("1\tx")
+    assert "--allow 'edit:*'" in texts[6]
 
 
 def test_a_denied_tool_is_not_offered_and_not_run(ws: Path) -> None:
-    permissions = Permissions(
-        rules_of({"bash": "deny", "ls": "deny"}), workspace=[Rule("edit", "*", "deny")]
-    )
-    assert [
-        each.name for each in permissions.offered([read, write, edit, bash, ls, apply_patch])
-    ] == ["read"]
-    assert [
-        each.name
-        for each in permissions.child([Rule("read", "*", "deny")]).offered([read, bash, grep])
-    ] == []
-    events, _ = played(ws, permissions, ("bash", {"command": "ls"}), ("ls", {}))
+    rules, workspace = rules_of({"bash": "deny", "ls": "deny"}), [Rule("edit", "*", "deny")]
+    permissions = Permissions(rules, workspace=workspace)
+    offered = permissions.offered([read, write, edit, bash, ls, apply_patch])
+    assert [each.name for each in offered] == ["read"]
+    child = permissions.child([Rule("read", "*", "deny")])
+    assert child.offered([read, bash, grep]) == []
+    events, _ = played(ws, permissions, *commands("ls"), ("ls", {}))
     assert all(text.startswith("Denied: a rule denies the tool") for text in results(events))
 
 
-def test_a_tool_of_ones_own_runs_unasked_until_a_rule_says_otherwise(ws: Path) -> None:
+def test_rules_by_the_names_of_tools_count(ws: Path) -> None:
+    rules = {"edit": "allow", "write": {"*.lock": "deny"}, "grep": "ask", "ls": {"sub": "deny"}}
+    events, asked = played(
+        ws,
+        Permissions(rules_of(rules), can_ask=True),
+        ("write", {"path": "a.lock", "content": ""}),
+        ("write", {"path": "a", "content": ""}),
+        ("grep", {"pattern": "x"}),
+        ("ls", {"path": "sub"}),
+        ("ls", {}),
+    )
+    denied = [text.startswith("Denied") for text in results(events)]
+    assert denied == [True, False, True, True, False]
+    assert [each.permission for each in asked] == ["grep"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        ({}, "deployed to prod"),
+        ({"deploy": "ask"}, "Denied: the user said no"),
+        ({"deploy": {"*prod*": "deny"}}, "Denied: a rule denies"),
+        ({"*": "ask"}, "Denied: the user said no"),
+    ],
+)
+def test_a_tool_of_ones_own_runs_unasked_until_a_rule_says_otherwise(
+    ws: Path, rules: Any, text: str
+) -> None:
     @tool
     def deploy(to: str) -> str:
         """Deploy.
@@ -686,276 +567,59 @@ def test_a_tool_of_ones_own_runs_unasked_until_a_rule_says_otherwise(ws: Path) -
         """
         return f"deployed to {to}"
 
-    def said(rules: Any) -> str:
-        events, asked = played(
-            ws,
-            Permissions(rules_of(rules), can_ask=True),
-            ("deploy", {"to": "prod"}),
-            tools=[deploy],
-            answer=lambda event: event.reply("no"),
-        )
-        assert all(json.loads(each.pattern) == {"to": "prod"} for each in asked)
-        return results(events)[0]
-
-    assert said({}) == "deployed to prod"
-    assert (
-        "the user said no" in said({"deploy": "ask"})
-        and "a rule denies" in said({"deploy": {"*prod*": "deny"}})
-        and "the user said no" in said({"*": "ask"})
+    events, asked = played(
+        ws,
+        Permissions(rules_of(rules), can_ask=True),
+        ("deploy", {"to": "prod"}),
+        tools=[deploy],
+        answer=lambda event: event.reply("no"),
     )
+    assert results(events)[0].startswith(text)
+    assert all(json.loads(each.pattern) == {"to": "prod"} for each in asked)
 
 
-def test_a_repetition_is_decided_by_a_rule_or_by_a_person(ws: Path) -> None:
-    calls = [("ls", {})] * 3
+@pytest.mark.parametrize(
+    ("rules", "can_ask", "allow", "runs"),
+    [
+        ({}, False, False, False),
+        ({}, True, False, False),
+        ({}, True, True, True),
+        ({"doom_loop": "allow"}, False, False, True),
+        ({"doom_loop": "deny"}, True, True, False),
+    ],
+)
+def test_a_repetition_is_decided_by_a_rule_or_by_the_user(
+    ws: Path, rules: Any, can_ask: bool, allow: bool, runs: bool
+) -> None:
+    def each(event: Event) -> None:
+        if isinstance(event, DoomLoop):
+            event.reply(allow)
 
-    def unrun(permissions: Permissions, allow: bool = False) -> bool:
-        with serve(Reply("", calls=calls), Reply("Done.")) as server:
-            events, _ = ask(
-                server,
-                tools=Toolset([ls], cwd=ws),
-                hooks=permissions,
-                each=lambda event: event.reply(allow) if isinstance(event, DoomLoop) else None,
-            )
-        return results(events)[2].startswith("Not run")
-
-    assert (
-        unrun(Permissions())
-        and unrun(Permissions(can_ask=True))
-        and not unrun(Permissions(can_ask=True), allow=True)
-    )
-    assert not unrun(Permissions(rules_of({"doom_loop": "allow"}))) and unrun(
-        Permissions(rules_of({"doom_loop": "deny"}), can_ask=True), allow=True
-    )
+    permissions = Permissions(rules_of(rules), can_ask=can_ask)
+    with serve(Reply("", calls=[("ls", {})] * 3), Reply("Done.")) as server:
+        events, _ = ask(server, tools=Toolset([ls], cwd=ws), hooks=permissions, each=each)
+    assert results(events)[2].startswith("Not run") != runs
 
 
 def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
     for name in ("secret", "open", ".env"):
         (ws / name).write_text("needle")
-    calls = [
-        ("grep", {"pattern": "needle"}),
-        ("grep", {"pattern": "needle", "path": "secret"}),
-        ("grep", {"pattern": "needle", "path": ".env"}),
-    ]
-    for rules in ({"read": {"secret": "deny"}}, {"read": {"secret": "ask"}}):
-        events, _ = played(ws, Permissions(rules_of(rules)), *calls)
-        said = results(events)
-        assert (
-            said[0].splitlines()[0] == "open:1:needle"
-            and "needle" not in said[0].partition("\n")[2]
-            and "secret" in said[0]
-        )
-        assert said[1].startswith("Denied") and said[2].startswith("Denied")
-    events, _ = played(ws, Permissions(rules_of({"read": "allow"}), yolo=True), *calls)
-    assert [text.count("needle") for text in results(events)] == [2, 1, 1], (
-        "-y answers for a file that is named, not for a search"
-    )
-
-
-# ---- what a stranger found -------------------------------------------------------------------------------
-
-
-def test_going_up_after_a_link_is_not_followed(ws: Path) -> None:
-    """Bash goes up by the letters of its folder, the kernel by the links (cd l/../.. read any file)."""
-    (ws / "a" / "b" / "c").mkdir(parents=True)
-    (ws / "l").symlink_to("a/b/c")
-    for command in (
-        "cd l/../.. && cat other/notes",
-        "cd l && cd .. && cat ../x",
-        "cd sub/.. && cat f",
-        "cd .. && ls",
-    ):
-        assert decide(command, ws) == "ask", command
-
-
-def test_many_cds_are_decided_at_once(ws: Path) -> None:
-    started = time.monotonic()
-    assert decide("cd sub && " * 200 + "ls", ws) == "ask"
-    assert time.monotonic() - started < 5
-
-
-def test_a_path_behind_a_command_that_may_have_changed_it_is_not_trusted(ws: Path) -> None:
-    rules = {"bash": {"ln *": "allow", "make": "allow"}}
-    assert decide("ln -s / r && cat r/etc/passwd", ws, rules) == "ask"
-    assert decide("make | tail -n 5", ws, rules) == "allow", "a pipe has no path"
-    assert decide("make && cat f", ws, rules) == "ask"
-
-
-def test_looking_through_a_command_needs_what_reading_needs(ws: Path) -> None:
-    (ws / "secrets").mkdir()
-    for rules in ({"read": {"secrets/*": "deny"}}, {"read": "ask"}):
-        assert decide("cat secrets/x", ws, rules) == "ask"
-    assert (
-        Permissions(workspace=[Rule("read", "secrets/*", "deny")])
-        .decide("bash", "cat secrets/x", ws)
-        .action
-        == "ask"
-    )
-    assert (
-        Permissions(agent=[Rule("read", "secrets/*", "deny")])
-        .decide("bash", "head secrets/x", ws)
-        .action
-        == "ask"
-    )
-
-
-def test_a_program_of_the_workspace_is_not_the_systems(
-    ws: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bin_folder = ws / ".venv" / "bin"
-    bin_folder.mkdir(parents=True)
-    (bin_folder / "cat").write_text("#!/bin/sh\ntouch PWN\n")
-    (bin_folder / "cat").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{bin_folder}{os.pathsep}{os.environ['PATH']}")
-    assert (
-        decide("cat f", ws) == "ask"
-        and decide("head f", ws) == "allow"
-        and decide("echo f", ws) == "allow"
-    )
-
-
-def test_a_rule_for_unconfined_is_as_strict_as_one_for_bash(ws: Path) -> None:
-    def outside(command: str, **options: Any) -> Decision:
-        return Permissions(**options).decide("unconfined", command, ws)
-
-    flags = [rule_of("unconfined:make *", "allow")]
-    found = {
-        each: outside(each, flags=flags, yolo=True).action
-        for each in (
-            "make x",
-            "make x; touch y",
-            "make $(rm -rf ../victim)",
-            "make > ../x",
-            "make && rm -rf ../victim",
-        )
-    }
-    assert found == dict.fromkeys(found, "ask") | {"make x": "allow"}
-    assert (
-        outside("make x", flags=flags, workspace=[Rule("unconfined", "*", "deny")]).action == "deny"
-    )
-    assert outside("make x", flags=flags, agent=[Rule("unconfined", "*", "deny")]).action == "deny"
-    assert outside("ls").remember == "ls"
-    permissions = Permissions()
-    permissions.memory.add("unconfined", "make *", own=True)
-    assert permissions.decide("unconfined", "make x", ws).action == "allow"
-    assert permissions.decide("bash", "make x", ws).action == "ask"
-
-
-def test_a_question_of_an_agents_does_not_soften_a_deny(ws: Path) -> None:
-    plan = [Rule("*", "*", "ask")]
-    assert (
-        Permissions(rules_of({"bash": {"git push *": "deny"}}), agent=plan)
-        .decide("bash", "git push x", ws)
-        .action
-        == "deny"
-    )
-    assert Permissions(rules_of({"bash": "allow"}), agent=plan).decide(
-        "bash", "make", ws
-    ) == Decision("ask", "make", even_with_yolo=True)
-    assert (
-        Permissions(agent=plan, flags=[rule_of("bash:make", "allow")])
-        .decide("bash", "make", ws)
-        .action
-        == "allow"
-    )
-    assert (
-        Permissions(agent=plan, workspace=[Rule("bash", "ls", "ask")])
-        .decide("bash", "ls", ws)
-        .action
-        == "ask"
-    )
-
-
-def test_a_path_is_meant_by_each_of_its_names(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(ws.parent))
-    permissions = Permissions(
-        rules_of(
-            {"read": {"~/ws/sub/*": "deny"}, "edit": {"sub/*": "allow", f"{ws}/sub/g": "deny"}}
-        )
-    )
-    assert [
-        permissions.decide("read", each, ws).action for each in ("sub/g", "f", str(ws / "sub/g"))
-    ] == ["deny", "allow", "deny"]
-    assert [
-        permissions.decide("edit", each, ws).action
-        for each in ("sub/x", "sub/g", str(ws / "sub/x"))
-    ] == ["allow", "deny", "allow"]
-
-
-def test_a_yes_for_a_folder_is_for_the_folder_and_what_is_in_it(ws: Path) -> None:
-    permissions = Permissions()
-    for asked, pattern, others in (
-        (str(ws.parent), f"{ws.parent}/*", [str(ws.parent), str(ws.parent / "x")]),
-        ("/nothing-here", "/*", ["/", "/x"]),
-    ):
-        remember = permissions.decide("external_directory", asked, ws).remember
-        assert remember == pattern
-        permissions.memory.add("external_directory", remember, own=False)
-        assert all(
-            permissions.decide("external_directory", each, ws).action == "allow" for each in others
-        )
-
-
-def test_rules_by_the_names_of_tools_count_and_unknown_ones_are_told(ws: Path) -> None:
-    rules = rules_of(
-        {"edit": "allow", "write": {"*.lock": "deny"}, "grep": "ask", "ls": {"sub": "deny"}}
-    )
-    calls = [
-        ("write", {"path": "a.lock", "content": ""}),
-        ("write", {"path": "a", "content": ""}),
-        ("grep", {"pattern": "x"}),
-        ("ls", {"path": "sub"}),
-        ("ls", {}),
-    ]
-    events, asked = played(ws, Permissions(rules, can_ask=True), *calls)
-    assert [text.startswith("Denied") for text in results(events)] == [
-        True,
-        False,
-        True,
-        True,
-        False,
-    ] and [each.permission for each in asked] == ["grep"]
-    assert unknown(
-        rules_of({"Bash": "deny", "edits": "deny", "bash": "ask", "*": "ask"}), ["bash", "edit"]
-    ) == [
-        f"The rule `deny {name}: *` (given) never counts: there is no kind and no tool {name!r}."
-        for name in ("Bash", "edits")
-    ]
-
-
-def test_a_rule_is_not_called_dead_where_it_counts() -> None:
-    assert dead(rules_of({"bash": {"git *": "allow", "git ??": "deny"}})) == []
-    assert dead(rules_of({"bash": {"git a*": "allow", "git *": "deny"}})) != []
-
-
-def test_a_name_that_stands_twice_in_a_file_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "permissions.json"
-    path.write_text('{"bash": {"rm *": "deny"}, "bash": {"ls": "allow"}}')
-    with pytest.raises(RulesError, match="bash stands there twice"):
-        load_rules(path)
-    path.write_text("[" * 100_000)
-    with pytest.raises(RulesError):
-        load_rules(path)
-
-
-def test_long_lines_with_many_denies_are_decided_soon(ws: Path) -> None:
-    rules = {"bash": {"*": "allow"} | {f"deny{number} *": "deny" for number in range(50)}}
-    started = time.monotonic()
-    assert decide(" && ".join(f"a{number} /x" for number in range(5_000)), ws, rules) == "ask"
-    assert time.monotonic() - started < 10
+    paths: list[dict[str, str]] = [{}, {"path": "secret"}, {"path": ".env"}]
+    calls = [("grep", {"pattern": "needle"} | path) for path in paths]
+    for action in ("deny", "ask"):
+        rules = rules_of({"read": {"secret": action}})
+        everywhere, secret, env = results(played(ws, Permissions(rules), *calls)[0])
+        first, _, rest = everywhere.partition("\n")
+        assert first == "open:1:needle" and "needle" not in rest and "secret" in rest
+        assert secret.startswith("Denied") and env.startswith("Denied")
+    permissions = Permissions(rules_of({"read": "allow"}), yolo=True)
+    counts = [text.count("needle") for text in results(played(ws, permissions, *calls)[0])]
+    assert counts == [2, 1, 1], "-y answers for a file that is named, not for a search"
 
 
 @pytest.mark.parametrize("agent", ["plan", "explore", "build"])
 def test_every_agent_looks_around_without_a_question(ws: Path, agent: str) -> None:
-    calls = [
-        ("read", {"path": "f"}),
-        ("grep", {"pattern": "x"}),
-        ("glob", {"pattern": "*"}),
-        ("ls", {}),
-    ]
-    events, asked = played(
-        ws,
-        Permissions(agent=BUILT_IN[agent].rules, can_ask=True),
-        *calls,
-        tools=[read, grep, glob, ls],
-    )
-    assert asked == [] and not any(text.startswith("Denied") for text in results(events))
+    permissions = Permissions(agent=BUILT_IN[agent].rules, can_ask=True)
+    calls = [("read", {"path": "f"}), ("grep", {"pattern": "x"}), ("glob", {"pattern": "*"})]
+    events, asked = played(ws, permissions, *calls, ("ls", {}))
+    assert asked == [] and not [text for text in results(events) if text.startswith("Denied")]

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from coder.agent.prompt import RULES
-from coder.permissions.ownership import check_trusted
+from coder.permissions.ownership import check_ownership
 from coder.permissions.rules import Rule, RulesError, rules_of
 
 Mode = Literal["primary", "subagent", "all"]
@@ -135,7 +135,7 @@ def load_agents(folder: Path) -> tuple[dict[str, AgentSpec], list[str]]:
 
 def read_agent(path: Path, base: AgentSpec | None = None) -> AgentSpec:
     """The agent of a file; what it leaves out is from `base`. Raises AgentError, RulesError and OSError."""
-    check_trusted(path)
+    check_ownership(path)
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", path.stem):
         raise AgentError("its name has to be of small letters, digits, - and _")
     with path.open("rb") as file:

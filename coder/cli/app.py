@@ -38,11 +38,11 @@ from coder.permissions.redact import RedactingModel, Redaction, Redactor, redact
 from coder.permissions.rules import (
     Rule,
     RulesError,
-    dead,
     load_rules,
+    load_workspace_rules,
     rule_of,
-    tightening,
-    unknown,
+    shadowed_rules,
+    unmatched_rules,
 )
 from coder.permissions.sandbox import Sandbox, SandboxError
 from coder.providers.errors import RetryPolicy
@@ -343,7 +343,11 @@ def build_app(
         sandbox=(sandbox := _sandbox(settings)),
         files=files,
     )
-    app.notices += [*notices, *remarks, *unknown(permissions.rules + permissions.flags, app.kinds)]
+    app.notices += [
+        *notices,
+        *remarks,
+        *unmatched_rules(permissions.rules + permissions.flags, app.kinds),
+    ]
     app.notices += sandbox.notices if sandbox else []
     redact_logs(app.redactor)
     return app
@@ -369,7 +373,7 @@ def _permissions(arguments: argparse.Namespace, can_ask: bool) -> tuple[Permissi
     """Those of the user's file, the flags and the folder, and remarks for the user. Raises RulesError."""
     rules = load_rules(config_folder() / "permissions.json")
     flags = [rule_of(text, action) for action, text in arguments.rules or []]
-    workspace, remarks = tightening(Path.cwd())
+    workspace, remarks = load_workspace_rules(Path.cwd())
     permissions = Permissions(
         rules,
         flags=flags,
@@ -378,7 +382,7 @@ def _permissions(arguments: argparse.Namespace, can_ask: bool) -> tuple[Permissi
         can_ask=can_ask,
         yolo=arguments.yolo,
     )
-    return permissions, dead([*rules, *flags]) + remarks
+    return permissions, shadowed_rules([*rules, *flags]) + remarks
 
 
 def tools_for(model: str) -> tuple[Tool, ...]:

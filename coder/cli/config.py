@@ -200,10 +200,10 @@ def _of_the_user() -> dict[str, str]:
     path = config_folder() / ".env"
     if not path.is_file():
         return {}
-    from coder.permissions.ownership import check_trusted  # late: only where there is a file
+    from coder.permissions.ownership import check_ownership  # late: only where there is a file
 
     try:
-        check_trusted(path)
+        check_ownership(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     return _dotenv(path)

@@ -20,7 +20,7 @@ from typing import Any
 from coder.abort import Abort
 from coder.extend.guard import Guard
 from coder.hooks import FunctionHooks, HookChain, Hooks
-from coder.permissions.ownership import check_trusted
+from coder.permissions.ownership import check_ownership
 from coder.tools.process import Ending, output_of
 from coder.toolset import ToolContext
 from coder.types import Completion, DeniedError, ModelError, Request, ToolCall, ToolResult
@@ -39,7 +39,7 @@ def command_hooks(path: Path) -> HookChain:
     if not path.is_file():
         return HookChain()
     try:
-        check_trusted(path)
+        check_ownership(path)
         places = json.loads(path.read_text("utf-8"))
         named = [(place, entry) for place, entries in places.items() for entry in entries]
         return HookChain(*(_hook(place, entry, path.parent) for place, entry in named))

@@ -22,7 +22,7 @@ from typing import Any
 from coder.events import Event
 from coder.extend.guard import Guard
 from coder.hooks import Hooks
-from coder.permissions.ownership import check_trusted
+from coder.permissions.ownership import check_ownership
 from coder.toolset import Tool, tool_of
 
 GROUP = "coder.plugins"
@@ -141,7 +141,7 @@ def load_plugins(folder: Path, taken: Collection[str] = ()) -> Plugins:
 
 def _setup_of(path: Path) -> Callable[[PluginApi], Any]:
     """Run the file as a module of its own; its `setup`."""
-    check_trusted(path)
+    check_ownership(path)
     name = f"coder_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 
-def check_trusted(path: Path) -> None:
+def check_ownership(path: Path) -> None:
     """Raise PermissionError, in one line, where another user may have written or replaced this file.
 
     OSError where there is none. For a link both ends are checked; the folder of the far end may be

@@ -32,8 +32,8 @@ from coder.permissions.rules import (
     Rule,
     any_of,
     denies_all,
-    evaluate,
     fits,
+    last_match,
     strictest,
 )
 from coder.permissions.shell import deny_texts, joined, parse, word_starts
@@ -119,18 +119,18 @@ class Permissions(Hooks):
     def _path(self, kinds: tuple[str, ...], text: str, cwd: Path) -> Decision:
         """Decide on an action on one path, or on a tool from elsewhere."""
         permission, texts = kinds[0], _names(kinds[0], text, cwd)
-        rule = evaluate(kinds, texts, self.ordered)
+        rule = last_match(kinds, texts, self.ordered)
         action = rule.action if rule else DEFAULTS.get(permission, "allow")
         decision = self._tightened(kinds, texts, rule, action)
-        remember = _remembered(permission, text)
-        why, even_with_yolo = protected(permission, text, self.private, cwd)
-        if why and not _lifts_protection(rule):
-            remember = "" if permission == "edit" else text
+        pattern = _always_pattern(permission, text)
+        reason, even_with_yolo = protected(permission, text, self.private, cwd)
+        if reason and not _lifts_protection(rule):
+            pattern = "" if permission == "edit" else text
             decision = strictest([decision, Decision("ask", even_with_yolo=even_with_yolo)])
-        is_known = remember and any((permission, each) in self.memory for each in texts)
+        is_known = pattern and any((permission, each) in self.memory for each in texts)
         if decision.action == "ask" and is_known:
             return ALLOW
-        return replace(decision, remember=remember, why=why)
+        return replace(decision, always_pattern=pattern, reason=reason)
 
     def _tightened(
         self,
@@ -145,9 +145,9 @@ class Permissions(Hooks):
         An agent's question stays one under -y, since a plan is to change nothing.
         """
         found = [Decision(action)]
-        if workspace := evaluate(kinds, texts, self.workspace):
+        if workspace := last_match(kinds, texts, self.workspace):
             found.append(Decision(workspace.action))
-        agent = evaluate(kinds, texts, self.agent)
+        agent = last_match(kinds, texts, self.agent)
         is_by_flag = rule is not None and rule.source == FLAG
         if agent and agent.action == "deny":
             found.append(Decision("deny"))
@@ -176,9 +176,9 @@ class Permissions(Hooks):
         if not parts:
             answers = [self._tightened((permission,), (command,), None, "ask")]
         found = strictest(answers)
-        why = "it would run outside the sandbox" if outside else ""
+        reason = "it would run outside the sandbox" if outside else ""
         even_with_yolo = found.even_with_yolo or outside
-        return replace(found, remember=command, even_with_yolo=even_with_yolo, why=why)
+        return replace(found, always_pattern=command, even_with_yolo=even_with_yolo, reason=reason)
 
     def _part(
         self, permission: str, argv: Sequence[str], here: ShellLocation, rules: Sequence[Rule]
@@ -187,7 +187,7 @@ class Permissions(Hooks):
         kinds, texts = (permission,), (joined(argv),)
         is_read_only = here.is_read_only(argv)  # called for each part, since it follows a cd
         unasked = is_read_only and permission == "bash"
-        rule = evaluate(kinds, texts, rules)
+        rule = last_match(kinds, texts, rules)
         action: Action = rule.action if rule else "allow" if unasked else "ask"
         agent_asks = not unasked or rule is not None
         decision = self._tightened(kinds, texts, rule, action, agent_asks)
@@ -249,7 +249,7 @@ class Permissions(Hooks):
         if not self.can_ask:
             raise DeniedError(_unasked(permission, decision))
         asked = PermissionAsked(
-            ctx.call_id, permission, targets, decision.remember, detail, why=decision.why
+            ctx.call_id, permission, targets, decision.always_pattern, detail, why=decision.reason
         )
         yield asked
         yield PermissionReplied(asked.id, asked.answer)
@@ -257,8 +257,10 @@ class Permissions(Hooks):
         if asked.answer == "no":
             reason = f": {asked.reason}" if asked.reason else ""
             raise DeniedError(f"the user said no{reason}. Do not try it another way.")
-        if asked.answer == "always" and decision.remember and asked.remember:
-            self.memory.add(permission, asked.remember, own=asked.remember != decision.remember)
+        if asked.answer == "always" and decision.always_pattern and asked.remember:
+            self.memory.add(
+                permission, asked.remember, own=asked.remember != decision.always_pattern
+            )
         return True
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
@@ -299,7 +301,7 @@ class Permissions(Hooks):
 
 def _is_denied(text: str, layers: Iterable[Sequence[Rule]]) -> bool:
     """Tell whether the last rule that fits a command denies it, in one of these layers."""
-    found = (evaluate(("bash",), (text,), layer) for layer in layers)
+    found = (last_match(("bash",), (text,), layer) for layer in layers)
     return any(rule is not None and rule.action == "deny" for rule in found)
 
 
@@ -319,7 +321,7 @@ def _names(permission: str, text: str, cwd: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _remembered(permission: str, text: str) -> str:
+def _always_pattern(permission: str, text: str) -> str:
     """What "always" stores for an action: all edits, the folder outside, else exactly this."""
     if permission == "edit":
         return "*"
@@ -332,11 +334,11 @@ def _unasked(permission: str, decision: Decision) -> str:
     """Say, where nobody can be asked, how the user can allow it, for the model to pass on."""
     way = "only the user can do it, or allow it in a session."
     if not decision.even_with_yolo:
-        remember = decision.remember
-        has_flag = remember and (permission != "bash" or parse(remember) is not None)
-        flag = f", or --allow {shlex.quote(f'{permission}:{remember}')}" if has_flag else ""
+        pattern = decision.always_pattern
+        has_flag = pattern and (permission != "bash" or parse(pattern) is not None)
+        flag = f", or --allow {shlex.quote(f'{permission}:{pattern}')}" if has_flag else ""
         way = f"-y allows it{_short(flag)}."
-    why = f" ({decision.why})" if decision.why else ""
+    why = f" ({decision.reason})" if decision.reason else ""
     return f"{permission} needs a yes{why}, and nobody can be asked here; {way}"
 
 

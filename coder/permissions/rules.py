@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from coder.permissions.ownership import check_trusted
+from coder.permissions.ownership import check_ownership
 from coder.tools.repository import read_small_file
 
 Action = Literal["allow", "ask", "deny"]
@@ -80,7 +80,9 @@ def _expression(pattern: str, one: str = ".") -> str:
     return first + "".join(f"(?>.*?{piece})" for piece in middle if piece) + last
 
 
-def evaluate(kinds: Collection[str], texts: Collection[str], rules: Sequence[Rule]) -> Rule | None:
+def last_match(
+    kinds: Collection[str], texts: Collection[str], rules: Sequence[Rule]
+) -> Rule | None:
     """The last rule that fits one of the kinds and one of the texts, which are names for the same."""
     for rule in reversed(rules):
         if any(fits(rule.permission, kind) for kind in kinds) and any(
@@ -101,7 +103,7 @@ def denies_all(kinds: Collection[str], rules: Sequence[Rule]) -> bool:
     return False
 
 
-def dead(rules: Sequence[Rule]) -> list[str]:
+def shadowed_rules(rules: Sequence[Rule]) -> list[str]:
     """Sentences about rules that never count, since a later one fits wherever they do."""
     sentences = []
     for place, rule in enumerate(rules):
@@ -114,7 +116,7 @@ def dead(rules: Sequence[Rule]) -> list[str]:
     return sentences
 
 
-def unknown(rules: Sequence[Rule], names: Collection[str]) -> list[str]:
+def unmatched_rules(rules: Sequence[Rule], names: Collection[str]) -> list[str]:
     """Sentences about rules whose kind is none of these names."""
     return [
         f"The rule {rule.described} never counts: there is no kind and no tool {rule.permission!r}."
@@ -142,14 +144,14 @@ PATTERNS = ("edit", "external_directory")  # kinds for which "always" is not exa
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`remember` is what "always" would store, "" where nothing can be; `why` a reason to ask.
+    """`always_pattern` is what "always" would store, "" where nothing can be; `reason`: why to ask.
 
     `even_with_yolo`: -y does not answer the question.
     """
 
     action: Action
-    remember: str = ""
-    why: str = ""
+    always_pattern: str = ""
+    reason: str = ""
     even_with_yolo: bool = False
 
 
@@ -160,7 +162,7 @@ def strictest(decisions: Iterable[Decision]) -> Decision:
     """Deny before ask before allow; of several questions the one that -y does not answer."""
     return max(
         decisions,
-        key=lambda each: (STRICT[each.action], each.even_with_yolo, not each.remember),
+        key=lambda each: (STRICT[each.action], each.even_with_yolo, not each.always_pattern),
         default=ALLOW,
     )
 
@@ -173,7 +175,7 @@ class Memory:
     rules: list[Rule] = field(default_factory=list)
 
     def __contains__(self, asked: tuple[str, str]) -> bool:
-        return asked in self.exact or evaluate((asked[0],), (asked[1],), self.rules) is not None
+        return asked in self.exact or last_match((asked[0],), (asked[1],), self.rules) is not None
 
     def clear(self) -> None:
         """Forget all, for another conversation or another agent."""
@@ -232,7 +234,7 @@ def load_rules(path: Path) -> list[Rule]:
     if not path.exists():
         return []
     try:
-        check_trusted(path)
+        check_ownership(path)
         return rules_of(_parsed(path.read_text("utf-8")), path.name)
     except (OSError, ValueError, RulesError, RecursionError) as error:
         raise RulesError(f"{path}: {error}") from None
@@ -250,7 +252,7 @@ def _parsed(text: str) -> Any:
     return json.loads(text, object_pairs_hook=once)
 
 
-def tightening(folder: Path) -> tuple[list[Rule], list[str]]:
+def load_workspace_rules(folder: Path) -> tuple[list[Rule], list[str]]:
     """Load what the workspace's .coder/permissions.json denies or asks about, and notices about it.
 
     An allow in it does not count: the file may be a stranger's.

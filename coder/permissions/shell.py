@@ -7,7 +7,7 @@ r"""Read bash command lines without running them: strictly for an allow, loosely
 A *plain* command line consists of words and of the separators `&&`, `||`, `;`, `|` and line end, and bash
 runs exactly the simple commands that `parse` lists, or fewer (`&&`, `||`). All that bash would expand,
 substitute, redirect to a file or read as a keyword is not plain; a pattern never allows it. The strict
-lexer is compared with real bash on random strings (tests/test_lexer.py).
+lexer is compared with real bash on random strings (tests/test_shell.py).
 
 A deny needs no knowledge of the programs that run others (sudo, xargs, sh -c): it is tried at every
 word of the text. Nothing here is recursive, and all of it is linear in the length of the command.
