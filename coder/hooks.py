@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 from coder.abort import Abort
 from coder.events import DoomLoop, Events, Outcome, resolve
@@ -75,22 +75,7 @@ class Hooks:
         """The history was shortened: attach again what must not be lost."""
 
 
-HookName = Literal[
-    "on_run_start",
-    "before_llm_call",
-    "after_llm_call",
-    "before_tool_call",
-    "after_tool_call",
-    "transform_context",
-    "convert_to_llm",
-    "get_api_key",
-    "get_steering_messages",
-    "get_follow_up_messages",
-    "on_length",
-    "on_doom_loop",
-    "on_compacted",
-]
-HOOK_NAMES: tuple[str, ...] = get_args(HookName)
+HOOK_NAMES = tuple(name for name in vars(Hooks) if not name.startswith("_"))
 
 
 def implements(hook: Hooks, name: str) -> bool:
@@ -148,24 +133,26 @@ def _joined(methods: Methods) -> Events[list[Message]]:
     return messages
 
 
-def _changed(place: int) -> Callable[..., Events[Any]]:
-    """Each hook gets the argument at `place` as the one before returned it; None keeps it."""
+def _changed(methods: Methods, *args: Any) -> Events[Any]:
+    """Each hook gets the last argument as the one before returned it; None keeps it."""
+    *others, value = args
+    for method in methods:
+        answer = yield from resolve(method(*others, value))
+        value = value if answer is None else answer
+    return value
 
-    def combine(methods: Methods, *args: Any) -> Events[Any]:
-        given = list(args)
-        for method in methods:
-            answer = yield from resolve(method(*given))
-            given[place] = given[place] if answer is None else answer
-        return given[place]
 
-    return combine
+def _context(methods: Methods, messages: list[Message], abort: Abort) -> Events[list[Message]]:
+    for method in methods:
+        answer = yield from resolve(method(messages, abort))
+        messages = messages if answer is None else answer
+    return messages
 
 
 def _doom_loop(methods: Methods, event: DoomLoop) -> Events[bool]:
     """The first hook decides; without one, the consumer of the events."""
-    for method in methods:
-        return bool((yield from resolve(method(event))))
-    return (yield from resolve(Hooks().on_doom_loop(event)))
+    method = next(methods, Hooks().on_doom_loop)
+    return bool((yield from resolve(method(event))))
 
 
 COMBINE: dict[str, Callable[..., Events[Any]]] = {
@@ -173,9 +160,9 @@ COMBINE: dict[str, Callable[..., Events[Any]]] = {
     "get_api_key": _first,
     "on_length": _first,
     "on_doom_loop": _doom_loop,
-    "after_tool_call": _changed(1),
-    "transform_context": _changed(0),
-    "convert_to_llm": _changed(0),
+    "after_tool_call": _changed,
+    "transform_context": _context,
+    "convert_to_llm": _changed,
     "get_steering_messages": _joined,
     "get_follow_up_messages": _joined,
 }

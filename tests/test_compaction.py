@@ -9,11 +9,9 @@ import json
 import os
 import re
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -234,13 +232,6 @@ def test_what_came_since_the_last_answer_counts() -> None:
     )
 
 
-def test_a_history_whose_tokens_nobody_counted_is_estimated() -> None:
-    messages = turns(8, 2_600, calls=1)
-    assert not shorten(Compaction(scripted(window=8_000)), messages)[1]
-    messages += turns(1, 6_000)[1:]
-    assert shorten(Compaction(scripted(window=8_000)), messages)[1]
-
-
 def test_the_system_prompt_and_the_tools_count_where_nobody_counts() -> None:
     with serve(Reply("fine", usage=False), Reply("fine", usage=False), Reply(SUMMARY)) as server:
         compaction = Compaction(model_of(server, 8_000))
@@ -290,22 +281,6 @@ def test_text_that_is_denser_than_our_estimate_runs_through_overflows() -> None:
             hooks=Compaction(model_of(server, 32_000)),
         )
     assert result.text == "done" and compacted(seen)
-
-
-def test_a_server_that_counts_too_much_does_not_make_everything_vanish() -> None:
-    compaction = Compaction(scripted(window=32_000))
-    with ScriptedServer(counted(Reply("fine"), 25_000)) as server:
-        ask(server, "go", hooks=compaction)
-    messages = [user("one"), calling("a"), result("a", 4_000), user("two")]
-    assert shorten(compaction, messages) == ([], False)
-
-
-def test_a_server_that_counts_too_little_does_not_make_us_believe_that_there_is_room() -> None:
-    """It may have cut what it got (C12)."""
-    compaction = Compaction(scripted(window=8_000))
-    with ScriptedServer(counted(Reply("fine"), 100)) as server:
-        ask(server, "x" * 20_000, hooks=compaction)
-    assert shorten(compaction, [*talk(4, 7_000), user("on")])[1]
 
 
 def test_a_window_that_is_smaller_than_we_believe_is_learned_from_the_overflow() -> None:
@@ -366,19 +341,6 @@ def test_where_nothing_can_be_shortened_the_run_says_so() -> None:
         "The conversation was not summarised and stays as it is: there is not enough that is old."
     ]
     assert contents(result.messages) == ["x" * 5_000]
-
-
-def test_two_attempts_without_a_step_between_them_are_the_most() -> None:
-    """K05: first a pruning, then a summary, then the end; each counts."""
-    messages = [*turns(1, 40_000, calls=1), *talk(3, 7_000)]
-    with ScriptedServer(answering(lambda body: OVERFLOW)) as server:
-        seen, result = ask(server, "and?", messages=messages, hooks=Compaction(model_of(server)))
-        assert len(asked_of(server)) == 3
-    assert [(event.attempt, event.strategy) for event in compacted(seen)] == [
-        (1, "prune"),
-        (2, "summary"),
-    ]
-    assert result.stop_reason == "length"
 
 
 def test_a_step_between_them_lets_a_run_compact_as_often_as_it_needs() -> None:
@@ -479,17 +441,6 @@ def test_the_newest_output_stays_up_to_forty_thousand_tokens_or_half_the_window(
         assert expected - 2_000 < size(kept) / 4 <= expected
 
 
-def test_how_much_output_stays_can_be_set() -> None:
-    messages = [
-        user("go"),
-        *(each for n in range(100) for each in (calling(f"a{n}"), result(f"a{n}", 3_940))),
-    ]
-    shorten(Compaction(scripted(window=60_000), keep_tool_output=4_500), messages)
-    assert [len(each["content"]) == 3_940 for each in messages if each["role"] == "tool"].count(
-        True
-    ) == 4
-
-
 def test_the_last_two_turns_are_spared_then_one_then_none() -> None:
     def shortened_places(old: int, middle: int, new: int) -> list[int]:
         sizes = [old, middle, new, 400]
@@ -533,37 +484,6 @@ def test_output_that_the_model_has_not_seen_is_cut_to_shares_where_it_alone_is_t
     assert 9_000 < size(messages[2:]) / 4 <= 10_000 and len({len(o) for o in outputs}) == 1
 
 
-def test_only_what_is_longer_than_its_share_is_cut() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    outputs = [
-        result("a", 60_000),
-        result("b", 500),
-        result("c", content=[image, image, image, image]),
-    ]
-    messages = [user("go"), calling("a", "b", "c"), *outputs]
-    before = messages[:]
-    assert shorten(Compaction(scripted(window=16_000)), messages)[1]
-    assert (
-        messages[3] is before[3]
-        and messages[4]["content"] == "[image removed]"
-        and messages[2]["content"].startswith("aaa")
-    )
-    assert [each.get("meta") for each in messages[2:]] == [{"cut": True}, None, {"cut": True}]
-
-
-def test_what_fits_together_is_not_cut_however_unequal() -> None:
-    messages = [user("go"), calling("a", "b"), result("a", 9_000), result("b", 100)]
-    assert all(a is b for a, b in zip(messages, prune(messages, 10_000, cut=True), strict=True))
-
-
-def test_output_that_the_model_has_not_seen_stays_whole_where_older_output_can_go() -> None:
-    messages = [user("go"), calling("a"), result("a", 30_000), calling("b"), result("b", 50_000)]
-    shorten(Compaction(scripted(window=24_000)), messages)
-    assert len(messages[4]["content"]) == 50_000 and messages[2]["content"].startswith(
-        "[Old tool output"
-    )
-
-
 def test_pruning_that_gains_too_little_for_a_cold_cache_is_not_done() -> None:
     def strategy(removable: int) -> list[str]:
         messages = [
@@ -583,26 +503,6 @@ def test_pruning_that_gains_too_little_for_a_cold_cache_is_not_done() -> None:
 
     assert strategy(15_000) == ["summary"], "3,750 tokens are less than a fifth of the window"
     assert strategy(20_000) == ["prune"]
-
-
-def test_pruning_that_leaves_no_room_to_spare_is_not_done() -> None:
-    def strategy(stays: int) -> list[str]:
-        messages = [
-            said("y" * stays),
-            user("go"),
-            calling("a"),
-            result("a", 24_000),
-            *turns(2, 1_000, calls=1),
-        ]
-        return [
-            event.strategy
-            for event in compacted(
-                shorten(Compaction(scripted(window=20_000), keep_tool_output=100), messages)[0]
-            )
-        ]
-
-    assert strategy(54_000) == ["summary"]  # 14,000 of 15,000 tokens would stay
-    assert strategy(46_000) == ["prune"]
 
 
 def test_a_note_names_the_tool_and_what_it_was_about_in_one_short_line() -> None:
@@ -770,19 +670,6 @@ def test_what_does_not_fit_is_cut_piece_by_piece_and_then_from_the_oldest_on() -
     )
 
 
-def test_an_earlier_summary_is_never_left_out() -> None:
-    earlier = {
-        "role": "user",
-        "content": "<summary>the earlier facts</summary>",
-        "meta": {"summary": True, "first": "x"},
-    }
-    text = transcript([earlier, *turns(30, 9_000)], 5_000)
-    assert (
-        text.startswith("[earlier summary]\n<summary>the earlier facts")
-        and "older messages are left out" in text
-    )
-
-
 def test_a_request_for_a_summary_that_overflows_is_halved_until_it_fits() -> None:
     def limited(body: Body) -> Reply:
         return OVERFLOW if len(json.dumps(body)) > 20_000 else Reply(SUMMARY)
@@ -803,21 +690,6 @@ def test_a_request_for_a_summary_that_never_fits_is_given_up() -> None:
         seen, done = by_hand(Compaction(model_of(server)), messages)
         assert len(server.requests) < 12
     assert not done and messages == before and len(notices(seen)) == 1
-
-
-@pytest.mark.parametrize("window", [8_000, 32_000])
-def test_the_request_for_a_summary_fits_in_the_window_whatever_the_history(window: int) -> None:
-    for characters in (10, 1_000, 30_000):
-        model = scripted(window=window)
-        messages = [
-            *turns(40, characters),
-            calling("w", name="write", arguments=json.dumps({"content": '\n"' * 20_000})),
-            user("newest"),
-        ]
-        assert by_hand(Compaction(model), messages)[1]
-        assert len(json.dumps(model.requests[0])) / 4 < window * 3 / 4, (
-            "a quarter is left for the summary"
-        )
 
 
 # ---- what stays ------------------------------------------------------------------------------------------
@@ -897,13 +769,6 @@ def test_the_newest_step_stays_even_where_its_output_has_to_be_cut() -> None:
     assert all("[truncated " in each["content"] for each in messages[3:])
 
 
-def test_the_newest_step_stays_beside_a_long_message_too() -> None:
-    messages = [*talk(4, 7_000), user("x" * 22_000), calling("a"), result("a", 9_000)]
-    assert shorten(Compaction(scripted(window=8_000)), messages, "overflow")[1]
-    assert [each["role"] for each in messages] == ["user", "user", "assistant", "tool"]
-    assert 1_000 < len(messages[-1]["content"]) < 3_000
-
-
 def test_a_step_that_is_too_long_in_itself_is_summarised() -> None:
     messages = [
         *turns(3, 500),
@@ -917,20 +782,6 @@ def test_a_step_that_is_too_long_in_itself_is_summarised() -> None:
     ] == "on"
 
 
-def test_a_conversation_at_rest_keeps_its_last_answer_and_goes_on() -> None:
-    with ScriptedServer(answering(lambda body: Reply("fine"))) as server:
-        messages = turns(4, 2_000)
-        compaction = Compaction(model_of(server))
-        assert by_hand(compaction, messages)[1]
-        assert (
-            contents(messages[1:]) == ["question 3", "answer 3"]
-            or contents(messages)[-1] == "answer 3"
-        )
-        ask(server, "and now?", messages=messages, hooks=compaction)
-        assert_all_valid(server)
-        assert contents(server.requests[-1]["messages"])[-2:] == ["answer 3", "and now?"]
-
-
 def test_the_first_message_is_known_word_for_word_after_any_number_of_summaries() -> None:
     fact = "The port is 4711, never touch db/old.sql. " + "y" * 1_900
     messages = [user(fact), said("yes"), *turns(3, 2_000)]
@@ -939,17 +790,6 @@ def test_the_first_message_is_known_word_for_word_after_any_number_of_summaries(
         assert messages[0]["content"].count(fact) == 1
         messages += turns(3, 2_000)
     assert sum(bool(each.get("meta", {}).get("summary")) for each in messages) == 1
-
-
-def test_a_first_message_that_is_long_is_kept_in_its_first_and_last_half() -> None:
-    messages = [user("BEGIN " + "y" * 9_000 + " END"), said("yes"), *turns(3, 2_000)]
-    assert by_hand(Compaction(scripted()), messages)[1]
-    quoted = messages[0]["content"].partition("<first_message>")[2]
-    assert (
-        quoted.startswith("\nBEGIN y")
-        and "y END\n</first_message>" in quoted
-        and 2_000 < len(quoted) < 2_200
-    )
 
 
 def test_an_earlier_summary_is_part_of_what_is_summarised() -> None:
@@ -1013,30 +853,6 @@ def test_messages_for_the_screen_stay_where_they_are_behind_the_cut() -> None:
         "assistant",
     ]
     assert messages[4] is screen and "notification" not in str(model.requests[0])
-
-
-def test_a_list_without_a_user_message_can_be_shortened_too() -> None:
-    messages = [each for n in range(12) for each in (calling(f"a{n}"), result(f"a{n}", 4_000))]
-    steps = messages[:]
-    for _ in range(2):
-        compaction = Compaction(scripted(window=8_000), notes=lambda: [user("the rules")])
-        assert by_hand(compaction, messages)[1]
-        assert (
-            messages[0]["meta"]["summary"]
-            and messages[1]["content"] == "the rules"
-            and len(messages) > 2
-        )
-        assert (
-            contents(messages).count("the rules") == 1
-            and sum("<summary>" in str(each) for each in contents(messages)) == 1
-        )
-        assert_valid({"messages": convert_to_llm(messages)})
-        messages += [
-            each | {name: f"again {each[name]}" for name in ("tool_call_id",) if name in each}
-            if each["role"] == "tool"
-            else calling(f"again {each['tool_calls'][0]['id']}")
-            for each in steps
-        ]
 
 
 @pytest.mark.case("INV-02")
@@ -1151,16 +967,6 @@ def test_a_summary_that_fails_leaves_the_history_and_is_told_once(failure: str) 
     )
 
 
-@pytest.mark.case("INV-04")
-def test_a_summary_that_times_out_leaves_the_history() -> None:
-    messages = [*talk(4, 7_000), user("on")]
-    before = messages[:]
-    with ScriptedServer(lambda body: Reply("word", cut=2, close="hang")) as server, promptly(10):
-        model = ChatModel("m", base_url=server.url, context_window=8_000, idle_timeout=0.3)
-        seen, done = shorten(Compaction(model), messages)
-    assert not done and messages == before and len(notices(seen)) == 1
-
-
 def test_after_a_failure_another_attempt_is_made_when_the_history_has_grown() -> None:
     parts = iter(range(100))
 
@@ -1184,24 +990,6 @@ def test_after_a_failure_another_attempt_is_made_when_the_history_has_grown() ->
         and len(notices(seen)) == 1
         and [event.strategy for event in compacted(seen)] == ["summary"]
     )
-
-
-def test_a_failure_does_not_count_against_a_new_conversation() -> None:
-    compaction = Compaction(scripted(FAILURES["500"], Reply(SUMMARY), window=8_000))
-    messages = talk(4, 7_000)
-    assert not shorten(compaction, messages)[1]
-    assert shorten(compaction, messages) == ([], False), "too early"
-    assert not shorten(compaction, [user("hello")])[1]
-    assert shorten(compaction, messages)[1]
-
-
-def test_a_failure_does_not_count_where_the_model_has_run_into_its_limit() -> None:
-    compaction, messages = (
-        Compaction(scripted(FAILURES["500"], Reply(SUMMARY), window=8_000)),
-        talk(4, 7_000),
-    )
-    assert not shorten(compaction, messages)[1]
-    assert shorten(compaction, messages, "overflow")[1]
 
 
 def test_a_summary_that_is_too_long_is_cut_and_one_that_shortens_nothing_is_not_taken() -> None:
@@ -1381,42 +1169,6 @@ def test_each_call_is_told_as_a_nested_agent_and_its_tokens_are_counted_apart() 
     ]
 
 
-def test_what_a_person_should_know_of_the_call_is_not_nested() -> None:
-    with ScriptedServer(
-        answering(lambda body: Reply("fine"), counted(Reply(SUMMARY), 10))
-    ) as server:
-        seen, done = by_hand(Compaction(model_of(server)), talk(4, 7_000))
-    assert done and len(notices(seen)) == 1 and "The server counts 10 tokens" in notices(seen)[0]
-
-
-def test_a_summary_that_is_not_taken_costs_all_the_same() -> None:
-    compaction = Compaction(scripted(FAILURES["call"], FAILURES["500"]))
-    assert not by_hand(compaction, turns(4, 2_000))[1]
-    cost = compaction.usage.input
-    assert (
-        cost > 1_000
-        and not by_hand(compaction, turns(4, 2_000))[1]
-        and compaction.usage.input == cost
-    )
-
-
-def test_the_agent_keeps_its_state_right_across_a_compaction() -> None:
-    with ScriptedServer(answering(lambda body: Reply("fine"))) as server:
-        told: list[Compacted] = []
-        agent = Agent(
-            model_of(server, 8_000),
-            hooks=Compaction(model_of(server, 8_000)),
-            messages=talk(4, 7_000),
-            retry=FAST,
-            on_compacted=told.append,
-        )
-        agent.prompt("on")
-    assert [event.strategy for event in told] == ["summary"] and contents(agent.messages)[1:] == [
-        "on",
-        "fine",
-    ]
-
-
 # ---- any conversation, and a long one --------------------------------------------------------------------
 
 SIZES = st.sampled_from([10, 300, 2_000, 9_000])
@@ -1441,7 +1193,7 @@ SUMMARIES = st.sampled_from(
 
 @pytest.mark.case("INV-01")
 @seed(20261121)
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     work=st.lists(WORK, min_size=1, max_size=12),
     summaries=st.lists(SUMMARIES, min_size=1, max_size=4),
@@ -1482,14 +1234,14 @@ def test_every_request_of_a_random_conversation_is_valid(
         assert_all_valid(server)
 
 
-def test_a_task_of_four_hundred_steps_runs_through_a_small_window() -> None:
+def test_a_task_of_a_hundred_steps_runs_through_a_small_window() -> None:
     """30 KB of output a step, 32,000 tokens of window; the facts of the first message are known in every request."""
-    steps, window, fact = 400, 32_000, "The port is 4711; never touch db/old.sql."
+    steps, window, fact = 100, 32_000, "The port is 4711; never touch db/old.sql."
     taken = iter(range(1, steps + 2))
     summaries = iter(range(1, 1_000))
 
     def work(body: Body) -> Reply:
-        assert fact in str(contents(body["messages"][1:3])) and "Do all 400 parts." in str(
+        assert fact in str(contents(body["messages"][1:3])) and "Do all 100 parts." in str(
             contents(body["messages"][1:5])
         )
         part = next(taken)
@@ -1506,7 +1258,6 @@ def test_a_task_of_four_hundred_steps_runs_through_a_small_window() -> None:
         )
         return Reply(f"{SUMMARY}\nthis is summary {count}. {'A fact of the task. ' * 100}")
 
-    started = time.monotonic()
     limits = Limits(max_steps=steps + 1)
     with ScriptedServer(answering(work, summary)) as server:
         seen, result = ask(
@@ -1531,22 +1282,4 @@ def test_a_task_of_four_hundred_steps_runs_through_a_small_window() -> None:
         max(map(len, sent)) // 4 < window
         and max(size(body["messages"]) for body in server.requests) // 4 < window
     )
-    assert count <= 10 and not notices(seen)
-    again = sum(
-        size(
-            a
-            for a, b in takewhile(
-                lambda pair: pair[0] == pair[1], zip(old["messages"], new["messages"])
-            )
-        )
-        for old, new in pairwise(server.requests)
-    )
-    prunings, total, most = (
-        sum(event.strategy == "prune" for event in compacted(seen)),
-        sum(map(len, sent)),
-        max(map(len, sent)),
-    )
-    sys.stdout.write(
-        f"{count} summaries, {prunings} prunings, {total // 4:,} tokens sent, {again / total:.0%} of them as in the request "
-        f"before, at most {most // 4:,} in one, {time.monotonic() - started:.1f} s\n"
-    )
+    assert count <= 4 and not notices(seen)

@@ -45,7 +45,6 @@ from coder.events import (
 from coder.history import text_of, user
 from coder.hooks import FunctionHooks, Hooks
 from coder.loop import run_loop
-from coder.providers.errors import RetryPolicy
 from coder.toolset import ToolContext, tool
 from coder.types import DeniedError, Limits, Message, ToolCall, Usage
 from tests.harness import FAST, Mirror, assert_all_valid, drive, serve
@@ -485,21 +484,6 @@ def test_steering_between_two_tools() -> None:
     )
 
 
-def test_steering_an_agent_from_its_own_events_is_the_same_story() -> None:
-    """P40, P61."""
-    with serve(TWO, Reply("Stopped.")) as server:
-        agent = Agent(ChatModel("m", base_url=server.url), tools=[add], retry=FAST)
-        left = ["Stop."]
-        events, _ = drive(
-            agent.stream("go"),
-            lambda event: (
-                agent.steer(left.pop()) if isinstance(event, ToolStart) and left else None
-            ),
-        )
-    assert story(events) == STEERED
-    assert_rebuilt(events, agent.messages)
-
-
 def test_steering_behind_the_last_tool_skips_nothing_and_comes_before_the_step_ends() -> None:
     assert told(ONE, Reply("Stopped."), hooks=saying("get_steering_messages", 2, "Stop.")) == lines("""
         run_start
@@ -521,23 +505,6 @@ def test_steering_behind_the_last_tool_skips_nothing_and_comes_before_the_step_e
         step_end stop assistant
         status idle
         run_end stop 'Stopped.' steps=2
-        """)
-
-
-def test_steering_that_waits_when_the_run_starts() -> None:
-    """P07: it comes behind the prompt, in the first step."""
-    assert told(Reply("Yes."), hooks=saying("get_steering_messages", 1, "And quickly.")) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
-        message_start/end user 'And quickly.'
-        message_start assistant
-        text_delta 'Yes.'
-        message_end assistant 'Yes.'
-        step_end stop assistant
-        status idle
-        run_end stop 'Yes.' steps=1
         """)
 
 
@@ -581,26 +548,6 @@ def test_an_error_that_is_not_tried_again() -> None:
         """)
 
 
-def test_an_error_behind_a_step_that_went_well() -> None:
-    assert told(ONE, Reply("not you", status=403)) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
-        message_start assistant
-        tool_call_delta #1 add '{"a": 1, "b": 2}'
-        message_end assistant #1=add
-        tool_start #1 add {"a": 1, "b": 2}
-        tool_end #1 '3'
-        message_start/end tool #1 '3'
-        step_end tool_calls assistant #1
-        step_start 2
-        step_end error -
-        status idle
-        run_end error 'Error: not you' steps=2 error=auth
-        """)
-
-
 def test_a_retry_takes_back_the_text_of_the_failed_attempt() -> None:
     """The half answer has a start and no end: `retry` stands in its place."""
     assert told(Reply("half an", cut=3), Reply("busy", status=503), Reply("A whole one.")) == lines("""
@@ -622,25 +569,6 @@ def test_a_retry_takes_back_the_text_of_the_failed_attempt() -> None:
         step_end stop assistant
         status idle
         run_end stop 'A whole one.' steps=1
-        """)
-
-
-def test_retries_that_are_used_up() -> None:
-    assert told(Reply("half an", cut=3), limits=Limits(max_errors=2)) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
-        message_start assistant
-        text_delta 'half an'
-        retry 1 incomplete
-        status retry
-        status busy
-        message_start assistant
-        text_delta 'half an'
-        step_end error -
-        status idle
-        run_end error 'Failed after 2 errors: the answer was cut off' steps=1 error=incomplete
         """)
 
 
@@ -726,46 +654,6 @@ def test_the_time_limit_is_an_abort_with_its_own_words() -> None:
         step_end tool_calls assistant #1
         status idle
         run_end max_time 'Time limit of 0.5 s reached, task may be incomplete.' steps=1
-        """)
-
-
-def test_an_abort_in_the_wait_for_another_attempt() -> None:
-    """K15, K16: it breaks the wait."""
-    assert told(
-        Reply("busy", status=503), retry=RetryPolicy(base=60), watch=stopping(Retry)
-    ) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
-        retry 1 server
-        status retry
-        step_end aborted -
-        status idle
-        run_end aborted 'Request aborted.' steps=1
-        """)
-
-
-def test_a_step_without_an_answer_ends_without_a_message() -> None:
-    ends: list[Message] = []
-    told(
-        Reply("busy", status=503),
-        retry=RetryPolicy(base=60),
-        watch=lambda event, stop: (
-            stopping(Retry)(event, stop),
-            ends.append(event.message) if isinstance(event, StepEnd) else None,
-        ),
-    )
-    assert ends == [{}, {}]
-
-
-def test_an_abort_before_anything_was_asked_keeps_the_prompt() -> None:
-    assert told(Reply("never"), watch=stopping(RunStart)) == lines("""
-        run_start
-        status busy
-        message_start/end user 'go'
-        status idle
-        run_end aborted 'Request aborted.' steps=0
         """)
 
 
