@@ -158,14 +158,11 @@ class Compaction(Hooks):
     # -- the two ways
 
     def _pruned(self, messages: list[Message], window: int) -> list[Message] | None:
-        """The list with less tool output, where that gains a fifth of the window and leaves a tenth free.
-
-        The last two user turns are spared, then one, then none; at last, the newest output is cut.
-        """
+        """The list with less tool output, where that gains a fifth of the window and leaves a tenth free."""
         keep = min(self.keep_tool_output, window // 2) * CHARS_PER_TOKEN
         used = self._used(messages, Usage())
-        for turns, cut in ((2, False), (1, False), (0, False), (0, True)):
-            shorter = prune(messages, keep, turns, cut)
+        for cut in (False, True):
+            shorter = prune(messages, keep, cut)
             after = self._used(shorter, Usage())
             free = self._threshold(window) - after
             if used - after >= window // 5 and free >= window // 10:

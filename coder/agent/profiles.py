@@ -141,52 +141,31 @@ def read_agent(path: Path, base: AgentSpec | None = None) -> AgentSpec:
     with path.open("rb") as file:
         head, prompt = split(file.read(MAX_BYTES).decode("utf-8", "replace"))
     base = base or AgentSpec(path.stem)
-    fields: dict[str, Any] = {"prompt": prompt} if prompt else {}
-    for key, value in head.items():
-        if key not in KEYS:
-            raise AgentError(f"there is no {key} in front of an agent; there are {', '.join(KEYS)}")
-        fields[key] = KEYS[key](value)
-    fields.pop("name", None)
-    permissions = fields.pop("permissions", {})
-    return replace(base, rules=base.rules + _rules(path.stem, permissions), **fields)
+    rules = base.rules + _rules(path.stem, head.pop("permissions", {}))
+    head.pop("name", None)
+    fields = {key: _field(key, value) for key, value in head.items()}
+    return replace(base, rules=rules, prompt=prompt or base.prompt, **fields)
 
 
-def _choice(*allowed: str) -> Any:
-    def read(value: Any) -> str:
-        if value not in allowed:
-            raise AgentError(f"{value!r} is not one of {', '.join(allowed)}")
-        return str(value)
-
-    return read
+CHOICES: dict[str, tuple[str, ...]] = {"mode": get_args(Mode), "hidden": ("true", "false")}
+KEYS = ("description", "model", "temperature", "max_steps", "permissions", *CHOICES)
 
 
-def _text(value: Any) -> str:
+def _field(key: str, value: Any) -> Any:
+    """The value of a field of AgentSpec. Raises AgentError."""
+    if key not in KEYS:
+        raise AgentError(f"there is no {key} in front of an agent; there are {', '.join(KEYS)}")
     if not isinstance(value, str):
         raise AgentError(f"{value!r} has to be text")
-    return value
-
-
-def _number(value: Any) -> float:
+    if value not in CHOICES.get(key, (value,)):
+        raise AgentError(f"{value!r} is not one of {', '.join(CHOICES[key])}")
+    if key not in ("temperature", "max_steps"):
+        return value == "true" if key == "hidden" else value
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise AgentError(f"{value!r} has to be a number")
-    return number
-
-
-# key in the file: how its value is read
-KEYS: dict[str, Any] = {
-    "description": _text,
-    "mode": _choice(*get_args(Mode)),
-    "model": _text,
-    "temperature": _number,
-    "max_steps": lambda value: max(1, int(_number(value))),
-    "hidden": lambda value: _choice("true", "false")(value) == "true",
-    "permissions": lambda value: value,
-    "name": lambda value: value,
-}
+        finite = math.isfinite(float(value))
+        return float(value) if key == "temperature" and finite else max(1, int(value))
+    except ValueError:
+        raise AgentError(f"{value!r} has to be a number") from None
 
 
 def split(text: str) -> tuple[dict[str, Any], str]:

@@ -73,30 +73,26 @@ def is_summary(message: Message) -> bool:
 # ---- pruning --------------------------------------------------------------------------------
 
 
-def prune(messages: list[Message], keep: int, turns: int = 0, cut: bool = False) -> list[Message]:
+def prune(messages: list[Message], keep: int, cut: bool = False) -> list[Message]:
     """The list with older tool output as notes; ids, order and number of the messages stay.
 
-    Kept are the newest `keep` bytes of output, that of the last `turns` user turns, and that which the
-    model has not seen yet; `cut`: where the latter alone is more than `keep`, each output is cut to its
-    share. `messages` have to be in order (history.repair).
+    Kept are the newest `keep` bytes of output, and that which the model has not seen yet; `cut`: where the
+    latter alone is more than `keep`, each output is cut to its share. `messages` have to be in order
+    (history.repair).
     """
-    places = {role: _places(messages, role) for role in ("assistant", "user")}
-    unseen = 1 + max(places["assistant"], default=-1)
-    users = [place for place in places["user"] if is_users(messages[place])][-turns:]
-    until = min(unseen, users[0]) if turns and users else unseen
+    answers = (place for place, each in enumerate(messages) if each["role"] == "assistant")
+    unseen = 1 + max(answers, default=-1)
     calls = {call["id"]: call["function"] for each in messages for call in calls_of(each)}
     shorter, left = messages[:], keep
     if cut:
         shorter[unseen:] = fitted(messages[unseen:], keep)
-    for place in reversed(_places(messages, "tool")):
-        left -= _size(messages[place])
-        if left < 0 and place < until:
-            shorter[place] = _noted(messages[place], calls[messages[place]["tool_call_id"]])
+    for place in range(len(messages) - 1, -1, -1):
+        message = messages[place]
+        if message["role"] == "tool":
+            left -= _size(message)
+            if left < 0 and place < unseen:
+                shorter[place] = _noted(message, calls[message["tool_call_id"]])
     return shorter
-
-
-def _places(messages: list[Message], role: str) -> list[int]:
-    return [place for place, message in enumerate(messages) if message["role"] == role]
 
 
 def fitted(messages: list[Message], limit: int) -> list[Message]:
