@@ -22,6 +22,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Otherwise hundreds of child processes would compile the package, each for itself
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # The same examples each time: a test that fails is caused by the change before it (docs/contributing.md)
 settings.load_profile("ci")
 
