@@ -1,10 +1,12 @@
-"""Child processes: started apart from the terminal, read with bounded memory, and never left behind.
+"""Child processes: started apart from the terminal, read with bounded memory, never left behind.
 
-A child gets a session of its own, so that it has no terminal to ask for passwords or to steal keys from, and the null
-device as its input. It is over when the process is over, not when the pipe is: a background child that holds the pipe
-open does not hang us. It may live on until we end; at a time-out, an abort and at our own end all that is left is killed,
-also what has made a session of its own: each command's children carry its mark in their environment. Where kill -9 ends us, a
-guard does it: PR_SET_PDEATHSIG would reach a command's shell alone, not what that has started.
+A child gets a session of its own, so that it has no terminal to ask for passwords or to take keys
+from, and the null device as its input. It is over when the process is over, not when the pipe is:
+a background child that holds the pipe open does not hold us up, and may live on until we end.
+
+A time-out, an abort and our own end kill all that is left, also what has made a session of its own:
+the children of each command carry its mark in their environment. After a kill -9 of ours a guard
+does it: PR_SET_PDEATHSIG would reach a command's shell alone, not what that has started.
 """
 
 from __future__ import annotations
@@ -37,33 +39,22 @@ READ = 1 << 16
 OURS = ".private-folder-of-coder"  # a file in it, since the name alone may be another's
 MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
 
-STEERING = {
-    "BASH_ENV",
-    "ENV",
-    "SHELLOPTS",
-    "BASHOPTS",
-    "POSIXLY_CORRECT",
-    "CDPATH",
-    "GLOBIGNORE",
-    "PROMPT_COMMAND",
-    "RIPGREP_CONFIG_PATH",
-    "LD_PRELOAD",
-    "LD_AUDIT",
-}
-FUNCTION = (
-    "BASH_FUNC_"  # how the name of an exported function begins, which would stand in for a program
+# Variables that make a shell run or load something, or that change what a command means. An exported
+# function (BASH_FUNC_...) would stand in for a program.
+STEERING = re.compile(
+    "BASH_ENV|ENV|SHELLOPTS|BASHOPTS|POSIXLY_CORRECT|CDPATH|GLOBIGNORE|PROMPT_COMMAND"
+    "|RIPGREP_CONFIG_PATH|LD_PRELOAD|LD_AUDIT|BASH_FUNC_.*",
+    re.S,
+)
+NO_PAGER = dict.fromkeys(("PAGER", "GIT_PAGER", "MANPAGER"), "cat")
+NO_QUESTION = dict.fromkeys(
+    ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_ASKPASS", "SSH_ASKPASS"), "true"
 )
 QUIET = {
-    "PAGER": "cat",
-    "GIT_PAGER": "cat",
-    "MANPAGER": "cat",
+    **NO_PAGER,
+    **NO_QUESTION,
     "TERM": "dumb",
-    "EDITOR": "true",
-    "VISUAL": "true",
-    "GIT_EDITOR": "true",
     "GIT_TERMINAL_PROMPT": "0",
-    "GIT_ASKPASS": "true",
-    "SSH_ASKPASS": "true",
     "SSH_ASKPASS_REQUIRE": "never",
     "PIP_NO_INPUT": "1",
     "DEBIAN_FRONTEND": "noninteractive",
@@ -89,18 +80,21 @@ _run = f"{os.getpid()}-{os.urandom(6).hex()}"
 
 @dataclass(frozen=True)
 class Ending:
-    """How a child ended: `code` as subprocess has it (negative: a signal), `cause` "timeout", "aborted" or ""."""
+    """How a child ended: `code` as subprocess has it, negative for a signal.
+
+    `cause` is why it was ended: "timeout", "aborted" or "".
+    """
 
     code: int
     cause: str = ""
 
 
 def environment() -> dict[str, str]:
-    """Ours, without what looks like a secret and what steers a shell; with all pagers and prompts off."""
+    """Ours, without what looks like a secret and what steers a shell; pagers and prompts off."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in STEERING and not name.startswith(FUNCTION) and not is_secret(name, value)
+        if not (STEERING.fullmatch(name) or is_secret(name, value))
     }
     if "PATH" in kept:
         kept["PATH"] = clean_path(kept["PATH"])
@@ -118,59 +112,51 @@ def output_of(
     confine: Confinement | None = None,
     variables: Mapping[str, str | None] | None = None,
 ) -> Generator[bytes, None, Ending]:
-    """Run a program; yield what it writes to stdout and stderr as it comes, b"" when nothing comes, return how it ended.
+    """Run a program, yield its output as it comes, b"" when none comes, and return how it ended.
 
-    `stdin` and `stderr`: files in the place of nothing, and of the common output. `confine`: what the child is kept in.
-    `variables`: for its environment; None for one that it does not get.
+    `stdin` and `stderr`: files instead of nothing, and of the common output. `confine`: what the
+    child is kept in. `variables`: for its environment; None for one that it does not get.
 
-    Raises ToolError where it cannot be started. On every way out, also a closed generator, its group is gone or, after
-    a normal end, only background children are left.
+    Raises ToolError where it cannot be started. On every way out its group is gone, or, after a
+    normal end, only background children are left.
     """
     mark = f"{_run}-{time.monotonic_ns()}"
-    given: Mapping[str, str | None] = {
-        **environment(),
-        **(confine.environment if confine else {}),
-        **(variables or {}),
-        MARK: mark,
-    }
-    env = {name: value for name, value in given.items() if value is not None}
+    changes = {**(confine.environment if confine else {}), **(variables or {}), MARK: mark}
+    given: dict[str, str | None] = {**environment(), **changes}
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             argv,
             cwd=cwd,
-            env=env,
+            env={name: value for name, value in given.items() if value is not None},
             start_new_session=True,
             stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=subprocess.PIPE,
             stderr=stderr or subprocess.STDOUT,
         )
 
-    _guard()
+    _start_guard()
     try:
         process = confine.start(start) if confine else start()
     except (OSError, ValueError) as error:
         gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
         raise ToolError(f"the command could not be started: {error}{gone}") from None
-    if not _started:
-        atexit.register(stop_all)
     _started.add(process.pid)
     cause = "interrupted"
     try:
-        cause = yield from _pump(process, abort, time.monotonic() + timeout)
+        cause = yield from _output(process, abort, time.monotonic() + timeout)
     finally:
-        try:
+        with contextlib.ExitStack() as ending:
+            if process.stdout:
+                ending.callback(process.stdout.close)
+            if confine:
+                ending.callback(confine.ended)
             if cause:
                 _kill(process, mark)
-        finally:
-            if confine:
-                confine.ended()
-            if process.stdout:
-                process.stdout.close()
     return Ending(process.wait(), cause)
 
 
-def _pump(
+def _output(
     process: subprocess.Popen[bytes], abort: Abort, deadline: float
 ) -> Generator[bytes, None, str]:
     """Yield output until the process has ended. Returns the cause where it has to be ended."""
@@ -179,18 +165,14 @@ def _pump(
     watched = select.poll()  # select() takes no number above 1023
     watched.register(pipe, select.POLLIN)
     while True:
-        over = process.poll() is not None  # asked before the pipe: what it wrote is in there then
+        over = process.poll() is not None  # before the pipe is read: all that it wrote is in there
         ready = is_open and watched.poll(0 if over else TICK * 1000)
         data = os.read(pipe, READ) if ready else b""
-        if data:
-            yield data
-        elif ready:
-            is_open = False  # it has closed its output, and may go on
+        is_open = is_open and bool(data or not ready)  # closed by the process, which may go on
+        yield data
         if not is_open:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(TICK)
-        if not ready:
-            yield b""
         now = time.monotonic()
         if over:
             ended = ended or now
@@ -230,8 +212,9 @@ def _sweep(mark: str) -> None:
 
 
 @cache
-def _guard() -> None:
-    """Start it. The end of the pipe that we hold is closed with us, however we end."""
+def _start_guard() -> None:
+    """Once. The end of the pipe that we hold is closed with us, however we end."""
+    atexit.register(stop_all)
     if not os.path.isdir("/proc/self"):
         return
     start_time = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
@@ -255,9 +238,7 @@ def _guard() -> None:
 def stop_all() -> None:
     """End what commands have left in the background. Called at our own end."""
     if os.path.isdir("/proc/self"):
-        # Every command's mark begins with it; checked process by process, so that no reused number
-        # is hit
-        _sweep(_run)
+        _sweep(_run)  # every mark begins with it; a group's number may be another's by now
         return
     for group in _started:
         _signal(group, signal.SIGKILL)
@@ -265,7 +246,7 @@ def stop_all() -> None:
 
 @cache
 def private_folder() -> str:
-    """A folder of this process alone (0700), gone with it; those that killed processes have left are cleared away."""
+    """A folder of this process alone (0700), removed with it, and those of killed processes."""
     for left in Path(tempfile.gettempdir()).glob("coder-*-*"):
         _clear_away(left)
     folder = tempfile.mkdtemp(prefix=f"coder-{os.getpid()}-")
@@ -276,7 +257,10 @@ def private_folder() -> str:
 
 
 def _clear_away(folder: Path) -> None:
-    """Remove a private folder of the user's that no living process has: a number may be another container's, a lock tells."""
+    """Remove a private folder of the user's that no process holds.
+
+    The number in its name may be that of a process in another container: the lock decides.
+    """
     number = re.fullmatch(r"coder-(\d+)-\w+", folder.name)
     if not number or os.path.exists(f"/proc/{number[1]}/stat") or not os.path.exists(folder / OURS):
         return
