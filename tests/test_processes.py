@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.server
 import os
-import resource
+import resource  # noqa: F401 (for the children)
 import shutil
 import signal
 import stat
@@ -107,62 +107,10 @@ def test_what_the_model_is_told(tmp_path: Path, line: str, content: str, is_erro
     assert (result.content, result.is_error) == (content, is_error)
 
 
-@pytest.mark.case("PRC-20")
-def test_each_call_is_a_new_shell_in_the_workspace(tmp_path: Path) -> None:
-    tools = Toolset([bash], cwd=tmp_path)
-    lines = ["cd ..; export A=1; alias ll=ls; pwd", "pwd; echo A=$A"]
-    with serve(Reply(calls=[("bash", {"command": line}) for line in lines]), FINE) as server:
-        ask(server, tools=tools)
-        first, second = [
-            message["content"]
-            for message in server.requests[-1]["messages"]
-            if message["role"] == "tool"
-        ]
-    assert (first, second) == (str(tmp_path.parent), f"{tmp_path}\nA=")
-
-
 @pytest.mark.parametrize("line", ["echo hi\0 there", "", " \n\t"])
 def test_a_command_that_is_none_is_refused(tmp_path: Path, line: str) -> None:
     result = bash_in(tmp_path, line)
     assert result.is_error and "empty or holds a NUL" in str(result.content)
-
-
-@pytest.mark.case("PRC-14")
-def test_bytes_that_are_no_text_make_a_valid_request(tmp_path: Path) -> None:
-    with serve(command(r"printf '\xff\xfe\x00\x1b[31m\xe2\x82'"), FINE) as server:
-        ask(server, tools=Toolset([bash], cwd=tmp_path))
-        result = server.requests[-1]["messages"][-1]["content"]
-    assert result == "\ufffd\ufffd\ufffd\x1b[31m"
-
-
-@pytest.mark.case("PRC-18")
-def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
-    ws = tmp_path / "ws"
-    ws.mkdir()
-    assert bash_in(ws, 'rm -rf "$PWD"').content == "(no output)"
-    result = bash_in(ws, "pwd")
-    assert result.is_error and f"the folder {ws} is gone" in str(result.content)
-
-
-@pytest.mark.case("PRC-18")
-def test_a_session_whose_folder_goes_goes_on(tmp_path: Path) -> None:
-    """Without the sandbox, in which a folder cannot remove itself from the one above."""
-    with (
-        serve(command('rm -rf "$PWD"'), command("pwd"), FINE) as server,
-        Terminal(tmp_path, server, "-y", "--sandbox", "off") as terminal,
-    ):
-        terminal.enter("hello")
-        terminal.prompt()
-        assert "is gone" in server.requests[-1]["messages"][-1]["content"]
-        assert "All is well." in terminal.say("and now?")
-
-
-def test_output_that_comes_late_is_not_lost(tmp_path: Path) -> None:
-    """The last words of a command that ends while we look the other way."""
-    for milliseconds in range(30, 70, 2):
-        assert (
-            bash_in(tmp_path, f"sleep 0.{milliseconds:03}; echo last words").content == "last words"
-        )
 
 
 def test_output_is_shown_while_the_command_runs(tmp_path: Path) -> None:
@@ -183,92 +131,96 @@ def test_output_is_shown_while_the_command_runs(tmp_path: Path) -> None:
     assert result.content == "one\ntwo\nthree"
 
 
+@pytest.mark.case("PRC-20")
+def test_each_call_is_a_new_shell_in_the_workspace(tmp_path: Path) -> None:
+    assert bash_in(tmp_path, "cd ..; export A=1; pwd").content == str(tmp_path.parent)
+    assert bash_in(tmp_path, "pwd; echo A=$A", timeout=-5).content == f"{tmp_path}\nA="
+
+
+@pytest.mark.case("PRC-14")
+def test_bytes_that_are_no_text_make_a_valid_request(tmp_path: Path) -> None:
+    with serve(command(r"printf '\xff\xfe\x00\x1b[31m\xe2\x82'"), FINE) as server:
+        ask(server, tools=Toolset([bash], cwd=tmp_path))
+        result = server.requests[-1]["messages"][-1]["content"]
+    assert result == "\ufffd\ufffd\ufffd\x1b[31m"
+
+
+@pytest.mark.case("PRC-18")
+def test_a_folder_that_is_gone_is_reported(tmp_path: Path) -> None:
+    ws = tmp_path / "ws"
+    ws.mkdir()
+    assert bash_in(ws, 'rm -rf "$PWD"').content == "(no output)"
+    result = bash_in(ws, "pwd")
+    assert result.is_error and f"the folder {ws} is gone" in str(result.content)
+
+
+@pytest.mark.parametrize("milliseconds", [30, 45, 50, 55, 65])
+def test_output_that_comes_at_the_end_is_not_lost(tmp_path: Path, milliseconds: int) -> None:
+    result = bash_in(tmp_path, f"sleep 0.{milliseconds:03}; echo last words")
+    assert result.content == "last words"
+
+
 # ---- output that is long ---------------------------------------------------------------------------------
 
 
 def test_long_output_is_cut_in_the_middle_and_saved_whole(tmp_path: Path) -> None:
-    result = bash_in(tmp_path, "seq 20000")
-    whole = "".join(f"{n}\n" for n in range(1, 20001))
+    whole = bytes(range(256)) * 1000
+    (tmp_path / "bytes").write_bytes(whole)
+    result = bash_in(tmp_path, "head -c 100001 bytes; sleep 0.1; tail -c +100002 bytes")
     content, saved = str(result.content), Path(result.details["saved"])
-    assert (
-        content.startswith("1\n2\n")
-        and "\n19999\n20000\n" in content
-        and "... [truncated " in content
-    )
-    assert len(content) < 30_000
+    start = whole.decode("utf-8", "replace")[:100]
+    assert content.startswith(start) and "... [truncated " in content and len(content) < 30_000
     assert content.endswith(f"[the whole output of {len(whole):,} bytes: {saved}]")
-    assert saved.read_text() == whole
-    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
-    assert stat.S_IMODE(saved.parent.stat().st_mode) == 0o700
-
-
-def test_output_that_is_no_text_is_saved_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "bytes").write_bytes(bytes(range(256)) * 1000)
-    result = bash_in(tmp_path, "head -c 40001 bytes; sleep 0.1; cat bytes")
-    data = (tmp_path / "bytes").read_bytes()
-    assert Path(result.details["saved"]).read_bytes() == data[:40001] + data
-
-
-def test_output_that_just_fits_is_neither_cut_nor_saved(tmp_path: Path) -> None:
+    assert saved.read_bytes() == whole
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (saved, saved.parent)]
+    assert modes == [0o600, 0o700]
     result = bash_in(tmp_path, "head -c 28000 /dev/zero | tr '\\0' x")
     assert result.content == "x" * 28000 and not result.details["saved"]
     result = bash_in(tmp_path, "head -c 28001 /dev/zero | tr '\\0' x")
-    assert (
-        "[truncated 1 characters]" in str(result.content)
-        and Path(result.details["saved"]).stat().st_size == 28001
-    )
+    assert "[truncated 1 characters]" in str(result.content)
+    assert Path(result.details["saved"]).stat().st_size == 28001
 
 
-def test_a_process_with_many_open_files_can_run_commands(tmp_path: Path) -> None:
-    """select() takes no descriptor above 1023."""
-    assert (
-        in_a_child(
-            tmp_path,
-            """
-        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+def test_a_process_with_many_open_files_runs_commands_and_waits_for_no_child(
+    tmp_path: Path,
+) -> None:
+    """select() takes no descriptor above 1023; the guard is nobody's child."""
+    script = """
+        limits = 2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         files = [open(os.devnull) for _ in range(1100)]
         print(bash_in(Path.cwd(), "echo hi").content)
-        """,
-        )
-        == "hi\n"
-    )
-
-
-@pytest.mark.case("PRC-12")
-def test_a_line_of_fifty_megabytes_is_cut(tmp_path: Path, mark: str) -> None:
-    result = bash_in(tmp_path, "head -c 50M /dev/zero | tr '\\0' x")
-    assert len(str(result.content)) < 30_000 and "52,428,800 bytes" in str(result.content)
-    assert not processes(mark)
-    os.unlink(result.details["saved"])
-
-
-def test_a_saved_file_that_cannot_be_whole_is_not_named(tmp_path: Path) -> None:
-    """A full disk, here a limit on the size of files: the output is there all the same."""
-    done = in_a_child(
-        tmp_path,
+        signal.alarm(10)
+        with pytest.raises(ChildProcessError): os.wait()
         """
+    assert in_a_child(tmp_path, script) == "hi\n"
+
+
+def test_a_saved_file_that_cannot_be_whole_is_removed(tmp_path: Path) -> None:
+    """A full disk, here a limit on the size of files: the output is there all the same."""
+    script = """
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         result = bash_in(Path.cwd(), "seq 200000")
-        assert "200000" in result.content and "whole" not in result.content and not result.details["saved"], result
+        assert "200000" in result.content and "whole" not in result.content, result
+        assert not result.details["saved"]
         assert not list(Path(os.environ["TMPDIR"]).rglob("output-*"))
-        """,
-    )
-    assert done == ""
+        """
+    assert in_a_child(tmp_path, script) == ""
 
 
-@pytest.mark.case("PRC-11")
-def test_two_gigabytes_of_output_need_no_memory(tmp_path: Path) -> None:
+@pytest.mark.case("PRC-11", "PRC-12")
+def test_much_output_needs_no_memory(tmp_path: Path) -> None:
     """Measured in a process of its own, in which the result is also sent."""
     grown = in_a_child(
         tmp_path,
         """
         bash_in(Path.cwd(), "seq 20000")
         before = peak()
-        server = serve(command("head -c 2G /dev/zero"), FINE).start()
+        server = serve(command("head -c 500M /dev/zero"), FINE).start()
         ask(server, tools=Toolset([bash], cwd=Path.cwd()))
         assert_all_valid(server)
         content = server.requests[1]["messages"][-1]["content"]
-        assert "of 2,147,483,648 bytes" in content and "[truncated 2147455648 characters]" in content, content[-200:]
+        assert "of 524,288,000 bytes" in content and "[truncated 524260000 characters]" in content, content[-200:]
         assert len(content) < 30_000
         print(peak() - before)
         """,
@@ -322,28 +274,19 @@ def in_a_child(folder: Path, script: str) -> str:
         ),
         pytest.param("echo a; kill -STOP $$", id="stopped", marks=pytest.mark.case("PRC-16")),
         pytest.param("echo a; exec >&- 2>&-; sleep 300", id="output closed"),
+        pytest.param("yes", id="output without end", marks=pytest.mark.case("PRC-13")),
     ],
 )
 def test_a_timeout_ends_all_of_a_command(tmp_path: Path, mark: str, line: str) -> None:
     with promptly(5):
         result = bash_in(tmp_path, line, timeout=1)
-    assert result.content == "a\n[timed out after 1 s and was stopped; timeout can be up to 600]"
+    content, note = (
+        str(result.content),
+        "[timed out after 1 s and was stopped; timeout can be up to 600]",
+    )
+    assert content == f"a\n{note}" or (line == "yes" and note in content and len(content) < 30_000)
     assert result.is_error and result.details["cause"] == "timeout"
     gone(mark)
-
-
-@pytest.mark.case("PRC-13")
-def test_a_timeout_ends_output_without_end(tmp_path: Path, mark: str) -> None:
-    with promptly(8):
-        result = bash_in(tmp_path, "yes", timeout=1)
-    assert "timed out after 1 s" in str(result.content) and len(str(result.content)) < 30_000
-    gone(mark)
-    os.unlink(result.details["saved"])
-
-
-@pytest.mark.parametrize("timeout", [0, -5])
-def test_a_timeout_of_nothing_is_a_second(tmp_path: Path, timeout: int) -> None:
-    assert bash_in(tmp_path, "echo hi", timeout=timeout).content == "hi"
 
 
 # ---- what goes on in the background ----------------------------------------------------------------------
@@ -380,9 +323,7 @@ def test_a_background_child_lives_on_after_its_call(tmp_path: Path, mark: str) -
     until(lambda: running(mark, "sleep 300") and running(mark, "sleep 301"))
 
 
-@pytest.mark.parametrize(
-    "end", ["pass", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), 2)"]
-)
+@pytest.mark.parametrize("end", ["raise ValueError", "os.kill(os.getpid(), 2)"])
 def test_a_background_child_ends_with_us(tmp_path: Path, mark: str, end: str) -> None:
     script = (
         "from tests.test_processes import *\n"
@@ -397,15 +338,6 @@ def test_a_background_child_ends_with_us(tmp_path: Path, mark: str, end: str) ->
         stderr=subprocess.DEVNULL,
     )
     gone(mark)
-
-
-def test_a_background_child_ends_with_the_session(tmp_path: Path) -> None:
-    with (
-        serve(command("sleep 300 & setsid sleep 301 & echo hi"), FINE) as server,
-        Terminal(tmp_path, server, "-y") as terminal,
-    ):
-        assert "All is well." in terminal.say("hello")
-        terminal.until(lambda: terminal.running("sleep 300") and terminal.running("sleep 301"))
 
 
 @pytest.mark.parametrize("sandbox", ["auto", "off"])
@@ -441,30 +373,6 @@ def test_kill_9_leaves_no_command_and_the_next_start_clears_its_folder_away(
         )
         assert OneShot(tmp_path, server, "--sandbox", "on", "hi").end() == 0
         assert set(living.temp.iterdir()) == of_the_living
-
-
-def test_folders_of_the_users_that_are_named_like_ours_are_left_alone(tmp_path: Path) -> None:
-    theirs = [tmp_path / "temp" / name for name in ("coder-99999999-checkout", "coder-2024-notes")]
-    for folder in theirs:
-        folder.mkdir(mode=0o700, parents=True)
-        (folder / "file").touch()
-    with serve(FINE) as server, OneShot(tmp_path, server, "--sandbox", "on", "hi") as run:
-        assert run.end() == 0
-        assert all((folder / "file").exists() for folder in theirs)
-        for folder in theirs:
-            shutil.rmtree(folder)
-
-
-def test_a_host_program_has_no_child_of_ours_to_wait_for(tmp_path: Path) -> None:
-    done = in_a_child(
-        tmp_path,
-        """
-        bash_in(Path.cwd(), "echo hi")
-        signal.alarm(10)
-        with pytest.raises(ChildProcessError): os.wait()
-        """,
-    )
-    assert done == ""
 
 
 def test_a_host_program_that_closes_all_files_keeps_its_commands_while_it_lives(
@@ -504,6 +412,16 @@ def test_the_children_of_others_are_left_alone(tmp_path: Path, mark: str) -> Non
         other.wait()
 
 
+def test_folders_that_are_named_like_ours_are_left_alone(tmp_path: Path) -> None:
+    theirs = [tmp_path / "temp" / name for name in ("coder-99999999-checkout", "coder-2024-notes")]
+    for folder in theirs:
+        folder.mkdir(mode=0o700, parents=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temp")}
+    script = "from coder.tools.process import private_folder; print(private_folder())"
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert sorted((tmp_path / "temp").iterdir()) == sorted(theirs)
+
+
 # ---- no terminal, no input, no secrets -------------------------------------------------------------------
 
 
@@ -523,27 +441,6 @@ def test_a_command_has_no_input_and_keys_wait_for_the_next_prompt(tmp_path: Path
         terminal.prompt()
         assert server.requests[-1]["messages"][-1]["content"] == "abcdef"
         assert "abc" not in str(server.requests[1])
-
-
-@pytest.mark.case("PRC-08")
-def test_a_command_cannot_read_from_the_terminal(tmp_path: Path) -> None:
-    with (
-        serve(command("read x </dev/tty"), FINE) as server,
-        Terminal(tmp_path, server, "-y") as terminal,
-    ):
-        with promptly(10):
-            terminal.say("hello")
-        assert "/dev/tty" in server.requests[-1]["messages"][-1]["content"]
-
-
-def test_a_command_cannot_write_to_the_terminal(tmp_path: Path) -> None:
-    with (
-        serve(command("printf 'in your\\nface' >/dev/tty"), FINE) as server,
-        Terminal(tmp_path, server, "-y") as terminal,
-    ):
-        terminal.say("hello")
-        assert "/dev/tty" in server.requests[-1]["messages"][-1]["content"]
-        assert "in your\r\nface" not in terminal.output
 
 
 class Locked(http.server.BaseHTTPRequestHandler):
@@ -583,18 +480,66 @@ def test_a_password_is_not_asked_for(tmp_path: Path) -> None:
         locked.shutdown()
 
 
+@pytest.mark.case("PRC-08")
+def test_a_command_has_no_terminal(tmp_path: Path) -> None:
+    line = "read x </dev/tty; printf 'in your\\nface' >/dev/tty"
+    with serve(command(line), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+        with promptly(10):
+            terminal.say("hello")
+        assert server.requests[-1]["messages"][-1]["content"].count("1: /dev/tty: ") == 2
+        assert "in your\r\nface" not in terminal.output
+
+
 @pytest.mark.case("PRC-10")
 @pytest.mark.skipif(not shutil.which("git"), reason="no git on this machine")
-def test_pagers_and_editors_do_not_wait_for_anybody(tmp_path: Path) -> None:
-    who = "-c user.name=a -c user.email=a@example.org"
-    result = bash_in(
-        tmp_path,
-        f"git init -q . && git config core.pager less && git {who} commit -q --allow-empty -m first && git log",
-    )
+def test_pagers_and_editors_do_not_wait(tmp_path: Path) -> None:
+    commit = "git -c user.name=a -c user.email=a@example.org commit --allow-empty"
+    line = f"git init -q . && git config core.pager less && {commit} -q -m first && git log"
+    result = bash_in(tmp_path, line)
     assert "first" in str(result.content) and not result.is_error
     with promptly(10):
-        result = bash_in(tmp_path, f"git {who} commit --allow-empty", timeout=8)
-    assert "empty commit message" in str(result.content)
+        assert "empty commit message" in str(bash_in(tmp_path, commit, timeout=8).content)
+
+
+SECRETS = """OPENAI_API_KEY GITHUB_TOKEN npm_config__authToken AWS_SECRET_ACCESS_KEY PGPASSWORD
+    HTTP_AUTHORIZATION GOOGLE_APPLICATION_CREDENTIALS my_secret DB_PASSWD GPG_PASSPHRASE MYSQL_PWD
+    GH_PAT SMTP_PASS SSHPASS DATABASE_URL SENTRY_DSN A_CONNECTION_STRING"""
+ADDRESSES = """http://me:canary@host/v1 redis://:canary@host:6379/0 https://canary@host/simple
+    postgres://me:canary/#1@[::1]/db git+HTTP://canary@host:80/x"""
+HARMLESS = """EDITION=2 SSH_AUTH_SOCK=/run/agent GIT_AUTHOR_NAME=me LC_ALL=C.UTF-8 OLDPWD=/tmp
+    PATTERN=x COMPASS=n SUDO_ASKPASS=/bin/ask UPSTREAM=ssh://git@host:22/a
+    HTTPS_PROXY=http://me:pw@proxy:3128 SERVICE=http://host:8080/v1
+    REGISTRY=https://host:443/@scope/x PAGE=https://host/@me?a=b:c@d"""
+
+
+def test_secrets_do_not_reach_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = dict.fromkeys(SECRETS.split(), "canary")
+    given |= {f"SERVICE_{number}": url for number, url in enumerate(ADDRESSES.split())}
+    given |= dict(line.split("=", 1) for line in HARMLESS.split())
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    lines = str(bash_in(tmp_path, "env").content).splitlines()
+    assert not [line for line in lines if "canary" in line]
+    assert {*HARMLESS.split(), f"PATH={os.environ['PATH']}"} <= set(lines)
+
+
+def test_nothing_of_the_workspace_or_the_environment_steers_the_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BASH_ENV is run by every bash that is no terminal's; the others by those that are."""
+    names = ["BASH_ENV", "ENV", "PROMPT_COMMAND"]
+    for name in [*names, ".bashrc", ".bash_profile", ".profile", "bash"]:
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/PWN")
+        (tmp_path / name).chmod(0o755)
+    for name in names:
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("BASH_FUNC_echo%%", f"() {{ touch {tmp_path}/PWN; }}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f".:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    line = "echo ${BASH_ENV}${ENV}${PROMPT_COMMAND}; bash -c true; sh -c true"
+    assert bash_in(tmp_path, line).content == ""
+    assert not (tmp_path / "PWN").exists()
 
 
 @pytest.mark.case("PRC-19")
@@ -604,106 +549,6 @@ def test_only_the_three_standard_descriptors_are_inherited(tmp_path: Path) -> No
         assert (
             bash_in(tmp_path, "ls /proc/self/fd").content == "0\n1\n2\n3"
         )  # the last is the listing's own
-
-
-def test_secrets_do_not_reach_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [
-        "OPENAI_API_KEY",
-        "ANTHROPIC_API_KEY",
-        "GITHUB_TOKEN",
-        "npm_config__authToken",
-        "AWS_SECRET_ACCESS_KEY",
-        "PGPASSWORD",
-        "HTTP_AUTHORIZATION",
-        "GOOGLE_APPLICATION_CREDENTIALS",
-        "my_secret",
-        "DB_PASSWD",
-        "PASSPHRASE",
-        "GPG_PASSPHRASE",
-        "MYSQL_PWD",
-        "GH_PAT",
-        "SMTP_PASS",
-        "SSHPASS",
-        "DBPASS",
-        "DATABASE_URL",
-        "SENTRY_DSN",
-        "A_CONNECTION_STRING",
-    ]
-    for name in names:
-        monkeypatch.setenv(name, "canary")
-    for number, url in enumerate(
-        [
-            "http://me:canary@host/v1",
-            "redis://:canary@host:6379/0",
-            "postgres://me:canary/#1@[::1]/db",
-            "https://canary@host/simple",
-            "git+HTTP://canary@host:80/x",
-        ]
-    ):
-        monkeypatch.setenv(f"SERVICE_{number}", url)
-    harmless = {
-        "HOME": "/home/me",
-        "EDITION": "2",
-        "SSH_AUTH_SOCK": "/run/agent",
-        "GIT_AUTHOR_NAME": "me",
-        "LC_ALL": "C.UTF-8",
-        "OLDPWD": "/tmp",
-        "PATTERN": "x",
-        "COMPASS": "n",
-        "SUDO_ASKPASS": "/bin/ask",
-        "UPSTREAM": "ssh://git@host:22/a",
-        "HTTPS_PROXY": "http://me:pw@proxy:3128",
-        "SERVICE": "http://host:8080/v1",
-        "REGISTRY": "https://host:443/@scope/x",
-        "LOCAL": "http://[::1]:8080/@scope/x",
-        "PAGE": "https://host/@me?a=b:c@d",
-    }
-    for name, value in harmless.items():
-        monkeypatch.setenv(name, value)
-    lines = str(bash_in(tmp_path, "env").content).splitlines()
-    assert not [line for line in lines if "canary" in line]
-    assert {f"{name}={value}" for name, value in harmless.items()} <= set(lines)
-    assert f"PATH={os.environ['PATH']}" in lines
-
-
-def test_no_start_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """BASH_ENV is run by every bash that is no terminal's; the others by those that are."""
-    for name in ("BASH_ENV", "ENV", "PROMPT_COMMAND"):
-        (tmp_path / name).write_text(f"touch {tmp_path}/PWN")
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in (".bashrc", ".bash_profile", ".profile"):
-        (tmp_path / name).write_text(f"touch {tmp_path}/PWN")
-    assert (
-        bash_in(
-            tmp_path, "echo ${BASH_ENV}${ENV}${PROMPT_COMMAND}; bash -c true; sh -c true"
-        ).content
-        == ""
-    )
-    assert not (tmp_path / "PWN").exists()
-
-
-def test_a_bash_in_the_workspace_is_not_the_shell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bash").write_text(f"#!/bin/sh\ntouch {tmp_path}/PWN")
-    (tmp_path / "bash").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.chdir(tmp_path)
-    assert bash_in(tmp_path, "echo hi").content == "hi"
-    assert not (tmp_path / "PWN").exists()
-
-
-def test_the_limits_of_the_machine_are_as_they_were(tmp_path: Path) -> None:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert bash_in(tmp_path, "ulimit -n").content == str(soft)
-
-
-def test_a_saved_output_can_be_read_again_and_goes_with_the_session(tmp_path: Path) -> None:
-    """The checks at the end see that the folder for temporary files is empty."""
-    with serve(command("seq 20000"), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
-        terminal.say("hello")
-        assert len(list(terminal.temp.rglob("output-*.txt"))) == 1
 
 
 def test_the_checks_after_a_session_find_what_is_left(tmp_path: Path) -> None:
@@ -716,49 +561,16 @@ def test_the_checks_after_a_session_find_what_is_left(tmp_path: Path) -> None:
         child.wait()
         place.child = child
         place.check("all is well")
-        for output in (
-            "Traceback (most recent call last)",
-            "Exception ignored in",
-            f"the key: {place.key}",
-        ):
+        for output in ("Traceback (most recent call last)", f"the key: {place.key}"):
             with pytest.raises(AssertionError):
                 place.check(output)
-        for path in (
-            place.temp / "left",
-            tmp_path / "beside",
-            tmp_path / "folder" / "beside",
-            Path(f"/tmp/coder-{child.pid}-x"),
-        ):
-            path.parent.mkdir(exist_ok=True)
-            path.touch()
-            with pytest.raises(AssertionError):
-                place.check("")
-            path.unlink()
-            if path.parent.name == "folder":
-                path.parent.rmdir()
-        for path in (place.home / ".config" / "file", place.ws / "file"):
-            path.parent.mkdir(exist_ok=True)
+        for path in (place.temp / "left", tmp_path / "beside", place.ws / "file"):
             path.write_text(f"key={place.key}")
             with pytest.raises(AssertionError):
                 place.check("")
             path.unlink()
         place.check("")
-        server.requests.append(
-            {"messages": [{"role": "tool", "tool_call_id": "a", "content": "of no call"}]}
-        )
+        message = {"role": "tool", "tool_call_id": "a", "content": "of no call"}
+        server.requests.append({"messages": [message]})
         with pytest.raises(AssertionError, match="without its call"):
             place.check("")
-        server.requests.clear()
-        server.unreadable.append(b"{")
-        with pytest.raises(AssertionError, match="no JSON object"):
-            place.check("")
-
-
-def test_the_checks_after_a_session_see_a_terminal_that_is_not_as_it_was(tmp_path: Path) -> None:
-    with (
-        serve(FINE) as server,
-        pytest.raises(AssertionError, match="modes of the terminal"),
-        Terminal(tmp_path, server) as terminal,
-    ):
-        terminal.kill(signal.SIGKILL)  # at the prompt, where the keys come one by one
-        assert terminal.exit_code() == -signal.SIGKILL
