@@ -18,7 +18,7 @@ from coder.tools.files import read
 from coder.toolset import Toolset, tool
 from coder.types import Message
 from tests.harness import FAST, ask, assert_all_valid, serve
-from tests.terminal import PATIENCE, OneShot, Terminal, promptly, until
+from tests.terminal import PATIENCE, Terminal, promptly, until
 
 FINE = Reply("All is well.")
 
@@ -135,54 +135,6 @@ def test_text_that_no_encoder_takes_is_sent_and_saved_and_is_the_same_when_the_s
 
 
 # ---- sub-agents ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.case("INV-11")
-def test_the_calls_of_a_sub_agent_stay_its_own(tmp_path: Path) -> None:
-    tasks = [
-        (
-            "task",
-            {"agent": "general", "description": "look around here", "prompt": f"Look at {name}."},
-        )
-        for name in "ab"
-    ]
-
-    def script(body: Body) -> Reply:
-        own, results = (
-            body["messages"][1]["content"],
-            [each for each in body["messages"] if each["role"] == "tool"],
-        )
-        if own == "go":
-            return FINE if results else Reply(calls=[*tasks, ("ls", {})])
-        return (
-            Reply(f"Seen: {own[-2]}.")
-            if results
-            else Reply(calls=[("ls", {}), ("bash", {"command": f"echo {own[-2]} >> made"})])
-        )
-
-    with serve(script) as server, OneShot(tmp_path, server, "-y", "go") as run:
-        assert run.end() == 0 and run.out == "All is well.\n", run.err
-        assert sorted((run.ws / "made").read_text().split()) == ["a", "b"]
-        children = [
-            body["messages"] for body in server.requests if body["messages"][1]["content"] != "go"
-        ]
-        parent = server.requests[-1]["messages"]
-    assert len(children) == 4 and [message["role"] for message in parent[2:]] == [
-        "assistant",
-        "tool",
-        "tool",
-        "tool",
-    ]
-    assert all(
-        name in message["content"] for name, message in zip(["Seen: a.", "Seen: b."], parent[3:])
-    )
-    theirs = {
-        call["id"]
-        for messages in children
-        for message in messages
-        for call in message.get("tool_calls", ())
-    }
-    assert len(theirs) == 4 and not any(call_id in str(parent) for call_id in theirs)
 
 
 # ---- after an abort --------------------------------------------------------------------------------------

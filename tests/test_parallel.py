@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,11 @@ import pytest
 from coder.abort import Abort
 from coder.agent.parallel import MAX_WORKERS, ParallelTools
 from coder.devtools.scripted import Reply
-from coder.events import Event, Notice, PermissionAsked, ToolEnd, ToolStart, ToolUpdate
-from coder.hooks import FunctionHooks, Hooks
-from coder.tools.files import read
+from coder.events import Event, PermissionAsked, ToolEnd, ToolStart, ToolUpdate
+from coder.hooks import FunctionHooks
 from coder.toolset import Tool, ToolContext, tool
-from coder.types import Limits, ToolResult
-from tests.harness import Mirror, ask, assert_all_valid, serve, types
+from coder.types import ToolResult
+from tests.harness import ask, assert_all_valid, serve, types
 
 
 class Meeting:
@@ -224,28 +222,6 @@ def test_a_question_is_answered_before_its_tool_goes_on_while_others_run() -> No
     assert results_of(server.requests[1]) == ["once", "no"] and sorted(answers) == ["no", "once"]
 
 
-def test_one_that_fails_is_an_error_result_of_its_own() -> None:
-    meeting = Meeting(2)
-
-    @tool(concurrent=True)
-    def wrong(name: str) -> str:
-        """Fail.
-
-        name: at what
-        """
-        meeting.barrier.wait()
-        raise ValueError("no such luck")
-
-    with serve(calls(("look", "a"), ("wrong", "b"), ("nothing", "c")), Reply("done")) as server:
-        ask(server, tools=ParallelTools([*meeting.tools(), wrong]))
-    saw, failed, unknown = results_of(server.requests[1])
-    assert (
-        saw == "saw a"
-        and failed == "Error: wrong failed: ValueError: no such luck"
-        and "no tool 'nothing'" in unknown
-    )
-
-
 def test_the_same_call_thrice_in_one_answer_is_answered_unrun_the_third_time() -> None:
     meeting = Meeting(2)
     with serve(calls(*[("look", "a")] * 4), Reply("done")) as server:
@@ -257,23 +233,6 @@ def test_the_same_call_thrice_in_one_answer_is_answered_unrun_the_third_time() -
         and "3 times in a row" in contents[2]
         and contents[3].startswith("Not run")
     )
-
-
-def test_steering_comes_after_the_group_under_way() -> None:
-    meeting, waiting = Meeting(2), [[], [{"role": "user", "content": "stop that"}]]
-
-    class Steer(Hooks):
-        def get_steering_messages(self) -> list[dict[str, Any]]:
-            return waiting.pop(0) if waiting else []
-
-    with serve(calls(("look", "a"), ("look", "b"), ("change", "x")), Reply("done")) as server:
-        ask(server, tools=ParallelTools(meeting.tools()), hooks=Steer())
-    assert results_of(server.requests[1]) == [
-        "saw a",
-        "saw b",
-        "Skipped due to queued user message.",
-    ]
-    assert server.requests[1]["messages"][-1]["content"] == "stop that"
 
 
 # ---- ends in the middle ----------------------------------------------------------------------------------
@@ -340,15 +299,6 @@ def test_a_tool_that_does_not_look_at_the_abort_is_left_behind() -> None:
     ]
 
 
-def test_the_time_limit_ends_them_too() -> None:
-    meeting = Meeting(2)
-    with serve(calls(("wait", "a"), ("wait", "b")), Reply("done")) as server:
-        _, result = ask(
-            server, tools=ParallelTools([patient(meeting)]), limits=Limits(max_seconds=0.3)
-        )
-    assert result.stop_reason == "max_time" and sorted(meeting.order) == ["a", "b"]
-
-
 @pytest.mark.parametrize("left_by", ["walking away", "KeyboardInterrupt", "a bug of the consumer"])
 def test_whoever_breaks_off_leaves_ended_tools_and_a_history_in_order(left_by: str) -> None:
     from coder.ai import ChatModel
@@ -382,30 +332,3 @@ def test_whoever_breaks_off_leaves_ended_tools_and_a_history_in_order(left_by: s
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
-
-
-def test_an_agents_state_knows_all_the_calls_under_way() -> None:
-    meeting, most = Meeting(2), set[str]()
-    with serve(calls(("look", "a"), ("look", "b")), Reply("done")) as server:
-        state = Mirror()
-
-        def watch(event: Event) -> None:
-            state.apply(event)
-            most.update(state.pending if len(state.pending) == 2 else ())
-
-        ask(server, tools=ParallelTools(meeting.tools()), each=watch)
-    assert len(most) == 2 and not state.pending
-
-
-def test_files_are_read_side_by_side_and_count_as_seen(tmp_path: Path) -> None:
-    for number in range(5):
-        (tmp_path / f"{number}.txt").write_text(f"file {number}\n")
-    tools = ParallelTools([read], cwd=tmp_path)
-    with serve(
-        Reply(calls=[("read", {"path": f"{number}.txt"}) for number in range(5)]), Reply("done")
-    ) as server:
-        events, _ = ask(server, tools=tools)
-    assert [
-        f"file {number}" in text for number, text in enumerate(results_of(server.requests[1]))
-    ] == [True] * 5
-    assert len(tools.seen) == 5 and not any(isinstance(event, Notice) for event in events)

@@ -24,7 +24,7 @@ from coder.tools.bash import bash
 from coder.tools.files import ls, read, write
 from coder.toolset import Toolset
 from coder.types import Limits, Message, RunResult
-from tests.harness import FAST, ask, assert_all_valid, serve
+from tests.harness import FAST, ask, assert_all_valid
 from tests.terminal import promptly, until
 
 Script = Callable[[Body], Reply]
@@ -369,18 +369,6 @@ def test_the_steps_of_children_are_the_parents_and_one_is_left_to_say_what_came_
     assert "no steps are left for a sub-agent" in results(result.messages)[-1]
 
 
-def test_an_agents_own_limit_holds_where_it_is_smaller(tmp_path: Path) -> None:
-    short = AgentSpec("short", mode="subagent", max_steps=2)
-    with ScriptedServer(
-        script(
-            calls_once(task(agent="short")),
-            lambda body: Reply("", calls=[("ls", {"path": "./" * len(body["messages"])})]),
-        )
-    ) as server:
-        Office(server, tmp_path, specs=(short,)).run()
-        assert len(server.requests) == 4
-
-
 def test_repetitions_are_counted_on_where_a_child_goes_on(tmp_path: Path) -> None:
     """Twice in one run, twice in the next: the third of them is not run."""
 
@@ -404,16 +392,6 @@ def test_repetitions_are_counted_on_where_a_child_goes_on(tmp_path: Path) -> Non
         and said[3] == NOT_RUN
     )
     assert results(result.messages)[1].startswith("The sub-agent did not finish (doom_loop)")
-
-
-def test_an_error_of_the_childs_server_is_a_result_and_the_parent_goes_on(tmp_path: Path) -> None:
-    with ScriptedServer(
-        script(calls_once(task()), lambda body: Reply(status=400, text="no such thing"))
-    ) as server:
-        _, result = Office(server, tmp_path).run()
-    assert result.stop_reason == "stop" and results(result.messages)[0].startswith(
-        "The sub-agent did not finish (error)"
-    )
 
 
 def test_a_consumer_that_walks_away_leaves_the_childs_history_whole(tmp_path: Path) -> None:
@@ -455,16 +433,3 @@ def test_the_schema_names_the_agents_that_there_are() -> None:
         made.title_of({"agent": "reviewer", "description": "look at it"})
         == "task reviewer: look at it"
     )
-
-
-def test_the_loop_alone_gives_it_no_ledger_and_it_works_all_the_same(tmp_path: Path) -> None:
-    from coder.types import ToolCall
-
-    with serve(Reply("Fine.")) as server:
-        office = Office(server, tmp_path)
-        call = ToolCall("1", *task())
-        work = office.tools.run(call, office.tools.context(call, Abort()))
-        with pytest.raises(StopIteration) as end:
-            while True:
-                next(work)
-    assert end.value.value.content.startswith("Fine.")
