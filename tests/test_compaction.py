@@ -343,30 +343,6 @@ def test_where_nothing_can_be_shortened_the_run_says_so() -> None:
     assert contents(result.messages) == ["x" * 5_000]
 
 
-def test_a_step_between_them_lets_a_run_compact_as_often_as_it_needs() -> None:
-    parts = iter(range(100))
-
-    def work(body: Body) -> Reply:
-        part = next(parts)
-        return (
-            Reply("done")
-            if part == 30
-            else Reply("word " * 100, calls=[("dump", {"part": part, "size": 9_000})])
-        )
-
-    with ScriptedServer(answering(work)) as server:
-        seen, result = ask(
-            server,
-            tools=[dump],
-            model={"context_window": 8_000},
-            hooks=Compaction(model_of(server, 8_000)),
-            limits=Limits(max_steps=40),
-        )
-        assert_all_valid(server)
-    assert result.text == "done" and {event.attempt for event in compacted(seen)} == {1}
-    assert sum(event.strategy == "summary" for event in compacted(seen)) >= 2
-
-
 def test_a_compaction_that_was_asked_for_comes_before_anything_else_in_the_next_step() -> None:
     """A12: while the run works, from a subscriber or another thread."""
     steps = [Reply(calls=[("dump", {"part": part, "size": 50})]) for part in (1, 2)]
@@ -650,15 +626,6 @@ def test_a_request_for_a_summary_that_overflows_is_halved_until_it_fits() -> Non
     assert not notices(seen)
 
 
-def test_a_request_for_a_summary_that_never_fits_is_given_up() -> None:
-    messages = [*turns(40, 3_000), user("newest")]
-    before = messages[:]
-    with ScriptedServer(lambda body: OVERFLOW) as server, promptly(20):
-        seen, done = by_hand(Compaction(model_of(server)), messages)
-        assert len(server.requests) < 12
-    assert not done and messages == before and len(notices(seen)) == 1
-
-
 # ---- what stays ------------------------------------------------------------------------------------------
 
 
@@ -707,18 +674,6 @@ def test_the_newest_steps_of_the_open_task_stay_as_far_as_they_fit() -> None:
     assert "word for word" not in messages[0]["content"], "the first message stands there itself"
 
 
-@pytest.mark.parametrize(("window", "most"), [(8_000, 2_000), (200_000, 20_000)])
-def test_the_newest_steps_are_at_most_a_quarter_of_the_window_or_twenty_thousand_tokens(
-    window: int, most: int
-) -> None:
-    messages = [
-        user("go"),
-        *(each for n in range(window // 200) for each in (calling(f"a{n}"), result(f"a{n}", 800))),
-    ]
-    assert by_hand(Compaction(scripted(window=window)), messages)[1]
-    assert most - 500 < size(messages[2:]) / 4 <= most
-
-
 def test_the_newest_step_stays_even_where_its_output_has_to_be_cut() -> None:
     messages = [
         user("go"),
@@ -757,16 +712,6 @@ def test_the_first_message_is_known_word_for_word_after_any_number_of_summaries(
         assert messages[0]["content"].count(fact) == 1
         messages += turns(3, 2_000)
     assert sum(bool(each.get("meta", {}).get("summary")) for each in messages) == 1
-
-
-def test_an_earlier_summary_is_part_of_what_is_summarised() -> None:
-    model = scripted(Reply(f"{SUMMARY} and the colour is teal"), Reply(SUMMARY), window=8_000)
-    compaction, messages = Compaction(model), turns(4, 2_000)
-    assert by_hand(compaction, messages)[1]
-    messages += turns(4, 2_000)
-    assert by_hand(compaction, messages)[1]
-    assert "[earlier summary]" in model.requests[1]["messages"][-1]["content"]
-    assert "the colour is teal" in model.requests[1]["messages"][-1]["content"]
 
 
 @pytest.mark.case("INV-06")
@@ -1083,23 +1028,6 @@ def interrupted(run: Any) -> list[Event]:
         for event in run:
             seen.append(event)
     return seen
-
-
-def test_a_consumer_that_leaves_while_it_summarises_leaves_the_history() -> None:
-    messages = talk(4, 7_000)
-    before = messages[:]
-    with ScriptedServer(answering(lambda body: Reply("fine"))) as server:
-        run = run_loop(
-            messages,
-            model_of(server, 8_000),
-            prompts="one",
-            hooks=Compaction(model_of(server, 8_000)),
-            retry=FAST,
-        )
-        while not isinstance(event := next(run), Nested) or not isinstance(event.event, TextDelta):
-            pass
-        run.close()
-    assert messages[:-1] == before
 
 
 # ---- what it costs, what it tells ------------------------------------------------------------------------

@@ -46,7 +46,7 @@ from coder.history import text_of, user
 from coder.hooks import FunctionHooks, Hooks
 from coder.loop import run_loop
 from coder.toolset import ToolContext, tool
-from coder.types import DeniedError, Limits, Message, ToolCall, Usage
+from coder.types import DeniedError, Message, ToolCall, Usage
 from tests.harness import FAST, Mirror, assert_all_valid, drive, serve
 from tests.terminal import promptly
 
@@ -344,76 +344,6 @@ def test_an_answer_with_a_tool() -> None:
         """)
 
 
-def test_several_tools_each_with_its_result_right_behind_it() -> None:
-    assert told(TWO, Reply("Seven.")) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
-        message_start assistant
-        text_delta 'Let me see.'
-        tool_call_delta #1 add '{"a": 1, "b": 2}'
-        tool_call_delta #2 add '{"a": 3, "b": 4}'
-        message_end assistant 'Let me see.' #1=add #2=add
-        tool_start #1 add {"a": 1, "b": 2}
-        tool_end #1 '3'
-        message_start/end tool #1 '3'
-        tool_start #2 add {"a": 3, "b": 4}
-        tool_end #2 '7'
-        message_start/end tool #2 '7'
-        step_end tool_calls assistant #1 #2
-        step_start 2
-        message_start assistant
-        text_delta 'Seven.'
-        message_end assistant 'Seven.'
-        step_end stop assistant
-        status idle
-        run_end stop 'Seven.' steps=2
-        """)
-
-
-def test_what_a_model_does_wrong_in_a_call_is_told_like_any_result() -> None:
-    """P34, P35."""
-
-    @tool
-    def broken() -> str:
-        """Fail."""
-        return str(1 / 0)
-
-    assert told(
-        Reply(calls=[("nope", {}), ("broken", {}), ("add", {"a": 1})]),
-        Reply("I see."),
-        tools=[add, broken],
-    ) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
-        message_start assistant
-        tool_call_delta #1 nope '{}'
-        tool_call_delta #2 broken '{}'
-        tool_call_delta #3 add '{"a": 1}'
-        message_end assistant #1=nope #2=broken #3=add
-        tool_start #1 nope {}
-        tool_end #1 "Error: there is no tool 'nope'. The tools are: add, broken" is_error
-        message_start/end tool #1 "Error: there is no tool 'nope'. The tools are: add, broken" is_error
-        tool_start #2 broken {}
-        tool_end #2 'Error: broken failed: ZeroDivisionError: division by zero' is_error
-        message_start/end tool #2 'Error: broken failed: ZeroDivisionError: division by zero' is_error
-        tool_start #3 add {"a": 1}
-        tool_end #3 'Error: add needs b. Its parameters: a, b' is_error
-        message_start/end tool #3 'Error: add needs b. Its parameters: a, b' is_error
-        step_end tool_calls assistant #1 #2 #3
-        step_start 2
-        message_start assistant
-        text_delta 'I see.'
-        message_end assistant 'I see.'
-        step_end stop assistant
-        status idle
-        run_end stop 'I see.' steps=2
-        """)
-
-
 def test_an_answer_cut_by_length_in_its_calls() -> None:
     cut = Reply("Writing.", calls=[("add", {"a": 1, "b": 2}), ("add", '{"a": 1')], finish="length")
     why = (
@@ -484,30 +414,6 @@ def test_steering_between_two_tools() -> None:
     )
 
 
-def test_steering_behind_the_last_tool_skips_nothing_and_comes_before_the_step_ends() -> None:
-    assert told(ONE, Reply("Stopped."), hooks=saying("get_steering_messages", 2, "Stop.")) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
-        message_start assistant
-        tool_call_delta #1 add '{"a": 1, "b": 2}'
-        message_end assistant #1=add
-        tool_start #1 add {"a": 1, "b": 2}
-        tool_end #1 '3'
-        message_start/end tool #1 '3'
-        message_start/end user 'Stop.'
-        step_end tool_calls assistant #1
-        step_start 2
-        message_start assistant
-        text_delta 'Stopped.'
-        message_end assistant 'Stopped.'
-        step_end stop assistant
-        status idle
-        run_end stop 'Stopped.' steps=2
-        """)
-
-
 def test_a_follow_up() -> None:
     """P26, P41: a step of its own in the same run."""
     assert told(
@@ -533,19 +439,6 @@ def test_a_follow_up() -> None:
 
 
 # ---- errors ----------------------------------------------------------------------------------------------
-
-
-def test_an_error_that_is_not_tried_again() -> None:
-    """P28: the step and the run end; the error is in no message."""
-    assert told(Reply("no such model", status=404)) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
-        step_end error -
-        status idle
-        run_end error 'Error: no such model' steps=1 error=not_found
-        """)
 
 
 def test_a_retry_takes_back_the_text_of_the_failed_attempt() -> None:
@@ -637,26 +530,6 @@ def test_an_abort_in_a_tool_gives_every_call_its_result() -> None:
         """)
 
 
-def test_the_time_limit_is_an_abort_with_its_own_words() -> None:
-    """K29."""
-    assert told(Reply(calls=[("work", {})]), tools=[work], limits=Limits(max_seconds=0.5)) == lines(r"""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
-        message_start assistant
-        tool_call_delta #1 work '{}'
-        message_end assistant #1=work
-        tool_start #1 work {}
-        tool_update #1 'half way'
-        tool_end #1 'half way\n[the time limit was reached]' is_error
-        message_start/end tool #1 'half way\n[the time limit was reached]' is_error
-        step_end tool_calls assistant #1
-        status idle
-        run_end max_time 'Time limit of 0.5 s reached, task may be incomplete.' steps=1
-        """)
-
-
 # ---- limits ----------------------------------------------------------------------------------------------
 
 
@@ -705,25 +578,6 @@ def test_the_same_call_again_and_again() -> None:
         step_end tool_calls assistant #4
         status idle
         run_end doom_loop 'Stopped: add was called 4 times in a row with the same arguments.' steps=4
-        """)
-
-
-def test_the_step_limit_comes_behind_the_results() -> None:
-    """K04, K18: it stops between two steps, so every call has been run and answered."""
-    assert told(ONE, limits=Limits(max_steps=1)) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
-        message_start assistant
-        tool_call_delta #1 add '{"a": 1, "b": 2}'
-        message_end assistant #1=add
-        tool_start #1 add {"a": 1, "b": 2}
-        tool_end #1 '3'
-        message_start/end tool #1 '3'
-        step_end tool_calls assistant #1
-        status idle
-        run_end max_steps 'Max steps reached, task may be incomplete.' steps=1
         """)
 
 
@@ -806,10 +660,6 @@ def test_compaction_and_the_same_step_again(
         window=window,
         rebuilt=False,
     ) == lines(f"{BEGUN.rstrip()}\n        {between}{ANSWERED}")
-
-
-def test_what_a_compaction_has_left_is_known_from_the_events() -> None:
-    told(Reply("Ok."), prompt=earlier(), hooks=lambda: Newest("threshold"))
 
 
 # ---- a run inside a run ----------------------------------------------------------------------------------
