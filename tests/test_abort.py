@@ -1,16 +1,21 @@
-"""Stopping: Ctrl+C at every moment of a session in a real terminal, signals, and the abort of the library.
+"""Stopping: Ctrl+C at the moments of a session in a real terminal, the ways out of the program, and the abort of the library.
 
 After each of them the prompt is back or the program gone, no process is left, and the next request is in order.
-The ids of the cases are in tests/data/cases.toml.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import random
+import re
 import signal
 import socket
+import sqlite3
+import subprocess
 import sys
+import termios
 import threading
 import time
 import traceback
@@ -38,7 +43,9 @@ from tests.terminal import (
     PATIENCE,
     PROMPT,
     PROMPTLY,
+    ROOT,
     OneShot,
+    Place,
     Terminal,
     add_plugin,
     gone,
@@ -50,284 +57,246 @@ from tests.terminal import (
 
 FINE = Reply("All is well.")
 SLEEP = "sleep 300"
+HALF = Reply("alpha beta gamma delta", cut=4, close="hang")
+FAMILY = "sleep 301 & setsid sleep 302 & (setsid sh -c 'sleep 303 & wait' &) ; sleep 300"
+MEMBERS = ["sleep 300", "sleep 301", "sleep 302", "sleep 303"]
+STUBBORN = "trap 'touch asked' TERM; while :; do sleep 0.01; done"
 
 
-def command(line: str, **more: Any) -> Reply:
-    return Reply(calls=[("bash", {"command": line})], **more)
+def command(*lines: str, **more: Any) -> Reply:
+    return Reply(calls=[("bash", {"command": line}) for line in lines], **more)
 
 
-def held(release: threading.Event, *after: Reply) -> Callable[[Body], Reply]:
-    """Sends nothing at all for the first request until `release` is set; then it does, and sees whether anybody is there."""
-    left = iter(after)
+def of(role: str, body: Body) -> list[Any]:
+    return [message["content"] for message in body["messages"] if message["role"] == role]
 
-    def script(_: Body) -> Reply:
-        if not release.is_set():
+
+def press_until_it_leaves(terminal: Terminal) -> None:
+    """Ctrl+C at the prompt: on a busy machine one may come too late to be the second."""
+    for _ in range(4):
+        terminal.ready()
+        terminal.ctrl_c()
+        if terminal.child.expect([PROMPT, pexpect.EOF]) == 1:
+            break
+    assert terminal.exit_code() == 130
+
+
+# ---- Ctrl+C in a session -----------------------------------------------------------------
+
+
+MOMENTS = {  # what the server answers, and what is on the screen before Ctrl+C
+    "headers": (Reply("late " * 500, pace=0.001), ""),
+    "text": (HALF, "gamma"),
+    "arguments": (command("touch PWN # and so much more than fits", cut=3, close="hang"), "bash …"),
+    "commands": (command("echo first", f"echo partial; {SLEEP}", "touch PWN"), "partial\x1b"),
+    "retry": (Reply("busy", status=429, headers={"Retry-After": "60"}), "Attempt 2 in 60 s"),
+    "question": (command("cp PWN PWN2"), "or why not: "),
+}
+
+
+@pytest.mark.case("ABT-01", "ABT-02", "ABT-03", "ABT-04", "ABT-05", "ABT-07", "ABT-09")
+def test_ctrl_c_at_each_moment_of_a_run_comes_back_to_the_prompt_and_the_session_goes_on(
+    tmp_path: Path,
+) -> None:
+    release, asked = threading.Event(), list[Body]()
+
+    def script(body: Body) -> Reply:
+        asked.append(body)
+        if (moment := of("user", body)[-1]) == "headers":
             release.wait(PATIENCE)
-            return Reply("late " * 500, pace=0.001)
-        return next(left, FINE)
+        return MOMENTS[moment][0] if moment in MOMENTS else FINE
 
-    return script
+    allowed = ("--allow", "bash:echo *", "--allow", "bash:sleep *", "--allow", "bash:touch *")
+    with ScriptedServer(script) as server, Terminal(tmp_path, server, *allowed) as terminal:
+        for moment, (_, seen) in MOMENTS.items():
+            before = len(asked)
+            terminal.enter(moment)
+            terminal.until(lambda before=before: len(asked) > before, moment)
+            terminal.expect(seen)
+            if moment == "commands":
+                terminal.until(lambda: terminal.running(SLEEP), "the command")
+            if moment == "question":  # half an answer
+                terminal.type("y")
+                terminal.expect("y")
+            terminal.ctrl_c()
+            with promptly():
+                assert "stopped by you" in terminal.prompt(), moment
+            if moment == "headers":
+                release.set()
+            if moment in ("headers", "text"):
+                until(lambda moment=moment: server.gone >= 1 + (moment == "text"), "it is closed")
+            assert not terminal.running(SLEEP)
+            assert "All is well." in terminal.say(f"{moment}: and now?"), moment
+        sent = server.requests[-1]
+        assert of("user", sent) == [text for m in MOMENTS for text in (m, f"{m}: and now?")]
+        said = of("assistant", sent)
+        assert "alpha beta gamma" in said and said.count("All is well.") == len(MOMENTS) - 1
+        first, second, third, _ = of("tool", sent)
+        assert first == "first" and "Not run" in third
+        assert "partial" in second and "aborted by the user" in second
+        assert "than fits" not in str(sent["messages"]), "of a call that was cut nothing is kept"
+        assert not list(terminal.ws.iterdir())
 
 
-def results(body: Body) -> list[str]:
-    """What the tools answered."""
-    return [message["content"] for message in body["messages"] if message["role"] == "tool"]
+LONG = "word " * 2_200
 
 
-def goes_on(terminal: Terminal, server: ScriptedServer) -> Body:
-    """The next message works; returns its request."""
-    assert "All is well." in terminal.say("and now?")
-    asked = [
-        message["content"]
-        for message in server.requests[-1]["messages"]
-        if message["role"] == "user"
-    ]
-    assert asked[-1] == "and now?"
-    return server.requests[-1]
+@pytest.mark.case("ABT-08")
+def test_ctrl_c_while_a_session_is_shortened_loses_nothing(tmp_path: Path) -> None:
+    release, summaries = threading.Event(), list[Body]()
 
+    def script(body: Body) -> Reply:
+        if "<conversation>" not in str(body["messages"][-1]["content"]):
+            return Reply(LONG)
+        summaries.append(body)
+        release.wait(PATIENCE)
+        return Reply("not now", status=500)
 
-# ---- Ctrl+C in a session ---------------------------------------------------------------------------------
-
-
-@pytest.mark.case("ABT-01")
-def test_ctrl_c_while_waiting_for_headers(tmp_path: Path) -> None:
-    release = threading.Event()
-    with ScriptedServer(held(release)) as server, Terminal(tmp_path, server) as terminal:
-        terminal.enter("hello")
-        terminal.until(lambda: server.requests)
+    small = {"CODER_CONTEXT_WINDOW": "8000"}
+    with ScriptedServer(script) as server, Terminal(tmp_path, server, **small) as terminal:
+        for words in ("one", "two"):
+            terminal.say(words)
+        terminal.enter("three")
+        terminal.until(lambda: summaries, "the request for a summary")
         terminal.ctrl_c()
         with promptly():
             assert "stopped by you" in terminal.prompt()
         release.set()
-        until(lambda: server.gone == 1, "the server sees that the connection is closed")
-        goes_on(terminal, server)
+        terminal.say("four")
+        asked = server.requests[-1]
+        assert of("user", asked) == ["one", "two", "three", "four"]
+        assert [text.strip() for text in of("assistant", asked)] == [LONG.strip()] * 2
+        file = terminal.home / ".data" / "coder" / "sessions.db"
+        with contextlib.closing(sqlite3.connect(file)) as db:
+            rows = db.execute("SELECT data FROM message ORDER BY position").fetchall()
+        kept = [json.loads(data) for (data,) in rows]
+        assert [row["content"] for row in kept if row["role"] == "user"] == of("user", asked)
 
 
-@pytest.mark.case("ABT-02")
-def test_ctrl_c_in_the_middle_of_text(tmp_path: Path) -> None:
-    with (
-        serve(Reply("alpha beta gamma delta", cut=4, close="hang"), FINE) as server,
-        Terminal(tmp_path, server) as terminal,
-    ):
-        terminal.enter("hello")
-        terminal.expect("beta")
-        terminal.ctrl_c()
-        with promptly():
-            assert "stopped by you" in terminal.prompt()
-        until(lambda: server.gone == 1, "the server sees that the connection is closed")
-        messages = goes_on(terminal, server)["messages"]
-        assert [message["content"] for message in messages if message["role"] == "assistant"] == [
-            "alpha beta gamma"
-        ]
-
-
-@pytest.mark.case("ABT-03")
-def test_ctrl_c_in_the_middle_of_a_calls_arguments(tmp_path: Path) -> None:
-    half = command(
-        "touch PWN # and so much more that it does not fit into one piece", cut=3, close="hang"
-    )
-    with serve(half, FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
-        terminal.enter("hello")
-        terminal.expect("bash …")
-        terminal.ctrl_c()
-        with promptly():
-            assert "stopped by you" in terminal.prompt()
-        body = goes_on(terminal, server)
-        assert not any(message.get("tool_calls") for message in body["messages"])
-        assert "touch" not in str(body["messages"])
-        assert not (terminal.ws / "PWN").exists()
-
-
-@pytest.mark.case("ABT-04")
-def test_ctrl_c_in_bash(tmp_path: Path) -> None:
-    with (
-        serve(command(f"echo partial; {SLEEP}"), FINE) as server,
-        Terminal(tmp_path, server, "-y") as terminal,
-    ):
-        terminal.enter("hello")
-        terminal.expect("partial\x1b")  # what it has written is on the screen while it goes on
-        terminal.until(lambda: terminal.running(SLEEP))
-        terminal.ctrl_c()
-        with promptly():
-            assert "stopped by you" in terminal.prompt()
-        assert not terminal.running(SLEEP)
-        [result] = results(goes_on(terminal, server))
-        assert "partial" in result and "aborted by the user" in result
-
-
-@pytest.mark.case("ABT-05")
-def test_ctrl_c_in_the_second_of_three_calls(tmp_path: Path) -> None:
-    calls = [("bash", {"command": line}) for line in ("echo first", SLEEP, "touch PWN")]
-    with serve(Reply(calls=calls), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
-        terminal.enter("hello")
-        terminal.until(lambda: terminal.running(SLEEP))
-        terminal.ctrl_c()
-        with promptly():
-            terminal.prompt()
-        first, second, third = results(goes_on(terminal, server))
-        assert first == "first" and "aborted by the user" in second and "Not run" in third
-        assert not (terminal.ws / "PWN").exists()
-
-
-@pytest.mark.case("ABT-07")
-def test_ctrl_c_during_a_wait_for_the_next_attempt(tmp_path: Path) -> None:
-    busy = Reply("busy", status=429, headers={"Retry-After": "60"})
-    with serve(busy, FINE) as server, Terminal(tmp_path, server) as terminal:
-        terminal.enter("hello")
-        terminal.expect("Attempt 2 in 60 s")
-        terminal.ctrl_c()
-        with promptly():
-            assert "stopped by you" in terminal.prompt()
-        goes_on(terminal, server)
-        assert len(server.requests) == 2
-
-
-@pytest.mark.case("ABT-09")
-def test_ctrl_c_at_the_question_runs_nothing(tmp_path: Path) -> None:
-    with serve(command("touch PWN"), FINE) as server, Terminal(tmp_path, server) as terminal:
-        terminal.enter("hello")
-        terminal.expect("or why not: ")
-        terminal.ctrl_c()
-        with promptly():
-            assert "stopped by you" in terminal.prompt()
-        terminal.type("seen")
-        terminal.expect("seen")  # the echo is on
-        terminal.ctrl_c()
-        terminal.prompt()
-        assert len(results(goes_on(terminal, server))) == 1
-        assert not (terminal.ws / "PWN").exists()
-
-
-def test_ctrl_c_at_the_question_with_half_an_answer_typed(tmp_path: Path) -> None:
-    with serve(command("touch PWN"), FINE) as server, Terminal(tmp_path, server) as terminal:
-        terminal.enter("hello")
-        terminal.expect("or why not: ")
-        terminal.type("y")
-        terminal.expect("y")
-        terminal.ctrl_c()
-        with promptly():
-            assert "stopped by you" in terminal.prompt()
-        goes_on(terminal, server)
-        assert not (terminal.ws / "PWN").exists()
-
-
-@pytest.mark.case("ABT-10")
-def test_ctrl_c_twice_ends_the_program_while_a_command_ignores_it(tmp_path: Path) -> None:
-    stubborn = "trap 'touch asked' TERM; while :; do sleep 0.01; done"
-    with serve(command(stubborn)) as server, Terminal(tmp_path, server, "-y") as terminal:
-        terminal.enter("hello")
-        terminal.until(lambda: terminal.running("sleep 0.01"))
-        with promptly():
-            terminal.ctrl_c()
-            terminal.until((terminal.ws / "asked").exists)
-            terminal.ctrl_c()
-            assert terminal.exit_code() == 130
-
-
-@pytest.mark.case("ABT-10")
-def test_ctrl_c_twice_ends_the_program_also_when_the_first_has_stopped_the_run(
+@pytest.mark.case("ABT-11")
+def test_ctrl_c_at_the_prompt_clears_what_is_typed_and_leaves_at_the_second_on_an_empty_line(
     tmp_path: Path,
 ) -> None:
-    with serve(command(SLEEP)) as server, Terminal(tmp_path, server, "-y") as terminal:
-        terminal.enter("hello")
-        terminal.until(lambda: terminal.running(SLEEP))
-        with promptly():
-            terminal.ctrl_c()
-            terminal.prompt()
-            terminal.ready()
-            terminal.ctrl_c()
-            assert terminal.exit_code() == 130
-
-
-@pytest.mark.case("ABT-11")
-def test_ctrl_c_at_an_empty_prompt_says_what_a_second_does(tmp_path: Path) -> None:
-    with serve(FINE) as server, Terminal(tmp_path, server) as terminal:
-        terminal.ctrl_c()
-        assert "Ctrl+C again leaves" in terminal.prompt()
-        terminal.ready()
-        terminal.ctrl_c()
-        with promptly():
-            assert terminal.exit_code() == 130
-
-
-@pytest.mark.case("ABT-11")
-def test_ctrl_d_at_an_empty_prompt_leaves_well(tmp_path: Path) -> None:
-    with serve(FINE) as server, Terminal(tmp_path, server) as terminal, promptly():
-        assert terminal.leave() == 0
-
-
-def test_ctrl_c_with_text_at_the_prompt_clears_it(tmp_path: Path) -> None:
     with serve(FINE) as server, Terminal(tmp_path, server) as terminal:
         terminal.type("nonsense")
         terminal.expect("nonsense")
         terminal.ctrl_c()
         assert "again leaves" not in terminal.prompt()
-        terminal.type('"""half')
-        terminal.enter("")
+        terminal.enter('"""half')
         terminal.expect(". ")
         terminal.ctrl_c()
-        terminal.prompt()
-        assert len(goes_on(terminal, server)["messages"]) == 2  # the system's and ours
+        assert "Ctrl+C again leaves" in terminal.prompt()
+        assert "All is well." in terminal.say("hello")
+        assert of("user", server.requests[0]) == ["hello"]
+        press_until_it_leaves(terminal)
 
 
-@pytest.mark.parametrize("delay", [0.03, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize(
+    "delay", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.03, 0.1, 0.2, 0.3))]
+)
 def test_ctrl_c_right_after_the_first_entry_comes_back_to_the_prompt(
     tmp_path: Path, delay: float
 ) -> None:
+    """Whatever is being imported then."""
     release = threading.Event()
-    with ScriptedServer(held(release)) as server, Terminal(tmp_path, server) as terminal:
+
+    def script(body: Body) -> Reply:
+        return FINE if release.is_set() or not release.wait(PATIENCE) else Reply("late")
+
+    with ScriptedServer(script) as server, Terminal(tmp_path, server) as terminal:
         terminal.enter("hello")
         terminal.expect("hello\r\n")
-        time.sleep(delay)  # whatever goes on then
+        time.sleep(delay)
         terminal.child.sendintr()
         with promptly():
-            # a ^C that is not shown ends no line
-            terminal.child.expect(PROMPT.replace(r"\r\n", r"\r\n?", 1))
+            terminal.child.expect(r"\r\n?(?:\x1b\][^\x07]*\x07|\x1b\[\?2004[hl]\r?)*> ")
         release.set()
-        goes_on(terminal, server)
+        assert "All is well." in terminal.say("and now?")
 
 
-def test_ctrl_c_stops_a_command_of_the_persons_own(tmp_path: Path) -> None:
-    with serve(FINE) as server, Terminal(tmp_path, server) as terminal:
-        terminal.enter(f"!{SLEEP}")
-        terminal.until(lambda: terminal.running(SLEEP))
-        terminal.ctrl_c()
-        with promptly():
-            terminal.prompt()
-        assert not terminal.running(SLEEP)
-        goes_on(terminal, server)
+# ---- the ways out ------------------------------------------------------------------------
 
 
-def test_every_run_of_a_session_can_be_stopped(tmp_path: Path) -> None:
-    """Not only the first: the connection that is shut is always the one in use."""
-    half = Reply("alpha beta gamma", cut=3, close="hang")
-    with (
-        serve(half, FINE, half, FINE, half, FINE) as server,
-        Terminal(tmp_path, server) as terminal,
-    ):
-        for _ in range(3):
+def twice(terminal: Terminal) -> None:
+    terminal.ctrl_c()
+    terminal.until((terminal.ws / "asked").exists, "the first is seen")
+    terminal.ctrl_c()
+
+
+def again_and_again(terminal: Terminal) -> None:
+    """Also while the program shuts down."""
+    for _ in range(30):
+        if terminal.child.isalive():
+            terminal.child.sendintr()
+            terminal.child.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=0.02)
+
+
+def by_signals(*numbers: signal.Signals) -> Callable[[Terminal], None]:
+    def send(terminal: Terminal) -> None:
+        for number in numbers:
+            if terminal.child.isalive():
+                os.kill(terminal.child.pid, number)
+                terminal.child.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=0.02)
+
+    return send
+
+
+MANY = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT] * 5
+
+
+@pytest.mark.case("ABT-10", "ABT-12")
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [
+        pytest.param(twice, 130, id="Ctrl+C twice"),
+        pytest.param(again_and_again, 130, id="Ctrl+C again and again"),
+        pytest.param(by_signals(signal.SIGQUIT), 131, id="SIGQUIT"),
+        pytest.param(by_signals(*MANY), 143, id="many signals"),
+    ],
+)
+def test_whichever_way_the_program_ends_nothing_is_left_and_the_session_goes_on(
+    tmp_path: Path, way: Callable[[Terminal], None], code: int
+) -> None:
+    line = f"{FAMILY.rpartition(';')[0]}; {STUBBORN}"
+    with serve(command(line)) as server:
+        with Terminal(tmp_path, server, "-y") as terminal:
             terminal.enter("hello")
-            terminal.expect("alpha")
-            terminal.ctrl_c()
+            terminal.until(lambda: all(map(terminal.running, [*MEMBERS[1:], "sleep 0.01"])))
+            terminal.settled()
             with promptly():
-                assert "stopped by you" in terminal.prompt()
-            goes_on(terminal, server)
+                way(terminal)
+                assert terminal.exit_code() == code
+            assert terminal.output.rindex("\x1b[?2004l") > terminal.output.rindex("\x1b[?2004h")
+        if code == 143:
+            assert len(resumed(terminal, server)) == 1
 
 
-# ---- signals, a terminal that goes away, one-shot --------------------------------------------------------
+def resumed(place: Place, server: ScriptedServer) -> list[str]:
+    """The session of the folder goes on, and its next request is in order; returns the results of tools in it."""
+    server.script = lambda body: FINE
+    with OneShot(place.folder, server, "-c", "and now?") as run:
+        assert run.end() == 0
+    assert of("user", server.requests[-1]) == ["hello", "and now?"]
+    return of("tool", server.requests[-1])
 
 
-@pytest.mark.case("ABT-12")
-def test_sigterm_during_a_command_ends_all_of_it(tmp_path: Path) -> None:
-    with (
-        serve(command(f"setsid sleep 301 & {SLEEP}")) as server,
-        Terminal(tmp_path, server, "-y") as terminal,
-    ):
+@pytest.mark.case("ABT-13")
+def test_a_closed_terminal_ends_the_program_and_its_commands(tmp_path: Path) -> None:
+    with serve(command(FAMILY)) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
-        terminal.until(lambda: terminal.running(SLEEP) and terminal.running("sleep 301"))
-        terminal.kill(signal.SIGTERM)
+        terminal.until(lambda: all(map(terminal.running, MEMBERS)))
         with promptly():
-            assert terminal.exit_code() == 143
+            terminal.hang_up()
+            until(lambda: not processes(terminal.mark))
+
+
+def test_a_second_ctrl_c_leaves_also_when_the_first_has_stopped_the_run(tmp_path: Path) -> None:
+    with serve(HALF) as server, Terminal(tmp_path, server) as terminal:
+        terminal.enter("hello")
+        terminal.expect("gamma")
+        terminal.ctrl_c()
+        terminal.prompt()
+        press_until_it_leaves(terminal)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -341,119 +310,75 @@ def test_a_signal_at_the_prompt_ends_in_order(tmp_path: Path, number: signal.Sig
         assert "hello" in (terminal.home / ".data" / "coder" / "history").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_as_soon_as_the_prompt_is_there(tmp_path: Path, number: signal.Signals) -> None:
     with serve(FINE) as server:
         terminal = Terminal(tmp_path, server)
         try:
             terminal.prompt()
             os.kill(terminal.child.pid, number)
-            with promptly():
-                terminal.child.expect(
-                    PROMPT if number == signal.SIGINT else pexpect.EOF, timeout=PROMPTLY
-                )
+            expected = "again leaves" if number == signal.SIGINT else pexpect.EOF
+            terminal.child.expect(expected, timeout=PROMPTLY)
         finally:
             terminal.stop()
             terminal.child.close(force=True)
 
 
-def test_sigterm_in_the_middle_of_text(tmp_path: Path) -> None:
-    with (
-        serve(Reply("alpha beta gamma", cut=3, close="hang")) as server,
-        Terminal(tmp_path, server) as terminal,
-    ):
+@pytest.mark.case("ABT-12")
+def test_code_that_holds_the_end_up_is_not_waited_for(tmp_path: Path) -> None:
+    wait = "import atexit, time\ndef wait():\n    while True: time.sleep(1)\n"
+    add_plugin(tmp_path, "slow.py", f"{wait}def setup(api): atexit.register(wait)\n")
+    with serve(command(FAMILY)) as server, Terminal(tmp_path, server, "-y") as terminal:
         terminal.enter("hello")
-        terminal.expect("alpha")
+        terminal.until(lambda: all(map(terminal.running, MEMBERS)))
         terminal.kill(signal.SIGTERM)
         with promptly():
             assert terminal.exit_code() == 143
 
 
-@pytest.mark.case("ABT-13")
-def test_a_closed_terminal_ends_the_program_and_its_commands(tmp_path: Path) -> None:
-    with (
-        serve(command(f"setsid sleep 301 & {SLEEP}")) as server,
-        Terminal(tmp_path, server, "-y") as terminal,
-    ):
-        terminal.enter("hello")
-        terminal.until(lambda: terminal.running(SLEEP) and terminal.running("sleep 301"))
-        with promptly():
-            terminal.hang_up()
-            until(lambda: not processes(terminal.mark))
-
-
-def test_a_closed_terminal_ends_the_program_at_the_prompt(tmp_path: Path) -> None:
-    with serve(FINE) as server, Terminal(tmp_path, server) as terminal:
-        terminal.say("hello")
-        with promptly():
-            terminal.hang_up()
-            until(lambda: not processes(terminal.mark))
+# ---- one task ----------------------------------------------------------------------------
 
 
 @pytest.mark.case("ABT-14")
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code", "output_format"),
+    [(signal.SIGINT, 130, "text"), (signal.SIGTERM, 143, "json"), (signal.SIGHUP, 129, "text")],
 )
-def test_a_signal_to_a_one_shot_run_in_bash(
-    tmp_path: Path, number: signal.Signals, code: int
+def test_a_signal_to_a_one_shot_run_in_bash_stops_all_of_it_and_is_named(
+    tmp_path: Path, number: signal.Signals, code: int, output_format: str
 ) -> None:
-    with (
-        serve(command(f"setsid sleep 301 & echo partial; {SLEEP}")) as server,
-        OneShot(tmp_path, server, "-y", "hello") as run,
-    ):
-        until(lambda: run.running(SLEEP) and run.running("sleep 301"))
-        run.kill(number)
-        with promptly():
-            assert run.end() == code
-        assert run.out == ""
-
-
-@pytest.mark.parametrize("output_format", ["text", "json"])
-@pytest.mark.parametrize(
-    ("number", "code", "by"),
-    [
-        (signal.SIGINT, 130, "you"),
-        (signal.SIGTERM, 143, "SIGTERM"),
-        (signal.SIGHUP, 129, "SIGHUP"),
-    ],
-)
-def test_the_last_line_of_a_one_shot_run_names_what_stopped_it(
-    tmp_path: Path, output_format: str, number: signal.Signals, code: int, by: str
-) -> None:
-    with (
-        serve(Reply("alpha beta gamma", cut=2, close="hang")) as server,
-        OneShot(tmp_path, server, "--output-format", output_format, "hello") as run,
-    ):
-        until(lambda: server.requests)
-        run.kill(number)
-        with promptly():
-            assert run.end() == code
+    with serve(command(f"echo partial; {FAMILY}")) as server:
+        options = ("-y", "--output-format", output_format, "hello")
+        with OneShot(tmp_path, server, *options) as run:
+            until(lambda: all(map(run.running, MEMBERS)))
+            run.kill(number)
+            with promptly():
+                assert run.end() == code
+        by = "you" if number == signal.SIGINT else number.name
         assert run.err.splitlines()[-1].startswith(f"stopped by {by}")
         assert run.err.count("stopped by") == 1
+        if output_format == "json":
+            assert json.loads(run.out)["stop_reason"] == "aborted"
+        else:
+            assert run.out == ""
+        if number == signal.SIGINT:
+            (result,) = resumed(run, server)
+            assert "partial" in result and "aborted by the user" in result
 
 
-def test_sigint_to_a_one_shot_run_that_waits_for_headers(tmp_path: Path) -> None:
-    release = threading.Event()
-    with ScriptedServer(held(release)) as server, OneShot(tmp_path, server, "hello") as run:
-        until(lambda: server.requests)
-        run.kill(signal.SIGINT)
-        with promptly():
-            assert run.end() == 130
-        release.set()
+def until_beta(run: OneShot) -> None:
+    assert run.child.stdout
+    assert any(b"beta" in line for line in iter(run.child.stdout.readline, b""))
 
 
-def test_sigint_to_a_one_shot_run_in_the_middle_of_text(tmp_path: Path) -> None:
-    with serve(Reply("alpha beta gamma", cut=3, close="hang")) as server:
+def test_a_signal_in_the_middle_of_text_ends_the_events_with_the_last_one(tmp_path: Path) -> None:
+    with serve(HALF) as server:
         with OneShot(tmp_path, server, "--output-format", "stream-json", "hello") as run:
-            assert run.child.stdout
-            for line in run.child.stdout:
-                if b"beta" in line:
-                    break
+            until_beta(run)
             run.kill(signal.SIGINT)
             with promptly():
                 assert run.end() == 130
-            assert '"stop_reason": "aborted"' in run.out.splitlines()[-1]
-        assert server.gone == 1
+        assert '"stop_reason": "aborted"' in run.out.splitlines()[-1] and server.gone == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -461,28 +386,21 @@ def test_a_signal_that_does_not_wake_the_read_is_seen_all_the_same(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     """As one that comes between Python's look for signals and the read that blocks. Here another thread of the process gets it."""
-    add_plugin(
-        tmp_path,
-        "deaf.py",
-        "import signal\ndef setup(api): api.subscribe(told)\n"
-        f"def told(event): signal.pthread_sigmask(signal.SIG_BLOCK, {{{number}}})\n",
-    )
+    block = f"signal.pthread_sigmask(signal.SIG_BLOCK, {{{number}}})"
+    setup = "import signal\ndef setup(api): api.subscribe(block)\n"
+    add_plugin(tmp_path, "deaf.py", f"{setup}def block(event): {block}\n")
     with (
-        serve(Reply("alpha beta gamma", cut=3, close="hang")) as server,
+        serve(HALF) as server,
         OneShot(tmp_path, server, "--output-format", "stream-json", "hello") as run,
     ):
-        assert run.child.stdout
-        for line in run.child.stdout:
-            if b"beta" in line:
-                break
+        until_beta(run)
         run.kill(number)
         with promptly():
             assert run.end() == code
 
 
 def test_two_sigints_to_a_one_shot_run(tmp_path: Path) -> None:
-    stubborn = "trap 'touch asked' TERM; while :; do sleep 0.01; done"
-    with serve(command(stubborn)) as server, OneShot(tmp_path, server, "-y", "hello") as run:
+    with serve(command(STUBBORN)) as server, OneShot(tmp_path, server, "-y", "hello") as run:
         until(lambda: run.running("sleep 0.01"))
         with promptly():
             run.kill(signal.SIGINT)
@@ -491,7 +409,89 @@ def test_two_sigints_to_a_one_shot_run(tmp_path: Path) -> None:
             assert run.end() == 130
 
 
-# ---- the library: a token that another thread sets -------------------------------------------------------
+# ---- Ctrl+Z ------------------------------------------------------------------------------
+
+
+class Shell(Terminal):
+    """A shell with jobs, for the program to be started in."""
+
+    def __init__(self, folder: Path, server: ScriptedServer) -> None:
+        super().__init__(folder, server, "--version")
+        self.child.expect(pexpect.EOF)
+        self.child.close()
+        self.child = pexpect.spawn(
+            "/bin/bash",
+            ["--norc", "--noprofile", "-i"],
+            cwd=str(self.ws),
+            env=self.environment | {"PS1": "$ "},
+            dimensions=(24, 80),
+            encoding="utf-8",
+            codec_errors="replace",
+            timeout=PATIENCE,
+        )
+        self.child.logfile_read = self.log
+        self.child.delaybeforesend = None
+
+    def __enter__(self) -> Shell:
+        self.expect("$ ")
+        return self
+
+    def stop_program(self) -> None:
+        self.type("\x1a")
+        self.expect("Stopped")
+        self.expect("$ ")
+
+
+@pytest.mark.case("ABT-16")
+def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back(tmp_path: Path) -> None:
+    ticks = "for i in 1 2 3 4 5 6 7 8 9; do sleep 0.5; echo tick $i; done; sleep 300"
+    replies = iter([command("sh ticks"), FINE, command("sh ticks")])
+    with serve(lambda body: next(replies)) as server, Shell(tmp_path, server) as shell:
+        (shell.ws / "ticks").write_text(ticks)
+        shell.enter(f"{sys.executable} -m coder -y")
+        Terminal.prompt(shell)
+        shell.ready()
+        shell.enter("hello")
+        shell.expect("tick 1")
+        working = termios.tcgetattr(shell.child.child_fd)
+        shell.stop_program()
+        stopped = shell.output.rindex("Stopped")
+        off, on = (shell.output.rindex(f"\x1b[?2004{c}", 0, stopped) for c in "lh")
+        assert off > on, "pastes are not marked for the shell"
+        shell.enter("stty -a | tr ' ' '\\n' | grep -x -e '-\\?echo' -e '-\\?icanon' | tr '\\n' ' '")
+        assert re.search(r"\r\n.*icanon.*echo", shell.expect("$ "))
+        assert "-icanon -echo" not in shell.output
+        shell.enter("fg")
+        shell.expect("tick")
+        until(lambda: termios.tcgetattr(shell.child.child_fd) == working)
+        shell.type("half a line")
+        shell.expect("half a line")
+        with promptly():
+            shell.child.sendintr()
+            shell.expect("stopped by you")
+        shell.prompt()
+        shell.enter("")  # the line that was typed
+        shell.expect("All is well.")
+        shell.prompt()
+        shell.ready()
+        # In the background a change of the terminal's modes would stop it again
+        shell.enter("once more")
+        shell.expect("tick 1")
+        shell.stop_program()
+        with promptly():
+            shell.enter("kill %1")
+            shell.until(lambda: not shell.running(f"{sys.executable} -m coder"))
+
+        def told() -> bool:  # before a prompt that comes after the shell has heard of it
+            shell.enter("")
+            return "Exit 143" in shell.output
+
+        shell.until(told, "the exit code")
+        shell.enter("exit 0")
+        assert shell.exit_code() == 0
+
+
+# ---- the library: a token that another thread sets ---------------------------------------
 
 
 @pytest.fixture
@@ -503,85 +503,82 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     gone(value)
 
 
-def stopped(
+def stopped_run(
     server: ScriptedServer,
-    when: Callable[[], Any],
+    when: Callable[[], Any] | type[Event],
     tools: Any = (),
-    each: Callable[[Event], None] | None = None,
     **options: Any,
-) -> tuple[list[Event], list[Message]]:
-    """A run in this thread whose token another thread sets when a condition holds: it has to end within two seconds of it.
+) -> list[Message]:
+    """A run in this thread whose token another thread sets when a condition holds, or an event has come.
 
-    Returns the events, and the history, which is in order.
+    It has to end within two seconds. Returns the history, which is in order.
     """
-    abort, over, messages, set_at = Abort(), threading.Event(), list[Message](), list[float]()
+    abort, over, seen, messages = Abort(), threading.Event(), threading.Event(), list[Message]()
+    set_at: list[float] = []
+    holds = seen.is_set if isinstance(when, type) else when
 
     def set_it() -> None:
-        until(lambda: when() or over.is_set())
+        until(lambda: holds() or over.is_set())
         set_at.append(time.monotonic())
         abort.set()
+
+    def watch(event: Event) -> None:
+        if isinstance(when, type) and isinstance(event, when):
+            seen.set()
 
     thread = threading.Thread(target=set_it)
     thread.start()
     try:
-        events, result = ask(
-            server, tools=tools, messages=messages, each=each, abort=abort, **options
-        )
+        options |= {"tools": tools, "messages": messages, "each": watch, "abort": abort}
+        events, result = ask(server, **options)
         ended = time.monotonic()
     finally:
         over.set()
         thread.join()
     assert set_at and ended - set_at[0] < 2
     assert result.stop_reason == "aborted" and isinstance(events[-1], RunEnd)
-    assert_valid(
-        {
-            "messages": [
-                message
-                for message in convert_to_llm(messages)
-                if message.get("content") or message.get("tool_calls")
-            ]
-        }
-    )
+    sent = convert_to_llm(messages)
+    full = [each for each in sent if each.get("content") or each.get("tool_calls")]
+    assert_valid({"messages": full})
     assert_all_valid(server)
-    return events, messages
+    return messages
 
 
-def test_an_abort_while_the_server_sends_no_headers(mark: str) -> None:
+def test_an_abort_before_the_headers_and_of_a_stalled_stream_closes_the_connection() -> None:
     release = threading.Event()
-    with ScriptedServer(held(release)) as server:
-        stopped(server, lambda: server.requests)
+
+    def script(body: Body) -> Reply:
+        release.wait(PATIENCE)
+        return Reply("late " * 500, pace=0.001)
+
+    with ScriptedServer(script) as server:
+        stopped_run(server, lambda: server.requests)
         release.set()
         until(lambda: server.gone == 1)
-
-
-def test_an_abort_of_a_stalled_stream(mark: str) -> None:
-    came = threading.Event()
-    with serve(Reply("alpha beta gamma", cut=3, close="hang")) as server:
-        _, messages = stopped(
-            server,
-            came.is_set,
-            each=lambda event: came.set() if isinstance(event, TextDelta) else None,
-        )
+    with serve(HALF) as server:
+        messages = stopped_run(server, TextDelta)
         until(lambda: server.gone == 1)
         assert messages[-1]["role"] == "assistant" and messages[-1]["meta"]["aborted"]
 
 
-def test_an_abort_in_bash(mark: str, tmp_path: Path) -> None:
-    with serve(command(f"echo partial; {SLEEP}")) as server:
-        _, messages = stopped(server, lambda: running(mark, SLEEP), Toolset([bash], cwd=tmp_path))
-    assert messages[-1]["content"] == "partial\n[aborted by the user]"
-
-
-def test_an_abort_during_a_wait_for_the_next_attempt(mark: str) -> None:
-    waiting = threading.Event()
+def test_an_abort_during_a_wait_for_the_next_attempt() -> None:
     with serve(Reply("busy", status=503)) as server:
-        stopped(
-            server,
-            waiting.is_set,
-            each=lambda event: waiting.set() if isinstance(event, Retry) else None,
-            retry=RetryPolicy(base=60),
-        )
+        stopped_run(server, Retry, retry=RetryPolicy(base=60))
         assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "runs", "result"),
+    [
+        (f"echo partial; {SLEEP}", SLEEP, "partial\n[aborted by the user]"),
+        ("yes", "yes", "aborted by the user"),
+    ],
+)
+def test_an_abort_in_bash(mark: str, tmp_path: Path, line: str, runs: str, result: str) -> None:
+    with serve(command(line)) as server:
+        tools = Toolset([bash], cwd=tmp_path)
+        messages = stopped_run(server, lambda: running(mark, runs), tools)
+    assert result in messages[-1]["content"]
 
 
 def test_an_abort_in_grep(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,44 +588,23 @@ def test_an_abort_in_grep(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     program.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
     with serve(Reply(calls=[("grep", {"pattern": "x"})])) as server:
-        _, messages = stopped(server, lambda: running(mark, "/bin/sleep"), Toolset([grep], cwd=ws))
+        tools = Toolset([grep], cwd=ws)
+        messages = stopped_run(server, lambda: running(mark, "/bin/sleep"), tools)
     assert "aborted by the user" in messages[-1]["content"]
 
 
-def test_an_abort_between_two_calls(mark: str, tmp_path: Path) -> None:
+def test_an_abort_between_two_calls_and_before_a_run(tmp_path: Path) -> None:
     abort, messages = Abort(), list[Message]()
-    with serve(
-        Reply(
-            calls=[("bash", {"command": line}) for line in ("echo first", "touch PWN", "touch PWN")]
-        )
-    ) as server:
+    with serve(command("echo first", "touch PWN", "touch PWN")) as server:
+        options = {"tools": Toolset([bash], cwd=tmp_path), "messages": messages, "abort": abort}
         _, result = ask(
-            server,
-            tools=Toolset([bash], cwd=tmp_path),
-            messages=messages,
-            abort=abort,
-            each=lambda event: abort.set() if isinstance(event, ToolEnd) else None,
+            server, each=lambda event: isinstance(event, ToolEnd) and abort.set(), **options
         )
-    assert result.stop_reason == "aborted"
-    assert [message["content"] for message in messages[-3:]] == [
-        "first",
-        *["Not run: aborted by the user."] * 2,
-    ]
-    assert not (tmp_path / "PWN").exists()
-
-
-def test_an_abort_before_the_run_asks_nobody(mark: str) -> None:
-    abort = Abort()
-    abort.set()
-    with serve(FINE) as server:
+        assert result.stop_reason == "aborted" and not (tmp_path / "PWN").exists()
+        contents = [message["content"] for message in messages[-3:]]
+        assert contents == ["first", *["Not run: aborted by the user."] * 2]
         _, result = ask(server, abort=abort)
-        assert result.stop_reason == "aborted" and not server.requests
-
-
-def test_an_abort_while_a_command_writes_without_end(mark: str, tmp_path: Path) -> None:
-    with serve(command("yes")) as server:
-        _, messages = stopped(server, lambda: running(mark, "yes"), Toolset([bash], cwd=tmp_path))
-    assert "aborted by the user" in messages[-1]["content"]
+        assert result.stop_reason == "aborted" and len(server.requests) == 1
 
 
 class Deaf:
@@ -660,11 +636,16 @@ class Deaf:
             one.close()
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [False, True],
-    ids=["the server stays deaf", "the connection comes about after the abort"],
-)
+def is_called(function: str) -> bool:
+    """Is a thread inside a function of this name?"""
+    return any(
+        frame.f_code.co_name == function
+        for newest in sys._current_frames().values()
+        for frame, _ in traceback.walk_stack(newest)
+    )
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["never", "after the abort"])
 def test_an_abort_while_the_connection_is_made(answers: bool) -> None:
     server, abort, ended = Deaf(), Abort(), threading.Event()
     model = ChatModel("m", base_url=server.url)
@@ -676,7 +657,7 @@ def test_an_abort_while_the_connection_is_made(answers: bool) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        until(lambda: somebody_is_in("create_connection"))
+        until(lambda: is_called("create_connection"))
         abort.set()
         if answers:
             server.accept()
@@ -686,19 +667,10 @@ def test_an_abort_while_the_connection_is_made(answers: bool) -> None:
         thread.join()
 
 
-def somebody_is_in(function: str) -> bool:
-    """Is a thread inside a function of this name?"""
-    return any(
-        frame.f_code.co_name == function
-        for newest in sys._current_frames().values()
-        for frame, _ in traceback.walk_stack(newest)
-    )
+# ---- the library: interrupts, consumers that leave, clocks -------------------------------
 
 
-# ---- the library: interrupts, consumers that leave, clocks -----------------------------------------------
-
-
-def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs(mark: str) -> None:
+def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs() -> None:
     @tool
     def pressed() -> str:
         """Press Ctrl+C."""
@@ -707,9 +679,8 @@ def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs(ma
 
     messages, events = list[Message](), list[Event]()
     with serve(Reply("So:", calls=[("pressed", {}), ("pressed", {})])) as server:
-        run = run_loop(
-            messages, ChatModel("m", base_url=server.url), [pressed], prompts="go", retry=FAST
-        )
+        model = ChatModel("m", base_url=server.url)
+        run = run_loop(messages, model, [pressed], prompts="go", retry=FAST)
         with pytest.raises(KeyboardInterrupt):
             for event in run:
                 events.append(event)
@@ -718,79 +689,118 @@ def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs(ma
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
 
 
-def consumed(
-    server: ScriptedServer,
-    messages: list[Message],
-    until_event: Callable[[Event], bool],
-    **options: Any,
-) -> Any:
-    """A run whose consumer has stopped at an event."""
-    run = run_loop(
-        messages, ChatModel("m", base_url=server.url), prompts="go", retry=FAST, **options
-    )
-    while not until_event(next(run)):
-        pass
-    return run
-
-
-def test_a_consumer_that_leaves_in_the_middle_of_bash_leaves_nothing_behind(
-    mark: str, tmp_path: Path
+@pytest.mark.parametrize("moment", [ToolUpdate, TextDelta])
+def test_a_consumer_that_leaves_leaves_nothing_behind(
+    mark: str, tmp_path: Path, moment: type[Event]
 ) -> None:
     messages: list[Message] = []
-    calls = [
-        ("bash", {"command": f"echo partial; setsid sleep 301 & {SLEEP}"}),
-        ("bash", {"command": "touch PWN"}),
-    ]
-    with serve(Reply(calls=calls)) as server:
-        run = consumed(
-            server,
-            messages,
-            lambda event: isinstance(event, ToolUpdate),
-            tools=Toolset([bash], cwd=tmp_path),
-        )
-        until(lambda: running(mark, SLEEP) and running(mark, "sleep 301"))
+    calls = command(f"echo partial; setsid sleep 301 & {SLEEP}", "touch PWN")
+    with serve(calls if moment is ToolUpdate else HALF) as server:
+        model, tools = ChatModel("m", base_url=server.url), Toolset([bash], cwd=tmp_path)
+        run = run_loop(messages, model, tools, prompts="go", retry=FAST)
+        while not isinstance(next(run), moment):
+            pass
+        if moment is ToolUpdate:
+            until(lambda: running(mark, SLEEP) and running(mark, "sleep 301"))
         with promptly():
             run.close()
-    gone(mark)
+        gone(mark)
+        until(lambda: moment is ToolUpdate or server.gone == 1)
     assert_valid({"messages": convert_to_llm(messages)})
-    assert "partial" in messages[-2]["content"] and "Not run" in messages[-1]["content"]
+    if moment is ToolUpdate:
+        assert "partial" in messages[-2]["content"] and "Not run" in messages[-1]["content"]
     assert not (tmp_path / "PWN").exists()
-
-
-def test_a_consumer_that_leaves_in_the_middle_of_text_closes_the_connection(mark: str) -> None:
-    messages: list[Message] = []
-    with serve(Reply("alpha beta gamma", cut=3, close="hang")) as server:
-        run = consumed(server, messages, lambda event: isinstance(event, TextDelta))
-        with promptly():
-            run.close()
-        until(lambda: server.gone == 1)
-    assert messages[-1]["role"] == "assistant"
-    assert_valid({"messages": convert_to_llm(messages)})
 
 
 @pytest.mark.parametrize(
     "reply",
-    [
-        Reply("alpha beta gamma", cut=3, close="hang"),
-        Reply(chunks=[], close="hang"),
-        command(SLEEP),
-    ],
-    ids=["a stalled stream", "no stream", "a sleeping command"],
+    [HALF, Reply(chunks=[], close="hang"), command(SLEEP), Reply("busy", status=503)],
+    ids=["a stalled stream", "no stream", "a command", "a wait for the next attempt"],
 )
 def test_the_time_limit_ends_what_does_not_end(mark: str, tmp_path: Path, reply: Reply) -> None:
-    messages: list[Message] = []
+    messages, limits = list[Message](), Limits(max_seconds=0.3)
+    options: dict[str, Any] = {"retry": RetryPolicy(base=60), "limits": limits}
     with serve(reply) as server, promptly(1 + PROMPTLY):
-        _, result = ask(
-            server,
-            tools=Toolset([bash], cwd=tmp_path),
-            messages=messages,
-            limits=Limits(max_seconds=1),
-        )
+        tools = Toolset([bash], cwd=tmp_path)
+        _, result = ask(server, tools=tools, messages=messages, **options)
     assert result.stop_reason == "max_time"
     assert_valid({"messages": convert_to_llm(messages)})
 
 
-def test_the_time_limit_ends_a_wait_for_the_next_attempt(mark: str) -> None:
-    with serve(Reply("busy", status=503)) as server, promptly(1 + PROMPTLY):
-        _, result = ask(server, retry=RetryPolicy(base=60), limits=Limits(max_seconds=1))
-    assert result.stop_reason == "max_time"
+# ---- a large file ------------------------------------------------------------------------
+
+WRITER = """
+import os, sys
+from coder.devtools.replay import ScriptedModel
+from coder.devtools.scripted import Reply
+from coder.loop import run_loop
+from coder.toolset import Toolset
+from coder.tools.files import read, write
+from coder.hooks import Hooks
+
+CONTENT = ("new " * 249_999 + "\\n") * 50
+
+class Large(Hooks):
+    def before_tool_call(self, call, ctx):
+        if call.name == "write":
+            call.arguments["content"] = CONTENT
+            ctx.authorize = self.authorize
+
+    def authorize(self, *asked):  # all is prepared: from here on each run is a process of its own
+        for _ in sys.stdin:
+            if not (pid := os.fork()):
+                print(os.getpid(), flush=True)
+                return
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        os._exit(0)
+        yield
+
+calls = [Reply(calls=[("read", {"path": "file", "limit": 1})]), Reply(calls=[("write", {"path": "file", "content": ""})]), Reply("ok")]
+try:
+    for event in run_loop([], ScriptedModel(calls), Toolset([read, write], cwd=sys.argv[1]), prompts="go", hooks=Large()):
+        pass
+except KeyboardInterrupt:
+    os._exit(130)
+os._exit(0)
+"""
+
+
+@pytest.mark.case("ABT-18")
+@pytest.mark.parametrize("rounds", [6, pytest.param(100, marks=pytest.mark.slow)])
+def test_ctrl_c_while_a_large_file_is_written_leaves_the_old_or_the_new_one(
+    tmp_path: Path, rounds: int
+) -> None:
+    ws, chance = tmp_path / "ws", random.Random(18)
+    ws.mkdir()
+    old, new = ((word * 249_999 + b"\n") * 50 for word in (b"old ", b"new "))
+    (ws / "file").write_bytes(old)
+    codes: list[int] = []
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(ws)], cwd=ROOT, text=True, **pipes
+    ) as writer:
+
+        def written(after: float) -> float:
+            """One run, with a SIGINT so many seconds after it has begun; how long it took."""
+            assert writer.stdin and writer.stdout
+            writer.stdin.write("once more\n")
+            writer.stdin.flush()
+            pid, started = int(writer.stdout.readline()), time.monotonic()
+            if after < PATIENCE:
+                time.sleep(after)  # the moment within the call is the case
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT)
+            codes.append(int(writer.stdout.readline()))
+            took = time.monotonic() - started
+            assert os.listdir(ws) == ["file"]
+            content = (ws / "file").read_bytes()
+            assert content == new or (content == old and codes[-1] == 130)
+            if content == new:
+                (ws / "file").write_bytes(old)
+            return took
+
+        whole = written(PATIENCE)
+        for _ in range(rounds):
+            written(chance.uniform(0, whole))
+        writer.communicate(timeout=PATIENCE)
+    assert codes[0] == 0 and set(codes) <= {0, 130} and 130 in codes, codes
