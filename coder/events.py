@@ -300,6 +300,15 @@ def innermost(event: Event) -> Event:
     return event
 
 
+def hidden_usage(event: Event) -> Usage | None:
+    """The usage of a hidden agent (the one that summarises), whose run ends here: no session and no run counts it."""
+    around = None
+    while isinstance(event, Nested):
+        around, event = event, event.event
+    is_end = isinstance(event, RunEnd) and around is not None and not around.session_id
+    return event.usage if is_end and isinstance(event, RunEnd) else None
+
+
 # ---- generators of events --------------------------------------------------------------------------------
 
 Events: TypeAlias = Generator[Event, None, T]  # yields events, returns a T

@@ -955,7 +955,7 @@ def test_a_list_of_sessions_needs_no_tools_and_nothing_that_runs_a_model(place: 
     for verb in (["list"], ["search", "x"]):
         done = place.coder("sessions", *verb, python=["-X", "importtime", "-m", "coder"])
         loaded = set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.M))
-        assert "coder.cli.sessions_command" in loaded
+        assert "coder.cli.subcommands" in loaded
         assert not loaded & {
             "coder.cli.app",
             "coder.cli.commands",
@@ -1151,7 +1151,7 @@ def test_a_pipe_with_nobody_at_its_other_end_is_one_line_and_not_waited_for(
         done,
         "pipe: it is no trace"
         if arguments == ["trace", "pipe"]
-        else "pipe: nobody reads this pipe",
+        else "pipe: no process reads this pipe",
     )
 
 
@@ -1291,7 +1291,7 @@ sys.setprofile(press)
         "cb,coder.cli.app",
         "load,coder.cli.config",
         "build_app,",
-        "memory_of,",
+        "open_conversation,",
         "__init__,coder.cli.conversation",
     ],
 )

@@ -11,8 +11,10 @@ import re
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from coder.agent.instructions import Instruction
+if TYPE_CHECKING:
+    from coder.agent.instructions import Instruction
 
 RULES = """\
 You are coder, a coding agent in a terminal. You work on the user's files with the tools you are given.

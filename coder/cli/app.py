@@ -9,32 +9,23 @@ from __future__ import annotations
 import argparse
 import secrets
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coder.abort import Abort
 from coder.agent.agent import Agent
-from coder.agent.compaction import Compaction
-from coder.agent.folder_instructions import FolderInstructions
-from coder.agent.instructions import Instruction, instructions
-from coder.agent.parallel import ParallelTools
 from coder.agent.profiles import AgentSpec, choices, load_agents
 from coder.agent.prompt import system_prompt
-from coder.agent.subagent import Equipment, Subagents
-from coder.agent.todo import notes, todo
-from coder.ai import FIRST_BYTE_TIMEOUT
+from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.cli.config import ConfigError, Settings, config_folder, data_folder, window_of
+from coder.cli.optional import needed, optional
 from coder.cli.signals import Interrupts
-from coder.events import Event, Events, Notice, Returning, RunEnd, StepEnd
-from coder.extend.command_hooks import HooksError, command_hooks
-from coder.extend.guard import Spared
-from coder.extend.plugins import load_plugins
-from coder.hooks import HOOK_NAMES, FunctionHooks, HookChain, Hooks, implements
+from coder.events import Event, Events, Notice, Returning, RunEnd, StepEnd, hidden_usage
+from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions
-from coder.permissions.redact import RedactingModel, Redaction, Redactor, redact_logs
 from coder.permissions.rules import (
     Rule,
     RulesError,
@@ -44,69 +35,71 @@ from coder.permissions.rules import (
     shadowed_rules,
     unmatched_rules,
 )
-from coder.permissions.sandbox import Sandbox, SandboxError
 from coder.providers.errors import RetryPolicy
-from coder.sessions.rows import spent
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
 from coder.tools.search import glob, grep
-from coder.toolset import Tool
+from coder.toolset import Tool, Toolset
 from coder.types import Limits, Message, Request, RunResult, T, Usage
 
 if TYPE_CHECKING:
+    from coder.agent.compaction import Compaction
+    from coder.agent.folder_instructions import FolderInstructions
+    from coder.agent.subagent import Equipment, Subagents
     from coder.devtools.trace import Trace
+    from coder.extend.guard import Serialized
+    from coder.extend.plugins import Plugins
+    from coder.permissions.sandbox import Sandbox
 
-TOOLS = (read, write, edit, bash, grep, glob, ls, todo)
-PATCHING = (
-    read,
-    apply_patch,
-    bash,
-    grep,
-    glob,
-    ls,
-    todo,
-)  # for the GPT-5 family, which is trained on it
+TODO = optional("coder.agent.todo")
+READING = (bash, grep, glob, ls, *([TODO.todo] if TODO else []))
+TOOLS = (read, write, edit, *READING)
+PATCHING = (read, apply_patch, *READING)  # for the GPT-5 family, which is trained on it
 NO_TASK = Rule("task", "*", "deny", "sub-agents call none")
 Show = Callable[[Event], None]
 
 
 class App:
-    """State from one run to the next. `arguments` are the flags, `files` the instruction files of the folder;
-    `notices` are lines that the user should see at the next occasion."""
+    """State from one run to the next. `arguments` are the flags; `notices` are lines that the user should see at the
+    next occasion. What belongs to a module that was deleted is None."""
 
     def __init__(
         self,
         settings: Settings,
         arguments: argparse.Namespace,
-        *,
         permissions: Permissions,
         agents: Mapping[str, AgentSpec],
-        hooks: Hooks | None,
         sandbox: Sandbox | None,
-        files: Sequence[Instruction] | None = None,
     ) -> None:
         self.settings, self.permissions, self.agents = settings, permissions, agents
         self.sandbox, self.cwd = sandbox, Path.cwd()
         self.trace: Trace | None = arguments.trace
         self.system, self.extra = arguments.system_prompt, arguments.append_system_prompt
-        self.notices = list(settings.notes)
+        self.notices = [*settings.notes, *arguments.notices]
         self.usage, self.newest = Usage(), Usage()  # of the session; of the newest answer
         self.interrupts = Interrupts()
-        self.redactor = Redactor(*settings.keys)
         self.limits = Limits(max_steps=settings.max_steps, max_seconds=settings.max_seconds)
         self.retry = RetryPolicy(base=settings.retry_base)
-        taken = {each.name for each in (*TOOLS, *PATCHING)} | {"task"}
-        self.plugins = load_plugins(config_folder() / "plugins", taken)
-        lock = threading.RLock()
-        given = [*([hooks] if hooks else []), *self.plugins.hooks]
-        self.users_hooks = [SerializedHook(each, lock) for each in given]
-        tell = self.notices.append
-        self.files = instructions(self.cwd, config_folder(), tell) if files is None else files
-        self.folder_files = FolderInstructions(self.cwd, self.files, tell)
-        self.subagents = Subagents(
-            choices(agents, "subagent", "all"), self.equip, limits=self.limits, retry=self.retry
+        self.redaction = optional("coder.permissions.redact")
+        self.redactor = self.redaction and self.redaction.Redactor(*settings.keys)
+        self.redact: Callable[[str], str] = self.redactor.text if self.redactor else str
+        self.plugins, self.users_hooks = _extensions()
+        module = optional("coder.agent.instructions")
+        self.files = arguments.files
+        if self.files is None:
+            self.files = (
+                module.instructions(self.cwd, config_folder(), self.notices.append)
+                if module
+                else ()
+            )
+        self.folder_files = self._folder_files(self.notices.append)
+        self.compacts = not arguments.no_compaction
+        module = optional("coder.agent.subagent")
+        specs = choices(agents, "subagent", "all")
+        self.subagents: Subagents | None = module and module.Subagents(
+            specs, self.equip, limits=self.limits, retry=self.retry
         )
         self._begin(agents[arguments.agent or "build"])
 
@@ -115,8 +108,7 @@ class App:
         self.spec = spec
         self.chosen = self.settings.model  # the user's, for agents that have none of their own
         self.model = self.chat_model(spec.model or self.chosen)
-        prompt = self.agents["compaction"].prompt
-        self.compaction = Compaction(self.model, notes=self._notes, prompt=prompt)
+        self.compaction = self._compaction(self.model, self._notes)
         hooks: Sequence[Hooks] = self._hooks(
             self.permissions,
             lambda: self.spec,
@@ -133,8 +125,26 @@ class App:
             session_id=secrets.token_hex(8),
         )
         self.agent.subscribe(self._note)
-        self.agent.subscribe(self.plugins.told)
+        if self.plugins:
+            self.agent.subscribe(self.plugins.told)
         self._work_as(spec, self.model)
+
+    def _folder_files(
+        self, report: Callable[[str], None] | None = None
+    ) -> FolderInstructions | None:
+        module = optional("coder.agent.folder_instructions")
+        found: FolderInstructions | None = module and module.FolderInstructions(
+            self.cwd, self.files, *([report] if report else [])
+        )
+        return found
+
+    def _compaction(
+        self, model: ChatModel, notes: Callable[[], list[Message]] | None
+    ) -> Compaction | None:
+        module = optional("coder.agent.compaction") if self.compacts else None
+        prompt = self.agents["compaction"].prompt
+        made: Compaction | None = module and module.Compaction(model, notes=notes, prompt=prompt)
+        return made
 
     # -- who works
 
@@ -148,7 +158,7 @@ class App:
         self.chosen = name
         self._use(self.chat_model(name))
 
-    def _work_as(self, spec: AgentSpec, model: RedactingModel) -> None:
+    def _work_as(self, spec: AgentSpec, model: ChatModel) -> None:
         self.spec = spec
         self.permissions.agent = list(spec.rules)
         self.permissions.memory.clear()  # permission was given to the agent that asked
@@ -156,13 +166,16 @@ class App:
         self.agent.limits = replace(self.limits, max_steps=steps)
         self._use(model)
 
-    def _use(self, model: RedactingModel) -> None:
+    def _use(self, model: ChatModel) -> None:
         agent, seen = self.agent, self.agent.state.tools.seen
-        self.model = self.compaction.model = model
+        self.model = model
+        if self.compaction:
+            self.compaction.model = model
         agent.set_model(model)
         agent.set_system_prompt(self._prompt(self.spec, model.name))
-        tools = self.permissions.offered([*self.built_in(model.name), self.subagents.tool])
-        agent.set_tools(ParallelTools(tools, cwd=self.cwd))
+        task = [self.subagents.tool] if self.subagents else []
+        tools = self.permissions.offered([*self.built_in(model.name), *task])
+        agent.set_tools(self._toolset(tools))
         agent.state.tools.seen = (
             seen  # the files as tools have seen them, whichever tools there are
         )
@@ -176,9 +189,14 @@ class App:
         text = self.system or system_prompt(self.cwd, model, self.files, spec.prompt)
         return "\n\n".join(filter(None, [text, self.extra]))
 
+    def _toolset(self, tools: Sequence[Tool], session_id: str = "") -> Toolset:
+        parallel = optional("coder.agent.parallel")
+        kind: type[Toolset] = parallel.ParallelTools if parallel else Toolset
+        return kind(tools, cwd=self.cwd, session_id=session_id)
+
     def built_in(self, model: str) -> list[Tool]:
         """The tools that a model of this name gets from us and from the plugins."""
-        tools = [*tools_for(model), *self.plugins.tools]
+        tools = [*tools_for(model), *(self.plugins.tools if self.plugins else ())]
         return self.sandbox.tools(tools) if self.sandbox else tools
 
     @property
@@ -186,83 +204,83 @@ class App:
         """Seconds without data until a request is given up: at its start, later on."""
         return self.model.first_byte_timeout, self.model.idle_timeout
 
-    @property
-    def kinds(self) -> list[str]:
-        """What a rule can be about: the kinds, and every tool's name."""
-        tools = [*TOOLS, *PATCHING, *self.plugins.tools, self.subagents.tool]
-        return [*DEFAULTS, "read", *(each.name for each in tools)]
-
-    def chat_model(self, name: str) -> RedactingModel:
+    def chat_model(self, name: str) -> ChatModel:
         """A model of the server."""
         settings, idle = self.settings, self.settings.idle_timeout
         own = settings.context_window != window_of(settings.model)  # one that the user gave stays
         first = settings.first_byte_timeout
-        return RedactingModel(
+        if first is None:
+            first = max(FIRST_BYTE_TIMEOUT, idle) if idle else 0
+        redacting = self.redaction and partial(
+            self.redaction.RedactingModel, redactor=self.redactor
+        )
+        model: ChatModel = (redacting or ChatModel)(
             name,
-            redactor=self.redactor,
             base_url=settings.base_url,
             api_key=settings.api_key,
             context_window=settings.context_window if own else window_of(name),
             idle_timeout=idle,
-            first_byte_timeout=(max(FIRST_BYTE_TIMEOUT, idle) if idle else 0)
-            if first is None
-            else first,
+            first_byte_timeout=first,
             extra_body=settings.extra_body,
             headers=settings.headers,
             profile=settings.profile,
             price=settings.price_of(name),
         )
+        return model
 
     def _hooks(
         self,
         permissions: Permissions,
         spec: Callable[[], AgentSpec],
         users: Sequence[Hooks],
-        folder_files: FolderInstructions,
-        compaction: Compaction,
+        *optional_hooks: Hooks | None,
     ) -> list[Hooks]:
         """The hooks of an agent, in their order."""
-        hooks = [permissions, _temperature(spec), *users, self.sandbox]
-        hooks += [Spared(folder_files), Spared(compaction), Redaction(self.redactor)]
-        return [each for each in hooks if each]
+        guard = optional("coder.extend.guard")
+        spared = [guard.Spared(each) if guard else each for each in optional_hooks if each]
+        redaction = [self.redaction.Redaction(self.redactor)] if self.redaction else []
+        sandbox = [self.sandbox] if self.sandbox else []
+        return [permissions, _temperature(spec), *users, *sandbox, *spared, *redaction]
 
     def equip(self, spec: AgentSpec, session_id: str) -> Equipment:
         """What a sub-agent works with: it may do nothing that this agent may not."""
+        from coder.agent.subagent import Equipment
+
         model = self.chat_model(spec.model or self.model.name)
         permissions = self.permissions.child([*spec.rules, NO_TASK])
-        folder_files = FolderInstructions(self.cwd, self.files)
-        compaction = Compaction(
-            model, notes=folder_files.notes, prompt=self.agents["compaction"].prompt
-        )
+        folder_files = self._folder_files()
+        compaction = self._compaction(model, folder_files.notes if folder_files else None)
         users = [each.in_child() for each in self.users_hooks]
         hooks = HookChain(*self._hooks(permissions, lambda: spec, users, folder_files, compaction))
-        tools = permissions.offered(self.built_in(model.name))
         if self.trace:
             self.trace.attach(model)
         return Equipment(
             model,
-            ParallelTools(tools, cwd=self.cwd, session_id=session_id),
+            self._toolset(permissions.offered(self.built_in(model.name)), session_id),
             system_prompt(self.cwd, model.name, self.files, spec.prompt),
             self.trace.hooks(hooks) if self.trace else hooks,
         )
 
     # -- runs
 
-    def run(self, prompt: str, show: Show) -> RunResult:
-        """One run, its events shown. Raises KeyboardInterrupt where it had to be broken off."""
-        run = self.agent.stream(self.redactor.text(prompt))
-        return self._follow(self.trace.watch(run) if self.trace else run, show)
+    def stream(self, prompt: str) -> Events[RunResult]:
+        """One run, to be followed."""
+        run = self.agent.stream(self.redact(prompt))
+        return self.trace.watch(run) if self.trace else run
 
     def compact(self, focus: str, show: Show) -> bool:
-        """Summarise the history now. Raises KeyboardInterrupt, and Aborted."""
+        """Summarise the history now. Raises KeyboardInterrupt, Aborted, and ConfigError where that is off."""
+        if not (compaction := self.compaction):
+            raise ConfigError("compaction is off (--no-compaction), or its module was deleted")
 
         def start(abort: Abort) -> Events[bool]:
-            return self.compaction.compact(self.agent.messages, abort, focus)
+            return compaction.compact(self.agent.messages, abort, focus)
 
-        return self._follow(self.agent.follow(start), show)
+        return self.follow(self.agent.follow(start), show)
 
-    def _follow(self, events: Events[T], show: Show) -> T:
-        """Show the events to their end, and the notices that come up; signals stop the work."""
+    def follow(self, events: Events[T], show: Show) -> T:
+        """Show the events to their end, and the notices that come up; signals stop the work. Raises KeyboardInterrupt
+        where it had to be broken off."""
         with self.interrupts.stopping(self.agent.token), Returning(events) as work:
             for event in work:
                 notices = [Notice(text) for text in self.taken_notices()]
@@ -276,12 +294,12 @@ class App:
             self.newest = event.usage
         elif isinstance(event, RunEnd):
             self.usage += event.usage
-        elif used := spent(event):
+        elif used := hidden_usage(event):
             self.usage += used
 
     def taken_notices(self) -> list[str]:
         """What the user should see now; clears the list."""
-        notices = [*self.notices, *self.plugins.taken_problems()]
+        notices = [*self.notices, *(self.plugins.taken_problems() if self.plugins else ())]
         self.notices.clear()
         return notices
 
@@ -295,35 +313,33 @@ class App:
         self.agent.session_id = session_id or secrets.token_hex(8)
         self.agent.state.tools.seen.clear()
         self.permissions.memory.clear()
-        self.subagents.children.clear()
         self.newest = Usage()
-        self.folder_files.take_up(messages)
+        if self.subagents:
+            self.subagents.children.clear()
+        if self.folder_files:
+            self.folder_files.take_up(messages)
 
     def _notes(self) -> list[Message]:
         """What a shortened history needs again: instruction files of sub-folders, the checklist."""
+        sources: list[tuple[str, Callable[[], list[Message]]]] = []
+        if self.folder_files:
+            sources.append(("instruction files", self.folder_files.notes))
+        if TODO:
+            sources.append(("checklist", partial(TODO.notes, self.agent.messages)))
         found: list[Message] = []
-        for name, notes_of in (
-            ("instruction files", self.folder_files.notes),
-            ("checklist", partial(notes, self.agent.messages)),
-        ):
+        for name, notes in sources:
             try:
-                found += notes_of()
+                found += notes()
             except Exception as error:
-                self.notices.append(
-                    f"The {name} could not be read, and is left out: {type(error).__name__}: {error}."
-                )
+                why = f"{type(error).__name__}: {error}"
+                self.notices.append(f"The {name} could not be read, and is left out: {why}.")
         return found
 
 
 # ---- making it -----------------------------------------------------------------------------------
 
 
-def build_app(
-    settings: Settings,
-    arguments: argparse.Namespace,
-    can_ask: bool,
-    files: Sequence[Instruction] | None = None,
-) -> App:
+def build_app(settings: Settings, arguments: argparse.Namespace, can_ask: bool) -> App:
     """The application as the flags want it. Raises ConfigError."""
     agents, notices = load_agents(config_folder() / "agents")
     name = arguments.agent or "build"
@@ -331,42 +347,61 @@ def build_app(
         raise ConfigError(f"there is no agent {name!r}; there are {', '.join(known)}")
     try:
         permissions, remarks = _permissions(arguments, can_ask)
-        hooks = command_hooks(config_folder() / "hooks.json")
-    except (HooksError, RulesError) as error:
+    except RulesError as error:
         raise ConfigError(str(error)) from None
-    app = App(
-        settings,
-        arguments,
-        permissions=permissions,
-        agents=agents,
-        hooks=hooks,
-        sandbox=(sandbox := _sandbox(settings)),
-        files=files,
-    )
+    sandbox = _sandbox(settings)
+    app = App(settings, arguments, permissions, agents, sandbox)
+    tools = [*TOOLS, *PATCHING, *app.agent.state.tools.tools.values()]
+    kinds = [*DEFAULTS, "read", "task", *(each.name for each in tools)]
     app.notices += [
         *notices,
         *remarks,
-        *unmatched_rules(permissions.rules + permissions.flags, app.kinds),
+        *unmatched_rules(permissions.rules + permissions.flags, kinds),
     ]
-    app.notices += sandbox.notices if sandbox else []
-    redact_logs(app.redactor)
+    if sandbox:
+        app.notices += sandbox.notices
+    elif settings.sandbox != "off":
+        app.notices.append("Commands are not confined: coder.permissions.sandbox was deleted.")
+    if app.redaction:
+        app.redaction.redact_logs(app.redactor)
     return app
 
 
 def _sandbox(settings: Settings) -> Sandbox | None:
     """Raises ConfigError where there has to be one and cannot."""
-    if settings.sandbox == "off":
+    required = settings.sandbox == "on"
+    load = partial(needed, purpose="--sandbox on") if required else optional
+    module = None if settings.sandbox == "off" else load("coder.permissions.sandbox")
+    if not module:
         return None
+    folders = {"config": config_folder(), "data": data_folder()}
     try:
-        return Sandbox(
-            Path.cwd(),
-            required=settings.sandbox == "on",
-            network=settings.network,
-            config=config_folder(),
-            data=data_folder(),
+        sandbox: Sandbox = module.Sandbox(
+            Path.cwd(), required=required, network=settings.network, **folders
         )
-    except SandboxError as error:
+    except module.SandboxError as error:
         raise ConfigError(f"--sandbox on: {error}") from None
+    return sandbox
+
+
+def _extensions() -> tuple[Plugins | None, list[Serialized]]:
+    """The user's plugins, and all hooks of the user's. Raises ConfigError, also for those whose module was deleted:
+    a hook may be what keeps the model from something."""
+    folder, file = config_folder() / "plugins", config_folder() / "hooks.json"
+    hooks: list[Hooks] = []
+    if file.exists():
+        module = needed("coder.extend.command_hooks", str(file))
+        try:
+            hooks.append(module.command_hooks(file))
+        except module.HooksError as error:
+            raise ConfigError(str(error)) from None
+    load = partial(needed, purpose=str(folder)) if folder.exists() else optional
+    module = load("coder.extend.plugins")
+    taken = {each.name for each in (*TOOLS, *PATCHING)} | {"task"}
+    plugins: Plugins | None = module and module.load_plugins(folder, taken)
+    guard, lock = optional("coder.extend.guard"), threading.RLock()
+    hooks += plugins.hooks if plugins else []
+    return plugins, [guard.Serialized(each, lock) for each in hooks] if guard else []
 
 
 def _permissions(arguments: argparse.Namespace, can_ask: bool) -> tuple[Permissions, list[str]]:
@@ -398,39 +433,3 @@ def _temperature(spec: Callable[[], AgentSpec]) -> Hooks:
             request.options.setdefault("temperature", temperature)
 
     return FunctionHooks(before_llm_call=before_llm_call)
-
-
-class SerializedHook(Hooks):
-    """A hook of the user's that is never at work twice at a time, since sub-agents run in threads of their own. Its
-    events are passed on between its turns, so that none waits for the other.
-
-    Only the places named are passed on: a sub-agent's run belongs to that of its parent, so there the hook sees
-    each request and each call, and not the run.
-    """
-
-    AROUND = ("before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call")
-
-    def __init__(
-        self, hook: Hooks, lock: threading.RLock, places: Sequence[str] = HOOK_NAMES
-    ) -> None:
-        self.hook, self.lock = hook, lock
-        for place in places:
-            if implements(hook, place):
-                setattr(self, place, partial(self._turn, getattr(hook, place)))
-
-    def in_child(self) -> SerializedHook:
-        """The same hook for the run of a sub-agent."""
-        return SerializedHook(self.hook, self.lock, self.AROUND)
-
-    def _turn(self, work: Callable[..., Any], *args: Any) -> Generator[Event, None, Any]:
-        with self.lock:
-            value = work(*args)
-        if not isinstance(value, Generator):
-            return value
-        while True:
-            try:
-                with self.lock:
-                    event = next(value)
-            except StopIteration as end:
-                return end.value
-            yield event

@@ -85,7 +85,7 @@ class Commands:
             "init": ("let the model write AGENTS.md for this project", lambda argument: [INIT]),
             "exit": ("leave (also Ctrl+D)", self.exit),
         }
-        for command in self.app.plugins.commands:
+        for command in self.app.plugins.commands if self.app.plugins else ():
             self._add(command)
 
     def run(self, name: str, argument: str) -> Entries:
@@ -299,7 +299,7 @@ class Commands:
 
     def export(self, argument: str) -> None:
         """Into the working folder, never over a file that is there."""
-        from coder.cli.export_command import reason, write_export
+        from coder.cli.subcommands import reason, write_export
 
         if not (recorder := self.memory.recorder):
             self.screen.line(

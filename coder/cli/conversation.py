@@ -13,11 +13,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coder.agent.profiles import choices
-from coder.agent.titles import Titler
 from coder.cli.app import App
 from coder.cli.config import ConfigError, data_folder
+from coder.cli.optional import optional
 from coder.events import (
     Event,
     MessageEnd,
@@ -37,6 +38,9 @@ from coder.sessions.snapshots import Snapshots, UndoResult, place
 from coder.sessions.store import SessionInfo, Store, StoreError, folder_name, open_store
 from coder.tools.process import private_folder
 from coder.types import Message
+
+if TYPE_CHECKING:
+    from coder.agent.titles import Titler
 
 TAKEN_BACK = (
     "I have taken back what you did last ({}). What is said of it above, in a summary, does not hold any "
@@ -216,9 +220,13 @@ class Conversation:
         if isinstance(event, RunStart):
             self.undone.clear()
         elif self.titles and isinstance(event, MessageEnd) and not (self.title or self.titler):
-            self.titler = Titler(self.app.chat_model(self.app.model.name), text_of(event.message))
+            self._begin_title(event.message)
         self._take_title()
         self._report_damage()
+
+    def _begin_title(self, message: Message) -> None:
+        if module := optional("coder.agent.titles"):
+            self.titler = module.Titler(self.app.chat_model(self.app.model.name), text_of(message))
 
     def _record(self, event: Event) -> None:
         if self.recorder:
@@ -296,7 +304,8 @@ class Conversation:
 
     def _replace_messages(self, messages: Sequence[Message]) -> None:
         self.app.agent.messages[:] = messages
-        self.app.folder_files.take_up(self.app.agent.messages)
+        if self.app.folder_files:
+            self.app.folder_files.take_up(self.app.agent.messages)
         if self.recorder:
             records = self.snapshots.records()
             self.recorder.keep_undo(records)
@@ -319,7 +328,8 @@ class ChildRecorders:
     def __init__(self, app: App, store: Store) -> None:
         self.app, self.store = app, store
         self.open: dict[str, Recorder] = {}  # of the children at work
-        app.subagents.load = self.load
+        if app.subagents:
+            app.subagents.load = self.load
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Nested) and event.session_id:
@@ -331,7 +341,9 @@ class ChildRecorders:
             self.close()
 
     def _opened(self, event: Nested) -> Recorder:
-        child, app = self.app.subagents.children[event.session_id], self.app
+        app = self.app
+        assert app.subagents  # whose event this is
+        child = app.subagents.children[event.session_id]
         if child.id not in self.open:
             try:
                 self.store.get(child.id)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from coder.cli.private import own_folder
+from coder.cli.private import private_dir
 from coder.cli.signals import begin_exit, on_sigint, wake_up
 from coder.cli.terminal_modes import tty_flags
 from coder.permissions.sanitize import strip_controls
@@ -213,7 +213,7 @@ class Keyboard:
         if (readline := self.readline) is None:
             return
         with contextlib.suppress(OSError):
-            own_folder(self.history.parent)
+            private_dir(self.history.parent)
             os.close(os.open(self.history, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             _replace_items(readline, lambda entry: self.redact(entry).replace("\n", NEWLINE))
             readline.write_history_file(self.history)

@@ -37,7 +37,7 @@ class Repl:
         self.render = Renderer(screen, verbose=verbose, limits=app.stalls)
         self.prompter = Prompter(screen, self.render.subagents, keyboard)
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)
-        self.typeahead.redact = keyboard.redact = app.redactor.text
+        self.typeahead.redact = keyboard.redact = app.redact
         app.agent.subscribe(self.typeahead)
         keyboard.paused = self.typeahead.paused
         keyboard.stopped_run = lambda: app.interrupts.last
@@ -93,7 +93,9 @@ class Repl:
         ended_well, typed = False, self.typeahead
         with self.app.interrupts.deferred_behind_run():
             with self.hard_stop(), typed.listening():
-                ended_well = self.app.run(text.strip(), self.show).stop_reason == "stop"
+                ended_well = (
+                    self.app.follow(self.app.stream(text.strip()), self.show).stop_reason == "stop"
+                )
             self.memory.settle()
             self.keyboard.remember(typed.entered)
             (self._entries if ended_well else self.keyboard.early).extend(typed.unsent_lines())
@@ -126,12 +128,12 @@ class Repl:
         """Run the user's own command; no question is asked."""
         from coder.cli.own_command import direct, relayed
 
-        redactor, output, keys = self.app.redactor, "", ""
+        redact, output, keys = self.app.redact, "", ""
         try:
             if not add:
                 code = direct(command, self.app.cwd)
             else:
-                output, code, keys = relayed(command, self.app.cwd, redactor.text)
+                output, code, keys = relayed(command, self.app.cwd, redact)
         except (OSError, ToolError) as error:
             self.screen.line(f"The command could not be started: {error}", "yellow")
             return
@@ -141,8 +143,8 @@ class Repl:
         if note:
             self.screen.line(note, "dim")
         if add:
-            text = redactor.text("\n".join(filter(None, [output, note])) or "(no output)")
-            message = user(f"I ran `{redactor.text(command)}` myself. Its output:\n{text}")
+            text = redact("\n".join(filter(None, [output, note])) or "(no output)")
+            message = user(f"I ran `{redact(command)}` myself. Its output:\n{text}")
             message["meta"]["own"] = True  # of no run, and not taken back with one
             self.app.agent.messages.append(message)
             self.memory.sync()

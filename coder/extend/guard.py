@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -110,6 +111,39 @@ class Guard(Spared):
             if time.monotonic() > end:
                 raise TimeoutError(f"no answer within {self.seconds:g} s")
         return outcomes[0]
+
+
+class Serialized(Hooks):
+    """A user's hook that is never called twice at a time, since sub-agents run in threads of their own.
+
+    Its events are yielded outside of its turns, so that none waits for the other. A sub-agent's run belongs to that
+    of its parent, so `in_child` passes on each request and each call, and not the run.
+    """
+
+    IN_CHILD = ("before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call")
+
+    def __init__(
+        self, hook: Hooks, lock: threading.RLock, places: Sequence[str] = HOOK_NAMES
+    ) -> None:
+        self.hook, self.lock = hook, lock
+        for place in places:
+            if implements(hook, place):
+                setattr(self, place, partial(self._turns, place))
+
+    def in_child(self) -> Serialized:
+        """The same hook for the run of a sub-agent."""
+        return Serialized(self.hook, self.lock, self.IN_CHILD)
+
+    def _turns(self, place: str, *args: Any) -> Events[Any]:
+        with self.lock:
+            work = resolve(getattr(self.hook, place)(*args))
+        while True:
+            with self.lock:
+                try:
+                    event = next(work)
+                except StopIteration as end:
+                    return end.value
+            yield event
 
 
 def _rejection(hook: str, place: str, error: Exception) -> Exception:

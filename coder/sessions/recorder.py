@@ -31,9 +31,10 @@ from coder.events import (
     StepEnd,
     ToolEnd,
     ToolStart,
+    hidden_usage,
 )
 from coder.history import calls_of, formed, repair, tool_message
-from coder.sessions.rows import PartType, SessionRows, dumps, loaded, spent
+from coder.sessions.rows import PartType, SessionRows, dumps, loaded
 from coder.sessions.store import SessionLock, Store, StoreError
 from coder.types import Message, RunResult, ToolResult
 
@@ -157,7 +158,7 @@ class Recorder:
         return _closed(self.store, rows)
 
     def __call__(self, event: Event) -> None:
-        if type(event) not in KEPT or (isinstance(event, Nested) and not spent(event)):
+        if type(event) not in KEPT or (isinstance(event, Nested) and not hidden_usage(event)):
             return
         self._waiting.append(event)
         if self._is_due(event) and (not self.problem or isinstance(event, RunEnd)):

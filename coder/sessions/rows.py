@@ -13,13 +13,22 @@ from dataclasses import asdict
 from operator import is_
 from typing import Any, Literal
 
-from coder.events import Compacted, Event, Nested, RunEnd, RunStart, StepEnd, ToolEnd, ToolStart
+from coder.events import (
+    Compacted,
+    Event,
+    RunEnd,
+    RunStart,
+    StepEnd,
+    ToolEnd,
+    ToolStart,
+    hidden_usage,
+)
 from coder.history import calls_of, formed, now, text_of
 from coder.providers.reasoning import REASONING, THINK
 from coder.providers.request import copied
 from coder.providers.text import mend, mend_all
 from coder.sessions.store import Store, Todo, add_usage, set_todos
-from coder.types import Message, Usage
+from coder.types import Message
 
 PartType = Literal["text", "reasoning", "tool", "compaction", "snapshot"]
 
@@ -51,15 +60,6 @@ def first_difference(before: Sequence[Message], after: Sequence[Message]) -> int
     if False in same:
         return same.index(False)
     return None if len(before) == len(after) else len(same)
-
-
-def spent(event: Event) -> Usage | None:
-    """The usage of an agent without a session (the one that summarises), whose run ends here. The usage
-    of a sub-agent with a session is part of its parent's."""
-    around, inner = None, event
-    while isinstance(inner, Nested):
-        around, inner = inner, inner.event
-    return inner.usage if isinstance(inner, RunEnd) and around and not around.session_id else None
 
 
 class SessionRows:
@@ -232,7 +232,7 @@ class SessionRows:
             case RunStart() | RunEnd():
                 changed = "UPDATE session SET updated = ? WHERE id = ?"
                 self.db.execute(changed, (now(), self.session_id))
-        if usage := spent(event):
+        if usage := hidden_usage(event):
             add_usage(self.db, self.session_id, usage)
         if isinstance(event, RunEnd):
             self._write_end(event)

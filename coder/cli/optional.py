@@ -1,0 +1,26 @@
+"""Modules that may be deleted: what they gave is missing then, and everything else works."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from coder.cli.config import ConfigError
+
+
+def optional(name: str) -> Any:
+    """Import a module; None where it, or a module of ours that it imports, was deleted."""
+    try:
+        __import__(name)
+        return sys.modules[name]
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "coder":
+            raise
+        return None
+
+
+def needed(name: str, purpose: str) -> Any:
+    """Import the module that `purpose`, which the user asked for, needs. Raises ConfigError."""
+    if (module := optional(name)) is None:
+        raise ConfigError(f"{purpose} is not available: {name} or a part of it was deleted")
+    return module

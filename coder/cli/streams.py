@@ -1,0 +1,75 @@
+"""The standard streams: made safe at the start, and stdin as a prompt."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import sys
+import threading
+from typing import Any
+
+MAX_INPUT = 400_000  # bytes of stdin: about 100,000 tokens, and `yes |` never ends
+WAITING = "coder: reading stdin; it goes on when that ends (Ctrl+D, or </dev/null)\n"
+
+
+def mend_streams() -> None:
+    """Replace a closed standard stream by the null device, so that no socket takes its number; write ? where a C
+    locale has no é."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open to the end)
+        elif mode == "w" and stream is getattr(sys, f"__{name}__"):
+            raw = io.BufferedWriter(Output(stream.fileno(), needed=name == "stdout"))
+            tty = name == "stderr" or stream.isatty()
+            text = io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=tty)
+            setattr(sys, name, text)
+
+
+class Output(io.FileIO):
+    """What lies under stdout and stderr. Progress that cannot be written is dropped; for the answer (`needed`) a
+    line says why, and BrokenPipeError is raised, as where its reader has left."""
+
+    def __init__(self, number: int, needed: bool) -> None:
+        super().__init__(number, "w", closefd=False)
+        self.needed, self.failed = needed, False
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            # Of a terminal that is gone: the signal that says so is on its way
+            if not self.needed or error.errno == errno.EIO:
+                return len(data)
+            if error.errno != errno.EPIPE and not self.failed:
+                sys.stderr.write(f"coder: the output cannot be written: {error.strerror}\n")
+            self.failed = True
+            raise BrokenPipeError from None
+
+
+def has_input() -> bool:
+    """Whether stdin is a pipe, a file or a socket. The null device and a closed stdin hold nothing."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def read_stdin() -> str:
+    """All of stdin, up to MAX_INPUT bytes. A note says after a while that it is read, since an open pipe looks like a hang."""
+    note = threading.Timer(3, sys.stderr.write, (WAITING,))
+    note.daemon = True
+    note.start()
+    try:
+        data = sys.stdin.buffer.read(MAX_INPUT + 1)
+    finally:
+        note.cancel()
+        note.join()  # a thread that writes while the interpreter ends would abort it
+    text = data[:MAX_INPUT].decode("utf-8", "replace")
+    if len(data) <= MAX_INPUT:
+        return text
+    sys.stderr.write(f"coder: only the first {MAX_INPUT:,} bytes of stdin are taken\n")
+    return f"{text}\n... [cut after {MAX_INPUT} bytes]"

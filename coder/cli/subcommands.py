@@ -1,0 +1,287 @@
+"""The subcommands: config, demo, sessions, export and trace. Each takes its words and returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coder.cli.config import ConfigError, data_folder, keys_of
+from coder.cli.flags import Flags, program
+from coder.cli.optional import needed
+from coder.cli.wording import session_line
+from coder.permissions.sanitize import strip_controls
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from coder.sessions.store import Store
+
+FORMATS = ("md", "html", "json")
+ANY_WIDTH = 1000  # columns, where stdout is no screen
+MAX_WHY = 300  # characters of the line that says why a run stopped
+
+
+def config(words: Sequence[str]) -> int:
+    """Print the settings that there are, to be put into a .env."""
+    sys.stdout.write(Path(__file__).parents[1].joinpath("env.example").read_text("utf-8"))
+    return 0
+
+
+def demo(words: Sequence[str]) -> int:
+    """Serve the demonstration's scripted model."""
+    from coder.cli.signals import raise_on_sigint
+
+    module = needed("coder.devtools.demo", "demo")
+    raise_on_sigint()
+    return int(module.main(list(words)))
+
+
+# ---- sessions ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _open_store(purpose: str) -> Iterator[Store]:
+    """The store of this user. What goes wrong with it is a ConfigError."""
+    module = needed("coder.sessions.store", purpose)
+    try:
+        with contextlib.closing(module.Store(data_folder() / "sessions.db")) as store:
+            yield store
+            if store.notice:
+                sys.stderr.write(f"coder: {strip_controls(store.notice)}\n")
+    except module.StoreError as error:
+        raise ConfigError(str(error)) from None
+
+
+def reason(error: Exception) -> str:
+    """Why something failed, with the file's name where there is one."""
+    named = isinstance(error, OSError) and error.filename
+    return f"{error.filename}: {error.strerror}" if named else str(error)  # type: ignore[attr-defined]
+
+
+def sessions(words: Sequence[str]) -> int:
+    """List, search, show, fork and remove what was kept."""
+    flags = Flags(
+        prog=f"{program()} sessions",
+        description="The conversations that were kept on this machine.",
+    )
+    verbs = flags.add_subparsers(dest="verb", metavar="list|search|show|fork|rm")
+    flags.set_defaults(verb="list", run=_list, all=False)
+    for name, run, argument, text in (
+        ("list", _list, {}, "those of this folder, the newest first (the default)"),
+        ("search", _search, {"nargs": "+"}, "those with these words in title or text"),
+        ("show", _show, {}, "what was said, and which tools were called"),
+        ("fork", _fork, {}, "make a copy to go on with; prints its id"),
+        ("rm", _remove, {"nargs": "+"}, "remove them for ever"),
+    ):
+        verb = verbs.add_parser(name, help=text)
+        verb.set_defaults(run=run)
+        if name == "list":
+            verb.add_argument("-a", "--all", action="store_true", help="of all folders")
+        else:
+            verb.add_argument("words" if name == "search" else "id", **argument)  # type: ignore[arg-type]
+    given = flags.parse_args(words)
+    with _open_store("sessions") as store:
+        return int(given.run(store, given))
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(strip_controls(text) + "\n")  # titles hold any text, whoever reads the list
+
+
+def _list(store: Store, given: argparse.Namespace) -> int:
+    infos = store.sessions(None if given.all else str(Path.cwd()))
+    for info in infos:
+        _print(f"{session_line(info)}{f'  {info.directory}' if given.all else ''}")
+    if not infos:
+        where = "" if given.all else " of this folder; --all lists those of others"
+        sys.stderr.write(f"There is no conversation{where}.\n")
+    return 0
+
+
+def _search(store: Store, given: argparse.Namespace) -> int:
+    found = store.search(" ".join(given.words))
+    for each in found:
+        _print(f"{session_line(each.session)}  {each.session.directory}\n    {each.snippet}")
+    return 0 if found else 1
+
+
+def _show(store: Store, given: argparse.Namespace) -> int:
+    from coder.cli.app import TOOLS  # late: the other verbs need none of these
+    from coder.cli.render import print_history
+    from coder.cli.screen import Screen
+    from coder.cli.wording import tokens
+    from coder.sessions.recorder import to_model_messages
+    from coder.toolset import Toolset
+
+    info = store.find(given.id)
+    screen = Screen(sys.stdout)
+    screen.line(
+        f"{session_line(info)}\n{info.directory} · {info.model} · {tokens(info.usage)}", "dim"
+    )
+    print_history(screen, Toolset(TOOLS), to_model_messages(store, info.id), turns=0)
+    return 0
+
+
+def _fork(store: Store, given: argparse.Namespace) -> int:
+    _print(store.fork(store.find(given.id).id))
+    return 0
+
+
+def _remove(store: Store, given: argparse.Namespace) -> int:
+    for each in given.id:
+        info = store.find(each)
+        store.remove(info.id)
+        _print(f"removed {session_line(info)}")
+    return 0
+
+
+# ---- export --------------------------------------------------------------------------------------
+
+
+def export(words: Sequence[str]) -> int:
+    """Write a conversation as users read it, on stdout or into a file. Secrets are taken out of it."""
+    flags = Flags(
+        prog=f"{program()} export",
+        description="A conversation as people read it, on stdout or in a file.",
+    )
+    flags.add_argument("id", help="see `coder sessions`")
+    flags.add_argument("--format", choices=FORMATS, default="md")
+    flags.add_argument(
+        "-o", "--output", metavar="FILE", help="a new file; its ending says the format"
+    )
+    given = flags.parse_args(words)
+    keys = keys_of(Path.cwd())
+    module = needed("coder.sessions.export", "export")
+    with _open_store("export") as store:
+        session_id = store.find(given.id).id
+        if given.output:
+            try:
+                path = write_export(store, session_id, given.output, *keys)
+            except (OSError, ValueError) as error:
+                raise ConfigError(reason(error)) from None
+            sys.stderr.write(f"Written to {path}.\n")
+            return 0
+        text = module.export(store, session_id, given.format, module.redactor(*keys))
+    sys.stdout.write(strip_controls(text) if sys.stdout.isatty() else text)
+    return 0
+
+
+def write_export(store: Store, session_id: str, name: str, *keys: str) -> Path:
+    """Write the file, private and new. Its ending says its format; without a name it has the session's id.
+
+    Raises StoreError, OSError (FileExistsError too), and ValueError for another ending.
+    """
+    module = needed("coder.sessions.export", "export")
+    path = Path(os.path.expanduser(name or f"session-{session_id}.md"))
+    ending = path.suffix.removeprefix(".") or "md"
+    if ending not in FORMATS:
+        endings = ", ".join(f".{each}" for each in FORMATS)
+        raise ValueError(f"a file of an export ends in {endings}, not in .{ending}")
+    text = module.export(store, session_id, ending, module.redactor(*keys))
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(number, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+    return path
+
+
+# ---- trace ---------------------------------------------------------------------------------------
+
+
+def trace(words: Sequence[str]) -> int:
+    """Show a recorded run as a table of its steps, or write it as a page."""
+    file = needed("coder.devtools.trace_file", "trace")
+    page = needed("coder.devtools.trace_page", "trace")
+    flags = Flags(
+        prog=f"{program()} trace",
+        description="A run that was recorded with --trace FILE, step by step.",
+        epilog=page.MEANING,
+    )
+    flags.add_argument("file", metavar="FILE")
+    flags.add_argument(
+        "--html",
+        metavar="OUT",
+        help="write one page with every message instead; it needs no network",
+    )
+    given = flags.parse_args(words)
+    try:
+        recording = file.read(given.file)
+        with file.understood():
+            text = _page(recording, given, file, page) if given.html else _tables(recording, page)
+    except OSError as error:
+        name = error.filename or given.html or given.file
+        raise ConfigError(_one_line(f"{name}: {error.strerror}")) from None
+    except file.TraceError as error:
+        raise ConfigError(_one_line(f"{given.file}: {error}")) from None
+    sys.stdout.write(text)
+    return 0
+
+
+def _page(recording: Any, given: argparse.Namespace, file: Any, page: Any) -> str:
+    path = Path(given.html)
+    if path.exists() and path.samefile(given.file):
+        raise file.TraceError("the page cannot be written over its own trace")
+    page.write_private(path, page.page(recording, Path(given.file).name))
+    return strip_controls(given.html) + "\n"
+
+
+def _tables(recording: Any, page: Any) -> str:
+    """All runs, for the terminal that stdout is, or as plain text."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = ANY_WIDTH
+    with console.capture() as capture:
+        for number, run in enumerate(recording.runs, 1):
+            title = f"run {number} of {len(recording.runs)}"
+            model = "an unknown model"
+            if run.model:
+                model = f"{run.model['name']} at {run.model['address'] or 'the default server'}"
+            heading = f"{title} · {model} · {page.seconds(run.figures.wall)} s"
+            console.print(_one_line(heading), style="bold")
+            console.print(_table(console, run, page))
+            console.print(_one_line(run.why[:MAX_WHY]))
+            console.print()
+        if not recording.runs:
+            console.print("There is no run in it.")
+        if recording.cut:
+            console.print("A line was cut: the program was killed while it wrote.")
+    return "\n".join(line.rstrip() for line in capture.get().split("\n"))
+
+
+def _table(console: Console, run: Any, page: Any) -> Table:
+    """A row for each step, and one for all; where that is too wide, without the columns that hold nothing."""
+    rows = [*((str(step.number), step.figures) for step in run.steps), ("all", run.figures)]
+    cells = [[name, *(show(figures) for show in page.COLUMNS.values())] for name, figures in rows]
+    columns = list(zip(["step", *page.COLUMNS], *cells))
+    wide = _table_of(columns, 2, page)
+    options = console.options.update(max_width=ANY_WIDTH)
+    if console.measure(wide, options=options).maximum <= console.width:
+        return wide
+    return _table_of([each for each in columns if not {*each[1:]} <= {"", "0.00"}], 1, page)
+
+
+def _table_of(columns: Sequence[Sequence[str]], gap: int, page: Any) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, gap, 0, 0), header_style="dim")
+    for heading, *_ in columns:
+        if heading in page.WORDS:
+            table.add_column(heading, overflow="fold")
+        else:
+            table.add_column(heading, justify="right", no_wrap=True)
+    *rows, last = zip(*(column[1:] for column in columns))
+    for row in rows:
+        table.add_row(*map(_one_line, row))
+    table.add_row(*map(_one_line, last), style="bold")
+    return table
+
+
+def _one_line(text: str) -> str:
+    return " ".join(strip_controls(text).split())

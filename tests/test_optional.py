@@ -1,0 +1,92 @@
+"""Modules that may be deleted: the library and one run work without each, and what is missing is reported."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coder.devtools.scripted import Reply
+from tests.harness import serve
+
+PACKAGE = Path(__file__).parents[1] / "coder"
+# In one process, since each start costs half a second: the loop, one run, and the command lines that want what is missing
+PROGRAM = """
+import sys
+from coder import ChatModel, bash, run_loop
+for event in run_loop([], ChatModel("m", base_url=sys.argv[1]), [bash], prompts="hi"):
+    pass
+assert event.type == "run_end" and event.text == "Hello.", event
+from coder.cli.main import run
+code = run(["hi"])
+assert code == 0, code
+for words in filter(None, sys.argv[2].split("|")):
+    print(words.split()[0], run(words.split()))
+"""
+# The module -> what asks for it
+OPTIONAL = {
+    "agent/compaction": "",
+    "agent/shorten": "",
+    "agent/subagent": "",
+    "agent/parallel": "",
+    "agent/todo": "",
+    "agent/titles": "",
+    "agent/instructions": "",
+    "agent/folder_instructions": "",
+    "permissions/redact": "--trace=t hi",
+    "permissions/sandbox": "--sandbox=on hi",
+    "permissions/landlock": "--sandbox=on hi",
+    "permissions/git_guard": "--sandbox=on hi",
+    "sessions": "sessions|-c hi|export x",
+    "sessions/snapshots": "-c hi",
+    "sessions/export": "export x",
+    "extend": "",
+    "devtools": "--trace=t hi|trace t|demo|--demo",
+    "devtools/trace": "--trace=t hi",
+    "devtools/demo": "demo|--demo",
+    "devtools/relay": "",
+}
+
+
+@pytest.mark.parametrize("module", OPTIONAL)
+def test_everything_else_works_without_it(tmp_path: Path, module: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(PACKAGE, copy / "coder", ignore=shutil.ignore_patterns("__pycache__"))
+    removed = copy / "coder" / module
+    shutil.rmtree(removed) if removed.is_dir() else removed.with_suffix(".py").unlink()
+    with serve(Reply("Hello.")) as server:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", PROGRAM, server.url, OPTIONAL[module]],
+            cwd=tmp_path,
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(tmp_path),
+                "PYTHONPATH": str(copy),
+                "OPENAI_BASE_URL": server.url,
+                "OPENAI_MODEL": "m",
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    asked = list(filter(None, OPTIONAL[module].split("|")))
+    assert done.stdout.splitlines() == ["Hello.", *(f"{each.split()[0]} 2" for each in asked)]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("coder: ")]
+    assert len(lines) == len(asked) and all("was deleted" in line for line in lines)
+
+
+def test_hooks_and_plugins_that_cannot_be_loaded_any_more_are_no_reason_to_go_on(
+    tmp_path: Path,
+) -> None:
+    """They may be what keeps the model from something."""
+    from coder.cli.config import ConfigError
+    from coder.cli.optional import needed, optional
+
+    assert optional("coder.extend.no_such_module") is None
+    with pytest.raises(ConfigError, match="not available: coder"):
+        needed("coder.extend.nothing", "hooks.json")
