@@ -5,28 +5,25 @@ A run is a real one against the scripted server; what counts is what is on the d
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coder.abort import Abort
-from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.devtools.scripted import Reply
 from coder.events import Event, Notice, PermissionAsked
 from coder.hooks import HookChain, Hooks
-from coder.permissions.git_guard import GitGuard, writable_git_folders
 from coder.permissions.landlock import (
     NETWORK_ABI,
     SandboxThread,
@@ -40,10 +37,10 @@ from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule
 from coder.permissions.sandbox import Sandbox
 from coder.tools.bash import bash
-from coder.tools.process import environment, output_of
+from coder.tools.process import output_of
 from coder.tools.search import grep
-from coder.toolset import Tool, ToolContext, Toolset
-from coder.types import ToolCall, ToolResult
+from coder.toolset import ToolContext, Toolset
+from coder.types import ToolCall
 from tests.harness import ask, serve
 from tests.terminal import MARK, ROOT, OneShot, gone, processes, until
 
@@ -265,75 +262,7 @@ def test_a_workspace_that_was_made_anew_can_be_written(ws: Path) -> None:
     assert runs("echo b > b && cat b") == "b"
 
 
-@landlock
-def test_several_at_a_time_are_confined_and_compared(repository: Path) -> None:
-    sandbox, results = Sandbox(repository), list[bytes]()
-    hooks = repository / ".git" / "hooks"
-
-    def one(number: int) -> None:
-        ctx = ToolContext(repository, Abort())
-        sandbox.before_tool_call(call := ToolCall("1", "bash", {}), ctx)
-        line = f"touch .git/hooks/{number}; echo a > ../new || echo no"
-        output = output_of(["sh", "-c", line], repository, Abort(), 20, confine=ctx.confine)
-        results.append(b"".join(output))
-        list(sandbox.after_tool_call(call, ToolResult("")))
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert [b"no" in result for result in results] == [True] * 8
-    assert not (repository.parent / "new").exists()
-    assert [each.name for each in hooks.iterdir() if each.suffix != ".sample"] == ["commit-msg"]
-
-
-def test_a_relative_path_is_not_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "bin:.")
-    assert environment()["PATH"] == os.defpath
-
-
 # ---- searches, and the start of children in general ---------------------------------------------
-
-
-class Noted:
-    """A confinement that notes its use."""
-
-    def __init__(self) -> None:
-        self.used: list[str] = []
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {"MORE": "1"}
-
-    def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        self.used.append("start")
-        return start()
-
-    def ended(self) -> None:
-        self.used.append("ended")
-
-
-def test_children_are_started_in_the_confinement_of_the_call_which_is_told_of_their_end(
-    ws: Path,
-) -> None:
-    """Of bash, after a time-out as well, of a search, and of one that is left half way."""
-    cases: list[tuple[Tool, dict[str, Any]]] = [
-        (bash, {"command": "echo $MORE"}),
-        (bash, {"command": "sleep 300", "timeout": 1}),
-        (grep, {"pattern": "x"}),
-    ]
-    for tool, arguments in cases:
-        tools, noted = Toolset([tool], cwd=ws), Noted()
-        ctx = tools.context(call := ToolCall("1", tool.name, arguments), Abort())
-        ctx.confine = noted
-        list(tools.run(call, ctx))
-        assert noted.used == ["start", "ended"]
-    noted = Noted()
-    work = output_of(["sh", "-c", "echo $MORE; sleep 300"], ws, Abort(), 100, confine=noted)
-    assert next(data for data in work if data) == b"1\n"
-    work.close()
-    assert noted.used == ["start", "ended"]
 
 
 @landlock
@@ -443,242 +372,53 @@ def test_the_filter_knows_the_calls_of_each_machine(
         assert not allows(0x40000000 + 1, 1, 0, 0) and not allows(0, 1, 0, 0, arch=0xC0000015)
 
 
-# ---- SBX-03: our own folders --------------------------------------------------------------------
+# ---- what is put back: the rest is in test_git_guard.py ------------------------------------------
+
+WAY = "(git config, git remote add, git branch -u), make that call again with unconfined true"
 
 
-@pytest.mark.case("SBX-03")
-@landlock
-def test_our_folders_that_do_not_exist_get_nothing_from_a_command(ws: Path) -> None:
-    config, rules = ws / ".config" / "coder", ws / ".coder"
-    runs = Runs(ws, config=config, data=ws / ".local" / "coder")
-    new = [rules / "permissions.json", config / ".env", config / "plugins" / "a.py"]
-    lines = [f"mkdir -p {path.parent}; echo evil > {path}" for path in new]
-    result = runs("; ".join([*lines, "echo made"]))
-    assert not [each for each in (*config.rglob("*"), *rules.rglob("*")) if not each.is_dir()]
-    names = (
-        ".coder/permissions.json (new), .config/coder/.env (new), .config/coder/plugins/a.py (new)"
-    )
-    assert result.startswith(f"made\n[put back: {names}. ") and names in runs.notices
-    elsewhere = ws.parent / "home" / ".config" / "coder"
-    result = Runs(ws, config=elsewhere, data=ws.parent / "data")(f"mkdir -p {elsewhere}")
-    assert "Permission denied" in result and not elsewhere.exists()
-
-
-@pytest.mark.case("SBX-03")
-def test_our_folders_that_exist_are_put_back_as_they_were(ws: Path) -> None:
-    config, data = ws / ".config" / "coder", ws / ".local" / "coder"
-    shadow = data / "snapshots" / "git" / "config"
-    names = ("plugins/own.py", ".env", "hooks.json")
-    for path in [*(config / name for name in names), shadow, ws / ".coder" / "permissions.json"]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("mine")
-        path.chmod(0o600)
-
-    def state() -> dict[Path, object]:
-        paths = [*config.rglob("*"), *(ws / ".coder").rglob("*"), shadow]
-        return {path: facts(path) for path in paths}
-
-    before = state()
-    runs = Runs(ws, config=config, data=data)
-    others = f"touch {data}/sessions.db"
-    result = runs(
-        f"echo evil >> .coder/permissions.json; echo evil >> {shadow}; {others}; cd .config/coder; "
-        "echo evil >> .env; rm hooks.json; chmod 666 plugins/own.py; ln -s /etc/passwd plugins/b.py"
-    )
-    assert state() == before
-    for name in ("/.env (changed)", "hooks.json (removed)", "plugins/own.py (changed)"):
-        assert name in result
-    for name in ("b.py (new)", "git/config (changed)", ".coder/permissions.json (changed)"):
-        assert name in result
-    assert (data / "sessions.db").exists(), "coder writes there as well"
+def test_a_change_of_gits_own_files_is_put_back_and_reported_with_the_way_to_do_it(
+    repository: Path,
+) -> None:
+    """Of a command that ends, and of one that takes too long."""
+    runs, names = Runs(repository), ".git/config (changed), .git/hooks/pre-push (new)"
+    line = "git config core.pager evil; touch .git/hooks/pre-push; "
+    for result in (runs(f"{line}echo made"), runs(f"{line}sleep 300", timeout=1)):
+        assert f"[put back: {names}. " in result and (WAY in result or not runs.sandbox.active)
+        assert runs.notices == f"A command changed {names}; put back."
+    assert "evil" not in git(repository, "config", "--list")
+    assert not (repository / ".git" / "hooks" / "pre-push").exists()
 
 
 @landlock
+@pytest.mark.case("SBX-03")
 def test_a_way_to_our_folder_that_becomes_a_link_leads_nowhere(ws: Path) -> None:
     theirs, ours = ws.parent / "beside" / "coder", ws / ".config" / "coder"
     for folder, text in ((ours, "mine"), (theirs, "theirs")):
         folder.mkdir(parents=True)
         (folder / ".env").write_text(text)
     runs = Runs(ws, config=ours)
-    runs(
-        "mv .config old && mkdir -p evil/coder && echo evil > evil/coder/.env && ln -s evil .config"
-    )
+    runs("mv .config old; mkdir -p evil/coder; echo evil > evil/coder/.env; ln -s evil .config")
     assert (ours / ".env").read_text() == "mine"
-    assert "(changed; not put back: Permission denied)" in runs(
-        "rm .config; ln -s ../beside .config"
-    )
+    result = runs("rm .config; ln -s ../beside .config")
+    assert "(changed; not put back: Permission denied)" in result
     assert [(each.name, each.read_text()) for each in theirs.iterdir()] == [(".env", "theirs")]
 
 
-# ---- SBX-04: what git runs or obeys -------------------------------------------------------------
-
-
-def state_of(folder: Path) -> dict[str, Any]:
-    """What git would run or obey in a repository."""
-    names = "config config.worktree hooks/**/* commondir info/attributes remotes/* branches/*"
-    paths = [path for name in names.split() for path in folder.glob(f".git/{name}")]
-    return {
-        str(each.relative_to(folder)): facts(each) for each in paths if each.suffix != ".sample"
-    }
-
-
-def facts(path: Path) -> tuple[int, object]:
-    if path.is_symlink():
-        return 0, os.readlink(path)
-    return path.stat().st_mode, path.is_file() and path.read_bytes()
-
-
-PUT_BACK = table(r"""
-echo evil > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; git config core.fsmonitor ./e ~
- => .git/config (changed), .git/hooks/pre-commit (new)
-echo evil >> .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
-chmod 600 .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
-rm .git/hooks/commit-msg => .git/hooks/commit-msg (removed)
-rm -r .git/hooks => .git/hooks (removed), .git/hooks/commit-msg (removed)
-ln -s ../../evil .git/hooks/post-checkout => .git/hooks/post-checkout (new)
-ln -sf ../../evil .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
-rm .git/hooks/commit-msg; mkdir .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
-mkdir -p .git/hooks/x.d/a; touch .git/hooks/x.d/a/b => .git/hooks/x.d/a/b (new)
-mv .git/hooks .git/h; mkdir evil; touch evil/commit-msg; ln -s ../evil .git/hooks ~
- => .git/hooks (changed)
-rm .git/config; mkdir .git/config => .git/config (changed)
-cp .git/config c; mv c copy; ln -sf ../copy .git/config => .git/config (changed)
-rm .git/config; mkfifo .git/config => .git/config (holds what is no file)
-printf '[core]\n\tpager = evil\n' > .git/config.worktree => .git/config.worktree (new)
-mkdir e; cp -r .git/* e; echo ../e > .git/commondir => .git/commondir (new)
-echo '* filter=evil' >> .git/info/attributes => .git/info/attributes (new)
-mkdir .git/remotes; echo URL: evil > .git/remotes/origin => .git/remotes/origin (new)
-head -c 2M /dev/zero >> .git/config => .git/config (changed)
-git config alias.st 'grep --open-fil=evil x' => .git/config (changed)
-git config user.name x => .git/config (changed)
-rm .git/config; ln -s $'[core]\n\tbare = false\n' .git/config => .git/config (changed)
-touch $'.git/hooks/a\nb' => .git/hooks/a\nb (new)
-git remote add origin https://a/b; git checkout -qb side && git branch -qu main ~
- => .git/config (changed)
-git config core.pager evil & wait; sleep 300 => .git/config (changed)
-cp -r .git copied; mv .git moved; echo gitdir: copied > .git; mv .git x; mv moved .git; ~
-cp x .git/commondir => .git/commondir (new)
-""")
-WAY = "(git config, git remote add, git branch -u), make that call again with unconfined true"
-
-
-@pytest.mark.case("SBX-04")
-def test_any_change_of_what_git_would_run_or_obey_is_put_back(repository: Path) -> None:
-    before, runs = state_of(repository), Runs(repository)
-    for line, names in PUT_BACK:
-        result = runs(line, timeout=1 if "300" in line else 20)
-        assert f"[put back: {names}" in result or f", {names}" in result, (line, result)
-        assert names in runs.notices and f"To do it on purpose {WAY}" in result
-        after = state_of(repository)
-        left = {each for each in after if each.endswith((".d", ".d/a"))}
-        assert {name: after[name] for name in after if name not in left} == before, line
-    assert git(repository, "branch", "--list", "side"), "what else the command did stays"
-
-
-def test_a_push_after_a_command_runs_no_planted_program(repository: Path) -> None:
-    """The URL of a remote leads to a repository in the workspace, with a hook of its own."""
-    git(repository, "init", "-q", "--bare", str(repository.parent / "real.git"))
-    git(repository, "remote", "add", "origin", "../real.git")
-    hook = "evil.git/hooks/pre-receive"
-    plant = f"git init -q --bare evil.git; echo 'touch ../ran' > {hook}; chmod +x {hook}"
-    Runs(repository)(
-        f"{plant}; git remote set-url origin ./evil.git; git push -q origin main; rm -f ran"
-    )
-    assert (repository / hook).exists()
-    git(repository, "push", "-q", "origin", "main")
-    assert not (repository / "ran").exists() and git(repository, "ls-remote", "../real.git")
-
-
-DAILY = table("""
-git init -q n && cd n && git add -A && git commit -qm x --allow-empty && git log --format=%s => x
-echo b > b && git add b && git commit -qm second && git log -1 --format=%s => second
-git checkout -qb side && git stash -q; git switch -q main; git rebase -q side && echo yes => yes
-git clone -q . copy && git -C copy remote -v | wc -l => 2
-git worktree add -q tree && cd tree && git commit -qm t --allow-empty && git log -1 --format=%s => t
-git gc -q && git tag v1 && git notes add -m n && git tag => v1
-mv .git away && mv away .git && git tag => v1
-mv .git away; echo ok => ok
-mv away .git; git status -s | head -1 => ?? b2
-rm -rf .git && echo gone => gone
-""")
-
-
 @landlock
-def test_the_daily_work_of_git_passes(repository: Path) -> None:
-    (repository / "b2").touch()
-    runs = Runs(repository)
-    for line, output in DAILY:
-        assert (runs(line), runs.notices) == (output, ""), line
-
-
-def test_a_repository_that_a_command_makes_stays_without_what_would_run(ws: Path) -> None:
-    runs = Runs(ws)
-    made = "git init -q && git add -A && git commit -qm x --allow-empty && git log --format=%s"
-    assert runs(made) == "x" and not runs.notices
-    shutil.rmtree(ws / ".git")
-    result = runs(f"{made} && git config core.pager evil && touch .git/hooks/pre-push")
-    assert "[put back: .git/config (changed), .git/hooks/pre-push (new)" in result
-    assert git(ws, "log", "--format=%s") == "x\n" and "evil" not in git(ws, "config", "--list")
-    shutil.rmtree(ws / ".git")
-    linked = (
-        "git init -q; mv .git/config evil; cd .git; ln -s $'[core]\\n\\tbare = false\\n' config"
-    )
-    assert "[put back: .git/config (new)" in Runs(ws)(linked)
-    shutil.rmtree(ws / ".git")
-    git(ws, "init", "-q")
-    below = ws / "below"
+def test_git_works_below_a_repository_in_a_worktree_and_in_a_submodule(repository: Path) -> None:
+    below, tree, sub = repository / "below", repository.parent / "tree", repository / "sub"
     below.mkdir()
-    assert "[put back: .git (new)" in Runs(below)(
-        "cp -r ../.git r; git init -q -b x --separate-git-dir=r ."
-    )
-    result = Runs(below)(
-        "printf '[core]\\n\\thooksPath = 0\\n' > c; git init -q && cat c >> .git/config"
-    )
-    assert (
-        "[put back: .git/config (new)" in result
-        and git(below, "rev-parse", "--git-dir") == ".git\n"
-    )
+    git(repository, "worktree", "add", "-q", str(tree))
+    git(repository, "clone", "-q", ".", "../beside/origin")
+    add = ["submodule", "--quiet", "add", "../beside/origin", "sub"]
+    git(repository, "-c", "protocol.file.allow=always", *add)
+    for folder in (below, tree, sub):
+        runs = Runs(folder)
+        made = runs("echo a > new; git add new; git commit -qm inside && git log -1 --format=%s")
+        assert made == "inside"
+        assert "Permission denied" in runs(f"echo a > {repository}/file.txt")
 
-
-def test_a_workspace_does_not_become_a_repository_itself(ws: Path) -> None:
-    """With HEAD, objects and refs in it git takes a folder for one."""
-    assert "HEAD (new)" in Runs(ws)("git init -q --bare .; git config core.pager evil")
-    assert subprocess.run(["git", "status"], cwd=ws, capture_output=True).returncode == 128
-    shutil.rmtree(ws)
-    ws.mkdir()
-    git(ws, "init", "-q", "--bare")
-    result = Runs(ws)("git config core.pager evil; touch hooks/pre-push")
-    assert "[put back: config (changed), hooks/pre-push (new)" in result
-
-
-@landlock
-def test_putting_back_leaves_other_places_as_they_are(repository: Path) -> None:
-    target, other, runs = repository.parent / "beside", repository / "other", Runs(repository)
-    (target / "pre-push").write_text("the user's")
-    other.mkdir()
-    git(other, "init", "-q")
-    (other / ".git" / "hooks" / "pre-push").write_text("theirs")
-    before = state_of(other)
-    runs(f"rm -r .git/hooks; ln -s {target} .git/hooks")
-    result = runs(f"mv .git old; ln -s {target} .git")
-    assert "[put back: .git (changed)" in result and not os.path.lexists(repository / ".git")
-    result = runs("mv old .git; mv .git old; echo gitdir: other/.git > .git")
-    assert (
-        "[put back: .git (changed)" in result
-        and "other" not in result
-        and state_of(other) == before
-    )
-    assert [path.name for path in target.iterdir()] == ["pre-push"]
-
-
-def test_what_is_too_large_to_be_compared_is_reported_at_the_start(repository: Path) -> None:
-    (repository / ".git" / "hooks" / "pre-push").write_bytes(b"#" * (9 << 20))
-    sandbox = Sandbox(repository)
-    unguarded = "Not guarded against changes by commands: .git/hooks (holds too much)."
-    assert sandbox.notices[-1] == unguarded
-
-
-# ---- SBX-04: from the first command of a session to its end, and after that ---------------------
 
 WAIT = "until [ -e go ]; do sleep 0.01; done"
 LATE = f"({WAIT}; git config core.pager evil; touch over) > /dev/null 2>&1 &"
@@ -700,60 +440,18 @@ def test_what_changes_between_commands_is_reported_once(repository: Path, mark: 
     assert runs("git config core.editor") == "vi"
 
 
-@landlock
-def test_one_task_ends_with_what_the_background_changed(tmp_path: Path) -> None:
-    def script(body: Body) -> Reply:
-        if body["messages"][-1]["role"] == "user":
-            return Reply(calls=[("bash", {"command": LATE})])
-        (tmp_path / "ws" / "go").touch()
-        until((tmp_path / "ws" / "over").exists)
-        return Reply("done")
-
-    (tmp_path / "ws").mkdir()
-    git(tmp_path / "ws", "init", "-q")
-    with ScriptedServer(script) as server, OneShot(tmp_path, server, "-y", "go") as run:
-        assert run.end() == 0 and run.out == "done\n"
-        assert run.err.endswith(f"{LEFT} .git/config (changed).\n")
-
-
-@landlock
-def test_the_next_start_reports_what_a_killed_session_left(tmp_path: Path) -> None:
-    ws = tmp_path / "ws"
-    ws.mkdir()
-    git(ws, "init", "-q")
-    plant = "echo evil > .git/hooks/pre-push; sleep 300"
-    with (
-        serve(Reply(calls=[("bash", {"command": plant})])) as server,
-        OneShot(tmp_path, server, "-y", "go") as run,
-    ):
-        until((ws / ".git" / "hooks" / "pre-push").exists)
-        run.kill(signal.SIGKILL)
-        run.child.wait()
-        run.stop()
-        shutil.rmtree(run.temp)
-        run.temp.mkdir()
-    for told in (True, False):
-        with (
-            serve(Reply(calls=[("bash", {"command": "true"})]), FINE) as server,
-            OneShot(tmp_path, server, "-y", "go") as run,
-        ):
-            assert run.end() == 0
-        message = "Changed since its last command began, and left so: .git/hooks/pre-push (new)."
-        assert (message in run.err) == told
-    assert not list((run.home / ".data" / "coder").glob("guarded/*"))
-
-
-def test_commands_side_by_side_are_compared_with_the_state_before_both(repository: Path) -> None:
-    """The second begins after the first has made its change, and ends before it."""
-    guard, config = GitGuard(repository), repository / ".git" / "config"
-    changed = {str(config): "changed"}
-    guard.begin()
-    git(repository, "config", "core.pager", "evil")
-    assert guard.begin() == {}
-    assert guard.end() == changed
-    git(repository, "config", "core.editor", "evil")
-    assert guard.begin() == {} and guard.end(allowed=True) == changed, "the other may have done it"
-    assert guard.end() == changed and "evil" not in config.read_text()
+def test_the_next_start_reports_what_a_killed_session_left(repository: Path) -> None:
+    """A session that is killed in the middle of a command does not come to its end."""
+    data, hook = repository.parent / "data", repository / ".git" / "hooks" / "pre-push"
+    sandbox = Sandbox(repository, data=data)
+    sandbox.before_tool_call(ToolCall("1", "bash", {}), ctx := ToolContext(repository, Abort()))
+    assert ctx.confine
+    ctx.confine.start(lambda: subprocess.Popen(["touch", hook])).wait()
+    message = "Changed since its last command began, and left so: .git/hooks/pre-push (new)."
+    second = Sandbox(repository, data=data)
+    assert message in "".join(second.notices)
+    second.since()
+    assert not Sandbox(repository, data=data).notices and not list(data.glob("guarded/*"))
 
 
 def test_an_interrupt_does_not_keep_a_hook_from_being_put_back(repository: Path) -> None:
@@ -785,180 +483,43 @@ def test_an_interrupt_does_not_keep_a_hook_from_being_put_back(repository: Path)
     assert len(told) == 1 and "and 891 more" in told[0] and told[0].endswith("; put back.")
 
 
-# ---- SBX-04: folders of git elsewhere, and folders made to break the comparison -----------------
-
-
-@landlock
-def test_below_a_repository_in_a_worktree_and_in_a_submodule(repository: Path) -> None:
-    below, tree, sub = repository / "below", repository.parent / "tree", repository / "sub"
-    below.mkdir()
-    git(repository, "worktree", "add", "-q", str(tree))
-    git(repository, "clone", "-q", ".", "../beside/origin")
-    add = ["submodule", "--quiet", "add", "../beside/origin", "sub"]
-    git(repository, "-c", "protocol.file.allow=always", *add)
-    for folder in (below, tree, sub):
-        runs = Runs(folder)
-        made = runs("echo a > new; git add new; git commit -qm inside && git log -1 --format=%s")
-        assert made == "inside"
-        assert "Permission denied" in runs(f"echo a > {repository}/file.txt")
-        hook = "$(git rev-parse --git-common-dir)/hooks/pre-push"
-        result = runs(f"touch {hook}; git config --local core.pager evil")
-        assert "hooks/pre-push (new)" in result and "config (changed)" in result
-        if folder != below:
-            result = runs(f"rm .git; echo gitdir: {repository.parent}/evil > .git")
-            assert "[put back: .git (changed)" in result
-            assert git(folder, "log", "-1", "--format=%s") == "inside\n"
-    assert not [*repository.glob(".git/**/hooks/pre-push")]
-
-
-@pytest.mark.parametrize("planted", ["gitdir", "commondir", "link", "submodule"])
-def test_a_git_file_is_not_believed_alone(ws: Path, planted: str) -> None:
-    """What is in the workspace came from anybody, and must not open another folder for writing."""
-    home = ws.parent / "home" / "repo"
-    home.mkdir()
-    git(home, "init", "-q")
-    if planted == "gitdir":
-        (ws / ".git").write_text(f"gitdir: {home}/.git\n")
-    elif planted == "link":
-        (ws / ".git").symlink_to(home / ".git")
-    else:
-        inner = ws / "inner" / "worktrees" / "x" if planted == "commondir" else ws / "inner"
-        inner.mkdir(parents=True)
-        (inner / "HEAD").write_text("ref: refs/heads/main\n")
-        (inner / "gitdir").write_text(str(ws / ".git"))
-        (inner / "config").write_text(f"[core]\n\tworktree = {ws}\n")
-        (inner / "commondir").write_text(str(home / ".git"))
-        (ws / ".git").write_text(f"gitdir: {inner}\n")
-    assert all(folder.is_relative_to(ws) for folder in writable_git_folders(ws))
-
-
-STRANGE = table(r"""
-mkdir .git; ln -s $(printf a%.0s {1..300}) .git/HEAD => a HEAD whose name is too long
-echo gitdir: $(printf a%.0s {1..5000}) > .git => a .git that leads to too long a name
-printf 'gitdir: a\0b' > .git => a .git with a NUL
-ln -s .git .git => a .git that leads to itself
-git init -q; printf 'a\0b' > .git/commondir => a commondir with a NUL
-mkdir g; echo x > g/HEAD; printf '[core]\n\tworktree = a\0b\n' > g/config; ~
-echo gitdir: g > .git => a worktree with a NUL
-mkdir .git; chmod 000 .git => a .git that is closed
-echo gitdir: ../beside/x > .git; chmod 000 ../beside => a .git in a closed folder
-""")
-EVIL = "printf '#!/bin/sh' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; "
-BREAKING = table("""
-chmod 311 .git/hooks => .git/hooks (cannot be read)
-mkdir .git/hooks/a; chmod 000 .git/hooks/a => .git/hooks (cannot be read)
-chmod 000 .git/hooks .git/info .git => .git (changed)
-cd .git/hooks; touch f{1..20000}; cd ../.. => .git/hooks (holds too much)
-cd .git/hooks; touch {1..3000}.sample; cd ../.. => .git/hooks (holds too much)
-mkfifo .git/hooks/p; ln -s /dev/zero .git/hooks/z => .git/hooks (holds what is no file)
-for i in {1..40}; do head -c 1000000 /dev/zero > .git/hooks/a$i; done => .git/hooks (holds too much)
-""")
-
-
-def without_override() -> None:
-    """For the `preexec_fn` of a child: modes of files hold for root as well there."""
-    for capability in (1, 2):  # DAC_OVERRIDE, DAC_READ_SEARCH
-        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
-
-
-def in_a_child(folder: Path, script: str, first: Callable[[], None]) -> Any:
-    code = f"from tests.test_sandbox import *\n{script}"
-    argv = [sys.executable, "-W", "ignore", "-c", code]
-    pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
-    path = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=folder, env=path, preexec_fn=first, **pipes)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@landlock
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # preexec_fn beside threads
-def test_no_folder_turns_the_sandbox_off(ws: Path) -> None:
-    places = []
-    for number, (line, _) in enumerate(STRANGE):
-        places.append(ws / str(number) / "ws")
-        places[-1].mkdir(parents=True)
-        (ws / str(number) / "beside").mkdir()
-        subprocess.run(["bash", "-c", line], cwd=places[-1], check=True)
-    script = f"""
-found = []
-for folder in map(Path, {[str(each) for each in places]}):
-    runs = Runs(folder)
-    found.append([runs.sandbox.notices, runs("echo a > ../new; ls ..; echo end"), runs.notices])
-print(json.dumps(found))"""
-    try:
-        found = in_a_child(ws, script, without_override)
-    finally:
-        for number in range(len(STRANGE)):
-            (ws / str(number) / "beside").chmod(0o755)
-    for (_, name), (notices, result, changes), place in zip(STRANGE, found, places):
-        assert "Permission denied" in result and (notices, changes) == ([], ""), name
-        assert not (place.parent / "new").exists(), name
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_hook_does_not_hide_behind_what_breaks_the_comparison(repository: Path) -> None:
-    script = """
-runs, found = Runs(Path.cwd()), []
-for line, names in BREAKING:
-    found += [(names, runs(EVIL + line), runs.notices, runs("echo next"), runs.notices)]
-print(json.dumps(found))"""
-    for names, first, told, second, later in in_a_child(repository, script, without_override):
-        assert "[put back: " in first and names in first and names in told, (names, first)
-        assert (second, later) == ("next", ""), names
-        assert len(first) < 2500 and "\n" not in told, f"{names}: one line, and bounded"
-    hooks = repository / ".git" / "hooks"
-    assert {each.name for each in hooks.iterdir() if each.suffix != ".sample"} == {"commit-msg"}
-    assert facts(hooks / "commit-msg") == (0o100755, b"#!/bin/sh\nexit 0\n")
-
-
 # ---- SBX-05: no sandbox -------------------------------------------------------------------------
 
-# A filter of seccomp: the system call 444, landlock_create_ruleset, fails; all others go on.
-NO_LANDLOCK = [
-    (0x20, 0, 0, 0),
-    (0x15, 0, 1, 444),
-    (0x06, 0, 0, 0x00050000 | 38),
-    (0x06, 0, 0, 0x7FFF0000),
-]
-
-
-def without_landlock() -> None:
-    """For the `preexec_fn` of a child: it and its children run on a kernel without Landlock."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    code = ctypes.create_string_buffer(
-        b"".join(struct.pack("=HBBI", *each) for each in NO_LANDLOCK)
-    )
-    program = ctypes.create_string_buffer(
-        struct.pack("@HP", len(NO_LANDLOCK), ctypes.addressof(code))
-    )
-    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+# Installs a filter of seccomp by which landlock_create_ruleset, system call 444, fails.
+NO_LANDLOCK = """
+import ctypes, json, struct
+from pathlib import Path
+libc = ctypes.CDLL(None, use_errno=True)
+steps = [(32, 0, 0, 0), (21, 0, 1, 444), (6, 0, 0, 0x50000 | 38), (6, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in steps))
+program = struct.pack("@HP", len(steps), ctypes.addressof(code))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.create_string_buffer(program), 0, 0) == 0
+from coder.permissions.sandbox import SandboxError
+from tests.test_sandbox import Runs, Sandbox
+runs = Runs(Path.cwd())
+result = runs("echo a > ../new; git config core.pager evil; exit 1")
+try:
+    Sandbox(Path.cwd(), required=True)
+except SandboxError as error:
+    print(json.dumps([runs.sandbox.notices, str(error), result, runs.schema]))
+"""
 
 
 @pytest.mark.case("SBX-05")
 @pytest.mark.skipif(sys.platform != "linux", reason="no seccomp here")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_without_landlock_there_is_a_warning_or_a_refusal(ws: Path) -> None:
     git(ws, "init", "-q")
-    script = """
-from coder.permissions.sandbox import SandboxError
-runs = Runs(Path.cwd())
-first = runs("echo a > ../new; git config core.pager evil; exit 1")
-try:
-    Sandbox(Path.cwd(), required=True)
-except SandboxError as error:
-    print(json.dumps([runs.sandbox.notices, str(error), first, runs.schema]))
-"""
-    notices, error, first, schema = in_a_child(ws, script, without_landlock)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-c", NO_LANDLOCK]
+    done = subprocess.run(argv, cwd=ws, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    notices, error, result, schema = json.loads(done.stdout)
     assert len(notices) == 1 and notices[0].startswith("No sandbox: this kernel has no Landlock")
-    assert (
-        error.startswith("No sandbox: this kernel has no Landlock")
-        and "unconfined" not in schema["properties"]
-    )
+    assert error.startswith("No sandbox: this kernel has no Landlock")
+    assert "unconfined" not in schema["properties"]
     assert (ws.parent / "new").exists(), "nothing is confined"
-    assert (
-        "[put back: .git/config (changed)" in first and "unconfined" not in first
-    )  # compared all the same
+    assert "[put back: .git/config (changed)" in result, "compared all the same"
 
 
 @landlock
@@ -983,7 +544,7 @@ def test_what_a_kernel_lacks_is_said_and_with_all_of_it_nothing_is(ws: Path) -> 
 
 
 @landlock
-@pytest.mark.parametrize("abi", range(1, available() + 1))
+@pytest.mark.parametrize("abi", sorted({1, 3, available()}))
 def test_older_versions_of_landlock_are_used_as_far_as_they_go(ws: Path, abi: int) -> None:
     thread = SandboxThread(lambda: restrict([ws], abi=abi))
     with pytest.raises(PermissionError):
@@ -1067,22 +628,6 @@ def test_the_tool_is_as_ever_but_for_one_parameter(ws: Path) -> None:
 
 
 # ---- the thread that starts the children --------------------------------------------------------
-
-
-@landlock
-def test_a_confined_thread_raises_the_errors_of_its_jobs_and_goes_on(ws: Path) -> None:
-    def fail() -> None:
-        raise OSError("no")
-
-    with pytest.raises(OSError, match="no"):
-        SandboxThread(fail)
-    thread = SandboxThread(lambda: restrict([ws]))
-    with pytest.raises(FileNotFoundError):
-        thread.run(lambda: (ws / "nothing").read_bytes())
-    with pytest.raises(PermissionError):
-        thread.run((ws.parent / "new").touch)
-    assert thread.run(lambda: 3) == 3
-    thread.end()
 
 
 def test_a_child_that_an_interrupt_keeps_from_its_owner_is_ended(

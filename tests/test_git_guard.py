@@ -1,0 +1,309 @@
+"""The git guard: what a command changes in git's own files and in coder's is put back and reported (SBX-03, SBX-04)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coder.permissions.git_guard import (
+    GitGuard,
+    GuardRecord,
+    describe,
+    writable_git_folders,
+)
+from coder.permissions.sandbox import Sandbox
+
+
+@pytest.fixture
+def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("AUTHOR_NAME", "COMMITTER_NAME", "AUTHOR_EMAIL", "COMMITTER_EMAIL"):
+        monkeypatch.setenv(f"GIT_{name}", "me@here")
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "ws").mkdir()
+    return tmp_path / "ws"
+
+
+@pytest.fixture
+def repository(ws: Path) -> Path:
+    shell(ws, "git init -q -b main; echo text > file.txt; git add -A; git commit -qm first")
+    hook = ws / ".git" / "hooks" / "commit-msg"
+    hook.write_text("#!/bin/sh\nexit 0\n")
+    hook.chmod(0o755)
+    return ws
+
+
+def shell(folder: Path, line: str) -> str:
+    done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def changed(guard: GitGuard, line: str, allowed: bool = False) -> str:
+    """What the guard reports of a command, in words."""
+    assert guard.begin() == {}
+    shell(guard.workspace, line)
+    return describe(guard.end(allowed), guard.workspace)
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """What git would run or obey in a repository."""
+    names = "config config.worktree hooks/**/* commondir info/attributes remotes/* branches/*"
+    paths = [path for name in names.split() for path in folder.glob(f".git/{name}")]
+    return {str(each.relative_to(folder)): facts(each) for each in paths if _counts(each)}
+
+
+def _counts(path: Path) -> bool:
+    return path.suffix != ".sample" and (path.is_symlink() or not path.is_dir())
+
+
+def facts(path: Path) -> tuple[int, object]:
+    if path.is_symlink():
+        return 0, os.readlink(path)
+    return path.stat().st_mode, path.is_file() and path.read_bytes()
+
+
+def table(text: str) -> list[list[str]]:
+    """Rows of `command => what is expected`, in which a tilde at an end goes on."""
+    return [row.split(" => ") for row in text.strip().replace("~\n", "").split("\n")]
+
+
+PUT_BACK = table(r"""
+echo evil > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; git config core.fsmonitor ./e ~
+ => .git/config (changed), .git/hooks/pre-commit (new)
+echo evil >> .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
+chmod 600 .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
+rm -r .git/hooks => .git/hooks (removed), .git/hooks/commit-msg (removed)
+ln -s ../../evil .git/hooks/post-checkout => .git/hooks/post-checkout (new)
+ln -sf ../../evil .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
+rm .git/hooks/commit-msg; mkdir .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
+mkdir -p .git/hooks/x.d/a; touch .git/hooks/x.d/a/b => .git/hooks/x.d/a/b (new)
+mv .git/hooks .git/h; mkdir evil; touch evil/commit-msg; ln -s ../evil .git/hooks ~
+ => .git/hooks (changed)
+rm .git/config; mkdir .git/config => .git/config (changed)
+rm .git/config; mkfifo .git/config => .git/config (holds what is no file)
+printf '[core]\n\tpager = evil\n' > .git/config.worktree => .git/config.worktree (new)
+mkdir e; cp -r .git/* e; echo ../e > .git/commondir => .git/commondir (new)
+echo '* filter=evil' >> .git/info/attributes => .git/info/attributes (new)
+mkdir .git/remotes; echo URL: evil > .git/remotes/origin => .git/remotes/origin (new)
+head -c 9M /dev/zero >> .git/config => .git/config (holds too much)
+git config alias.st 'grep --open-fil=evil x' => .git/config (changed)
+git remote add origin https://a/b; git branch -qu main side => .git/config (changed)
+rm .git/config; ln -s $'[core]\n\tbare = false\n' .git/config => .git/config (changed)
+touch $'.git/hooks/a\nb' => .git/hooks/a\nb (new)
+cp -r .git copied; mv .git moved; echo gitdir: copied > .git; mv .git x; mv moved .git; ~
+cp x .git/commondir => .git/commondir (new)
+cd .git/hooks; touch f{1..2000}; cd ../.. => .git/hooks (holds too much)
+mkdir .coder; echo evil > .coder/permissions.json => .coder/permissions.json (new)
+""")
+
+
+@pytest.mark.case("SBX-04")
+def test_any_change_of_what_git_would_run_or_obey_is_put_back(repository: Path) -> None:
+    before, guard = state_of(repository), GitGuard(repository)
+    for line, names in PUT_BACK:
+        found = changed(guard, line)
+        assert names in found, (line, found)
+        assert state_of(repository) == before, line
+
+
+def test_a_push_after_a_command_runs_no_planted_program(repository: Path) -> None:
+    """The URL of a remote leads to a repository in the workspace, with a hook of its own."""
+    shell(repository, "git init -q --bare ../real.git; git remote add origin ../real.git")
+    hook = "evil.git/hooks/pre-receive"
+    plant = f"git init -q --bare evil.git; echo 'touch ../ran' > {hook}; chmod +x {hook}"
+    guard = GitGuard(repository)
+    assert (
+        changed(guard, f"{plant}; git remote set-url origin ./evil.git") == ".git/config (changed)"
+    )
+    shell(repository, "git push -q origin main")
+    assert (repository / hook).exists() and not (repository / "ran").exists()
+    assert shell(repository, "git ls-remote ../real.git")
+
+
+DAILY = table("""
+git init -q n && cd n && git add -A && git commit -qm x --allow-empty && git log --format=%s => x
+git checkout -qb side && git stash -q; git switch -q main; git rebase -q side && echo yes => yes
+git clone -q . copy && git -C copy remote -v | wc -l => 2
+git worktree add -q tree && cd tree && git commit -qm t --allow-empty && git log -1 --format=%s => t
+git gc -q && git tag v1 && git notes add -m n && git tag => v1
+mv .git away; echo ok => ok
+mv away .git; git tag => v1
+rm -rf .git && echo gone => gone
+""")
+
+
+def test_the_daily_work_of_git_passes(repository: Path) -> None:
+    guard = GitGuard(repository)
+    for line, output in DAILY:
+        assert guard.begin() == {}
+        assert (shell(repository, line), guard.end()) == (output, {}), line
+
+
+def test_a_repository_that_a_command_makes_stays_without_what_would_run(ws: Path) -> None:
+    made = "git init -q && git commit -qm x --allow-empty"
+    assert changed(GitGuard(ws), made) == "" and shell(ws, "git log --format=%s") == "x"
+    shutil.rmtree(ws / ".git")
+    found = changed(GitGuard(ws), f"{made}; git config core.pager evil; touch .git/hooks/pre-push")
+    assert found == ".git/config (new), .git/hooks/pre-push (new)"
+    assert shell(ws, "git log --format=%s") == "x" and "evil" not in shell(ws, "git config --list")
+    shutil.rmtree(ws / ".git")
+    found = changed(GitGuard(ws), "git init -q --bare .; git config core.pager evil")
+    assert "HEAD (new)" in found and not (ws / "HEAD").exists(), "it becomes no repository itself"
+    assert "not a git repository" in shell(ws, "git status 2>&1")
+
+
+def test_putting_back_leaves_other_places_as_they_are(repository: Path) -> None:
+    target, other, guard = repository.parent / "beside", repository / "other", GitGuard(repository)
+    (target / "pre-push").write_text("the user's")
+    shell(repository, "git init -q other; echo theirs > other/.git/hooks/pre-push")
+    before = state_of(other)
+    assert ".git/hooks (changed)" in changed(guard, f"rm -r .git/hooks; ln -s {target} .git/hooks")
+    assert changed(guard, f"mv .git old; ln -s {target} .git") == ".git (changed)"
+    assert not os.path.lexists(repository / ".git")
+    assert "other" not in changed(guard, "mv old .git; mv .git old; echo gitdir: other/.git > .git")
+    assert state_of(other) == before and [each.name for each in target.iterdir()] == ["pre-push"]
+
+
+def test_what_is_too_large_to_be_compared_is_reported_at_the_start(repository: Path) -> None:
+    (repository / ".git" / "hooks" / "pre-push").write_bytes(b"#" * (9 << 20))
+    unguarded = "Not guarded against changes by commands: .git/hooks (holds too much)."
+    assert Sandbox(repository).notices[-1] == unguarded
+
+
+def test_commands_side_by_side_are_compared_with_the_state_before_both(repository: Path) -> None:
+    """The second begins after the first has made its change, and ends before it."""
+    guard, config = GitGuard(repository), repository / ".git" / "config"
+    expected = {str(config): "changed"}
+    guard.begin()
+    shell(repository, "git config core.pager evil")
+    assert guard.begin() == {} and guard.end() == expected
+    shell(repository, "git config core.editor evil")
+    assert guard.begin() == {} and guard.end(allowed=True) == expected, "it may be the other's"
+    assert guard.end() == expected and "evil" not in config.read_text()
+
+
+def test_what_others_change_and_what_is_allowed_stays_and_is_reported_once(
+    repository: Path,
+) -> None:
+    guard, config = GitGuard(repository), repository / ".git" / "config"
+    shell(repository, "git config core.editor vi")
+    assert guard.since() == guard.since() | {str(config): "changed"} and guard.since() == {}
+    assert changed(guard, "git config core.pager less", allowed=True) == ".git/config (changed)"
+    assert guard.since() == {} and shell(repository, "git config core.pager") == "less"
+
+
+def test_a_start_after_a_kill_reports_what_is_not_as_it_was(repository: Path) -> None:
+    data, hook = repository.parent / "data", repository / ".git" / "hooks" / "pre-push"
+    record = GuardRecord(data, repository)
+    assert record.changes(GitGuard(repository).known) == {}
+    record.write(GitGuard(repository).known)
+    hook.touch()
+    again = GuardRecord(data, repository)
+    assert again.changes(GitGuard(repository).known) == {str(hook): "new"}
+    again.remove()
+    assert again.changes(GitGuard(repository).known) == {} and not list(data.glob("guarded/*"))
+    record.path.parent.mkdir(parents=True, exist_ok=True)
+    for broken in ("", "{", "[1]", '{"a": {}}'):
+        record.path.write_text(broken)
+        assert isinstance(record.changes(GitGuard(repository).known), dict)
+
+
+@pytest.mark.case("SBX-03")
+def test_our_own_folders_are_put_back_as_they_were(ws: Path) -> None:
+    config, git = ws / ".config" / "coder", ws / ".local" / "snapshots" / "git" / "config"
+    files = [config / name for name in ("plugins/own.py", ".env", "hooks.json")]
+    for path in [*files, ws / ".coder" / "permissions.json"]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+        path.chmod(0o600)
+
+    def state() -> dict[Path, object]:
+        return {each: facts(each) for each in ws.rglob("*") if not each.is_dir()}
+
+    before, guard = state(), GitGuard(ws, [config, git])
+    found = changed(
+        guard,
+        f"echo evil >> .coder/permissions.json; mkdir -p {git.parent}; echo evil > {git}; "
+        "cd .config/coder; echo evil >> .env; rm hooks.json; chmod 666 plugins/own.py; "
+        "ln -s /etc/passwd plugins/b.py",
+    )
+    assert state() == before
+    for name in ("/.env (changed)", "hooks.json (removed)", "plugins/own.py (changed)"):
+        assert name in found
+    for name in ("b.py (new)", "git/config (new)", ".coder/permissions.json (changed)"):
+        assert name in found
+
+
+# ---- folders of git elsewhere, and folders made to break the comparison --------------------------
+
+
+@pytest.mark.parametrize("planted", ["gitdir", "commondir", "link", "submodule"])
+def test_a_git_file_is_not_believed_alone(ws: Path, planted: str) -> None:
+    """What is in the workspace came from anybody, and must not open another folder for writing."""
+    home = ws.parent / "beside" / "repo"
+    shell(ws, f"git init -q {home}")
+    if planted == "gitdir":
+        (ws / ".git").write_text(f"gitdir: {home}/.git\n")
+    elif planted == "link":
+        (ws / ".git").symlink_to(home / ".git")
+    else:
+        inner = ws / "inner" / "worktrees" / "x" if planted == "commondir" else ws / "inner"
+        inner.mkdir(parents=True)
+        (inner / "HEAD").write_text("ref: refs/heads/main\n")
+        (inner / "gitdir").write_text(str(ws / ".git"))
+        (inner / "config").write_text(f"[core]\n\tworktree = {ws}\n")
+        (inner / "commondir").write_text(str(home / ".git"))
+        (ws / ".git").write_text(f"gitdir: {inner}\n")
+    assert all(folder.is_relative_to(ws) for folder in writable_git_folders(ws))
+
+
+STRANGE = table(r"""
+mkdir .git; ln -s $(printf a%.0s {1..300}) .git/HEAD => a HEAD whose name is too long
+echo gitdir: $(printf a%.0s {1..5000}) > .git => a .git that leads to too long a name
+printf 'gitdir: a\0b' > .git => a .git with a NUL
+ln -s .git .git => a .git that leads to itself
+git init -q; printf 'a\0b' > .git/commondir => a commondir with a NUL
+mkdir g; echo x > g/HEAD; printf '[core]\n\tworktree = a\0b\n' > g/config; ~
+echo gitdir: g > .git => a worktree with a NUL
+mkdir .git; chmod 000 .git => a .git that is closed
+mkfifo .git => a .git that is a FIFO
+""")
+
+
+def test_no_folder_breaks_the_guard(ws: Path) -> None:
+    for number, (line, name) in enumerate(STRANGE):
+        place = ws / str(number)
+        place.mkdir()
+        shell(place, line)
+        assert changed(GitGuard(place), "true") == "", name
+        assert all(each.is_relative_to(ws) for each in writable_git_folders(place)), name
+
+
+@pytest.mark.parametrize("line", ["chmod 311 .git/hooks", "chmod 000 .git/hooks .git/info .git"])
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="needs setpriv")
+def test_a_hook_does_not_hide_in_a_closed_folder(tmp_path: Path, line: str) -> None:
+    """In a process for which modes count, root or not."""
+    script = f"""
+import os, subprocess, sys
+from pathlib import Path
+from coder.permissions.git_guard import GitGuard
+ws = Path(os.getcwd())
+guard = GitGuard(ws)
+guard.begin()
+subprocess.run(["bash", "-c", "touch .git/hooks/pre-commit; {line}"])
+changes = guard.end()
+assert changes and guard.since() == {{}}, changes
+print(sorted(each.name for each in (ws / ".git/hooks").iterdir()))
+"""
+    ws = tmp_path / "ws"
+    shell(tmp_path, "git init -q --template= ws; mkdir ws/.git/hooks; touch ws/.git/hooks/mine")
+    drop = ["--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+    prefix = ["setpriv", *drop] if os.geteuid() == 0 else []
+    argv = [*prefix, sys.executable, "-c", script]
+    done = subprocess.run(argv, cwd=ws, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout == "['mine']\n", done.stderr
