@@ -808,7 +808,6 @@ def test_a_missing_file_comes_with_names_like_it(ws: Workspace) -> None:
 @pytest.mark.parametrize(
     "sections",
     [
-        "*** Update File: l\n-one\n+1\n*** Delete File: l",
         "*** Delete File: a.py\n*** Update File: a.py\n-one\n+1",
         "*** Delete File: a.py\n*** Add File: a.py\n+1\n*** Add File: a.py\n+1",
         "*** Update File: a.py\n-one\n+1\n*** Add File: a.py\n+1",
