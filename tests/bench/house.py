@@ -1,7 +1,7 @@
 """The size of the house, and how far one word travels through it.
 
     python tests/bench/house.py         lines, files and functions by folder; fails where a ceiling is passed
-    python tests/bench/house.py path    functions, files and frames that `coder "hi"` runs through
+    python tests/bench/house.py path    functions, files and frames that `coder "hi"` runs through (-v: their names)
 
 Lines are counted as `ruff format --line-length 100` writes them. The ceilings and goals are in ceilings.toml.
 """
@@ -115,26 +115,32 @@ def ours(frame, flags=1):  # a function of the package's (with these flags), and
     code = frame.f_code
     return code.co_filename.startswith(root) and code.co_flags & flags == flags
 
-def depth(frame, flags=1):
-    count = 0
+def stack(frame, flags=1):  # names, the innermost first
+    names = []
     while frame:
-        count, frame = count + ours(frame, flags), frame.f_back
-    return count
+        if ours(frame, flags):
+            names.append(name_of(frame))
+        frame = frame.f_back
+    return names
+
+def name_of(frame):
+    return frame.f_code.co_filename[len(root) + 1:] + ":" + frame.f_code.co_qualname
 
 def profile(frame, event, argument):
     if event == "call":
         if ours(frame):
-            seen.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+            seen.add(name_of(frame))
         elif frame.f_code.co_name == "__init__" and type(frame.f_locals.get("self")).__name__ == "TextDelta":
-            climbs.append(depth(frame, 0x21))
+            climbs.append(stack(frame, 0x21))
     elif event == "c_call" and argument.__name__ in ("sendall", "send") and "socket" in repr(argument):
-        if frames := depth(frame):
-            main = sys._current_frames()[threading.main_thread().ident]
-            sent.append(frames + (0 if threading.current_thread() is threading.main_thread() else depth(main)))
+        if frames := stack(frame):
+            thread = threading.main_thread()
+            here = threading.current_thread() is thread
+            sent.append(frames + ([] if here else stack(sys._current_frames()[thread.ident])))
 
 def connect(*arguments, **options):
     connection = real_connect(*arguments, **options)
-    connection.set_trace_callback(statements.append)
+    connection.set_trace_callback(lambda text: text[:2] == "--" or statements.append(" ".join(text.split())))
     return connection
 
 def transactions():
@@ -154,8 +160,10 @@ def transactions():
 def write():
     sys.setprofile(None)
     threading.setprofile(None)
-    figures = [len(seen), len({name for name, _ in seen}), max(sent[:1], default=0), max(climbs, default=0), transactions()]
-    json.dump(figures, open(out, "w"))
+    frames, climb = (sent or [[]])[0], max(climbs, key=len, default=[])
+    figures = [len(seen), len({name.split(":")[0] for name in seen}), len(frames), len(climb), transactions()]
+    names = {"functions": sorted(seen), "frames": frames, "climb": climb, "statements": statements}
+    json.dump([figures, names], open(out, "w"))
 
 atexit.register(write)
 real_connect, sqlite3.connect = sqlite3.connect, connect
@@ -167,7 +175,7 @@ main()
 """
 
 
-def path() -> int:
+def path(verbose: bool) -> int:
     """Trace the second run of two, since the first creates the database."""
     sys.path.insert(0, str(ROOT))
     from coder.devtools.scripted import Reply, ScriptedServer
@@ -183,9 +191,12 @@ def path() -> int:
         for _ in range(2):
             command = [sys.executable, str(tracer), str(PACKAGE), str(out), "-q", "hi"]
             subprocess.run(command, **options)
-        figures = json.loads(out.read_text())
+        figures, names = json.loads(out.read_text())
+    if verbose:
+        for name in ("frames", "climb", "statements", "functions"):
+            print(f"{name}:", *names[name], sep="\n  ")
     return report(dict(zip(LIMITS["path"], figures)), LIMITS["path"])
 
 
 if __name__ == "__main__":
-    sys.exit(path() if sys.argv[1:] == ["path"] else size())
+    sys.exit(path("-v" in sys.argv) if "path" in sys.argv else size())
