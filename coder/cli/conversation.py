@@ -1,6 +1,6 @@
 """The conversation at the terminal as it is kept: its record, its title, resuming an older one, undo and redo.
 
-A subscriber of the session's events. Where the conversation is not kept, the states of its files lie in a
+A subscriber of the agent's events. Where the conversation is not kept, the states of its files lie in a
 private temporary folder; one task that is not kept has none, since nothing can undo it.
 """
 
@@ -10,32 +10,20 @@ import argparse
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coder import events
 from coder.agent.profiles import choices
 from coder.cli.app import App
 from coder.cli.config import ConfigError, data_folder
 from coder.cli.optional import optional
-from coder.events import (
-    Event,
-    MessageEnd,
-    Nested,
-    ReasoningDelta,
-    RunEnd,
-    RunStart,
-    StepEnd,
-    TextDelta,
-    ToolCallDelta,
-)
+from coder.events import Event, RunEnd, StepEnd
 from coder.history import text_of, user
-from coder.sessions.database import MEMORY
 from coder.sessions.recorder import Recorder, parts, to_model_messages
-from coder.sessions.rows import first_difference
 from coder.sessions.snapshots import Snapshots, UndoResult, place
-from coder.sessions.store import SessionInfo, Store, StoreError, folder_name, open_store
+from coder.sessions.store import MEMORY, SessionInfo, Store, StoreError, folder_name, open_store
 from coder.tools.process import private_folder
 from coder.types import Message
 
@@ -50,40 +38,26 @@ SUMMARISED = (
     "The conversation was shortened meanwhile, so that its summary still tells of it; the model was told "
     "that it was taken back."
 )
+DELTAS = (events.TextDelta, events.ReasoningDelta, events.ToolCallDelta)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class UndoEntry:
-    """The list of messages before an undo and after it."""
+    """The list of messages before an undo and after it; `words`: the prompt of the run that was undone."""
 
     before: list[Message]
     after: list[Message]
-
-    @property
-    def removed(self) -> list[Message]:
-        kept = set(map(id, self.after))
-        return [message for message in self.before if id(message) not in kept]
-
-    @property
-    def words(self) -> str:
-        """The prompt of the run that was undone, in one line."""
-        return " ".join(text_of(self.removed[0]).split()) if self.removed else ""
+    words: str
 
 
 class Conversation:
     """Keeps the conversation of `app` in `store`, and the states of its files in the folder `data`.
 
-    `titles`: let the model find a title, beside the first run. `one_task`: the session ends with its first run.
+    `titles`: let the model find a title, beside the first run. `one_task`: there is one run only.
     """
 
     def __init__(
-        self,
-        app: App,
-        store: Store,
-        data: Path,
-        *,
-        titles: bool = False,
-        one_task: bool = False,
+        self, app: App, store: Store, data: Path, *, titles: bool = False, one_task: bool = False
     ) -> None:
         self.app, self.store, self.titles = app, store, titles
         self.undoable, self.data = not (one_task and store.in_memory), data
@@ -97,16 +71,14 @@ class Conversation:
         self.undone: list[UndoEntry] = []  # the newest last
         self.children = ChildRecorders(app, store)
         self.snapshots = self._new_snapshots()
-        self._reported = store.notice
-        self._kept_records = 0  # of undo, that are on disk
-        self._model = ("", "")  # model and agent, as they are on disk
+        self._notice = store.notice  # the last that was reported
+        self._saved_records = 0  # of undo
         self.begin()
         app.agent.subscribe(self)
 
     def _new_snapshots(self) -> Snapshots:
         snapshots = Snapshots(self.app.cwd, self.data, harmless=self._harmless())
-        if not self.undoable:
-            snapshots.off = "one task that is not kept has none"
+        snapshots.off = "" if self.undoable else "one task that is not kept has none"
         return snapshots
 
     def _harmless(self) -> set[str]:
@@ -119,37 +91,30 @@ class Conversation:
     def begin(self) -> None:
         """Begin a new session; the one before stays on disk."""
         recorder, app = None, self.app
-        self._model = app.model.name, app.spec.name
         try:
-            new = self.store.create(str(app.cwd), model=app.model.name, agent=app.spec.name)
+            new = self.store.create(str(app.cwd), agent=app.spec.name, model=app.model.name)
             recorder = self._recorder(new, [])
         except StoreError as error:
             app.notices.append(f"{error} The conversation is not saved.")
         self._adopt(recorder, self._new_snapshots())
 
     def resume(self, given: str) -> SessionInfo:
-        """Continue the session with this id, or beginning of one. Raises StoreError; then the present one continues."""
+        """Continue the session with this id, or beginning of one. Raises StoreError; then the present one stays."""
         info, app = self.store.find(given), self.app
         if self.recorder and info.id == self.recorder.session_id:
             return info
-        recorder, snapshots = self._recorder(info.id), self._new_snapshots()
-        try:
-            with contextlib.suppress(ValueError):  # records that another program has changed
-                snapshots.restore(parts(self.store, info.id, "snapshot"))
-        except StoreError:
-            recorder.close()
-            raise
+        records, recorder = parts(self.store, info.id, "snapshot"), self._recorder(info.id)
+        snapshots = self._new_snapshots()
+        with contextlib.suppress(ValueError):  # records that another program has changed
+            snapshots.restore(records)
         self._adopt(recorder, snapshots, info.title)
-        self._model = info.model, info.agent
         primary = [each.name for each in choices(app.agents, "primary", "all")]
         if info.agent != app.spec.name and info.agent in primary:
             app.work_as(info.agent)
             app.notices.append(f"{info.agent} goes on, as before: {app.spec.description}.")
         if info.directory != folder_name(str(app.cwd)):
-            app.notices.append(
-                f"This conversation began in {info.directory}; now files and permissions are those of "
-                f"{app.cwd}."
-            )
+            began = f"This conversation began in {info.directory}"
+            app.notices.append(f"{began}; now files and permissions are those of {app.cwd}.")
         return info
 
     def _recorder(self, session_id: str, messages: list[Message] | None = None) -> Recorder:
@@ -160,18 +125,16 @@ class Conversation:
         """Leave the present session and continue with this one; all that may fail was done before."""
         self._leave()
         self.recorder, self.snapshots, self.title = recorder, snapshots, title
-        self._kept_records = snapshots.record_count
+        self._saved_records = snapshots.record_count
         self.undone.clear()
-        messages, session_id = (recorder.messages, recorder.session_id) if recorder else ([], "")
-        self.app.adopt(messages, session_id)
-        self._report_damage()
+        self.app.adopt(*((recorder.messages, recorder.session_id) if recorder else ([], "")))
 
     def _leave(self) -> None:
-        self._take_title()
         self.children.close()
         if self.titler:
             self.titler.stop()
         if self.recorder:
+            self._take_title()
             self.recorder.close()
         self.titler = self.recorder = None
         self.snapshots.close()
@@ -207,7 +170,7 @@ class Conversation:
     # -- what happens in it
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
+        if isinstance(event, DELTAS):
             return
         ends = isinstance(event, StepEnd | RunEnd)
         if not ends:  # written first: a look at the files takes its time
@@ -217,25 +180,22 @@ class Conversation:
         if ends:
             self._keep_undo()
             self._record(event)
-        if isinstance(event, RunStart):
+        if isinstance(event, events.RunStart):
             self.undone.clear()
-        elif self.titles and isinstance(event, MessageEnd) and not (self.title or self.titler):
+        elif self.titles and isinstance(event, events.MessageEnd) and not self.title:
             self._begin_title(event.message)
-        self._take_title()
-        self._report_damage()
-
-    def _begin_title(self, message: Message) -> None:
-        if module := optional("coder.agent.titles"):
-            self.titler = module.Titler(self.app.chat_model(self.app.model.name), text_of(message))
+        if self.recorder:
+            self._take_title()
+        if self.store.notice != self._notice:  # a damaged file may be noticed at any moment
+            self._notice = self.store.notice
+            self.app.notices.append(self._notice)
 
     def _record(self, event: Event) -> None:
         if self.recorder:
+            if isinstance(event, events.RunStart):
+                self.recorder.set_model(self.app.model.name, self.app.spec.name)
             self.recorder(event)
             self.children(event)
-            model = self.app.model.name, self.app.spec.name
-            if isinstance(event, RunStart) and model != self._model:
-                self._model = model
-                self._quietly(lambda: self.store.set_model(self.app.agent.session_id, *model))
 
     def settle(self) -> None:
         """Behind a run, however it ended: write how the history was repaired, and what belongs to undo."""
@@ -248,28 +208,23 @@ class Conversation:
         if self.recorder:
             self.recorder.sync()
 
-    def _keep_undo(self) -> None:
-        """Step by step: a run that is killed can be undone, too."""
-        if self.recorder and self.snapshots.record_count > self._kept_records:
-            records = self.snapshots.records()
-            self.recorder.keep_undo(records[self._kept_records :], more=True)
-            self._kept_records = len(records)
+    def _keep_undo(self, again: bool = False) -> None:
+        """Step by step, so that a run that is killed can be undone, too. `again`: all records are others."""
+        count = self.snapshots.record_count
+        if self.recorder and (again or count > self._saved_records):
+            records = self.snapshots.records()[0 if again else self._saved_records :]
+            self.recorder.keep_undo(records, more=not again)
+            self._saved_records = count
+
+    def _begin_title(self, message: Message) -> None:
+        if not self.titler and (module := optional("coder.agent.titles")):
+            self.titler = module.Titler(self.app.chat_model(self.app.model.name), text_of(message))
 
     def _take_title(self) -> None:
-        if self.recorder and self.titler and self.titler.title:
-            title, self.titler = self.titler.title, None
-            self.title = title
-            self._quietly(lambda: self.store.rename(self.app.agent.session_id, title))
-
-    def _report_damage(self) -> None:
-        """A damaged file may be noticed whenever it is read or written."""
-        if self.store.notice != self._reported:
-            self._reported = self.store.notice
-            self.app.notices.append(self._reported)
-
-    def _quietly(self, write: Callable[[], None]) -> None:
-        with contextlib.suppress(StoreError):  # the recorder reports it, too
-            write()
+        if self.titler and self.titler.title:
+            self.title, self.titler = self.titler.title, None
+            with contextlib.suppress(StoreError):  # the recorder reports it, too
+                self.store.rename(self.app.agent.session_id, self.title)
 
     # -- undo
 
@@ -284,11 +239,13 @@ class Conversation:
         messages = self.app.agent.messages
         at = place(done.run, messages)
         summarised = _is_summarised(messages, at)
-        after = messages[: len(messages) if at is None else at]
-        after += [each for each in messages[len(after) :] if each.get("meta", {}).get("own")]
+        after = messages[:at]
+        removed = messages[len(after) :]
+        after += [each for each in removed if each.get("meta", {}).get("own")]
         if summarised:
             after.append(user(TAKEN_BACK.format(", ".join(done.paths) or "no file")))
-        self.undone.append(UndoEntry(messages[:], after))
+        words = " ".join(text_of(removed[0]).split()) if removed else ""
+        self.undone.append(UndoEntry(messages[:], after, words))
         self._replace_messages(after)
         return dataclasses.replace(done, note=SUMMARISED if summarised else "")
 
@@ -297,19 +254,19 @@ class Conversation:
         done = self.snapshots.redo()
         if not done.problem and self.undone:
             entry, messages = self.undone.pop(), self.app.agent.messages
-            since = messages[len(entry.after) :]
-            same = first_difference(entry.after, messages[: len(entry.after)]) is None
-            self._replace_messages([*entry.before, *since] if same else [*messages, *entry.removed])
+            old, new = messages[: len(entry.after)], messages[len(entry.after) :]
+            if old != entry.after:  # shortened since
+                kept = [each for each in entry.before if each not in entry.after]
+                self._replace_messages([*messages, *kept])
+            else:
+                self._replace_messages([*entry.before, *new])
         return done
 
     def _replace_messages(self, messages: Sequence[Message]) -> None:
         self.app.agent.messages[:] = messages
         if self.app.folder_files:
             self.app.folder_files.take_up(self.app.agent.messages)
-        if self.recorder:
-            records = self.snapshots.records()
-            self.recorder.keep_undo(records)
-            self._kept_records = len(records)
+        self._keep_undo(again=True)
         self.settle()
 
 
@@ -332,7 +289,7 @@ class ChildRecorders:
             app.subagents.load = self.load
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Nested) and event.session_id:
+        if isinstance(event, events.Nested) and event.session_id:
             with contextlib.suppress(StoreError):
                 self._opened(event)(event.event)
                 if isinstance(event.event, RunEnd):
@@ -340,14 +297,12 @@ class ChildRecorders:
         elif isinstance(event, RunEnd):
             self.close()
 
-    def _opened(self, event: Nested) -> Recorder:
+    def _opened(self, event: events.Nested) -> Recorder:
         app = self.app
         assert app.subagents  # whose event this is
         child = app.subagents.children[event.session_id]
         if child.id not in self.open:
-            try:
-                self.store.get(child.id)
-            except StoreError:
+            if not self.load(child.id):
                 names = {"agent": event.agent, "parent": app.agent.session_id}
                 names["model"] = app.agents[event.agent].model or app.model.name
                 self.store.create(str(app.cwd), session_id=child.id, **names)
@@ -372,23 +327,21 @@ def open_conversation(
     app: App, arguments: argparse.Namespace, *, titles: bool = False, one_task: bool = False
 ) -> Conversation:
     """A new conversation, or the one that -c or -r names. Raises ConfigError."""
-    resumes = arguments.continue_ or arguments.resume
-    if arguments.no_session and resumes:
-        flag = "-r" if arguments.resume else "-c"
+    flag = "-r" if arguments.resume else "-c" if arguments.continue_ else ""
+    if arguments.no_session and flag:
         raise ConfigError(f"--no-session and {flag} exclude each other: give one of them")
     store, notice = open_store(MEMORY if arguments.no_session else data_folder() / "sessions.db")
-    if notice and resumes:  # there is nothing to resume then
+    if notice and flag:  # there is nothing to resume then
         store.close()
         raise ConfigError(notice.removesuffix(" This session is not saved."))
     app.notices += [notice] if notice else []
     conversation = Conversation(app, store, data_folder(), titles=titles, one_task=one_task)
     try:
-        if arguments.resume:
-            conversation.resume(arguments.resume)
-        elif arguments.continue_ and (newest := conversation.latest()):
-            conversation.resume(newest.id)
-        elif arguments.continue_:
+        newest = conversation.latest() if flag == "-c" else None
+        if flag == "-c" and not newest:
             raise ConfigError("there is no conversation of this folder to continue")
+        if flag:
+            conversation.resume(newest.id if newest else arguments.resume)
         if arguments.agent:
             app.work_as(arguments.agent)
     except (StoreError, ConfigError) as error:

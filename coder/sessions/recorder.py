@@ -17,6 +17,8 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +186,13 @@ class Recorder:
         seen = self._rows.seen if self._rows else []
         newest = self.messages[-1] if self.messages else {}
         return newest.get("role") == "assistant" and not (seen and seen[-1] is newest)
+
+    def set_model(self, model: str, agent: str) -> None:
+        """Write the model and the agent that work from now on, where they are others."""
+        if (model, agent) != (self._info.model, self._info.agent) and not self.problem:
+            with suppress(StoreError):
+                self.store.set_model(self.session_id, model, agent)
+                self._info = replace(self._info, model=model, agent=agent)
 
     def keep_undo(self, records: Sequence[dict[str, Any]], more: bool = False) -> None:
         """Write the records of undo with what is written next: in place of those before, or as `more`."""

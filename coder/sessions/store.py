@@ -141,10 +141,6 @@ class Store(Database):
     def rename(self, session_id: str, title: str) -> None:
         self._set(session_id, title=" ".join(mend(title).split()))
 
-    def touch(self, session_id: str) -> None:
-        """Make it the newest."""
-        self._set(session_id, updated=now())
-
     def set_model(self, session_id: str, model: str, agent: str = "") -> None:
         self._set(session_id, model=mend(model), agent=mend(agent))
 
@@ -152,11 +148,6 @@ class Store(Database):
         with self.transaction() as db:
             names = ", ".join(f"{name} = ?" for name in values)
             db.execute(f"UPDATE session SET {names} WHERE id = ?", (*values.values(), session_id))
-
-    def add_usage(self, session_id: str, usage: Usage) -> None:
-        """Add to what the session has used; the Recorder does it for the runs that it sees."""
-        with self.transaction() as db:
-            add_usage(db, session_id, usage)
 
     def remove(self, session_id: str) -> None:
         """Remove a session and those of its sub-agents, but not its forks. Raises StoreError where one is open."""
@@ -240,10 +231,6 @@ class Store(Database):
     def todos(self, session_id: str) -> list[Todo]:
         rows = self.rows("SELECT * FROM todo WHERE session = ? ORDER BY position", session_id)
         return [Todo(row["text"], row["status"]) for row in rows]
-
-    def set_todos(self, session_id: str, todos: Sequence[Todo]) -> None:
-        with self.transaction() as db:
-            set_todos(db, session_id, todos)
 
 
 def open_store(path: Path | str) -> tuple[Store, str]:
