@@ -1,0 +1,699 @@
+"""What outlives a session at the terminal: resuming, undo, compaction, titles, export; by the program itself.
+
+The cases of the group SES that need no program are in test_sessions.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.history import user
+from coder.sessions.database import SCHEMA
+from coder.sessions.export import Format, export
+from coder.sessions.recorder import Recorder, to_model_messages
+from coder.sessions.store import Store
+from tests.harness import ask, serve
+from tests.terminal import PATIENCE, OneShot, Place, Terminal, promptly, until
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
+
+
+def echo(body: Body) -> Reply:
+    return Reply(f"You said: {str(body['messages'][-1]['content'])[:50]!r}")
+
+
+def said(server: ScriptedServer) -> list[str]:
+    """The user's messages in the newest request."""
+    messages = server.requests[-1]["messages"]
+    return [message["content"] for message in messages if message["role"] == "user"]
+
+
+def bare(text: str) -> str:
+    return ESCAPES.sub("", text)
+
+
+def flat(text: str) -> str:
+    return " ".join(bare(text).split())
+
+
+def left(session: Terminal) -> str:
+    """Leave; the id that the last line names."""
+    assert session.leave() == 0
+    found = re.search(r"coder -r ([0-9a-z]+)", session.output)
+    assert found, session.output
+    return found[1]
+
+
+def talk(folder: Path, server: ScriptedServer, *arguments: str, code: int = 0) -> OneShot:
+    """One run without a terminal, over when this returns."""
+    with OneShot(folder, server, *arguments) as run:
+        assert run.end() == code, run.err
+        return run
+
+
+def database(folder: Path) -> Path:
+    return folder / "home" / ".data" / "coder" / "sessions.db"
+
+
+def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(database(folder))) as db, db:
+        return db.execute(query).fetchall()
+
+
+def kept(folder: Path, *texts: str) -> str:
+    """A conversation of an earlier run in the workspace, in which these were said by turns; its id."""
+    roles = ("user", "assistant")
+    with contextlib.closing(Store(database(folder))) as store:
+        session_id = store.create(str(folder / "ws"))
+        messages = [user(text) | {"role": roles[at % 2]} for at, text in enumerate(texts)]
+        Recorder(store, session_id, messages).close()
+    return session_id
+
+
+# ---- which one goes on -------------------------------------------------------------------------
+
+
+def test_a_conversation_is_resumed_as_the_newest_by_its_id_and_by_the_picker(
+    tmp_path: Path,
+) -> None:
+    with serve(echo) as server:
+        ids = []
+        for words in ("about apples", "about pears"):
+            with Terminal(tmp_path, server) as session:
+                session.say(words)
+                ids.append(left(session))
+        with Terminal(tmp_path, server, "-c") as session:
+            assert "> about pears" in bare(session.output)
+            assert "You said: 'about pears'" in session.output
+            session.say("and now?")
+            assert said(server) == ["about pears", "and now?"]
+        beginning = [server.requests[at]["messages"][0] for at in (1, -1)]
+        assert beginning[0] == beginning[1]  # byte for byte
+        with Terminal(tmp_path, server, "-r", ids[0]) as session:
+            session.say("more")
+            assert said(server) == ["about apples", "more"]
+        with Terminal(tmp_path, server) as session:
+            session.enter("/resume")
+            listed = bare(session.expect("number or id: "))
+            assert listed.index("about apples") < listed.index("about pears")  # the newest first
+            session.enter("2")
+            session.expect("You said: 'about pears'")
+            session.prompt()
+            session.say("riper")
+            assert said(server) == ["about pears", "and now?", "riper"]
+            assert "There is no session" in session.say("/resume zzzz")
+            session.say("/new")
+            session.enter("/resume")
+            session.expect("number or id: ")
+            assert "no session" in session.say("\u00b2")
+            session.say("something else")
+            assert said(server) == ["something else"]
+
+
+def test_one_task_is_kept_too_and_what_cannot_be_resumed_is_one_line(tmp_path: Path) -> None:
+    with serve(echo) as server:
+        for arguments, why in (
+            (["-c", "x"], "no conversation of this folder"),
+            (["-r", "../../etc/passwd", "x"], "no session"),
+            (["x", "-r"], "-r needs the ID"),
+            (["-c", "--no-session", "x"], "--no-session and -c exclude each other"),
+        ):
+            run = talk(tmp_path, server, *arguments, code=2)
+            assert why in run.err and run.err.count("\n") == 1 and not server.requests
+        assert rows(tmp_path, "SELECT count(*) FROM session") == [(0,)]
+        assert not list(database(tmp_path).with_name("sessions.db.locks").iterdir())
+        for arguments, wanted in (
+            (["one"], ["one"]),
+            (["-c", "two"], ["one", "two"]),
+            (["--no-session", "three"], ["three"]),
+            (["-c", "four"], ["one", "two", "four"]),
+        ):
+            talk(tmp_path, server, *arguments)
+            assert said(server) == wanted
+
+
+@pytest.mark.case("SES-07")
+def test_a_conversation_that_another_process_has_is_refused_and_the_present_one_goes_on(
+    tmp_path: Path,
+) -> None:
+    home = str(tmp_path / "home")
+    with serve(echo) as server, Terminal(tmp_path, server, TMPDIR=home) as session:
+        session.say("mine")
+        assert "open in another process" in talk(tmp_path, server, "-c", "also", code=2).err
+        own = talk(tmp_path, server, "sessions", "list").out.split()[0]
+        fork = talk(tmp_path, server, "sessions", "fork", own).out.strip()
+        talk(tmp_path, server, "-r", fork, "on")
+        assert said(server) == ["mine", "on"]
+        with contextlib.closing(Store(database(tmp_path))) as store, Recorder(store, fork):
+            assert "open in another process" in flat(session.say(f"/resume {fork}"))
+        session.say("still mine")
+        assert said(server) == ["mine", "still mine"]
+
+
+def test_sessions_are_listed_searched_shown_exported_and_removed(tmp_path: Path) -> None:
+    secret = Reply("Found: sk-abcdefghijklmnopqrstuvwx, mycompany.plain.0815.")
+    config = tmp_path / "home" / ".config" / "coder" / ".env"
+    config.parent.mkdir(parents=True)
+    with serve(Reply("The needle is in the haystack.", [("ls", {})]), secret) as server:
+        config.write_text("OPENAI_API_KEY=mycompany.plain.0815\n")
+
+        def sessions(*arguments: str, code: int = 0) -> str:
+            run = talk(tmp_path, server, *arguments, code=code)
+            return run.out + run.err
+
+        sessions("where is it?")
+        session_id = sessions("sessions").split()[0]
+        assert "needle is in" in sessions("sessions", "search", "needle")
+        assert sessions("sessions", "search", "nowhere", code=1) == ""
+        assert "● ls" in sessions("sessions", "show", session_id[:10])
+        text = sessions("export", session_id)
+        assert "The needle" in text and "sk-abc" not in text and "mycompany" not in text
+        sessions("export", session_id, "-o", "out.html")
+        assert stat.S_IMODE((tmp_path / "ws" / "out.html").stat().st_mode) == 0o600
+        assert "exists" in sessions("export", session_id, "-o", "out.html", code=2)
+        assert "removed" in sessions("sessions", "rm", session_id)
+        assert "no conversation" in sessions("sessions", "list")
+        config.unlink()
+
+
+def test_names_that_are_no_text_are_kept_apart(tmp_path: Path) -> None:
+    one, two = (os.fsdecode(b"caf" + letter) for letter in (b"\xe9", b"\xe8"))
+    for name in (one, two):
+        (tmp_path / "ws" / name).mkdir(parents=True)
+    with serve(echo) as server:
+        for arguments, wanted in (
+            (["-C", one, "-m", os.fsdecode(b"m\xe9"), "in one"], ["in one"]),
+            (["-C", two, "in two"], ["in two"]),
+            (["-C", one, "-c", "on"], ["in one", "on"]),
+        ):
+            assert "began in" not in talk(tmp_path, server, *arguments).err
+            assert said(server) == wanted
+
+
+@pytest.mark.case("SES-14")
+def test_in_another_folder_that_is_said_and_only_what_lies_there_may_be_touched(
+    tmp_path: Path,
+) -> None:
+    paths = [f"{tmp_path}/ws/PWN", "../PWN", "here"]
+    writes = Reply(calls=[("write", {"path": path, "content": "x"}) for path in paths])
+    for name in ("ws/other", "ws/.coder"):
+        (tmp_path / name).mkdir(parents=True)
+    session_id = kept(tmp_path, "first", "one")
+    with serve(writes, Reply("done")) as server:
+        run = talk(tmp_path, server, "-C", "other", "-r", session_id, "-y", "write")
+        began = f"This conversation began in {tmp_path}/ws; now files and permissions are those of"
+        assert f"{began} {tmp_path}/ws/other." in flat(run.err)
+        messages = server.requests[-1]["messages"]
+        answers = [each["content"] for each in messages if each["role"] == "tool"]
+        assert ["outside the workspace" in answer for answer in answers] == [True, True, False]
+    assert sorted(path.name for path in (tmp_path / "ws").rglob("*") if path.is_file()) == ["here"]
+
+
+@pytest.mark.case("SES-13")
+def test_what_was_allowed_for_a_session_is_asked_again_when_it_goes_on(tmp_path: Path) -> None:
+    def script(body: Body) -> Reply:
+        answered = body["messages"][-1]["role"] == "tool"
+        return Reply("done") if answered else Reply(calls=[("bash", {"command": "date >> log"})])
+
+    with serve(script) as server:
+        with Terminal(tmp_path, server) as session:
+            for entry, answer in (("go", "a"), ("/new", ""), ("and again", "y")):
+                session.enter(entry)
+                if answer:
+                    session.expect("[y]es")
+                    session.settled()
+                    session.enter(answer)
+                session.prompt()
+                assert "[y]es" not in session.say("go again") if answer == "a" else True
+            assert len((session.ws / "log").read_text().splitlines()) == 3
+        with Terminal(tmp_path, server, "-c") as session:
+            session.enter("go on")
+            session.expect("[y]es")
+            session.enter("n")
+            session.prompt()
+            assert len((session.ws / "log").read_text().splitlines()) == 3
+
+
+# ---- a file that is damaged, foreign, full or held ---------------------------------------------
+
+
+@pytest.mark.case("SES-01", "SES-02", "SES-03")
+def test_a_damaged_file_is_reported_and_the_run_is_saved_in_a_new_one(tmp_path: Path) -> None:
+    kept(tmp_path, *(f"number {number} " + "word " * 500 for number in range(21)))
+    path = database(tmp_path)
+    whole = path.read_bytes()
+    place = whole.index(b'"content": "number 10 ') // 4096 * 4096
+    path.write_bytes(whole[: len(whole) * 4 // 5])
+    with serve(echo) as server:
+        err = talk(tmp_path, server, "-c", "and on", code=2).err
+        assert "The file of the sessions was damaged; a new one was begun." in err
+        assert err.count("\n") == 1 and list(path.parent.glob("sessions.db.damaged-*"))
+        path.write_bytes(whole[:place] + b"garbage!" * 512 + whole[place + 4096 :])
+        err = talk(tmp_path, server, "-c", "and on", code=2).err
+        assert "was damaged" in err and err.count("\n") == 1
+        path.write_bytes(whole[: len(whole) * 4 // 5])
+        run = talk(tmp_path, server, "anew")
+        assert "was damaged; a new one was begun" in flat(run.err) and "You said" in run.out
+        assert "damaged" not in talk(tmp_path, server, "-c", "and on").err
+        assert said(server) == ["anew", "and on"]
+
+
+@pytest.mark.case("SES-01")
+def test_of_a_log_whose_last_record_was_cut_all_before_it_goes_on(tmp_path: Path) -> None:
+    """As after a kill: the newest messages stand in the -wal only."""
+    session_id, path = kept(tmp_path, "first", "one"), database(tmp_path)
+    with contextlib.closing(Store(path)) as store, Recorder(store, session_id) as recorder:
+        for text in ("second", "third " + "word " * 3_000):
+            recorder.messages.append(user(text))
+            recorder.sync()
+        copies = {each: each.read_bytes() for each in (path, path.with_name("sessions.db-wal"))}
+    for each, data in copies.items():
+        each.write_bytes(data if each == path else data[:-2_000])
+    with serve(echo) as server:
+        talk(tmp_path, server, "-c", "fourth")
+        assert said(server) == ["first", "second", "fourth"]
+    assert rows(tmp_path, "PRAGMA integrity_check") == [("ok",)]
+
+
+@pytest.mark.case("SES-15")
+def test_a_file_of_a_newer_version_is_left_alone_and_what_is_not_saved_is_said(
+    tmp_path: Path,
+) -> None:
+    kept(tmp_path, "first", "one")
+    rows(tmp_path, f"PRAGMA user_version = {len(SCHEMA) + 1}")
+    before = database(tmp_path).read_bytes()
+    with serve(echo) as server:
+        err = flat(talk(tmp_path, server, "second").err)
+        assert "made by a newer version" in err and "not saved" in err
+        assert said(server) == ["second"] and database(tmp_path).read_bytes() == before
+        err = talk(tmp_path, server, "-c", "third", code=2).err
+        assert "made by a newer version" in err and err.count("\n") == 1
+        assert "no conversation" not in err and "not saved" not in err
+        database(tmp_path).write_text("this is no database at all, but a text of some length " * 9)
+        err = talk(tmp_path, server, "sessions", "list", code=2).err
+        assert err.startswith("coder: ") and err.count("\n") == 1
+
+
+@pytest.mark.case("SES-15")
+def test_what_a_newer_version_has_added_is_ignored_and_stays(tmp_path: Path) -> None:
+    session_id = kept(tmp_path, "first", "one")
+    for statement in (
+        "ALTER TABLE message ADD COLUMN mood TEXT DEFAULT 'fine'",
+        "INSERT INTO part (session, type, data) SELECT id, 'hologram', 'no JSON' FROM session",
+        "INSERT INTO message (session, position, role, data) SELECT id, 2, 'oracle', "
+        '\'{"role": "oracle", "content": {"vision": [1, 2]}}\' FROM session',
+    ):
+        rows(tmp_path, statement)
+    with (
+        serve(echo) as server,
+        contextlib.closing(Store(database(tmp_path))) as store,
+        Recorder(store, session_id) as recorder,
+    ):
+        ask(server, "second", messages=recorder.messages, each=recorder)
+        assert [each["role"] for each in server.requests[-1]["messages"]] == [
+            "user",
+            "assistant",
+            "user",
+        ]
+    assert rows(tmp_path, "SELECT data FROM part WHERE type = 'hologram'") == [("no JSON",)]
+    query = "SELECT count(*), min(mood) FROM message WHERE role = 'oracle' AND active"
+    assert rows(tmp_path, query) == [(1, "fine")]
+
+
+def within(
+    folder: Path, server: ScriptedServer, command: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """The program, begun by a shell behind a command of its own."""
+    place = Place(folder, server)
+    shell = ["bash", "-c", f'{command}; exec "$@"', "bash", sys.executable, "-m", "coder"]
+    done = subprocess.run(
+        [*shell, *arguments],
+        cwd=place.ws,
+        env=place.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    place.check(done.stdout + done.stderr)
+    return done
+
+
+@pytest.mark.case("SES-12")
+def test_a_full_disk_is_said_the_answer_comes_and_the_exit_code_is_not_zero(tmp_path: Path) -> None:
+    kept(tmp_path, "first", "one")
+    with serve(echo) as server:
+        done = within(tmp_path, server, "ulimit -f 200", "-c", "second " + "word " * 20_000)
+        assert done.returncode == 1 and "You said: 'second" in done.stdout, done.stderr
+        assert "the disk is full" in flat(done.stderr) and "is not saved" in flat(done.stderr)
+        talk(tmp_path, server, "-c", "third")
+        assert said(server)[0] == "first" and said(server)[-1] == "third"
+
+
+@pytest.mark.case("SES-16")
+def test_with_a_home_that_cannot_be_written_it_works_in_memory_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    """A mount that is read-only, for which even root's writes fail."""
+    home = tmp_path / "home"
+    home.mkdir()
+    mount = f"mount --bind {home} {home} && mount -o remount,ro,bind {home}"
+    hidden = f"unshare --user --map-root-user --mount bash -c '{mount}"
+    if subprocess.run(["bash", "-c", f"{hidden}'"], capture_output=True).returncode:
+        pytest.skip("no mount namespace can be made here")
+    with serve(Reply(calls=[("write", {"path": "new", "content": "x"})]), Reply("done")) as server:
+        done = within(tmp_path, server, f'set -- {hidden} && exec "$@"\' bash "$@"', "-y", "go")
+        assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+        assert "not saved" in flat(done.stderr)
+    assert (tmp_path / "ws" / "new").exists() and not list(home.iterdir())
+
+
+@pytest.mark.case("SES-09")
+def test_what_we_keep_is_the_owners_alone_and_the_projects_files_follow_the_umask(
+    tmp_path: Path,
+) -> None:
+    kept(tmp_path, "first", "one")
+    before = os.umask(0)
+    try:
+        write = Reply(calls=[("write", {"path": "new", "content": "x"})])
+        with serve(write, Reply("done")) as server:
+            talk(tmp_path, server, "-y", "go")
+    finally:
+        os.umask(before)
+    data = database(tmp_path).parent
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in [data, *data.iterdir()]} == {0}
+    assert stat.S_IMODE((tmp_path / "ws" / "new").stat().st_mode) == 0o666
+
+
+def making(body: Body) -> Reply:
+    make = body["messages"][-1]["content"] == "make it"
+    return Reply(calls=[("bash", {"command": "echo 1 > a"})]) if make else echo(body)
+
+
+def test_a_database_that_another_process_holds_costs_one_wait_and_a_conversation_begins_anew(
+    tmp_path: Path,
+) -> None:
+    with serve(making) as server, Terminal(tmp_path, server, "-y") as session:
+        session.say("make it")
+        with sqlite3.connect(database(tmp_path), isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with promptly(25):  # five seconds once; for each write it would be more
+                for entry in ("goes on", "/new"):
+                    assert "another process keeps it busy" in flat(session.say(entry))
+                session.say("anew")
+                assert said(server) == ["anew"]
+                session.say("/undo")  # and nothing of the conversation before
+                assert "nothing to undo" in session.say("\x15/undo")
+                assert (session.ws / "a").exists()
+            other.execute("ROLLBACK")
+        session.say("/new")
+        session.say("is kept")
+        assert rows(tmp_path, "SELECT text FROM part WHERE text = 'is kept'")
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("session.title", b"\xff\xfe"),
+        ("session.updated", "soon"),
+        ("session.input", b"\xff"),
+        ("message.data", DEEP),
+        ("message.data", b"\xff"),
+        ("message.tokens", DEEP),
+        ("message.error", "[1]"),
+        ("part.text", b"\xff"),
+        ("part.data", DEEP),
+        ("part.data", "7"),
+    ],
+)
+def test_a_row_of_another_programs_making_hinders_nothing(
+    tmp_path: Path, column: str, value: object
+) -> None:
+    tools = Reply("I look.", [("bash", {"command": "echo hi"})], reasoning="hm")
+    with (
+        contextlib.closing(Store(tmp_path / "sessions.db")) as store,
+        serve(tools, echo({"messages": [{"content": ""}]})) as server,
+    ):
+        session_id = store.create("/ws")
+        with Recorder(store, session_id) as recorder:
+            ask(server, "my question", messages=recorder.messages, each=recorder)
+        table, name = column.split(".")
+        with store.transaction() as db:
+            db.execute(f"UPDATE {table} SET {name} = ?", (value,))
+        assert [info.id for info in store.sessions()] == [session_id]
+        assert store.search("question") or column.startswith("part")
+        forked = store.fork(session_id)
+        for form in get_args(Format):
+            assert export(store, session_id, form)
+        with Recorder(store, forked) as recorder:
+            ask(server, "go on", messages=recorder.messages, each=recorder)
+            assert not recorder.problem
+        assert to_model_messages(store, forked)
+
+
+# ---- undo --------------------------------------------------------------------------------------
+
+
+def test_undo_takes_back_files_and_words_and_redo_brings_them_again(tmp_path: Path) -> None:
+    command = "sed -i s/one/two/ a; rm b; mkdir d; echo new > d/c"
+    change = Reply("I change it.", [("bash", {"command": command})])
+    with serve(change, Reply("Changed.")) as server:
+        with Terminal(tmp_path, server, "-y") as session:
+            (session.ws / "a").write_text("one\n")
+            (session.ws / "b").write_text("bee\n")
+            session.say("change it")
+            (session.ws / "mine").write_text("the user's\n")
+            shown = bare(session.say("/diff"))
+            assert "-one" in shown and "+two" in shown and "+new" in shown
+            assert "the user's" not in shown
+            assert "Taken back: a, b, d/c." in bare(session.say("/undo"))
+            assert sorted(path.name for path in session.ws.iterdir()) == ["a", "b", "mine"]
+            assert (session.ws / "a").read_text() == "one\n"
+            session.ctrl_c()  # the words of the run stand at the prompt, to be changed
+            session.prompt()
+            assert "Done again" in bare(session.say("/redo"))
+            assert (session.ws / "d" / "c").read_text() == "new\n"
+            session.say("/undo")
+            session.say("\x15something else")
+            assert said(server) == ["something else"]
+            assert "nothing to redo" in session.say("/redo")
+        with Terminal(tmp_path, server, "-c") as session:
+            session.say("on")
+            assert said(server) == ["something else", "on"]
+
+
+def test_a_run_that_was_killed_can_be_undone_as_far_as_it_came(tmp_path: Path) -> None:
+    steps = [
+        Reply(calls=[("bash", {"command": "echo a > a"})]),
+        Reply("done"),
+        Reply(calls=[("bash", {"command": "echo b > b"})]),
+    ]
+    with serve(*steps, Reply("never", cut=2, close="hang")) as server:
+        with Terminal(tmp_path, server, "-y") as session:
+            session.say("first")
+            session.enter("second")
+            session.until(lambda: len(server.requests) == 4, "the answer behind the tool")
+            session.kill(signal.SIGTERM)
+            assert session.exit_code() == 143
+        with Terminal(tmp_path, server, "-c") as session:
+            assert "Taken back: b." in bare(session.say("/undo"))
+            assert (session.ws / "a").exists() and not (session.ws / "b").exists()
+            session.expect("second")
+            assert "Taken back: a." in bare(session.say("\x15/undo"))
+            session.expect("first")
+            session.ctrl_c()
+            session.prompt()
+
+
+def test_a_conversation_that_is_not_kept_can_be_undone_and_leaves_no_state_of_a_file(
+    tmp_path: Path,
+) -> None:
+    change = Reply(calls=[("bash", {"command": "echo new > a"})])
+    with serve(change, Reply("done")) as server:
+        with Terminal(tmp_path, server, "--no-session", "-y") as session:
+            (session.ws / "a").write_text("old\n")
+            session.say("change it")
+            assert "Taken back: a." in bare(session.say("/undo"))
+            assert (session.ws / "a").read_text() == "old\n"
+            assert "Done again: a." in bare(session.say("\x15/redo"))
+            assert (session.ws / "a").read_text() == "new\n"
+        assert not (session.home / ".data" / "coder" / "snapshots").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--no-session"], []])
+def test_one_task_takes_states_of_the_files_only_where_it_can_be_resumed(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    programs, calls = tmp_path / "home" / "bin", tmp_path / "home" / "calls"
+    programs.mkdir(parents=True)
+    script = f'#!/bin/sh\necho "$@" >> {calls}\nexec {shutil.which("git")} "$@"\n'
+    (programs / "git").write_text(script)
+    (programs / "git").chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    change = Reply(calls=[("bash", {"command": "echo new > a"})])
+    with (
+        serve(change, Reply("done")) as server,
+        OneShot(tmp_path, server, "-y", *arguments, "change it", PATH=path) as run,
+    ):
+        assert run.end() == 0
+    assert ("status" in (calls.read_text() if calls.exists() else "")) == (not arguments)
+
+
+def test_the_users_own_commands_stay_and_what_was_undone_comes_again_in_its_place(
+    tmp_path: Path,
+) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        for entry in ("first", "!echo mine", "second", "/undo", "\x15/undo", "\x15other"):
+            session.say(entry)
+        assert [text[:5] for text in said(server)] == ["I ran", "other"]
+        session.say("/undo")
+        assert "nothing to undo" in session.say("\x15/undo")
+        session.say("/redo")
+        for entry in ("second", "/undo", "\x15/undo", "\x15/redo", "/redo", "third"):
+            session.say(entry)
+        assert [text[:5] for text in said(server)] == ["I ran", "other", "secon", "third"]
+
+
+def test_ctrl_c_does_not_leave_an_undo_half_done(tmp_path: Path) -> None:
+    many, remove = 1_000, Reply(calls=[("bash", {"command": "rm -r many"})])
+    with serve(remove, Reply("done")) as server, Terminal(tmp_path, server, "-y") as session:
+        folder = session.ws / "many"
+        folder.mkdir()
+        for number in range(many):
+            (folder / str(number)).write_text(str(number))
+        session.say("remove it")
+        session.enter("/undo")
+        begun = lambda: folder.exists() and len(list(folder.iterdir())) > 5  # noqa: E731
+        session.until(begun, "the first files")
+        assert len(list(folder.iterdir())) < many, "it is not over yet"
+        session.child.sendintr()
+        assert "many/0" in bare(session.prompt())
+        assert sorted(int(path.name) for path in folder.iterdir()) == list(range(many))
+        session.type("\x15")
+
+
+# ---- what goes and comes with a conversation ---------------------------------------------------
+
+SUMMARY = Reply(
+    "## Goal\nCount the sheep.\n## Instructions\nnone\n## Discoveries\nnone\n## Accomplished\nnone\n"
+    "## Files\nnone"
+)
+
+
+def summarised(body: Body) -> Reply:
+    """A model that has a checklist, answers at length and sums up."""
+    last = str(body["messages"][-1]["content"])
+    todo = {"items": [{"text": "count \x1b[31mthe black ones", "status": "in_progress"}]}
+    if "<conversation>" in last:
+        return SUMMARY
+    if last == "plan":
+        return Reply(calls=[("todo", todo)])
+    if last == "write":
+        return Reply(calls=[("write", {"path": "a", "content": "made\n"})])
+    return Reply("word " * 400)
+
+
+def test_the_checklist_outlives_every_compaction_and_an_undo_behind_one_is_told_to_the_model(
+    tmp_path: Path,
+) -> None:
+    with serve(summarised) as server:
+        with Terminal(tmp_path, server, "-y") as session:
+            assert "▸ count the black ones" in session.say("plan")
+            assert rows(tmp_path, "SELECT status FROM todo") == [("in_progress",)]
+            for _ in range(2):
+                for number in range(3):
+                    session.say(f"question {number} " + "x" * 1_000)
+                shown = bare(session.say("/compact the sheep"))
+                assert "The conversation was shortened from" in shown
+                assert "the sheep" in server.requests[-1]["messages"][-1]["content"]
+            session.say("and now?")
+            assert any("the black ones" in text and "[>]" in text for text in said(server))
+            session.say("write")
+            session.say("one more " + "x" * 3_000)
+            session.say("/compact")
+            session.say("/undo")  # of the newest, which is not in the summary
+            shown = flat(session.say("\x15/undo"))
+            assert "Taken back: a." in shown and "its summary still tells of it" in shown
+            assert not (session.ws / "a").exists()
+            session.say("\x15/redo")
+            session.say("/undo")
+            session.say("\x15go on")
+            noted = [
+                text.startswith("I have taken back what you did last (a).") for text in said(server)
+            ]
+            assert noted[-2] and sum(noted) == 1
+            messages = len(server.requests[-1]["messages"])
+        with Terminal(tmp_path, server, "-c") as session:
+            session.say("on")
+            assert len(server.requests[-1]["messages"]) == messages + 2
+            assert "Count the sheep." in str(server.requests[-1]["messages"][1])
+
+
+def test_a_title_is_found_beside_the_first_run(tmp_path: Path) -> None:
+    def script(body: Body) -> Reply:
+        if "conversations their titles" in str(body["messages"][0]["content"]):
+            return Reply("Counting all the sheep")
+        return Reply("One, two.", hold=0.5)
+
+    with serve(script) as server:
+        with Terminal(tmp_path, server, CODER_TITLES="on") as session:
+            session.say("count")
+            until(lambda: len(server.requests) == 2, "both requests")
+            session.say("again")
+            assert "\x1b]0;coder: Counting all the sheep\x07" in session.output
+            assert "\x1b]0;coder at work: ws\x07" in session.output
+        assert "Counting all the sheep" in talk(tmp_path, server, "sessions").out
+        with OneShot(tmp_path, server, "count", CODER_TITLES="on") as run:
+            assert run.end() == 0 and len(server.requests) == 4  # none for one task
+
+
+def test_instruction_files_are_named_sent_and_come_once_in_each_conversation(
+    tmp_path: Path,
+) -> None:
+    def script(body: Body) -> Reply:
+        answered = body["messages"][-1]["role"] == "tool"
+        return Reply("done") if answered else Reply(calls=[("read", {"path": "sub/file"})])
+
+    def come() -> bool:
+        return "about sub" in server.requests[-1]["messages"][-1]["content"]
+
+    (tmp_path / "ws" / "sub").mkdir(parents=True)
+    (tmp_path / "ws" / "AGENTS.md").write_text("Always say please.")
+    (tmp_path / "ws" / "sub" / "file").write_text("x\n")
+    (tmp_path / "ws" / "sub" / "AGENTS.md").write_text("about sub\n")
+    with serve(script) as server:
+        with Terminal(tmp_path, server) as session:
+            assert "Instructions: AGENTS.md" in session.output
+            shown = []
+            for entry in ("one", "two", "/undo", "\x15/undo", "\x15three", "/new", "four"):
+                session.say(entry)
+                shown += [come()] if "/" not in entry else []
+            assert shown == [True, False, True, True]
+            assert "Always say please." in server.requests[0]["messages"][0]["content"]
+        with Terminal(tmp_path, server, "-c") as session:
+            session.say("five")
+            assert not come()
+
+
+def test_why_there_is_no_summary_is_said(tmp_path: Path) -> None:
+    failing = Reply("no such luck", status=400)
+    with serve(Reply("hello"), failing) as server, Terminal(tmp_path, server) as session:
+        session.say("hi")
+        shown = bare(session.say("/summary"))
+        assert "There is no summary: " in shown and "no such luck" in shown
