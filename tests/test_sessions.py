@@ -38,7 +38,7 @@ from coder.toolset import Toolset, tool
 from coder.types import Limits, Message, Trigger, Usage
 from tests.harness import ask, assert_all_valid, assert_valid, drive, serve
 from tests.terminal import PATIENCE, ROOT, promptly, until
-from tests.test_random import MOMENTS, QUICK, REPLIES, TOOLS, Left, Moment
+from tests.test_random import QUICK, TOOLS, Left, Moment, drawn
 
 
 @pytest.fixture
@@ -492,16 +492,12 @@ def test_whatever_is_done_to_the_list_the_table_follows(
 
 
 @pytest.mark.case("INV-01")
-@seed(20261121)
-@relaxed(50)
-@given(
-    script=st.lists(REPLIES, min_size=1, max_size=8),
-    moments=st.lists(MOMENTS, min_size=1, max_size=3),
-)
+@pytest.mark.parametrize("number", range(2000, 2040))
 def test_after_random_runs_the_list_loaded_is_the_list_in_memory_and_at_every_event_it_can_be_sent(
-    store: Store, script: list[Reply], moments: list[Moment]
+    store: Store, number: int
 ) -> None:
-    """INV-01 with resumes: what a kill would leave at any event is valid, and what a run leaves is exact."""
+    """With resumes: what a kill would leave at any event is valid, and what a run leaves is exact."""
+    script, moments = drawn(number)
     model, session_id = ScriptedModel([*script, *[Reply("enough")] * 50]), store.create("/ws")
     for moment in moments:
         with Recorder(store, session_id) as recorder:
