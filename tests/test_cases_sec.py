@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.permissions.redact import HIDDEN
+from coder.permissions.redact import HIDDEN, Redactor
 from coder.tools.secrets import holds_secrets
 from tests.harness import serve
 from tests.terminal import OneShot, Place, Terminal, processes, until
@@ -255,9 +255,8 @@ def test_a_git_file_that_points_to_a_trusted_folder_makes_nothing_trusted(
 
 
 @pytest.mark.case("SEC-16")
-@pytest.mark.parametrize("more", ["", "OPENAI_API_KEY=of-an-app\n"])
 def test_a_base_url_of_the_workspace_does_not_get_the_key_of_the_environment_and_stops_nobody(
-    tmp_path: Path, ws: Path, more: str
+    tmp_path: Path, ws: Path
 ) -> None:
     """The key goes to its own server; here a proxy of the environment sees where that is, and refuses."""
     with serve(Reply("I am evil.")) as evil, socket.create_server(("127.0.0.1", 0)) as door:
@@ -269,7 +268,7 @@ def test_a_base_url_of_the_workspace_does_not_get_the_key_of_the_environment_and
                 caller.sendall(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
 
         threading.Thread(target=refuse, daemon=True).start()
-        (ws / ".env").write_text(f"OPENAI_BASE_URL={evil.url}\n{more}")
+        (ws / ".env").write_text(f"OPENAI_BASE_URL={evil.url}\nOPENAI_API_KEY=of-an-app\n")
         with OneShot(
             tmp_path,
             evil,
@@ -318,7 +317,7 @@ def test_headers_of_the_user_are_sent_and_kept_from_everybody_else(tmp_path: Pat
 
 @pytest.mark.case("SEC-17")
 def test_http_to_another_machine_needs_a_flag(tmp_path: Path) -> None:
-    with serve(Reply("Hello.")) as server:
+    with serve(Reply("I am a proxy.")) as proxy, serve(Reply("Hello.")) as server:
         with OneShot(tmp_path, server, "hi", OPENAI_BASE_URL=elsewhere(server)) as run:
             assert (
                 run.end() == 2
@@ -326,24 +325,13 @@ def test_http_to_another_machine_needs_a_flag(tmp_path: Path) -> None:
                 and "--allow-http" in run.err
                 and server.connections == 0
             )
+        proxies = dict.fromkeys(PROXIES, proxy.url)
+        options = ("--allow-http", "hi")
         with OneShot(
-            tmp_path, server, "--allow-http", "hi", OPENAI_BASE_URL=elsewhere(server)
+            tmp_path, server, *options, OPENAI_BASE_URL=elsewhere(server), **proxies
         ) as run:
             assert run.end() == 0 and run.out == "Hello.\n" and server.connections == 1
-
-
-def test_over_http_no_proxy_of_the_environment_sees_the_key(tmp_path: Path) -> None:
-    with serve(Reply("I am a proxy.")) as proxy, serve(Reply("Hello.")) as server:
-        with OneShot(
-            tmp_path,
-            server,
-            "--allow-http",
-            "hi",
-            OPENAI_BASE_URL=elsewhere(server),
-            **dict.fromkeys(PROXIES, proxy.url),
-        ) as run:
-            assert run.end() == 0 and run.out == "Hello.\n"
-        assert proxy.connections == 0
+        assert proxy.connections == 0, "no proxy of the environment sees the key"
 
 
 # ---- at the start ----------------------------------------------------------------------------------------
@@ -401,11 +389,8 @@ def test_nothing_of_ours_listens_on_a_socket(tmp_path: Path) -> None:
         other.stdin.close()
 
 
-@pytest.mark.parametrize("more", [f":{os.environ['PATH']}:", ""])
-def test_programs_in_the_workspace_are_not_taken_for_the_systems(
-    tmp_path: Path, ws: Path, more: str
-) -> None:
-    """PATH has the folder that one stands in, in all the ways it can, and may have nothing else."""
+def test_programs_in_the_workspace_are_not_taken_for_the_systems(tmp_path: Path, ws: Path) -> None:
+    """PATH has the folder that one stands in, in all the ways it can."""
     for name in ("uname", "git", "bash", "sh", "rg", "ls", "env", "python3", "tty", "stty"):
         (ws / name).write_text(f"#!/bin/sh\necho {name} >>'{ws}/PWN'\n")
         (ws / name).chmod(0o755)
@@ -416,7 +401,7 @@ def test_programs_in_the_workspace_are_not_taken_for_the_systems(
     ]
     with (
         serve(Reply("", calls), Reply("Done.")) as server,
-        OneShot(tmp_path, server, "-y", "go", PATH=f".::./:../ws{more}") as run,
+        OneShot(tmp_path, server, "-y", "go", PATH=f".::./:../ws:{os.environ['PATH']}:") as run,
     ):
         assert run.end() == 0 and run.out == "Done.\n"
         assert not (ws / "PWN").exists(), (ws / "PWN").read_text()
@@ -437,10 +422,6 @@ def test_the_server_of_the_environment_is_used_and_shown(tmp_path: Path) -> None
                 and run.err.startswith(f"script at 0.0.0.0:{server.port}\n")
                 and run.out == "Hello.\n"
             )
-        with OneShot(
-            tmp_path / "c", server, "--allow-http", "-q", "hi", OPENAI_BASE_URL=elsewhere(server)
-        ) as run:
-            assert run.end() == 0 and run.err == ""
 
 
 def test_the_folders_own_server_is_told_before_the_first_request(tmp_path: Path, ws: Path) -> None:
@@ -483,41 +464,21 @@ SIX = {
 def test_commands_see_no_secret_of_the_environment_also_not_in_their_parent(
     tmp_path: Path, sandbox: str
 ) -> None:
-    commands = [
-        "env",
-        r"tr '\0' '\n' </proc/$PPID/environ",
-        r"cat /proc/*/environ | tr '\0' '\n'",
-        "ps eww $PPID; ulimit -c",
-    ]
+    commands = ["env; ulimit -c", r"cat /proc/*/environ | tr '\0' '\n'; ps eww $PPID"]
+    calls = [("bash", {"command": each}) for each in commands]
+    arguments = ("-y", "--sandbox", sandbox, "go")
+    more = SIX | {"SSH_AUTH_SOCK": "/tmp/agent.1"}
     with (
-        serve(
-            Reply("", [("bash", {"command": each}) for each in commands]), Reply("Done.")
-        ) as server,
-        OneShot(
-            tmp_path, server, "-y", "--sandbox", sandbox, "go", **SIX, SSH_AUTH_SOCK="/tmp/agent.1"
-        ) as run,
+        serve(Reply("", calls), Reply("Done.")) as server,
+        OneShot(tmp_path, server, *arguments, **more) as run,
     ):
         assert run.end() == 0
-    mine, parents, all_of_them, _ = results(server)
-    for text in results(server):
-        assert not re.search(rf"value-\d-of-six|{run.key}", text)
-    assert not {*SIX, "OPENAI_API_KEY"} & {line.partition("=")[0] for line in mine.splitlines()}
-    for line in (
-        f"PATH={run.environment['PATH']}",
-        f"HOME={run.home}",
-        "LANG=C.UTF-8",
-        "SSH_AUTH_SOCK=/tmp/agent.1",
-    ):
-        assert line in mine.splitlines()
-    if (
-        os.geteuid() == 0 and sandbox == "off"
-    ):  # who may look: names and the rest are there, values are wiped
-        assert (
-            "OPENAI_API_KEY=\n" in parents
-            and f"HOME={run.home}\n" in parents
-            and f"HOME={run.home}" in all_of_them
-        )
-    assert results(server)[3].splitlines()[-1] == "0", "no core is dumped"
+    mine, others = (text.splitlines() for text in results(server))
+    assert not {*SIX, "OPENAI_API_KEY"} & {line.partition("=")[0] for line in mine}
+    if sandbox != "off" or os.geteuid() != 0:  # root may look at every process
+        assert not re.search(rf"value-\d-of-six|{run.key}", "\n".join(others))
+    kept = {f"PATH={run.environment['PATH']}", f"HOME={run.home}", "SSH_AUTH_SOCK=/tmp/agent.1"}
+    assert kept <= {*mine} and mine[-1] == "0", "no core is dumped"
 
 
 @pytest.mark.skipif(
@@ -687,31 +648,11 @@ def test_what_a_person_types_and_runs_is_kept_without_the_key(tmp_path: Path, ws
     ] == []
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "none",
-        "sk-no-key",
-        "sk-no-key-required",
-        "not-needed",
-        "lm-studio",
-        "placeholder",
-        "EMPTY",
-        "xxxxxxxx",
-        "your-api-key",
-        "password",
-        "12345678",
-    ],
-)
-def test_what_is_no_key_is_not_taken_out(tmp_path: Path, ws: Path, key: str) -> None:
-    (ws / "notes.txt").write_text(f"{key} is what it says\n")
-    with (
-        serve(Reply("", [("read", {"path": "notes.txt"})]), Reply("Done.")) as server,
-        OneShot(tmp_path, server, "go", OPENAI_API_KEY=key) as run,
-    ):
-        run.key = "nothing of this sort"
-        assert run.end() == 0
-    assert results(server) == [f"1\t{key} is what it says"]
+def test_what_is_no_key_is_not_taken_out() -> None:
+    """What users write where a local server wants a key and does not check it."""
+    placeholders = "none sk-no-key sk-no-key-required not-needed lm-studio EMPTY xxxxxxxx password"
+    for key in [*placeholders.split(), "your-api-key", "12345678"]:
+        assert Redactor(key).text(f"{key} it is") == f"{key} it is"
 
 
 # ---- files that hold secrets -----------------------------------------------------------------------------
@@ -737,11 +678,7 @@ def test_files_of_secrets_ask_and_are_passed_over_by_grep(
     tmp_path: Path, ws: Path, path: str
 ) -> None:
     files = [
-        ".env",
-        ".env.example",
-        "id_rsa",
-        "sub/prod.env",
-        "sub/.aws/credentials",
+        *(".env", ".env.example", "id_rsa", "sub/prod.env", "sub/.aws/credentials"),
         "sub/plain.txt",
     ]
     for name in files:
@@ -786,152 +723,41 @@ def test_files_of_secrets_ask_and_are_passed_over_by_grep(
     assert {".env", ".env.example", "sub/prod.env"} <= set(names.splitlines())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        ".env",
-        ".env.local",
-        ".env.production",
-        "prod.env",
-        ".envrc",
-        "id_rsa",
-        "id_ed25519",
-        "id_ed25519_sk",
-        "id_rsa.old",
-        "deploy_rsa",
-        "server.pem",
-        "server.key",
-        "x.p12",
-        "x.PFX",
-        "x.jks",
-        "x.keystore",
-        "vault.kdbx",
-        "x.ppk",
-        "x.gpg",
-        "x.ovpn",
-        ".netrc",
-        "_netrc",
-        ".git-credentials",
-        ".npmrc",
-        ".pypirc",
-        ".pgpass",
-        ".my.cnf",
-        ".htpasswd",
-        ".dockercfg",
-        ".s3cfg",
-        ".boto",
-        "kubeconfig",
-        "auth.json",
-        "prod.tfvars",
-        "credentials",
-        "credentials.json",
-        "secrets.yml",
-        "secret.toml",
-        "client_secret_1.json",
-        "service-account.json",
-        "serviceAccountKey.json",
-        ".ssh/config",
-        ".aws/config",
-        "home/.kube/config",
-        ".docker/config.json",
-        ".config/gcloud/x.db",
-        ".config/gh/hosts.yml",
-        ".gnupg/trustdb",
-        ".password-store/a",
-        ".env~",
-        ".env_prod",
-        ".env-prod",
-        "env.local",
-        "env.development.local",
-        ".flaskenv",
-        ".dev.vars",
-        ".dev.vars.staging",
-        "deploy_key",
-        "github-deploy-key",
-        "id_rsa2",
-        "id_rsa2.bak",
-        "privkey.txt",
-        "private_key",
-        "my-credentials.json",
-        "aws_credentials",
-        "application_default_credentials.json",
-        "secring.asc",
-        "private.asc",
-        "my-private-key.asc",
-        "token.json",
-        "access_token.json",
-        "token.pickle",
-        ".bash_history",
-        ".zsh_history",
-        ".python_history",
-        "fish_history",
-    ],
-)
-def test_such_a_file_holds_secrets(name: str) -> None:
-    assert (
-        holds_secrets(name)
-        and holds_secrets(f"/ws/sub/{name}")
-        and holds_secrets(Path("sub") / name)
-    )
+SECRET = [
+    *(".env", ".env.local", ".env.production", "prod.env", ".envrc", "id_rsa", "id_ed25519"),
+    *("id_ed25519_sk", "id_rsa.old", "deploy_rsa", "server.pem", "server.key", "x.p12", "x.PFX"),
+    *("x.jks", "x.keystore", "vault.kdbx", "x.ppk", "x.gpg", "x.ovpn", ".netrc", "_netrc"),
+    *(".git-credentials", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd", ".dockercfg"),
+    *(".s3cfg", ".boto", "kubeconfig", "auth.json", "prod.tfvars", "credentials"),
+    *("credentials.json", "secrets.yml", "secret.toml", "client_secret_1.json"),
+    *("service-account.json", "serviceAccountKey.json", ".ssh/config", ".aws/config"),
+    *("home/.kube/config", ".docker/config.json", ".config/gcloud/x.db", ".config/gh/hosts.yml"),
+    *(".gnupg/trustdb", ".password-store/a", ".env~", ".env_prod", ".env-prod", "env.local"),
+    *("env.development.local", ".flaskenv", ".dev.vars", ".dev.vars.staging", "deploy_key"),
+    *("github-deploy-key", "id_rsa2", "id_rsa2.bak", "privkey.txt", "private_key"),
+    *("my-credentials.json", "aws_credentials", "application_default_credentials.json"),
+    *("secring.asc", "private.asc", "my-private-key.asc", "token.json", "access_token.json"),
+    *("token.pickle", ".bash_history", ".zsh_history", ".python_history", "fish_history"),
+]
+PLAIN = [
+    *(".env.example", ".env.sample", ".env.template", ".env.dist", ".env.local.example"),
+    *("example.env", "environment.py", ".environment", "env", "id_rsa.pub", "id_ed25519.pub"),
+    *(".ssh/known_hosts", ".ssh/id_rsa.pub", ".ssh/authorized_keys", "secrets.py"),
+    *("credentials.py", "keys.py", "key", "monkey.txt", "keyboard.json", "auth.py", "token.ts"),
+    *("README.md", "rsa", "ssh/config", "my.aws/config.py", "", ".env-sample", ".env_example"),
+    *(".env.local-example", ".dev.vars.example", "env.py", "env.test.ts", "env.localhost.md"),
+    *("deploy_key.pub", "id_rsa2.pub", "id_rsa.old.pub", "deploy_key.py", "privkey.go"),
+    *("tokens.go", "tokens.json", "design-tokens.json", "tokenizer.json"),
+    *("example-credentials.json", "public.asc", "manual.asc", "history", "chat_history"),
+    *("bash_history.py", "my_credentials.py"),
+]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        ".env.example",
-        ".env.sample",
-        ".env.template",
-        ".env.dist",
-        ".env.local.example",
-        "example.env",
-        "environment.py",
-        ".environment",
-        "env",
-        "id_rsa.pub",
-        "id_ed25519.pub",
-        ".ssh/known_hosts",
-        ".ssh/id_rsa.pub",
-        ".ssh/authorized_keys",
-        "secrets.py",
-        "credentials.py",
-        "keys.py",
-        "key",
-        "monkey.txt",
-        "keyboard.json",
-        "auth.py",
-        "token.ts",
-        "README.md",
-        "rsa",
-        "ssh/config",
-        "my.aws/config.py",
-        "",
-        ".env-sample",
-        ".env_example",
-        ".env.local-example",
-        ".dev.vars.example",
-        "env.py",
-        "env.test.ts",
-        "env.localhost.md",
-        "deploy_key.pub",
-        "id_rsa2.pub",
-        "id_rsa.old.pub",
-        "deploy_key.py",
-        "privkey.go",
-        "tokens.go",
-        "tokens.json",
-        "design-tokens.json",
-        "tokenizer.json",
-        "example-credentials.json",
-        "public.asc",
-        "manual.asc",
-        "history",
-        "chat_history",
-        "bash_history.py",
-        "my_credentials.py",
-    ],
-)
-def test_such_a_file_does_not(name: str) -> None:
-    assert not holds_secrets(name) and not holds_secrets(f"sub/{name}")
+def test_a_file_that_holds_secrets_is_known_by_its_name() -> None:
+    for path in ("{}", "/ws/sub/{}", "sub/{}"):
+        assert [name for name in SECRET if not holds_secrets(path.format(name))] == []
+    for path in ("{}", "sub/{}"):
+        assert [name for name in PLAIN if holds_secrets(path.format(name))] == []
 
 
 # ---- files that lie --------------------------------------------------------------------------------------
@@ -974,11 +800,7 @@ def test_a_file_that_imitates_a_conversation_stays_inside_of_one_message(
     ):
         assert run.end() == 0
     assert [message["role"] for message in server.requests[1]["messages"]] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "tool",
+        *("system", "user", "assistant", "tool", "tool"),
     ]
     read, cat = results(server)
     assert read == "\n".join(
@@ -997,14 +819,8 @@ def test_saved_output_lies_in_a_private_folder_that_nobody_could_prepare(
     links = [
         temp / name
         for name in (
-            "coder",
-            "coder-",
-            "coder-0",
-            "coder-output",
-            "output",
-            "output-.txt",
-            "output.txt",
-            "tmp",
+            *("coder", "coder-", "coder-0", "coder-output", "output", "output-.txt"),
+            *("output.txt", "tmp"),
         )
     ]
     for link in links:
@@ -1047,8 +863,7 @@ def test_saved_output_lies_in_a_private_folder_that_nobody_could_prepare(
     assert modes == [(0o700, 0o600, 50_000)] * 2 and list(target.iterdir()) == []
 
 
-@pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize("umask", [0o000, 0o022])
+@pytest.mark.parametrize(("umask", "there"), [(0o000, False), (0o022, True)])
 def test_what_we_keep_is_for_the_user_alone_whatever_the_umask(
     tmp_path: Path, umask: int, there: bool
 ) -> None:
