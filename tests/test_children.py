@@ -92,47 +92,37 @@ def test_with_v_words_and_outputs_of_children_are_shown_with_their_names() -> No
     ]
 
 
+def follow(*events: Event) -> SubagentLines:
+    agents = SubagentLines()
+    for event in events:
+        assert isinstance(event, Nested)
+        agents.take(event)
+    return agents
+
+
 def test_the_status_line_is_shared_by_those_who_are_at_work() -> None:
-    children = SubagentLines()
-    for event in (
+    long = "a very long title " * 9
+    events = [
         *of("explore", "s1", RunStart(), *tool("1", "first call")[:1]),
         *of("general", "s2", StepStart(1), TextDelta("x")),
-        *of(
-            "explore",
-            "s3",
-            *tool("1", "a very long title " * 9)[:1],
-            ToolUpdate("1", "line\nlast line\n"),
-        ),
-    ):
-        assert isinstance(event, Nested)
-        children.take(event)
-    shown = children.activity(78)
-    assert (
-        shown.startswith("explore: first call · general: writing · explore 2: a very long")
-        and len(shown) <= 78
-    )
-    assert len(children.activity(20).split(" · ")) == 3
-    for event in of("explore", "s1", RunEnd("stop", "", Usage(), 1)):
-        assert isinstance(event, Nested)
-        children.take(event)
-    assert children.activity(78).startswith("general: writing · explore 2: ")
+        *of("explore", "s3", *tool("1", long)[:1], ToolUpdate("1", "line\nlast line\n")),
+    ]
+    shown = follow(*events).activity(78)
+    assert shown.startswith("explore: first call · general: writing · explore 2: a very long")
+    assert len(shown) <= 78 and len(follow(*events).activity(20).split(" · ")) == 3
+    events += of("explore", "s1", RunEnd("stop", "", Usage(), 1))
+    assert follow(*events).activity(78).startswith("general: writing · explore 2: ")
 
 
 def test_a_compaction_inside_a_child_is_the_childs_and_one_of_ours_is_no_child() -> None:
-    children = SubagentLines()
-    assert children.take(Nested("compaction", RunStart())) == [] and not children.active
+    assert not follow(Nested("compaction", RunStart())).active
     inside = Nested("explore", Nested("compaction", RunStart()), "s1")
-    assert (
-        children.take(inside) == []
-        and children.activity(80) == "explore: shortening the conversation"
-    )
+    assert follow(inside).activity(80) == "explore: shortening the conversation"
 
 
 def test_a_run_that_begins_forgets_the_children_of_the_one_before() -> None:
-    text = told(
-        *of("explore", "s1", *tool("1", "a")), RunStart(), *of("explore", "s2", *tool("1", "b"))
-    )
-    assert text.splitlines() == ["  explore ● a", "  explore ● b"]
+    first, second = (of("explore", name, *tool("1", name)) for name in ("s1", "s2"))
+    assert told(*first, RunStart(), *second).splitlines() == ["  explore ● s1", "  explore ● s2"]
 
 
 def script(body: Body) -> Reply:
@@ -177,39 +167,3 @@ def test_a_childs_question_reaches_the_person_with_its_name_and_is_answered_for_
             "the user said no: not this" in text or "the user said no: no, not this" in text
             for text in said
         )
-
-
-def test_a_pattern_of_ones_own_is_taken_only_where_it_fits_and_holds_for_what_it_fits(
-    tmp_path: Path,
-) -> None:
-    calls = [("bash", {"command": f"touch {name}"}) for name in ("a", "b")] + [
-        ("bash", {"command": "mkdir c"})
-    ]
-    with serve(Reply(calls=calls), Reply("done")) as server, Terminal(tmp_path, server) as session:
-        session.enter("go")
-        session.expect(QUESTION)
-        session.enter("a rm *")
-        assert (
-            "rm * does not fit this" in session.expect(QUESTION) and not (session.ws / "a").exists()
-        )
-        session.enter("a touch *")
-        asked = OWN.sub("", session.expect(QUESTION))
-        assert "From now on, this session: bash: touch *" in asked and "mkdir c" in asked
-        session.say("n")
-        assert sorted(path.name for path in session.ws.iterdir()) == ["a", "b"]
-
-
-def test_what_always_would_store_is_shown_as_it_is_stored(tmp_path: Path) -> None:
-    calls = [
-        ("write", {"path": "f", "content": "x\n"}),
-        ("write", {"path": ".git/config", "content": "x\n"}),
-    ]
-    with serve(Reply(calls=calls), Reply("done")) as server, Terminal(tmp_path, server) as session:
-        session.enter("go")
-        assert "[a]lways allows edit: * in this session" in session.expect(QUESTION)
-        session.enter("a")
-        assert "[a]lways" not in session.expect(QUESTION), "this is asked each time"
-        session.enter("a")
-        assert "This is asked each time" in session.expect(QUESTION)
-        session.say("n")
-        assert not (session.ws / ".git").exists()
