@@ -9,9 +9,7 @@ from coder.providers.errors import Failures
 from coder.run import End, Run
 from coder.types import Completion, ModelError, Request, Trigger
 
-FULL = (
-    0.8  # of the context window: from here on "length" means a full context, not the output limit
-)
+FULL = 0.8  # of the context window; above it, "length" means that the context is full
 CONTEXT_LIMIT = "Context limit reached."
 CUT = "The answer was cut at the output limit before it began."
 FILTERED = "The provider's content filter stopped the answer."
@@ -94,11 +92,8 @@ def request_for(run: Run) -> Events[Request]:
     unchanged = converted is run.messages
     wire = run.history.wire() if unchanged else repair(convert_to_llm(converted, run.model.name))
     key = yield from resolve(run.hooks.get_api_key())
-    request = Request(
-        *(wire, run.tools.schemas, run.system, key),
-        reasoning=run.reasoning,
-        session_id=run.tools.session_id,
-    )
+    request = Request(wire, run.tools.schemas, run.system, key, reasoning=run.reasoning)
+    request.session_id = run.tools.session_id
     yield from resolve(run.hooks.before_llm_call(request))
     request.tools, run.offered = run.tools.chosen(request.tools)
     return request

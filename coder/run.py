@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +37,7 @@ class End:
     stop_reason: StopReason
     text: str
     error: ModelError | None = None
-    finished: bool = False  # the model has said all it had to say: queued messages continue the run
+    finished: bool = False  # the model is done: queued messages continue the run
 
 
 @dataclass
@@ -47,12 +48,14 @@ class OpenCall:
     ctx: ToolContext
     started: float = 0.0  # monotonic seconds; 0: no start event yet
     asking: float = 0.0  # seconds that the user took to answer, which are not the tool's
-    output: list[str] = field(default_factory=list)  # its newest updates
+    output: deque[str] = field(default_factory=lambda: deque(maxlen=100))  # its newest updates
     result: ToolResult | None = None
 
 
 @dataclass
 class Run:
+    """The state of one run: what run_loop was given, and what has come of it so far."""
+
     messages: list[Message]
     model: Model
     tools: Toolset
@@ -82,6 +85,12 @@ class Run:
         self.steps += 1
         self.budget.step()
         self.in_step, self.answer = True, {}
+
+    def context(self, call: ToolCall) -> ToolContext:
+        """What the tool of a call may know and do."""
+        context = self.offered.context(call, self.abort)
+        context.budget, context.message_id = self.budget, self.answer["meta"]["message_id"]
+        return context
 
     def stamp(self) -> dict[str, Any]:
         return {"message_id": new_id(), "timestamp": now(), "model": self.model.name}
@@ -123,9 +132,9 @@ class Run:
     def abort_reason(self) -> str:
         return ABORTED_BY.get(self.abort.reason, self.abort.reason or "stopped")
 
-    def stopped(self, call: OpenCall) -> ToolResult:
+    def stopped(self, opened: OpenCall) -> ToolResult:
         """The result of a tool that was aborted: its output so far."""
-        text = "\n".join(filter(None, ["".join(call.output), f"[{self.abort_reason}]"]))
+        text = "\n".join(filter(None, ["".join(opened.output), f"[{self.abort_reason}]"]))
         return ToolResult(truncate(text, self.limits.max_output), is_error=True)
 
     def aborted(self) -> End:

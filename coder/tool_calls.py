@@ -6,6 +6,7 @@ Start events and results come in the order of the answer. The tool set says whic
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from coder import events
 from coder.events import Event, Events, innermost, resolve
@@ -20,7 +21,6 @@ TOO_MANY = (
     f"Not run: at most {MAX_CALLS} calls of one answer are run. "
     "Send the others again, in later answers."
 )
-KEPT_UPDATES = 100  # of a tool that is aborted: they become its result
 
 
 def run_tools(
@@ -29,25 +29,25 @@ def run_tools(
     """(the result messages, the End if a call was repeated once too often). `not_run`: why none is run."""
     results, end, started = list[Message](), None, 0
     for group in run.offered.groups(calls):
-        run.open = [OpenCall(call, run.offered.context(call, run.abort)) for call in group]
-        for each in run.open:
-            each.ctx.budget, each.ctx.message_id = run.budget, run.answer["meta"]["message_id"]
+        run.open = [OpenCall(call, run.context(call)) for call in group]
+        for opened in run.open:
             started += 1
             if started > MAX_CALLS and not not_run:
                 not_run = TOO_MANY
             if run.abort.is_set:
                 not_run = f"Not run: {run.abort_reason}."
-            if not not_run and (end := repeated_too_often(run, each.call)):
+            if not not_run and (end := repeated_too_often(run, opened.call)):
                 not_run = NOT_RUN
-            yield from start(run, each, not_run)
-        yield from execute(run, [each for each in run.open if each.result is None])
+            yield from start(run, opened, not_run)
+        yield from execute(run, [opened for opened in run.open if opened.result is None])
         while run.open:
-            each = run.open[0]
-            results.append(tool_message(each.call.id, each.result or run.stopped(each)))
-            run.messages.append(results[-1])
+            opened = run.open[0]
+            message = tool_message(opened.call.id, opened.result or run.stopped(opened))
+            results.append(message)
+            run.messages.append(message)
             run.open.pop(0)
-            yield events.MessageStart(results[-1])
-            yield events.MessageEnd(results[-1])
+            yield events.MessageStart(message)
+            yield events.MessageEnd(message)
         if not_run in ("", TOO_MANY) and not run.abort.is_set:
             steering = yield from resolve(run.hooks.get_steering_messages())
             run.pending += steering
@@ -55,32 +55,32 @@ def run_tools(
     return results, end
 
 
-def start(run: Run, each: OpenCall, not_run: str) -> Events[None]:
+def start(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
     """The start event; and the result, where the tool is not needed for it."""
-    call = each.call
+    call = opened.call
     yield events.ToolStart(call.id, call.name, call.arguments or {}, run.offered.title(call))
-    each.started = time.monotonic()
+    opened.started = time.monotonic()
     if not_run:
-        each.result = ToolResult(not_run, is_error=True)
+        opened.result = ToolResult(not_run, is_error=True)
     else:
-        each.result = yield from repeated(run, call)
-    if each.result:
-        yield end_event(each)
+        opened.result = yield from repeated(run, call)
+    if opened.result:
+        yield end_event(opened)
         return
     try:
-        answer = yield from resolve(run.hooks.before_tool_call(call, each.ctx))
+        answer = yield from resolve(run.hooks.before_tool_call(call, opened.ctx))
         answer = checked("before_tool_call", answer)
     except Aborted:
-        answer = run.stopped(each)
+        answer = run.stopped(opened)
     except ToolError as error:
         answer = as_failure(error)
     if answer:
-        yield from finish(run, each, answer)
+        yield from finish(run, opened, answer)
 
 
 def execute(run: Run, calls: list[OpenCall]) -> Events[None]:
-    """The tools themselves. An abort becomes the result of those it hits."""
-    works = [run.offered.run(each.call, each.ctx) for each in calls]
+    """Run the tools. An abort becomes the result of those that it stops."""
+    works = [run.offered.run(opened.call, opened.ctx) for opened in calls]
     together = run.offered.together(works, run.abort)
     try:
         for place, event in together:
@@ -89,50 +89,53 @@ def execute(run: Run, calls: list[OpenCall]) -> Events[None]:
             else:
                 yield from pass_on(run, calls[place], event)
     except Aborted:
-        for each in calls:
-            if each.result is None:
-                yield from finish(run, each, run.stopped(each))
+        for opened in calls:
+            if opened.result is None:
+                yield from finish(run, opened, run.stopped(opened))
     finally:
         together.close()
 
 
-def pass_on(run: Run, each: OpenCall, event: Event) -> Events[None]:
+def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
     """An event of a tool: count a sub-agent's usage, keep the newest output, time the user's answers."""
     if isinstance(event, events.Nested) and isinstance(event.event, events.RunEnd):
         run.usage += event.event.usage
     if isinstance(event, events.ToolUpdate):
-        each.output = [*each.output[1 - KEPT_UPDATES :], event.text]
+        opened.output.append(event.text)
     passed = time.monotonic()
     yield event
     if hasattr(innermost(event), "reply"):
-        each.asking += time.monotonic() - passed
+        opened.asking += time.monotonic() - passed
 
 
-def finish(run: Run, each: OpenCall, result: ToolResult) -> Events[None]:
-    """What the hooks make of a result, and the end event."""
+def finish(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
+    """What the hooks make of a result, truncated, and the end event."""
     try:
-        changed = yield from resolve(run.hooks.after_tool_call(each.call, result))
+        changed = yield from resolve(run.hooks.after_tool_call(opened.call, result))
         result = checked("after_tool_call", changed) or result
     except ToolError as error:
         result = as_failure(error)
     except Aborted:
-        result = run.stopped(each)
-    limit, content = run.limits.max_output, content_of(result.content)
+        result = run.stopped(opened)
+    result.content = truncated(result.content, run.limits.max_output)
+    opened.result = result
+    yield end_event(opened)
+
+
+def truncated(value: Any, limit: int) -> str | list[dict[str, Any]]:
+    """The content of a result; each text in it in at most `limit` characters."""
+    content = content_of(value)
     if isinstance(content, str):
-        result.content = truncate(content, limit)
-    else:
-        result.content = [
-            part | {"text": truncate(part["text"], limit)} if "text" in part else part
-            for part in content
-        ]
-    each.result = result
-    yield end_event(each)
+        return truncate(content, limit)
+    texts = ({"text": truncate(part["text"], limit)} if "text" in part else {} for part in content)
+    return [part | text for part, text in zip(content, texts)]
 
 
-def end_event(each: OpenCall) -> events.ToolEnd:
-    assert each.result
-    seconds = time.monotonic() - each.started - each.asking
-    return events.ToolEnd(each.call.id, each.call.name, each.result, each.result.is_error, seconds)
+def end_event(opened: OpenCall) -> events.ToolEnd:
+    assert opened.result
+    call, result = opened.call, opened.result
+    seconds = time.monotonic() - opened.started - opened.asking
+    return events.ToolEnd(call.id, call.name, result, result.is_error, seconds)
 
 
 def repeated_too_often(run: Run, call: ToolCall) -> End | None:
