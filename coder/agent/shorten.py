@@ -135,8 +135,8 @@ def transcript(messages: list[Message], limit: int) -> str:
     """The messages as text of about `limit` bytes: long pieces are cut, then the oldest messages left out.
 
     As text, so that every server takes it, whatever calls are open in it, and nothing in it is taken for a
-    turn of the request that it is part of. The newest earlier summary, or the first user message, is never
-    left out.
+    turn of the request that it is part of. An earlier summary, or the first user message, has half of the
+    room and is never left out.
     """
     names = {call["id"]: call["function"]["name"] for each in messages for call in calls_of(each)}
     chosen = [
@@ -144,13 +144,14 @@ def transcript(messages: list[Message], limit: int) -> str:
         for each in messages
         if each["role"] in ROLES and not each.get("meta", {}).get("attached")
     ]
+    pin = next(iter([*filter(is_summary, chosen), *filter(is_users, chosen)]), None)
     for piece in PIECES:
-        entries = [_entry(each, names, piece) for each in chosen]
+        limits = [limit // 2 if each is pin else piece for each in chosen]
+        entries = [_entry(each, names, most) for each, most in zip(chosen, limits)]
         if sum(map(size_of, entries)) <= limit:
             return "\n\n".join(entries)
-    pins = [*filter(is_summary, chosen), *filter(is_users, chosen)][:1]
-    pinned = [_entry(each, names, limit // 2) for each in pins]
-    others = [entry for each, entry in zip(chosen, entries) if each not in pins]
+    pinned = [entry for each, entry in zip(chosen, entries) if each is pin]
+    others = [entry for each, entry in zip(chosen, entries) if each is not pin]
     room = limit - sum(map(size_of, pinned))
     gone = sum(total > room for total in accumulate(map(size_of, reversed(others))))
     return "\n\n".join([*pinned, f"[{gone} older messages are left out here]", *others[gone:]])
