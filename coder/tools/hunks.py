@@ -167,4 +167,5 @@ def _lost(lines: Lines, hunk: Hunk, start: int, name: str, what: str) -> NoRetur
         raise ToolError(
             f"{what} is at line {found[0] + 1}, but has to be {there}. Put hunks in the order of the file."
         )
-    raise ToolError(advice(lines.lines, old, without("-", hunk.body), name, (what, "its new text")))
+    new = without("-", hunk.body) if any(line[0] == "+" for line in hunk.body) else []
+    raise ToolError(advice(lines.lines, old, new, name, (what, "its new text")))
