@@ -1,8 +1,6 @@
-"""What went wrong with a model call, is it worth another try, and what can a person do about it?
+"""Classify failed model calls: the error's kind, whether to retry and when, advice for the user.
 
-One classifier for HTTP answers and for errors inside a stream, one sentence for each kind, and one retry policy. The
-rules come from what real servers send; ids like H1 or S8 name the observation behind a rule (tests/data/quirks.jsonl
-replays them).
+One classifier for HTTP answers and for errors inside a stream. The rules come from what real servers send.
 """
 
 from __future__ import annotations
@@ -36,114 +34,85 @@ exceeds the maximum allowed input length|configured context size is|exceeds max_
 context too long|token limit exceeded|request entity too large|couldn't fit with truncation
 """
 OVERFLOW_CODES = {"20015", "1261"}  # SiliconFlow, Zhipu
-NOT_OVERFLOW = (
-    r"max_(completion_)?tokens\W{0,3}.{0,40}is too large"  # the answer's limit, not the context
-)
-# H2
-QUOTA_CODES = {
-    "insufficient_quota",
-    "exceeded_current_quota_error",
-    "billing_not_active",
-    "1113",
-}
+NOT_OVERFLOW = r"max_(completion_)?tokens\W{0,3}.{0,40}is too large"  # the answer's limit
+QUOTA_CODES = {"insufficient_quota", "exceeded_current_quota_error", "billing_not_active", "1113"}
 QUOTA_WORDS = (
     r"\bbilling\b|exceeded your current quota|insufficient[ _]quota|usage limit|out of credits|"
     r"\b(insufficient|negative|not enough|no|low|account|arrears)\b.{0,20}\bbalance\b|"
     r"\bbalance\b.{0,20}(insufficient|low|not enough|depleted|exhausted|negative)"
 )
-# LiteLLM without a database, of a key that is not its own
 AUTH_CODES = {
-    "invalid_api_key",
-    "authentication_error",
-    "invalid_authentication_error",
-    "permission_error",
-    "no_db_connection",
+    *("invalid_api_key", "authentication_error", "invalid_authentication_error"),
+    *("permission_error", "no_db_connection"),  # LiteLLM without a database, of a foreign key
 }
-# What it puts around a message
-LITELLM = (
+LITELLM = (  # what LiteLLM puts around a message
     r"(?s)\A(litellm\.\w+: *)+(\w+(Error|Exception)(: *| - *))*|[. ]*\n?Received Model Group=.*"
     r"|[. ]*LiteLLM Retried: .*"
 )
-THROTTLE_WORDS = r"\brate.?limit|too many requests|throttl|please wait|concurren"  # H3: looked for before overflow
+THROTTLE_WORDS = r"\brate.?limit|too many requests|throttl|please wait|concurren"
 MODEL_WORDS = (
-    r"model_not_found|unknown model\b|(invalid|no such|no) model\b.{0,20}(name|id|found|:)|unable to access model|"
-    r"not a valid model|\bmodels?([ /:]+[\"'`]?[\w.:/@+-]+[\"'`]?)?[ ,]+(was |is |could )?"
+    r"model_not_found|unknown model\b|(invalid|no such|no) model\b.{0,20}(name|id|found|:)|"
+    r"unable to access model|not a valid model|"
+    r"\bmodels?([ /:]+[\"'`]?[\w.:/@+-]+[\"'`]?)?[ ,]+(was |is |could )?"
     r"(not found|not exist|does(n't| not) exist|not be found|not available|not supported by this server)"
 )
-LOADING_WORDS = (
-    r"loading (the )?model|model.{0,60}\b(is )?(currently |still )?loading|warming up"  # H4
-)
+LOADING_WORDS = r"loading (the )?model|model.{0,60}\b(is )?(currently |still )?loading|warming up"
 NOT_LOADING = r"\b(error|failed|unable|cannot|could not|terminated)\b"  # and never will be
-TRANSIENT_400 = r"tool_use_failed|no models provided"  # H5
-RETRYABLE = {408, 409, 425, 429, *range(500, 600)}  # H4
+TRANSIENT_400 = r"tool_use_failed|no models provided"
+RETRYABLE = {408, 409, 425, 429, *range(500, 600)}
 REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid", "cf-ray")
-LONGEST = 4000  # characters of an error that are looked at
+MAX_READ = 4000  # characters of an error that are looked at
 MAX_SHOWN = 500  # characters of the server's own text
 
 
 def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = None) -> ModelError:
     """The error that an answer stands for: `body` is the parsed JSON, or text; `status` None inside a stream."""
-    # Of an HTML page only its title counts
-    body = readable(body[:LONGEST]) if isinstance(body, str) else body
-    code, kind_word, message, param = (text[:LONGEST] for text in _facts(body))
-    if status is None or status < 400:
-        # S8, H9: a numeric code is a status
+    if isinstance(body, str):
+        body = readable(body[:MAX_READ])
+    code, kind_word, message, param = (text[:MAX_READ] for text in _fields(body))
+    if status is None or status < 400:  # a numeric code is a status
         status = int(code) if re.fullmatch(r"[45]\d\d", code) else None
-    words = f"{code} {kind_word} {message}".lower()
-    headers = headers or {}
-    asks = f"{message} {_details(body)[:LONGEST]}"
-    kind, retryable = _kind(status, code, kind_word, words, retry_hint({}, asks) is not None)
-    request_id = next((headers[name] for name in REQUEST_IDS if headers.get(name)), None)
-    said = readable(re.sub(LITELLM, "", message)) or (
-        f"HTTP status {status}" if status else "an error without words"
-    )
+    words, headers = f"{code} {kind_word} {message}".lower(), headers or {}
+    asks = f"{message} {_details(body)[:MAX_READ]}"
+    kind, retryable = _kind(status, {code, kind_word}, words, retry_hint({}, asks) is not None)
+    loading = kind == "server" and bool(re.search(LOADING_WORDS, words))
+    said = readable(re.sub(LITELLM, "", message))
+    request_id = next((headers[name] for name in REQUEST_IDS if headers.get(name)), "")
     return ModelError(
         kind,
-        said,
+        said or (f"HTTP status {status}" if status else "an error without words"),
         status=status,
         retryable=retryable,
-        request_id=request_id and readable(request_id[:100]),
+        request_id=readable(request_id[:100]) or None,
         retry_after=retry_hint(headers, asks, limited=kind == "rate_limit"),
         param=param,
-        loading=kind == "server"
-        and bool(re.search(LOADING_WORDS, words))
-        and not re.search(NOT_LOADING, words),
+        loading=loading and not re.search(NOT_LOADING, words),
     )
 
 
-def _kind(
-    status: int | None, code: str, kind_word: str, words: str, hinted: bool
-) -> tuple[ErrorKind, bool]:
-    """(kind, retryable), in this order: quota, auth, throttling, overflow, model, status (codes before words: H2)."""
-    throttled = re.search(THROTTLE_WORDS, words) is not None
-    # Gemini words a limit per minute like an empty account
-    if (
-        status == 402
-        or {code, kind_word} & QUOTA_CODES
-        or (re.search(QUOTA_WORDS, words) and not (throttled or hinted))
-    ):
+def _kind(status: int | None, codes: set[str], words: str, hinted: bool) -> tuple[ErrorKind, bool]:
+    """(kind, retryable). The order counts, and codes come before words: a throttled request may speak of tokens like an
+    overflow, and Gemini words a limit per minute like an empty account."""
+    throttled = bool(re.search(THROTTLE_WORDS, words))
+    empty = re.search(QUOTA_WORDS, words) and not (throttled or hinted)
+    if status == 402 or codes & QUOTA_CODES or empty:
         return "quota", False
-    if status in (401, 403) or {code, kind_word} & AUTH_CODES:
+    if status in (401, 403) or codes & AUTH_CODES:
         return "auth", False
     if status == 429 or throttled:
         return "rate_limit", True
-    if (
-        status == 413
-        or code in OVERFLOW_CODES
-        or (_overflow().search(words) and not re.search(NOT_OVERFLOW, words))
-    ):
+    too_long = _overflow().search(words) and not re.search(NOT_OVERFLOW, words)
+    if status == 413 or codes & OVERFLOW_CODES or too_long:
         return "overflow", False
-    if status == 404 or (
-        status in (None, 400, 422)
-        and re.search(MODEL_WORDS, words)
-        and not re.search(TRANSIENT_400, words)
-    ):
+    transient = bool(re.search(TRANSIENT_400, words))
+    unknown = status in (None, 400, 422) and re.search(MODEL_WORDS, words) and not transient
+    if status == 404 or unknown:
         return "not_found", False
     if status in RETRYABLE:
         return "server", True
-    if status is not None or kind_word == "invalid_request_error":
-        return "bad_request", re.search(TRANSIENT_400, words) is not None
-    return "server", True  # an error without a number, inside a stream: a failed attempt
+    if status is not None or "invalid_request_error" in codes:
+        return "bad_request", transient
+    return "server", True  # an error without a number, inside a stream
 
 
 @cache
@@ -151,52 +120,45 @@ def _overflow() -> re.Pattern[str]:
     return re.compile("|".join(line.replace("#", r"\d+") for line in OVERFLOW.split("\n") if line))
 
 
-def _facts(body: Any) -> tuple[str, str, str, str]:
-    """(code, type, message, param) from any of the shapes that an error comes in (H7, S8)."""
-    if isinstance(body, list):
-        body = next((item for item in body if isinstance(item, dict)), {})  # Gemini: a list of one
+SAID = ("message", "detail", "msg", "error_description", "reason")
+
+
+def _fields(body: Any) -> tuple[str, str, str, str]:
+    """(code, type, message, param) from any of the shapes that an error comes in."""
+    if isinstance(body, list):  # Gemini: a list of one
+        body = next((item for item in body if isinstance(item, dict)), {})
     if not isinstance(body, dict):
         return "", "", str(body or ""), ""
     if isinstance(body.get("errors"), list):
         body = next((item for item in body["errors"] if isinstance(item, dict)), body)
     error = body.get("error")
     source = error if isinstance(error, dict) and error else body
-    said = next((source[key] for key in SAID if source.get(key)), "")
-    message = ": ".join(
-        filter(None, [error if isinstance(error, str) else "", _sentence(said) if said else ""])
-    )
+    said = next((_sentence(source[key]) for key in SAID if source.get(key)), "")
+    message = ": ".join(filter(None, [error if isinstance(error, str) else "", said]))
     metadata = source.get("metadata")
-    # OpenRouter: the cause behind its own sentence (H9)
-    if isinstance(metadata, dict) and metadata.get("raw"):
+    if isinstance(metadata, dict) and metadata.get("raw"):  # OpenRouter: the upstream's error
         message = f"{message}: {metadata['raw']}"
-    return (
-        str(source.get("code") or ""),
-        str(source.get("type") or ""),
-        message,
-        str(source.get("param") or ""),
-    )
+    code, kind, param = (str(source.get(name) or "") for name in ("code", "type", "param"))
+    return code, kind, message, param
 
 
 def _details(body: Any) -> str:
-    """Where Gemini puts how long to wait (H1): a list beside its message."""
+    """Where Gemini puts how long to wait: a list beside its message."""
     body = body[0] if isinstance(body, list) and body else body
     error = body.get("error") if isinstance(body, dict) else None
     details = error.get("details") if isinstance(error, dict) else None
     return str(details) if isinstance(details, list) else ""
 
 
-SAID = ("message", "detail", "msg", "error_description", "reason")
-
-
 def _sentence(said: Any, depth: int = 5) -> str:
     """Text from what may be a list of complaints, each with its place (FastAPI, Mistral)."""
     if not depth or not isinstance(said, list | dict):
-        return str(said)[:LONGEST] if depth else ""
+        return str(said)[:MAX_READ] if depth else ""
     if isinstance(said, list):
         return "; ".join(_sentence(each, depth - 1) for each in said[:10])
-    place = ".".join(str(part) for part in said["loc"]) if isinstance(said.get("loc"), list) else ""
+    place = ".".join(map(str, said["loc"])) if isinstance(said.get("loc"), list) else ""
     inner = next((_sentence(said[key], depth - 1) for key in SAID if said.get(key)), "")
-    return ": ".join(filter(None, [place, inner])) or json.dumps(said, default=str)[:LONGEST]
+    return ": ".join(filter(None, [place, inner])) or json.dumps(said, default=str)[:MAX_READ]
 
 
 def readable(text: str) -> str:
@@ -208,9 +170,9 @@ def readable(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
-# ---- for people ------------------------------------------------------------------------------------------
+# ---- messages for the user --------------------------------------------------------------------------
 
-# What happened, where the words after it are somebody else's; the other kinds are our words, and say it themselves.
+# Before the server's own words; the messages of the other kinds are the program's.
 HAPPENED = {
     "overflow": "the conversation is too long for the model",
     "rate_limit": "too many requests",
@@ -233,71 +195,54 @@ ADVICE = {
     "network": "Check the base URL (OPENAI_BASE_URL) and that the server runs.",
     "protocol": "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1.",
 }
-TOOLS = "Take a model that can call tools (OPENAI_MODEL)."
-SLOW = "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT."
 
 
 def happened(error: ModelError) -> str:
     """What happened, in the server's words where it has any: "the key was refused: bad key (HTTP 401, request r1)"."""
     said = error.message.strip().rstrip(".:")
-    status = (
-        f"HTTP {error.status}" if error.status and said != f"HTTP status {error.status}" else ""
-    )
-    facts = list(filter(None, [status, error.request_id and f"request {error.request_id}"]))
+    status = f"HTTP {error.status}" if error.status else ""
+    facts = ["" if said == f"HTTP status {error.status}" else status]
+    facts.append(f"request {error.request_id}" if error.request_id else "")
     what = "access was refused" if error.status == 403 else HAPPENED.get(error.kind, "")
-    return ": ".join(filter(None, [what, said])) + (f" ({', '.join(facts)})" if facts else "")
+    known = ", ".join(filter(None, facts))
+    return ": ".join(filter(None, [what, said])) + (f" ({known})" if known else "")
 
 
 def explain(error: ModelError) -> str:
-    """One line for a person: what happened, and what to do."""
+    """One line for the user: what happened, and what to do."""
     wait = f"The server asks to wait {error.retry_after:.0f} s." if error.retry_after else ""
     return " ".join(filter(None, [f"{happened(error)}.", wait, _advice(error)]))
 
 
 def _advice(error: ModelError) -> str:
+    refused, text = error.kind in ("bad_request", "not_found"), error.message
     if error.advice:
         return error.advice
-    if error.kind in ("bad_request", "not_found") and re.search(
-        r"\btools?\b.{0,40}support|support.{0,40}\btools?\b", error.message, re.I
-    ):
-        return TOOLS
-    # Nginx, Go
-    if error.kind == "bad_request" and re.search(
-        r"http request .{0,20}https (port|server)", error.message, re.I
-    ):
+    if refused and re.search(r"\btools?\b.{0,40}support|support.{0,40}\btools?\b", text, re.I):
+        return "Take a model that can call tools (OPENAI_MODEL)."
+    if refused and re.search(r"http request .{0,20}https (port|server)", text, re.I):  # nginx, Go
         return "Write https:// in OPENAI_BASE_URL."
-    if error.kind == "network" and error.message.startswith("no data"):
-        return SLOW
+    if error.kind == "network" and text.startswith("no data"):
+        return "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT."
     return ADVICE.get(error.kind, "")
 
 
 # ---- how long to wait ------------------------------------------------------------------------------------
 
-
 WAIT = (
     r"(?:try again in|reset after|retry in|retry after|retrydelay\W{1,5})\s{0,5}"
     r"([\d.]{1,20}\s?(?:ms|m|h|s)?[\dms.]{0,20})"
 )
+WAIT_HEADERS = {"retry-after-ms": 0.001, "x-ms-retry-after-ms": 0.001, "retry-after": 1.0}
+# Some servers send these with every answer: they count where a limit was hit.
+RESET_HEADERS = ("x-ratelimit-reset", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens")
 
 
 def retry_hint(headers: Mapping[str, str], message: str, limited: bool = True) -> float | None:
-    """Seconds that the server asks us to wait, in any of the forms of H1: headers first, then its text.
-
-    When a limit is reset, which some servers say with every answer, counts only where it is one (`limited`).
-    """
-    for name, unit in (
-        ("retry-after-ms", 0.001),
-        ("x-ms-retry-after-ms", 0.001),
-        ("retry-after", 1.0),
-    ):
+    """Seconds that the server asks to wait: by a header, else by its text. `limited`: a rate limit was hit."""
+    units = WAIT_HEADERS | (dict.fromkeys(RESET_HEADERS, 1.0) if limited else {})
+    for name, unit in units.items():
         if name in headers and (seconds := _seconds(headers[name], unit)) is not None:
-            return seconds
-    for name in (
-        ("x-ratelimit-reset", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens")
-        if limited
-        else ()
-    ):
-        if name in headers and (seconds := _seconds(headers[name], 1.0)) is not None:
             return seconds
     found = re.search(WAIT, message, re.I)
     return _seconds(found[1], 1.0) if found else None
@@ -312,9 +257,9 @@ def _seconds(text: str, unit: float) -> float | None:
         return _duration(text) if re.match(r"[\d.]", text) else _until(text)
     if not math.isfinite(number):
         return None
-    if number > 1e11:
-        return max(0.0, number / 1000 - time.time())
-    return max(0.0, number - time.time()) if number > 1.5e9 else max(0.0, number)
+    if number > 1.5e9:
+        number = number / (1000 if number > 1e11 else 1) - time.time()
+    return max(0.0, number)
 
 
 def _duration(text: str) -> float | None:
@@ -336,7 +281,7 @@ def _until(date: str) -> float | None:
 class RetryPolicy:
     """min(base * 2^(n-1), cap) seconds with jitter, never less than the server asks; no wait above `max_delay`.
 
-    Waiting for a server that loads its model counts as no error for `loading` seconds in all (H4). Subclass it and
+    Waiting for a server that loads its model counts as no error for `loading` seconds in all. Subclass it and
     override `delay` for a provider with other habits.
     """
 
@@ -347,12 +292,12 @@ class RetryPolicy:
 
     def delay(self, error: ModelError, attempt: int) -> float | None:
         """Seconds to wait after failed attempt number `attempt` (1, 2, ...), or None to give up."""
-        if not error.retryable or (error.retry_after or 0) > self.max_delay:
+        asked = error.retry_after or 0.0
+        if not error.retryable or asked > self.max_delay:
             return None
-        backoff: float = max(
-            min(self.base * 2 ** (attempt - 1), self.cap), 0.1 if error.loading else 0
-        )
-        return max(backoff * random.uniform(0.75, 1.0), error.retry_after or 0)
+        least = 0.1 if error.loading else 0.0
+        backoff = max(min(self.base * 2.0 ** (attempt - 1), self.cap), least)
+        return max(backoff * random.uniform(0.75, 1.0), asked)
 
 
 class Failures:
@@ -366,18 +311,19 @@ class Failures:
         self._loading_since = 0.0
 
     def delay(self, error: ModelError) -> float | None:
-        """Seconds to wait, None to give up. Waiting for a model to load is no error for `policy.loading` seconds."""
-        cause = (error.kind, error.loading)
+        """Seconds to wait, None to give up."""
+        cause, now = (error.kind, error.loading), time.monotonic()
         self.attempts = self.attempts + 1 if cause == self._cause else 1
         self._cause = cause
-        self._loading_since = (self._loading_since or time.monotonic()) if error.loading else 0.0
-        waited = time.monotonic() - self._loading_since if self._loading_since else math.inf
-        self.errors += waited > self.policy.loading
+        self._loading_since = (self._loading_since or now) if error.loading else 0.0
+        if not error.loading or now - self._loading_since > self.policy.loading:
+            self.errors += 1
         if self.errors >= self.limit:
             return None
         return self.policy.delay(error, max(self.errors, 1))
 
     def text(self, error: ModelError) -> str:
+        """What the run ends with."""
         wait = error.retry_after or 0
         asked = f" (the server asks to wait {wait:.0f} s)" if wait > self.policy.max_delay else ""
         failed = "Error" if self.errors < 2 else f"Failed after {self.errors} errors"

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def mend(text: str) -> str:
-    """Join surrogate pairs that came apart; what no encoder takes (a lone half, NUL) becomes U+FFFD (S6, R24, R25)."""
+    """Join surrogate pairs that came apart; what no encoder takes (a lone half, NUL) becomes U+FFFD."""
     if text.isascii():
         return text.replace("\0", "\ufffd") if "\0" in text else text
     return (
@@ -36,10 +36,10 @@ def mend_all(value: Any, left: int = DEEPEST) -> Any:
 
 
 def safe_name(name: str) -> str:
-    """A tool name that every server takes back in the history (R23)."""
+    """A tool name that every server takes back in the history."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "unknown"
 
 
 def new_id() -> str:
-    """Nine alphanumerics: fits every server (T31)."""
+    """Nine alphanumerics: fits every server."""
     return os.urandom(5).hex()[:9]
