@@ -18,7 +18,7 @@ from coder.events import Event, Notice, ReasoningDelta, Retry, TextDelta, ToolCa
 from coder.loop import run_loop
 from coder.providers.assembler import Assembler
 from coder.providers.reasoning import ECHOED, THINK, ThinkTag, joined
-from coder.providers.sse import CUT, sse
+from coder.providers.response import CUT, sse
 from coder.providers.tool_call_deltas import ToolCallAssembler, parse_arguments
 from coder.providers.usage import Price, estimate, read_usage
 from coder.toolset import tool

@@ -1,4 +1,4 @@
-"""Connections to a model server: opened directly or through a proxy, and the body of an answer read from one.
+"""Connections to a model server, opened directly or through a proxy, and why there is none.
 
 Name lookup, connecting and handshakes cannot be interrupted, so they run in a worker thread, which an abort leaves
 behind. Everything later runs in the thread that asked: shutting the socket ends a read that blocks.
@@ -11,25 +11,23 @@ import errno
 import http.client
 import ipaddress
 import os
-import re
 import select
 import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from coder.abort import TICK
+from coder.abort import TICK, Abort
 from coder.providers.address import shown_url
 from coder.types import ModelError
 
 CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
-READ_SIZE = 1 << 15  # bytes
-CHUNK_HEAD = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,15})[^\n]*\n")
+SECOND_TRY = 0.5  # seconds before it
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,11 @@ def proxy_of(url: str) -> Proxy | None:
         return None
     names = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
     variable = next((name for name in names if os.environ.get(name)), "the system's settings")
-    return Proxy(address if "://" in address else f"http://{address}", variable)
+    address = address if "://" in address else f"http://{address}"
+    if urlsplit(address).scheme not in ("http", "socks5", "socks5h"):
+        message = f"{variable} is {shown_url(address)}, and has to begin with http:// or socks5://"
+        raise ModelError("protocol", message, advice=PAST_PROXY)
+    return Proxy(address, variable)
 
 
 def _is_within(host: str, network: str) -> bool:
@@ -161,6 +163,11 @@ def in_background(
     outcome: list[socket.socket | BaseException] = []
     done, left = threading.Event(), threading.Event()
 
+    def close() -> None:
+        for each in outcome:
+            if isinstance(each, socket.socket):
+                each.close()
+
     def work() -> None:
         try:
             outcome.append(open_socket())
@@ -168,12 +175,7 @@ def in_background(
             outcome.append(error)
         done.set()
         if left.is_set():
-            close_it()
-
-    def close_it() -> None:
-        for each in outcome:
-            if isinstance(each, socket.socket):
-                each.close()
+            close()
 
     threading.Thread(target=work, daemon=True, name="connect").start()
     try:
@@ -182,7 +184,7 @@ def in_background(
         check()
     except BaseException:
         left.set()
-        close_it()
+        close()
         raise
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
@@ -196,60 +198,71 @@ def is_open(sock: socket.socket) -> bool:
     return not looker.poll(0)
 
 
-# ---- reading -------------------------------------------------------------------------------------
+class Connections:
+    """The connections to one server: idle ones that an earlier request has left, and new ones."""
 
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.answered = False  # the server did, at least once
+        self._idle: list[socket.socket] = []
+        self._tls: ssl.SSLContext | None = None
 
-def body_of(answer: http.client.HTTPResponse, wait: Callable[[], object]) -> Iterator[bytes]:
-    """The body of an answer, each piece what one read brings. `wait` is called before each read. Raises OSError, or
-    HTTPException where the body is cut or malformed."""
-    if answer.chunked:
-        yield from _unchunked(answer.fp, wait)
-        return
-    left = answer.length  # None: up to the end of the connection
-    while left != 0:
-        wait()
-        data = answer.fp.read1(READ_SIZE if left is None else min(left, READ_SIZE))
-        if not data and left:
-            raise http.client.IncompleteRead(b"", left)
-        if not data:
-            return
-        left = left and left - len(data)
-        yield data
+    def idle(self) -> socket.socket | None:
+        """One that the server has not closed."""
+        while self._idle:
+            with suppress(IndexError):  # another thread took it
+                sock = self._idle.pop()
+                if is_open(sock):
+                    return sock
+                sock.close()
+        return None
 
+    def keep(self, sock: socket.socket) -> None:
+        """Keep a connection for the next request."""
+        self._idle.append(sock)
 
-def _unchunked(file: Any, wait: Callable[[], object]) -> Iterator[bytes]:
-    """The payload of a chunked body. http.client would return each chunk alone and read its head with three calls."""
-    data, left, last = b"", 0, False  # what is not taken apart yet, what is missing of a chunk
-    while not last:
-        wait()
-        more = file.read1(READ_SIZE)
-        if not more:
-            raise http.client.IncompleteRead(b"", left)
-        data += more
-        parts, at = list[bytes](), 0
-        while True:
-            part = data[at : at + left]
-            parts.append(part)
-            at, left = at + len(part), left - len(part)
-            head = None if left else CHUNK_HEAD.match(data, at)
-            if not head:
-                break
-            at, left = head.end(), int(head[1], 16)
-            if not left:
-                last = True
-                break
-        data = data[at:]
-        if not (left or last) and (data.find(b"\n", 2) >= 0 or len(data) > READ_SIZE):
-            raise http.client.HTTPException("the size of a chunk is none")
-        if payload := b"".join(parts):
-            yield payload
-    data = b"\n" + data  # behind the last chunk: trailers up to an empty line
-    while b"\n\r\n" not in data and b"\n\n" not in data:
-        wait()
-        more = file.read1(READ_SIZE)
-        if not more or len(data) > READ_SIZE:
-            raise http.client.IncompleteRead(data)
-        data += more
+    def open(self, abort: Abort, check: Callable[[], object]) -> socket.socket:
+        """A new one. Where nothing answers at an address that never did, it is tried twice and no more. Raises
+        ModelError, Aborted, and what `check` raises, which is called meanwhile."""
+        try:
+            return self._open(check)
+        except Unreachable:
+            if self.answered:
+                raise
+        abort.wait(SECOND_TRY)
+        try:
+            return self._open(check)
+        except Unreachable as failure:
+            failure.retryable = False
+            raise
+
+    def _open(self, check: Callable[[], object]) -> socket.socket:
+        proxy = proxy_of(self.url)
+        try:
+            return in_background(lambda: connect(self.url, proxy, self.tls), check)
+        except (OSError, UnicodeError, http.client.HTTPException, ProxyError) as error:
+            raise connect_error(error, self.url, proxy) from error
+
+    def tls(self) -> ssl.SSLContext:
+        """The authorities that the openai client itself would trust; loading them takes 50 ms. Raises ModelError."""
+        if self._tls is None:
+            import httpx2  # the openai client's own HTTP library
+
+            try:
+                self._tls = httpx2.create_ssl_context()
+            except OSError as error:
+                names = (name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name))
+                said = " and ".join(f"{name} is {os.environ[name]}" for name in names)
+                place = said or "these are the authorities of the system"
+                message = f"{place}, and cannot be loaded: {error.strerror or error}"
+                raise ModelError("protocol", message, advice=OWN_CA) from error
+        return self._tls
+
+    def closed(self) -> ModelError:
+        """The error of a connection that ended before an answer."""
+        plain = not self.answered and self.url.startswith("http:")
+        place = str(proxy_of(self.url) or shown_url(self.url))
+        return closed(place, PERHAPS_TLS if plain else "")
 
 
 # ---- what goes wrong ------------------------------------------------------------------------------
@@ -265,7 +278,6 @@ OWN_CA = (
     "SSL_CERT_FILE names a file with the authorities to trust (PEM), also with one of your own."
 )
 PAST_PROXY = "Mend that variable, or name the server's host in NO_PROXY."
-NO_V1 = "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1."
 PERHAPS_TLS = "Where the server speaks TLS, OPENAI_BASE_URL begins with https://."
 CERTIFICATES = {  # by OpenSSL's numbers
     9: "Look at this machine's clock.",
@@ -320,20 +332,3 @@ def _tls_error(cause: ssl.SSLError, url: str) -> ModelError | None:
         f"{url} does not speak TLS as https needs it ({reason})",
         advice="A server that speaks http has an address with http://.",
     )
-
-
-def authorities_error(error: OSError) -> ModelError:
-    """The certificates to trust cannot be loaded."""
-    names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-    name = next((name for name in names if os.environ.get(name)), "")
-    place = f"{name} is {os.environ[name]}" if name else "the authorities of this system"
-    message = f"{place}, and cannot be loaded: {error.strerror or error}"
-    return ModelError("protocol", message, advice=OWN_CA)
-
-
-def proxy_error(proxy: Proxy) -> ModelError:
-    """A proxy of a kind that is not supported."""
-    message = (
-        f"{proxy.variable} is {shown_url(proxy.url)}, and has to begin with http:// or socks5://"
-    )
-    return ModelError("protocol", message, advice=PAST_PROXY)
