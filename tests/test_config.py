@@ -14,17 +14,9 @@ from typing import get_args
 
 import pytest
 
-from coder.cli.config import (
-    NAMES,
-    ConfigError,
-    Settings,
-    config_folder,
-    data_folder,
-    is_loopback,
-    load,
-    window_of,
-)
+from coder.cli.config import config_folder, data_folder, is_loopback, load
 from coder.cli.flags import LEVELS
+from coder.cli.settings import NAMES, ConfigError, Settings, window_of
 from coder.devtools.scripted import Reply
 from coder.providers.usage import Price
 from coder.types import Reasoning

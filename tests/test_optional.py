@@ -84,8 +84,8 @@ def test_hooks_and_plugins_that_cannot_be_loaded_any_more_are_no_reason_to_go_on
     tmp_path: Path,
 ) -> None:
     """They may be what keeps the model from something."""
-    from coder.cli.config import ConfigError
     from coder.cli.optional import needed, optional
+    from coder.cli.settings import ConfigError
 
     assert optional("coder.extend.no_such_module") is None
     with pytest.raises(ConfigError, match="not available: coder"):

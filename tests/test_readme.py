@@ -20,9 +20,10 @@ import pytest
 from coder import events, types
 from coder.agent.profiles import load_agents
 from coder.cli.commands import ALIASES, Commands
-from coder.cli.config import NAMES, load
+from coder.cli.config import load
 from coder.cli.flags import EXIT_CODES, INTERRUPTED, LIMIT, TRANSIENT, USAGE, parser
 from coder.cli.main import SUBCOMMANDS, main
+from coder.cli.settings import NAMES
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.extend.command_hooks import command_hooks
 from coder.extend.plugins import load_plugins

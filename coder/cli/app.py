@@ -20,8 +20,9 @@ from coder.agent.agent import Agent
 from coder.agent.profiles import AgentSpec, choices, load_agents
 from coder.agent.prompt import system_prompt
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
-from coder.cli.config import ConfigError, Settings, config_folder, data_folder, window_of
+from coder.cli.config import config_folder, data_folder
 from coder.cli.optional import needed, optional
+from coder.cli.settings import ConfigError, Settings, window_of
 from coder.cli.signals import Interrupts
 from coder.events import Event, Events, Notice, Returning, RunEnd, StepEnd, hidden_usage
 from coder.hooks import FunctionHooks, HookChain, Hooks

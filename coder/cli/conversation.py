@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from coder import events
 from coder.agent.profiles import choices
 from coder.cli.app import App
-from coder.cli.config import ConfigError, data_folder
+from coder.cli.config import data_folder
 from coder.cli.optional import optional
+from coder.cli.settings import ConfigError
 from coder.events import Event, RunEnd, StepEnd
 from coder.history import text_of, user
 from coder.sessions.recorder import Recorder, parts, to_model_messages

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from coder import __version__
 from coder.cli.app import App, build_app
-from coder.cli.config import Settings, data_folder
+from coder.cli.config import data_folder
 from coder.cli.flags import EXIT_CODES, TRANSIENT
 from coder.cli.input import Keyboard
 from coder.cli.optional import needed, optional
 from coder.cli.questions import Prompter
 from coder.cli.render import Renderer
 from coder.cli.screen import Screen
+from coder.cli.settings import Settings
 from coder.cli.signals import ENDING
 from coder.cli.wording import STOPPED, error_text
 from coder.events import Event, MessageEnd, RunEnd, RunStart

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from coder.cli.config import ConfigError
+from coder.cli.settings import ConfigError
 
 
 def optional(name: str) -> Any:

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coder.cli.config import ConfigError, data_folder, keys_of
+from coder.cli.config import data_folder, keys_of
 from coder.cli.flags import Flags, program
 from coder.cli.optional import needed
+from coder.cli.settings import ConfigError
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls
 
