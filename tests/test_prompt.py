@@ -13,7 +13,7 @@ from coder.agent.instructions import LIMIT, instructions
 from coder.agent.profiles import BUILT_IN, choices
 from coder.agent.prompt import system_prompt
 from coder.agent.subagent import Subagents
-from coder.cli.app import PATCHING, TOOLS
+from coder.cli.setup import PATCHING, TOOLS
 from coder.devtools.scripted import Reply
 from coder.history import user
 from coder.hooks import HookChain

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,29 +19,29 @@ from coder.agent.agent import Agent
 from coder.agent.profiles import AgentSpec, choices, load_agents
 from coder.agent.prompt import system_prompt
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
-from coder.cli.config import config_folder, data_folder
-from coder.cli.optional import needed, optional
+from coder.cli.config import config_folder
+from coder.cli.optional import optional
 from coder.cli.settings import ConfigError, Settings, window_of
+from coder.cli.setup import (
+    PATCHING,
+    TODO,
+    TOOLS,
+    TOOLSET,
+    load_extensions,
+    load_permissions,
+    open_sandbox,
+    tools_for,
+)
 from coder.cli.signals import Interrupts
 from coder.events import Event, Events, Notice, Returning, RunEnd, StepEnd, hidden_usage
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions
 from coder.permissions.rules import (
     Rule,
-    RulesError,
-    load_rules,
-    load_workspace_rules,
-    rule_of,
-    shadowed_rules,
     unmatched_rules,
 )
 from coder.providers.errors import RetryPolicy
-from coder.tools.bash import bash
-from coder.tools.edit import edit
-from coder.tools.files import ls, read, write
-from coder.tools.patch import apply_patch
-from coder.tools.search import glob, grep
-from coder.toolset import Tool, Toolset
+from coder.toolset import Tool
 from coder.types import Limits, Message, Request, RunResult, T, Usage
 
 if TYPE_CHECKING:
@@ -50,14 +49,8 @@ if TYPE_CHECKING:
     from coder.agent.folder_instructions import FolderInstructions
     from coder.agent.subagent import Equipment, Subagents
     from coder.devtools.trace import Trace
-    from coder.extend.guard import Serialized
-    from coder.extend.plugins import Plugins
     from coder.permissions.sandbox import Sandbox
 
-TODO = optional("coder.agent.todo")
-READING = (bash, grep, glob, ls, *([TODO.todo] if TODO else []))
-TOOLS = (read, write, edit, *READING)
-PATCHING = (read, apply_patch, *READING)  # for the GPT-5 family, which is trained on it
 NO_TASK = Rule("task", "*", "deny", "sub-agents call none")
 Show = Callable[[Event], None]
 
@@ -86,15 +79,12 @@ class App:
         self.redaction = optional("coder.permissions.redact")
         self.redactor = self.redaction and self.redaction.Redactor(*settings.keys)
         self.redact: Callable[[str], str] = self.redactor.text if self.redactor else str
-        self.plugins, self.users_hooks = _extensions()
+        self.plugins, self.users_hooks = load_extensions()
         module = optional("coder.agent.instructions")
         self.files = arguments.files
         if self.files is None:
-            self.files = (
-                module.instructions(self.cwd, config_folder(), self.notices.append)
-                if module
-                else ()
-            )
+            read = module.instructions if module else lambda *_: ()
+            self.files = read(self.cwd, config_folder(), self.notices.append)
         self.folder_files = self._folder_files(self.notices.append)
         self.compacts = not arguments.no_compaction
         module = optional("coder.agent.subagent")
@@ -130,14 +120,12 @@ class App:
             self.agent.subscribe(self.plugins.told)
         self._work_as(spec, self.model)
 
-    def _folder_files(
-        self, report: Callable[[str], None] | None = None
-    ) -> FolderInstructions | None:
+    def _folder_files(self, report: Callable[[str], object] = str) -> FolderInstructions | None:
         module = optional("coder.agent.folder_instructions")
-        found: FolderInstructions | None = module and module.FolderInstructions(
-            self.cwd, self.files, *([report] if report else [])
+        made: FolderInstructions | None = module and module.FolderInstructions(
+            self.cwd, self.files, report
         )
-        return found
+        return made
 
     def _compaction(
         self, model: ChatModel, notes: Callable[[], list[Message]] | None
@@ -173,27 +161,16 @@ class App:
         if self.compaction:
             self.compaction.model = model
         agent.set_model(model)
-        agent.set_system_prompt(self._prompt(self.spec, model.name))
+        prompt = self.system or system_prompt(self.cwd, model.name, self.files, self.spec.prompt)
+        agent.set_system_prompt("\n\n".join(filter(None, [prompt, self.extra])))
         task = [self.subagents.tool] if self.subagents else []
         tools = self.permissions.offered([*self.built_in(model.name), *task])
-        agent.set_tools(self._toolset(tools))
-        agent.state.tools.seen = (
-            seen  # the files as tools have seen them, whichever tools there are
-        )
+        agent.set_tools(TOOLSET(tools, cwd=self.cwd))
+        agent.state.tools.seen = seen  # files as tools have seen them, whichever tools there are
         if self.trace:
             for secret in self.settings.keys:
                 self.trace.hide(secret)
             self.trace.attach(model)
-
-    def _prompt(self, spec: AgentSpec, model: str) -> str:
-        """The system prompt: the user's own text, or the agent's, and what the user appends."""
-        text = self.system or system_prompt(self.cwd, model, self.files, spec.prompt)
-        return "\n\n".join(filter(None, [text, self.extra]))
-
-    def _toolset(self, tools: Sequence[Tool], session_id: str = "") -> Toolset:
-        parallel = optional("coder.agent.parallel")
-        kind: type[Toolset] = parallel.ParallelTools if parallel else Toolset
-        return kind(tools, cwd=self.cwd, session_id=session_id)
 
     def built_in(self, model: str) -> list[Tool]:
         """The tools that a model of this name gets from us and from the plugins."""
@@ -253,11 +230,12 @@ class App:
         compaction = self._compaction(model, folder_files.notes if folder_files else None)
         users = [each.in_child() for each in self.users_hooks]
         hooks = HookChain(*self._hooks(permissions, lambda: spec, users, folder_files, compaction))
+        tools = permissions.offered(self.built_in(model.name))
         if self.trace:
             self.trace.attach(model)
         return Equipment(
             model,
-            self._toolset(permissions.offered(self.built_in(model.name)), session_id),
+            TOOLSET(tools, cwd=self.cwd, session_id=session_id),
             system_prompt(self.cwd, model.name, self.files, spec.prompt),
             self.trace.hooks(hooks) if self.trace else hooks,
         )
@@ -337,22 +315,16 @@ class App:
         return found
 
 
-# ---- making it -----------------------------------------------------------------------------------
-
-
 def build_app(settings: Settings, arguments: argparse.Namespace, can_ask: bool) -> App:
     """The application as the flags want it. Raises ConfigError."""
     agents, notices = load_agents(config_folder() / "agents")
     name = arguments.agent or "build"
     if name not in (known := [each.name for each in choices(agents, "primary", "all")]):
         raise ConfigError(f"there is no agent {name!r}; there are {', '.join(known)}")
-    try:
-        permissions, remarks = _permissions(arguments, can_ask)
-    except RulesError as error:
-        raise ConfigError(str(error)) from None
-    sandbox = _sandbox(settings)
+    permissions, remarks = load_permissions(arguments, can_ask)
+    sandbox = open_sandbox(settings)
     app = App(settings, arguments, permissions, agents, sandbox)
-    tools = [*TOOLS, *PATCHING, *app.agent.state.tools.tools.values()]
+    tools = [*TOOLS, *PATCHING, *(app.plugins.tools if app.plugins else ())]
     kinds = [*DEFAULTS, "read", "task", *(each.name for each in tools)]
     app.notices += [
         *notices,
@@ -366,64 +338,6 @@ def build_app(settings: Settings, arguments: argparse.Namespace, can_ask: bool) 
     if app.redaction:
         app.redaction.redact_logs(app.redactor)
     return app
-
-
-def _sandbox(settings: Settings) -> Sandbox | None:
-    """Raises ConfigError where there has to be one and cannot."""
-    required = settings.sandbox == "on"
-    load = partial(needed, purpose="--sandbox on") if required else optional
-    module = None if settings.sandbox == "off" else load("coder.permissions.sandbox")
-    if not module:
-        return None
-    folders = {"config": config_folder(), "data": data_folder()}
-    try:
-        sandbox: Sandbox = module.Sandbox(
-            Path.cwd(), required=required, network=settings.network, **folders
-        )
-    except module.SandboxError as error:
-        raise ConfigError(f"--sandbox on: {error}") from None
-    return sandbox
-
-
-def _extensions() -> tuple[Plugins | None, list[Serialized]]:
-    """The user's plugins, and all hooks of the user's. Raises ConfigError, also for those whose module was deleted:
-    a hook may be what keeps the model from something."""
-    folder, file = config_folder() / "plugins", config_folder() / "hooks.json"
-    hooks: list[Hooks] = []
-    if file.exists():
-        module = needed("coder.extend.command_hooks", str(file))
-        try:
-            hooks.append(module.command_hooks(file))
-        except module.HooksError as error:
-            raise ConfigError(str(error)) from None
-    load = partial(needed, purpose=str(folder)) if folder.exists() else optional
-    module = load("coder.extend.plugins")
-    taken = {each.name for each in (*TOOLS, *PATCHING)} | {"task"}
-    plugins: Plugins | None = module and module.load_plugins(folder, taken)
-    guard, lock = optional("coder.extend.guard"), threading.RLock()
-    hooks += plugins.hooks if plugins else []
-    return plugins, [guard.Serialized(each, lock) for each in hooks] if guard else []
-
-
-def _permissions(arguments: argparse.Namespace, can_ask: bool) -> tuple[Permissions, list[str]]:
-    """Those of the user's file, the flags and the folder, and remarks for the user. Raises RulesError."""
-    rules = load_rules(config_folder() / "permissions.json")
-    flags = [rule_of(text, action) for action, text in arguments.rules or []]
-    workspace, remarks = load_workspace_rules(Path.cwd())
-    permissions = Permissions(
-        rules,
-        flags=flags,
-        workspace=workspace,
-        private=[config_folder(), data_folder()],
-        can_ask=can_ask,
-        yolo=arguments.yolo,
-    )
-    return permissions, shadowed_rules([*rules, *flags]) + remarks
-
-
-def tools_for(model: str) -> tuple[Tool, ...]:
-    """The built-in tools as a model family knows them."""
-    return PATCHING if model.rsplit("/", 1)[-1].lower().startswith("gpt-5") else TOOLS
 
 
 def _temperature(spec: Callable[[], AgentSpec]) -> Hooks:

@@ -8,15 +8,14 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, cast, get_args
 
 from coder.abort import Abort
-from coder.agent.instructions import INIT
 from coder.agent.profiles import choices
-from coder.agent.titles import summary_of
 from coder.cli.input import Leave, silent_keys
+from coder.cli.optional import needed
 from coder.cli.questions import exact_diff
 from coder.cli.screen import one_line
+from coder.cli.settings import ConfigError
 from coder.cli.signals import defer_sigint
 from coder.cli.wording import count, message_count, session_line, tokens
-from coder.extend.plugins import Command as PluginCommand
 from coder.providers.errors import explain
 from coder.sessions.snapshot_repo import SnapshotError
 from coder.sessions.snapshots import UndoResult
@@ -25,7 +24,30 @@ from coder.types import Aborted, ModelError, Reasoning
 
 if TYPE_CHECKING:
     from coder.cli.repl import Repl
+    from coder.extend.plugins import Command as PluginCommand
 
+# Each is a method of Commands.
+HELP = {
+    "help": "this list",
+    "new": "begin a new conversation; this one is kept (also /clear)",
+    "resume": "go on with an older one: /resume [ID] (also /sessions)",
+    "model": "show the model, or go on with another: /model NAME",
+    "agent": "who works, or let another one go on: /agent [NAME]",
+    "plan": "read and plan, change nothing; again: go to work",
+    "permissions": "what is allowed, asked and denied",
+    "yolo": "ask no more, or again",
+    "reasoning": "how much the model thinks (a level), show or hide it",
+    "tools": "the tools the model has",
+    "tokens": "what was used so far",
+    "summary": "let the model sum up the conversation",
+    "compact": "shorten the conversation: /compact [what matters most]",
+    "undo": "take back the last run: its changes of files, and its part of the conversation",
+    "redo": "do again what was undone",
+    "diff": "what the last run changed; /diff all: this conversation",
+    "export": "write the conversation to a file: /export [FILE.md|.html|.json]",
+    "init": "let the model write AGENTS.md for this project",
+    "exit": "leave (also Ctrl+D)",
+}
 ALIASES = {
     "?": "help",
     "quit": "exit",
@@ -42,7 +64,14 @@ ENTRIES = {
     "!!command": "only run it",
     '"""': "begins and ends an entry of several lines; so does \\ at a line's end",
 }
-LISTED = 15  # sessions to choose from
+WHILE_IT_WORKS = (
+    "While it works: a line steers it, +line waits until it is done, a command comes after the run."
+)
+RULES = (
+    "Of the rules that fit an action the last decides. Where none fits, reading is free in this folder, and so are "
+    "plain pwd, ls, cat, head, tail, wc and echo; commands, edits and places outside are asked about."
+)
+MAX_LISTED = 15  # sessions to choose from, files
 
 Entries = list[str]  # what a command wants to be done as if it had been entered
 Run = Callable[[str], Entries | None]
@@ -52,38 +81,10 @@ class Commands:
     """The commands by name, with a line of help each; those of plugins behind ours."""
 
     def __init__(self, repl: Repl) -> None:
-        self.repl, self.app, self.memory, self.screen = (
-            repl,
-            repl.app,
-            repl.memory,
-            repl.screen,
-        )
+        self.repl, self.app, self.screen = repl, repl.app, repl.screen
+        self.conversation = repl.conversation
         self.known: dict[str, tuple[str, Run]] = {
-            "help": ("this list", self.help),
-            "new": ("begin a new conversation; this one is kept (also /clear)", self.new),
-            "resume": ("go on with an older one: /resume [ID] (also /sessions)", self.resume),
-            "model": ("show the model, or go on with another: /model NAME", self.model),
-            "agent": ("who works, or let another one go on: /agent [NAME]", self.agent),
-            "plan": ("read and plan, change nothing; again: go to work", self.plan),
-            "permissions": ("what is allowed, asked and denied", self.permissions),
-            "yolo": ("ask no more, or again", self.yolo),
-            "reasoning": ("how much the model thinks (a level), show or hide it", self.reasoning),
-            "tools": ("the tools the model has", self.tools),
-            "tokens": ("what was used so far", self.tokens),
-            "summary": ("let the model sum up the conversation", self.summary),
-            "compact": ("shorten the conversation: /compact [what matters most]", self.compact),
-            "undo": (
-                "take back the last run: its changes of files, and its part of the conversation",
-                self.undo,
-            ),
-            "redo": ("do again what was undone", self.redo),
-            "diff": ("what the last run changed; /diff all: this conversation", self.diff),
-            "export": (
-                "write the conversation to a file: /export [FILE.md|.html|.json]",
-                self.export,
-            ),
-            "init": ("let the model write AGENTS.md for this project", lambda argument: [INIT]),
-            "exit": ("leave (also Ctrl+D)", self.exit),
+            name: (text, getattr(self, name)) for name, text in HELP.items()
         }
         for command in self.app.plugins.commands if self.app.plugins else ():
             self._add(command)
@@ -94,31 +95,34 @@ class Commands:
         if known is None:
             near = get_close_matches(name.lower(), [*self.known, *ALIASES], 1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists them."
-            self.screen.line(f"There is no command /{name}; {hint}", "yellow")
+            self._warn(f"There is no command /{name}; {hint}")
             return []
-        return known[1](argument) or []
+        try:
+            return known[1](argument) or []
+        except (StoreError, SnapshotError, ConfigError) as error:
+            self._warn(str(error))
+            return []
 
     def _add(self, command: PluginCommand) -> None:
-        """A plugin's command. One with a name of ours is left out."""
+        """Add a plugin's command. One with a name of ours is left out."""
         if command.name in self.known or command.name in ALIASES:
-            self.app.notices.append(
-                f"A plugin's command /{command.name} is left out: the name is taken."
-            )
+            text = f"A plugin's command /{command.name} is left out: the name is taken."
+            self.app.notices.append(text)
             return
 
         def run(argument: str) -> None:
             try:
-                said = command.function(argument)
-            except Exception as error:  # whatever somebody's code raises
-                self.screen.line(
-                    f"/{command.name} failed: {type(error).__name__}: {error}",
-                    "yellow",
-                )
-                return
-            if said:
-                self.screen.line(str(said))
+                output = command.function(argument)
+            except Exception as error:
+                self._warn(f"/{command.name} failed: {type(error).__name__}: {error}")
+            else:
+                if output:
+                    self.screen.line(str(output))
 
         self.known[command.name] = command.help, run
+
+    def _warn(self, text: str) -> None:
+        self.screen.line(text, "yellow")
 
     # -- about the program
 
@@ -128,14 +132,14 @@ class Commands:
             self.screen.listed(f"  /{name:<{column}} ", text)
         for name, text in ENTRIES.items():
             self.screen.listed(f"  {name:<{column}}  ", text)
-        self.screen.line(
-            "While it works: a line steers it, +line waits until it is done, a command comes after "
-            "the run."
-        )
+        self.screen.line(WHILE_IT_WORKS)
 
     def tools(self, argument: str) -> None:
         for each in self.app.agent.state.tools.tools.values():
             self.screen.listed(f"  {each.name:<12} ", each.description)
+
+    def init(self, argument: str) -> Entries:
+        return [needed("coder.agent.instructions", "/init").INIT]
 
     def exit(self, argument: str) -> None:
         raise Leave(0)
@@ -148,91 +152,35 @@ class Commands:
         self.screen.line(f"{self.app.model.name} at {self.app.settings.host}")
 
     def reasoning(self, argument: str) -> None:
-        """The level, and whether thoughts are shown."""
-        levels, word = get_args(Reasoning), argument.lower()
+        """The level, and whether reasoning is shown."""
+        levels, word, state = get_args(Reasoning), argument.lower(), self.app.agent.state
         if word in levels:
-            self.app.agent.state.thinking_level = cast(Reasoning, word)
+            state.thinking_level = cast(Reasoning, word)
         elif word in ("show", "hide"):
             self.repl.render.show_reasoning = word == "show"
         elif word:
-            self.screen.line(f"/reasoning takes {', '.join(levels)}, show or hide.", "yellow")
+            self._warn(f"/reasoning takes {', '.join(levels)}, show or hide.")
             return
         shown = "shown" if self.repl.render.show_reasoning else "hidden"
-        self.screen.line(f"reasoning: {self.app.agent.state.thinking_level}, {shown}")
-
-    # -- who works, and what is allowed
-
-    def agent(self, argument: str) -> None:
-        known = choices(self.app.agents, "primary", "all")
-        if not argument:
-            for each in known:
-                mark = "*" if each.name == self.app.spec.name else " "
-                self.screen.listed(f"{mark} {each.name:<12} ", each.description)
-        elif argument in [each.name for each in known]:
-            self.app.work_as(argument)
-            self.screen.line(f"{argument} goes on: {self.app.spec.description}.", "dim")
-        else:
-            self.screen.line(
-                f"There is no agent {argument}; there are {', '.join(each.name for each in known)}.",
-                "yellow",
-            )
-
-    def plan(self, argument: str) -> Entries:
-        """Between plan and build; what is behind the word is entered."""
-        self.agent("build" if self.app.spec.name == "plan" and not argument else "plan")
-        return [argument] if argument else []
-
-    def permissions(self, argument: str) -> None:
-        permissions = self.app.permissions
-        self.screen.line(
-            "Of the rules that fit an action the last decides. Where none fits, "
-            "reading is free in this folder, and so are plain pwd, ls, cat, head, tail, "
-            "wc and echo; commands, edits and places outside are asked about."
-        )
-        rules = [
-            *permissions.rules,
-            *permissions.agent,
-            *permissions.flags,
-            *permissions.workspace,
-            *permissions.memory.rules,
-        ]
-        for rule in rules:
-            self.screen.listed(
-                f"  {rule.action:<6} ", f"{rule.permission}: {rule.pattern}  ({rule.source})"
-            )
-        for kind, text in sorted(permissions.memory.exact):
-            self.screen.listed("  allow  ", f"{kind}: exactly {text}  (you, this session)")
-        if permissions.yolo:
-            self.screen.line("  All other questions are answered yes (yolo).", "yellow")
-
-    def yolo(self, argument: str) -> None:
-        permissions = self.app.permissions
-        permissions.yolo = not permissions.yolo
-        said = (
-            "Commands and edits are no longer asked about; /yolo turns that off."
-            if permissions.yolo
-            else "Asking again."
-        )
-        self.screen.line(said, "yellow")
+        self.screen.line(f"reasoning: {state.thinking_level}, {shown}")
 
     def tokens(self, argument: str) -> None:
-        session = self.app
-        used = session.newest.input + session.newest.output
-        window = session.model.context_window
-        self.screen.line(f"this session: {tokens(session.usage)}")
+        used = self.app.newest.input + self.app.newest.output
+        window = self.app.model.context_window
+        percent = 100 * used / max(1, window)
+        messages = message_count(len(self.app.agent.messages))
+        self.screen.line(f"this session: {tokens(self.app.usage)}")
         self.screen.line(
-            f"context: {count(used)} of {count(window)} tokens ({100 * used / max(1, window):.0f} %), "
-            f"{message_count(len(session.agent.messages))}"
+            f"context: {count(used)} of {count(window)} tokens ({percent:.0f} %), {messages}"
         )
 
     def summary(self, argument: str) -> None:
-        abort, text = Abort(), ""
+        module, abort, text = needed("coder.agent.titles", "/summary"), Abort(), ""
+        model = self.app.chat_model(self.app.model.name)
         self.screen.status("summing up")
         try:
             with silent_keys(), self.app.interrupts.stopping(abort):
-                text = summary_of(
-                    self.app.chat_model(self.app.model.name), self.app.agent.messages, abort
-                )
+                text = module.summary_of(model, self.app.agent.messages, abort)
         except (Aborted, KeyboardInterrupt):
             text = "stopped by you"
         except ModelError as error:
@@ -249,112 +197,124 @@ class Commands:
         if not done:
             self.screen.line("The conversation stays as it is.", "dim")
 
+    # -- who works, and what is allowed
+
+    def agent(self, argument: str) -> None:
+        known = {each.name: each for each in choices(self.app.agents, "primary", "all")}
+        if not argument:
+            for name, each in known.items():
+                mark = "*" if name == self.app.spec.name else " "
+                self.screen.listed(f"{mark} {name:<12} ", each.description)
+        elif argument in known:
+            self.app.work_as(argument)
+            self.screen.line(f"{argument} goes on: {self.app.spec.description}.", "dim")
+        else:
+            self._warn(f"There is no agent {argument}; there are {', '.join(known)}.")
+
+    def plan(self, argument: str) -> Entries:
+        """Between plan and build; what is behind the word is entered."""
+        self.agent("build" if self.app.spec.name == "plan" and not argument else "plan")
+        return [argument] if argument else []
+
+    def permissions(self, argument: str) -> None:
+        given = self.app.permissions
+        self.screen.line(RULES)
+        for rule in (
+            *(*given.rules, *given.agent, *given.flags),
+            *(*given.workspace, *given.memory.rules),
+        ):
+            text = f"{rule.permission}: {rule.pattern}  ({rule.source})"
+            self.screen.listed(f"  {rule.action:<6} ", text)
+        for kind, text in sorted(given.memory.exact):
+            self.screen.listed("  allow  ", f"{kind}: exactly {text}  (you, this session)")
+        if given.yolo:
+            self._warn("  All other questions are answered yes (yolo).")
+
+    def yolo(self, argument: str) -> None:
+        permissions = self.app.permissions
+        permissions.yolo = not permissions.yolo
+        off = "Commands and edits are no longer asked about; /yolo turns that off."
+        self._warn(off if permissions.yolo else "Asking again.")
+
     # -- what the last run did
 
     def undo(self, argument: str) -> None:
-        done = self._wholly("taking back", self.memory.undo)
-        self._undone(done, "Taken back")
-        if not done.problem:
-            # To be said in another way
-            self.repl.keyboard.early.insert(0, self.memory.undone[-1].words)
+        if self._restore("taking back", self.conversation.undo, "Taken back"):
+            # The prompt, to be worded in another way
+            self.repl.keyboard.early.insert(0, self.conversation.undone[-1].words)
 
     def redo(self, argument: str) -> None:
-        self._undone(self._wholly("doing again", self.memory.redo), "Done again")
+        self._restore("doing again", self.conversation.redo, "Done again")
 
-    def _wholly(self, what: str, work: Callable[[], UndoResult]) -> UndoResult:
-        """Do what must not be left half done: a Ctrl+C meanwhile changes nothing."""
-        done = UndoResult(problem="Nothing was done.")
-        self.screen.status(what)
+    def _restore(self, status: str, work: Callable[[], UndoResult], done: str) -> bool:
+        """Do what must not be left half done: a Ctrl+C meanwhile changes nothing. Whether it was done."""
+        result = UndoResult(problem="Nothing was done.")
+        self.screen.status(status)
         try:
             with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
-                done = work()
+                result = work()
         finally:
             self.screen.status("")
-        return done
-
-    def _undone(self, done: UndoResult, what: str) -> None:
-        if done.problem:
-            self.screen.line(" ".join([done.problem, *done.conflicts]), "yellow")
-            return
-        self.screen.line(f"{what}: {_listed(done.paths) or 'no file was changed'}.")
-        lost = f"Not kept, and left as they are: {_listed(done.lost)}" if done.lost else ""
-        for text in filter(None, [done.note, lost]):
+        if result.problem:
+            self._warn(" ".join([result.problem, *result.conflicts]))
+            return False
+        self.screen.line(f"{done}: {_listed(result.paths) or 'no file was changed'}.")
+        lost = f"Not kept, and left as they are: {_listed(result.lost)}" if result.lost else ""
+        for text in filter(None, [result.note, lost]):
             self.screen.line(text, "dim")
+        return True
 
     def diff(self, argument: str) -> None:
-        snapshots = self.memory.snapshots
+        snapshots = self.conversation.snapshots
         if not snapshots.runs:
             self.screen.line("Nothing was done yet.", "dim")
-            return
-        try:
-            changes = snapshots.diff(None if argument == "all" else snapshots.runs[-1])
-        except SnapshotError as error:
-            self.screen.line(str(error), "yellow")
-            return
-        if changes:
+        elif changes := snapshots.diff(None if argument == "all" else snapshots.runs[-1]):
             for line, style in exact_diff(changes):
                 self.screen.exact_line(line, style)
         else:
             self.screen.line("No file was changed.", "dim")
 
-    def export(self, argument: str) -> None:
-        """Into the working folder, never over a file that is there."""
-        from coder.cli.subcommands import reason, write_export
-
-        if not (recorder := self.memory.recorder):
-            self.screen.line(
-                "This conversation is not kept, so there is nothing to export.", "yellow"
-            )
-            return
-        self.memory.sync()
-        try:
-            path = write_export(
-                self.memory.store, recorder.session_id, argument, *self.app.settings.keys
-            )
-        except (StoreError, OSError, ValueError) as error:
-            self.screen.line(reason(error), "yellow")
-            return
-        self.screen.line(f"Written to {path}.")
-
     # -- conversations
 
     def new(self, argument: str) -> None:
-        self.memory.begin()
+        self.conversation.begin()
         self.screen.line("A new conversation.", "dim")
 
     def resume(self, argument: str) -> None:
         """By id, or by its number in the list."""
-        try:
-            infos = self.memory.list()[:LISTED]
-        except StoreError as error:
-            self.screen.line(str(error), "yellow")
-            return
+        infos = self.conversation.list()[:MAX_LISTED]
         if not argument:
             if not infos:
                 self.screen.line("There is no older conversation in this folder.", "dim")
                 return
             for number, info in enumerate(infos, 1):
-                self.screen.line(
-                    one_line(f"{number:>3}  {session_line(info)}", self.screen.width - 1)
-                )
+                line = one_line(f"{number:>3}  {session_line(info)}", self.screen.width - 1)
+                self.screen.line(line)
             argument = self.repl.keyboard.answer("number or id: ")
-        chosen = (
-            infos[int(argument) - 1].id
-            if argument.isdecimal() and 0 < int(argument) <= len(infos)
-            else argument
-        )
-        if not chosen:
+        if argument.isdecimal() and 0 < int(argument) <= len(infos):
+            argument = infos[int(argument) - 1].id
+        if argument:
+            self.conversation.resume(argument)
+            self.repl.replay()
+
+    def export(self, argument: str) -> None:
+        """Into the working folder, never over a file that is there."""
+        from coder.cli.subcommands import reason, write_export
+
+        if not (recorder := self.conversation.recorder):
+            self._warn("This conversation is not kept, so there is nothing to export.")
             return
+        self.conversation.sync()
+        store, keys = self.conversation.store, self.app.settings.keys
         try:
-            self.memory.resume(chosen)
-        except StoreError as error:
-            self.screen.line(str(error), "yellow")
-            return
-        self.repl.replay()
+            path = write_export(store, recorder.session_id, argument, *keys)
+        except (OSError, ValueError) as error:
+            self._warn(reason(error))
+        else:
+            self.screen.line(f"Written to {path}.")
 
 
 def _listed(paths: Sequence[str]) -> str:
     """The first of them."""
-    return ", ".join(paths[:LISTED]) + (
-        f" and {len(paths) - LISTED} more" if len(paths) > LISTED else ""
-    )
+    more = f" and {len(paths) - MAX_LISTED} more" if len(paths) > MAX_LISTED else ""
+    return ", ".join(paths[:MAX_LISTED]) + more

@@ -238,7 +238,7 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     finally:
         keyboard.close()
         screen.title("")
-        kept = repl.memory.close() if repl else ""
+        kept = repl.conversation.close() if repl else ""
         for text in repl.app.left_behind() if repl else ():
             screen.line(text, "yellow")
         if kept:

@@ -27,13 +27,18 @@ class Repl:
     def __init__(
         self,
         app: App,
-        memory: Conversation,
+        conversation: Conversation,
         screen: Screen,
         keyboard: Keyboard,
         *,
         verbose: bool = False,
     ) -> None:
-        self.app, self.memory, self.screen, self.keyboard = app, memory, screen, keyboard
+        self.app, self.conversation, self.screen, self.keyboard = (
+            app,
+            conversation,
+            screen,
+            keyboard,
+        )
         self.render = Renderer(screen, verbose=verbose, limits=app.stalls)
         self.prompter = Prompter(screen, self.render.subagents, keyboard)
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)
@@ -96,7 +101,7 @@ class Repl:
                 ended_well = (
                     self.app.follow(self.app.stream(text.strip()), self.show).stop_reason == "stop"
                 )
-            self.memory.settle()
+            self.conversation.settle()
             self.keyboard.remember(typed.entered)
             (self._entries if ended_well else self.keyboard.early).extend(typed.unsent_lines())
             self.keyboard.early += filter(None, [typed.partial_line()])
@@ -121,7 +126,7 @@ class Repl:
             self._set_title("idle")
 
     def _set_title(self, status: str) -> None:
-        name = self.memory.title or self.app.cwd.name
+        name = self.conversation.title or self.app.cwd.name
         self.screen.title(f"{WINDOW_TITLES[status]}{name}")
 
     def _run_command(self, command: str, add: bool) -> None:
@@ -147,4 +152,4 @@ class Repl:
             message = user(f"I ran `{redact(command)}` myself. Its output:\n{text}")
             message["meta"]["own"] = True  # of no run, and not taken back with one
             self.app.agent.messages.append(message)
-            self.memory.sync()
+            self.conversation.sync()

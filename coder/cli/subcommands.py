@@ -113,9 +113,9 @@ def _search(store: Store, given: argparse.Namespace) -> int:
 
 
 def _show(store: Store, given: argparse.Namespace) -> int:
-    from coder.cli.app import TOOLS  # late: the other verbs need none of these
     from coder.cli.render import print_history
     from coder.cli.screen import Screen
+    from coder.cli.setup import TOOLS  # late: the other verbs need none of these
     from coder.cli.wording import tokens
     from coder.sessions.recorder import to_model_messages
     from coder.toolset import Toolset
