@@ -289,7 +289,9 @@ def test_the_table_of_flags_is_the_parser() -> None:
 def test_the_tables_of_commands_are_the_program() -> None:
     shown = {quoted(row[0])[0].split()[0].removeprefix("/") for row in rows("README.md", "command")}
     plugins = SimpleNamespace(commands=[])
-    repl: Any = SimpleNamespace(app=SimpleNamespace(plugins=plugins), conversation=None, screen=None)
+    repl: Any = SimpleNamespace(
+        app=SimpleNamespace(plugins=plugins), conversation=None, screen=None
+    )
     known = Commands(repl).known
     assert shown == set(known)
     second = PAGES["README.md"].split("\n| command |")[2].split("\n\n")[0]
