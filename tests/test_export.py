@@ -17,7 +17,7 @@ from coder.devtools.scripted import Reply
 from coder.events import Compacted
 from coder.sessions.export import REMOVED, Format, export, redactor
 from coder.sessions.recorder import Recorder
-from coder.sessions.store import Store, StoreError, Todo
+from coder.sessions.store import Store, StoreError
 from coder.toolset import tool
 from coder.types import Message, ToolError, ToolResult
 from tests.harness import ask, serve
@@ -32,10 +32,8 @@ def change(path: str) -> ToolResult:
 
     path: which
     """
-    return ToolResult(
-        "Changed.",
-        details={"diff": "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-old line\n+new <line>\n"},
-    )
+    diff = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-old line\n+new <line>\n"
+    return ToolResult("Changed.", details={"diff": diff})
 
 
 @tool
@@ -51,30 +49,36 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
-def kept(store: Store, *messages: Message, title: str = "") -> str:
-    session_id = store.create("/ws", model="some-model", title=title)
-    with Recorder(store, session_id, list(messages)) as recorder:
-        recorder.sync()
+def kept(store: Store, *messages: Any, **names: str) -> str:
+    session_id = store.create(**{"directory": "/ws", "model": "some-model"} | names)  # type: ignore[arg-type]
+    Recorder(store, session_id, list(messages)).close()
     return session_id
+
+
+def calling(name: str, arguments: str = "{}", call_id: str | None = "a", **more: Any) -> Message:
+    function = {"name": name, "arguments": arguments}
+    call = {"id": call_id, "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]} | more
+
+
+def result(text: str, call_id: str = "a") -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def user(content: Any) -> Message:
+    return {"role": "user", "content": content}
 
 
 @pytest.fixture
 def session(store: Store) -> str:
     """A run with calls, thoughts and a diff; then a run that fails."""
     session_id = store.create("/ws", model="some-model", title="Change x")
-    script = [
-        Reply(
-            "I change it.",
-            calls=[("change", {"path": "x.py"}), ("fail", {})],
-            reasoning="Hm, let me think.",
-        ),
-        Reply("It is done."),
-        Reply("no such model", status=404),
-    ]
+    calls = [("change", {"path": "x.py"}), ("fail", {})]
+    first = Reply("I change it.", calls=calls, reasoning="Hm, let me think.")
+    script = [first, Reply("It is done."), Reply("no such model", status=404)]
     with serve(*script) as server, Recorder(store, session_id) as recorder:
         for prompt in ("Change x.py\nplease", "And now?"):
             ask(server, prompt, tools=[change, fail], messages=recorder.messages, each=recorder)
-    store.set_todos(session_id, [Todo("change it", "done")])
     return session_id
 
 
@@ -98,7 +102,12 @@ def words(text: str, format_: Format) -> str:
     return Outline(text).text if format_ == "html" else text
 
 
-# ---- what is in it ---------------------------------------------------------------------------------------
+def in_order(text: str, *pieces: str) -> bool:
+    places = [text.index(each) for each in pieces]
+    return places == sorted(places)
+
+
+# ---- what is in it -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("format_", ["md", "html"])
@@ -106,78 +115,23 @@ def test_a_transcript_has_what_was_said_and_done_in_its_order(
     store: Store, session: str, format_: Format
 ) -> None:
     text = words(export(store, session, format_), format_)
-    places = [
-        text.index(each)
-        for each in (
-            "Change x",
-            session,
-            "some-model · /ws",
-            "User",
-            "Change x.py",
-            "please",
-            "Assistant",
-            "Hm, let me think.",
-            "I change it.",
-            "change x.py · 0.0 s",
-            "path: x.py",
-            "Changed.",
-            "-old line",
-            "fail · 0.0 s · failed",
-            "Error: no luck",
-            "It is done.",
-            "And now?",
-            "Stopped (error): ",
-        )
-    ]
-    assert places == sorted(places) and text.count("Changed.") == 1
+    head = ("Change x", session, "some-model · /ws", "User", "Change x.py", "please", "Assistant")
+    first = ("Hm, let me think.", "I change it.", "change x.py · 0.0 s", "path: x.py", "Changed.")
+    rest = ("-old line", "fail · 0.0 s · failed", "Error: no luck", "It is done.", "And now?")
+    assert in_order(text, *head, *first, *rest, "Stopped (error): ") and text.count("Changed.") == 1
     assert len(re.findall(r"User · \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text)) == 2
     assert re.search(r"Assistant · \d{4}-\d\d-\d\d \d\d:\d\d:\d\d · \d+ in, \d+ out", text)
     assert re.search(r"[\d,]+ tokens in \(0 cached\), \d+ out", text)
 
 
-def test_markdown_folds_outputs_in_fences_that_nothing_in_them_closes(store: Store) -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}}
-    session_id = kept(
-        store,
-        {"role": "user", "content": "# not a heading\nof ours"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {
-            "role": "tool",
-            "tool_call_id": "a",
-            "content": "````\n</details><script>alert(1)</script>\n```\x1b[31m",
-        },
-        title="<img src=x>\nsecond line",
-    )
-    text = export(store, session_id, "md")
-    assert (
-        text.startswith("# <img src=x> second line\n")
-        and "\n> # not a heading\n> of ours\n" in text
-        and "\x1b" not in text
-    )
-    assert (
-        "<details><summary>read</summary>\n\n`````\n````\n</details><script>alert(1)</script>\n```[31m\n`````\n\n</details>"
-        in text
-    )
-    call["function"] = {"name": "</summary>&", "arguments": "{}"}
-    hostile = kept(store, {"role": "assistant", "content": "", "tool_calls": [call]})
-    assert "<summary>&lt;/summary&gt;&amp; · pending</summary>" in export(store, hostile, "md")
-
-
 def test_json_has_everything_that_is_stored(store: Store, session: str) -> None:
+    with store.transaction() as db:
+        db.execute("INSERT INTO todo VALUES (?, 0, 'change it', 'done')", (session,))
     whole = json.loads(export(store, session, "json", lambda text: text))
-    assert [whole["session"][name] for name in ("id", "title", "directory")] == [
-        session,
-        "Change x",
-        "/ws",
-    ]
-    assert [each["message"]["role"] for each in whole["messages"]] == [
-        "user",
-        "assistant",
-        "tool",
-        "tool",
-        "assistant",
-        "user",
-    ]
+    found = [whole["session"][name] for name in ("id", "title", "directory")]
+    assert found == [session, "Change x", "/ws"]
+    roles = [each["message"]["role"] for each in whole["messages"]]
+    assert roles == ["user", "assistant", "tool", "tool", "assistant", "user"]
     parts = [
         (part["type"], part.get("state")) for each in whole["messages"] for part in each["parts"]
     ]
@@ -189,190 +143,122 @@ def test_json_has_everything_that_is_stored(store: Store, session: str) -> None:
     ]
     answers = [each for each in whole["messages"] if each["message"]["role"] == "assistant"]
     assert [each["finish"] for each in answers] == ["tool_calls", "stop"]
-    assert (
-        sum(each["tokens"]["input"] for each in answers) == whole["session"]["usage"]["input"] > 0
-    )
-    assert whole["messages"][-1]["error"]["kind"] == "not_found" and whole["todos"] == [
-        {"text": "change it", "status": "done"}
-    ]
+    used = sum(each["tokens"]["input"] for each in answers)
+    assert used == whole["session"]["usage"]["input"] > 0
+    assert whole["messages"][-1]["error"]["kind"] == "not_found"
+    assert whole["todos"] == [{"text": "change it", "status": "done"}]
 
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_what_a_compaction_replaced_is_in_it_and_marked(store: Store, format_: Format) -> None:
-    session_id = kept(
-        store,
-        {"role": "user", "content": "first words"},
-        {"role": "assistant", "content": "old answer"},
-        {"role": "user", "content": "newest words"},
-    )
+    old = user("first words"), {"role": "assistant", "content": "old answer"}
+    session_id = kept(store, *old, user("newest words"))
     with Recorder(store, session_id) as recorder:
-        recorder.messages[:2] = [
-            {"role": "user", "content": "Goal: all of it", "meta": {"summary": True}}
-        ]
-        recorder(
-            Compacted(
-                "manual",
-                1,
-                {"messages": 3, "tokens": 1200},
-                {"messages": 2, "tokens": 300},
-                "summary",
-            )
-        )
+        recorder.messages[:2] = [user("Goal: all of it") | {"meta": {"summary": True}}]
+        counts = {"messages": 3, "tokens": 1200}, {"messages": 2, "tokens": 300}
+        recorder(Compacted("manual", 1, *counts, "summary"))
     text = words(export(store, session_id, format_), format_)
-    assert (
-        0
-        < text.index("first words")
-        < text.index("old answer")
-        < text.index("Goal: all of it")
-        < text.index("newest words")
-    )
+    assert in_order(text, "first words", "old answer", "Goal: all of it", "newest words")
     if format_ == "json":
-        assert [each["active"] for each in json.loads(text)["messages"]] == [
-            False,
-            False,
-            True,
-            True,
-        ]
-        return
-    assert text.count("no longer sent to the model") == 2
-    assert (
-        "The conversation was shortened here (manual): 3 → 2 messages, 1,200 → 300 tokens." in text
-    )
-    assert (
-        text.index("old answer")
-        < text.index("shortened here")
-        < text.index("Summary")
-        < text.index("Goal")
-    )
+        flags = [each["active"] for each in json.loads(text)["messages"]]
+        assert flags == [False, False, True, True]
+    else:
+        assert text.count("no longer sent to the model") == 2
+        note = "The conversation was shortened here (manual): 3 → 2 messages, 1,200 → 300 tokens."
+        assert in_order(text, "old answer", note, "Summary", "Goal")
 
 
-def test_a_result_that_was_pruned_is_shown_whole(store: Store) -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}}
-    session_id = kept(
-        store,
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "a", "content": "the whole output"},
-        {"role": "user", "content": "go on"},
-    )
-    with Recorder(store, session_id) as recorder:
-        recorder.messages[1] = {
-            "role": "tool",
-            "tool_call_id": "a",
-            "content": "[Old tool output removed]",
-        }
+def test_outputs_stand_with_their_calls_whole_also_where_they_were_pruned(store: Store) -> None:
+    """Servers exist that count the ids from zero in every answer."""
+    pruned = kept(store, calling("read"), result("the whole output"), user("go on"))
+    with Recorder(store, pruned) as recorder:
+        recorder.messages[1] = result("[Old tool output removed]")
         recorder(Compacted("threshold", 1, {}, {}, "prune"))
-    text = export(store, session_id, "md")
-    assert (
-        "the whole output" in text
-        and "Old tool output removed" not in text
-        and text.count("shortened here") == 1
-    )
+    text = export(store, pruned, "md")
+    assert "the whole output" in text and "Old tool output removed" not in text
+    assert text.count("shortened here") == 1
+    same = export(store, kept(store, calling("f"), calling("f"), result("second")), "md")
+    assert same.count("second") == 1
+    assert in_order(same, "<summary>f · pending</summary>", "second")
 
 
-def test_an_answer_is_markdown_and_what_the_user_said_is_quoted(store: Store) -> None:
-    text = export(
-        store,
-        kept(
-            store,
-            {"role": "user", "content": "a\n\nb"},
-            {"role": "assistant", "content": "# heading\n- item"},
-        ),
-        "md",
-    )
-    assert "\n> a\n>\n> b\n" in text and "\n\n# heading\n- item\n" in text
-
-
-def test_calls_with_the_same_id_have_their_own_outputs(store: Store) -> None:
-    """Servers exist that count from zero in every answer."""
-    function = {"name": "f", "arguments": "{}"}
-    call = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "0", "type": "function", "function": function}],
-    }
-    session_id = kept(
-        store, call, call | {}, {"role": "tool", "tool_call_id": "0", "content": "second"}
-    )
-    text = export(store, session_id, "md")
-    assert text.count("second") == 1 and text.index("<summary>f · pending</summary>") < text.index(
-        "second"
-    )
-
-
-@pytest.mark.parametrize("format_", ["md", "html"])
-@pytest.mark.parametrize("sent", ['["rm", "-rf"]', '{"command": "ls -la', '"ls"', "7"])
-def test_arguments_that_are_no_object_are_shown_as_they_were_sent(
-    store: Store, format_: Format, sent: str
+def test_in_markdown_nothing_closes_its_fence_and_what_the_user_said_is_quoted(
+    store: Store,
 ) -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "bash", "arguments": sent}}
-    session_id = kept(store, {"role": "assistant", "content": "", "tool_calls": [call]})
-    assert sent in words(export(store, session_id, format_), format_)
-
-
-@pytest.mark.parametrize("format_", ["md", "html"])
-def test_what_is_no_text_is_named(store: Store, format_: Format) -> None:
-    content = [
-        {"type": "text", "text": "look"},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
-        {"type": "strange"},
-    ]
-    text = words(export(store, kept(store, {"role": "user", "content": content}), format_), format_)
-    assert "[image]" in text and "[attachment]" in text and "base64" not in text
+    output = "````\n</details><script>alert(1)</script>\n```\x1b[31m"
+    messages = user("# not a heading\n\nof ours"), calling("read"), result(output)
+    answer = {"role": "assistant", "content": "# heading\n- item"}
+    title = "<img src=x>\nsecond line"
+    text = export(store, kept(store, *messages, answer, title=title), "md")
+    assert text.startswith("# <img src=x> second line\n") and "\x1b" not in text
+    assert "\n> # not a heading\n>\n> of ours\n" in text and "\n\n# heading\n- item\n" in text
+    fenced = "`````\n````\n</details><script>alert(1)</script>\n```[31m\n`````"
+    assert f"<details><summary>read</summary>\n\n{fenced}\n\n</details>" in text
+    hostile = export(store, kept(store, calling("</summary>&")), "md")
+    assert "<summary>&lt;/summary&gt;&amp; · pending</summary>" in hostile
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_odd_rows_do_not_hinder_an_export(store: Store, format_: Format) -> None:
-    calls = [{"id": None}, {"id": "x", "function": {"name": "f", "arguments": "[1"}}]
+def test_odd_messages_are_shown_as_far_as_they_can(store: Store, format_: Format) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
     odd: Any = [
-        {"role": "user"},
+        user(None),
         {"content": "no role"},
         {"role": "artifact", "content": {"a": 1}},
-        {"role": "user", "content": None},
-        {"role": "assistant", "content": "", "tool_calls": calls},
+        user([{"type": "text", "text": "look"}, image, {"type": "strange"}]),
+        *(calling("bash", sent) for sent in ('["rm", "-rf"]', '{"command": "ls -la', '"ls"', "7")),
+        {"role": "assistant", "content": "", "tool_calls": [{"id": None}]},
         {"role": "user", "content": "last", "meta": "no dict"},
     ]
     session_id = kept(store, *odd)
     with store.transaction() as db:
         db.execute("UPDATE message SET data = 'broken' WHERE position = 0")
-    assert "last" in export(store, session_id, format_)
+    text = words(export(store, session_id, format_), format_)
+    assert "last" in text and "look" in text
+    if format_ != "json":
+        assert all(sent in text for sent in ('["rm", "-rf"]', '{"command": "ls -la', '"ls"'))
+        assert "[image]" in text and "[attachment]" in text and "base64" not in text
     with pytest.raises(StoreError, match="There is no session"):
         export(store, "nosuch", format_)
 
 
-# ---- the page --------------------------------------------------------------------------------------------
+def test_a_session_without_a_title_is_called_by_its_first_words(store: Store) -> None:
+    called = export(store, kept(store, user("Repair  the\nparser")), "md")
+    assert called.startswith("# Repair the parser\n")
+    empty = store.create("/ws")
+    assert export(store, empty, "md").startswith(f"# Session {empty}\n")
+
+
+# ---- the page ----------------------------------------------------------------------------------
+
+TAGS = [
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "h1",
+    "h2",
+    "p",
+    "section",
+    "details",
+    "summary",
+    "pre",
+    "span",
+]
 
 
 def test_the_page_needs_nothing_and_allows_nothing(store: Store, session: str) -> None:
     page = export(store, session, "html")
     outline = Outline(page)
-    names = {name for name, _ in outline.tags}
-    assert names <= {
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "h1",
-        "h2",
-        "p",
-        "section",
-        "details",
-        "summary",
-        "pre",
-        "span",
-    }
-    policy = next(
-        attributes["content"]
-        for _, attributes in outline.tags
-        if attributes.get("http-equiv") == "Content-Security-Policy"
-    )
+    assert {name for name, _ in outline.tags} <= set(TAGS)
+    metas = [each for name, each in outline.tags if name == "meta"]
+    policy = next(each["content"] for each in metas if "http-equiv" in each)
     style = page.partition("<style>")[2].partition("</style>")[0]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert (
-        policy
-        == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    )
+    own = f"style-src 'sha256-{digest}'"
+    assert policy == f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
     assert "url(" not in style and "http:" not in page and "https:" not in page
     assert ("span", {"class": "add"}) in outline.tags and ("span", {"class": "cut"}) in outline.tags
     assert page.index("charset") < 100 and outline.text.count("+new <line>") == 1
@@ -381,50 +267,49 @@ def test_the_page_needs_nothing_and_allows_nothing(store: Store, session: str) -
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\x00\x1b]0;owned\x07</style></pre></title>&lt;'
 
 
-def test_whatever_stands_in_a_session_is_text_on_the_page(store: Store) -> None:
-    call = {
-        "id": HOSTILE,
-        "type": "function",
-        "function": {"name": HOSTILE, "arguments": json.dumps({HOSTILE: HOSTILE})},
-    }
-    session_id = store.create(HOSTILE, model=HOSTILE, title=HOSTILE)
-    with Recorder(
+def everywhere(store: Store, text: str) -> str:
+    """A session with this text wherever one can stand."""
+    arguments = json.dumps({text: text})
+    session_id = kept(
         store,
-        session_id,
-        [
-            {"role": "user", "content": HOSTILE},
-            {"role": 'x" onclick="alert(1)', "content": HOSTILE},
-            {"role": "assistant", "content": HOSTILE, "reasoning": HOSTILE, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": HOSTILE, "content": HOSTILE},
-        ],
-    ) as recorder:
-        recorder.sync()
+        user([{"type": "text", "text": text}]),
+        {"role": 'x" onclick="alert(1)', "content": text},
+        calling(text, arguments, text, content=text, reasoning=text, meta={"x": [text], text: 1}),
+        result(text, text),
+        directory=text,
+        model=text,
+        title=text,
+    )
     with store.transaction() as db:
+        details = json.dumps({"details": {"diff": f"+{text}"}})
         db.execute(
-            "UPDATE part SET data = ?, state = ? WHERE type = 'tool'",
-            (json.dumps({"details": {"diff": HOSTILE}}), HOSTILE),
+            "UPDATE part SET title = ?, data = ?, state = ? WHERE type = 'tool'",
+            (text, details, text),
         )
-        db.execute(
-            "UPDATE message SET error = ?",
-            (json.dumps({"stop_reason": HOSTILE, "message": HOSTILE}),),
-        )
-    page = export(store, session_id, "html", lambda text: text)
+        error = json.dumps({"stop_reason": text, "message": text})
+        db.execute("UPDATE message SET error = ?", (error,))
+    return session_id
+
+
+def test_whatever_stands_in_a_session_is_text_on_the_page(store: Store) -> None:
+    page = export(store, everywhere(store, HOSTILE), "html", lambda text: text)
     outline = Outline(page)
     assert {name for name, _ in outline.tags} & {"script", "img"} == set()
-    assert {name for _, attributes in outline.tags for name in attributes} <= {
-        "lang",
-        "charset",
-        "http-equiv",
-        "content",
-        "name",
-        "class",
-    }
-    assert outline.text.count("<script>alert(1)</script>") >= 12 and not re.search(
-        "[\x00-\x08\x0b-\x1f]", page
-    )
+    attributes = {name for _, each in outline.tags for name in each}
+    assert attributes <= {"lang", "charset", "http-equiv", "content", "name", "class"}
+    assert outline.text.count("<script>alert(1)</script>") >= 12
+    assert not re.search("[\x00-\x08\x0b-\x1f]", page)
 
 
-# ---- secrets ---------------------------------------------------------------------------------------------
+# ---- secrets -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_no_format_shows_a_secret_wherever_it_stands(store: Store, format_: Format) -> None:
+    secret = "sk-CANARY" + "0123456789abcdef" * 2
+    text = export(store, everywhere(store, secret), format_)
+    assert secret not in text and text.count(REMOVED) >= 8
+
 
 SECRETS = [
     ("my key is sk-proj-abcdEFGH1234567890 here", "my key is [removed] here"),
@@ -434,10 +319,7 @@ SECRETS = [
     ("xoxb-1234567890-abcdef", "[removed]"),
     ("AIza" + "x" * 35, "[removed]"),
     ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dBjftJeZ4CVP", "[removed]"),
-    (
-        "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc\n-----END RSA PRIVATE KEY-----\nafter",
-        "[removed]\nafter",
-    ),
+    ("-----BEGIN RSA PRIVATE KEY-----\nMI\n-----END RSA PRIVATE KEY-----\nx", "[removed]\nx"),
     ("-----BEGIN PRIVATE KEY-----\nMIIE and the output was cut", "[removed]"),
     ("Authorization: Bearer abc.def-123", "Authorization: Bearer [removed]"),
     ("curl -H 'authorization: Basic dXNlcjpwdw=='", "curl -H 'authorization: Basic [removed]'"),
@@ -449,50 +331,28 @@ SECRETS = [
     ('{\\"client_secret\\": \\"correcthorse\\"}', '{\\"client_secret\\": \\"[removed]\\"}'),
     ("password = 'correcthorse'", "password = '[removed]'"),
 ]
-HARMLESS = [
-    "max_tokens=100 key=lambda x: x",
-    "def token(self): return next(tokens)",
-    "SSH_AUTH_SOCK=/tmp/agent.1",
-    "PATH=/usr/bin HOME=/root",
-    "risk-averse tasks, ask-me",
-    "https://example.org:8080/a@b",
-    "key: value",
-    "a sk- prefix",
-    "AKIA",
-    "the Authorization header is missing",
-]
+HARMLESS = """max_tokens=100 key=lambda x: x
+def token(self): return next(tokens)
+SSH_AUTH_SOCK=/tmp/agent.1
+PATH=/usr/bin HOME=/root
+risk-averse tasks, ask-me
+https://example.org:8080/a@b
+key: value
+a sk- prefix
+AKIA
+the Authorization header is missing""".splitlines()
 
 
-@pytest.mark.parametrize(("text", "clean"), SECRETS)
-def test_what_looks_like_a_secret_is_taken_out(text: str, clean: str) -> None:
+@pytest.mark.parametrize(("text", "clean"), [*SECRETS, *zip(HARMLESS, HARMLESS)])
+def test_what_looks_like_a_secret_is_taken_out_and_nothing_else(text: str, clean: str) -> None:
     assert redactor()(text) == clean
 
 
-PIECES = [
-    "a-",
-    "a.",
-    "A_",
-    "token='",
-    "key-",
-    "://a:",
-    "-----BEGIN PRIVATE KEY-----",
-    "eyJ",
-    "sk-",
-    "authorization: ",
-    "'",
-    "y",
-]
-
-
-@pytest.mark.parametrize("piece", PIECES)
-def test_no_text_takes_long_to_redact(piece: str) -> None:
-    with promptly(5):
-        redactor()(piece * 50_000)
-
-
-@pytest.mark.parametrize("text", HARMLESS)
-def test_what_does_not_look_like_a_secret_stays(text: str) -> None:
-    assert redactor()(text) == text
+def test_no_text_takes_long_to_redact() -> None:
+    pieces = ["a-", "A_", "token='", "key-", "://a:", "-----BEGIN PRIVATE KEY-----", "eyJ", "sk-"]
+    for piece in [*pieces, "authorization: ", "'"]:
+        with promptly(5):
+            redactor()(piece * 50_000)
 
 
 def test_the_key_itself_is_taken_out_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,46 +362,3 @@ def test_the_key_itself_is_taken_out_wherever_it_stands(monkeypatch: pytest.Monk
     redact = redactor("plain words of a key", "plain words", "")
     said = "x=plain words of a key; value-of-the-environment, abc /tmp/agent-socket"
     assert redact(said) == f"x={REMOVED}; {REMOVED}, abc /tmp/agent-socket"
-
-
-@pytest.mark.parametrize("format_", FORMATS)
-def test_no_format_shows_a_secret_wherever_it_stands(store: Store, format_: Format) -> None:
-    secret = "sk-CANARY" + "0123456789abcdef" * 2
-    function = {"name": f"read {secret}", "arguments": json.dumps({"path": secret, secret: 1})}
-    call = {"id": "a", "type": "function", "function": function}
-    session_id = store.create(f"/{secret}", model=secret, title=f"about {secret}")
-    with Recorder(
-        store,
-        session_id,
-        [
-            {"role": "user", "content": [{"type": "text", "text": secret}]},
-            {
-                "role": "assistant",
-                "content": secret,
-                "reasoning_content": secret,
-                "tool_calls": [call],
-                "meta": {"x": [secret], secret: 1},
-            },
-            {"role": "tool", "tool_call_id": "a", "content": secret},
-        ],
-    ) as recorder:
-        recorder.sync()
-    with store.transaction() as db:
-        db.execute(
-            "UPDATE part SET title = ?, data = ? WHERE type = 'tool'",
-            (secret, json.dumps({"details": {"diff": f"+{secret}"}})),
-        )
-        db.execute(
-            "UPDATE message SET error = ?",
-            (json.dumps({"stop_reason": "error", "message": secret}),),
-        )
-    text = export(store, session_id, format_)
-    assert secret not in text and text.count(REMOVED) >= 8
-
-
-def test_a_session_without_a_title_is_called_by_its_first_words(store: Store) -> None:
-    assert export(
-        store, kept(store, {"role": "user", "content": "Repair  the\nparser"}), "md"
-    ).startswith("# Repair the parser\n")
-    empty = store.create("/ws")
-    assert export(store, empty, "md").startswith(f"# Session {empty}\n")

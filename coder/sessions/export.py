@@ -1,118 +1,75 @@
-"""Export: a session as people read it, as Markdown or as one HTML page, and as JSON for programs.
+"""Export: a session as Markdown or as one HTML page for people, as JSON for programs.
 
     text = export(store, session_id, "md", redact=redactor(api_key))
 
-All that was ever said is in it, also what a compaction has replaced, which is marked. The page needs no script and no network, and its
-policy allows neither; folding is the browser's own. What looks like a secret is taken out of every format.
+It has all messages ever, also those that a compaction has replaced, which are marked. The page needs no
+script and no network, and its policy allows neither; whatever a model or a tool wrote is text on it.
+Secrets are removed from every format.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import os
 import re
-import sqlite3
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from coder.history import calls_of, formed, text_of
 from coder.permissions.redact import REMOVED, Redactor, redacted, without_secrets
 from coder.providers.reasoning import REASONING, THINK
-from coder.sessions.html import CONTROL, Markup, html_page, tag
 from coder.sessions.rows import loaded
 from coder.sessions.store import SessionInfo, Store, StoreError
 from coder.tools.environment import is_secret
-from coder.types import Message, Usage
+from coder.types import Message
 
 Format = Literal["md", "json", "html"]
 Redact = Callable[[str], str]
 ATTACHED = {"image_url": "image", "input_audio": "sound", "file": "file"}
-GONE = "no longer sent to the model"
-
-
-# ---- secrets ---------------------------------------------------------------------------------------------
+CONTROL = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})  # not allowed in HTML
+ODD = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 
 
 def redactor(*secrets: str) -> Redact:
-    """What takes out these values, those of our environment that are secrets by their names, and what is one by its shape."""
+    """Removes these values, secrets of the environment (by their names), and what looks like a secret."""
     own = (value for name, value in os.environ.items() if is_secret(name))
     known = Redactor(*secrets, *own, instead=REMOVED)
     return lambda text: without_secrets(known.text(text))
-
-
-# ---- the transcript --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Call:
-    """A tool call with what came of it; `seconds` None where it has not ended."""
-
-    title: str
-    state: str
-    arguments: str
-    output: str
-    diff: str
-    seconds: float | None
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A message as people read it. `time`: milliseconds since the epoch, 0 where unknown; `stopped`: why the run ended there."""
-
-    who: str
-    text: str
-    time: int = 0
-    reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
-    active: bool = True
-    tokens: Usage | None = None
-    stopped: str = ""
 
 
 def export(store: Store, session_id: str, format: Format, redact: Redact | None = None) -> str:  # noqa: A002 (its name everywhere)
     """The text of a file. Raises StoreError."""
     redact = redact or redactor()
     info = store.get(session_id)
-    rows = store.rows("SELECT * FROM message WHERE session = ? ORDER BY position", session_id)
-    parts = store.rows("SELECT * FROM part WHERE session = ? ORDER BY id", session_id)
+    whole = redacted(_stored(store, info), redact)
     if format == "json":
-        return (
-            json.dumps(
-                redacted(_plain(store, info, rows, parts), redact), ensure_ascii=False, indent=2
-            )
-            + "\n"
-        )
+        return json.dumps(whole, ensure_ascii=False, indent=2) + "\n"
     try:
-        entries = list(_entries(rows, parts, redact))
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise StoreError(
-            f"The session {info.id} holds what cannot be shown ({type(error).__name__}: {error})."[
-                :300
-            ]
-        ) from error
-    return {"md": markdown, "html": page}[format](
-        _heading(info, redact), _facts(info, redact), entries
-    )
+        entries = list(_entries(whole["messages"]))
+    except ODD as error:
+        why = f"{type(error).__name__}: {error}"
+        text = f"The session {info.id} holds what cannot be shown ({why})."[:300]
+        raise StoreError(text) from error
+    heading = redact(info.title or info.first[:80] or f"Session {info.id}")
+    write = {"md": markdown, "html": page}[format]
+    return write(heading, redact(_facts(info)), entries)
 
 
-def _plain(
-    store: Store, info: SessionInfo, rows: list[sqlite3.Row], parts: list[sqlite3.Row]
-) -> dict[str, Any]:
-    """Everything that is stored, as JSON has it."""
-    session = {
-        name: value for name, value in asdict(info).items() if name not in ("messages", "first")
-    }
+def _stored(store: Store, info: SessionInfo) -> dict[str, Any]:
+    """Everything that is stored, as the JSON format has it."""
+    session = asdict(info)
+    del session["messages"], session["first"]
+    names = ("type", "call_id", "state", "title", "start", "end", "text")
     by_message: dict[int | None, list[dict[str, Any]]] = {}
-    for part in parts:
-        shown = {
-            name: part[name]
-            for name in ("type", "call_id", "state", "title", "start", "end", "text")
-            if part[name] is not None
-        }
+    for part in store.rows("SELECT * FROM part WHERE session = ? ORDER BY id", info.id):
+        shown = {name: part[name] for name in names if part[name] is not None}
         by_message.setdefault(part["message"], []).append(shown | {"data": loaded(part["data"])})
+    query = "SELECT * FROM message WHERE session = ? ORDER BY position"
     messages = [
         {
             "active": bool(row["active"]),
@@ -123,140 +80,19 @@ def _plain(
             "message": loaded(row["data"]),
             "parts": by_message.get(row["id"], []),
         }
-        for row in rows
+        for row in store.rows(query, info.id)
     ]
-    return {
-        "session": session,
-        "messages": messages,
-        "parts": by_message.get(None, []),
-        "todos": list(map(asdict, store.todos(info.id))),
-    }
+    todos = list(map(asdict, store.todos(info.id)))
+    rest = by_message.get(None, [])
+    return {"session": session, "messages": messages, "parts": rest, "todos": todos}
 
 
-def _object(text: str | None) -> dict[str, Any]:
-    """A JSON object; an empty one for anything else."""
-    value = loaded(text)
-    return value if isinstance(value, dict) else {}
-
-
-def _entries(rows: list[sqlite3.Row], parts: list[sqlite3.Row], redact: Redact) -> Iterator[Entry]:
-    """The transcript: results stand with their calls, and a compaction is an entry of its own."""
-    messages = [
-        (row, message) for row in rows if (message := formed(loaded(row["data"]))) is not None
-    ]
-    tools = {(part["message"], part["call_id"]): part for part in parts if part["type"] == "tool"}
-    shortened = {
-        part["message"]: _object(part["data"]) for part in parts if part["type"] == "compaction"
-    }
-    for place, (row, message) in enumerate(messages):
-        if row["id"] in shortened:
-            yield Entry("note", _shortening(shortened[row["id"]]))
-        if row["role"] == "tool":
-            continue
-        outputs = _outputs(messages[place + 1 :])
-        calls = [
-            _call(call, tools.get((row["id"], call.get("id"))), outputs, redact)
-            for call in calls_of(message)
-        ]
-        meta = message.get("meta", {})
-        who = "summary" if meta.get("summary") else row["role"]
-        tokens = _object(row["tokens"])
-        thought = next(
-            (message[name] for name in (*REASONING, THINK) if isinstance(message.get(name), str)),
-            "",
-        )
-        yield Entry(
-            who,
-            redact(_text(message)),
-            meta.get("timestamp") or 0,
-            redact(thought),
-            calls,
-            bool(row["active"]),
-            Usage(**tokens) if tokens else None,
-            redact(_stopped(_object(row["error"]))),
-        )
-
-
-def _text(message: Message) -> str:
-    content = message.get("content")
-    kinds = (
-        [str(part.get("type")) for part in content if isinstance(part, dict)]
-        if isinstance(content, list)
-        else []
-    )
-    text = text_of(message) if isinstance(content, str | list) else ""
-    return "\n".join(
-        filter(
-            None,
-            [text, *(f"[{ATTACHED.get(kind, 'attachment')}]" for kind in kinds if kind != "text")],
-        )
-    )
-
-
-def _outputs(following: list[tuple[sqlite3.Row, Message]]) -> dict[str, str]:
-    """The results behind an answer, by call id; the first of a call is the original, later ones have been shortened."""
-    outputs: dict[str, str] = {}
-    for row, message in following:
-        if row["role"] == "assistant":
-            break
-        if row["role"] == "tool":
-            outputs.setdefault(message.get("tool_call_id") or "", _text(message))
-    return outputs
-
-
-def _call(
-    call: dict[str, Any], part: sqlite3.Row | None, outputs: dict[str, str], redact: Redact
-) -> Call:
-    function = call.get("function") or {}
-    data = (part and _object(part["data"])) or {}
-    sent = function.get("arguments") or ""
-    arguments = loaded(sent)
-    shown = (
-        "\n".join(
-            f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-            for name, value in arguments.items()
-        )
-        if isinstance(arguments, dict)
-        else str(sent)
-    )
-    title = (part and part["title"]) or function.get("name") or "?"
-    diff = (data.get("details") or {}).get("diff") or ""
-    return Call(
-        redact(" ".join(title.split())),
-        part["state"] if part else "",
-        redact(shown),
-        redact(outputs.get(call.get("id") or "", "")),
-        redact(diff),
-        data.get("seconds"),
-    )
-
-
-def _shortening(data: dict[str, Any]) -> str:
-    before, after = data.get("before") or {}, data.get("after") or {}
-    figures = ", ".join(
-        f"{before[name]:,} → {after[name]:,} {name}"
-        for name in ("messages", "tokens")
-        if name in before and name in after
-    )
-    return f"The conversation was shortened here ({data.get('trigger', 'manual')}){': ' + figures if figures else ''}."
-
-
-def _stopped(error: dict[str, Any] | None) -> str:
-    return f"Stopped ({error.get('stop_reason')}): {error.get('message')}" if error else ""
-
-
-def _heading(info: SessionInfo, redact: Redact) -> str:
-    return redact(info.title or info.first[:80] or f"Session {info.id}")
-
-
-def _facts(info: SessionInfo, redact: Redact) -> str:
+def _facts(info: SessionInfo) -> str:
     usage = info.usage
     cost = f", ${usage.cost:.4f}" if usage.cost is not None else ""
     used = f"{usage.input:,} tokens in ({usage.cached:,} cached), {usage.output:,} out{cost}"
     times = f"{_when(info.created)} to {_when(info.updated)}"
-    return " · ".join(
-        filter(None, [info.id, redact(info.model), redact(info.directory), times, used])
-    )
+    return _joined(info.id, info.model, info.directory, times, used)
 
 
 def _when(time: int) -> str:
@@ -264,60 +100,157 @@ def _when(time: int) -> str:
     return datetime.fromtimestamp(time / 1000).strftime("%Y-%m-%d %H:%M:%S") if time else ""
 
 
-def _head(entry: Entry) -> str:
-    tokens = f"{entry.tokens.input:,} in, {entry.tokens.output:,} out" if entry.tokens else ""
-    return " · ".join(
-        filter(
-            None, [entry.who.capitalize(), _when(entry.time), tokens, "" if entry.active else GONE]
+def _joined(*facts: str) -> str:
+    return " · ".join(filter(None, facts))
+
+
+# ---- the transcript ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What is shown when it is opened: thoughts, or a tool call with its arguments, output and diff."""
+
+    summary: str
+    texts: Sequence[str]
+    diff: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message for people; `kind` is its role, "summary", or "note" (a compaction)."""
+
+    kind: str
+    text: str
+    head: str = ""
+    thoughts: Sequence[Fold] = ()
+    calls: Sequence[Fold] = ()
+    stopped: str = ""  # why the run ended here
+    active: bool = True
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _entries(rows: list[dict[str, Any]]) -> Iterator[Entry]:
+    """Results stand with their calls, and a compaction is an entry of its own."""
+    read = [(row, message) for row in rows if (message := formed(row["message"])) is not None]
+    for place, (row, message) in enumerate(read):
+        for part in row["parts"]:
+            if part["type"] == "compaction":
+                yield Entry("note", _shortening(_object(part["data"])))
+        if message["role"] == "tool":
+            continue
+        meta, tokens = message.get("meta", {}), _object(row["tokens"])
+        kind = "summary" if meta.get("summary") else message["role"]
+        used = f"{tokens['input']:,} in, {tokens['output']:,} out" if tokens else ""
+        gone = "" if row["active"] else "no longer sent to the model"
+        error = _object(row["error"])
+        yield Entry(
+            kind,
+            _text(message),
+            _joined(kind.capitalize(), _when(meta.get("timestamp") or 0), used, gone),
+            _thoughts(message),
+            list(_calls(row, message, read[place + 1 :])),
+            f"Stopped ({error.get('stop_reason')}): {error.get('message')}" if error else "",
+            row["active"],
         )
-    )
 
 
-def _call_head(call: Call) -> str:
-    took = "" if call.seconds is None else f"{call.seconds:.1f} s"
-    return " · ".join(
-        filter(None, [call.title, took, "" if call.state == "completed" else call.state])
-    )
+def _shortening(data: dict[str, Any]) -> str:
+    before, after = _object(data.get("before")), _object(data.get("after"))
+    names = [name for name in ("messages", "tokens") if name in before and name in after]
+    figures = ", ".join(f"{before[name]:,} → {after[name]:,} {name}" for name in names)
+    how = f"({data.get('trigger', 'manual')}){': ' if figures else ''}{figures}"
+    return f"The conversation was shortened here {how}."
 
 
-# ---- Markdown --------------------------------------------------------------------------------------------
+def _text(message: Message) -> str:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    kinds = [str(part.get("type")) for part in parts if isinstance(part, dict)]
+    named = [f"[{ATTACHED.get(kind, 'attachment')}]" for kind in kinds if kind != "text"]
+    return "\n".join(filter(None, [text_of(message), *named]))
 
 
-def markdown(heading: str, facts: str, entries: list[Entry]) -> str:
-    blocks = [
-        f"# {' '.join(heading.split())}",
-        facts,
-        *(block for entry in entries for block in _blocks(entry)),
+def _thoughts(message: Message) -> list[Fold]:
+    thoughts = (message.get(name) for name in (*REASONING, THINK))
+    return [Fold("Thoughts", [each]) for each in thoughts if isinstance(each, str) and each][:1]
+
+
+def _calls(
+    row: dict[str, Any], message: Message, following: list[tuple[dict[str, Any], Message]]
+) -> Iterator[Fold]:
+    tools = {part.get("call_id"): part for part in row["parts"] if part["type"] == "tool"}
+    outputs = _outputs(following)
+    for call in calls_of(message):
+        part = _object(tools.get(call.get("id")))
+        data, function = _object(part.get("data")), _object(call.get("function"))
+        title = " ".join(str(part.get("title") or function.get("name") or "?").split())
+        took = f"{data['seconds']:.1f} s" if data.get("seconds") is not None else ""
+        state = str(part.get("state") or "")
+        texts = [_arguments(function.get("arguments") or ""), outputs.get(call.get("id") or "", "")]
+        yield Fold(
+            _joined(title, took, "" if state == "completed" else state),
+            [*filter(None, texts)],
+            _object(data.get("details")).get("diff") or "",
+            state == "failed",
+        )
+
+
+def _outputs(following: list[tuple[dict[str, Any], Message]]) -> dict[str, str]:
+    """The results behind an answer, by call id; the first of a call is the original, later ones are shortened."""
+    outputs: dict[str, str] = {}
+    for _, message in following:
+        if message["role"] == "assistant":
+            break
+        if message["role"] == "tool":
+            outputs.setdefault(message.get("tool_call_id") or "", _text(message))
+    return outputs
+
+
+def _arguments(sent: str) -> str:
+    """One line for each argument; what is no object as it was sent."""
+    arguments = loaded(sent)
+    if not isinstance(arguments, dict):
+        return str(sent)
+    texts = [
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for value in arguments.values()
     ]
-    return "\n\n".join(blocks).translate(CONTROL) + "\n"
+    return "\n".join(f"{name}: {text}" for name, text in zip(arguments, texts))
+
+
+# ---- Markdown ----------------------------------------------------------------------------------
+
+
+def markdown(heading: str, facts: str, entries: Sequence[Entry]) -> str:
+    blocks = [block for entry in entries for block in _blocks(entry)]
+    text = "\n\n".join([f"# {' '.join(heading.split())}", facts, *blocks])
+    return text.translate(CONTROL) + "\n"
 
 
 def _blocks(entry: Entry) -> Iterator[str]:
-    if entry.who == "note":
+    if entry.kind == "note":
         yield f"---\n\n*{entry.text}*"
         return
-    yield f"## {_head(entry)}"
-    if entry.reasoning:
-        yield _folded("Thoughts", entry.reasoning)
-    if entry.text:
-        yield (
-            entry.text
-            if entry.who == "assistant"
-            else "\n".join(f"> {line}".rstrip() for line in entry.text.split("\n"))
-        )
-    for call in entry.calls:
-        yield _folded(
-            _call_head(call), *filter(None, [call.arguments, call.output]), diff=call.diff
-        )
+    yield f"## {entry.head}"
+    yield from map(_folded, entry.thoughts)
+    if entry.text and entry.kind == "assistant":
+        yield entry.text
+    elif entry.text:
+        yield "\n".join(f"> {line}".rstrip() for line in entry.text.split("\n"))
+    yield from map(_folded, entry.calls)
     if entry.stopped:
         yield f"**{' '.join(entry.stopped.split())}**"
 
 
-def _folded(summary: str, *texts: str, diff: str = "") -> str:
-    inside = [*map(_fenced, texts), *([_fenced(diff, "diff")] if diff else [])]
-    return "\n\n".join(
-        [f"<details><summary>{html.escape(summary)}</summary>", *inside, "</details>"]
-    )
+def _folded(fold: Fold) -> str:
+    inside = [*map(_fenced, fold.texts), *([_fenced(fold.diff, "diff")] if fold.diff else [])]
+    summary = f"<details><summary>{html.escape(fold.summary)}</summary>"
+    return "\n\n".join([summary, *inside, "</details>"])
 
 
 def _fenced(text: str, language: str = "") -> str:
@@ -326,61 +259,74 @@ def _fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-# ---- HTML ------------------------------------------------------------------------------------------------
+# ---- HTML --------------------------------------------------------------------------------------
 
 STYLE = """
-:root { --add: #1f7a45; --cut: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --add: #5fc48a; --cut: #f0786f; } }
-body { max-width: 60rem; }
-h2 { font-size: .85rem; color: var(--dim); font-weight: normal; margin: 0 0 .3rem; }
-p.facts, p.note { color: var(--dim); }
-p.note { border-top: 1px solid var(--line); padding-top: .6rem; font-style: italic; }
+:root { color-scheme: light dark; --dim: #777; --line: #8885; --bad: #d0453c; --good: #2c9557; }
+body { margin: 1.5rem auto; max-width: 60rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
+h1, summary, pre, .text { overflow-wrap: anywhere; }
+h1 { font-size: 1.3rem; }
+h2, .facts, .note { color: var(--dim); font-size: .85rem; font-weight: normal; margin: .3rem 0; }
+.note { border-top: 1px solid var(--line); padding-top: .6rem; font-style: italic; }
+details { border: 1px solid var(--line); border-radius: 5px; margin: .35rem 0; padding: .3rem .6rem; }
+pre { font: 12.5px/1.4 ui-monospace, monospace; max-height: 32rem; overflow-y: auto; }
+pre, .text { white-space: pre-wrap; margin: .3rem 0; }
 section { margin: 1.2rem 0; }
-section.user { background: var(--box); border-radius: 6px; padding: .6rem .8rem; }
-section.gone { opacity: .65; border-left: 3px solid var(--line); padding-left: .8rem; }
-.text { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
-.add { color: var(--add); } .cut { color: var(--cut); }
+.user { background: var(--line); border-radius: 6px; padding: .6rem .8rem; }
+.gone { opacity: .65; border-left: 3px solid var(--line); padding-left: .8rem; }
+.bad, .cut { color: var(--bad); } .add { color: var(--good); }
 """
 
 
-def page(heading: str, facts: str, entries: list[Entry]) -> str:
-    return html_page(
-        heading,
-        STYLE,
-        tag("h1", heading),
-        tag("p", facts, class_="facts"),
-        *map(_section, entries),
+class Markup(str):
+    """HTML that needs no escaping."""
+
+
+def tag(name: str, *children: str, css: str = "") -> Markup:
+    """An element. Children are text, unless they are Markup."""
+    attribute = f' class="{html.escape(css)}"' if css else ""
+    return Markup(f"<{name}{attribute}>{''.join(map(_escaped, children))}</{name}>")
+
+
+def _escaped(text: str) -> str:
+    return text if isinstance(text, Markup) else html.escape(text.translate(CONTROL))
+
+
+def page(heading: str, facts: str, entries: Sequence[Entry]) -> str:
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="referrer" content="no-referrer">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"{tag('title', heading)}<style>{STYLE}</style>"
     )
+    body = tag("h1", heading), tag("p", facts, css="facts"), *map(_section, entries)
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>{tag("body", *body)}</html>\n'
 
 
 def _section(entry: Entry) -> Markup:
-    if entry.who == "note":
-        return tag("p", entry.text, class_="note")
-    inside = [tag("h2", _head(entry))]
-    if entry.reasoning:
-        inside.append(tag("details", tag("summary", "Thoughts"), tag("pre", entry.reasoning)))
-    if entry.text:
-        inside.append(tag("p", entry.text, class_="text"))
-    for call in entry.calls:
-        texts = [tag("pre", text) for text in (call.arguments, call.output) if text]
-        summary = tag(
-            "summary", _call_head(call), class_="bad" if call.state == "failed" else "good"
-        )
-        inside.append(
-            tag("details", summary, *texts, *([_coloured(call.diff)] if call.diff else []))
-        )
-    if entry.stopped:
-        inside.append(tag("p", entry.stopped, class_="bad"))
-    kind = re.sub("[^a-z]", "", entry.who)
-    return tag("section", *inside, class_=kind if entry.active else f"{kind} gone")
-
-
-def _coloured(diff: str) -> Markup:
-    kinds = {"+": "add", "-": "cut"}
+    if entry.kind == "note":
+        return tag("p", entry.text, css="note")
+    kind = re.sub("[^a-z]", "", entry.kind)
     return tag(
-        "pre",
-        *(
-            tag("span", line + "\n", class_=kinds.get(line[:1], "same"))
-            for line in diff.split("\n")
-        ),
+        "section",
+        tag("h2", entry.head),
+        *map(_details, entry.thoughts),
+        *([tag("p", entry.text, css="text")] if entry.text else []),
+        *map(_details, entry.calls),
+        *([tag("p", entry.stopped, css="bad")] if entry.stopped else []),
+        css=kind if entry.active else f"{kind} gone",
+    )
+
+
+def _details(fold: Fold) -> Markup:
+    css = {"+": "add", "-": "cut"}
+    lines = fold.diff.split("\n") if fold.diff else []
+    spans = [tag("span", line + "\n", css=css.get(line[:1], "")) for line in lines]
+    return tag(
+        "details",
+        tag("summary", fold.summary, css="bad" if fold.failed else ""),
+        *(tag("pre", text) for text in fold.texts),
+        *([tag("pre", *spans)] if spans else []),
     )
