@@ -191,7 +191,7 @@ def test_what_belongs_to_another_user_is_reported_and_not_run(own: Path, name: s
     os.chown(own / name, STRANGER, -1)
     problems = problems_of(own)
     assert len(problems) == (2 if name == "." else 1)
-    assert all(line.endswith(f"{own / name} belongs to somebody else") for line in problems)
+    assert all(line.endswith(f"{own / name} belongs to another user") for line in problems)
     assert (own.parent / "ran").exists() == (name == "hooks.json")
 
 

@@ -523,24 +523,14 @@ def test_without_landlock_there_is_a_warning_or_a_refusal(ws: Path) -> None:
 
 
 @landlock
-def test_what_a_kernel_lacks_is_said_and_with_all_of_it_nothing_is(ws: Path) -> None:
-    words = ("empty files", "devices", "signal", "limits", "use the network", "TCP")
-    rows: dict[tuple[bool, int, bool], tuple[str, ...]] = {
-        (False, 1, False): words[:5],
-        (True, 3, True): words[1:3],
-        (False, 5, True): words[2:3],
-        (False, 6, False): words[3:],
-        (False, 6, True): (),
-        (True, 7, False): words[3:4],
-    }
-    for row, expected in rows.items():
-        assert tuple(word for word in words if word in " ".join(gaps(*row))) == expected, row
-    assert Sandbox(ws, required=True).notices == gaps(network=True) == []
+def test_what_a_kernel_lacks_is_reported(ws: Path) -> None:
+    assert gaps(6, True) == gaps(7, True) == ""
+    assert gaps(3, True) == "Landlock is version 3, 6 is needed"
+    assert "version 5" in gaps(5, False) and "seccomp" in gaps(5, False)
+    if not gaps(available(), can_filter()):
+        assert Sandbox(ws, required=True).notices == []
     for folder in (ws.parent / "home", ws.parent):
-        notices = Sandbox(folder).notices
-        assert notices == [
-            "This folder holds your home folder: the sandbox lets commands write to all of it."
-        ]
+        assert "This folder holds your home folder" in Sandbox(folder).notices[-1]
 
 
 @landlock
@@ -647,6 +637,7 @@ def test_a_child_that_an_interrupt_keeps_from_its_owner_is_ended(
     assert ctx.confine
     with pytest.raises(KeyboardInterrupt):
         ctx.confine.start(start)
+    # waits for the thread that starts and ends children
+    assert sandbox.since() == ["A command changed .git/hooks/pre-push (new); put back."]
     gone(mark)
     assert not (repository / ".git" / "hooks" / "pre-push").exists()
-    assert sandbox.since() == ["A command changed .git/hooks/pre-push (new); put back."]

@@ -16,6 +16,7 @@ Documentation/userspace-api/seccomp_filter.rst.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -23,7 +24,6 @@ import stat
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from queue import SimpleQueue
@@ -41,11 +41,6 @@ PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 22, 24, 38
 FILTER_MODE = 2
 
 NETWORK_ABI, FULL_ABI = 4, 6  # the first versions with rules for TCP, and with scopes
-GAPS = {  # what commands can do where the version is older than the key
-    3: "empty files elsewhere",
-    5: "send commands to devices",
-    FULL_ABI: "signal your other processes and use their abstract sockets",
-}
 
 # Rights that change something, as bits, by the version that introduced them. Others are not
 # confined.
@@ -90,8 +85,6 @@ OWN_LIMITS = [
     *[DENY, ALLOW],
 ]
 
-INTERRUPT_PATIENCE = 1.0  # seconds that an interrupt waits for work under way
-
 
 class LandlockError(OSError):
     """The kernel does not support it."""
@@ -115,19 +108,10 @@ def can_filter() -> bool:
     return ctypes.get_errno() == errno.EFAULT
 
 
-def gaps(network: bool, abi: int | None = None, filters: bool | None = None) -> list[str]:
-    """What commands can do on this kernel, or another one, although the sandbox should prevent
-    it."""
-    abi = available() if abi is None else abi
-    found = [words for since, words in GAPS.items() if abi < since]
-    if can_filter() if filters is None else filters:
-        return found
-    found.append("change the limits of your other processes")
-    if not network:
-        found.append(
-            "use the network" if abi < NETWORK_ABI else "use the network, but for plain TCP"
-        )
-    return found
+def gaps(abi: int, filters: bool) -> str:
+    """What the sandbox lacks on a kernel with this version of Landlock; "" where it is complete."""
+    found = [] if abi >= FULL_ABI else [f"Landlock is version {abi}, {FULL_ABI} is needed"]
+    return " and ".join(found + ([] if filters else ["seccomp filters are missing"]))
 
 
 def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> None:
@@ -225,14 +209,13 @@ class SandboxThread:
     """
 
     def __init__(self, first: Callable[[], None] = lambda: None) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         threading.Thread(target=self._work, daemon=True, name="sandbox").start()
         self.run(first)
 
     def run(self, work: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
-        """Run a job and return its result, or raise its error. An interrupt while waiting is
-        raised when the job is done, or INTERRUPT_PATIENCE seconds later; `discard` then gets the
-        result."""
+        """Run a job and return its result, or raise its error. Where an interrupt ends the wait,
+        the job goes on, and then `discard` gets its result, in the thread."""
         results, errors, done = list[T](), list[BaseException](), threading.Event()
 
         def job() -> None:
@@ -243,10 +226,12 @@ class SandboxThread:
             done.set()
 
         self._jobs.put(job)
-        if interrupt := _wait(done):
-            if discard and results:
-                discard(results[0])
-            raise interrupt
+        try:
+            done.wait()
+        except BaseException:
+            if discard:
+                self._jobs.put(lambda: results and discard(results[0]))
+            raise
         if errors:
             raise errors[0]
         return results[0]
@@ -257,15 +242,5 @@ class SandboxThread:
 
     def _work(self) -> None:
         while job := self._jobs.get():
-            job()
-
-
-def _wait(done: threading.Event) -> BaseException | None:
-    """Wait for it in spite of interrupts; returns the first one."""
-    interrupt, end = None, float("inf")
-    while not done.is_set() and (left := end - time.monotonic()) > 0:
-        try:
-            done.wait(min(left, threading.TIMEOUT_MAX))
-        except BaseException as error:  # whatever a signal handler raises
-            interrupt, end = interrupt or error, min(end, time.monotonic() + INTERRUPT_PATIENCE)
-    return interrupt
+            with contextlib.suppress(Exception):  # of a `discard`; those of jobs are passed on
+                job()

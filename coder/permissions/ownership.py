@@ -13,7 +13,7 @@ def check_ownership(path: Path) -> None:
     """Raise PermissionError, in one line, where another user may have written or replaced this file.
 
     OSError where there is none. For a link both ends are checked; the folder of the far end may be
-    one that all share, if nobody can remove there what is not his (the sticky bit).
+    one that all share, if users can remove only their own files there (the sticky bit).
     """
     target = path.resolve(strict=True)
     _check(path.parent)
@@ -25,7 +25,7 @@ def check_ownership(path: Path) -> None:
 def _check(place: Path, shared: bool = False) -> None:
     status = place.stat()
     if status.st_uid not in (os.geteuid(), 0):
-        raise PermissionError(f"{place} belongs to somebody else")
+        raise PermissionError(f"{place} belongs to another user")
     by_group = status.st_mode & stat.S_IWGRP and not _is_ours_alone(status.st_gid)
     others = by_group or status.st_mode & stat.S_IWOTH
     if others and not (shared and status.st_mode & stat.S_ISVTX):

@@ -45,24 +45,18 @@ DEFAULTS: dict[str, Action] = dict.fromkeys(
 )
 # The kind of tools that are not called like theirs.
 KINDS = {"write": "edit", "apply_patch": "edit", "grep": "read", "glob": "read", "ls": "read"}
-LONGEST = 10_000  # characters of a command that a pattern may allow: nobody reads more before a yes
+LONGEST = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
 # Of the kind read, and asked about under their own names only where a rule names them.
 LOOKING = {"grep", "glob", "ls"}
 PATHS = {"read", "edit", "external_directory", *LOOKING}
-# Kinds whose tools ask, with what they are about to touch
-ASKING = {
-    "read",
-    "edit",
-    "bash",
-    "task",
-}
+ASKING = {"read", "edit", "bash", "task"}  # their tools ask, with what they are about to touch
 
 
 class Permissions(Hooks):
     """Decides with `rules` of the user, `agent`'s, `flags` of the command line, and `workspace`'s.
 
-    `private`: coder's own folders, which no edit touches unasked. `can_ask`: a person reads the events;
-    else a question is a no. `yolo` answers yes to every question that is not `even_with_yolo`.
+    `private`: coder's own folders, which no edit touches unasked. `can_ask`: the user reads the events;
+    else a question is denied. `yolo` answers yes to every question that is not `even_with_yolo`.
     """
 
     def __init__(
@@ -158,7 +152,7 @@ class Permissions(Hooks):
     def _command(self, permission: str, command: str, cwd: Path) -> Decision:
         """Decide on a command line: the strictest answer of its parts.
 
-        Outside the sandbox ("unconfined") only a rule that names it or a yes allows, and -y does not.
+        Outside the sandbox ("unconfined") only a rule that names it or the user allows, and -y does not.
         """
         outside = permission == "unconfined"
         if self._denied(command):
@@ -234,9 +228,9 @@ class Permissions(Hooks):
         tool: str = "",
         answered: str = "",
     ) -> Generator[Event, None, bool]:
-        """Return if allowed, with whether a person was asked. Raises DeniedError.
+        """Return if allowed, with whether the user was asked. Raises DeniedError.
 
-        `answered`: the permission that a person has already given for this call.
+        `answered`: the permission that the user has already given for this call.
         """
         decision = strictest([self.decide(permission, each, ctx.cwd, tool) for each in patterns])
         if decision.action == "allow" or (decision.action == "ask" and permission == answered):
@@ -278,7 +272,7 @@ class Permissions(Hooks):
         return None
 
     def on_doom_loop(self, event: DoomLoop) -> Outcome[bool]:
-        """Let a rule decide, or a person."""
+        """Let a rule decide, or the user."""
         action = self._path(("doom_loop",), event.name, Path()).action
         if action == "ask" and self.can_ask:
             yield event
@@ -339,7 +333,7 @@ def _unasked(permission: str, decision: Decision) -> str:
         flag = f", or --allow {shlex.quote(f'{permission}:{pattern}')}" if has_flag else ""
         way = f"-y allows it{_short(flag)}."
     why = f" ({decision.reason})" if decision.reason else ""
-    return f"{permission} needs a yes{why}, and nobody can be asked here; {way}"
+    return f"{permission} needs permission{why}, and nobody can be asked here; {way}"
 
 
 def _lifts_protection(rule: Rule | None) -> bool:

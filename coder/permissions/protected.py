@@ -47,7 +47,7 @@ FILES = {
 def protected(
     permission: str, path: str, private: Iterable[Path] = (), cwd: Path = Path()
 ) -> tuple[str, bool]:
-    """Say why a path needs a person's yes to this very one, "" where it does not; and is it so with -y?
+    """Say why a path needs the user's permission for this very one, "" where it does not; and is it so with -y?
 
     `permission` is "edit" or "read", `path` as the tool names it: relative to the workspace `cwd`, or
     absolute; `private` are coder's own folders.
@@ -83,7 +83,7 @@ MOST_MOVES = 2  # `cd` in a line that are followed; each one doubles the places
 class ShellLocation:
     """The folders that a command line may be in, as far as it has been read: each `cd` may have failed.
 
-    There is none where that cannot be told any more. `readable`: may a file be read without a question?
+    There is none where that is not known any more. `readable`: may a file be read without a question?
     """
 
     def __init__(

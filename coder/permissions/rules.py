@@ -34,7 +34,7 @@ class RulesError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`source` says where it comes from, for people."""
+    """`source` says where it comes from, for the user."""
 
     permission: str
     pattern: str
@@ -169,7 +169,7 @@ def strictest(decisions: Iterable[Decision]) -> Decision:
 
 @dataclass
 class Memory:
-    """What a person has allowed for this session. It is not saved: a resumed session begins without it."""
+    """What the user has allowed for this session. It is not saved with the session."""
 
     exact: set[tuple[str, str]] = field(default_factory=set)  # (kind, text)
     rules: list[Rule] = field(default_factory=list)
@@ -183,7 +183,7 @@ class Memory:
         self.rules.clear()
 
     def add(self, permission: str, remember: str, own: bool) -> None:
-        """Store what was shown: all edits, a folder, or exactly a text; `own`: a pattern of the person's."""
+        """Store what was shown: all edits, a folder, or exactly a text; `own`: a pattern of the user's."""
         if own or permission in PATTERNS:
             self.rules.append(Rule(permission, remember, "allow", "you"))
         else:

@@ -37,7 +37,14 @@ from coder.permissions.git_guard import (
     describe,
     writable_git_folders,
 )
-from coder.permissions.landlock import LandlockError, SandboxThread, gaps, restrict
+from coder.permissions.landlock import (
+    LandlockError,
+    SandboxThread,
+    available,
+    can_filter,
+    gaps,
+    restrict,
+)
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
 from coder.tools.process import private_folder
 from coder.toolset import Tool, ToolContext
@@ -64,7 +71,7 @@ SIGNS = re.compile(
 
 # Notices for the user: at the start, and later.
 NO_SANDBOX = "No sandbox: {}. A command that is allowed can do all that you can."
-INCOMPLETE = "The sandbox of this kernel is incomplete: commands can {}."
+INCOMPLETE = "The sandbox of this kernel is incomplete: {}. Commands can reach further."
 HOLDS_HOME = "This folder holds your home folder: the sandbox lets commands write to all of it."
 UNGUARDED = "Not guarded against changes by commands: {}."
 NOT_ENDED = (
@@ -146,8 +153,8 @@ class Sandbox(Hooks):
         except LandlockError as error:
             self.active = False
             return NO_SANDBOX.format(error.strerror or error)
-        lacking = gaps(self.network)
-        return INCOMPLETE.format(" and ".join(lacking)) if lacking else ""
+        lacking = gaps(available(), can_filter())
+        return INCOMPLETE.format(lacking) if lacking else ""
 
     def _is_writable(self, path: Path) -> bool:
         """Whether commands can write there."""
@@ -250,7 +257,8 @@ class CallConfinement:
             """End a child that an interrupt kept from its owner."""
             with contextlib.suppress(ProcessLookupError, PermissionError), process:
                 os.killpg(process.pid, signal.SIGKILL)
-            self.ended()
+            if self.writes:
+                self._end()
 
         return self.sandbox.worker.run(lambda: self._start(start), discard)
 
