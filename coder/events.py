@@ -21,7 +21,7 @@ import dataclasses
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeAlias
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, dataclass_transform
 
 from coder.types import Message, ModelError, StopReason, T, ToolResult, Trigger, Usage
 
@@ -31,12 +31,12 @@ State = Literal[
 ]
 
 
+@dataclass_transform(field_specifiers=(field,))
 class BaseEvent:
-    """Base of all events. `type` is the name of the class in snake_case; a subclass is a dataclass."""
-
-    __slots__ = ()
+    """Base of all events: makes a dataclass of each subclass. `type` is the name of the class in snake_case."""
 
     def __init_subclass__(cls) -> None:
+        dataclass(cls)
         if "type" not in vars(cls):  # an event of a plugin's own
             cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()  # type: ignore[attr-defined]
 
@@ -63,12 +63,10 @@ def json_value(value: Any) -> Any:
 # ---- a run and its steps ---------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class RunStart(BaseEvent):
     type: ClassVar[Literal["run_start"]] = "run_start"
 
 
-@dataclass(slots=True)
 class RunEnd(BaseEvent):
     """`text` is the answer, or why there is none; `error` is set if `stop_reason` is "error"."""
 
@@ -80,13 +78,11 @@ class RunEnd(BaseEvent):
     error: ModelError | None = None
 
 
-@dataclass(slots=True)
 class StepStart(BaseEvent):
     type: ClassVar[Literal["step_start"]] = "step_start"
     step: int
 
 
-@dataclass(slots=True)
 class StepEnd(BaseEvent):
     type: ClassVar[Literal["step_end"]] = "step_end"
     message: Message
@@ -95,7 +91,6 @@ class StepEnd(BaseEvent):
     usage: Usage
 
 
-@dataclass(slots=True)
 class Status(BaseEvent):
     """Where the run is; docs/reading-guide.md draws the states and the ways between them."""
 
@@ -104,7 +99,6 @@ class Status(BaseEvent):
     state: State
 
 
-@dataclass(slots=True)
 class Retry(BaseEvent):
     """Attempt `attempt` failed; the next one starts after `delay` seconds. Its partial text is void."""
 
@@ -114,7 +108,6 @@ class Retry(BaseEvent):
     error: ModelError
 
 
-@dataclass(slots=True)
 class Compacted(BaseEvent):
     """`before` and `after` are {"messages": n, "tokens": n}; `messages` is the list as it is now."""
 
@@ -130,31 +123,26 @@ class Compacted(BaseEvent):
 # ---- messages and their pieces ---------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class MessageStart(BaseEvent):
     type: ClassVar[Literal["message_start"]] = "message_start"
     message: Message
 
 
-@dataclass(slots=True)
 class MessageEnd(BaseEvent):
     type: ClassVar[Literal["message_end"]] = "message_end"
     message: Message
 
 
-@dataclass(slots=True)
 class TextDelta(BaseEvent):
     type: ClassVar[Literal["text_delta"]] = "text_delta"
     text: str
 
 
-@dataclass(slots=True)
 class ReasoningDelta(BaseEvent):
     type: ClassVar[Literal["reasoning_delta"]] = "reasoning_delta"
     text: str
 
 
-@dataclass(slots=True)
 class ToolCallDelta(BaseEvent):
     """A piece of a call while it arrives; `arguments` is raw text, for display only."""
 
@@ -167,7 +155,6 @@ class ToolCallDelta(BaseEvent):
 # ---- tools -----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class ToolStart(BaseEvent):
     """`arguments` is what the tool gets, or {} where the model's are unusable."""
 
@@ -178,14 +165,12 @@ class ToolStart(BaseEvent):
     title: str
 
 
-@dataclass(slots=True)
 class ToolUpdate(BaseEvent):
     type: ClassVar[Literal["tool_update"]] = "tool_update"
     id: str
     text: str
 
 
-@dataclass(slots=True)
 class ToolEnd(BaseEvent):
     """`seconds` is the tool's own time, without that of the user's answers."""
 
@@ -197,7 +182,6 @@ class ToolEnd(BaseEvent):
     seconds: float
 
 
-@dataclass(slots=True)
 class Nested(BaseEvent):
     """An event of a sub-agent's run; `session_id` is the sub-agent's, `call_id` the call that it works for."""
 
@@ -211,7 +195,6 @@ class Nested(BaseEvent):
 # ---- notices and questions -------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class Notice(BaseEvent):
     """Something the user should know."""
 
@@ -219,7 +202,6 @@ class Notice(BaseEvent):
     text: str
 
 
-@dataclass(slots=True)
 class HookFailed(BaseEvent):
     """A guarded hook failed or timed out at this place (extend/guard.py)."""
 
@@ -230,7 +212,6 @@ class HookFailed(BaseEvent):
     seconds: float
 
 
-@dataclass(slots=True)
 class PermissionAsked(BaseEvent):
     """`pattern` is the whole command or path that will be acted on; `remember` is what "always" would store,
     "" where nothing can be; `detail` is a preview (a diff); `why` is the reason for an unexpected question."""
@@ -250,14 +231,12 @@ class PermissionAsked(BaseEvent):
         self.answer, self.reason, self.remember = answer, reason, remember or self.remember
 
 
-@dataclass(slots=True)
 class PermissionReplied(BaseEvent):
     type: ClassVar[Literal["permission_replied"]] = "permission_replied"
     id: str
     answer: Answer
 
 
-@dataclass(slots=True)
 class QuestionAsked(BaseEvent):
     """The model asks the user; without a reply the answer is empty."""
 
@@ -271,7 +250,6 @@ class QuestionAsked(BaseEvent):
         self.answer = answer
 
 
-@dataclass(slots=True)
 class DoomLoop(BaseEvent):
     """The same call for the `count`th time in a row. `reply(True)` lets it run."""
 
