@@ -91,7 +91,7 @@ class FunctionHooks(Hooks):
     def __init__(self, **functions: Callable[..., Any]) -> None:
         for name, function in functions.items():
             if name not in HOOK_NAMES:
-                raise TypeError(f"there is no hook {name!r}; there are {', '.join(HOOK_NAMES)}")
+                raise TypeError(f"there is no hook {name!r}; known: {', '.join(HOOK_NAMES)}")
             setattr(self, name, function)
 
 

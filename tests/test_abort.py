@@ -120,7 +120,7 @@ def test_ctrl_c_at_each_moment_of_a_run_comes_back_to_the_prompt_and_the_session
                 terminal.expect("y")
             terminal.ctrl_c()
             with promptly():
-                assert "stopped by you" in terminal.prompt(), moment
+                assert "stopped by the user" in terminal.prompt(), moment
             if moment == "headers":
                 release.set()
             if moment in ("headers", "text"):
@@ -160,7 +160,7 @@ def test_ctrl_c_while_a_session_is_shortened_loses_nothing(tmp_path: Path) -> No
         terminal.until(lambda: summaries, "the request for a summary")
         terminal.ctrl_c()
         with promptly():
-            assert "stopped by you" in terminal.prompt()
+            assert "stopped by the user" in terminal.prompt()
         release.set()
         terminal.say("four")
         asked = server.requests[-1]
@@ -181,11 +181,11 @@ def test_ctrl_c_at_the_prompt_clears_what_is_typed_and_leaves_at_the_second_on_a
         terminal.type("nonsense")
         terminal.expect("nonsense")
         terminal.ctrl_c()
-        assert "again leaves" not in terminal.prompt()
+        assert "D exits" not in terminal.prompt()
         terminal.enter('"""half')
         terminal.expect(". ")
         terminal.ctrl_c()
-        assert "Ctrl+C again leaves" in terminal.prompt()
+        assert "Ctrl+C again or Ctrl+D exits" in terminal.prompt()
         assert "All is well." in terminal.say("hello")
         assert of("user", server.requests[0]) == ["hello"]
         press_until_it_leaves(terminal)
@@ -317,7 +317,7 @@ def test_a_signal_as_soon_as_the_prompt_is_there(tmp_path: Path, number: signal.
         try:
             terminal.prompt()
             os.kill(terminal.child.pid, number)
-            expected = "again leaves" if number == signal.SIGINT else pexpect.EOF
+            expected = "again or Ctrl" if number == signal.SIGINT else pexpect.EOF
             terminal.child.expect(expected, timeout=PROMPTLY)
         finally:
             terminal.stop()
@@ -354,7 +354,7 @@ def test_a_signal_to_a_one_shot_run_in_bash_stops_all_of_it_and_is_named(
             run.kill(number)
             with promptly():
                 assert run.end() == code
-        by = "you" if number == signal.SIGINT else number.name
+        by = "the user" if number == signal.SIGINT else number.name
         assert run.err.splitlines()[-1].startswith(f"stopped by {by}")
         assert run.err.count("stopped by") == 1
         if output_format == "json":
@@ -468,7 +468,7 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back(tmp_path: P
         shell.expect("half a line")
         with promptly():
             shell.child.sendintr()
-            shell.expect("stopped by you")
+            shell.expect("stopped by the user")
         shell.prompt()
         shell.enter("")  # the line that was typed
         shell.expect("All is well.")

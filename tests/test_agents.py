@@ -115,7 +115,7 @@ UNBOUNDED = "front matter has to be between two lines ---"
     "text, problem",
     [
         ("---\nmode: boss\n---\n", "'boss' is not one of primary, subagent, all"),
-        ("---\ntools: read\n---\n", "there is no tools in front of an agent; there are desc"),
+        ("---\ntools: read\n---\n", "there is no tools in front of an agent; known: desc"),
         ("---\npermissions:\n  bash: maybe\n---\n", '"maybe" is not one of allow, ask, deny'),
         ("---\npermissions: allow\n---\n", "rules have to be an object"),
         ("---\ntemperature: hot\n---\n", "'hot' has to be a number"),

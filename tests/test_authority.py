@@ -93,7 +93,7 @@ def test_a_rule_that_can_never_count_is_told_at_the_start(tmp_path: Path) -> Non
             "permissions.json: bash: *: 1 is not one of allow, ask, deny",
         ),
         ("x", "", ["--allow", "rm -rf /"], "'rm -rf /' is no rule"),
-        ("x", "", ["--agent", "boss"], "there is no agent 'boss'; there are build, plan"),
+        ("x", "", ["--agent", "boss"], "there is no agent 'boss'; known: build, plan"),
         ("x", "", ["--agent", "explore"], "there is no agent 'explore'"),
     ],
 )
@@ -183,7 +183,7 @@ def test_in_a_session_agents_are_switched_and_rules_are_shown(tmp_path: Path) ->
         Terminal(tmp_path, server, "--deny", "bash:rm *") as session,
     ):
         assert "building with 9 tools" in session.say("one")
-        assert "* build" in session.say("/agent") and "plan goes on" in session.say("/plan")
+        assert "* build" in session.say("/agent") and "Agent plan:" in session.say("/plan")
         assert "planning with 7 tools" in session.say("two")
         shown = session.say("/permissions")
         assert (
@@ -191,10 +191,10 @@ def test_in_a_session_agents_are_switched_and_rules_are_shown(tmp_path: Path) ->
             and "deny   edit: *  (agent plan)" in shown
             and "ask    *: *  (agent plan)" in shown
         )
-        assert "build goes on" in session.say("/plan") and "building with 9 tools" in session.say(
+        assert "Agent build:" in session.say("/plan") and "building with 9 tools" in session.say(
             "three"
         )
-        assert "There is no agent boss; there are build, plan." in session.say("/agent boss")
+        assert "There is no agent boss; known: build, plan." in session.say("/agent boss")
         assert "no longer asked" in session.say("/yolo") and "Asking again" in session.say("/yolo")
         assert "planning with" in session.say("/plan think about it")
 

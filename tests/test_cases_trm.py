@@ -279,7 +279,7 @@ def test_a_question_shows_what_hides_itself_as_code_points_with_a_warning(tmp_pa
         for said in [*commands.values(), "f<U+202E>gpj.sh<U+200B>"]:
             text = asked(session)
             assert said in text, (said, text)
-            assert re.search(r"Careful: \d+ characters? in this cannot be seen", text)
+            assert re.search(r"Warning: \d+ characters? that cannot be seen", text)
             session.enter("n")
         assert "+to<U+200B>uch<U+001B>[8m" in text
         session.prompt()
@@ -310,7 +310,7 @@ def test_who_has_not_seen_all_of_a_command_cannot_allow_it(tmp_path: Path) -> No
         Terminal(tmp_path, server) as session,
     ):
         session.enter("go")
-        seen = session.expect("more lines; Enter shows them, n says no -- ")
+        seen = session.expect("more lines; Enter shows them, n denies -- ")
         assert "line 190" in seen and "line 300" not in seen and QUESTION not in seen
         session.say("y")
         assert (
@@ -329,7 +329,7 @@ def test_a_reason_that_is_given_before_all_is_seen_reaches_the_model(
         Terminal(tmp_path, server) as session,
     ):
         session.enter("go")
-        session.expect("more lines; Enter shows them, n says no -- ")
+        session.expect("more lines; Enter shows them, n denies -- ")
         session.say(answer)
         assert (
             "the user said no: too long, split it" in server.requests[1]["messages"][-1]["content"]

@@ -194,7 +194,7 @@ def test_quiet_says_nothing_on_stderr_but_why_an_answer_is_not_whole(place: Plac
     assert (done.returncode, done.stdout, done.stderr) == (
         3,
         "Answer.\n",
-        "stopped: the answer reached a length limit\n",
+        "stopped: the answer reached the output limit\n",
     )
 
 
@@ -214,7 +214,7 @@ NO_ANSWER: dict[
         [Reply("I look.", [("ls", {})]), Reply("", [("ls", {"path": ".."})])],
         ["--max-steps", "2"],
         "I look.\n",
-        "stopped: the step limit is reached; go on with `continue`",
+        "stopped: the step limit is reached; enter `continue` to go on",
     ),
     "the output limit": (
         3,
@@ -718,7 +718,7 @@ ENDINGS: dict[str, tuple[int, Any, list[str], str, str]] = {
         "time limit",
     ),
     "doom_loop": (3, FOUR_LS, [], None, "repeats itself"),
-    "length": (3, [Reply("Half an answ", finish="length")], [], "Half an answ\n", "length limit"),
+    "length": (3, [Reply("Half an answ", finish="length")], [], "Half an answ\n", "output limit"),
     "429": (
         75,
         [Reply("slow down", status=429)],

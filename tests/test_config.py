@@ -713,7 +713,7 @@ def test_headers_that_cannot_be_sent_are_said_without_their_values(
         (
             "CODER_PROFILE",
             '{"colour": 1}',
-            "'colour' is no field of a profile; there are output_limit, system_role",
+            "'colour' is no field of a profile; known: output_limit, system_role",
         ),
         ("CODER_PROFILE", '{"tool_name": 1}', "tool_name cannot be 1; it is False by default"),
         (

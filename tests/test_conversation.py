@@ -482,12 +482,12 @@ def test_undo_takes_back_files_and_words_and_redo_brings_them_again(tmp_path: Pa
             shown = bare(session.say("/diff"))
             assert "-one" in shown and "+two" in shown and "+new" in shown
             assert "the user's" not in shown
-            assert "Taken back: a, b, d/c." in bare(session.say("/undo"))
+            assert "Undone: a, b, d/c." in bare(session.say("/undo"))
             assert sorted(path.name for path in session.ws.iterdir()) == ["a", "b", "mine"]
             assert (session.ws / "a").read_text() == "one\n"
             session.ctrl_c()  # the words of the run stand at the prompt, to be changed
             session.prompt()
-            assert "Done again" in bare(session.say("/redo"))
+            assert "Redone" in bare(session.say("/redo"))
             assert (session.ws / "d" / "c").read_text() == "new\n"
             session.say("/undo")
             session.say("\x15something else")
@@ -512,10 +512,10 @@ def test_a_run_that_was_killed_can_be_undone_as_far_as_it_came(tmp_path: Path) -
             session.kill(signal.SIGTERM)
             assert session.exit_code() == 143
         with Terminal(tmp_path, server, "-c") as session:
-            assert "Taken back: b." in bare(session.say("/undo"))
+            assert "Undone: b." in bare(session.say("/undo"))
             assert (session.ws / "a").exists() and not (session.ws / "b").exists()
             session.expect("second")
-            assert "Taken back: a." in bare(session.say("\x15/undo"))
+            assert "Undone: a." in bare(session.say("\x15/undo"))
             session.expect("first")
             session.ctrl_c()
             session.prompt()
@@ -529,9 +529,9 @@ def test_a_conversation_that_is_not_kept_can_be_undone_and_leaves_no_state_of_a_
         with Terminal(tmp_path, server, "--no-session", "-y") as session:
             (session.ws / "a").write_text("old\n")
             session.say("change it")
-            assert "Taken back: a." in bare(session.say("/undo"))
+            assert "Undone: a." in bare(session.say("/undo"))
             assert (session.ws / "a").read_text() == "old\n"
-            assert "Done again: a." in bare(session.say("\x15/redo"))
+            assert "Redone: a." in bare(session.say("\x15/redo"))
             assert (session.ws / "a").read_text() == "new\n"
         assert not (session.home / ".data" / "coder" / "snapshots").exists()
 
@@ -629,7 +629,7 @@ def test_the_checklist_outlives_every_compaction_and_an_undo_behind_one_is_told_
             session.say("/compact")
             session.say("/undo")  # of the newest, which is not in the summary
             shown = flat(session.say("\x15/undo"))
-            assert "Taken back: a." in shown and "its summary still tells of it" in shown
+            assert "Undone: a." in shown and "its summary still tells of it" in shown
             assert not (session.ws / "a").exists()
             session.say("\x15/redo")
             session.say("/undo")

@@ -140,7 +140,7 @@ def test_a_hook_may_say_something_and_a_chain_may_hold_a_chain() -> None:
 
 def test_a_hook_that_does_not_exist_is_said() -> None:
     with pytest.raises(
-        TypeError, match="there is no hook 'before_tool'; there are on_run_start, before_llm_call"
+        TypeError, match="there is no hook 'before_tool'; known: on_run_start, before_llm_call"
     ):
         FunctionHooks(before_tool=lambda: None)
 

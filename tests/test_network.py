@@ -575,6 +575,6 @@ def test_the_reason_of_an_attempt_that_failed_is_shown_to_120_characters(
         cut = f"The server failed: {long}"[:119].rstrip()
         assert f"{cut}…. Attempt 2 in 0 s." in rows
         assert (
-            "The connection broke in the middle of the answer. Attempt 2 in 0 s. The text above is void."
+            "The connection broke in the middle of the answer. Attempt 2 in 0 s. The text above is discarded."
             in rows
         )

@@ -678,7 +678,7 @@ def test_a_cache_key_needs_a_session() -> None:
     [
         (
             {"outputlimit": "x"},
-            r"'outputlimit' is no field of a profile; there are output_limit, .*key_header",
+            r"'outputlimit' is no field of a profile; known: output_limit, .*key_header",
         ),
         (
             {"output_limit": "max"},

@@ -154,10 +154,10 @@ def test_on_a_narrow_screen_lists_hang_their_explanations_and_sentences_break_be
     tmp_path: Path,
 ) -> None:
     lists = {
-        "/help": ("changes of files, and its part of the conversation", "/sessions", "/clear"),
+        "/help": ("undo the last run: its file changes and its messages", "/sessions", "/clear"),
         "/tools": ("Prefer read, grep, glob and edit to cat, grep, find and sed.",),
         "/agent": ("plan",),
-        "/permissions": ("commands, edits and places outside are asked about.",),
+        "/permissions": ("other commands, edits and paths outside ask.",),
     }
     rule = ("--deny", "bash:a command of ten words *")
     with serve(echo) as server, Terminal(tmp_path, server, *rule) as session:
@@ -307,13 +307,13 @@ def test_a_command_is_run_after_a_yes_and_a_reason_reaches_the_model(tmp_path: P
         assert all(len(row) <= 40 for row in shown.split("\r\n")), shown
         words = " ".join(shown.split())
         assert "touch a [a]lways allows exactly this in this session" in words
-        assert "Enter alone is no" in words and not (session.ws / "a").exists()
+        assert "Enter alone denies" in words and not (session.ws / "a").exists()
         answer("y", "touch b")
         assert (session.ws / "a").exists()
         answer("use mktemp instead", "touch a")
         answer("a", "touch c")
         answer("", "touch d")
-        answer("a rm *", "rm * does not fit this")
+        answer("a rm *", "rm * does not match this")
         assert not (session.ws / "d").exists()
         answer("n", "touch e2")
         session.child.setwinsize(24, 80)
@@ -350,7 +350,7 @@ def test_an_edit_is_asked_with_its_whole_diff_and_always_covers_the_next_but_not
         assert (session.ws / "f").read_text() == "two\n" and "-one" in shown and "+two" in shown
         assert ".git/hooks/pre-commit" in shown and "[a]lways" not in shown
         session.enter("a")
-        assert "This is asked each time" in session.expect(QUESTION)
+        assert "This cannot be allowed for the session" in session.expect(QUESTION)
         session.say("n")
         assert sorted(path.name for path in session.ws.iterdir()) == ["f"]
 
@@ -418,7 +418,7 @@ def test_reasoning_is_hidden_or_shown_dim_and_its_level_goes_out_with_the_next_r
     with serve(thinking) as server, Terminal(tmp_path, server, "--reasoning", "low") as session:
         assert "Two and" not in bare(session.say("how much?"))
         assert "reasoning: high, hidden" in session.say("/reasoning high")
-        assert "takes off, minimal" in session.say("/reasoning much")
+        assert "accepts off, minimal" in session.say("/reasoning much")
         assert "reasoning: high, shown" in session.say("/reasoning show")
         shown = session.say("how much?")
         assert re.search(r"\x1b\[2m\s*Two.*Four\.", shown, re.S) and "Two and two." in bare(shown)
@@ -461,7 +461,7 @@ def test_silence_is_counted_on_the_screen_before_an_answer_and_behind_half_of_on
         assert re.match(r". waiting · no data for \ds of 33s", rows[place + 1])
         assert "late" in waiting.prompt()
         stalled.ctrl_c()
-        assert re.search(r"stopped by you · 1 step · [\d.]+ s", bare(stalled.prompt()))
+        assert re.search(r"stopped by the user · 1 step · [\d.]+ s", bare(stalled.prompt()))
 
 
 def test_a_server_that_loads_its_model_is_waited_for_with_one_line(tmp_path: Path) -> None:

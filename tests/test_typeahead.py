@@ -148,14 +148,14 @@ def test_ctrl_c_before_a_prompt_is_drawn_loses_nothing_that_waits_for_it(
         child.expect_exact("> ")
         until(lambda: waits(child.pid), "the program waits")
         child.sendintr()
-        child.expect_exact("Ctrl+C again leaves")
+        child.expect_exact("Ctrl+C again or Ctrl+D exits")
 
 
 def test_ctrl_c_that_does_not_wake_the_prompt_is_seen_all_the_same(tmp_path: Path) -> None:
     with keyboard(tmp_path, DEAF) as child:
         child.expect_exact("> ")
         child.sendintr()
-        child.expect_exact("Ctrl+C again leaves")
+        child.expect_exact("Ctrl+C again or Ctrl+D exits")
 
 
 def test_ctrl_c_while_a_long_line_is_drawn_at_the_prompt_is_seen(tmp_path: Path) -> None:

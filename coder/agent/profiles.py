@@ -154,7 +154,7 @@ KEYS = ("description", "model", "temperature", "max_steps", "permissions", *CHOI
 def _field(key: str, value: Any) -> Any:
     """The value of a field of AgentSpec. Raises AgentError."""
     if key not in KEYS:
-        raise AgentError(f"there is no {key} in front of an agent; there are {', '.join(KEYS)}")
+        raise AgentError(f"there is no {key} in front of an agent; known: {', '.join(KEYS)}")
     if not isinstance(value, str):
         raise AgentError(f"{value!r} has to be text")
     if value not in CHOICES.get(key, (value,)):

@@ -320,7 +320,7 @@ def build_app(settings: Settings, arguments: argparse.Namespace, can_ask: bool) 
     agents, notices = load_agents(config_folder() / "agents")
     name = arguments.agent or "build"
     if name not in (known := [each.name for each in choices(agents, "primary", "all")]):
-        raise ConfigError(f"there is no agent {name!r}; there are {', '.join(known)}")
+        raise ConfigError(f"there is no agent {name!r}; known: {', '.join(known)}")
     permissions, remarks = load_permissions(arguments, can_ask)
     sandbox = open_sandbox(settings)
     app = App(settings, arguments, permissions, agents, sandbox)

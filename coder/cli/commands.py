@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 HELP = {
     "help": "this list",
     "new": "begin a new conversation; this one is kept (also /clear)",
-    "resume": "go on with an older one: /resume [ID] (also /sessions)",
-    "model": "show the model, or go on with another: /model NAME",
-    "agent": "who works, or let another one go on: /agent [NAME]",
-    "plan": "read and plan, change nothing; again: go to work",
-    "permissions": "what is allowed, asked and denied",
-    "yolo": "ask no more, or again",
+    "resume": "continue an older one: /resume [ID] (also /sessions)",
+    "model": "show or change the model: /model [NAME]",
+    "agent": "show or change the agent: /agent [NAME]",
+    "plan": "read and plan only; again: back to work",
+    "permissions": "list all permission rules",
+    "yolo": "answer all questions with yes; again: ask",
     "reasoning": "how much the model thinks (a level), show or hide it",
-    "tools": "the tools the model has",
-    "tokens": "what was used so far",
-    "summary": "let the model sum up the conversation",
-    "compact": "shorten the conversation: /compact [what matters most]",
-    "undo": "take back the last run: its changes of files, and its part of the conversation",
-    "redo": "do again what was undone",
+    "tools": "list the model's tools",
+    "tokens": "tokens used, and how full the context is",
+    "summary": "let the model summarise the conversation",
+    "compact": "shorten the conversation: /compact [FOCUS]",
+    "undo": "undo the last run: its file changes and its messages",
+    "redo": "redo what was undone",
     "diff": "what the last run changed; /diff all: this conversation",
     "export": "write the conversation to a file: /export [FILE.md|.html|.json]",
     "init": "let the model write AGENTS.md for this project",
-    "exit": "leave (also Ctrl+D)",
+    "exit": "exit (also Ctrl+D)",
 }
 ALIASES = {
     "?": "help",
@@ -60,16 +60,16 @@ ALIASES = {
     "compress": "compact",
 }
 ENTRIES = {
-    "!command": "give it the terminal, and add its output to the conversation",
+    "!command": "run it in your terminal and add its output to the conversation",
     "!!command": "only run it",
     '"""': "begins and ends an entry of several lines; so does \\ at a line's end",
 }
 WHILE_IT_WORKS = (
-    "While it works: a line steers it, +line waits until it is done, a command comes after the run."
+    "While the agent works: a line steers it, +line and commands wait until the run ends."
 )
 RULES = (
-    "Of the rules that fit an action the last decides. Where none fits, reading is free in this folder, and so are "
-    "plain pwd, ls, cat, head, tail, wc and echo; commands, edits and places outside are asked about."
+    "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
+    "plain pwd, ls, cat, head, tail, wc and echo; other commands, edits and paths outside ask."
 )
 MAX_LISTED = 15  # sessions to choose from, files
 
@@ -106,7 +106,7 @@ class Commands:
     def _add(self, command: PluginCommand) -> None:
         """Add a plugin's command. One with a name of ours is left out."""
         if command.name in self.known or command.name in ALIASES:
-            text = f"A plugin's command /{command.name} is left out: the name is taken."
+            text = f"The plugin command /{command.name} is ignored: the name is taken."
             self.app.notices.append(text)
             return
 
@@ -159,7 +159,7 @@ class Commands:
         elif word in ("show", "hide"):
             self.repl.render.show_reasoning = word == "show"
         elif word:
-            self._warn(f"/reasoning takes {', '.join(levels)}, show or hide.")
+            self._warn(f"/reasoning accepts {', '.join(levels)}, show or hide.")
             return
         shown = "shown" if self.repl.render.show_reasoning else "hidden"
         self.screen.line(f"reasoning: {state.thinking_level}, {shown}")
@@ -182,7 +182,7 @@ class Commands:
             with silent_keys(), self.app.interrupts.stopping(abort):
                 text = module.summary_of(model, self.app.agent.messages, abort)
         except (Aborted, KeyboardInterrupt):
-            text = "stopped by you"
+            text = "stopped by the user"
         except ModelError as error:
             text = f"There is no summary: {explain(error)}"
         finally:
@@ -207,9 +207,9 @@ class Commands:
                 self.screen.listed(f"{mark} {name:<12} ", each.description)
         elif argument in known:
             self.app.work_as(argument)
-            self.screen.line(f"{argument} goes on: {self.app.spec.description}.", "dim")
+            self.screen.line(f"Agent {argument}: {self.app.spec.description}.", "dim")
         else:
-            self._warn(f"There is no agent {argument}; there are {', '.join(known)}.")
+            self._warn(f"There is no agent {argument}; known: {', '.join(known)}.")
 
     def plan(self, argument: str) -> Entries:
         """Between plan and build; what is behind the word is entered."""
@@ -239,12 +239,12 @@ class Commands:
     # -- what the last run did
 
     def undo(self, argument: str) -> None:
-        if self._restore("taking back", self.conversation.undo, "Taken back"):
+        if self._restore("undoing", self.conversation.undo, "Undone"):
             # The prompt, to be worded in another way
             self.repl.keyboard.early.insert(0, self.conversation.undone[-1].words)
 
     def redo(self, argument: str) -> None:
-        self._restore("doing again", self.conversation.redo, "Done again")
+        self._restore("redoing", self.conversation.redo, "Redone")
 
     def _restore(self, status: str, work: Callable[[], UndoResult], done: str) -> bool:
         """Do what must not be left half done: a Ctrl+C meanwhile changes nothing. Whether it was done."""
@@ -259,7 +259,11 @@ class Commands:
             self._warn(" ".join([result.problem, *result.conflicts]))
             return False
         self.screen.line(f"{done}: {_listed(result.paths) or 'no file was changed'}.")
-        lost = f"Not kept, and left as they are: {_listed(result.lost)}" if result.lost else ""
+        lost = (
+            f"Not covered by undo, and left as they are: {_listed(result.lost)}"
+            if result.lost
+            else ""
+        )
         for text in filter(None, [result.note, lost]):
             self.screen.line(text, "dim")
         return True

@@ -161,7 +161,7 @@ class Keyboard:
             begin_exit(130)
             raise Leave(130)
         self._hinted = now
-        sys.stdout.write("(Ctrl+C again leaves, so does Ctrl+D)\n")
+        sys.stdout.write("(Ctrl+C again or Ctrl+D exits)\n")
 
     # -- questions
 

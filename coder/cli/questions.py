@@ -24,7 +24,7 @@ MAX_BLANKS = 60  # in a row
 HEADINGS = {
     "bash": "Run this command?",
     "edit": "Make this change?",
-    "external_directory": "Go outside the folder?",
+    "external_directory": "Access a path outside the folder?",
     "unconfined": "Run this command outside the sandbox?",
 }
 
@@ -93,7 +93,7 @@ class Prompter:
         if hidden := sum(map(is_invisible, event.pattern + event.detail)):
             characters = f"{hidden} character{'s' if hidden != 1 else ''}"
             yield (
-                f"Careful: {characters} in this cannot be seen or would drive the terminal; "
+                f"Warning: {characters} that cannot be seen or would drive the terminal; "
                 "each is shown as <U+…>.",
                 "yellow",
             )
@@ -106,7 +106,7 @@ class Prompter:
         pattern = f"{event.permission}: {escape_invisible(event.remember)}"
         self.screen.line(
             f"[a]lways allows {'exactly this' if exactly else pattern} in this session, "
-            "`a PATTERN` what fits it. Enter alone is no."
+            "`a PATTERN` what fits it. Enter alone denies."
         )
         return "[y]es, [a]lways, [n]o, or why not: "
 
@@ -120,10 +120,10 @@ class Prompter:
             case "a" | "always" if pattern and not (
                 event.remember and fits(pattern, event.pattern)
             ):
-                why = "does not fit this" if event.remember else "cannot be remembered for this"
-                return f"{escape_invisible(pattern)} {why}. If it is meant as a reason, begin with `n`."
+                why = "does not match this" if event.remember else "cannot be remembered for this"
+                return f"{escape_invisible(pattern)} {why}. To give it as a reason, begin with `n`."
             case "a" | "always" if not event.remember:
-                return "This is asked each time: y or n."
+                return "This cannot be allowed for the session: y or n."
             case "a" | "always":
                 if pattern:
                     what = f"{event.permission}: {escape_invisible(pattern)}"
@@ -143,7 +143,7 @@ class Prompter:
             taken = max(1, -(-cell_count(text.expandtabs()) // self.screen.width))
             rows, page = rows + taken, page + taken
             if page >= PAGE_ROWS and left:
-                prompt = f"-- {left} more lines; Enter shows them, n says no -- "
+                prompt = f"-- {left} more lines; Enter shows them, n denies -- "
                 answer = self.keyboard.answer(prompt)
                 if answer or self.keyboard.given_up:
                     word, _, reason = answer.partition(" ")
@@ -152,6 +152,6 @@ class Prompter:
                     return answer
                 page = 0
         if rows >= shutil.get_terminal_size().lines - 1:
-            more = f"({rows} rows, more than the screen holds: it begins further up.)"
+            more = f"({rows} rows, more than the screen shows: it begins further up.)"
             self.screen.line(more, "yellow")
         return None

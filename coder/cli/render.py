@@ -51,7 +51,7 @@ COUNTED_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
 CHECKLIST = {"done": ("☑", "dim"), "in_progress": ("▸", "bold")}
 SHORTENED = {
     "prune": "old tool output was removed",
-    "summary": "a summary took the place of what is old",
+    "summary": "a summary replaces the older part",
 }
 
 
@@ -259,7 +259,7 @@ class Renderer:
     # -- failures
 
     def _retry(self, event: Retry) -> None:
-        back = " The text above is void." if self._has_text else ""
+        back = " The text above is discarded." if self._has_text else ""
         self._has_text = False
         self._pause()
         if event.error.loading:
@@ -267,17 +267,17 @@ class Renderer:
                 what = f"The server is not ready: {event.error.message}. Waiting for it.{back}"
                 self.screen.line(what, "yellow")
             self._loading = True
-            self._wait("the server loads the model")
+            self._wait("the server is loading the model")
             return
         before, self._last_error = self._last_error, happened(event.error)
-        what = "the same again" if self._last_error == before else self._last_error
+        what = "the same error" if self._last_error == before else self._last_error
         what = one_line(
             what[:1].upper() + what[1:], REASON_COLUMNS if self.screen.live else len(what)
         )
         self.screen.line(
             f"{what}. Attempt {event.attempt + 1} in {event.delay:.0f} s.{back}", "yellow"
         )
-        self._wait("waiting to try again")
+        self._wait("waiting before a retry")
 
 
 # ---- a conversation that goes on ---------------------------------------------------------

@@ -123,9 +123,9 @@ class SubagentLines:
                 for line in text_of(message).strip().splitlines():
                     yield f"  {agent.name} │ {line}", "dim"
             case Retry(error=error, delay=delay):
-                agent.activity, before = "waiting to try again", agent.last_error
+                agent.activity, before = "waiting before a retry", agent.last_error
                 agent.last_error = happened(error)
-                what = "the same again" if agent.last_error == before else agent.last_error
+                what = "the same error" if agent.last_error == before else agent.last_error
                 yield f"  {agent.name}: {what}. Again in {delay:.0f} s.", "yellow"
             case Notice(text=text):
                 yield f"  {agent.name}: {text}", "yellow"

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 STOPPED = {
     "stop": "done",
-    "length": "stopped: the answer reached a length limit",
+    "length": "stopped: the answer reached the output limit",
     "content_filter": "stopped by the content filter",
-    "max_steps": "stopped: the step limit is reached; go on with `continue`",
-    "max_time": "stopped: the time limit is reached; go on with `continue`",
+    "max_steps": "stopped: the step limit is reached; enter `continue` to go on",
+    "max_time": "stopped: the time limit is reached; enter `continue` to go on",
     "doom_loop": "stopped: the model repeats itself",
-    "aborted": "stopped by you",
+    "aborted": "stopped by the user",
     "error": "failed",
 }
 

@@ -49,7 +49,7 @@ def command_hooks(path: Path) -> HookChain:
 
 def _hook(place: str, entry: dict[str, Any], folder: Path) -> Hooks:
     if place not in PLACES:
-        raise ValueError(f"there is no place {place!r}; there are {', '.join(PLACES)}")
+        raise ValueError(f"there is no place {place!r}; known: {', '.join(PLACES)}")
     if unknown := entry.keys() - {"command", "tools", "seconds", "closed"}:
         raise ValueError(f"a hook has no {', '.join(sorted(unknown))}")
     text, seconds = str(entry["command"]), float(entry.get("seconds", 30))

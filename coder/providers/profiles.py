@@ -133,7 +133,7 @@ def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
     hints, checked = get_type_hints(Profile), dict[str, Any]()
     for name, given in overrides.items():
         if name not in hints:
-            raise ValueError(f"{name!r} is no field of a profile; there are {', '.join(hints)}")
+            raise ValueError(f"{name!r} is no field of a profile; known: {', '.join(hints)}")
         default = getattr(Profile(), name)
         words = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
         value = tuple(given) if isinstance(default, tuple) and isinstance(given, list) else given
