@@ -18,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from coder.devtools.scripted import Body, Reply
+from coder.devtools.scripted import Body, Reply, ScriptedServer
 from tests.harness import serve
 from tests.terminal import OneShot, Place, Terminal, add_plugin, promptly
 
 SEQUENCES = [
     "\x1b]52;c;QUJD\x07",
     "\x1b]52;c;QUJD\x1b\\",
-    "\x1b]0;coder: EVIL\x07",
+    "\x1b]0;coder:EVIL\x07",
     "\x1b]8;;http://evil.example\x1b\\",
     "\x1b]8;;\x1b\\",
     "\x1b[2J",
@@ -52,10 +52,12 @@ SEQUENCES = [
 MARKED = [f"a{place}a{sequence}z{place}z" for place, sequence in enumerate(SEQUENCES)]
 LEFT = [f"a{place}az{place}z" for place, _ in enumerate(SEQUENCES)]
 INLINE = " ".join(MARKED)
+NAMES = [mark for mark in MARKED if "/" not in mark]
+MARKUP = "[link=http://x.example]x[/link] [/foo] [bold]b[/] :smile: [red]"
 
-# All that we send ourselves: colours, the status line, what stands beside a line, marked pastes, the window's title.
+# All that we send ourselves: colours, the status row, marked pastes, the window's title.
 OWN = re.compile(
-    r"\x1b\[(?:[0-2]|1;31|3[1236])?m|\r?\x1b\[K|\x1b\[A\r|\x1b\[\d*C|\x1b\[\?2004[hl]\r?|\r\n|"
+    r"\x1b\[(?:[0-2]|1;31|3[1236])?m|\r?\x1b\[K|\x1b\[A\r|\x1b\[\?2004[hl]\r?|\r\n|"
     r"\x1b\]0;(?:coder[^\x07\x1b]*)?\x07"
 )
 DRIVES = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))} - {"\n", "\t"}
@@ -71,8 +73,8 @@ class Run(Terminal):
 
 
 def shown(output: str) -> str:
-    """What a person reads. Fails where anything but our own sequences drives the terminal."""
-    assert "\x1b]0;coder: EVIL" not in output
+    """What the user reads. Fails where anything but our own sequences drives the terminal."""
+    assert "\x1b]0;coder:EVIL" not in output
     text = OWN.sub(lambda own: "\n" if own[0] == "\r\n" else "", output)
     assert not set(text) & (DRIVES | UNSEEN), sorted(set(text) & (DRIVES | UNSEEN))
     return text
@@ -84,61 +86,36 @@ def assert_readable(output: str) -> None:
     assert [each for each in LEFT if each not in text] == []
 
 
+def output_of(folder: Path, server: ScriptedServer, *arguments: str, code: int = 0) -> str:
+    """All that one task put on its terminal."""
+    with Run(folder, server, *arguments) as run:
+        assert run.exit_code() in (code, 75 if code else 0)
+        return run.output
+
+
 def call(name: str, **arguments: object) -> tuple[str, dict[str, object]]:
     return name, arguments
 
 
-# ---- what reaches the terminal ---------------------------------------------------------------------------
-
-
-@pytest.mark.case("TRM-01")
-def test_what_is_in_a_file_does_not_drive_the_terminal(tmp_path: Path) -> None:
-    for way in (call("bash", command="cat evil"), call("read", path="evil")):
-        with (
-            serve(Reply(calls=[way]), Reply("done")) as server,
-            Run(tmp_path, server, "-v", "-y", "go") as run,
-        ):
-            (run.ws / "evil").write_text("\n".join(MARKED))
-            assert run.exit_code() == 0
-            if way[0] == "bash":
-                assert_readable(run.output)
-            assert all(
-                f"a{place}a" in shown(run.output) and f"z{place}z" in shown(run.output)
-                for place, _ in enumerate(MARKED)
-            )
+# ---- what reaches the terminal -----------------------------------------------------------
 
 
 def letter_by_letter(reasoning: str, text: str) -> Reply:
     """An answer whose every letter is an event of its own."""
     deltas = [{"reasoning_content": c} for c in reasoning] + [{"content": c} for c in text]
-    events = [
-        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
-    ]
-    events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    return Reply(
-        chunks=[
-            *(f"data: {json.dumps(event)}\n\n".encode() for event in events),
-            b"data: [DONE]\n\n",
-        ]
-    )
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
+    events = [f"data: {json.dumps({'choices': [each]})}\n\n".encode() for each in choices]
+    return Reply(chunks=[*events, b"data: [DONE]\n\n"])
 
 
 @pytest.mark.case("TRM-02")
 def test_what_the_model_says_or_thinks_does_not_drive_the_terminal_wherever_it_is_cut(
     tmp_path: Path,
 ) -> None:
-    with (
-        serve(letter_by_letter(f"thought {INLINE} so", "said")) as server,
-        Run(tmp_path, server, "-v", "go") as run,
-    ):
-        assert run.exit_code() == 0
-        assert_readable(run.output)
-    with (
-        serve(letter_by_letter("", f"said {INLINE} so")) as server,
-        Run(tmp_path, server, "go") as run,
-    ):
-        assert run.exit_code() == 0
-        assert_readable(run.output)
+    for reasoning, text in ((f"thought {INLINE} so", "said"), ("", f"said {INLINE} so")):
+        with serve(letter_by_letter(reasoning, text)) as server:
+            assert_readable(output_of(tmp_path / (text + "x")[:5], server, "-v", "go"))
 
 
 @pytest.mark.case("TRM-02")
@@ -150,30 +127,31 @@ def test_where_a_program_reads_the_answer_it_is_as_the_model_gave_it(tmp_path: P
         with OneShot(tmp_path / "json", server, "--output-format", "json", "go") as run:
             run.end()
             assert json.loads(run.out)["text"] == INLINE
-        for form in ("json", "stream-json"):
-            with Run(tmp_path / form, server, "--output-format", form, "go") as shown_json:
-                assert shown_json.exit_code() == 0
-                assert "a0a" in shown(shown_json.output)
+        stream = ("--output-format", "stream-json", "go")
+        assert "a0a" in shown(output_of(tmp_path / "stream", server, *stream))
 
 
-NAMES = [mark for mark in MARKED if "\0" not in mark and "/" not in mark]
-
-
-@pytest.mark.case("TRM-03")
-def test_names_of_files_and_changes_do_not_drive_the_terminal(tmp_path: Path) -> None:
+@pytest.mark.case("TRM-01", "TRM-03", "TRM-09")
+def test_files_names_changes_and_branches_do_not_drive_the_terminal_and_markup_is_text(
+    tmp_path: Path,
+) -> None:
     old, new = "\n".join(MARKED), "\n".join(f"{mark}!" for mark in MARKED)
     calls = [
         *(call("write", path=name, content=old) for name in NAMES[:3]),
+        call("bash", command="cat evil"),
+        call("read", path="evil"),
         call("bash", command="ls -a"),
         call("ls"),
         call("read", path=f"no{INLINE}"),
         call(f"tool{INLINE}"),
         call("edit", path=NAMES[0], old_string=old, new_string=new),
+        call("bash", command=f"echo '{MARKUP}'"),
+        call("write", path="[bold]f[/foo]", content=MARKUP),
+        call(f"{MARKUP}"),
     ]
-    with (
-        serve(Reply(calls=calls), Reply("done")) as server,
-        Run(tmp_path, server, "-v", "-y", "go") as run,
-    ):
+    replies = Reply(f"First {MARKUP}", calls, reasoning=f"Hm {MARKUP}"), Reply(f"Last {MARKUP}")
+    with serve(*replies) as server, Run(tmp_path, server, "-v", "-y", "go") as run:
+        (run.ws / "evil").write_text("\n".join(MARKED))
         for name in NAMES[3:]:
             (run.ws / name).write_text("x")
         (run.ws / ".git").mkdir()
@@ -181,24 +159,27 @@ def test_names_of_files_and_changes_do_not_drive_the_terminal(tmp_path: Path) ->
         assert run.exit_code() == 0
         assert_readable(run.output)
         assert "z1z!" in run.output
+        text = " ".join(shown(run.output).split())
+        for before in ("Hm ", "First ", "echo '", "Last ", "+"):
+            assert f"{before}{MARKUP}" in text, (before, text)
+        assert "[bold]f[/foo]" in text
 
 
 @pytest.mark.case("TRM-03")
-def test_what_a_server_says_and_what_a_model_is_called_does_not_drive_the_terminal(
-    tmp_path: Path,
-) -> None:
-    refusals = [
+@pytest.mark.parametrize(
+    "refusal",
+    [
         Reply(INLINE, status=400),
         Reply(json.dumps({"error": {"message": INLINE, "code": INLINE}}), status=401),
         Reply(status=500, chunks=[f"<html><title>{INLINE}</title></html>".encode()]),
-    ]
-    for place, refusal in enumerate(refusals):
-        with (
-            serve(refusal) as server,
-            Run(tmp_path / str(place), server, "-m", f"m{INLINE}", "go") as run,
-        ):
-            assert run.exit_code() in (1, 75)
-            assert "a0a" in shown(run.output)
+    ],
+    ids=["text", "JSON", "HTML"],
+)
+def test_what_a_server_says_and_what_a_model_is_called_does_not_drive_the_terminal(
+    tmp_path: Path, refusal: Reply
+) -> None:
+    with serve(refusal) as server:
+        assert "a0a" in shown(output_of(tmp_path, server, "-m", f"m{INLINE}", "go", code=1))
 
 
 @pytest.mark.case("TRM-03")
@@ -212,217 +193,170 @@ def test_what_a_server_says_and_what_a_model_is_called_does_not_drive_the_termin
         ("--base-url", f"http://{INLINE}", "go"),
         ("sessions", "show", INLINE),
         ("trace", INLINE),
-        ("sessions", "list", INLINE),
         ("export", "x", f"--{INLINE}"),
-        ("trace", "--html=x", "y", INLINE),
         ("demo", f"--{INLINE}"),
     ],
 )
 def test_what_was_given_is_cleaned_in_the_line_that_refuses_it(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    with serve(Reply("never")) as server, Run(tmp_path, server, *arguments) as run:
-        assert run.exit_code() == 2
-        assert re.search(r"a[05]a.*z[05]z", shown(run.output), re.S)
-        assert server.requests == []
+    with serve(Reply("never")) as server:
+        output = output_of(tmp_path, server, *arguments, code=2)
+        assert re.search(r"a[05]a.*z[05]z", shown(output), re.S) and server.requests == []
 
 
-@pytest.mark.case("TRM-03")
-def test_a_session_shows_names_changes_and_titles_without_what_drives_the_terminal(
+@pytest.mark.case("TRM-03", "TRM-10")
+def test_a_session_shows_names_changes_titles_and_links_without_what_drives_the_terminal(
     tmp_path: Path,
 ) -> None:
-    evil = NAMES[2]
+    link = "[https://good.example](https://bad.example/path)"
     replies = [
-        Reply(f"Writing. {INLINE}", [call("write", path=evil, content=INLINE)]),
-        Reply("done"),
+        Reply(f"Writing. {INLINE}", [call("write", path=NAMES[2], content=INLINE)]),
+        Reply(f"See {link} and <https://also.example>."),
     ]
-    with (
-        serve(*replies) as server,
-        Terminal(tmp_path, server, "-y", OPENAI_MODEL=f"m{INLINE}") as session,
-    ):
-        assert "m" + "".join(LEFT[0]) in shown(session.output.replace("\x08", ""))
+    model = {"OPENAI_MODEL": f"m{INLINE}"}
+    with serve(*replies) as server, Terminal(tmp_path, server, "-y", **model) as session:
+        assert f"m{LEFT[0]}" in shown(session.output.replace("\x08", ""))
         for text in ("go", "/diff", "/undo"):
             assert re.search("a2a.*z2z", shown(session.say(text).replace("\x08", "")), re.S), text
+        assert link in " ".join(session.output.split()) and "\x1b]8" not in session.output
         session.ctrl_c()  # what was undone stands at the prompt
         session.prompt()
 
 
-# ---- questions -------------------------------------------------------------------------------------------
+# ---- questions ---------------------------------------------------------------------------
+
+HIDDEN = {
+    "ls\r; touch PWN": "ls<U+000D>; touch PWN",
+    "touch PWN\x08\x08ls": "touch PWN<U+0008><U+0008>ls",
+    "touch PWN\nls\x1b[A": "touch PWN ls<U+001B>[A",
+    "ls \x1b[8m; touch PWN": "ls <U+001B>[8m; touch PWN",
+    "ls \x9b8m; touch PWN": "ls <U+009B>8m; touch PWN",
+    "ls # \u202eNWP hcuot\u202c": "ls # <U+202E>NWP hcuot<U+202C>",
+    "a\u2066b\u2067c\u2069": "a<U+2066>b<U+2067>c<U+2069>",
+    "to\u200buch\u2060 \ufeffPWN": "to<U+200B>uch<U+2060> <U+FEFF>PWN",
+    "echo \U000e0041\U000e0042": "echo <U+E0041><U+E0042>",
+    "to\xaduch PWN": "to<U+00AD>uch PWN",
+    "touch\u3164PWN": "touch<U+3164>PWN",
+}
+GAPS = [" " * 400, "\n" * 60, "\t" * 100, " \n" * 60, " : " * 3000]
 
 
-def asked(session: Terminal) -> str:
-    """What the screen shows of a question, in one line."""
-    return " ".join(OWN.sub("", session.expect(QUESTION).replace("\r\n", "\n")).split())
-
-
-@pytest.mark.case("TRM-04", "TRM-05")
-def test_a_question_shows_what_hides_itself_as_code_points_with_a_warning(tmp_path: Path) -> None:
-    commands = {
-        "ls\r; touch PWN": "ls<U+000D>; touch PWN",
-        "touch PWN\x08\x08\x08\x08\x08\x08\x08\x08\x08ls": f"touch PWN{'<U+0008>' * 9}ls",
-        "touch PWN\nls\x1b[A": "touch PWN ls<U+001B>[A",
-        "ls \x1b[8m; touch PWN": "ls <U+001B>[8m; touch PWN",
-        "ls \x9b8m; touch PWN": "ls <U+009B>8m; touch PWN",
-        "ls # \u202eNWP hcuot\u202c": "ls # <U+202E>NWP hcuot<U+202C>",
-        "a\u2066b\u2067c\u2069": "a<U+2066>b<U+2067>c<U+2069>",
-        "to\u200buch\u2060 \ufeffPWN": "to<U+200B>uch<U+2060> <U+FEFF>PWN",
-        "echo \U000e0041\U000e0042": "echo <U+E0041><U+E0042>",
-        "to\xaduch PWN": "to<U+00AD>uch PWN",
-        "touch\u3164PWN": "touch<U+3164>PWN",
-    }
+@pytest.mark.case("TRM-04", "TRM-05", "TRM-06")
+def test_a_question_shows_what_hides_itself_and_what_is_pushed_out_of_sight(tmp_path: Path) -> None:
     calls = [
-        *(call("bash", command=command) for command in commands),
+        *(call("bash", command=command) for command in HIDDEN),
         call("write", path="f\u202egpj.sh\u200b", content="to\u200buch\x1b[8m"),
+        *(call("bash", command=f"ls{gap}; touch PWN") for gap in GAPS),
     ]
     with serve(Reply(calls=calls), Reply("done")) as server, Terminal(tmp_path, server) as session:
         session.enter("go")
-        for said in [*commands.values(), "f<U+202E>gpj.sh<U+200B>"]:
-            text = asked(session)
+        for said in [*HIDDEN.values(), "f<U+202E>gpj.sh<U+200B>"]:
+            output = session.expect(QUESTION).replace("\r\n", "\n")
+            text = " ".join(OWN.sub("", output).split())
             assert said in text, (said, text)
             assert re.search(r"Warning: \d+ characters? that cannot be seen", text)
             session.enter("n")
         assert "+to<U+200B>uch<U+001B>[8m" in text
+        for _ in GAPS:
+            rows = session.expect(QUESTION).split("\r\n")[-6:]
+            assert any("; touch PWN" in row for row in rows), rows
+            session.enter("n")
         session.prompt()
-        assert [path.name for path in session.ws.iterdir()] == []
+        assert not list(session.ws.iterdir())
 
 
 @pytest.mark.case("TRM-06")
-@pytest.mark.parametrize("gap", [" " * 400, "\n" * 60, "\t" * 100, " \n" * 60, " : " * 3000])
-def test_the_end_of_a_command_is_on_the_screen_when_it_is_asked_about(
-    tmp_path: Path, gap: str
+def test_a_command_that_was_not_seen_whole_cannot_be_allowed_but_denied_with_a_reason(
+    tmp_path: Path,
 ) -> None:
+    lines = "\n".join(f"echo line {number}" for number in range(1000))
+    command = call("bash", command=f"touch PWN\n{lines}")
+    answers = {
+        "y": "the user said no",
+        "too long": "said no: too long",
+        "n split it": "no: split it",
+    }
     with (
-        serve(Reply(calls=[call("bash", command=f"ls{gap}; touch PWN")]), Reply("done")) as server,
+        serve(*[Reply(calls=[command]), Reply("done")] * 3) as server,
         Terminal(tmp_path, server) as session,
     ):
-        session.enter("go")
-        rows = session.expect(QUESTION).split("\r\n")[-6:]
-        assert any("; touch PWN" in row for row in rows), rows
-        session.say("n")
+        for answer, result in answers.items():
+            session.enter("go")
+            seen = session.expect("more lines; Enter shows them, n denies -- ")
+            assert "line 190" in seen and "line 300" not in seen and QUESTION not in seen
+            session.say(answer)
+            session.ready()
+            assert result in server.requests[-1]["messages"][-1]["content"]
         assert not (session.ws / "PWN").exists()
 
 
-@pytest.mark.case("TRM-06")
-def test_who_has_not_seen_all_of_a_command_cannot_allow_it(tmp_path: Path) -> None:
-    lines = "\n".join(f"echo line {number}" for number in range(1000))
-    with (
-        serve(Reply(calls=[call("bash", command=f"touch PWN\n{lines}")]), Reply("done")) as server,
-        Terminal(tmp_path, server) as session,
-    ):
-        session.enter("go")
-        seen = session.expect("more lines; Enter shows them, n denies -- ")
-        assert "line 190" in seen and "line 300" not in seen and QUESTION not in seen
-        session.say("y")
-        assert (
-            not (session.ws / "PWN").exists()
-            and "the user said no" in server.requests[1]["messages"][-1]["content"]
-        )
+# ---- the end -----------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("answer", ["too long, split it", "n too long, split it"])
-def test_a_reason_that_is_given_before_all_is_seen_reaches_the_model(
-    tmp_path: Path, answer: str
-) -> None:
-    lines = "\n".join(f"echo line {number}" for number in range(1000))
-    with (
-        serve(Reply(calls=[call("bash", command=f"touch PWN\n{lines}")]), Reply("done")) as server,
-        Terminal(tmp_path, server) as session,
-    ):
-        session.enter("go")
-        session.expect("more lines; Enter shows them, n denies -- ")
-        session.say(answer)
-        assert (
-            "the user said no: too long, split it" in server.requests[1]["messages"][-1]["content"]
-        )
-
-
-# ---- markup, links ---------------------------------------------------------------------------------------
-
-MARKUP = "[link=http://x.example]x[/link] [/foo] [bold]b[/] :smile: [red]"
-
-
-@pytest.mark.case("TRM-09")
-def test_markup_is_text_wherever_it_stands(tmp_path: Path) -> None:
-    calls = [
-        call("bash", command=f"echo '{MARKUP}'"),
-        call("write", path="[bold]f[/foo]", content=MARKUP),
-        call(f"{MARKUP}"),
-    ]
-    replies = [Reply(f"First {MARKUP}", calls, reasoning=f"Hm {MARKUP}"), Reply(f"Last {MARKUP}")]
-    with serve(*replies) as server, Terminal(tmp_path, server, "-v", "-y") as session:
-        text = " ".join(OWN.sub("", session.say(f"ask {MARKUP}")).split())
-        for before in ("Hm ", "First ", "echo '", "Last ", "+"):
-            assert f"{before}{MARKUP}" in text, (before, text)
-        assert "[bold]f[/foo]" in text
-        session.say(f"!echo '{MARKUP}'")
-        assert (
-            "no command /model[/foo]" in " ".join(session.say("/model[/foo]").split())
-            or server.requests
-        )
-
-
-@pytest.mark.case("TRM-10")
-def test_a_link_shows_where_it_leads_and_is_no_hyperlink(tmp_path: Path) -> None:
-    link = "[https://good.example](https://bad.example/path)"
-    with (
-        serve(Reply(f"See {link} and <https://also.example>.")) as server,
-        Run(tmp_path, server, "go") as run,
-    ):
-        assert run.exit_code() == 0
-        assert link in " ".join(run.output.split()) and "\x1b]8" not in run.output
-
-
-# ---- the end ---------------------------------------------------------------------------------------------
-
-CRASHES = {
-    "an exception": ("raise Crash('boom \\x1b[2J\\u202e')", 1),
-    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", 143),
-    "SIGQUIT": ("os.kill(os.getpid(), signal.SIGQUIT)", 131),
-    "SIGHUP": ("os.kill(os.getpid(), signal.SIGHUP)", 129),
-}
+CRASH = """
+import os, signal, time
+class Crash(BaseException): ...
+def crash() -> str:
+    '''C.'''
+    open('crashing', 'w')
+    LINE
+    time.sleep(5)
+    return ''
+def setup(api):
+    api.add_tool(crash)
+"""
 
 
 @pytest.mark.case("TRM-11")
-@pytest.mark.parametrize("how", CRASHES)
-def test_a_crash_inside_a_run_leaves_the_terminal_as_it_was(tmp_path: Path, how: str) -> None:
-    line, code = CRASHES[how]
-    plugin = (
-        f"import os, signal, time\nclass Crash(BaseException): ...\ndef crash() -> str:\n    '''C.'''\n"
-        f"    open('crashing', 'w')\n    {line}\n"
-        "    time.sleep(5)\n    return ''\ndef setup(api):\n    api.add_tool(crash)\n"
-    )
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("raise Crash('boom \\x1b[2J\\u202e')", 1),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143),
+    ],
+)
+def test_a_crash_inside_a_run_leaves_the_terminal_as_it_was(
+    tmp_path: Path, line: str, code: int
+) -> None:
     background = call("bash", command="setsid sleep 300 & sleep 301 & echo here")
-    add_plugin(tmp_path, "crash.py", plugin)
-    with (
-        serve(Reply(calls=[background, call("crash")])) as server,
-        Terminal(tmp_path, server, "-y") as session,
-    ):
+    add_plugin(tmp_path, "crash.py", CRASH.replace("LINE", line))
+    replies = Reply(calls=[background, call("crash")])
+    with serve(replies) as server, Terminal(tmp_path, server, "-y") as session:
         session.enter("go")
         session.until((session.ws / "crashing").exists)
         with promptly():
             assert session.exit_code() == code
-        assert session.output.rindex("\x1b[?2004l") > session.output.rindex("\x1b[?2004h")
-        assert session.output.rindex("\x1b]0;\x07") > session.output.rindex("\x1b]0;coder"), (
-            "the window's title"
-        )
-        assert "\x1b[2J" not in session.output
-        assert (
-            how != "an exception"
-            or "ended by a defect in it or in a plugin. Crash: boom" in session.output
-        )
+        output = session.output
+        assert output.rindex("\x1b[?2004l") > output.rindex("\x1b[?2004h")
+        assert output.rindex("\x1b]0;\x07") > output.rindex("\x1b]0;coder"), "the window's title"
+        assert "\x1b[2J" not in output
+        assert code != 1 or "ended by a defect in it or in a plugin. Crash: boom" in output
 
 
 @pytest.mark.case("TRM-12")
 def test_a_poor_locale_is_no_reason_to_fail(tmp_path: Path) -> None:
-    with serve(
-        Reply("Größe 中 👩", [call("bash", command="echo é")], reasoning="größer"),
-        Reply("Größe 中"),
-    ) as server:
-        poor = {"LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    first = Reply("Größe 中 👩", [call("bash", command="echo é")], reasoning="größer")
+    poor = {"LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    with serve(first, Reply("Größe 中")) as server:
         with OneShot(tmp_path / "a", server, "-v", "-y", "größer", **poor) as run:
             assert run.end() == 0 and run.out == "Gr??e ?\n"
         with Run(tmp_path / "b", server, "-v", "-y", "go", **poor) as shown_run:
             assert shown_run.exit_code() == 0
+
+
+def in_bash(place: Place, line: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash with {coder} in it."""
+    done = subprocess.run(
+        ["bash", "-c", line.format(coder=f"{sys.executable} -m coder")],
+        cwd=place.ws,
+        env=place.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+    )
+    place.check(done.stdout + done.stderr)
+    return done
 
 
 @pytest.mark.case("TRM-12")
@@ -430,9 +364,8 @@ def test_a_poor_locale_is_no_reason_to_fail(tmp_path: Path) -> None:
     ("pipe", "codes"),
     [
         ("| head -1", {0, 1}),
-        ("2>&1 | head -1", {1}),
         ("--output-format stream-json | head -1", {1}),
-        ("| :", {1}),
+        ("2>&1 | :", {1}),
         ("2>&1 >/dev/null | :", {0}),
         (">&-", {0}),
     ],
@@ -440,111 +373,68 @@ def test_a_poor_locale_is_no_reason_to_fail(tmp_path: Path) -> None:
 def test_a_reader_that_leaves_is_no_reason_for_a_traceback(
     tmp_path: Path, pipe: str, codes: set[int]
 ) -> None:
-    with serve(
-        Reply("line\n" * 2000, [call("bash", command="echo hi; sleep 0.2")]), Reply("line\n" * 2000)
-    ) as server:
-        place = Place(tmp_path, server)
-        line = f"{sys.executable} -m coder -y go {pipe}; exit ${{PIPESTATUS[0]}}"
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=place.ws,
-            env=place.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=60,
+    long = "line\n" * 2000
+    replies = Reply(long, [call("bash", command="echo hi; sleep 0.2")]), Reply(long)
+    with serve(*replies) as server:
+        done = in_bash(
+            Place(tmp_path, server), f"{{coder}} -y go {pipe}; exit ${{{{PIPESTATUS[0]}}}}"
         )
         assert done.returncode in codes, done
-        place.check(done.stdout + done.stderr)
 
 
 @pytest.mark.case("TRM-13")
-def test_an_old_session_is_listed_and_taken_up_without_what_drives_the_terminal(
+def test_an_old_session_is_listed_and_resumed_without_what_drives_the_terminal(
     tmp_path: Path,
 ) -> None:
     replies = [Reply(INLINE, [call("bash", command=f"echo '{INLINE}'")]), Reply(f"Bye {INLINE}")]
     with serve(*replies) as server:
         with OneShot(tmp_path, server, "-y", f"ask {INLINE}") as run:
             run.end()
-        with (
-            contextlib.closing(
-                sqlite3.connect(run.home / ".data" / "coder" / "sessions.db")
-            ) as database,
-            database,
-        ):
+        file = run.home / ".data" / "coder" / "sessions.db"
+        with contextlib.closing(sqlite3.connect(file)) as database, database:
             (session_id,) = database.execute("select id from session").fetchone()
-            for title in ("", f"{INLINE}\nsecond line"):
-                database.execute("update session set title = ?", (title,))
-                database.commit()
-                for arguments in (
-                    ("sessions",),
-                    ("sessions", "list", "-a"),
-                    ("sessions", "search", "ask"),
-                    ("sessions", "show", session_id),
-                    ("export", session_id),
-                ):
-                    with Run(tmp_path, server, *arguments) as shown_run:
-                        assert shown_run.exit_code() == 0
-                        assert re.search("a0a.*z0z", shown(shown_run.output), re.S), arguments
-        for arguments in (("-c",), ("-r", session_id), ("-r",)):
-            with (
-                Terminal(tmp_path, server, *arguments)
-                if arguments != ("-r",)
-                else Run(tmp_path, server, "-r") as session
-            ):
-                if arguments == ("-r",):
-                    session.expect("number or id: ")
-                    session.enter("1")
-                    session.prompt()
-                    session.ready()
-                assert "a0az0z" in shown(session.output.replace("\x08", ""))
+            database.execute("update session set title = ?", (f"{INLINE}\nsecond line",))
+        for arguments in (
+            ("sessions", "list", "-a"),
+            ("sessions", "search", "ask"),
+            ("sessions", "show", session_id),
+            ("export", session_id),
+        ):
+            output = output_of(tmp_path, server, *arguments)
+            assert re.search("a0a.*z0z", shown(output), re.S), arguments
+        with Run(tmp_path, server, "-r") as session:
+            session.expect("number or id: ")
+            session.enter("1")
+            session.prompt()
+            session.ready()
+            assert "a0az0z" in shown(session.output.replace("\x08", ""))
 
 
-# ---- who answers -----------------------------------------------------------------------------------------
+# ---- who answers -------------------------------------------------------------------------
 
-
-def asks(body: Body) -> Reply:
-    return (
-        Reply("done")
-        if body["messages"][-1]["role"] == "tool"
-        else Reply(calls=[call("bash", command="touch PWN")])
-    )
+TOUCH = Reply(calls=[call("bash", command="touch PWN")])
 
 
 @pytest.mark.case("PRM-30")
-@pytest.mark.parametrize(
-    "line",
-    [
-        "yes | {coder} go",
-        "{coder} go < answers",
-        "{coder} -p < answers",
-        "yes a | {coder} go > out 2>&1",
-    ],
-)
+@pytest.mark.parametrize("line", ["yes | {coder} go", "{coder} -p < answers"])
 def test_what_is_piped_in_answers_no_question(tmp_path: Path, line: str) -> None:
-    with serve(asks) as server:
+    def script(body: Body) -> Reply:
+        return Reply("done") if body["messages"][-1]["role"] == "tool" else TOUCH
+
+    with serve(script) as server:
         place = Place(tmp_path, server)
         (place.ws / "answers").write_text("y\n" * 100)
         with promptly(20):
-            done = subprocess.run(
-                ["bash", "-c", line.format(coder=f"{sys.executable} -m coder")],
-                cwd=place.ws,
-                env=place.environment,
-                capture_output=True,
-                encoding="utf-8",
-                timeout=60,
-            )
-        assert done.returncode == 0, done
+            assert in_bash(place, line).returncode == 0
         assert not (place.ws / "PWN").exists()
         assert "nobody can be asked here" in server.requests[1]["messages"][-1]["content"]
-        place.check(done.stdout + done.stderr)
 
 
 @pytest.mark.case("PRM-31")
 def test_keys_that_come_while_a_question_appears_do_not_answer_it(tmp_path: Path) -> None:
     """They come one by one, without a pause, from before the question until after its text stands there."""
-    replies = Reply("wait", calls=[call("bash", command="touch PWN")], hold=0.3), Reply("done")
-    with serve(*replies) as server, Terminal(tmp_path, server) as session:
+    held = Reply("wait", calls=TOUCH.calls, hold=0.3)
+    with serve(held, Reply("done")) as server, Terminal(tmp_path, server) as session:
         session.enter("go")
         session.until(lambda: server.requests, "the request")
         while "Run this command?" not in session.output:
@@ -563,19 +453,13 @@ def test_keys_that_come_while_a_question_appears_do_not_answer_it(tmp_path: Path
 
 
 def test_more_keys_than_are_kept_do_not_answer_a_question_either(tmp_path: Path) -> None:
-    with (
-        serve(Reply(calls=[call("bash", command="touch PWN")]), Reply("done")) as server,
-        Run(tmp_path, server, "go") as run,
-    ):
+    with serve(TOUCH, Reply("done")) as server, Run(tmp_path, server, "go") as run:
         run.expect("Run this command?")
-        run.until(lambda: "Run this command?" in run.output)
-        typing = threading.Thread(
-            target=os.write, args=(run.child.child_fd, b"y\r" * 60_000), daemon=True
-        )
+        keys = run.child.child_fd, b"y\r" * 60_000
+        typing = threading.Thread(target=os.write, args=keys, daemon=True)
         typing.start()  # more than a terminal holds: it waits until they are read
         run.until(lambda: not typing.is_alive() or len(server.requests) > 1, "all keys are typed")
         run.expect(QUESTION)
         assert len(server.requests) == 1
         run.enter("n")
-        assert run.exit_code() == 0
-        assert not (run.ws / "PWN").exists()
+        assert run.exit_code() == 0 and not (run.ws / "PWN").exists()
