@@ -22,33 +22,11 @@ from coder.devtools.scripted import Body, Reply, ScriptedServer
 from tests.harness import serve
 from tests.terminal import OneShot, Place, Terminal, add_plugin, promptly
 
-SEQUENCES = [
-    "\x1b]52;c;QUJD\x07",
-    "\x1b]52;c;QUJD\x1b\\",
-    "\x1b]0;coder:EVIL\x07",
-    "\x1b]8;;http://evil.example\x1b\\",
-    "\x1b]8;;\x1b\\",
-    "\x1b[2J",
-    "\x1b[6n",
-    "\x1b[8m",
-    "\x1b[?25l",
-    "\x1bPq\x1b\\",
-    "\x1b_apc\x1b\\",
-    "\x1bc",
-    "\x9b2J",
-    "\x9d0;x\x9c",
-    "\x90q\x9c",
-    "\x08\x08\x08",
-    "\r",
-    "\x7f",
-    "\x0e",
-    "\x05",
-    "\u202e",
-    "\u2066",
-    "\u200b",
-    "\ufeff",
-    "\U000e0041",
-]
+SEQUENCES = (  # noqa: SIM905
+    "\x1b]52;c;QUJD\x07 \x1b]52;c;QUJD\x1b\\ \x1b]0;coder:EVIL\x07 \x1b]8;;http://evil.example\x1b\\ \x1b]8;;\x1b\\ "
+    "\x1b[2J \x1b[6n \x1b[8m \x1b[?25l \x1bPq\x1b\\ \x1b_apc\x1b\\ \x1bc \x9b2J \x9d0;x\x9c \x90q\x9c \x08\x08\x08 "
+    "\r \x7f \x0e \x05 \u202e \u2066 \u200b \ufeff \U000e0041"
+).split(" ")
 MARKED = [f"a{place}a{sequence}z{place}z" for place, sequence in enumerate(SEQUENCES)]
 LEFT = [f"a{place}az{place}z" for place, _ in enumerate(SEQUENCES)]
 INLINE = " ".join(MARKED)

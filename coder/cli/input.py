@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 
 from coder.cli.private import private_dir
-from coder.cli.signals import begin_exit, on_sigint, wake_up
+from coder.cli.signals import begin_exit, handling, wake_up
 from coder.cli.terminal_modes import tty_flags
 from coder.permissions.sanitize import strip_controls
 
@@ -147,7 +147,7 @@ class Keyboard:
         if self.readline:
             self.readline.set_pre_input_hook(draw if early else None)
         self.before_prompt()
-        with on_sigint(press), wake_up(press_late):
+        with handling(signal.SIGINT, press), wake_up(press_late):
             return input(prompt)
 
     def _give_up_line(self) -> None:
@@ -177,7 +177,7 @@ class Keyboard:
         self.given_up = False
         with self.paused():
             try:
-                with on_sigint(press), tty_flags(on="ECHO"):
+                with handling(signal.SIGINT, press), tty_flags(on="ECHO"):
                     text = self._answer(prompt)
                     if text in EXITS:
                         self._leaves = True

@@ -41,7 +41,6 @@ Show = Callable[[Any], None]
 def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> int:
     """Run one task; returns the exit code. Raises ConfigError."""
     app = build_app(settings, arguments, can_ask=arguments.can_ask)
-    app.interrupts.tells_end = arguments.output_format != "text"
     conversation, texts = _conversation(app, arguments), list[str]()
     app.agent.subscribe(lambda event: texts.extend(_text(event)))
     try:

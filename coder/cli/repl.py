@@ -13,6 +13,7 @@ from coder.cli.input import Keyboard, Leave
 from coder.cli.questions import Prompter
 from coder.cli.render import Renderer, print_history
 from coder.cli.screen import Screen
+from coder.cli.signals import defer_sigint
 from coder.cli.typeahead import COMMAND, TypeAhead
 from coder.events import Event, RunEnd, Status
 from coder.history import user
@@ -96,11 +97,10 @@ class Repl:
     def _ask_model(self, text: str) -> None:
         """One run. What was entered during it is done next; where the run did not end well, it stands at the prompt."""
         ended_well, typed = False, self.typeahead
-        with self.app.interrupts.deferred_behind_run():
-            with self.hard_stop(), typed.listening():
-                ended_well = (
-                    self.app.follow(self.app.stream(text.strip()), self.show).stop_reason == "stop"
-                )
+        with self.hard_stop(), typed.listening():
+            result = self.app.follow(self.app.stream(text.strip()), self.show)
+            ended_well = result.stop_reason == "stop"
+        with defer_sigint():
             self.conversation.settle()
             self.keyboard.remember(typed.entered)
             (self._entries if ended_well else self.keyboard.early).extend(typed.unsent_lines())
@@ -118,7 +118,8 @@ class Repl:
                 raise Leave(130) from None
 
     def show(self, event: Event) -> None:
-        self.render(event)
+        if not (isinstance(event, RunEnd) and self.app.interrupts.ended):
+            self.render(event)
         self.prompter(event)
         if isinstance(event, Status) and event.state in ("preparing", "waiting"):
             self._set_title(event.status)

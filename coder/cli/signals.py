@@ -30,9 +30,6 @@ from coder.permissions.sanitize import strip_controls
 FORCE_AFTER = 0.8
 WAKE_EVERY = 0.2
 EXIT_AFTER = 1.5  # the promise is two
-# Where a program reads the events, and waits for the last one
-FORCE_LAST_EVENT = 5.0
-EXIT_LAST_EVENT = 6.0
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -41,76 +38,52 @@ _exit_codes: list[int] = []  # the first one counts; empty until the shutdown be
 
 
 class Interrupts:
-    """Ctrl+C and ending signals during runs.
+    """Ctrl+C and ending signals during runs. Both stop the run first, so that its last event comes.
 
-    `presses` counts the Ctrl+C of the newest run, `last` is when the newest came (monotonic seconds). `tells_end`: a
-    signal that ends the program stops the run first, so that a program which reads the events gets the last one.
-    `ended`: such a signal has come.
+    `presses` counts the Ctrl+C of the newest run, `last` is when the newest signal came (monotonic seconds). `ended`:
+    a signal that ends the program has come.
     """
 
     def __init__(self) -> None:
         self.presses = 0
         self.last = -100.0
-        self.tells_end = False
         self.ended = False
-        self._late: list[int] | None = None  # Ctrl+C behind a run, while `deferred_behind_run`
 
     @contextmanager
     def stopping(self, abort: Abort) -> Iterator[None]:
-        """While inside, Ctrl+C stops the run that `abort` belongs to."""
-        self.presses, self.ended, forced, code = 0, False, False, 0
-
-        def end(number: int, frame: FrameType | None) -> None:
-            nonlocal code
-            if begin_exit(128 + number, EXIT_LAST_EVENT):
-                code, self.last, self.ended = 128 + number, time.monotonic(), True
-                abort.set()
+        """While inside, signals stop the run that `abort` belongs to."""
+        self.presses, self.ended, forced = 0, False, False
 
         def press(number: int, frame: FrameType | None) -> None:
-            self.presses += 1
-            self.last = time.monotonic()
-            if self.presses == 1:
-                abort.set()
-            elif begin_exit(128 + signal.SIGINT):
+            self.presses, self.last = self.presses + 1, time.monotonic()
+            abort.set()
+            if self.presses > 1 and begin_exit(128 + signal.SIGINT):
                 raise KeyboardInterrupt
+
+        def end(number: int, frame: FrameType | None) -> None:
+            if begin_exit(128 + number):
+                self.ended, self.last = True, time.monotonic()
+                abort.set()
 
         def force(number: int, frame: FrameType | None) -> None:
             nonlocal forced
-            patience = FORCE_LAST_EVENT if self.tells_end else FORCE_AFTER
-            asked = code or (self.presses and not _exit_codes)
-            if asked and not forced and time.monotonic() - self.last >= patience:
+            asked = self.ended or (self.presses and not _exit_codes)
+            if asked and not forced and time.monotonic() - self.last >= FORCE_AFTER:
                 forced = True
                 raise KeyboardInterrupt
 
-        ending = [each for each in ENDING if self.tells_end and signal.getsignal(each) is _exit]
-        before = signal.signal(signal.SIGINT, press)
-        for each in ending:
-            signal.signal(each, end)
-        try:
-            with wake_up(force):
-                yield
-        finally:
-            for each in ending:
-                signal.signal(each, _exit)
-            signal.signal(signal.SIGINT, before if self._late is None else self._note_late)
-            if code:
-                raise SystemExit(code)
-
-    @contextmanager
-    def deferred_behind_run(self) -> Iterator[None]:
-        """What follows on a run in here is not broken off: a Ctrl+C that comes then is raised at the end."""
-        before, self._late = signal.getsignal(signal.SIGINT), []
-        try:
-            yield
-        finally:
-            late, self._late = self._late, None
-            signal.signal(signal.SIGINT, before)
-        if late and not _exit_codes:
-            raise KeyboardInterrupt
-
-    def _note_late(self, number: int, frame: FrameType | None) -> None:
-        if self._late is not None:
-            self._late.append(number)
+        handlers = {signal.SIGINT: press} | {
+            each: end for each in ENDING if signal.getsignal(each) is _exit
+        }
+        with contextlib.ExitStack() as stack:
+            for each, handler in handlers.items():
+                stack.enter_context(handling(each, handler))
+            try:
+                with wake_up(force):
+                    yield
+            finally:
+                if self.ended:
+                    raise SystemExit(_exit_codes[0])
 
 
 @contextmanager
@@ -120,30 +93,29 @@ def wake_up(handler: Handler = lambda number, frame: None) -> Iterator[None]:
     Python looks for signals before a call that blocks. One that comes between the look and the call does not wake the
     call, and would be seen when something is read, which may be never.
     """
-    before = signal.signal(signal.SIGALRM, handler)
-    clock = signal.setitimer(signal.ITIMER_REAL, WAKE_EVERY, WAKE_EVERY)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *clock)
-        signal.signal(signal.SIGALRM, before)
+    with handling(signal.SIGALRM, handler):
+        clock = signal.setitimer(signal.ITIMER_REAL, WAKE_EVERY, WAKE_EVERY)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, *clock)
 
 
 @contextmanager
-def on_sigint(handler: Handler) -> Iterator[None]:
-    """While inside, `handler` takes Ctrl+C."""
-    before = signal.signal(signal.SIGINT, handler)
+def handling(number: int, handler: Handler) -> Iterator[None]:
+    """While inside, `handler` takes this signal."""
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 @contextmanager
 def defer_sigint() -> Iterator[None]:
     """While inside, Ctrl+C waits; it comes as KeyboardInterrupt at the end. For imports, which must not be left half done."""
     pressed: list[int] = []
-    with on_sigint(lambda number, frame: pressed.append(number)):
+    with handling(signal.SIGINT, lambda number, frame: pressed.append(number)):
         yield
     if pressed and not _exit_codes:
         raise KeyboardInterrupt
