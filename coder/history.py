@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from itertools import takewhile
+from operator import is_
 from typing import Any
 
 from coder.providers.request import copied, unchanged
@@ -247,32 +248,38 @@ class History:
     """`repair` and `convert_to_llm` for the list of a run, which mostly grows.
 
     What is as it was at the last request is not looked through again, so that a late step of a long run
-    costs little more than the first one. A message that was replaced, or changed in place, is noticed.
+    costs little more than the first one.
     """
 
     def __init__(self, messages: list[Message], model: str = "") -> None:
         self.messages, self.model = messages, model
-        self._copies: list[Message] = []
+        self._done: list[Message] = []  # the messages that were repaired
+        self._copies: list[Message] = []  # and what they held
         self._ids: set[str] = set()  # of the calls in them
         self._wire: list[Message | None] = []  # None for a message that is not sent
 
     def repair(self) -> None:
-        """Repair the list in place."""
+        """Repair the list in place. Notices new and replaced messages; `wire` also those changed in place."""
+        same = [*map(is_, self._done, self.messages), False]
+        self._repair(same.index(False))
+
+    def wire(self) -> list[Message]:
+        """The list, repaired, as wire messages."""
+        self._repair(unchanged(self._copies, self.messages))
+        new = self.messages[len(self._wire) :]
+        self._wire += [_public(message, self.model) for message in new]
+        return [message for message in self._wire if message is not None]
+
+    def _repair(self, known: int) -> None:
+        """Repair what is behind the first `known` messages."""
         messages = self.messages
-        known = unchanged(self._copies, messages)
-        if known == len(messages) == len(self._copies):
+        if known == len(messages) == len(self._done):
             return
         while known and messages[known - 1].get("role") == "tool":
             known -= 1  # the last turn again: results of its calls may be among the new messages
         known -= bool(known and messages[known - 1].get("tool_calls"))
         self._ids -= {call["id"] for each in self._copies[known:] for call in calls_of(each)}
         messages[known:] = repair(messages[known:], self._ids)
+        self._done[known:] = messages[known:]
         self._copies[known:] = map(copied, messages[known:])
         del self._wire[known:]
-
-    def wire(self) -> list[Message]:
-        """The list, repaired, as wire messages."""
-        self.repair()
-        new = self.messages[len(self._wire) :]
-        self._wire += [_public(message, self.model) for message in new]
-        return [message for message in self._wire if message is not None]
