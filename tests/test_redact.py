@@ -105,9 +105,11 @@ def test_a_tool_says_no_key_while_it_works_in_questions_and_at_its_end() -> None
             run_loop([], model, Toolset([leak]), prompts="go", hooks=Asked(Redactor(KEY)))
         )
         assert server.requests[-1]["messages"][-1]["content"] == f"it is {HIDDEN}"
-    assert "".join(
-        event.text for event in events if isinstance(event, ToolUpdate)
-    ) == f"{HIDDEN} and on" and details == [f"+{HIDDEN}"]
+    assert (
+        "".join(event.text for event in events if isinstance(event, ToolUpdate))
+        == f"{HIDDEN} and on"
+    )
+    assert details == [f"+{HIDDEN}"]
 
 
 def test_logs_hold_no_key(caplog: pytest.LogCaptureFixture) -> None:

@@ -563,9 +563,8 @@ def test_outside_the_sandbox_a_new_permission_is_needed(ws: Path) -> None:
     runs = Runs(ws, Permissions(can_ask=True, yolo=True))
     assert "with unconfined true" in runs("echo yes > ../new", each=answer) and asked == []
     assert runs("echo yes > ../new", unconfined=True, each=answer) == "(no output)"
-    assert (ws.parent / "new").read_text() == "yes\n" and asked == [
-        ("unconfined", "echo yes > ../new")
-    ]
+    assert (ws.parent / "new").read_text() == "yes\n"
+    assert asked == [("unconfined", "echo yes > ../new")]
     assert "Denied" in runs("echo no > ../new", unconfined=True, each=answer)
     assert (ws.parent / "new").read_text() == "yes\n" and len(asked) == 2
     assert "Permission denied" in runs("echo no > ../new", unconfined=False, each=answer), (
