@@ -139,6 +139,7 @@ class RedactingModel(ChatModel):
         except ModelError as error:
             error.message = self.redactor.text(error.message)
             error.request_id = self.redactor.value(error.request_id)
+            error.body = self.redactor.data(error.body)
             error.args = (error.message,)
             raise
         calls = [self._clean(call, CALL) for call in answer.value.calls]
