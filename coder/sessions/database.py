@@ -20,8 +20,7 @@ from coder.types import CoderError
 
 APPLICATION = 0x636F6472  # application_id, which marks the file as ours
 MAGIC = b"SQLite format 3\0"
-BUSY = 5.0  # seconds to wait for another process that writes
-BRIEF = 0.1  # the same after one wait was in vain, until a transaction succeeds
+BUSY = 2.0  # seconds to wait for another process that writes
 MEMORY = ":memory:"
 
 # One script for each version of the schema; user_version is how many have been run.
@@ -100,7 +99,6 @@ class Database:
         self.path = Path(path)
         self.notice, self.generation = "", 0
         self._lock = threading.RLock()
-        self._patience = BUSY
         try:
             self._db = self._open()
         except StoreError as error:
@@ -152,18 +150,10 @@ class Database:
             self._db.execute("BEGIN IMMEDIATE")
             yield self._db
             self._db.commit()
-            self._wait(BUSY)
-        except BaseException as error:
+        except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 self._db.rollback()
-                self._wait(BRIEF if _code(error) == sqlite3.SQLITE_BUSY else self._patience)
             raise
-
-    def _wait(self, seconds: float) -> None:
-        """How long to wait for another process from now on."""
-        if seconds != self._patience:
-            self._db.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
-            self._patience = seconds
 
     # -- opening
 
@@ -248,22 +238,13 @@ def _has_magic(path: Path) -> bool:
 
 def connect(name: str) -> sqlite3.Connection:
     db = sqlite3.connect(name, timeout=BUSY, isolation_level=None, check_same_thread=False)
-    db.row_factory = _row
-    db.text_factory = _text  # bytes that are no text would be an error for all rows
+    db.row_factory = sqlite3.Row
+    # Bytes that are no text would be an error for all rows
+    db.text_factory = lambda data: data.decode("utf-8", "replace")
     db.execute("PRAGMA foreign_keys = ON")
     # With WAL a kill loses nothing that was committed; a power cut, the newest
     db.execute("PRAGMA synchronous = NORMAL")
     return db
-
-
-def _row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> sqlite3.Row:
-    """A row whose blobs, which another program has written, are text as well."""
-    texts = (_text(value) if isinstance(value, bytes) else value for value in values)
-    return sqlite3.Row(cursor, tuple(texts))
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
 
 
 def _create_private(path: Path) -> None:

@@ -244,8 +244,11 @@ class SessionRows:
             data["content"] = result.content
         state = "failed" if event.is_error else "completed"
         self._set_call(event.id, state=state, end=now(), data=dumps(data))
-        if event.name == "todo" and (items := result.details.get("todo")):
-            set_todos(self.db, self.session_id, [Todo(**item) for item in items])
+        items = result.details.get("todo") if event.name == "todo" else None
+        if isinstance(items, list):
+            facts = [item for item in items if isinstance(item, dict)]
+            todos = [Todo(str(item.get("text")), str(item.get("status"))) for item in facts]
+            set_todos(self.db, self.session_id, todos)
 
     def _finish_call(self, part_id: int, is_error: bool) -> None:
         """The result of a call is in the list: its part need not keep it, and has an end."""

@@ -139,15 +139,16 @@ class Store(Database):
         return new
 
     def rename(self, session_id: str, title: str) -> None:
-        self._set(session_id, title=" ".join(mend(title).split()))
+        self._set(session_id, title=" ".join(title.split()))
 
     def set_model(self, session_id: str, model: str, agent: str = "") -> None:
-        self._set(session_id, model=mend(model), agent=mend(agent))
+        self._set(session_id, model=model, agent=agent)
 
-    def _set(self, session_id: str, **values: Any) -> None:
+    def _set(self, session_id: str, **texts: str) -> None:
+        names = ", ".join(f"{name} = ?" for name in texts)
         with self.transaction() as db:
-            names = ", ".join(f"{name} = ?" for name in values)
-            db.execute(f"UPDATE session SET {names} WHERE id = ?", (*values.values(), session_id))
+            values = (*map(mend, texts.values()), session_id)
+            db.execute(f"UPDATE session SET {names} WHERE id = ?", values)
 
     def remove(self, session_id: str) -> None:
         """Remove a session and those of its sub-agents, but not its forks. Raises StoreError where one is open."""
@@ -336,37 +337,32 @@ class SessionLock:
             return
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            while self._fd is None:
-                self._fd = _locked(self._path, session_id)
+            while self._fd is None or not os.fstat(self._fd).st_nlink:
+                self.release()  # its holder has removed it between our opening and our locking it
+                self._lock(session_id)
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, str(os.getpid()).encode(), 0)
         except OSError as error:
-            self.release()
             text = f"The session {session_id} cannot be locked: {error.strerror}."
             raise StoreError(text) from None
+
+    def _lock(self, session_id: str) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self._path, flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._fd = fd
+        except BlockingIOError:
+            holder = os.pread(fd, 20, 0).decode("ascii", "replace") or "unknown"
+            os.close(fd)
+            own = holder == str(os.getpid())
+            where = "this process" if own else f"another process (pid {holder})"
+            raise StoreError(f"The session {session_id} is open in {where}.") from None
 
     def release(self) -> None:
         if self._fd is not None:
             with contextlib.suppress(OSError):
-                self._path.unlink()  # while it is still ours
+                if os.fstat(self._fd).st_nlink:
+                    self._path.unlink()  # while it is still ours
             os.close(self._fd)
             self._fd = None
-
-
-def _locked(path: Path, session_id: str) -> int | None:
-    """The file, locked; None where its holder has removed it between our opening and our locking it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    locked: int | None = None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with contextlib.suppress(FileNotFoundError):
-            locked = fd if os.path.samestat(os.fstat(fd), os.stat(path)) else None
-    except BlockingIOError:
-        holder = os.pread(fd, 20, 0).decode("ascii", "replace") or "unknown"
-        own = holder == str(os.getpid())
-        where = "this process" if own else f"another process (pid {holder})"
-        raise StoreError(f"The session {session_id} is open in {where}.") from None
-    finally:
-        if locked is None:
-            os.close(fd)
-    return locked
