@@ -20,12 +20,12 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from coder.tools.folder import folder_of
+from coder.tools.globs import Glob
 from coder.tools.process import Ending, environment, output_of
 from coder.tools.repository import repository_top
 from coder.tools.secrets import secret_for
@@ -38,7 +38,6 @@ MAX_MATCHES = 100
 MAX_SHOWN = 500  # characters of one line
 MAX_KEPT = 10_000  # bytes of one line of output: a path and what is shown of the text
 MAX_FILES = 200  # of one glob
-MAX_WAYS = 1000  # that the braces of a glob may stand for
 SKIPPED = ".git .hg .svn node_modules .venv venv __pycache__ .tox .mypy_cache .pytest_cache"
 
 RIPGREP = """--no-config --null --hidden --glob=!.git --no-require-git --no-ignore-dot
@@ -123,43 +122,6 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
     return ToolResult("\n".join(lines) or "No files found.", details={"files": len(found)})
 
 
-class Glob:
-    """A pattern for paths below a folder: ** is any number of folders, * and ? cross none.
-
-    Without a slash it is for names at any depth; a ! in front turns it round.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        self.is_negated = pattern.startswith("!")
-        ways = [pattern.removeprefix("!").removeprefix("./").replace("[^", "[!")]
-        while len(ways) < MAX_WAYS and (found := re.search(r"\{([^{}]*)\}", ways[0])):
-            head, tail = ways[0][: found.start()], ways[0][found.end() :]
-            ways = [*ways[1:], *(f"{head}{choice}{tail}" for choice in found[1].split(","))]
-        self.ways = [way.split("/") if "/" in way else ["**", way] for way in ways]
-        for way in self.ways:
-            way[-1:] = ["**", "*"] if way[-1] in ("", "**") else way[-1:]
-
-    def names(self) -> list[str]:
-        """Patterns of which one fits the name of each file, for the programs; [] for any name."""
-        names = [way[-1] for way in self.ways]
-        are_plain = all(re.fullmatch(r"[\w.?*-]+", name) and name != "*" for name in names)
-        return names if are_plain and not self.is_negated else []
-
-    def matches(self, path: str) -> bool:
-        return self.is_negated != any(_fits(path.split("/"), way) for way in self.ways)
-
-
-def _fits(names: list[str], parts: list[str]) -> bool:
-    """Of all the ways in which the parts so far fit, follow how many names they take."""
-    taken = {0}
-    for part in parts:
-        if part == "**":
-            taken = set(range(min(taken), len(names) + 1)) if taken else taken
-        else:
-            taken = {n + 1 for n in taken if n < len(names) and fnmatchcase(names[n], part)}
-    return len(names) in taken
-
-
 # ---- the programs ---------------------------------------------------------------------------
 
 
@@ -169,15 +131,14 @@ def _opened(ctx: ToolContext, target: Path, glob: str) -> Iterator[Search]:
     is_folder = target.is_dir()
     with contextlib.ExitStack() as stack:
         file = None if is_folder else stack.enter_context(opened(target))
+        place = target / "any" if is_folder else target
         try:
-            folder = stack.enter_context(folder_of(target / "any" if is_folder else target))
+            cwd = Path(f"/proc/self/fd/{stack.enter_context(folder_of(place))}")
         except OSError as error:
             raise ToolError(f"{target} cannot be searched: {error.strerror}") from None
-        cwd = Path(f"/proc/self/fd/{folder}")
-        cwd = cwd if cwd.exists() else target if is_folder else target.parent
-        top = repository_top(target)
-        is_repository = os.path.lexists(top / ".git")
-        yield Search(ctx, target, cwd, file, Glob(glob or "**"), top if is_repository else None)
+        cwd, top = cwd if cwd.exists() else place.parent, repository_top(target)
+        top_or_none = top if os.path.lexists(top / ".git") else None
+        yield Search(ctx, target, cwd, file, Glob(glob or "**"), top_or_none)
 
 
 @dataclass
@@ -207,13 +168,13 @@ class Search:
             flags += [*_syntax((program, "grep", "--no-index"), pattern, literal)]
             paths = [f":(glob)**/{name}" for name in names] or ["."]
             paths = paths if self.file is None else [f":(literal){self.target.name}"]
-            command = [program, *GIT.split(), *GIT_GREP.split(), *self._exclusion(program)]
-            return [*command, *flags, "--", *paths]
+            flags += self._exclusion(program)
+            return [program, *GIT.split(), *GIT_GREP.split(), *flags, "--", *paths]
         if program := self._program("grep"):
             flags += [*_syntax((program,), pattern, literal)]
-            flags += [f"--exclude-dir={name}" for name in SKIPPED.split()]
-            flags += [f"--include={name}" for name in names]
-            return [program, *GREP.split(), *flags, "--", where]
+            kinds = [f"--exclude-dir={name}" for name in SKIPPED.split()]
+            kinds += [f"--include={name}" for name in names]
+            return [program, *GREP.split(), *kinds, *flags, "--", where]
         raise ToolError("a search needs ripgrep, git or grep, and this machine has none of them")
 
     def names(self) -> list[str]:
@@ -240,11 +201,11 @@ class Search:
 
     def _exclusion(self, git: str) -> list[str]:
         """git's flag for .gitignore, unless what it names is to be searched."""
-        if self.top and self.top != self.target and self.file is None:
-            check = [git, *GIT.split(), "check-ignore", "-q", "."]
-            ending, _ = self.run(check, lambda data: False)
-            return [] if ending and ending.code == 0 else ["--exclude-standard"]
-        return ["--exclude-standard"] if self.file is None else []
+        is_named = self.file is not None
+        if self.top and self.top != self.target and not is_named:
+            ending, _ = self.run([git, *GIT.split(), "check-ignore", "-q", "."], bool)
+            is_named = ending is not None and ending.code == 0
+        return [] if is_named else ["--exclude-standard"]
 
     def run(
         self, command: list[str], take: Callable[[bytes], bool]
@@ -310,18 +271,17 @@ class Search:
         name = shown(self.ctx, self.target / path)
         matches = [self.glob.matches(path), self.glob.matches(name)]  # seen from the workspace, too
         counts = all(matches) if self.glob.is_negated else any(matches)
-        return escaped(name) if counts and not secret_for(self.ctx)(name) else ""
+        return escaped(name) if counts and not self._is_secret(path) else ""
 
     def secrets(self) -> list[str]:
         """The names of the files right in the folder that are left out of a search."""
         entries = list(os.scandir(self.cwd)) if self.file is None else []
         names = sorted(each.name for each in entries if not each.is_dir(follow_symlinks=False))
-        is_secret = secret_for(self.ctx)
-        return [
-            escaped(name)
-            for name in names
-            if self.glob.matches(name) and is_secret(shown(self.ctx, self.target / name))
-        ]
+        names = [name for name in names if self.glob.matches(name) and self._is_secret(name)]
+        return [escaped(name) for name in names]
+
+    def _is_secret(self, path: str) -> bool:
+        return secret_for(self.ctx)(shown(self.ctx, self.target / path))
 
 
 def _syntax(grep: tuple[str, ...], pattern: str, literal: bool) -> list[str]:
@@ -335,7 +295,7 @@ def _syntax(grep: tuple[str, ...], pattern: str, literal: bool) -> list[str]:
 
 @cache
 def _knows_perl(grep: tuple[str, ...]) -> bool:
-    """It is a choice at the compilation of a program."""
+    """It is a choice at a program's compilation."""
     command = [*grep, "-P", "-q", "-e", "x", "--", "null"]
     return subprocess.run(command, cwd="/dev", capture_output=True).returncode == 1
 
