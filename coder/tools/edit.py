@@ -1,6 +1,6 @@
-"""edit: replace a piece of text in a file, and say what to do when it is not found.
+"""edit: replace a piece of text in a file, or say what to do where it is not found.
 
-Five rungs, tried in turn, each taken only where exactly one place fits; only that span of the file changes. No looser
+Five rungs are tried in turn, each taken only where one place fits; only that span changes. No looser
 rung follows: a guess that edits the wrong place costs more than a failure that shows the right one.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
+from coder.tools.advice import advice
 from coder.tools.matching import (
     Lines,
     Place,
     View,
-    advice,
     indentation,
     lines_of,
     loosest,
@@ -65,9 +65,8 @@ def edit(
     target = to_write(ctx, path)
     name = shown(ctx, target)
     if not old_string:
-        raise ToolError(
-            "old_string is empty. To create a file use write; to insert, give the line beside the place."
-        )
+        way = "To create a file use write; to insert, give the line beside the place."
+        raise ToolError(f"old_string is empty. {way}")
     if old_string == new_string:
         raise ToolError("old_string and new_string are the same: nothing to do")
     yield from ask_to_show(ctx, target)
@@ -76,7 +75,7 @@ def edit(
     old, new = (text.replace("\r\n", "\n") for text in (old_string, new_string))
     lines = Lines(file)
     places = find(lines, old, new, replace_all, name)
-    text = lines.spliced([change for place in places for change in place])
+    text = lines.spliced(chain.from_iterable(places))
     if text == file.text:
         raise ToolError(f"{name} would stay as it is: nothing to do")
     data = file.encoded(text)
@@ -85,42 +84,38 @@ def edit(
     refuse_other(ctx, target, file)
     note = save(ctx, target, data)
     many = f" in {len(places)} places" if len(places) > 1 else ""
-    return ToolResult(
-        f"Edited {name}{many}.{note}\n{changes}", details={"diff": changes, "path": str(target)}
-    )
+    text = f"Edited {name}{many}.{note}\n{changes}"
+    return ToolResult(text, details={"diff": changes, "path": str(target)})
 
 
 def _changes(file: Text, lines: Lines, places: list[list[Place]], name: str) -> str:
-    """The diff; of the first places only where there are too many, because the time grows with places times lines."""
+    """The diff; of the first places alone where there are many: it takes places times lines."""
     some = places[: max(1, MAX_DIFF // (len(lines.lines) + 1))]
     more = f"\n(the first {len(some)} of {len(places)} places)" if len(some) < len(places) else ""
-    return (
-        diff(file.text, lines.spliced([change for place in some for change in place]), name) + more
-    )
+    return diff(file.text, lines.spliced(chain.from_iterable(some)), name) + more
 
 
 def find(file: Lines, old: str, new: str, every: bool, name: str) -> list[list[Place]]:
-    """For each place that fits, in order, its changes. Raises ToolError with the way out where
-    there is none, or more than one."""
-    wanted, given = (
-        lines_of(old),
-        lines_of(new) if old.endswith("\n") or not new else new.split("\n"),
-    )
+    """For each place that fits, in order, its changes.
+
+    Raises ToolError with the way out where there is none, or more than one.
+    """
+    ended = old.endswith("\n") or not new
+    wanted, given = lines_of(old), lines_of(new) if ended else new.split("\n")
     text = file.text if file.ended else file.text[:-1]
     for whole, view in RUNGS:
-        if not whole:
-            starts = list(islice(_occurrences(view(text), view(old)), MAX_PLACES))
-        else:
+        if whole:
             starts = file.fits(wanted, view) if old.strip() else []
+        else:
+            starts = list(islice(_occurrences(view(text), view(old)), MAX_PLACES))
         if len(starts) == MAX_PLACES:
-            raise ToolError(
-                f"old_string is in {name} {MAX_PLACES:,} times or more. Give more text, or use a command."
-            )
+            way = "Give more text, or use a command."
+            raise ToolError(f"old_string is in {name} {MAX_PLACES:,} times or more. {way}")
         if len(starts) > 1 and not every:
-            numbers = [at + 1 if whole else text.count("\n", 0, at) + 1 for at in starts[:20]]
+            lines = [at + 1 if whole else text.count("\n", 0, at) + 1 for at in starts[:20]]
             raise ToolError(
-                f"old_string is in {name} {len(starts)} times, at lines {', '.join(map(str, numbers))}. Give more of "
-                "the text around the one you mean, or set replace_all."
+                f"old_string is in {name} {len(starts)} times, at lines {', '.join(map(str, lines))}"
+                ". Give more of the text around the one you mean, or set replace_all."
             )
         if starts and whole:
             body = marked(wanted, given)
@@ -148,8 +143,10 @@ def _apart(starts: list[int], size: int) -> list[int]:
 
 
 def _fitted(file: Lines, start: int, old: str, new: str) -> Place:
-    """The change of a span that fits by characters. What is a whole line but for the white space
-    around it goes with that and with its newline; no line is joined to the next."""
+    """The change of a span that fits by characters.
+
+    A line that is whole but for white space goes with that and its newline; no lines are joined.
+    """
     text, end = file.text, start + len(old)
     if text[start:end] != old:
         new = file.respelled(text[start:end], old, new)
@@ -167,15 +164,17 @@ def _fitted(file: Lines, start: int, old: str, new: str) -> Place:
         if indentation(new) == indentation(line):
             start = first
         elif indentation(new) != indentation(old) or not _clear(line, old, new):
+            number = text.count("\n", 0, start) + 1
             raise ToolError(
-                "old_string begins behind the indentation of its line, so the indentation of new_string is not "
-                f"certain. Write whole lines in both. The line is:\n{numbered([line], text.count(chr(10), 0, start) + 1)}"
+                "old_string begins behind the indentation of its line, so the indentation of "
+                "new_string is not certain. Write whole lines in both. The line is:\n"
+                + numbered([line], number)
             )
     return Place(start, end, new)
 
 
 def _clear(line: str, old: str, new: str) -> bool:
-    """Of an old text without its line's indentation: is that of the new lines behind the first certain?"""
+    """Is the indentation of the second new line and on certain, if the old text lacks its own?"""
     first, *rest = [each for each in lines_of(new) if each.strip()]
     if not rest or (not indentation(old) and len(old.strip().split("\n")) > 1):
         return True

@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from coder.tools.matching import VIEWS, Lines, Place, advice, without
+from coder.tools.advice import advice
+from coder.tools.matching import VIEWS, Lines, Place, without
 from coder.tools.workspace import Text
 from coder.types import ToolError
 

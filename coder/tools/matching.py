@@ -1,9 +1,10 @@
 """Where the lines of a change go in a file, and what is written there; for edit and apply_patch.
 
-A change is a list of marked lines, as in a patch: a space before a line that stays, - before one that goes, + before a
-new one. Lines that stay are never written, so they keep their white space, punctuation and ending. New lines are
-written with the indentation and punctuation that the lines around them prove; a change without that proof is refused,
-because a wrong line costs more than an error that shows the right ones.
+A change is a list of marked lines, as in a patch: a space before a line that stays, - before one
+that goes, + before a new one. Lines that stay are never written, so they keep their white space,
+punctuation and ending. New lines get the indentation and punctuation that the lines around them
+prove; a change without that proof is refused, because a wrong line costs more than an error that
+shows the right ones.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -52,15 +53,15 @@ def without(mark: str, body: Sequence[str]) -> list[str]:
 
 
 def marked(old: Sequence[str], new: Sequence[str]) -> list[str]:
-    """The marked lines that turn one text into the other. A line stays whatever white space is at its end."""
+    """The marked lines that turn one text into the other; white space at an end is no change."""
     body = list[str]()
-    for tag, a, b, c, d in _steps(*([line.rstrip() for line in each] for each in (old, new))):
+    for tag, a, b, c, d in steps(*([line.rstrip() for line in each] for each in (old, new))):
         body += [(" " if tag == "equal" else "-") + line for line in old[a:b]]
         body += [f"+{line}" for line in new[c:d] if tag != "equal"]
     return body
 
 
-def _steps(old: Sequence[str], new: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
+def steps(old: Sequence[str], new: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
     return difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
 
 
@@ -69,12 +70,9 @@ def indentation(line: str) -> str:
 
 
 def shift(own: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
-    """(white space the file has more, has less) in front of each line; None where lines differ in that."""
-    pairs = [
-        (indentation(plain(line)), indentation(plain(want)))
-        for line, want in zip(own, wanted)
-        if want.strip()
-    ]
+    """(white space that the file has more, has less) in front; None where lines differ in that."""
+    both = [(plain(line), plain(want)) for line, want in zip(own, wanted) if want.strip()]
+    pairs = [(indentation(line), indentation(want)) for line, want in both]
     ours, theirs = pairs[0] if pairs else ("", "")
     shorter = ours.endswith(theirs)
     more, less = (ours.removesuffix(theirs), "") if shorter else ("", theirs.removesuffix(ours))
@@ -82,8 +80,10 @@ def shift(own: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _proofs(own: Sequence[str], body: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Of each group of changed lines: are its new lines indented as the `old` ones of the change,
-    or as those of the `file`? And does this prove it alone, or only contradict?"""
+    """Are the new lines of each group indented as the `old` ones, or as those of the `file`?
+
+    With each: does it prove it alone, or only contradict another?
+    """
     old, at = without("+", body), 0
     for stays, lines in groupby(body, lambda line: line[0] == " "):
         group = list(lines)
@@ -99,9 +99,8 @@ def _proofs(own: Sequence[str], body: Sequence[str]) -> Iterator[tuple[str, bool
             for measure in (_first, _least):
                 yield from _proof(measure(replaced), measure(own[first:at]), measure(new), alike)
         elif not opens("".join(own[:first]).rstrip()):  # alike to both its neighbours
-            above = [line for line in own[:first] if line.strip()][-1:]
-            beside = _first(own[first:])
-            if above and _first(above) == beside:
+            above, beside = _first(own[:first][::-1]), _first(own[first:])
+            if above == beside >= 0:
                 yield from _proof(_first(old[first:]), beside, _first(new), True)
 
 
@@ -167,7 +166,7 @@ class Lines:
         self.lines = self.text.split("\n")[:-1]
         self.starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
 
-    def spliced(self, places: Sequence[Place]) -> str:
+    def spliced(self, places: Iterable[Place]) -> str:
         """The file's own text with the places filled."""
         raw, parts, at = self.file.text, list[str](), 0
         for place in places:
@@ -264,10 +263,10 @@ class Lines:
             meant[theirs].add(ours)
         parts, at = list[str](), 0
         before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
-        for _, a, b, c, d in _steps(before, after):
+        for _, a, b, c, d in steps(before, after):
             was, now = "".join(before[a:b]), "".join(after[c:d])
             for tag, i, j, k, m in (
-                _steps(was, now) if was != now else [("equal", 0, len(was), 0, 0)]
+                steps(was, now) if was != now else [("equal", 0, len(was), 0, 0)]
             ):
                 kept = tag == "equal"
                 parts += (
@@ -296,79 +295,3 @@ class Lines:
             f"the old text has other punctuation than the file, and which of {_codes(forms)} the new one is to "
             "have is not certain. Write both with the characters of the file, or without these lines."
         )
-
-
-# ---- when there is no such place ---------------------------------------------------------------
-
-
-def advice(
-    lines: list[str], old: list[str], new: list[str], name: str, what: tuple[str, str]
-) -> str:
-    """What a model needs to mend a change: the nearest lines with numbers, the likely cause, one next step.
-
-    `what`: how the call names its old and its new text.
-    """
-    text, added = "\n".join(lines), "\n".join(new).strip()
-    made = re.findall(rf"^[ \t]*{re.escape(added)}[ \t]*$", text, re.M) if added else []
-    if len(made) == 1:  # as whole lines: a word that happens to be in the file says nothing
-        line = text.count("\n", 0, text.find(made[0])) + 1
-        return f"{what[0]} is not in {name}, but {what[1]} is, at line {line}: this edit seems to be made already."
-    wanted = lines_of("\n".join(old).strip("\n")) or [""]
-    first, likeness = _nearest(lines, wanted)
-    if likeness < 0.5:
-        return f"{what[0]} is not in {name}, nor anything like it. Read the file, or search for the text with grep."
-    cause = _cause(lines, first, wanted, what[0])
-    return (
-        f"{what[0]} is not in {name}. {cause} The nearest lines are:\n"
-        f"{numbered(lines[max(0, first - 1) : first + len(wanted) + 1], max(1, first))}\n"
-        f"Copy {what[0]} from them, without the line numbers."
-    )
-
-
-def _cause(lines: list[str], first: int, wanted: list[str], what: str) -> str:
-    written = [line for line in wanted if line.strip()]
-    if written and all(re.match(r"\s*\d+(\t|\||: )", line) for line in written):
-        return "It seems to hold line numbers, which are not part of the file."
-    first = max(0, first - len(wanted))
-    around = lines[first : first + 3 * len(wanted) + 9]
-    steps = list(_steps(*(["".join(line.split()) for line in each] for each in (around, wanted))))
-    for end in (0, -1):  # lines of the file before the first one and behind the last
-        if steps[end][0] == "delete":
-            steps.pop(end)
-    steps = [step for step in steps if step[0] != "equal"]
-    kinds = {step[0] for step in steps}
-    if not kinds:
-        return "White space differs (indentation, or space inside a line)."
-    if kinds == {"delete"}:
-        at = first + steps[0][1]
-        return f"It lacks line {at + 1} of the file: {lines[at].strip()[:200]!r}."
-    if kinds == {"insert"}:
-        return f"The file has no such line there: {wanted[steps[0][3]].strip()[:200]!r}."
-    return "The text differs, or the file has changed since it was read."
-
-
-def _nearest(lines: list[str], wanted: list[str]) -> tuple[int, float]:
-    """(index of the first line, likeness 0 to 1) of the run of lines most like the wanted ones."""
-    bare = [line.strip() for line in lines]
-    target = [re.sub(r"^\s*\d+(\t|\|)", "", line).strip() for line in wanted]
-    longest = target.index(max(target, key=len))
-    looked_for, count = set(target), Counter(bare)
-    anchors = [number for number, line in enumerate(bare) if line and line in looked_for]
-    if not anchors:
-        best = difflib.get_close_matches(target[longest], bare[:5000], 1, 0.5)
-        anchors = [bare.index(best[0])] if best else []
-    anchors.sort(key=lambda anchor: count[bare[anchor]])  # the rarest lines say most
-    starts = {
-        max(0, anchor - (target.index(bare[anchor]) if bare[anchor] in target else longest))
-        for anchor in anchors[: 2000 // len(target) + 20]
-    }
-    found = ((_likeness(bare[at : at + len(target)], target), -at) for at in starts)
-    likeness, at = max(found, default=(0.0, 0))
-    return -at, likeness
-
-
-def _likeness(lines: list[str], wanted: list[str]) -> float:
-    """By letters; of many lines by lines, because difflib leaves out what is frequent in a long text."""
-    if len(wanted) > 20:
-        return difflib.SequenceMatcher(None, lines, wanted).ratio()
-    return difflib.SequenceMatcher(None, "\n".join(lines), "\n".join(wanted)).ratio()
