@@ -19,6 +19,7 @@ from coder.devtools.scripted import Reply
 from coder.events import Event, HookFailed, Notice, ToolEnd
 from coder.extend.command_hooks import HooksError, command_hooks
 from coder.extend.guard import Guard
+from coder.history import user
 from coder.hooks import HOOK_NAMES, FunctionHooks, HookChain, Hooks
 from coder.toolset import ToolContext, tool
 from coder.types import DeniedError, ModelError, Request, ToolCall, ToolResult
@@ -39,113 +40,88 @@ def add(a: int, b: int) -> str:
 CALL = Reply(calls=[("add", {"a": 1, "b": 2})])
 
 
-def result_of(
-    *hooks: Hooks, replies: tuple[Reply, ...] = (CALL, Reply("done"))
-) -> tuple[str, list[Event]]:
+def result_of(*hooks: Hooks) -> tuple[str, list[Event]]:
     """The result of one call of add under these hooks, and all events."""
-    with serve(*replies) as server:
+    with serve(CALL, Reply("done")) as server:
         events, _ = ask(server, tools=[add], hooks=HookChain(*hooks))
-    return next(
-        (str(event.result.content) for event in events if isinstance(event, ToolEnd)), ""
-    ), events
+    [output] = [str(event.result.content) for event in events if isinstance(event, ToolEnd)]
+    return output, events
 
 
-# ---- in a row --------------------------------------------------------------------------------------------
+def failures(events: list[Event]) -> list[HookFailed]:
+    return [event for event in events if isinstance(event, HookFailed)]
+
+
+# ---- in a row -------------------------------------------------------------------------------
 
 
 def test_each_hook_sees_what_those_before_it_have_changed() -> None:
     """K07, K09 to K12, P05."""
+    seen: list[str] = []
 
-    def double(call: ToolCall, ctx: Any) -> None:
-        assert call.arguments
-        call.arguments["a"] *= 2
-
-    def more(call: ToolCall, ctx: Any) -> None:
-        assert call.arguments
-        call.arguments["a"] += 1
+    def calling(change: Any) -> Any:
+        return lambda call, ctx: call.arguments.update(a=change(call.arguments["a"]))
 
     def marked(sign: str) -> Any:
         return lambda call, result: ToolResult(f"{result.content}{sign}")
 
-    said, _ = result_of(
-        FunctionHooks(before_tool_call=double, after_tool_call=marked("!")),
-        FunctionHooks(before_tool_call=more, after_tool_call=marked("?")),
-    )
-    assert said == "5!?"  # 1 * 2 + 1 + 2, and not (1 + 1) * 2 + 2
-
-
-def test_requests_context_and_tools_are_changed_in_order_and_the_answer_is_only_looked_at() -> None:
-    seen: list[str] = []
-
-    def system(text: str) -> Any:
+    def asking(text: str) -> Any:
         def change(request: Request) -> None:
             request.system += text
-            request.tools = [] if text == "b" else request.tools
+            request.tools = [] if len(request.messages) > 4 else request.tools
 
         return change
 
+    def adding(text: str) -> Any:
+        return lambda messages, abort: [*messages, user(text)]
+
     first = FunctionHooks(
-        before_llm_call=system("a"),
-        transform_context=lambda messages, abort: [*messages, user("one")],
+        before_tool_call=calling(lambda a: a * 2),
+        after_tool_call=marked("!"),
+        before_llm_call=asking("a"),
+        transform_context=adding("one"),
         after_llm_call=lambda completion: seen.append(completion.text),
     )
     second = FunctionHooks(
-        before_llm_call=system("b"),
-        transform_context=lambda messages, abort: [*messages, user("two")],
+        before_tool_call=calling(lambda a: a + 1),
+        after_tool_call=marked("?"),
+        before_llm_call=asking("b"),
+        transform_context=adding("two"),
         get_api_key=lambda: "second",
     )
-    with serve(Reply("hi")) as server:
-        _, result = ask(server, tools=[add], hooks=HookChain(first, second))
-        body = server.requests[0]
-        assert [message["content"] for message in body["messages"]] == [
-            "ab",
-            "go",
-            "one",
-            "two",
-        ] and "tools" not in body
+    with serve(CALL, Reply("done")) as server:
+        _, result = ask(server, tools=[add], hooks=HookChain(first, HookChain(second)))
+        before, after = server.requests
         assert server.heads[0]["authorization"] == "Bearer second"
-    assert seen == ["hi"] and [message["content"] for message in result.messages] == ["go", "hi"]
+    assert [m["content"] for m in before["messages"]] == ["ab", "go", "one", "two"]
+    assert "tools" in before and "tools" not in after and seen == ["", "done"]
+    contents = [message["content"] for message in result.messages]
+    assert contents == ["go", None, "5!?", "done"], "1 * 2 + 1 + 2"
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
+def refuse(call: ToolCall, ctx: Any) -> None:
+    raise DeniedError("not today")
 
 
 def test_the_first_that_answers_or_blocks_a_call_is_the_last_that_is_asked() -> None:
     asked: list[str] = []
     late = FunctionHooks(before_tool_call=lambda call, ctx: asked.append(call.name))
-    assert (
-        result_of(FunctionHooks(before_tool_call=lambda call, ctx: ToolResult("mine")), late)[0]
-        == "mine"
-    )
-
-    def no(call: ToolCall, ctx: Any) -> None:
-        raise DeniedError("not today")
-
-    said, events = result_of(FunctionHooks(before_tool_call=no), late)
-    assert (
-        said == "Denied: not today"
-        and asked == []
-        and any(isinstance(e, ToolEnd) and e.is_error for e in events)
-    )
+    answer = FunctionHooks(before_tool_call=lambda call, ctx: ToolResult("mine"))
+    assert result_of(answer, late)[0] == "mine"
+    output, events = result_of(FunctionHooks(before_tool_call=refuse), late)
+    assert output == "Denied: not today" and asked == []
+    assert [event.is_error for event in events if isinstance(event, ToolEnd)] == [True]
 
 
-def test_a_hook_may_say_something_and_a_chain_may_hold_a_chain() -> None:
-    def loud(call: ToolCall, ctx: Any) -> Generator[Event, None, None]:
-        yield Notice(f"calling {call.name}")
-
-    _, events = result_of(HookChain(HookChain(FunctionHooks(before_tool_call=loud))))
-    assert [event.text for event in events if isinstance(event, Notice)] == ["calling add"]
-
-
-def test_a_hook_that_does_not_exist_is_said() -> None:
-    with pytest.raises(
-        TypeError, match="there is no hook 'before_tool'; known: on_run_start, before_llm_call"
-    ):
+def test_a_hook_that_does_not_exist_or_returns_something_else_is_named() -> None:
+    with pytest.raises(TypeError, match="there is no hook 'before_tool'; known: on_run_start"):
         FunctionHooks(before_tool=lambda: None)
+    wrong = FunctionHooks(after_tool_call=lambda call, result: "x")
+    with serve(CALL) as server, pytest.raises(TypeError, match="after_tool_call returned 'x'"):
+        ask(server, tools=[add], hooks=wrong)
 
 
-# ---- guarded ---------------------------------------------------------------------------------------------
+# ---- guarded --------------------------------------------------------------------------------
 
 
 def fails(*_: Any) -> None:
@@ -158,61 +134,43 @@ def hangs(*_: Any) -> None:
 
 @pytest.mark.parametrize("broken", [fails, hangs])
 @pytest.mark.parametrize("place", sorted({*HOOK_NAMES} - {"on_doom_loop", "on_compacted"}))
-def test_an_open_guard_reports_and_goes_on(place: str, broken: Any) -> None:
+def test_an_open_guard_reports_once_and_goes_on(place: str, broken: Any) -> None:
     """K25."""
     with promptly(10):
-        said, events = result_of(Guard(FunctionHooks(**{place: broken}), name="mine", seconds=0.1))
-    failed = [event for event in events if isinstance(event, HookFailed)]
-    assert said == "3"
-    assert [(event.hook, event.place) for event in failed] == [("mine", place)], "once"
-    assert (
-        "ZeroDivisionError: oh" if broken is fails else "TimeoutError: no answer within 0.1 s"
-    ) in failed[0].error
+        guard = Guard(FunctionHooks(**{place: broken}), name="mine", seconds=0.1)
+        output, events = result_of(guard)
+    [failed] = failures(events)
+    assert output == "3" and (failed.hook, failed.place) == ("mine", place)
+    late = "TimeoutError: no answer within 0.1 s"
+    assert failed.error == ("ZeroDivisionError: oh" if broken is fails else late)
 
 
-@pytest.mark.parametrize("place", ["before_tool_call", "after_tool_call"])
-def test_a_closed_guard_fails_the_call_and_shows_nothing_of_its_result(place: str) -> None:
-    said, events = result_of(Guard(FunctionHooks(**{place: fails}), name="mine", closed=True))
-    assert said == "Error: the hook mine failed: oh" and any(
-        isinstance(event, HookFailed) for event in events
-    )
-
-
-def test_a_closed_guard_lets_no_request_out() -> None:
-    with serve(Reply("hi")) as server:
-        _, result = ask(
-            server, hooks=Guard(FunctionHooks(before_llm_call=fails), name="redact", closed=True)
-        )
-        assert server.requests == [] and result.error and result.error.kind == "bad_request"
-        assert "the hook redact failed: oh, so nothing was sent" in result.text
+@pytest.mark.parametrize("place", ["before_tool_call", "after_tool_call", "before_llm_call"])
+def test_a_closed_guard_rejects_what_its_hook_stands_before_or_behind(place: str) -> None:
+    guard = Guard(FunctionHooks(**{place: fails}), name="mine", closed=True)
+    with serve(CALL, Reply("done")) as server:
+        events, result = ask(server, tools=[add], hooks=guard)
+        sent = len(server.requests)
+    assert len(failures(events)) == 1
+    if place == "before_llm_call":
+        assert sent == 0 and "the hook mine failed: oh, so nothing was sent" in result.text
+    else:
+        assert result.messages[2]["content"] == "Error: the hook mine failed: oh"
 
 
 def test_a_guarded_hook_that_works_does_what_it_would_do_alone() -> None:
-    def ask_first(call: ToolCall, ctx: Any) -> Generator[Event, None, ToolResult | None]:
+    def report(call: ToolCall, ctx: Any) -> Generator[Event, None, ToolResult | None]:
         yield Notice("one")
         yield Notice("two")
         assert call.arguments
         call.arguments["a"] = 10
         return None
 
-    def no(call: ToolCall, ctx: Any) -> None:
-        raise DeniedError("no")
-
-    said, events = result_of(Guard(FunctionHooks(before_tool_call=ask_first)))
-    assert said == "12" and [event.text for event in events if isinstance(event, Notice)] == [
-        "one",
-        "two",
-    ]
-    said, events = result_of(Guard(FunctionHooks(before_tool_call=no)))
-    assert said == "Denied: no" and not any(isinstance(event, HookFailed) for event in events)
-
-
-def test_an_abort_does_not_wait_for_a_guarded_hook() -> None:
-    abort = Abort()
-    hook = FunctionHooks(before_tool_call=lambda call, ctx: (abort.set(), hangs()))
-    with serve(CALL) as server, promptly(10):
-        _, result = ask(server, tools=[add], abort=abort, hooks=Guard(hook))
-    assert result.stop_reason == "aborted" and result.messages[-1]["role"] == "tool"
+    output, events = result_of(Guard(FunctionHooks(before_tool_call=report)))
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    assert (output, notices) == ("12", ["one", "two"])
+    output, events = result_of(Guard(FunctionHooks(before_tool_call=refuse)))
+    assert output == "Denied: not today" and not failures(events)
 
 
 def test_a_hook_that_is_not_guarded_ends_the_run_with_its_bug_and_a_history_in_order() -> None:
@@ -223,71 +181,51 @@ def test_a_hook_that_is_not_guarded_ends_the_run_with_its_bug_and_a_history_in_o
 
 
 def test_a_request_can_be_refused_by_a_hook() -> None:
-    def refuse(request: Request) -> None:
+    def late(request: Request) -> None:
         raise ModelError("bad_request", "too late in the day")
 
     with serve(Reply("hi")) as server:
-        assert (
-            ask(server, hooks=FunctionHooks(before_llm_call=refuse))[1].text
-            == "Error: too late in the day"
-            and not server.requests
-        )
+        _, result = ask(server, hooks=FunctionHooks(before_llm_call=late))
+        assert result.text == "Error: too late in the day" and not server.requests
 
 
-# ---- commands --------------------------------------------------------------------------------------------
+# ---- commands -------------------------------------------------------------------------------
 
 
 def commands(folder: Path, **places: Any) -> HookChain:
-    path = folder / "hooks.json"
-    path.write_text(
-        json.dumps(
-            {
-                place: [{"command": entry} if isinstance(entry, str) else entry]
-                for place, entry in places.items()
-            }
-        )
-    )
-    return command_hooks(path)
+    entries = {
+        place: [{"command": entry} if isinstance(entry, str) else entry]
+        for place, entry in places.items()
+    }
+    (folder / "hooks.json").write_text(json.dumps(entries))
+    return command_hooks(folder / "hooks.json")
 
 
 def test_a_command_gets_the_facts_as_json_and_can_change_arguments_and_results(
     tmp_path: Path,
 ) -> None:
     before = f'cat > {tmp_path}/asked.json; echo \'{{"arguments": {{"a": 40, "b": 2}}}}\''
-    said, _ = result_of(
-        commands(
-            tmp_path,
-            before_tool_call=before,
-            after_tool_call='cat > got.json; echo \'{"result": "hidden"}\'',
-        )
-    )
+    after = 'cat > got.json; echo \'{"result": "hidden"}\''
+    output, _ = result_of(commands(tmp_path, before_tool_call=before, after_tool_call=after))
     asked, got = (json.loads((tmp_path / name).read_text()) for name in ("asked.json", "got.json"))
-    assert said == "hidden" and (asked["hook"], asked["tool"], asked["arguments"]) == (
-        "before_tool_call",
-        "add",
-        {"a": 1, "b": 2},
-    )
+    assert output == "hidden" and asked["cwd"] == os.getcwd()
+    facts = asked["hook"], asked["tool"], asked["arguments"]
+    assert facts == ("before_tool_call", "add", {"a": 1, "b": 2})
     assert (got["arguments"], got["result"], got["is_error"]) == ({"a": 40, "b": 2}, "42", False)
-    assert asked["cwd"] == os.getcwd()
 
 
 def test_exit_code_two_blocks_with_what_the_command_wrote(tmp_path: Path) -> None:
-    assert (
-        result_of(commands(tmp_path, before_tool_call="echo no add >&2; exit 2"))[0]
-        == "Denied: no add"
-    )
-    assert (
-        result_of(commands(tmp_path, after_tool_call="exit 2"))[0] == "Withheld: blocked by a hook"
-    )
+    before = commands(tmp_path, before_tool_call="echo no add >&2; exit 2")
+    assert result_of(before)[0] == "Denied: no add"
+    after = commands(tmp_path, after_tool_call="exit 2")
+    assert result_of(after)[0] == "Withheld: blocked by a hook"
     with serve(Reply("hi")) as server:
-        _, result = ask(
-            server, hooks=commands(tmp_path, before_llm_call="echo not now >&2; exit 2")
-        )
-        assert "not now" in result.text and server.requests == []
+        hooks = commands(tmp_path, before_llm_call="echo not now >&2; exit 2")
+        assert "not now" in ask(server, hooks=hooks)[1].text and server.requests == []
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "error"),
     [
         ("exit 3", "exit code 3"),
         ("echo bad >&2; exit 1", "exit code 1: bad"),
@@ -295,34 +233,25 @@ def test_exit_code_two_blocks_with_what_the_command_wrote(tmp_path: Path) -> Non
         ("/no/such/program", "exit code 127"),
     ],
 )
-def test_a_command_that_fails_is_told_and_passed_over_unless_it_is_closed(
-    tmp_path: Path, command: str, said: str
+def test_a_command_that_fails_is_reported_and_ignored_unless_it_is_closed(
+    tmp_path: Path, command: str, error: str
 ) -> None:
+    entry = {"command": command, "seconds": 0.3}
     with promptly(15):
-        result, events = result_of(
-            commands(tmp_path, before_tool_call={"command": command, "seconds": 0.3})
-        )
-        assert result == "3" and said in next(
-            event.error for event in events if isinstance(event, HookFailed)
-        )
-        result, _ = result_of(
-            commands(
-                tmp_path, before_tool_call={"command": command, "seconds": 0.3, "closed": True}
-            )
-        )
-        assert result.startswith("Error: the hook") and said in result
+        output, events = result_of(commands(tmp_path, before_tool_call=entry))
+        assert output == "3" and error in failures(events)[0].error
+        output, _ = result_of(commands(tmp_path, before_tool_call=entry | {"closed": True}))
+        assert output.startswith("Error: the hook") and error in output
 
 
 def test_a_command_is_asked_for_the_tools_it_names_and_works_where_its_file_is(
     tmp_path: Path,
 ) -> None:
-    chain = commands(
-        tmp_path, before_tool_call={"command": "pwd > here; exit 2", "tools": "bash|edit"}
-    )
-    assert result_of(chain)[0] == "3" and not (tmp_path / "here").exists()
-    assert result_of(
-        commands(tmp_path, before_tool_call={"command": "pwd > here; exit 2", "tools": "bash|add"})
-    )[0].startswith("Denied")
+    entry = {"command": "pwd > here; exit 2", "tools": "bash|edit"}
+    assert result_of(commands(tmp_path, before_tool_call=entry))[0] == "3"
+    assert not (tmp_path / "here").exists()
+    chain = commands(tmp_path, before_tool_call=entry | {"tools": "bash|add"})
+    assert result_of(chain)[0].startswith("Denied")
     assert (tmp_path / "here").read_text().strip() == str(tmp_path)
 
 
@@ -338,39 +267,32 @@ def test_a_command_is_asked_for_the_tools_it_names_and_works_where_its_file_is(
         '{"before_tool_call": [{"command": "x", "seconds": "y"}]}',
     ],
 )
-def test_a_file_of_hooks_that_is_none_is_said(tmp_path: Path, text: str) -> None:
+def test_a_file_of_hooks_that_cannot_be_used_is_an_error_in_one_line(
+    tmp_path: Path, text: str
+) -> None:
     (tmp_path / "hooks.json").write_text(text)
-    with pytest.raises(HooksError, match=r"hooks\.json: "):
+    with pytest.raises(HooksError, match=r"hooks\.json: [^\n]+$"):
         command_hooks(tmp_path / "hooks.json")
     assert command_hooks(tmp_path / "none.json").hooks == []
 
 
-# ---- aborts ----------------------------------------------------------------------------------------------
+# ---- aborts ---------------------------------------------------------------------------------
 
 
-def test_an_abort_of_one_run_does_not_end_the_next() -> None:
-    """A guard that was told of a run's abort must forget it."""
-
+def test_an_abort_does_not_wait_for_a_guarded_hook_and_does_not_end_the_next_run() -> None:
     class Slow(Hooks):
         def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
-            return None
+            agent.abort()
+            hangs()
 
         def after_llm_call(self, completion: Any) -> None:
             time.sleep(0.12)  # longer than a look at the token
 
-    @tool
-    def wait(ctx: ToolContext) -> str:
-        """Wait."""
-        ctx.abort.wait(20)
-        return "?"
-
-    with serve(Reply(calls=[("wait", {})]), Reply("two"), Reply("three")) as server:
-        agent = Agent(
-            ChatModel("m", base_url=server.url), tools=[wait], hooks=Guard(Slow()), retry=FAST
-        )
-        stop = agent.subscribe(lambda event: agent.abort() if event.type == "tool_start" else None)
+    with serve(CALL, Reply("two"), Reply("three")) as server, promptly(10):
+        model = ChatModel("m", base_url=server.url)
+        agent = Agent(model, tools=[add], hooks=Guard(Slow()), retry=FAST)
         assert agent.run("go").stop_reason == "aborted"
-        stop()
+        assert agent.messages[-1]["role"] == "tool"
         assert [agent.run("again").text for _ in range(2)] == ["two", "three"]
 
 
@@ -379,10 +301,10 @@ def test_an_abort_of_one_run_does_not_end_the_next() -> None:
 )
 def test_an_abort_ends_a_command_wherever_it_is_asked(tmp_path: Path, place: str) -> None:
     """The shell of the command writes its own number, and is gone after the run."""
-    abort = Abort()
+    abort, number = Abort(), tmp_path / "pid"
 
     def stop() -> None:
-        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        until(lambda: number.exists() and number.read_text())
         abort.set()
 
     chain = commands(tmp_path, **{place: {"command": "echo $$ > pid; exec sleep 60"}})
@@ -391,11 +313,5 @@ def test_an_abort_ends_a_command_wherever_it_is_asked(tmp_path: Path, place: str
         events, result = ask(server, tools=[add], hooks=chain, abort=abort)
     kinds = [event.type for event in events]
     assert result.stop_reason == "aborted" and kinds.count("tool_start") == kinds.count("tool_end")
-    pid = (tmp_path / "pid").read_text().strip()
+    pid = number.read_text().strip()
     until(lambda: not Path(f"/proc/{pid}").exists(), "the command is gone")
-
-
-def test_a_hook_that_gives_something_else_than_a_result_is_named() -> None:
-    wrong = FunctionHooks(after_tool_call=lambda call, result: "x")
-    with serve(CALL) as server, pytest.raises(TypeError, match="after_tool_call returned 'x'"):
-        ask(server, tools=[add], hooks=wrong)
