@@ -185,7 +185,7 @@ def test_hooks_are_timed_one_by_one_without_the_time_of_those_who_read_their_eve
 
     def wait(event: Event) -> None:
         if isinstance(event, Notice) and next(asked) == 0:
-            threading.Event().wait(1)
+            threading.Event().wait(1.5)
 
     class Audit(Hooks):
         def after_tool_call(self, call: Any, result: ToolResult) -> ToolResult:
@@ -201,8 +201,8 @@ def test_hooks_are_timed_one_by_one_without_the_time_of_those_who_read_their_eve
         ("Audit", "after_tool_call"),
         ("FunctionHooks", "before_llm_call"),
     ]
-    assert 0.1 <= timed[0]["seconds"] < 0.9
-    assert read(file).runs[0].steps[0].figures.seconds["own"] >= 1
+    assert 0.1 <= timed[0]["seconds"] < 1.5
+    assert read(file).runs[0].steps[0].figures.seconds["own"] >= 1.5
 
 
 def test_a_tap_of_ones_own_sees_the_bytes_of_both_ways() -> None:

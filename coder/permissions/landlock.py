@@ -225,8 +225,8 @@ class SandboxThread:
                 errors.append(error)
             done.set()
 
-        self._jobs.put(job)
         try:
+            self._jobs.put(job)
             done.wait()
         except BaseException:
             if discard:

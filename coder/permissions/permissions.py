@@ -198,8 +198,7 @@ class Permissions(Hooks):
             [rule for rule in layer if fits(rule.permission, "bash")]
             for layer in (self.ordered, self.agent, self.workspace)
         ]
-        patterns = {rule.pattern for layer in layers for rule in layer if rule.action == "deny"}
-        if not patterns:
+        if not any(rule.action == "deny" for layer in layers for rule in layer):
             return False
         whole, inner = deny_texts(command)
         if any(_is_denied(text, layers) for text in whole):
@@ -208,12 +207,12 @@ class Permissions(Hooks):
             [rule for rule in layer if rule.action != "deny" or rule.pattern[:1] != "*"]
             for layer in layers
         ]
-        names = sorted(pattern for pattern in patterns if pattern[:1] != "*")
-        somewhere, here = any_of(tuple(f"*{name}" for name in names)), any_of(tuple(names))
+        denies = any_of(
+            rule.pattern for layer in anchored for rule in layer if rule.action == "deny"
+        )
         return any(
-            here.fullmatch(text, at) and _is_denied(text[at:], anchored)
+            denies.fullmatch(text, at) and _is_denied(text[at:], anchored)
             for text in inner
-            if somewhere.fullmatch(text)  # first, since it takes one look at the whole text
             for at in word_starts(text)
         )
 

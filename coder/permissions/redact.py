@@ -162,21 +162,17 @@ def redact_logs(redactor: Redactor) -> None:
 
     def make_redacted(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
-        record.msg, record.args = redactor.text(strip_controls(_message(record))), ()
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError, LookupError, OverflowError):  # not fitting its arguments
+            text = f"{record.msg} {record.args!r}"
+        record.msg, record.args = redactor.text(strip_controls(text)), ()
         if record.exc_info:
             raised = logging.Formatter().formatException(record.exc_info)
             record.exc_text, record.exc_info = redactor.text(strip_controls(raised)), None
         return record
 
     logging.setLogRecordFactory(make_redacted)
-
-
-def _message(record: logging.LogRecord) -> str:
-    """The message; one that does not fit its arguments is written as it is."""
-    try:
-        return record.getMessage()
-    except (TypeError, ValueError, LookupError, OverflowError):
-        return f"{record.msg} {record.args!r}"
 
 
 # ---- what looks like a secret ----------------------------------------------------------------------------

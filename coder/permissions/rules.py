@@ -63,8 +63,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(f"(?:{whole})|(?:{_expression(bare)})" if bare != pattern else whole, re.S)
 
 
-@cache
-def any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+def any_of(patterns: Iterable[str]) -> re.Pattern[str]:
     """What fits one of several patterns."""
     compiled = (f"(?:{_compiled(pattern).pattern})" for pattern in patterns)
     return re.compile("|".join(compiled) or r"(?!)", re.S)
@@ -85,9 +84,8 @@ def last_match(
 ) -> Rule | None:
     """The last rule that fits one of the kinds and one of the texts, which are names for the same."""
     for rule in reversed(rules):
-        if any(fits(rule.permission, kind) for kind in kinds) and any(
-            fits(rule.pattern, text) for text in texts
-        ):
+        is_kind = any(fits(rule.permission, kind) for kind in kinds)
+        if is_kind and any(fits(rule.pattern, text) for text in texts):
             return rule
     return None
 
