@@ -115,7 +115,7 @@ UNBOUNDED = "front matter has to be between two lines ---"
     "text, problem",
     [
         ("---\nmode: boss\n---\n", "'boss' is not one of primary, subagent, all"),
-        ("---\ntools: read\n---\n", "there is no tools in front of an agent; known: desc"),
+        ("---\ntools: read\n---\n", "there is no tools in an agent's front matter; known: desc"),
         ("---\npermissions:\n  bash: maybe\n---\n", '"maybe" is not one of allow, ask, deny'),
         ("---\npermissions: allow\n---\n", "rules have to be an object"),
         ("---\ntemperature: hot\n---\n", "'hot' has to be a number"),
@@ -142,7 +142,7 @@ def test_a_file_that_makes_no_agent_is_left_out_and_reported(
     (tmp_path / "x.md").write_bytes(text.encode())
     agents, [line] = load_agents(tmp_path)
     assert dict(agents) == BUILT_IN
-    assert line.startswith("The agent x.md is left out: ") and problem in line and "\n" not in line
+    assert line.startswith("The agent x.md is ignored: ") and problem in line and "\n" not in line
 
 
 def test_a_file_that_others_may_write_is_left_out(tmp_path: Path) -> None:
@@ -150,4 +150,4 @@ def test_a_file_that_others_may_write_is_left_out(tmp_path: Path) -> None:
     os.chmod(tmp_path / "x.md", 0o666)
     agents, problems = agents_of(tmp_path, **{"Bad Name": "Hello."})
     assert dict(agents) == BUILT_IN and len(problems) == 2
-    assert "small letters" in problems[0] and "others may write" in problems[1]
+    assert "lower-case letters" in problems[0] and "others may write" in problems[1]

@@ -182,7 +182,7 @@ def test_a_permission_is_for_this_conversation_and_this_agent(tmp_path: Path) ->
 def test_a_conversation_goes_on_with_the_agent_it_was_left_with(tmp_path: Path) -> None:
     with serve(Reply("Hello.")) as server:
         once(tmp_path, server, "--plan", "one")
-        assert "plan goes on, as before" in once(tmp_path, server, "-c", "two").err
+        assert "Agent plan continues: " in once(tmp_path, server, "-c", "two").err
         once(tmp_path, server, "-c", "--agent", "build", "three")
     planning = ["You are planning" in body["messages"][0]["content"] for body in server.requests]
     assert planning == [True, True, False]

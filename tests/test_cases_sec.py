@@ -272,7 +272,7 @@ def test_a_base_url_of_the_workspace_does_not_get_the_key_of_the_environment_and
             HTTPS_PROXY=f"http://127.0.0.1:{door.getsockname()[1]}",
         ) as run:
             assert run.end() == 1 and asked[0].startswith(b"CONNECT api.openai.com:443 ")
-            assert "Not taken from this folder: OPENAI_BASE_URL in .env" in run.err
+            assert "Ignored in this folder: OPENAI_BASE_URL in .env" in run.err
         assert evil.connections == 0
 
 

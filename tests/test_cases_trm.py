@@ -308,7 +308,7 @@ def test_a_crash_inside_a_run_leaves_the_terminal_as_it_was(
         assert output.rindex("\x1b[?2004l") > output.rindex("\x1b[?2004h")
         assert output.rindex("\x1b]0;\x07") > output.rindex("\x1b]0;coder"), "the window's title"
         assert "\x1b[2J" not in output
-        assert code != 1 or "ended by a defect in it or in a plugin. Crash: boom" in output
+        assert code != 1 or "internal error, in coder or in a plugin. Crash: boom" in output
 
 
 @pytest.mark.case("TRM-12")

@@ -249,7 +249,7 @@ NO_ANSWER: dict[
         [Reply("I look.", [("ls", {})]), Reply("wrong key", status=401)],
         [],
         "I look.\n",
-        "Error: the key was refused: wrong key (HTTP 401).",
+        "Error: the key was rejected: wrong key (HTTP 401).",
     ),
     "a full context": (3, [FULL], [], "", "Error: "),
 }
@@ -391,7 +391,7 @@ def test_a_stdin_that_nobody_closes_is_said_and_waited_for_until_it_ends_or_a_si
             child.stdin.write(b"say ")
             child.stdin.flush()
             assert select.select([child.stderr], [], [], 20)[0]
-            assert b"reading stdin" in os.read(child.stderr.fileno(), 1000)
+            assert b"waiting for the end of standard input" in os.read(child.stderr.fileno(), 1000)
         assert server.requests == []
         second.send_signal(signal.SIGTERM)
         out, errors = second.communicate(timeout=20)
@@ -693,7 +693,7 @@ ENDINGS: dict[str, tuple[int, Any, list[str], str, str]] = {
         [Reply("wrong key", status=401)],
         [],
         "",
-        "Error: the key was refused: wrong key (HTTP 401). Check OPENAI_API_KEY",
+        "Error: the key was rejected: wrong key (HTTP 401). Check OPENAI_API_KEY",
     ),
     "404": (
         1,
@@ -1189,7 +1189,10 @@ def test_a_folder_that_was_removed_is_one_line_where_it_is_needed(
         done = place.shell(f"mkdir gone && cd gone && rmdir ../gone && $CODER {command}", server)
     assert done.returncode == code, done.stderr
     if code:
-        assert (done.stdout, done.stderr.count("\n")) == ("", 1) and "is gone" in done.stderr
+        assert (done.stdout, done.stderr.count("\n")) == (
+            "",
+            1,
+        ) and "no longer exists" in done.stderr
     else:
         assert "Traceback" not in done.stderr
 
@@ -1262,8 +1265,8 @@ def test_a_file_of_instructions_that_cannot_be_taken_is_told_of_once(
     ) as server:
         done = place.coder("go", server=server)
         assert (done.returncode, done.stdout) == (0, "Hello.\n")
-    said = [line for line in done.stderr.splitlines() if "is left out" in line]
-    assert [line.split(" is left out")[0] for line in said] == [
+    said = [line for line in done.stderr.splitlines() if "is ignored" in line]
+    assert [line.split(" is ignored")[0] for line in said] == [
         "AGENTS.md",
         "sub/AGENTS.md",
     ] and all(kind in line for line in said)

@@ -135,7 +135,7 @@ def test_the_folder_gives_key_server_and_model_together_where_nothing_else_has_a
 def test_the_model_of_a_folder_does_not_count_for_a_server_of_the_users(
     settings: Sources, source: str
 ) -> None:
-    with pytest.raises(ConfigError, match="no model is named"):
+    with pytest.raises(ConfigError, match="no model: set"):
         settings(**{source: {"OPENAI_BASE_URL": HERE.format(9)}}, folder={"OPENAI_MODEL": "theirs"})
 
 
@@ -155,9 +155,7 @@ def test_nothing_else_of_a_folder_counts_and_that_is_said(settings: Sources) -> 
         plain, got = settings(env=env, folder=folder), settings(env=env, folder=folder | strange)
         *notes, said = got.notes
         assert replace(got, notes=()) == replace(plain, notes=()) and tuple(notes) == plain.notes
-        assert said.startswith("Not taken from this folder: ") and all(
-            name in said for name in strange
-        )
+        assert said.startswith("Ignored in this folder: ") and all(name in said for name in strange)
         assert str(config_folder()) in said
     assert not settings(env=NEEDED, folder={"OPENAI_API_KEY": "of-an-app"}).notes, (
         "many projects have one"

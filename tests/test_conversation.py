@@ -129,7 +129,7 @@ def test_one_task_is_kept_too_and_what_cannot_be_resumed_is_one_line(tmp_path: P
             (["-c", "x"], "no conversation of this folder"),
             (["-r", "../../etc/passwd", "x"], "no session"),
             (["x", "-r"], "-r needs the ID"),
-            (["-c", "--no-session", "x"], "--no-session and -c exclude each other"),
+            (["-c", "--no-session", "x"], "--no-session and -c cannot be used together"),
         ):
             run = talk(tmp_path, server, *arguments, code=2)
             assert why in run.err and run.err.count("\n") == 1 and not server.requests

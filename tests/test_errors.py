@@ -422,7 +422,7 @@ def test_the_message_is_found_in_any_body(body: Any, message: str) -> None:
 
 def test_an_error_without_words_or_number_is_one() -> None:
     error = classify(None, {"error": {"code": ""}})
-    assert (error.message, error.status) == ("an error without words", None)
+    assert (error.message, error.status) == ("an error without a message", None)
 
 
 def test_a_code_that_is_a_status_is_one_only_where_there_is_no_other() -> None:
@@ -464,7 +464,7 @@ def test_a_requests_id_is_found_under_each_name(header: str) -> None:
     [
         (
             ModelError("auth", "bad key.", status=401, request_id="r1"),
-            "the key was refused: bad key (HTTP 401, request r1). "
+            "the key was rejected: bad key (HTTP 401, request r1). "
             "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
         ),
         (
@@ -474,25 +474,25 @@ def test_a_requests_id_is_found_under_each_name(header: str) -> None:
         (
             ModelError("overflow", "", status=413),
             "the conversation is too long for the model (HTTP 413). "
-            "Start anew, shorten the conversation, or take a model with a larger context.",
+            "Begin a new conversation, shorten this one, or use a model with a larger context.",
         ),
         (
             ModelError("quota", "pay:", status=402),
-            "no credit left: pay (HTTP 402). Look at the account behind OPENAI_API_KEY.",
+            "quota exceeded: pay (HTTP 402). Check the account of OPENAI_API_KEY.",
         ),
         (
             ModelError("auth", "no", status=403),
-            "access was refused: no (HTTP 403). Check OPENAI_API_KEY, and that it belongs to this server "
+            "access was denied: no (HTTP 403). Check OPENAI_API_KEY, and that it belongs to this server "
             "(OPENAI_BASE_URL).",
         ),
         (
             ModelError("bad_request", "no"),
-            "the request was refused: no. CODER_PROFILE and CODER_EXTRA_BODY change what is sent.",
+            "the request was rejected: no. CODER_PROFILE and CODER_EXTRA_BODY change what is sent.",
         ),
         (
             ModelError("bad_request", "x does not support tools"),
-            "the request was refused: x does not support tools. Take a model that can call "
-            "tools (OPENAI_MODEL).",
+            "the request was rejected: x does not support tools. Use a model that supports "
+            "tool calls (OPENAI_MODEL).",
         ),
         (
             ModelError("not_found", "no"),
@@ -517,12 +517,12 @@ def test_a_requests_id_is_found_under_each_name(header: str) -> None:
         ),
         (
             ModelError("incomplete", "the answer was cut off"),
-            "the answer was cut off. Where it breaks again after the same time, a proxy on "
-            "the way may have a time limit.",
+            "the answer was cut off. If it breaks after the same time again, a proxy "
+            "may have a time limit.",
         ),
         (
             ModelError("empty", "the answer was empty"),
-            "the answer was empty. Try again, or take another model (OPENAI_MODEL).",
+            "the answer was empty. Try again, or use another model (OPENAI_MODEL).",
         ),
         (ModelError("protocol", "no", advice="Do this."), "no. Do this."),
     ],
@@ -541,7 +541,7 @@ def test_an_error_over_the_wire_keeps_its_status_words_and_id_and_gains_no_secre
     with serve(bad) as server:
         _, result = ask(server, model={"api_key": "sk-CANARY", "headers": {"x-team": "sk-CANARY"}})
     assert result.error and explain(result.error).startswith(
-        "the key was refused: bad \ufffd key (HTTP 401, request r1). "
+        "the key was rejected: bad \ufffd key (HTTP 401, request r1). "
     )
     assert "CANARY" not in f"{explain(result.error)}{result.error.to_dict()}{result.text}"
     with serve(Reply("no such key", status=401)) as server:

@@ -153,7 +153,7 @@ def test_a_closed_guard_rejects_what_its_hook_stands_before_or_behind(place: str
         sent = len(server.requests)
     assert len(failures(events)) == 1
     if place == "before_llm_call":
-        assert sent == 0 and "the hook mine failed: oh, so nothing was sent" in result.text
+        assert sent == 0 and "the hook mine failed: oh, so the request was not sent" in result.text
     else:
         assert result.messages[2]["content"] == "Error: the hook mine failed: oh"
 

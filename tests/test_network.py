@@ -510,7 +510,7 @@ def test_a_redirect_is_said_with_the_address_to_take() -> None:
         status=308, chunks=[], headers={"location": "/api/v2/chat/completions?key=SECRET"}
     )
     assert explained(moved) == (
-        "URL/v1/chat/completions redirects to URL/api/v2, which is not followed (HTTP 308). "
+        "URL/v1/chat/completions redirects to URL/api/v2; redirects are not followed (HTTP 308). "
         "Set OPENAI_BASE_URL to where the server is."
     )
 

@@ -84,7 +84,7 @@ FINE = "def fine() -> str:\n    '''F.'''\n    return ''\n"
         ("def setup(): pass", "TypeError"),
         ("def setup(api):\n    api.add_tool(lambda x: x)", "TypeError"),
         ("def setup(api):\n    api.add_hook(print)", "a hook is a coder.Hooks"),
-        ("def setup(api):\n    api.add_command('Two words', print)", "small letters"),
+        ("def setup(api):\n    api.add_command('Two words', print)", "lower-case letters"),
         ("def setup(api):\n    for _ in 'ab': api.add_command('a', print)", "the name /a is taken"),
         (f"{FINE.replace('fine', 'bash')}def setup(api):\n    api.add_tool(bash)", "name bash is"),
         (f"{FINE}def setup(api):\n    api.add_tool(fine)\n    1 / 0", "ZeroDivisionError"),
@@ -97,7 +97,7 @@ def test_a_broken_plugin_is_reported_and_left_out_whole(
     (tmp_path / "b_weather.py").write_text(WHOLE)
     plugins = load_plugins(tmp_path, taken={"bash"})
     [line] = plugins.problems
-    assert line.startswith("The plugin a_broken.py is left out: ") and problem in line
+    assert line.startswith("The plugin a_broken.py is skipped: ") and problem in line
     assert plugins.names == ["b_weather.py"]
     assert [each.name for each in plugins.tools] == ["forecast"]
 
@@ -272,8 +272,8 @@ def test_files_and_installed_packages_are_plugins_of_the_program(tmp_path: Path)
         assert sent == ["rain and a ****** in Oslo", "rain"]
         events = [json.loads(line) for line in run.out.splitlines()]
     assert [event["text"] for event in events if event["type"] == "notice"] == [
-        "The plugin wrong.py is left out: ZeroDivisionError: division by zero",
-        "The plugin bad (bad_plugin:setup) is left out: ZeroDivisionError: division by zero",
+        "The plugin wrong.py is skipped: ZeroDivisionError: division by zero",
+        "The plugin bad (bad_plugin:setup) is skipped: ZeroDivisionError: division by zero",
     ]
     assert [event["type"] for event in events].count("progress") == 1 and "/x" in str(events)
 

@@ -1106,9 +1106,7 @@ def test_a_member_that_the_server_names_is_left_out_and_the_answer_comes(case: s
         }
         assert "retry" not in types(events)
         notices = [event.text for event in events if isinstance(event, Notice)]
-        assert len(notices) == asked_for and all(
-            f"does not take {member!r}" in text for text in notices
-        )
+        assert len(notices) == asked_for and all(f"rejects {member!r}" in text for text in notices)
         again, end = run(server)
         assert end.text == "fine" and len(server.requests) == 3, (
             "a second model of that name knows it already"

@@ -436,8 +436,8 @@ def test_a_member_that_the_server_refuses_is_said_once_and_left_out(tmp_path: Pa
 
     with serve(strict) as server, Terminal(tmp_path, server, "--reasoning", "high") as session:
         first, second = bare(session.say("one")), bare(session.say("two"))
-        assert "does not take 'reasoning_effort'" in first and "done · 1 step" in first
-        assert "does not take" not in second and len(server.requests) == 3
+        assert "rejects 'reasoning_effort'" in first and "done · 1 step" in first
+        assert "rejects" not in second and len(server.requests) == 3
 
 
 def test_silence_is_counted_on_the_screen_before_an_answer_and_behind_half_of_one(
@@ -482,7 +482,7 @@ def test_an_error_is_one_line_and_what_a_run_cost_is_said_where_prices_were_give
     with serve(refused, Reply("four")) as server, Terminal(tmp_path, server, **options) as session:
         said = session.say("hello")
         assert "\x1b[31mNo" not in said and "\x07" not in bare(said)
-        error = "Error: the key was refused: No [31msuch key (HTTP 401, request req_7). Check OPENAI_API_KEY"
+        error = "Error: the key was rejected: No [31msuch key (HTTP 401, request req_7). Check OPENAI_API_KEY"
         assert error in " ".join(bare(said).split())
         assert re.search(r"in, \d+ out, \$\d+\.\d\d", session.say("hello"))
         session.say("/model gpt-4.1")

@@ -99,7 +99,7 @@ def files_in(
                 text = _read(file, root).strip()
             except OSError as error:
                 if os.path.lexists(file):
-                    report(f"{path} is left out: {error.strerror}.")
+                    report(f"{path} is ignored: {error.strerror}.")
                 continue
             if text:
                 yield Instruction(file, path, escape_invisible(text))

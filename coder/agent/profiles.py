@@ -100,12 +100,12 @@ BUILT_IN = {
         ),
         AgentSpec(
             "compaction",
-            "sums up a history that has become too long",
+            "summarises a history that has become too long",
             hidden=True,
             rules=NOTHING,
         ),
         AgentSpec("title", "finds a title", hidden=True, rules=NOTHING, temperature=0.3),
-        AgentSpec("summary", "sums up a conversation", hidden=True, rules=NOTHING),
+        AgentSpec("summary", "summarises a conversation", hidden=True, rules=NOTHING),
     )
 }
 
@@ -129,7 +129,7 @@ def load_agents(folder: Path) -> tuple[dict[str, AgentSpec], list[str]]:
         try:
             agents[path.stem] = read_agent(path, agents.get(path.stem))
         except (AgentError, RulesError, OSError, ValueError) as error:
-            problems.append(f"The agent {path.name} is left out: {error}")
+            problems.append(f"The agent {path.name} is ignored: {error}")
     return agents, problems
 
 
@@ -137,7 +137,7 @@ def read_agent(path: Path, base: AgentSpec | None = None) -> AgentSpec:
     """The agent of a file; what it leaves out is from `base`. Raises AgentError, RulesError and OSError."""
     check_ownership(path)
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", path.stem):
-        raise AgentError("its name has to be of small letters, digits, - and _")
+        raise AgentError("its name must consist of lower-case letters, digits, - and _")
     with path.open("rb") as file:
         head, prompt = split(file.read(MAX_BYTES).decode("utf-8", "replace"))
     base = base or AgentSpec(path.stem)
@@ -154,7 +154,7 @@ KEYS = ("description", "model", "temperature", "max_steps", "permissions", *CHOI
 def _field(key: str, value: Any) -> Any:
     """The value of a field of AgentSpec. Raises AgentError."""
     if key not in KEYS:
-        raise AgentError(f"there is no {key} in front of an agent; known: {', '.join(KEYS)}")
+        raise AgentError(f"there is no {key} in an agent's front matter; known: {', '.join(KEYS)}")
     if not isinstance(value, str):
         raise AgentError(f"{value!r} has to be text")
     if value not in CHOICES.get(key, (value,)):

@@ -32,7 +32,7 @@ You are coder, a coding agent in a terminal. You work on the user's files with t
 FAMILIES = (
     (
         r"gpt-5|codex|\bo[134]\b",
-        "- Go on until the task is done; do not stop at a plan, and do not ask for leave to begin.",
+        "- Go on until the task is done; do not stop at a plan, and do not ask for permission to begin.",
     ),
     (
         r"gemini",

@@ -117,7 +117,7 @@ class Subagents:
         name, messages = loaded
         if name not in self.specs:
             names = ", ".join(self.specs) or "none"
-            raise ToolError(f"there is no sub-agent {name!r}. There are: {names}")
+            raise ToolError(f"there is no sub-agent {name!r}. Known: {names}")
         child = Child(task_id or secrets.token_hex(6), self.specs[name], messages)
         self.children[child.id] = child
         return child

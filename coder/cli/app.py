@@ -311,7 +311,7 @@ class App:
                 found += notes()
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
-                self.notices.append(f"The {name} could not be read, and is left out: {why}.")
+                self.notices.append(f"The {name} could not be read and is ignored: {why}.")
         return found
 
 

@@ -61,7 +61,7 @@ def load(cwd: Path, flags: Mapping[str, object] | None = None) -> Settings:
     values = {SETTINGS[name][0]: value_of(name, first) for name in NAMES if name != "CODER_HEADERS"}
     values |= {"base_url": base_url, "api_key": api_key}
     if not values["model"]:
-        raise ConfigError("no model is named: set OPENAI_MODEL, or give -m NAME")
+        raise ConfigError("no model: set OPENAI_MODEL, or use -m NAME")
     if base_url and not values["allow_http"]:
         _refuse_plain(base_url)
     if values["profile"]:
@@ -118,7 +118,7 @@ def _notes(cwd: Path, folder: Source, counts: bool, base_url: str | None) -> Ite
     strange = [f"{', '.join(unused)} in .env"] if unused else []
     strange += [f".coder/{name}" for name in OURS if os.path.lexists(cwd / ".coder" / name)]
     if strange and cwd / ".coder" != config_folder():
-        yield f"Not taken from this folder: {'; '.join(strange)}. Such settings count in {config_folder()} only."
+        yield f"Ignored in this folder: {'; '.join(strange)}. These settings count only in {config_folder()}."
 
 
 def _server(sources: list[Source]) -> tuple[str | None, str | None, str]:

@@ -112,7 +112,7 @@ class Conversation:
         primary = [each.name for each in choices(app.agents, "primary", "all")]
         if info.agent != app.spec.name and info.agent in primary:
             app.work_as(info.agent)
-            app.notices.append(f"{info.agent} goes on, as before: {app.spec.description}.")
+            app.notices.append(f"Agent {info.agent} continues: {app.spec.description}.")
         if info.directory != folder_name(str(app.cwd)):
             began = f"This conversation began in {info.directory}"
             app.notices.append(f"{began}; now files and permissions are those of {app.cwd}.")
@@ -330,7 +330,7 @@ def open_conversation(
     """A new conversation, or the one that -c or -r names. Raises ConfigError."""
     flag = "-r" if arguments.resume else "-c" if arguments.continue_ else ""
     if arguments.no_session and flag:
-        raise ConfigError(f"--no-session and {flag} exclude each other: give one of them")
+        raise ConfigError(f"--no-session and {flag} cannot be used together")
     store, notice = open_store(MEMORY if arguments.no_session else data_folder() / "sessions.db")
     if notice and flag:  # there is nothing to resume then
         store.close()
@@ -340,7 +340,7 @@ def open_conversation(
     try:
         newest = conversation.latest() if flag == "-c" else None
         if flag == "-c" and not newest:
-            raise ConfigError("there is no conversation of this folder to continue")
+            raise ConfigError("there is no conversation in this folder to continue")
         if flag:
             conversation.resume(newest.id if newest else arguments.resume)
         if arguments.agent:

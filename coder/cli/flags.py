@@ -28,7 +28,7 @@ LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh")
 
 DESCRIPTION = """\
 A coding agent for the terminal. Without a PROMPT it opens a session; with one (or with text on stdin)
-it answers and ends. `{0} --demo` shows it at work without a key."""
+it answers and exits. `{0} --demo` shows it at work without a key."""
 EPILOG = """\
 exit codes: 0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C
 settings: OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more: see `{0} config`
@@ -37,13 +37,13 @@ also: {0} config, sessions, export ID, trace FILE (a run recorded with --trace),
 SWITCH = {"action": "store_true"}
 # Names, the value's name ("" for a switch), help; in FURTHER the rest of what argparse wants to know.
 FLAGS = (
-    ("-p --print", "", "answer and end, also with no PROMPT on a terminal's stdin"),
+    ("-p --print", "", "answer and exit, also with no PROMPT on a terminal's stdin"),
     ("-i --interactive", "", "open a session with PROMPT as its first entry"),
-    ("-c --continue", "", "go on with the newest conversation of this folder"),
-    ("-r --resume", "ID", "go on with this conversation; without ID choose one"),
+    ("-c --continue", "", "continue the newest conversation of this folder"),
+    ("-r --resume", "ID", "continue this conversation; without ID choose one"),
     ("--no-session", "", "keep nothing of this conversation on disk"),
     ("--no-compaction", "", "never shorten the conversation; a full context ends the run"),
-    ("--agent", "NAME", "who works: build (default), plan, or one of your own"),
+    ("--agent", "NAME", "the agent: build (default), plan, or one of your own"),
     ("--plan", "", "read and plan, change nothing: --agent plan"),
     (
         "-y --yolo",
@@ -54,12 +54,12 @@ FLAGS = (
     (
         "--allow",
         "RULE",
-        "KIND or KIND:PATTERN that needs no yes, such as edit or 'bash:git diff *'",
+        "KIND or KIND:PATTERN to allow, such as edit or 'bash:git diff *'",
     ),
-    ("--deny", "RULE", "and what is never done; of all rules the last that fits decides"),
+    ("--deny", "RULE", "KIND or KIND:PATTERN to deny; the last rule that matches decides"),
     ("--output-format", "", "json: one object at the end; stream-json: one event a line"),
-    ("--system-prompt", "TEXT", "instead of ours"),
-    ("--append-system-prompt", "TEXT", "after ours"),
+    ("--system-prompt", "TEXT", "replace the system prompt"),
+    ("--append-system-prompt", "TEXT", "add to the system prompt"),
     ("-C --cwd", "DIR", "work in this folder"),
     (
         "--trace",
@@ -79,7 +79,7 @@ FLAGS = (
     (
         "--idle-timeout",
         "S",
-        "seconds without data until a stream is given up (default 180, 0: never)",
+        "seconds without data before a request is repeated (default 180, 0: never)",
     ),
     (
         "--sandbox",
@@ -94,7 +94,7 @@ FLAGS = (
     (
         "--allow-http",
         "",
-        "also for a server on another machine (default: https, or http on this machine)",
+        "allow http:// to another machine (default: https, or http on this machine)",
     ),
     (
         "--reasoning",

@@ -91,7 +91,7 @@ def run(argv: Sequence[str]) -> int:
         if isinstance(error, FileNotFoundError):
             if _has_folder():
                 raise
-            problem = "the folder that this was started in is gone: go to another one"
+            problem = "the working directory no longer exists: change to another one"
         sys.stderr.write(f"coder: {strip_controls(problem)}\n")
     if (output_format := format_of(argv)) != "text":
         from coder.cli.one_shot import print_refusal
@@ -242,7 +242,7 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
         for text in repl.app.left_behind() if repl else ():
             screen.line(text, "yellow")
         if kept:
-            screen.line(f"Go on with this conversation: {program()} -r {kept}", "dim")
+            screen.line(f"Continue this conversation: {program()} -r {kept}", "dim")
     return 0
 
 
@@ -255,7 +255,7 @@ def _banner(settings: Settings, arguments: argparse.Namespace) -> str:
     return (
         f"coder {__version__} · {settings.model} at {settings.host} · {Path.cwd()}{agent}\n"
         + (f"Instructions: {files}\n" if files else "")
-        + "/help lists the commands; Ctrl+C stops a run, Ctrl+D leaves."
+        + "/help lists the commands; Ctrl+C stops a run, Ctrl+D exits."
     )
 
 

@@ -199,7 +199,7 @@ def _report_defect(
 ) -> None:
     """Replace Python's own traceback, which holds text of others unsanitised."""
     frames = traceback.extract_tb(trace)
-    text = f"coder: ended by a defect in it or in a plugin. {kind.__name__}: {error}"
+    text = f"coder: internal error, in coder or in a plugin. {kind.__name__}: {error}"
     places = "".join(f"\n  {each.filename}:{each.lineno} in {each.name}" for each in frames)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(strip_controls(f"{text}{places}\n"))

@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 MAX_INPUT = 400_000  # bytes of stdin: about 100,000 tokens, and `yes |` never ends
-WAITING = "coder: reading stdin; it goes on when that ends (Ctrl+D, or </dev/null)\n"
+WAITING = "coder: waiting for the end of standard input (Ctrl+D, or start with </dev/null)\n"
 
 
 def mend_streams() -> None:

@@ -77,8 +77,8 @@ def sessions(words: Sequence[str]) -> int:
         ("list", _list, {}, "those of this folder, the newest first (the default)"),
         ("search", _search, {"nargs": "+"}, "those with these words in title or text"),
         ("show", _show, {}, "what was said, and which tools were called"),
-        ("fork", _fork, {}, "make a copy to go on with; prints its id"),
-        ("rm", _remove, {"nargs": "+"}, "remove them for ever"),
+        ("fork", _fork, {}, "make a copy to continue; prints its id"),
+        ("rm", _remove, {"nargs": "+"}, "delete them"),
     ):
         verb = verbs.add_parser(name, help=text)
         verb.set_defaults(run=run)
@@ -149,12 +149,12 @@ def export(words: Sequence[str]) -> int:
     """Write a conversation as users read it, on stdout or into a file. Secrets are taken out of it."""
     flags = Flags(
         prog=f"{program()} export",
-        description="A conversation as people read it, on stdout or in a file.",
+        description="A conversation as readable text, on stdout or in a file.",
     )
     flags.add_argument("id", help="see `coder sessions`")
     flags.add_argument("--format", choices=FORMATS, default="md")
     flags.add_argument(
-        "-o", "--output", metavar="FILE", help="a new file; its ending says the format"
+        "-o", "--output", metavar="FILE", help="a new file; its ending names the format"
     )
     given = flags.parse_args(words)
     keys = keys_of(Path.cwd())

@@ -150,4 +150,4 @@ def _rejection(hook: str, place: str, error: Exception) -> Exception:
     text = f"the hook {hook} failed: {error}"
     if "tool_call" in place:
         return ToolError(text)
-    return ModelError("bad_request", f"{text}, so nothing was sent")
+    return ModelError("bad_request", f"{text}, so the request was not sent")

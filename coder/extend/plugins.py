@@ -76,7 +76,7 @@ class PluginApi(Registered):
     def add_command(self, name: str, function: Callable[[str], str | None], help: str = "") -> None:  # noqa: A002 (what it is)
         """Add `/name` to the prompt; small letters only. Raises ValueError for another name, or one that is taken."""
         if not (name.isascii() and name.isalpha() and name.islower()):
-            raise ValueError(f"a command's name is of small letters, not {name!r}")
+            raise ValueError(f"a command's name must consist of lower-case letters, not {name!r}")
         self._check_new(f"/{name}")
         self.commands.append(Command(name, function, help))
 
@@ -104,7 +104,7 @@ class Plugins(Registered):
         try:
             setup_of()(api)
         except Exception as error:
-            self.problems.append(f"The plugin {name} is left out: {type(error).__name__}: {error}")
+            self.problems.append(f"The plugin {name} is skipped: {type(error).__name__}: {error}")
             return
         self.names.append(name)
         self.tools += api.tools

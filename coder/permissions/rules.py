@@ -262,7 +262,7 @@ def load_workspace_rules(folder: Path) -> tuple[list[Rule], list[str]]:
     try:
         rules = rules_of(_parsed(data.decode("utf-8", "replace")), name)
     except (ValueError, RulesError, RecursionError) as error:
-        return [], [f"{name} is left out: {error}"]
+        return [], [f"{name} is ignored: {error}"]
     kept = [rule for rule in rules if rule.action != "allow"]
     notes = [f"{name} tightens the permissions ({_counted(len(kept))})."] if kept else []
     if allowed := len(rules) - len(kept):

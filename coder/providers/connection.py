@@ -280,8 +280,8 @@ OWN_CA = (
 PAST_PROXY = "Mend that variable, or name the server's host in NO_PROXY."
 PERHAPS_TLS = "Where the server speaks TLS, OPENAI_BASE_URL begins with https://."
 CERTIFICATES = {  # by OpenSSL's numbers
-    9: "Look at this machine's clock.",
-    10: "The server needs a new one; or look at this machine's clock.",
+    9: "Check this machine's clock.",
+    10: "The server needs a new one; or check this machine's clock.",
     62: "OPENAI_BASE_URL needs a name that the certificate is for.",
     64: "OPENAI_BASE_URL needs an address that the certificate is for.",
 }

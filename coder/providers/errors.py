@@ -80,7 +80,7 @@ def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = 
     request_id = next((headers[name] for name in REQUEST_IDS if headers.get(name)), "")
     return ModelError(
         kind,
-        said or (f"HTTP status {status}" if status else "an error without words"),
+        said or (f"HTTP status {status}" if status else "an error without a message"),
         status=status,
         retryable=retryable,
         request_id=readable(request_id[:100]) or None,
@@ -176,34 +176,34 @@ def readable(text: str) -> str:
 HAPPENED = {
     "overflow": "the conversation is too long for the model",
     "rate_limit": "too many requests",
-    "quota": "no credit left",
-    "auth": "the key was refused",
-    "bad_request": "the request was refused",
+    "quota": "quota exceeded",
+    "auth": "the key was rejected",
+    "bad_request": "the request was rejected",
     "not_found": "not found",
     "server": "the server failed",
 }
 ADVICE = {
-    "overflow": "Start anew, shorten the conversation, or take a model with a larger context.",
+    "overflow": "Begin a new conversation, shorten this one, or use a model with a larger context.",
     "rate_limit": "Try again later.",
-    "quota": "Look at the account behind OPENAI_API_KEY.",
+    "quota": "Check the account of OPENAI_API_KEY.",
     "auth": "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
     "bad_request": "CODER_PROFILE and CODER_EXTRA_BODY change what is sent.",
     "not_found": "Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL).",
     "server": "Try again later.",
-    "incomplete": "Where it breaks again after the same time, a proxy on the way may have a time limit.",
-    "empty": "Try again, or take another model (OPENAI_MODEL).",
+    "incomplete": "If it breaks after the same time again, a proxy may have a time limit.",
+    "empty": "Try again, or use another model (OPENAI_MODEL).",
     "network": "Check the base URL (OPENAI_BASE_URL) and that the server runs.",
     "protocol": "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1.",
 }
 
 
 def happened(error: ModelError) -> str:
-    """What happened, in the server's words where it has any: "the key was refused: bad key (HTTP 401, request r1)"."""
+    """What happened, in the server's words where it has any: "the key was rejected: bad key (HTTP 401, request r1)"."""
     said = error.message.strip().rstrip(".:")
     status = f"HTTP {error.status}" if error.status else ""
     facts = ["" if said == f"HTTP status {error.status}" else status]
     facts.append(f"request {error.request_id}" if error.request_id else "")
-    what = "access was refused" if error.status == 403 else HAPPENED.get(error.kind, "")
+    what = "access was denied" if error.status == 403 else HAPPENED.get(error.kind, "")
     known = ", ".join(filter(None, facts))
     return ": ".join(filter(None, [what, said])) + (f" ({known})" if known else "")
 
@@ -219,7 +219,7 @@ def _advice(error: ModelError) -> str:
     if error.advice:
         return error.advice
     if refused and re.search(r"\btools?\b.{0,40}support|support.{0,40}\btools?\b", text, re.I):
-        return "Take a model that can call tools (OPENAI_MODEL)."
+        return "Use a model that supports tool calls (OPENAI_MODEL)."
     if refused and re.search(r"http request .{0,20}https (port|server)", text, re.I):  # nginx, Go
         return "Write https:// in OPENAI_BASE_URL."
     if error.kind == "network" and text.startswith("no data"):

@@ -164,7 +164,7 @@ class Endpoint:
         if status < 400:
             location = urljoin(request.url, request.headers.get("location", ""))
             target = shown_url(self._base_of(location))
-            message = f"{url} redirects to {target}, which is not followed"
+            message = f"{url} redirects to {target}; redirects are not followed"
             advice = "Set OPENAI_BASE_URL to where the server is."
             return ModelError("protocol", message, status=status, advice=advice)
         body = b""

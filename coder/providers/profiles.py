@@ -213,7 +213,7 @@ def omissions(
     wanted = {*options, *profile.reasoning}
     wanted -= {*LIMITS} if body.keys() & {*LIMITS} else set()
     for name in sorted(wanted & {name for name, _ in rejected} - body.keys()):
-        yield f"The server does not take {name!r}, so it is left out."
+        yield f"The server rejects {name!r}; it is no longer sent."
 
 
 def _members(messages: list[dict[str, Any]]) -> Iterator[str]:
