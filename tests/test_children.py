@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coder.cli.render import Renderer
 from coder.cli.screen import Screen
-from coder.cli.subagent_lines import SubagentLines
+from coder.cli.workers import Subagents
 from coder.devtools.scripted import Body, Reply
 from coder.events import (
     Event,
@@ -92,12 +92,11 @@ def test_with_v_words_and_outputs_of_children_are_shown_with_their_names() -> No
     ]
 
 
-def follow(*events: Event) -> SubagentLines:
-    agents = SubagentLines()
+def follow(*events: Event) -> Subagents:
+    render = Renderer(Screen(io.StringIO()))
     for event in events:
-        assert isinstance(event, Nested)
-        agents.take(event)
-    return agents
+        render(event)
+    return render.subagents
 
 
 def test_the_status_line_is_shared_by_those_who_are_at_work() -> None:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from coder.cli.input import Keyboard
 from coder.cli.render import DIFF_STYLES
 from coder.cli.screen import Screen, cell_count
-from coder.cli.subagent_lines import SubagentLines, unwrap
 from coder.cli.wording import diff_lines
+from coder.cli.workers import Subagents, unwrap
 from coder.events import DoomLoop, Event, PermissionAsked, QuestionAsked
 from coder.permissions.rules import fits
 from coder.permissions.sanitize import escape_invisible, is_invisible
@@ -49,11 +49,12 @@ def fold_blanks(text: str) -> str:
 class Prompter:
     """Answer the events that ask, from the terminal."""
 
-    def __init__(self, screen: Screen, subagents: SubagentLines, keyboard: Keyboard) -> None:
+    def __init__(self, screen: Screen, subagents: Subagents, keyboard: Keyboard) -> None:
         self.screen, self.subagents, self.keyboard = screen, subagents, keyboard
 
     def __call__(self, event: Event) -> None:
-        who = self.subagents.name_of(event)
+        worker = self.subagents.worker_of(event)
+        who = worker.name if worker else ""
         match unwrap(event)[2]:
             case PermissionAsked() as asked:
                 self._ask_permission(asked, f"{who} asks: " if who else "")

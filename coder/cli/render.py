@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from coder.cli.screen import Screen, one_line
-from coder.cli.subagent_lines import SubagentLines, unwrap
-from coder.cli.wording import count, diff_lines, error_text, hook_failure, summary
+from coder.cli.wording import changed_lines, count, diff_lines, elapsed, error_text, summary
+from coder.cli.workers import HELPERS, Subagents, Worker, unwrap
 from coder.events import (
     Compacted,
     DoomLoop,
@@ -39,7 +39,7 @@ from coder.events import (
 )
 from coder.history import calls_of, text_of
 from coder.permissions.sanitize import strip_controls
-from coder.providers.errors import happened
+from coder.providers.errors import explain, happened
 from coder.toolset import Toolset
 from coder.types import Message, ToolCall, ToolResult
 
@@ -72,34 +72,32 @@ class Renderer:
     ) -> None:
         self.screen, self.show_text, self.verbose = screen, show_text, verbose
         self.show_reasoning = verbose
-        self.subagents = SubagentLines(verbose=verbose)
+        self.subagents = Subagents()
+        self._agent = Worker()
         self._first_byte, self._idle = limits
-        self._started = time.monotonic()
         self._loading = False  # "the server loads its model" is on the screen
-        self._last_error = ""  # of the newest attempt
         self._has_text = False  # of the answer under way
         self._streaming = ""  # "text" or "reasoning" while it comes
-        self._titles: dict[str, str] = {}  # of the calls under way, by their ids
         self._asked_diff = ""  # a question has shown it already
 
     def __call__(self, event: Event) -> None:
+        self._agent.follow(event)
         match event:
             case TextDelta(text=text):
                 self._stream("text", text)
             case ReasoningDelta(text=text):
                 self._stream("reasoning", text)
-            case ToolCallDelta(name=name):
-                self._wait(f"{name} …", self._idle)
+            case ToolCallDelta():
+                self._wait(self._agent.activity, self._idle)
             case StepStart() | Status(state="preparing"):
                 self._wait("thinking", self._first_byte)
             case MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
                 self._line(f"> {text_of(message)}", "bold")
                 self._wait("thinking", self._first_byte)
             case MessageEnd():
-                self._has_text, self._last_error = False, ""
+                self._has_text = False
             case RunStart():
-                self._started, self._loading = time.monotonic(), False
-                self._titles.clear()
+                self._agent, self._loading = Worker(), False
                 self.subagents.begin_run()
             case Nested():
                 self._nested(event)
@@ -112,23 +110,46 @@ class Renderer:
 
     def _notice(self, event: Event) -> None:
         match event:
-            case Retry():
-                self._retry(event)
             case Compacted(before=before, after=after, strategy=strategy):
                 sizes = f"from {count(before['tokens'])} to {count(after['tokens'])} tokens"
                 how = SHORTENED.get(strategy, strategy)
                 self._line(f"The conversation was shortened {sizes}: {how}.", "yellow")
                 self._wait("thinking", self._first_byte)
-            case Notice(text=text):
-                self._line(text, "yellow")
-            case HookFailed():
-                failure = hook_failure(event)
-                self._line(f"{failure[:1].upper()}{failure[1:]}", "yellow")
             case RunEnd(error=error):
-                self._pause()
                 if error:
-                    self.screen.line(error_text(event.text, error), "red")
-                self.screen.line(summary(event, time.monotonic() - self._started), "dim")
+                    self._line(error_text(event.text, error), "red")
+                self._line(summary(event, time.monotonic() - self._agent.started), "dim")
+            case Retry(error=error):
+                back = " The text above is discarded." if self._has_text else ""
+                self._has_text = False
+                if not error.loading:
+                    self._line(self._warning(event, self._agent) + back, "yellow")
+                elif not self._loading:
+                    what = f"The server is not ready: {error.message}. Waiting for it."
+                    self._line(what + back, "yellow")
+                self._loading = self._loading or error.loading
+                what = (
+                    "the server is loading the model" if error.loading else "waiting before a retry"
+                )
+                self._wait(what)
+            case _ if text := self._warning(event, self._agent):
+                self._line(text, "yellow")
+
+    def _warning(self, event: Event, worker: Worker) -> str:
+        """What the user should know of an event, of any agent; "" for nothing."""
+        match event:
+            case Retry(error=error, delay=delay, attempt=attempt):
+                what = happened(error)
+                is_same, worker.last_error = what == worker.last_error, what
+                if self.screen.live:
+                    what = one_line(what, REASON_COLUMNS)
+                what = "The same error" if is_same else what[:1].upper() + what[1:]
+                return f"{what}. Attempt {attempt + 1} in {delay:.0f} s."
+            case Notice(text=text):
+                return text
+            case HookFailed(hook=hook, place=place, error=failure):
+                return f"The hook {hook} failed ({place}): {failure}"
+        return ""
 
     # -- text
 
@@ -164,54 +185,37 @@ class Renderer:
         self.screen.finish_line()
         self.screen.status(label, limit)
 
-    # -- tools and sub-agents
-
-    def _tool_event(self, event: Event) -> None:
-        match event:
-            case ToolStart(id=call_id, title=title):
-                self._titles[call_id], self._asked_diff = title, ""
-                self.subagents.add_call(event)
-                self._wait_for_tools()
-            case ToolUpdate(id=call_id, text=text) if lines := text.rstrip().splitlines():
-                self.screen.status(f"{self._titles.get(call_id, '')} │ {lines[-1]}")
-            case ToolEnd():
-                self._tool_end(event)
-            case PermissionAsked(detail=detail):
-                self._asked_diff = detail
-                self._pause()
-            case PermissionReplied(answer="once" | "always"):
-                self._wait_for_tools()
-
-    def _wait_for_tools(self) -> None:
-        self._wait(self._activity() or "thinking")
-        self.screen.restart_clock()
-
     def _activity(self) -> str:
         """What runs, in one row."""
         if self.subagents.active:
             return self.subagents.activity(self.screen.width - 12)
-        several = f"{len(self._titles)} calls: " if len(self._titles) > 1 else ""
-        return several + " · ".join(self._titles.values())
+        return self._agent.activity
 
-    def _nested(self, event: Nested) -> None:
-        inner = unwrap(event)[2]
-        if event.agent == "compaction" and isinstance(inner, RunStart):
-            self._wait("shortening the conversation", self._first_byte)
-            return
-        if isinstance(inner, PermissionAsked | DoomLoop | QuestionAsked):
-            self._pause()
-            return
-        if lines := self.subagents.take(event):
-            self._pause()
-            self._rows((text.strip(), style) for text, style in lines)
-        if self.subagents.active:
-            self._wait(self._activity())
+    # -- tools
+
+    def _tool_event(self, event: Event) -> None:
+        match event:
+            case ToolUpdate():
+                self.screen.status(self._agent.activity)
+                return
+            case PermissionAsked(detail=detail):
+                self._asked_diff = detail
+                self._pause()
+                return
+            case PermissionReplied(answer="no"):
+                return
+            case ToolStart():
+                self._asked_diff = ""
+                self.subagents.add_call(event)
+            case ToolEnd():
+                self._tool_end(event)
+        self._wait(self._activity())
+        self.screen.restart_clock()
 
     def _tool_end(self, event: ToolEnd) -> None:
         self._pause()
-        title = self._titles.pop(event.id, event.name)
-        seconds = f"  {event.seconds:.1f}s" if event.seconds >= 0.1 else ""
-        title = one_line(title, self.screen.width - len(seconds) - 2)
+        seconds = elapsed(event.seconds)
+        title = one_line(self._agent.last_title, self.screen.width - len(seconds) - 2)
         mark = ("✗ ", "bold red") if event.is_error else ("● ", "green")
         self.screen.styled_line(mark, (title, ""), (seconds, "dim"))
         if items := event.result.details.get("todo"):
@@ -221,7 +225,6 @@ class Renderer:
                 self._diff(changes)
         else:
             self._output(event.name, event.result)
-        self._wait_for_tools()
 
     def _output(self, name: str, result: ToolResult) -> None:
         content = result.content if isinstance(result.content, str) else ""
@@ -256,28 +259,51 @@ class Renderer:
             row = one_line(f"  {text.expandtabs(4)}", self.screen.width - 1)
             self.screen.exact_line(row, style)
 
-    # -- failures
+    # -- sub-agents
 
-    def _retry(self, event: Retry) -> None:
-        back = " The text above is discarded." if self._has_text else ""
-        self._has_text = False
-        self._pause()
-        if event.error.loading:
-            if not self._loading:
-                what = f"The server is not ready: {event.error.message}. Waiting for it.{back}"
-                self.screen.line(what, "yellow")
-            self._loading = True
-            self._wait("the server is loading the model")
+    def _nested(self, event: Nested) -> None:
+        agents, _, inner = unwrap(event)
+        worker = self.subagents.worker_of(event)
+        if isinstance(inner, PermissionAsked | DoomLoop | QuestionAsked):
+            self._pause()
             return
-        before, self._last_error = self._last_error, happened(event.error)
-        what = "the same error" if self._last_error == before else self._last_error
-        what = one_line(
-            what[:1].upper() + what[1:], REASON_COLUMNS if self.screen.live else len(what)
-        )
-        self.screen.line(
-            f"{what}. Attempt {event.attempt + 1} in {event.delay:.0f} s.{back}", "yellow"
-        )
-        self._wait("waiting before a retry")
+        if worker is None:  # a model call of the run's own
+            if agents == ["compaction"] and isinstance(inner, RunStart):
+                self._wait(HELPERS["compaction"], self._first_byte)
+            return
+        if agents[-1] in HELPERS:
+            worker.activity = HELPERS[agents[-1]]
+        else:
+            worker.follow(inner)
+            if lines := list(self._subagent_lines(worker, inner)):
+                self._pause()
+                self._rows(lines)
+        if isinstance(inner, RunEnd) and agents[-1] not in HELPERS:
+            self.subagents.end(worker)
+        if self.subagents.active:
+            self._wait(self._activity())
+
+    def _subagent_lines(self, worker: Worker, event: Event) -> Iterator[tuple[str, str]]:
+        name = worker.name
+        match event:
+            case ToolEnd(result=result, is_error=is_error):
+                changed = changed_lines(result.details.get("diff", ""))
+                mark, style = ("✗", "red") if is_error else ("●", "dim")
+                yield f"{name} {mark} {worker.last_title}{changed}{elapsed(event.seconds)}", style
+                lines = (
+                    result.content.rstrip().splitlines() if isinstance(result.content, str) else []
+                )
+                lines = lines[-OUTPUT_LINES:] if self.verbose else lines[:1] if is_error else []
+                yield from ((f"{name} │ {line}", "dim") for line in lines)
+            case MessageEnd(message={"role": "assistant"} as message) if self.verbose:
+                lines = text_of(message).strip().splitlines()
+                yield from ((f"{name} │ {line}", "dim") for line in lines)
+            case RunEnd(error=error):
+                if error:
+                    yield f"{name}: {explain(error)}", "red"
+                yield f"{name} {summary(event, time.monotonic() - worker.started)}", "dim"
+            case _ if text := self._warning(event, worker):
+                yield f"{name}: {text}", "yellow"
 
 
 # ---- a conversation that goes on ---------------------------------------------------------

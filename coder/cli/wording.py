@@ -6,7 +6,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from coder.events import HookFailed, RunEnd
+from coder.events import RunEnd
 from coder.permissions.sanitize import strip_controls
 from coder.providers.errors import explain
 from coder.types import ModelError, Usage
@@ -39,10 +39,6 @@ def error_text(text: str, error: ModelError) -> str:
     return strip_controls(f"{head}: {explain(error)}")
 
 
-def hook_failure(event: HookFailed) -> str:
-    return f"the hook {event.hook} failed ({event.place}): {event.error}"
-
-
 def tokens(usage: Usage) -> str:
     """Tokens in (how many of them cached) and out (how many of them reasoning), and their cost; ~ marks an estimate."""
     about = "~" if usage.estimated else ""
@@ -52,6 +48,10 @@ def tokens(usage: Usage) -> str:
     if usage.cost is None:
         return text
     return f"{text}, {about}${usage.cost:.{2 if usage.cost >= 1 else 4}f}"
+
+
+def elapsed(seconds: float) -> str:
+    return f"  {seconds:.1f}s" if seconds >= 0.1 else ""
 
 
 def count(number: int) -> str:
