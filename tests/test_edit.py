@@ -9,7 +9,6 @@ import codecs
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +16,19 @@ import pytest
 from hypothesis import assume, event, example, given, settings
 from hypothesis import strategies as st
 
-from coder.abort import Abort
-from coder.tools.edit import edit
-from coder.tools.files import ls, read, write
-from coder.toolset import ToolContext, Toolset
-from coder.types import DeniedError, ToolCall, ToolResult
+from coder.types import DeniedError, ToolResult
+from tests.workspace import Workspace
 
 
-class Workspace:
-    """A session with the file tools in a folder, in which `a` is the file that is edited."""
+class Editing(Workspace):
+    """A workspace in which `a` is the file that is edited."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.file = folder / "a"
-        self.tools = Toolset([read, write, edit, ls], cwd=folder)
-        self.asked: list[tuple[str, str, str]] = []
-        self.when_asked: Callable[[], None] = lambda: None
-
-    def authorize(
-        self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str
-    ) -> None:
-        self.asked.append((permission, ", ".join(patterns), detail))
-        self.when_asked()
-
-    def run(self, name: str, **arguments: Any) -> ToolResult:
-        call = ToolCall("1", name, arguments)
-        ctx = self.tools.context(call, Abort())
-        ctx.authorize = self.authorize
-        work = self.tools.run(call, ctx)
-        while True:
-            try:
-                next(work)
-            except StopIteration as end:
-                return end.value
 
     def edit(self, old: str, new: str, **more: Any) -> ToolResult:
-        return self.run("edit", path="a", old_string=old, new_string=new, **more)
+        return self.call("edit", path="a", old_string=old, new_string=new, **more)
 
     def edited(self, before: bytes | str, old: str, new: str, **more: Any) -> bytes:
         """The bytes of a file after an edit that works."""
@@ -76,8 +53,8 @@ class Workspace:
 
 
 @pytest.fixture
-def ws(tmp_path: Path) -> Workspace:
-    return Workspace(tmp_path)
+def ws(tmp_path: Path) -> Editing:
+    return Editing(tmp_path)
 
 
 # ---- the rungs ------------------------------------------------------------------------------
@@ -147,7 +124,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("case", EDITS)
-def test_what_an_edit_changes(ws: Workspace, case: str) -> None:
+def test_what_an_edit_changes(ws: Editing, case: str) -> None:
     before, old, new, after = EDITS[case]
     assert ws.edited(before, old, new).decode() == after
 
@@ -215,7 +192,7 @@ REFUSALS = {
 
 @pytest.mark.case("FIL-24")
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_is_refused_and_why(ws: Workspace, case: str) -> None:
+def test_what_is_refused_and_why(ws: Editing, case: str) -> None:
     before, old, new, why = REFUSALS[case]
     message = ws.refused(before, old, new)
     assert why in message
@@ -234,7 +211,7 @@ def test_what_is_refused_and_why(ws: Workspace, case: str) -> None:
     ],
 )
 def test_a_place_that_fits_closely_is_taken_before_a_looser_one(
-    ws: Workspace, looser: str, closer: str, old: str
+    ws: Editing, looser: str, closer: str, old: str
 ) -> None:
     after = ws.edited(f"{looser}between\n{closer}end\n", old, "X\n").decode()
     assert after.startswith(f"{looser}between\nX\n")
@@ -244,7 +221,7 @@ def test_a_place_that_fits_closely_is_taken_before_a_looser_one(
 @pytest.mark.parametrize("off", ["", "  ", "        ", "\t    "])
 @pytest.mark.parametrize("given", ["old", "file"])
 def test_lines_that_old_and_new_share_tell_whether_new_is_off_too(
-    ws: Workspace, off: str, given: str
+    ws: Editing, off: str, given: str
 ) -> None:
     """Only old_string in a wrong indentation, or both; the result is the same."""
     old = f"{off}def f(self):\n{off}    one()\n{off}    two()\n"
@@ -264,14 +241,14 @@ def test_lines_that_old_and_new_share_tell_whether_new_is_off_too(
     ],
 )
 def test_a_line_that_is_deleted_goes_with_its_newline(
-    ws: Workspace, old: str, new: str, newline: str
+    ws: Editing, old: str, new: str, newline: str
 ) -> None:
     before = BLOCK.replace("\n", newline)
     after = BLOCK.replace("        two()\n", "").replace("\n", newline)
     assert ws.edited(before, old, new).decode() == after
 
 
-def test_straight_quotes_and_spaces_stay_straight(ws: Workspace) -> None:
+def test_straight_quotes_and_spaces_stay_straight(ws: Editing) -> None:
     code = "a = \"x\"  # it's\nb = 'y'\nc = 2\n"
     curly = str.maketrans({'"': "“", "'": "’", " ": "\u00a0"})
     old, new = "a = \"x\"  # it's\nb = 'y'", 'a = "x"  # it\'s\nb = \'z\' + "é"'
@@ -295,12 +272,12 @@ def test_straight_quotes_and_spaces_stay_straight(ws: Workspace) -> None:
     ],
 )
 def test_replace_all_replaces_every_place_that_does_not_overlap_one_before(
-    ws: Workspace, before: str, old: str, new: str, after: str
+    ws: Editing, before: str, old: str, new: str, after: str
 ) -> None:
     assert ws.edited(before, old, new, replace_all=True).decode() == after
 
 
-def test_the_result_is_a_diff_of_the_change(ws: Workspace) -> None:
+def test_the_result_is_a_diff_of_the_change(ws: Editing) -> None:
     ws.holds("one\ntwo\nthree\n")
     result = ws.edit("two", "2")
     changes = "--- a/a\n+++ b/a\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three"
@@ -311,14 +288,14 @@ def test_the_result_is_a_diff_of_the_change(ws: Workspace) -> None:
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_replace_all_in_20_000_lines_takes_seconds(ws: Workspace, newline: str) -> None:
+def test_replace_all_in_20_000_lines_takes_seconds(ws: Editing, newline: str) -> None:
     lines = (f"line {number} foo{newline}other {number}{newline}" for number in range(10_000))
     before, new = "".join(lines), "a longer word"
     started = time.monotonic()
     after = ws.edited(before, "foo\n", f"{new}\n", replace_all=True).decode()
     assert after == before.replace("foo", new)
     assert time.monotonic() - started < 15
-    _, _, detail = ws.asked[0]
+    detail = ws.details[0]
     assert detail.endswith(" of 10000 places)") and "+line 0 a longer word" in detail
     message = ws.refused("a" * 5_000_000, "aa", "b", replace_all=True)
     assert "in a 100,000 times or more" in message
@@ -327,7 +304,7 @@ def test_replace_all_in_20_000_lines_takes_seconds(ws: Workspace, newline: str) 
 # ---- the way out ----------------------------------------------------------------------------
 
 
-def test_copied_line_numbers_are_recognised_and_the_lines_are_shown(ws: Workspace) -> None:
+def test_copied_line_numbers_are_recognised_and_the_lines_are_shown(ws: Editing) -> None:
     text = "def f():\n    return 1\n\n\ndef g():\n    return 2\n"
     for old in ("5\tdef g():\n6\t    return 2", "    5|def g():\n    6|    return 2"):
         message = ws.refused(text, old, "def h():\n    return 3")
@@ -337,7 +314,7 @@ def test_copied_line_numbers_are_recognised_and_the_lines_are_shown(ws: Workspac
         assert "line numbers" not in ws.refused("one\ntwo\n", old, "x")
 
 
-def test_the_nearest_lines_are_shown_with_their_numbers_and_the_cause(ws: Workspace) -> None:
+def test_the_nearest_lines_are_shown_with_their_numbers_and_the_cause(ws: Editing) -> None:
     lines = [f"value_{number} = compute({number})\n" for number in range(1, 200)]
     old = "value_120 = compute(120)\nvalue_121 = compte(121)\n"
     message = ws.refused("".join(lines), old, "x")
@@ -349,7 +326,7 @@ def test_the_nearest_lines_are_shown_with_their_numbers_and_the_cause(ws: Worksp
     assert "7\tvalue_7 = compute(7)\n" in message and len(message) < 3000
 
 
-def test_the_nearest_lines_are_found_among_many_that_are_common(ws: Workspace) -> None:
+def test_the_nearest_lines_are_found_among_many_that_are_common(ws: Editing) -> None:
     block = "    if found:\n        return None\n    else:\n        pass\n"
     blocks = [f"def f{number}():\n{block}" for number in range(1000)]
     old = f"def  f700():\n{block}def f701():\n{block.replace('pass', 'return 1')}"
@@ -370,11 +347,11 @@ def test_the_nearest_lines_are_found_among_many_that_are_common(ws: Workspace) -
         ("def f():\n    a()\n    bb()\n", "The text differs, or the file has changed"),
     ],
 )
-def test_the_cause_of_a_failure_is_the_real_one(ws: Workspace, old: str, cause: str) -> None:
+def test_the_cause_of_a_failure_is_the_real_one(ws: Editing, old: str, cause: str) -> None:
     assert cause in ws.refused("# top\ndef f():\n    a()\n    b()\n    c()\n    d()\n", old, "x")
 
 
-def test_a_file_that_is_missing_or_too_large_is_refused(ws: Workspace) -> None:
+def test_a_file_that_is_missing_or_too_large_is_refused(ws: Editing) -> None:
     assert "there is no file" in str(ws.edit("a", "b").content)
     with open(ws.file, "wb") as file:
         file.truncate(51_000_000)
@@ -385,16 +362,17 @@ def deny() -> None:
     raise DeniedError("no")
 
 
-def test_a_denied_edit_is_not_made(ws: Workspace) -> None:
+def test_a_denied_edit_is_not_made(ws: Editing) -> None:
     ws.when_asked = deny
     assert ws.refused("one\n", "one", "two") == "Denied: no"
-    assert ws.asked == [("edit", "a", "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-one\n+two")]
+    assert ws.asked == [("edit", "a")]
+    assert ws.details == ["--- a/a\n+++ b/a\n@@ -1 +1 @@\n-one\n+two"]
 
 
 @pytest.mark.parametrize("content", ["one\nthe user's\n", None])
 @pytest.mark.parametrize("was_read", [True, False])
 def test_what_the_user_does_while_permission_is_asked_stays(
-    ws: Workspace, was_read: bool, content: str | None
+    ws: Editing, was_read: bool, content: str | None
 ) -> None:
     def meanwhile() -> None:
         if content is None:
@@ -404,24 +382,24 @@ def test_what_the_user_does_while_permission_is_asked_stays(
 
     ws.holds("one\n")
     if was_read:
-        ws.run("read", path="a")
+        ws.call("read", path="a")
     ws.when_asked = meanwhile
     result = ws.edit("one", "two")
     assert result.is_error and "a changed on disk" in result.content
     assert (ws.file.read_text() if ws.file.exists() else None) == content
 
 
-def test_of_a_secret_file_nothing_is_shown_without_permission(ws: Workspace) -> None:
+def test_of_a_secret_file_nothing_is_shown_without_permission(ws: Editing) -> None:
     (ws.file.parent / ".env").write_text("A=1\nB=2\n")
     (ws.file.parent / "link").symlink_to(".env")
     asked = ws.when_asked
     ws.when_asked = deny
     for path, old in ((".env", "A=1\nC=y\n"), ("link", "A=1")):
-        assert ws.run("edit", path=path, old_string=old, new_string="z").content == "Denied: no"
+        assert ws.call("edit", path=path, old_string=old, new_string="z").content == "Denied: no"
     ws.when_asked = asked
-    result = ws.run("edit", path=".env", old_string="A=1", new_string="A=3")
+    result = ws.call("edit", path=".env", old_string="A=1", new_string="A=3")
     assert "-A=1\n+A=3" in str(result.content)
-    assert [each[:2] for each in ws.asked] == [("read", ".env")] * 3 + [("edit", ".env")]
+    assert ws.asked == [("read", ".env")] * 3 + [("edit", ".env")]
 
 
 # ---- what stays as it is --------------------------------------------------------------------
@@ -443,7 +421,7 @@ def test_of_a_secret_file_nothing_is_shown_without_permission(ws: Workspace) -> 
     ],
 )
 def test_line_endings_stay_also_where_they_are_mixed(
-    ws: Workspace, before: bytes, old: str, new: str, after: bytes
+    ws: Editing, before: bytes, old: str, new: str, after: bytes
 ) -> None:
     assert ws.edited(before, old, new) == after
 
@@ -452,7 +430,7 @@ def test_line_endings_stay_also_where_they_are_mixed(
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["utf-8-sig", "utf-16", "utf-8"])
 def test_the_byte_order_mark_and_a_missing_newline_at_the_end_are_kept(
-    ws: Workspace, mark: str, newline: str
+    ws: Editing, mark: str, newline: str
 ) -> None:
     before, after = (
         newline.join(lines).encode(mark) for lines in (["öne", "two"], ["öne", "zwö", "drei"])
@@ -473,7 +451,7 @@ def test_the_byte_order_mark_and_a_missing_newline_at_the_end_are_kept(
         ("gb18030", "中文 word 文件\n"),
     ],
 )
-def test_bytes_of_other_encodings_survive_exactly(ws: Workspace, encoding: str, text: str) -> None:
+def test_bytes_of_other_encodings_survive_exactly(ws: Editing, encoding: str, text: str) -> None:
     before = text.encode(encoding)
     assert ws.edited(before, "word", "another") == before.replace(b"word", b"another")
     for new in ("wörd", "\ufffd", "\udce9"):
@@ -484,7 +462,7 @@ def test_bytes_of_other_encodings_survive_exactly(ws: Workspace, encoding: str, 
 
 
 @pytest.mark.case("FIL-17", "FIL-23")
-def test_a_link_stays_a_link_and_a_hard_link_is_mentioned(ws: Workspace) -> None:
+def test_a_link_stays_a_link_and_a_hard_link_is_mentioned(ws: Editing) -> None:
     target, other = ws.file.with_name("target"), ws.file.with_name("other")
     target.write_text("one")
     ws.file.symlink_to("target")
@@ -536,7 +514,7 @@ def check_one_span(units: list[str], span: slice, new: str, mark: bytes) -> None
     )
     before = mark + before
     with tempfile.TemporaryDirectory() as folder:
-        changed = Workspace(Path(folder)).edited(before + inner + after, old, new)
+        changed = Editing(Path(folder)).edited(before + inner + after, old, new)
     middle = changed[len(before) : len(changed) - len(after)]
     assert (changed[: len(before)], changed[len(changed) - len(after) :]) == (before, after)
     assert middle.decode().replace("\r\n", "\n") in (new, f"{new}\n" if old.endswith("\n") else new)
@@ -605,7 +583,7 @@ def test_a_loose_edit_changes_the_lines_it_names_or_nothing(
     content = "".join(lines).encode()
     before, after = "".join(lines[:first]).encode(), "".join(lines[first + count :]).encode()
     with tempfile.TemporaryDirectory() as folder:
-        ws = Workspace(Path(folder))
+        ws = Editing(Path(folder))
         ws.holds(content)
         result = ws.edit(old, new)
         changed = ws.file.read_bytes()
@@ -630,7 +608,7 @@ def test_any_edit_works_or_leaves_the_file_and_says_why(
     text: str, old: str, new: str, every: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        ws = Workspace(Path(folder))
+        ws = Editing(Path(folder))
         ws.holds(text)
         result = ws.edit(old, new, replace_all=every)
         assert "failed" not in result.content

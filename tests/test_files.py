@@ -17,68 +17,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from coder.abort import Abort
-from coder.events import Event, Notice, ToolUpdate
-from coder.tools.edit import edit
-from coder.tools.files import ls, read, write
+from coder.events import Notice, ToolUpdate
 from coder.tools.workspace import diff
 from coder.toolset import ToolContext, Toolset, tool
-from coder.types import Aborted, DeniedError, ToolCall, ToolError, ToolResult
+from coder.types import Aborted, DeniedError, ToolCall, ToolError
 from tests.harness import to_become_links
 from tests.terminal import promptly
+from tests.workspace import Workspace
 
 REPOSITORY = Path(__file__).parent.parent
-
-
-class Workspace:
-    """A session with the file tools in a folder; keeps what was asked and what the tools told."""
-
-    def __init__(self, folder: Path, *tools: Any) -> None:
-        self.folder = folder
-        self.tools = Toolset(tools or [read, write, edit, ls], cwd=folder)
-        self.abort = Abort()
-        self.events: list[Event] = []
-        self.asked: list[tuple[str, str]] = []
-        self.when_asked: Callable[[], None] = lambda: None
-
-    def authorize(
-        self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str
-    ) -> None:
-        self.asked.append((permission, ", ".join(patterns)))
-        self.when_asked()
-
-    def run(self, call: ToolCall) -> ToolResult:
-        ctx = self.tools.context(call, self.abort)
-        ctx.authorize = self.authorize
-        work = self.tools.run(call, ctx)
-        while True:
-            try:
-                self.events.append(next(work))
-            except StopIteration as end:
-                return end.value
-
-    def __call__(self, name: str, **arguments: Any) -> str:
-        """The text of a call that works."""
-        result = self.run(ToolCall("call-1", name, arguments))
-        assert not result.is_error, result.content
-        assert isinstance(result.content, str)
-        return result.content
-
-    def fails(self, name: str, **arguments: Any) -> str:
-        """The text of a call that does not."""
-        result = self.run(ToolCall("call-1", name, arguments))
-        assert result.is_error, result.content
-        assert isinstance(result.content, str)
-        return result.content
-
-    def names(self) -> list[str]:
-        return sorted(os.listdir(self.folder))
 
 
 @pytest.fixture
@@ -382,7 +336,7 @@ def test_a_value_of_another_type_is_refused_and_the_type_is_named(
         (
             "bash",
             {"command": "ls"},
-            "there is no tool 'bash'. The tools are: read, write, edit, ls",
+            "there is no tool 'bash'. The tools are: read, write, edit, ls, apply_patch",
         ),
         ("read", None, "the arguments are cut off. Send one JSON object."),
     ],

@@ -12,49 +12,23 @@ import os
 import resource
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from coder.abort import Abort
-from coder.tools.files import read, write
 from coder.tools.patch import apply_patch
-from coder.toolset import ToolContext, Toolset
-from coder.types import Aborted, DeniedError, ToolCall, ToolResult
+from coder.types import Aborted, DeniedError, ToolResult
 from tests.harness import to_become_links
+from tests.workspace import Workspace
 
 TOO_LONG = "n" * 300  # no file system takes this name: the write fails, not the plan
 
 
-class Workspace:
-    """A folder and a session in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.tools = Toolset([apply_patch, read, write], cwd=folder)
-        self.asked: list[tuple[str, str, str]] = []
-        self.when_asked: Callable[[], None] = lambda: None
-        self.abort = Abort()
-
-    def authorize(
-        self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str
-    ) -> None:
-        self.asked.append((permission, ", ".join(patterns), detail))
-        self.when_asked()
-
-    def call(self, name: str, **arguments: object) -> ToolResult:
-        call = ToolCall("1", name, dict(arguments))
-        ctx = self.tools.context(call, self.abort)
-        ctx.authorize = self.authorize
-        work = self.tools.run(call, ctx)
-        while True:
-            try:
-                next(work)
-            except StopIteration as end:
-                return end.value
+class Patching(Workspace):
+    """A workspace whose files are put there and looked at by name."""
 
     def apply(
         self, body: str, begin: str = "*** Begin Patch\n", end: str = "\n*** End Patch"
@@ -104,16 +78,16 @@ class Workspace:
 
 
 @pytest.fixture
-def ws(tmp_path: Path) -> Workspace:
+def ws(tmp_path: Path) -> Patching:
     folder = tmp_path / "ws"
     folder.mkdir()
-    return Workspace(folder)
+    return Patching(folder)
 
 
 # ---- the format ------------------------------------------------------------------------------------------
 
 
-def test_one_patch_adds_updates_moves_and_deletes(ws: Workspace) -> None:
+def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
     ws.put(a_py="one\ntwo\nthree\n", b_py="x\ny\n", d_py="gone\n")
     content = ws.apply("""
 *** Add File: new/c.py
@@ -145,7 +119,7 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Workspace) -> None:
     )
 
 
-def test_details_hold_the_diff_and_all_paths(ws: Workspace) -> None:
+def test_details_hold_the_diff_and_all_paths(ws: Patching) -> None:
     ws.put(a_py="one\n", b_py="x\n")
     patch = """*** Begin Patch
 *** Update File: a.py
@@ -175,7 +149,7 @@ def test_details_hold_the_diff_and_all_paths(ws: Workspace) -> None:
     ],
 )
 def test_wrapping_and_blank_lines_around_the_patch_are_tolerated(
-    ws: Workspace, begin: str, end: str
+    ws: Patching, begin: str, end: str
 ) -> None:
     ws.put(a_py="one\ntwo\n")
     ws.apply("*** Update File: a.py\n@@\n-one\n+1\n two", begin, end)
@@ -215,13 +189,13 @@ MALFORMED += [
 
 @pytest.mark.parametrize(("patch", "said"), MALFORMED)
 def test_a_malformed_patch_is_refused_with_the_line_that_is_wrong(
-    ws: Workspace, patch: str, said: str
+    ws: Patching, patch: str, said: str
 ) -> None:
     ws.put(a_py="one\n")
     assert said in ws.refused(patch, "", "")
 
 
-def test_what_models_write_otherwise_is_tolerated(ws: Workspace) -> None:
+def test_what_models_write_otherwise_is_tolerated(ws: Patching) -> None:
     """Blanks before headers, blank lines between sections, CRLF, lines that look like markers."""
     ws.put(a_py="one\ntwo\n", b_py=b"x\r\ny", c_py="gone\n", d_md="*** Begin Patch\n@@\n")
     body = "  *** Update File: a.py\n\n@@\n-one\n+1\n\n@@\n two\n+3\n\n *** Update File: b.py\n"
@@ -320,7 +294,7 @@ HUNKS = {
 
 
 @pytest.mark.parametrize("case", HUNKS)
-def test_what_hunks_change(ws: Workspace, case: str) -> None:
+def test_what_hunks_change(ws: Patching, case: str) -> None:
     before, hunks, after = (text.encode("utf-8", "surrogateescape") for text in HUNKS[case])
     ws.put(a_txt=before)
     start = b"" if hunks.startswith(b"@@") else b"@@\n"
@@ -390,7 +364,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_hunks_without_a_certain_place_are_refused(ws: Workspace, case: str) -> None:
+def test_hunks_without_a_certain_place_are_refused(ws: Patching, case: str) -> None:
     before, hunks, said = REFUSED[case]
     ws.put(a_txt=before.encode("utf-8", "surrogateescape"))
     start = "" if hunks.startswith("@@") else "@@\n"
@@ -403,7 +377,7 @@ def test_hunks_without_a_certain_place_are_refused(ws: Workspace, case: str) -> 
 
 
 @pytest.mark.parametrize("target", ["t", "nowhere", "folder", "/etc/passwd"])
-def test_a_link_is_deleted_itself_changed_through_and_not_moved(ws: Workspace, target: str) -> None:
+def test_a_link_is_deleted_itself_changed_through_and_not_moved(ws: Patching, target: str) -> None:
     ws.put(t="one\n")
     (ws.folder / "folder").mkdir()
     (ws.folder / "l").symlink_to(target)
@@ -420,7 +394,7 @@ def test_a_link_is_deleted_itself_changed_through_and_not_moved(ws: Workspace, t
 
 @pytest.mark.case("FIL-16")
 @pytest.mark.parametrize("mode", [0o755, 0o640, 0o600])
-def test_the_mode_stays_also_in_a_move(ws: Workspace, mode: int) -> None:
+def test_the_mode_stays_also_in_a_move(ws: Patching, mode: int) -> None:
     ws.put(a_sh="one\n", b_sh="one\n")
     for name in ("a.sh", "b.sh"):
         (ws.folder / name).chmod(mode)
@@ -433,7 +407,7 @@ def test_the_mode_stays_also_in_a_move(ws: Workspace, mode: int) -> None:
     ]
 
 
-def test_a_binary_file_can_be_deleted_and_not_updated(ws: Workspace) -> None:
+def test_a_binary_file_can_be_deleted_and_not_updated(ws: Patching) -> None:
     ws.put(a_bin=b"\0\1\2\n")
     assert "binary file" in ws.refused("*** Update File: a.bin\n-x\n+y")
     assert ws.apply("*** Delete File: a.bin") == "D a.bin\nD a.bin"
@@ -466,9 +440,7 @@ def test_a_binary_file_can_be_deleted_and_not_updated(ws: Workspace) -> None:
         "*** Add File: a\0b\n+x",
     ],
 )
-def test_one_path_outside_the_workspace_rejects_the_whole_patch(
-    ws: Workspace, section: str
-) -> None:
+def test_one_path_outside_the_workspace_rejects_the_whole_patch(ws: Patching, section: str) -> None:
     out = ws.folder.parent
     (out / "secret").write_text("s\n")
     (ws.folder / "door").symlink_to(out)
@@ -487,7 +459,7 @@ def test_one_path_outside_the_workspace_rejects_the_whole_patch(
 
 
 @pytest.mark.case("FIL-08")
-def test_one_hunk_that_does_not_apply_leaves_all_files_alone(ws: Workspace) -> None:
+def test_one_hunk_that_does_not_apply_leaves_all_files_alone(ws: Patching) -> None:
     ws.put(a_py="one\n", b_py="two\n", c_py="three\n")
     said = ws.refused(
         "*** Update File: a.py\n-one\n+1\n*** Update File: b.py\n*** Move to: b2.py\n-two\n+2\n"
@@ -521,7 +493,7 @@ def test_one_hunk_that_does_not_apply_leaves_all_files_alone(ws: Workspace) -> N
         ("*** Update File: a.py\n*** Move to: dangling", "dangling exists already"),
     ],
 )
-def test_a_section_that_cannot_be_done_is_refused(ws: Workspace, section: str, said: str) -> None:
+def test_a_section_that_cannot_be_done_is_refused(ws: Patching, section: str, said: str) -> None:
     ws.put(a_py="one\n", other_py="x\n")
     (ws.folder / "folder").mkdir()
     (ws.folder / "dangling").symlink_to("nowhere")
@@ -541,7 +513,7 @@ def test_a_section_that_cannot_be_done_is_refused(ws: Workspace, section: str, s
         "*** Add File: b.py\n+1\n*** Update File: a.py\n*** Move to: b.py",
     ],
 )
-def test_the_same_file_twice_is_refused(ws: Workspace, sections: str) -> None:
+def test_the_same_file_twice_is_refused(ws: Patching, sections: str) -> None:
     ws.put(a_py="one\ntwo\n")
     (ws.folder / "sub").mkdir()
     (ws.folder / "l").symlink_to("a.py")
@@ -550,7 +522,7 @@ def test_the_same_file_twice_is_refused(ws: Workspace, sections: str) -> None:
 
 
 @pytest.mark.parametrize("second", ["a.py", "l", "./sub/../a.py"])
-def test_sections_for_one_file_are_done_one_after_the_other(ws: Workspace, second: str) -> None:
+def test_sections_for_one_file_are_done_one_after_the_other(ws: Patching, second: str) -> None:
     ws.put(a_py=b"\xef\xbb\xbfone\r\ntwo\r\n")
     (ws.folder / "sub").mkdir()
     (ws.folder / "l").symlink_to("a.py")
@@ -563,27 +535,27 @@ def test_sections_for_one_file_are_done_one_after_the_other(ws: Workspace, secon
         content.splitlines()[:2] == ["M a.py", "A b.py"]
         and content.count("-one\n-two\n+1\n+2") == 1
     )
-    assert [asked[:2] for asked in ws.asked] == [("edit", "a.py, b.py")]
+    assert ws.asked == [("edit", "a.py, b.py")]
 
 
 @pytest.mark.parametrize(
     "body", ["*** Add File: a.py\n+new", "*** Delete File: a.py\n*** Add File: a.py\n+new"]
 )
-def test_a_file_that_is_there_is_written_anew(ws: Workspace, body: str) -> None:
+def test_a_file_that_is_there_is_written_anew(ws: Patching, body: str) -> None:
     ws.put(a_py=b"one\r\ntwo\r\n")
     (ws.folder / "a.py").chmod(0o750)
     assert ws.apply(body).startswith("M a.py\n")
     assert (
         ws.data("a.py") == b"new\r\n" and stat.S_IMODE((ws.folder / "a.py").stat().st_mode) == 0o750
     )
-    [(permission, name, shown)] = ws.asked
-    assert (permission, name) == ("edit", "a.py") and "-one\n-two\n+new" in shown
+    [shown] = ws.details
+    assert ws.asked == [("edit", "a.py")] and "-one\n-two\n+new" in shown
     ws.put(a_py="someone else's\n")
     assert "a.py changed on disk since it was read" in ws.refused(body)
 
 
 @pytest.mark.parametrize("section", ["*** Update File: a.py\n-one\n+1", "*** Delete File: a.py"])
-def test_a_file_that_changed_since_it_was_read_is_refused(ws: Workspace, section: str) -> None:
+def test_a_file_that_changed_since_it_was_read_is_refused(ws: Patching, section: str) -> None:
     ws.put(a_py="one\n")
     ws.call("read", path="a.py")
     ws.put(a_py="one\nand more\n")
@@ -594,7 +566,7 @@ def test_a_file_that_changed_since_it_was_read_is_refused(ws: Workspace, section
     ws.apply(section)
 
 
-def test_what_was_added_or_updated_counts_as_read_and_what_went_does_not(ws: Workspace) -> None:
+def test_what_was_added_or_updated_counts_as_read_and_what_went_does_not(ws: Patching) -> None:
     ws.put(a_py="one\n", d_py="x\n", m_py="x\n")
     for name in ("a.py", "d.py", "m.py"):
         ws.call("read", path=name)
@@ -611,7 +583,7 @@ def test_what_was_added_or_updated_counts_as_read_and_what_went_does_not(ws: Wor
 # ---- asking, and all or nothing --------------------------------------------------------------------------
 
 
-def test_leave_is_asked_once_with_all_names_and_the_whole_diff(ws: Workspace) -> None:
+def test_leave_is_asked_once_with_all_names_and_the_whole_diff(ws: Patching) -> None:
     ws.put(a_py="one\n", b_py="x\n", d_bin=b"\0")
     ws.when_asked = lambda: asked_before.update(ws.files())
     asked_before: dict[str, object] = {}
@@ -620,8 +592,8 @@ def test_leave_is_asked_once_with_all_names_and_the_whole_diff(ws: Workspace) ->
         "*** Update File: a.py\n-one\n+two\n*** Update File: b.py\n*** Move to: c.py\n-x\n+y\n*** Delete File: d.bin\n"
         "*** Add File: e.py\n+new"
     )
-    [(permission, names, shown)] = ws.asked
-    assert (permission, names) == ("edit", "a.py, b.py, c.py, d.bin, e.py")
+    [shown] = ws.details
+    assert ws.asked == [("edit", "a.py, b.py, c.py, d.bin, e.py")]
     assert all(
         piece in shown
         for piece in ("-one\n+two", "rename from b.py\nrename to c.py", "-x\n+y", "D d.bin", "+new")
@@ -641,7 +613,7 @@ def test_leave_is_asked_once_with_all_names_and_the_whole_diff(ws: Workspace) ->
     ],
 )
 def test_what_changes_while_the_person_is_asked_is_not_overwritten(
-    ws: Workspace, section: str, name: str, content: str | None
+    ws: Patching, section: str, name: str, content: str | None
 ) -> None:
     def meanwhile() -> None:
         (ws.folder / name).unlink() if content is None else (ws.folder / name).write_text(content)
@@ -657,7 +629,7 @@ def test_what_changes_while_the_person_is_asked_is_not_overwritten(
     assert ws.files() == before
 
 
-def test_an_abort_while_the_person_is_asked_leaves_everything_alone(ws: Workspace) -> None:
+def test_an_abort_while_the_person_is_asked_leaves_everything_alone(ws: Patching) -> None:
     ws.put(a_py="one\n")
     ws.when_asked = ws.abort.set
     with pytest.raises(Aborted):
@@ -665,7 +637,7 @@ def test_an_abort_while_the_person_is_asked_leaves_everything_alone(ws: Workspac
     assert ws.text("a.py") == "one\n"
 
 
-def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Workspace) -> None:
+def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Patching) -> None:
     ws.put(a_sh=b"\xef\xbb\xbfone\r\n", b_py="two\n", c_py="three\n", never_py="read\n")
     (ws.folder / "a.sh").chmod(0o750)
     (ws.folder / "c.py").chmod(0o604)
@@ -688,7 +660,7 @@ def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Workspace) ->
     )  # and none of them counts as changed
 
 
-def test_a_file_may_give_way_to_a_folder_and_comes_back_if_that_fails(ws: Workspace) -> None:
+def test_a_file_may_give_way_to_a_folder_and_comes_back_if_that_fails(ws: Patching) -> None:
     ws.put(a="one\n")
     ws.refused(f"*** Delete File: a\n*** Add File: a/b\n+x\n*** Add File: a/{TOO_LONG}\n+x")
     ws.apply("*** Delete File: a\n*** Add File: a/b\n+x")
@@ -705,7 +677,7 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_what_cannot_be_written_or_put_back_is_reported(ws: Workspace) -> None:
+def test_what_cannot_be_written_or_put_back_is_reported(ws: Patching) -> None:
     ws.put(a_txt="one\n" + "x" * 9000 + "\n", b_txt="two\n")
     many = "\n".join("+" + "x" * 99 for _ in range(1000))
     with file_size_limit(4096):
@@ -729,7 +701,7 @@ def test_what_cannot_be_written_or_put_back_is_reported(ws: Workspace) -> None:
         f"*** Delete File: a.py\n*** Add File: a.py\n+1\n*** Add File: {TOO_LONG}\n+x",
     ],
 )
-def test_files_and_folders_that_were_there_come_back(ws: Workspace, body: str) -> None:
+def test_files_and_folders_that_were_there_come_back(ws: Patching, body: str) -> None:
     ws.put(a_py="one\n")
     ws.apply("*** Add File: sub/a.py\n+x")
     assert "All files are as they were before" in ws.refused(body)
@@ -791,7 +763,7 @@ def applied(
     newline = "\r\n" if b"\r\n" in before else "\n"
     after = (newline.join(b) + ((final if a else newline) if b else "")).encode()
     with tempfile.TemporaryDirectory() as folder:
-        ws = Workspace(Path(folder).resolve())
+        ws = Patching(Path(folder).resolve())
         ws.put(f=before)
         result = ws.call("apply_patch", patch=patch_between(a, b, context))
         found = ws.data("f")
@@ -844,7 +816,7 @@ def test_a_patch_with_little_context_always_applies_to_lines_that_are_all_differ
         "*** Update File: link\n-A=1\n+A=2",
     ],
 )
-def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Workspace, section: str) -> None:
+def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Patching, section: str) -> None:
     def no() -> None:
         raise DeniedError("no")
 
@@ -855,7 +827,7 @@ def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Workspace, sec
         ws.refused(f"*** Update File: a.py\n-x\n+y\n{section}\n*** Delete File: ../outside")
         == "Denied: no"
     )
-    assert ws.asked == [("read", ".env", "")]
+    assert ws.asked == [("read", ".env")]
 
 
 # ---- a folder that becomes a link in the middle ----------------------------------------------------------
@@ -875,7 +847,7 @@ def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Workspace, sec
     ],
 )
 def test_a_folder_that_becomes_a_link_while_the_person_is_asked_leads_nowhere(
-    ws: Workspace, tmp_path: Path, body: str
+    ws: Patching, tmp_path: Path, body: str
 ) -> None:
     outside = tmp_path / "outside"
     meanwhile = to_become_links(ws.folder, outside, "one\n")

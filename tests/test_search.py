@@ -10,19 +10,20 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coder.abort import Abort
 from coder.devtools.scripted import Reply
-from coder.hooks import Hooks
 from coder.tools.search import glob, grep
-from coder.toolset import ToolContext, Toolset
-from coder.types import Aborted, DeniedError, ToolCall, ToolResult
+from coder.toolset import Toolset
+from coder.types import Aborted, DeniedError, ToolResult
 from tests.harness import ask, serve
 from tests.terminal import promptly
+from tests.workspace import Workspace
 
 PROGRAMS = {"ripgrep": "rg", "git": "git", "plain": "grep"}
 
@@ -59,17 +60,11 @@ def tree(folder: Path, files: Mapping[str, str | bytes], repository: bool = Fals
 
 
 def call(
-    folder: Path, name: str, arguments: Mapping[str, object], abort: Abort | None = None
+    folder: Path, name: str, arguments: Mapping[str, Any], abort: Abort | None = None
 ) -> ToolResult:
-    tools = Toolset([grep, glob], cwd=folder)
-    asked = ToolCall("call1", name, dict(arguments))
-    work = tools.run(asked, tools.context(asked, abort or Abort()))
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: ToolResult = end.value
-            return result
+    workspace = Workspace(folder, grep, glob)
+    workspace.abort = abort or workspace.abort
+    return workspace.call(name, **arguments)
 
 
 def grepped(folder: Path, pattern: str, **arguments: object) -> list[str]:
@@ -429,59 +424,34 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, path: str, word: str
     assert result.is_error and word in str(result.content)
 
 
-class Asking(Hooks):
-    """Notes what permission is asked for; the answer is no."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
-        ctx.authorize = self.refuse
-
-    def refuse(
-        self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str
-    ) -> None:
-        self.asked.append(", ".join(patterns))
+def test_a_link_does_not_lead_out_of_the_workspace(tmp_path: Path, engine: str) -> None:
+    def deny() -> None:
         raise DeniedError("no")
 
-
-def test_a_link_does_not_lead_out_of_the_workspace(tmp_path: Path, engine: str) -> None:
-    ws = tree(tmp_path / "ws", {"real": "one\n"})
+    folder = tree(tmp_path / "ws", {"real": "one\n"})
     tree(tmp_path, {"secret": "one secret\n", "out/secret": "one secret\n"})
-    (ws / "l").symlink_to(tmp_path / "secret")
-    (ws / "d").symlink_to(tmp_path / "out")
-    assert names(ws) == ["real"]
-    paths, hooks = ("l", "d", "..", str(tmp_path / "out")), Asking()
-    calls = [("grep", {"pattern": "one", "path": path}) for path in paths]
-    with serve(Reply(calls=calls), Reply("Done.")) as server:
-        ask(server, tools=Toolset([grep], cwd=ws), hooks=hooks)
-        assert "one secret" not in str(server.requests[-1]["messages"])
-    assert [path.startswith(str(tmp_path)) for path in hooks.asked] == [True] * 4
+    (folder / "l").symlink_to(tmp_path / "secret")
+    (folder / "d").symlink_to(tmp_path / "out")
+    assert names(folder) == ["real"]
+    ws = Workspace(folder, grep)
+    ws.when_asked = deny
+    for path in ("l", "d", "..", str(tmp_path / "out")):
+        assert ws.fails("grep", pattern="one", path=path) == "Denied: no"
+    assert all(path.startswith(str(tmp_path)) for _, path in ws.asked)
 
 
 @pytest.mark.parametrize("tool", ["grep", "glob"])
 def test_a_folder_that_becomes_a_link_while_permission_is_asked_is_not_searched(
     tmp_path: Path, engine: str, tool: str
 ) -> None:
+    def swap() -> None:
+        (tmp_path / "outside").rename(tmp_path / "moved")
+        (tmp_path / "outside").symlink_to("private")
+
     tree(tmp_path, {"ws/": "", "outside/sub/real": "one\n", "private/sub/hidden": "one\n"})
-
-    class Swapping(Hooks):
-        def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
-            ctx.authorize = self.swap
-
-        def swap(self, ctx: ToolContext, permission: str, *_: object) -> None:
-            if permission == "external_directory":
-                (tmp_path / "outside").rename(tmp_path / "moved")
-                (tmp_path / "outside").symlink_to("private")
-
-    with serve(
-        Reply(
-            calls=[(tool, {"pattern": "*" if tool == "glob" else "one", "path": "../outside/sub"})]
-        ),
-        Reply("Done."),
-    ) as server:
-        ask(server, tools=Toolset([grep, glob], cwd=tmp_path / "ws"), hooks=Swapping())
-        assert "is not where it was" in server.requests[-1]["messages"][-1]["content"]
+    ws = Workspace(tmp_path / "ws", grep, glob)
+    ws.when_asked = swap
+    assert "is not where it was" in ws.fails(tool, pattern="*", path="../outside/sub")
 
 
 ODD = [

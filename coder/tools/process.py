@@ -26,7 +26,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from coder.abort import TICK, Abort
 from coder.tools.environment import clean_path, is_secret
@@ -122,26 +122,12 @@ def output_of(
     """
     mark = f"{_run}-{time.monotonic_ns()}"
     changes = {**(confine.environment if confine else {}), **(variables or {}), MARK: mark}
-    given: dict[str, str | None] = {**environment(), **changes}
-
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            argv,
-            cwd=cwd,
-            env={name: value for name, value in given.items() if value is not None},
-            start_new_session=True,
-            stdin=subprocess.DEVNULL if stdin is None else stdin,
-            stdout=subprocess.PIPE,
-            stderr=stderr or subprocess.STDOUT,
-        )
-
-    _start_guard()
-    try:
-        process = confine.start(start) if confine else start()
-    except (OSError, ValueError) as error:
-        gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
-        raise ToolError(f"the command could not be started: {error}{gone}") from None
-    _started.add(process.pid)
+    files = {
+        "stdin": subprocess.DEVNULL if stdin is None else stdin,
+        "stdout": subprocess.PIPE,
+        "stderr": stderr or subprocess.STDOUT,
+    }
+    process = _start(argv, cwd, {**environment(), **changes}, files, confine)
     cause = "interrupted"
     try:
         cause = yield from _output(process, abort, time.monotonic() + timeout)
@@ -154,6 +140,28 @@ def output_of(
             if cause:
                 _kill(process, mark)
     return Ending(process.wait(), cause)
+
+
+def _start(
+    argv: list[str],
+    cwd: Path,
+    given: Mapping[str, str | None],
+    files: Mapping[str, Any],
+    confine: Confinement | None,
+) -> subprocess.Popen[bytes]:
+    _start_guard()
+    variables = {name: value for name, value in given.items() if value is not None}
+
+    def popen() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(argv, cwd=cwd, env=variables, start_new_session=True, **files)
+
+    try:
+        process = confine.start(popen) if confine else popen()
+    except (OSError, ValueError) as error:
+        gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
+        raise ToolError(f"the command could not be started: {error}{gone}") from None
+    _started.add(process.pid)
+    return process
 
 
 def _output(

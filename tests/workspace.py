@@ -1,0 +1,66 @@
+"""A folder, a session in it, and what its tools asked for and told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from coder.abort import Abort
+from coder.events import Event
+from coder.tools.edit import edit
+from coder.tools.files import ls, read, write
+from coder.tools.patch import apply_patch
+from coder.toolset import ToolContext, Toolset
+from coder.types import ToolCall, ToolResult
+
+
+class Workspace:
+    """`when_asked` is called at each question; it allows the call, or raises DeniedError."""
+
+    def __init__(self, folder: Path, *tools: Any) -> None:
+        self.folder = folder
+        self.tools = Toolset(tools or [read, write, edit, ls, apply_patch], cwd=folder)
+        self.abort = Abort()
+        self.events: list[Event] = []
+        self.asked: list[tuple[str, str]] = []
+        self.details: list[str] = []
+        self.when_asked: Callable[[], object] = lambda: None
+
+    def authorize(
+        self, ctx: ToolContext, permission: str, patterns: Sequence[str], detail: str
+    ) -> None:
+        self.asked.append((permission, ", ".join(patterns)))
+        self.details.append(detail)
+        self.when_asked()
+
+    def run(self, call: ToolCall) -> ToolResult:
+        ctx = self.tools.context(call, self.abort)
+        ctx.authorize = self.authorize
+        work = self.tools.run(call, ctx)
+        while True:
+            try:
+                self.events.append(next(work))
+            except StopIteration as end:
+                result: ToolResult = end.value
+                assert isinstance(result.content, str | list)
+                return result
+
+    def call(self, name: str, **arguments: Any) -> ToolResult:
+        return self.run(ToolCall("call-1", name, arguments))
+
+    def __call__(self, name: str, **arguments: Any) -> str:
+        """The text of a call that works."""
+        result = self.call(name, **arguments)
+        assert not result.is_error, result.content
+        return str(result.content)
+
+    def fails(self, name: str, **arguments: Any) -> str:
+        """The text of a call that does not."""
+        result = self.call(name, **arguments)
+        assert result.is_error, result.content
+        return str(result.content)
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.folder))
