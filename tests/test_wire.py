@@ -1,4 +1,4 @@
-"""From bytes to an answer, rule by rule: events, calls, thoughts, usage, ends; and that no cut in the bytes changes any of it."""
+"""From bytes to an answer: events, calls, thoughts, usage, ends; and that no cut in the bytes changes any of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from coder.providers.usage import Price, estimate, read_usage
 from coder.toolset import tool
 from coder.types import Completion, ModelError, Usage
 from tests.harness import FAST, ask, drive, serve, types
-from tests.test_errors import name
 
 
 @tool
@@ -40,18 +39,14 @@ def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
 
-def piece(
-    index: int | None = None,
-    id: Any = None,  # noqa: A002
-    name: Any = None,
-    arguments: Any = None,
-) -> dict[str, Any]:
-    function = {
-        key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None
-    }
-    return {key: value for key, value in (("index", index), ("id", id)) if value is not None} | {
-        "function": function
-    }
+def piece(text: str) -> dict[str, Any]:
+    """A piece of a call from its text: index, id, name and arguments, "-" where it has none: '0 a look {"x": 1}'."""
+    words = zip(("index", "id", "name", "arguments"), text.split(" ", 3), strict=True)
+    made: dict[str, Any] = {key: word.strip("'") for key, word in words if word != "-"}
+    if "index" in made:
+        made["index"] = int(made["index"])
+    function = {key: made.pop(key) for key in ("name", "arguments") if key in made}
+    return made | {"function": function}
 
 
 def assemble(
@@ -102,7 +97,6 @@ def stream(*chunks: Any, done: bool = True) -> list[bytes]:
         (b"event: error\ndata: a", [("error", "a")]),
         (b"event: x\ndata: a", [(CUT, "a")]),
     ],
-    ids=name,
 )
 def test_events_are_found_as_the_standard_says_and_as_servers_break_it(
     data: bytes, events: list[Any]
@@ -128,22 +122,9 @@ def cuts(data: bytes, places: list[int]) -> list[bytes]:
 PLACES = st.lists(st.integers(0, 10_000), max_size=12)
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 LINES = st.lists(
-    st.sampled_from(
-        [
-            "data: a",
-            "data:",
-            "data:\u20ac\U0001f600",
-            "data: {\u2028}",
-            ": comment",
-            "",
-            "",
-            "event: error",
-            "id: 1",
-            "error: bad",
-            "x",
-            "data: [DONE]",
-            "\ufeff",
-        ]
+    st.one_of(
+        st.sampled_from(["data: a", "data:", "data:\u20ac\U0001f600", "data: {\u2028}", ": c", ""]),
+        st.sampled_from(["", "event: error", "id: 1", "error: bad", "x", "data: [DONE]", "\ufeff"]),
     ),
     max_size=10,
 )
@@ -169,21 +150,21 @@ TEXTS = st.sampled_from(
         "</thi",
         "nk>",
         " \n",
-        "\u20ac",
-        "\U0001f600",
-        "\ud83d",
-        "\ude00",
+        "€",
+        "😀",
+        "�",
+        "�",
         "\u2028",
-        "\0",
+        "\x00",
     ]
 )
 PIECES = st.sampled_from(
     [
-        piece(0, "a", "look", '{"path": "'),
-        piece(0, arguments='\u00e9"}'),
-        piece(1, "b", "look", {}),
-        piece(None, None, "", "{}"),
-        piece(0, "c", "other", '{"x": "\ud83d\ude00"}'),
+        piece('0 a look {"path": "'),
+        piece('0 - - \u00e9"}'),
+        piece("1 b look {}"),
+        piece("- - '' {}"),
+        piece('0 c other {"x": "\ud83d\ude00"}'),
     ]
 )
 CHUNKS = st.lists(
@@ -242,9 +223,7 @@ def test_the_same_bytes_in_any_chunks_are_the_same_answer(
 def test_a_text_cut_anywhere_is_the_same_text_and_the_same_thoughts(
     text: str, places: list[int]
 ) -> None:
-    units = text.encode(
-        "utf-16-le", "surrogatepass"
-    )  # a server may cut between the halves of a character, too
+    units = text.encode("utf-16-le", "surrogatepass")  # some cut between halves of a character
     ends = sorted({0, len(units), *(place % (len(units) // 2 + 1) * 2 for place in places)})
     parts = [units[start:end].decode("utf-16-le", "surrogatepass") for start, end in pairwise(ends)]
     whole, other = (
@@ -275,7 +254,6 @@ def test_a_text_cut_anywhere_is_the_same_text_and_the_same_thoughts(
         ("<think>a<</think>b", "a<", "b"),
         ("<think>a</think>b  c", "a", "b  c"),
     ],
-    ids=name,
 )
 def test_thoughts_in_tags_are_split_off_wherever_the_text_is_cut(
     text: str, thought: str, rest: str
@@ -284,15 +262,16 @@ def test_thoughts_in_tags_are_split_off_wherever_the_text_is_cut(
         for parts in ([text[:place], text[place:]], list(text)):
             tag = ThinkTag()
             found = [*(tag.split(part) for part in parts), tag.rest()]
-            assert ("".join(a for a, _ in found), "".join(b for _, b in found)) == (
-                thought,
-                rest,
-            ), parts
+            assert ["".join(column) for column in zip(*found)] == [thought, rest], parts
 
 
 def test_white_space_before_an_answer_does_not_wait_for_ever() -> None:
     tag = ThinkTag()
     assert "".join(tag.split(" ")[1] for _ in range(200)) == " " * 200
+
+
+DETAILS = {"type": "t", "index": 0}
+NESTED = {"type": "thinking", "thinking": [{"type": "text", "text": "a"}, "x", {"text": None}]}
 
 
 @pytest.mark.parametrize(
@@ -309,37 +288,13 @@ def test_white_space_before_an_answer_does_not_wait_for_ever() -> None:
         ([{"reasoning_content": "", "reasoning": "b"}], "b", {}),
         ([{"reasoning": "b", "reasoning_text": "t"}], "b", {}),
         ([{"reasoning_content": ""}], "", {"reasoning_content": ""}),
-        ([{"reasoning_content": None}], "", {}),
-        ([{"reasoning": {"a": 1}}], "", {}),
-        ([{"content": "<think>a</think>"}], "a", {}),
+        ([{"reasoning_content": None}, {"reasoning": {"a": 1}}], "", {}),
         ([{"reasoning_content": ""}, {"content": "<think>a</think>"}], "a", {}),
-        (
-            [{"reasoning_content": "\ud83d"}, {"reasoning_content": "\ude00"}],
-            "\U0001f600",
-            {"reasoning_content": "\U0001f600"},
-        ),
-        (
-            [
-                {
-                    "content": [
-                        {
-                            "type": "thinking",
-                            "thinking": [{"type": "text", "text": "a"}, "x", {"text": None}],
-                        }
-                    ]
-                }
-            ],
-            "a",
-            {},
-        ),
+        ([{"content": [NESTED]}], "a", {}),
         ([{"content": [{"type": "thinking", "thinking": "a"}]}], "a", {}),
         (
-            [
-                {"reasoning_details": [{"type": "t", "index": 0, "text": "a"}]},
-                {"reasoning_details": [{"type": "t", "index": 0, "text": "\ud83d"}]},
-            ],
-            "",
-            {"reasoning_details": [{"type": "t", "index": 0, "text": "a\ufffd"}]},
+            [{"reasoning_details": [DETAILS | {"text": text}]} for text in ("a", "\ud83d")],
+            *("", {"reasoning_details": [DETAILS | {"text": "a\ufffd"}]}),
         ),
         ([{"reasoning_details": []}, {"extra_content": None}], "", {}),
         ([{"reasoning_opaque": "a"}, {"reasoning_opaque": "b"}], "", {"reasoning_opaque": "ab"}),
@@ -349,7 +304,6 @@ def test_white_space_before_an_answer_does_not_wait_for_ever() -> None:
             {"extra_content": {"a": 1, "b": 2}},
         ),
     ],
-    ids=name,
 )
 def test_thoughts_are_shown_once_and_go_back_under_their_name(
     deltas: list[Any], thoughts: str, message: dict[str, Any]
@@ -378,6 +332,10 @@ def test_what_goes_back_is_what_the_profile_says() -> None:
     }
 
 
+def part(**members: Any) -> list[dict[str, Any]]:
+    return [{"type": "t"} | members]
+
+
 @pytest.mark.parametrize(
     ("pieces", "whole"),
     [
@@ -385,45 +343,14 @@ def test_what_goes_back_is_what_the_profile_says() -> None:
         ([{"a": 1, "b": 1}, {"b": 2, "c": None}], {"a": 1, "b": 2}),
         (["a", {"b": 1}], {"b": 1}),
         ([[1], ["a", "a"]], [1, "a", "a"]),
-        (
-            [
-                [{"type": "t", "text": "a"}],
-                [{"type": "t", "text": "b", "signature": None}],
-                [{"type": "t", "text": None, "signature": "s"}],
-            ],
-            [{"type": "t", "text": "ab", "signature": "s"}],
-        ),
-        ([[{"type": "t", "text": "a"}, {"type": "t", "text": "b"}]], [{"type": "t", "text": "ab"}]),
-        (
-            [
-                [{"type": "s", "summary": "a", "index": 0}],
-                [{"type": "s", "summary": "b", "index": 0}],
-            ],
-            [{"type": "s", "summary": "ab", "index": 0}],
-        ),
-        (
-            [[{"type": "t", "text": ["a"]}], [{"type": "t", "text": ["b"]}]],
-            [{"type": "t", "text": ["b"]}],
-        ),
-        *[
-            (
-                [[{key: 1, "text": "a"}], [{key: 2, "text": "b"}]],
-                [{key: 1, "text": "a"}, {key: 2, "text": "b"}],
-            )
-            for key in ("type", "index", "id")
-        ],
-        (
-            [
-                [{"type": "reasoning.encrypted", "data": "A"}],
-                [{"type": "reasoning.encrypted", "data": "B"}],
-            ],
-            [
-                {"type": "reasoning.encrypted", "data": "A"},
-                {"type": "reasoning.encrypted", "data": "B"},
-            ],
-        ),
+        ([part(text="a"), part(text="b", signature="s")], part(text="ab", signature="s")),
+        ([part(text="a") + part(text="b")], part(text="ab")),
+        ([part(summary="a", index=0), part(summary="b", index=0)], part(summary="ab", index=0)),
+        ([part(text=["a"]), part(text=["b"])], part(text=["b"])),
+        ([part(text="a"), part(text="b", type="u")], part(text="a") + part(text="b", type="u")),
+        ([part(text="a", id=1), part(text="b", id=2)], part(text="a", id=1) + part(text="b", id=2)),
+        ([part(data="A"), part(data="B")], part(data="A") + part(data="B")),
     ],
-    ids=name,
 )
 def test_pieces_of_a_member_are_joined(pieces: list[Any], whole: Any) -> None:
     assert joined(pieces) == whole
@@ -431,190 +358,103 @@ def test_pieces_of_a_member_are_joined(pieces: list[Any], whole: Any) -> None:
 
 # ---- calls -----------------------------------------------------------------------------------------------
 
+# (pieces, calls): a piece as in piece(), a call as "id name arguments", ? for an id that was made
+ONE = "a look {}"
+CALLS = [
+    # without an index, by index, interleaved, by id at another index
+    ('- a look {"x":; - - - 1}; - b look {}', 'a look {"x": 1}; b look {}'),
+    ("- a look {; - b look {; - a - }; - b '' }", "a look {}; b look {}"),
+    ('3 a look {; 7 b look {"x":; 3 - - }; 7 - - 2}', 'a look {}; b look {"x": 2}'),
+    ("0 a look {; 5 a - }", ONE),
+    ("0 a look {; 5 - - }", ONE),
+    ("0 a look {}; 1 - look {}", "a look {}; ? look {}"),
+    ("0 a look -; 1 - look {}", "a look {}; ? look {}"),
+    ('- - look {"x":; - - look 1}', '? look {"x": 1}'),
+    # another id takes the index over; what follows is its own
+    ('0 a look {}; 0 b look {"x":; 0 - - 1}', 'a look {}; b look {"x": 1}'),
+    # ids and names empty, repeated, growing, in pieces, late
+    ("0 a look {; 0 '' '' }", ONE),
+    ("0 a lo {; 0 a ok }", ONE),
+    ("0 a look {; 0 a look }", ONE),
+    ("0 a lo -; 0 a look -", ONE),
+    ("- a look {; - a look }", ONE),
+    ("0 a look {; - a look }", ONE),
+    ('0 - - {"x":; 0 a look -; 0 a - 1}', 'a look {"x": 1}'),
+    # no ids: a name behind a whole call is another call, behind half of one or without arguments it is not
+    ('0 - look {}; 0 - look {"x": 1}', '? look {}; ? look {"x": 1}'),
+    ('0 - look "{}"; 0 - look {}', "? look {}; ? look {}"),
+    ('0 - look {"x":; 0 - look 1}', '? look {"x": 1}'),
+    ("0 a look {}; 0 - look ''", ONE),
+    ("0 a look {}; 0 - - \n", ONE),
+    ("0 - - {}; 0 - look {}", "? look {}"),
+    ("0 - look -; 0 - look {}", "? look {}"),
+    # the same id twice; at another index with a name it is another call, and what follows is the newer one's
+    ('0 a look {}; 1 a look {"x":; - a - 1}', 'a look {}; ? look {"x": 1}'),
+    ("0 a look {}; 1 a look {; 1 a look }", "a look {}; ? look {}"),
+    ('0 a look {"x": 1}; 0 a look {"x": 1}; 1 b look {}', 'a look {"x": 1}; b look {}'),
+    ('- a look {"x": 1}; - a look {"x": 2}', 'a look {"x": 1}; ? look {"x": 2}'),
+    ('- - - {"x": 1}; - a look -', 'a look {"x": 1}'),
+    ("- a look {}; - a look ''", ONE),
+    ("- - other {}; - b look {}", "? other {}; b look {}"),
+    ("- a - {}; - b look {}", "a unknown {}; b look {}"),
+    # the same call again, without an index, is no further one
+    ('- a look {"x": 1}; - a look {"x": 1}; - b look {}', 'a look {"x": 1}; b look {}'),
+    # the name of an offered tool behind a call without arguments begins another
+    ("- - other ''; - - look {}", "? other {}; ? look {}"),
+    ("- - out -; - - look {}", "? outlook {}"),
+    ("0 - look {}; 0 - look \n", "? look {}"),
+    ('0 a\ud83d look {"x":', "a\ufffd look null"),
+    (f'0 a look {{"x": {"[" * 200}{"]" * 200}}}', "a look null"),
+]
+
+
+def collected(pieces: Iterable[Any]) -> list[tuple[Any, Any]]:
+    calls = ToolCallAssembler({"look", "outlook"})
+    for each in pieces:
+        calls.add(each)
+    return calls.finished()
+
+
+@pytest.mark.parametrize(("pieces", "calls"), CALLS)
+def test_each_piece_finds_its_call(pieces: str, calls: str) -> None:
+    found = collected(map(piece, pieces.split("; ")))
+    expected = [each.split(" ", 2) for each in calls.split("; ")]
+    assert len(found) == len(expected) == len({call.id for call, _ in found})
+    for (call, entry), (call_id, name, arguments) in zip(found, expected):
+        assert call.id == call_id or (call_id == "?" and len(call.id) == 9)
+        assert (call.name, call.arguments) == (name, json.loads(arguments))
+        text = json.dumps(call.arguments or {}, ensure_ascii=False)
+        function = {"name": call.name, "arguments": text}
+        assert entry == {"id": call.id, "type": "function", "function": function}
+
+
+def given_as(arguments: Any, name: Any = "look", call_id: Any = "a") -> dict[str, Any]:
+    return {"id": call_id, "function": {"name": name, "arguments": arguments}}
+
 
 @pytest.mark.parametrize(
-    ("pieces", "calls"),
+    ("pieces", "arguments"),
     [
-        # T1, T4: without an index, by index, interleaved, by id at another index
-        (
-            [
-                piece(None, "a", "look", '{"x":'),
-                piece(arguments="1}"),
-                piece(None, "b", "look", "{}"),
-            ],
-            [("a", "look", {"x": 1}), ("b", "look", {})],
-        ),
-        (
-            [
-                piece(None, "a", "look", "{"),
-                piece(None, "b", "look", "{"),
-                piece(None, "a", None, "}"),
-                piece(None, "b", "", "}"),
-            ],
-            [("a", "look", {}), ("b", "look", {})],
-        ),
-        (
-            [
-                piece(3, "a", "look", "{"),
-                piece(7, "b", "look", '{"x":'),
-                piece(3, arguments="}"),
-                piece(7, arguments="2}"),
-            ],
-            [("a", "look", {}), ("b", "look", {"x": 2})],
-        ),
-        ([piece(0, "a", "look", "{"), piece(5, "a", None, "}")], [("a", "look", {})]),
-        ([piece(0, "a", "look", "{"), piece(5, arguments="}")], [("a", "look", {})]),
-        (
-            [piece(0, "a", "look", "{}"), piece(1, None, "look", "{}")],
-            [("a", "look", {}), (None, "look", {})],
-        ),
-        (
-            [piece(0, "a", "look"), piece(1, None, "look", "{}")],
-            [("a", "look", {}), (None, "look", {})],
-        ),
-        (
-            [piece(None, None, "look", '{"x":'), piece(None, None, "look", "1}")],
-            [(None, "look", {"x": 1})],
-        ),
-        # T2: another id takes the index over; what follows is its own
-        (
-            [piece(0, "a", "look", "{}"), piece(0, "b", "look", '{"x":'), piece(0, arguments="1}")],
-            [("a", "look", {}), ("b", "look", {"x": 1})],
-        ),
-        # T5, T7, T10: ids and names empty, repeated, growing, in pieces, late
-        ([piece(0, "a", "look", "{"), piece(0, "", "", "}")], [("a", "look", {})]),
-        ([piece(0, "a", "lo", "{"), piece(0, "a", "ok", "}")], [("a", "look", {})]),
-        ([piece(0, "a", "look", "{"), piece(0, "a", "look", "}")], [("a", "look", {})]),
-        ([piece(0, "a", "lo"), piece(0, "a", "look")], [("a", "look", {})]),
-        ([piece(None, "a", "look", "{"), piece(None, "a", "look", "}")], [("a", "look", {})]),
-        ([piece(0, "a", "look", "{"), piece(None, "a", "look", "}")], [("a", "look", {})]),
-        (
-            [piece(0, arguments='{"x":'), piece(0, "a", "look"), piece(0, "a", None, "1}")],
-            [("a", "look", {"x": 1})],
-        ),
-        # T6: no ids; a name behind a whole call is another call, behind half a one or without arguments it is not
-        (
-            [piece(0, None, "look", "{}"), piece(0, None, "look", '{"x": 1}')],
-            [(None, "look", {}), (None, "look", {"x": 1})],
-        ),
-        (
-            [piece(None, None, "look", {"x": 1}), piece(None, None, "look", {"x": 2})],
-            [(None, "look", {"x": 1}), (None, "look", {"x": 2})],
-        ),
-        (
-            [piece(0, None, "look", '"{}"'), piece(0, None, "look", "{}")],
-            [(None, "look", {}), (None, "look", {})],
-        ),
-        (
-            [piece(0, None, "look", '{"x":'), piece(0, None, "look", "1}")],
-            [(None, "look", {"x": 1})],
-        ),
-        ([piece(0, "a", "look", "{}"), piece(0, None, "look", "")], [("a", "look", {})]),
-        ([piece(0, "a", "look", "{}"), piece(0, arguments="\n")], [("a", "look", {})]),
-        ([piece(0, arguments="{}"), piece(0, None, "look", "{}")], [(None, "look", {})]),
-        ([piece(0, None, "look"), piece(0, None, "look", "{}")], [(None, "look", {})]),
-        # T9, T20: nothing at all
-        (
-            [{"index": 0, "id": None, "type": None, "function": None}, piece(1, "a", "look", "{}")],
-            [("a", "look", {})],
-        ),
+        ([given_as({"x": "\ud83d"})], [{"x": "\ufffd"}]),
+        ([given_as({})], [{}]),
+        ([given_as({}), {"function": {"arguments": '{"x": 1}'}}], [{"x": 1}]),
+        ([given_as({"x": 1})] * 2, [{"x": 1}]),
+        ([given_as({"x": 1}), given_as({"x": 2})], [{"x": 1}, {"x": 2}]),
+        ([given_as({}, "other", None), given_as({"x": 1}, "look", None)], [{}, {"x": 1}]),
+        ([given_as("{}", 3)], [{}]),
+        ([{"index": 0, "id": None, "type": None, "function": None}, given_as("{}")], [{}]),
         ([{}], []),
-        # T24: the same id twice; at another index with a name it is another call, and what follows is the newer one's
-        (
-            [
-                piece(0, "a", "look", "{}"),
-                piece(1, "a", "look", '{"x":'),
-                piece(None, "a", None, "1}"),
-            ],
-            [("a", "look", {}), (None, "look", {"x": 1})],
-        ),
-        (
-            [piece(0, "a", "look", "{}"), piece(1, "a", "look", "{"), piece(1, "a", "look", "}")],
-            [("a", "look", {}), (None, "look", {})],
-        ),
-        # T11, T29, R28: an object; a list that grows; what is unusable
-        ([piece(0, "a", "look", {"x": "\ud83d"})], [("a", "look", {"x": "\ufffd"})]),
-        ([piece(0, 7, 3, "{}")], [("7", "3", {})]),
-        ([piece(0, "a", "look", '{"x": ' + "[" * 200 + "]" * 200 + "}")], [("a", "look", None)]),
-        ([piece(0, "a", "look", {})], [("a", "look", {})]),
-        (
-            [
-                piece(0, "a", "look", '{"x":1}'),
-                piece(0, "a", "look", '{"x":1}'),
-                piece(1, "b", "look", "{}"),
-            ],
-            [("a", "look", {"x": 1}), ("b", "look", {})],
-        ),
-        ([piece(0, "a\ud83d", "look", '{"x":')], [("a\ufffd", "look", None)]),
-        ([piece(0, "a", "look", {}), piece(0, arguments='{"x": 1}')], [("a", "look", {"x": 1})]),
-        (
-            [piece(None, "a", "look", '{"x": 1}'), piece(None, "a", "look", '{"x": 2}')],
-            [("a", "look", {"x": 1}), (None, "look", {"x": 2})],
-        ),
-        ([piece(arguments='{"x": 1}'), piece(None, "a", "look")], [("a", "look", {"x": 1})]),
-        ([piece(None, "a", "look", "{}"), piece(None, "a", "look", "")], [("a", "look", {})]),
-        (
-            [piece(None, None, "other", "{}"), piece(None, "b", "look", "{}")],
-            [(None, "other", {}), ("b", "look", {})],
-        ),
-        (
-            [piece(None, "a", None, "{}"), piece(None, "b", "look", "{}")],
-            [("a", "unknown", {}), ("b", "look", {})],
-        ),
-        # T29, T15: the same call again, without an index, is no further one
-        (
-            [piece(None, "a", "look", '{"x": 1}')] * 2 + [piece(None, "b", "look", "{}")],
-            [("a", "look", {"x": 1}), ("b", "look", {})],
-        ),
-        ([piece(None, "a", "look", {"x": 1})] * 2, [("a", "look", {"x": 1})]),
-        # T12: the name of an offered tool behind a call without arguments begins another
-        (
-            [piece(None, None, "other", {}), piece(None, None, "look", {"x": 1})],
-            [(None, "other", {}), (None, "look", {"x": 1})],
-        ),
-        (
-            [piece(None, None, "other", ""), piece(None, None, "look", '{"x": 1}')],
-            [(None, "other", {}), (None, "look", {"x": 1})],
-        ),
-        ([piece(None, None, "out"), piece(None, None, "look", "{}")], [(None, "outlook", {})]),
-        # T7: white space behind a whole call whose name is repeated
-        ([piece(0, None, "look", "{}"), piece(0, None, "look", "\n")], [(None, "look", {})]),
     ],
-    ids=name,
 )
-def test_each_piece_finds_its_call(
-    pieces: list[Any], calls: list[tuple[str | None, str, Any]]
-) -> None:
-    collected = ToolCallAssembler({"look", "outlook"})
-    for each in pieces:
-        collected.add(each)
-    found = collected.finished()
-    assert [
-        (call.id if call_id else None, call.name, call.arguments)
-        for (call, _), (call_id, *_) in zip(found, calls, strict=True)
-    ] == calls
-    assert len({call.id for call, _ in found}) == len(found) and all(
-        len(call.id) == 9 for (call, _), (i, *_) in zip(found, calls) if not i
-    )
-    for call, entry in found:
-        assert entry == {
-            "id": call.id,
-            "type": "function",
-            "function": {
-                "name": call.name,
-                "arguments": json.dumps(call.arguments or {}, ensure_ascii=False),
-            },
-        }
+def test_arguments_may_be_objects_and_members_null_or_numbers(pieces: Any, arguments: Any) -> None:
+    assert [call.arguments for call, _ in collected(pieces)] == arguments
 
 
-def test_members_of_a_call_that_nobody_knows_go_back_with_it() -> None:
-    calls = ToolCallAssembler()
-    calls.add(piece(0, "a", "x", "{}") | {"extra_content": {"s": "\ud83d"}, "cache": None})
-    calls.add({"index": 0, "type": "function", "more": 2})
-    assert (
-        calls.finished()[0][1].items() >= {"extra_content": {"s": "\ufffd"}, "more": 2}.items()
-        and "cache" not in calls.finished()[0][1]
-    )
+def test_unknown_members_of_a_call_go_back_with_it() -> None:
+    first = piece("0 a x {}") | {"extra_content": {"s": "\ud83d"}, "cache": None}
+    [(_, entry)] = collected([first, {"index": 0, "type": "function", "more": 2}])
+    assert entry["extra_content"] == {"s": "\ufffd"} and entry["more"] == 2
+    assert "cache" not in entry
 
 
 @pytest.mark.parametrize(
@@ -634,50 +474,31 @@ def test_members_of_a_call_that_nobody_knows_go_back_with_it() -> None:
     ],
 )
 def test_a_name_is_an_offered_tools_or_one_that_every_server_takes(sent: str, kept: str) -> None:
-    calls = ToolCallAssembler({"look"})
-    calls.add(piece(0, "a", sent, '{"x": 1}'))
-    assert calls.finished()[0][0].name == calls.finished()[0][1]["function"]["name"] == kept
+    [(call, entry)] = collected([given_as('{"x": 1}', sent)])
+    assert call.name == entry["function"]["name"] == kept
+
+
+WHOLE_ARGUMENTS: list[tuple[list[str], Any]] = [
+    *(([text], {}) for text in ("", " \n", "null", '"null"', "{}", "{}{}", "{} {} junk", '""')),
+    (['{"a":', "1}"], {"a": 1}),
+    (['{"a": "x\ny\tz"}'], {"a": "x\ny\tz"}),
+    ([json.dumps('{"a": 1}')], {"a": 1}),
+    (["{}", '{"a":', "1}"], {"a": 1}),
+    (['{"a": 1}', '{"a": 1}'], {"a": 1}),
+    (["{", '{"a"', '{"a": 1', '{"a": 1}'], {"a": 1}),
+    *(([f'{{"a": 1}}{tail}'], {"a": 1}) for tail in ("{}", "}", "</tool_call>", "\n\nNow I")),
+]
+UNUSABLE = [
+    *('{"a": 1}{"a": 2}', '{"a": 1{"b": 1}', '{"a": 1} then {', '{"a": 1}{"a', "Sure: {}"),
+    *('{"a": 1} or {"b": 2} x', '{"a": "b', "[1]", "3", '"x"', '"[1]"', '{"a": NaN}'),
+    *('{"a": -Infinity}', "[" * 99_999, '{"a": 1}' + '{"a": ' * 99_999, '{"a": 1e999}'),
+    '{"a": ' + "9" * 5000 + "}",
+]
 
 
 @pytest.mark.parametrize(
     ("pieces", "arguments"),
-    [
-        ([], {}),
-        (["", " \n"], {}),
-        (["null"], {}),
-        (['"null"'], {}),
-        (["{}"], {}),
-        (['{"a":', "1}"], {"a": 1}),
-        (['{"a": "x\ny\tz"}'], {"a": "x\ny\tz"}),
-        ([json.dumps('{"a": 1}')], {"a": 1}),
-        (["{}", '{"a":', "1}"], {"a": 1}),
-        (["{}{}"], {}),
-        (["{} {} junk"], {}),
-        (['{"a": 1}{}'], {"a": 1}),
-        (['{"a": 1}', '{"a": 1}'], {"a": 1}),
-        (['{"a": 1}{"a": 2}'], None),
-        (["{", '{"a"', '{"a": 1', '{"a": 1}'], {"a": 1}),
-        (['{"a": 1', '{"b": 1}'], None),
-        (['{"a": 1}}'], {"a": 1}),
-        (['{"a": 1}</tool_call>'], {"a": 1}),
-        (['{"a": 1}\n\nNow I'], {"a": 1}),
-        (['{"a": 1} then {'], None),
-        (['{"a": 1}{"a'], None),
-        (['{"a": 1} or {"b": 2} x'], None),
-        (["Sure: {}"], None),
-        (['{"a": "b'], None),
-        (["[1]"], None),
-        (["3"], None),
-        (['"x"'], None),
-        (['"[1]"'], None),
-        (['{"a": NaN}'], None),
-        (['{"a": -Infinity}'], None),
-        (["[" * 99_999], None),
-        (['{"a": 1}' + '{"a": ' * 99_999], None),
-        (['{"a": ' + "9" * 5000 + "}"], None),
-        (['{"a": 1e999}'], None),
-        (['""'], {}),
-    ],
+    [*WHOLE_ARGUMENTS, *(([text], None) for text in UNUSABLE)],
     ids=lambda value: repr(value)[:40],
 )
 def test_arguments_are_an_object_or_unusable_and_nothing_that_is_missing_is_made_up(
@@ -700,92 +521,43 @@ def test_a_call_with_a_number_that_is_none_is_answered_and_the_history_stays_jso
 
 # ---- ends, text, usage -----------------------------------------------------------------------------------
 
+ENDINGS = {
+    "length": "length max_tokens MAX_TOKENS model_length max_output_tokens",
+    "content_filter": "content_filter sensitive SAFETY refusal guardrail_intervened ERROR_TOXIC"
+    " RECITATION PROHIBITED_CONTENT BLOCKLIST SPII",
+    "server": "error network_error insufficient_system_resource abort MALFORMED_FUNCTION_CALL"
+    " UNEXPECTED_TOOL_CALL",
+    "stop": "stop eos eos_token end end_turn stop_sequence STOP COMPLETE TOO_MANY_TOOL_CALLS"
+    " tool_calls",
+}
+WORDS = [(word, finish) for finish, words in ENDINGS.items() for word in words.split()]
 
-@pytest.mark.parametrize(
-    ("word", "finish"),
-    [
-        *[
-            (word, "length")
-            for word in ("length", "max_tokens", "MAX_TOKENS", "model_length", "max_output_tokens")
-        ],
-        *[
-            (word, "content_filter")
-            for word in (
-                "content_filter",
-                "sensitive",
-                "SAFETY",
-                "refusal",
-                "guardrail_intervened",
-                "ERROR_TOXIC",
-                "RECITATION",
-                "PROHIBITED_CONTENT",
-                "BLOCKLIST",
-                "SPII",
-            )
-        ],
-        *[
-            (word, "server")
-            for word in (
-                "error",
-                "network_error",
-                "insufficient_system_resource",
-                "abort",
-                "MALFORMED_FUNCTION_CALL",
-                "UNEXPECTED_TOOL_CALL",
-            )
-        ],
-        *[
-            (word, "stop")
-            for word in (
-                "stop",
-                "eos",
-                "eos_token",
-                "end",
-                "end_turn",
-                "stop_sequence",
-                "STOP",
-                "COMPLETE",
-                "TOO_MANY_TOOL_CALLS",
-                "tool_calls",
-                "",
-            )
-        ],
-        (None, "incomplete"),
-    ],
-)
+
+@pytest.mark.parametrize(("word", "finish"), [*WORDS, ("", "stop"), (None, "incomplete")])
 def test_the_word_at_the_end(word: str | None, finish: str) -> None:
     """With text; with calls, which count whatever the word is, but for a filter; and with nothing."""
 
     def end(*chunks: Any) -> str:
+        more = [chunk("eos" if word else None), chunk(word or None), {"choices": []}, chunk()]
         try:
-            answer, _ = assemble(
-                *chunks,
-                chunk("eos" if word else None),
-                chunk(word or None),
-                {"choices": []},
-                chunk(),
-                done=word == "",
-            )
-            assert answer.finish_reason == (word or "") and bool(answer.calls) == (
-                calls in chunks and finish != "content_filter"
-            )
-            return answer.finish
+            answer, _ = assemble(*chunks, *more, done=word == "")
         except ModelError as error:
             assert error.retryable
             return error.kind
+        assert answer.finish_reason == (word or "")
+        assert bool(answer.calls) == (calls in chunks and finish != "content_filter")
+        return answer.finish
 
-    calls = chunk(tool_calls=[piece(0, "a", "look", "{}")])
-    assert [end(chunk(content="x")), end(calls)] == [
-        finish,
-        "tool_calls" if finish == "stop" else finish,
-    ]
+    calls = chunk(tool_calls=[piece("0 a look {}")])
+    assert end(chunk(content="x")) == finish
+    assert end(calls) == ("tool_calls" if finish == "stop" else finish)
     assert end() == ("empty" if word in ("tool_calls", "") else finish)
 
 
 def test_a_full_context_is_an_overflow_unless_there_is_text() -> None:
     end, calls = (
         chunk("model_context_window_exceeded"),
-        chunk(tool_calls=[piece(0, "a", "look", "{}")]),
+        chunk(tool_calls=[piece("0 a look {}")]),
     )
     assert assemble(chunk(content="x"), calls, end)[0].finish == "length"
     for chunks in ([end], [calls, end]):
@@ -794,76 +566,48 @@ def test_a_full_context_is_an_overflow_unless_there_is_text() -> None:
         assert (raised.value.kind, raised.value.retryable) == ("overflow", False)
 
 
+CALLING = chunk(tool_calls=[piece("0 i look {}")])
+PARTS = [{"type": "text", "text": "a"}, {"text": 3}, "x", {"type": "image"}, {"text": "b"}]
+NOTHING = [
+    None,
+    [],
+    3,
+    "x",
+    {},
+    {"choices": None},
+    {"choices": [{"delta": None}]},
+    {"choices": [{}]},
+]
+
+
+def whole(text: str, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"message": {"content": text}} | more]}
+
+
 @pytest.mark.parametrize(
     ("chunks", "text"),
     [
         ([chunk(content="a", refusal="b")], "ab"),
         ([chunk(content=None, refusal="no")], "no"),
         ([chunk("stop", content="a"), chunk(content="b")], "ab"),
-        ([{"choices": [{"message": {"content": "whole"}}]}], "whole"),
-        ([chunk(content="a"), {"choices": [{"message": {"content": "a"}}]}], "a"),
-        (
-            [
-                chunk(role="assistant"),
-                {"choices": [{"delta": {}, "message": {"content": "whole"}}]},
-            ],
-            "whole",
-        ),
-        ([{"choices": [{"delta": {"content": "a"}, "message": {"content": "whole"}}]}], "a"),
-        (
-            [
-                chunk(
-                    content=[
-                        {"type": "text", "text": "a"},
-                        {"text": 3},
-                        "x",
-                        {"type": "image"},
-                        {"text": "b"},
-                    ]
-                )
-            ],
-            "ab",
-        ),
+        ([whole("whole")], "whole"),
+        ([chunk(content="a"), whole("a")], "a"),
+        ([chunk(role="assistant"), whole("whole", delta={})], "whole"),
+        ([whole("whole", delta={"content": "a"})], "a"),
+        ([chunk(content=PARTS)], "ab"),
         ([chunk(content={"text": "a"}), chunk(content=3), chunk(content="b")], "b"),
-        (
-            [
-                None,
-                [],
-                3,
-                "x",
-                {},
-                {"choices": None},
-                {"choices": [{"delta": None}]},
-                {"choices": [{}]},
-                chunk(content="a", tool_calls=None),
-            ],
-            "a",
-        ),
+        ([*NOTHING, {"choices": [None]}, chunk(content="a", tool_calls=None)], "a"),
         ([chunk(content="\ud83d"), chunk(content="\ude00!")], "\U0001f600!"),
         ([chunk(content="\ud83d"), chunk(content="x")], "\ufffdx"),
         ([chunk(content="\ude00x\ud83d")], "\ufffdx\ufffd"),
         ([chunk(content="a\0b")], "a\ufffdb"),
-        ([chunk(content="a", tool_calls=[piece(0, "i", "look", "{}")]), chunk(content="b")], "ab"),
+        ([chunk(content="a", tool_calls=[piece("0 i look {}")]), chunk(content="b")], "ab"),
         ([{"choices": [{"delta": {"content": "a"}, "finish_reason": 7}]}], "a"),
         ([chunk(content="<thi")], "<thi"),
-        ([chunk(content="a") | {"id": "x"}, chunk(content="b") | {"id": "y", "model": "z"}], "ab"),
-        (
-            [
-                chunk(reasoning="t"),
-                {"choices": [{"message": {"content": "x"}}]},
-                chunk(content="y"),
-            ],
-            "y",
-        ),
-        (
-            [
-                chunk(tool_calls=[piece(0, "i", "look", "{}")]),
-                {"choices": [{"message": {"content": "x"}}]},
-            ],
-            "",
-        ),
+        ([chunk(content="a") | {"id": "x"}, chunk(content="b") | {"usage": None}], "ab"),
+        ([chunk(reasoning="t"), whole("x"), chunk(content="y")], "y"),
+        ([CALLING, whole("x")], ""),
     ],
-    ids=name,
 )
 def test_text_is_what_every_member_of_every_chunk_says(chunks: list[Any], text: str) -> None:
     answer, events = assemble(*chunks)
@@ -875,18 +619,13 @@ def test_text_is_what_every_member_of_every_chunk_says(chunks: list[Any], text: 
 
 
 def test_pieces_of_calls_are_shown_as_they_come() -> None:
-    parts = [
-        piece(0, "a", "look", '{"x'),
-        piece(0, arguments={"y": "\u00e9"}),
-        piece(0, arguments="\ud83d"),
-    ]
+    parts = [piece('0 a look {"x'), {"index": 0, "function": {"arguments": {"y": "\u00e9"}}}]
+    parts += [piece("0 - - \ud83d")]
     older = {"function_call": {"name": "look", "arguments": None}}
-    for delta, shown in (
-        ({"tool_calls": parts}, ['{"x', '{"y": "\\u00e9"}', "\ufffd"]),
-        (older, [""]),
-    ):
+    shown = ['{"x', '{"y": "\\u00e9"}', "\ufffd"]
+    for delta, expected in ((older, [""]), ({"tool_calls": parts}, shown)):
         _, events = assemble(chunk(**delta))
-        assert [each.arguments for each in events if isinstance(each, ToolCallDelta)] == shown
+        assert [each.arguments for each in events if isinstance(each, ToolCallDelta)] == expected
 
 
 @pytest.mark.parametrize(
@@ -898,7 +637,6 @@ def test_pieces_of_calls_are_shown_as_they_come() -> None:
         {"type": "error", "message": "x"},
         {"choices": [{"error": {"message": "x", "code": 503}, "finish_reason": "error"}]},
     ],
-    ids=name,
 )
 def test_an_error_may_come_in_any_chunk(error: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="x") as raised:
@@ -906,146 +644,69 @@ def test_an_error_may_come_in_any_chunk(error: dict[str, Any]) -> None:
     assert (raised.value.kind, raised.value.retryable) == ("server", True)
 
 
+TWO: dict[str, Any] = {"prompt_tokens": 9, "completion_tokens": 2}
+INPUT = {"input_tokens": 9, "output_tokens": 2}
+DETAILED = {
+    "prompt_tokens_details": {"cached_tokens": 4},
+    "completion_tokens_details": {"reasoning_tokens": 1},
+}
+XAI = {"total_tokens": 14, "completion_tokens_details": {"reasoning_tokens": 3}}
+CACHE = {"cache_read_input_tokens": 40}
+
+
 @pytest.mark.parametrize(
     ("reported", "usage"),
     [
-        (
-            {
-                "prompt_tokens": 9,
-                "completion_tokens": 2,
-                "total_tokens": 11,
-                "prompt_tokens_details": {"cached_tokens": 4},
-                "completion_tokens_details": {"reasoning_tokens": 1},
-            },
-            Usage(9, 2, 4, 1),
-        ),  # OpenAI
-        (
-            {
-                "prompt_tokens": 9,
-                "completion_tokens": 2,
-                "prompt_cache_hit_tokens": 4,
-                "prompt_cache_miss_tokens": 5,
-            },
-            Usage(9, 2, 4),
-        ),  # DeepSeek
-        ({"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 4}, Usage(9, 2, 4)),  # Kimi
-        (
-            {
-                "input_tokens": 9,
-                "output_tokens": 2,
-                "input_tokens_details": {"cached_tokens": 4},
-                "output_tokens_details": {"reasoning_tokens": 1},
-            },
-            Usage(9, 2, 4, 1),
-        ),
-        (
-            {"prompt_tokens": 9, "completion_tokens": 2, "cache_read_input_tokens": 4},
-            Usage(9, 2, 4),
-        ),  # LiteLLM
+        (TWO | {"total_tokens": 11} | DETAILED, Usage(9, 2, 4, 1)),  # OpenAI
+        (TWO | {"prompt_cache_hit_tokens": 4, "prompt_cache_miss_tokens": 5}, Usage(9, 2, 4)),
+        (TWO | {"cached_tokens": 4}, Usage(9, 2, 4)),  # Kimi; above: DeepSeek
+        (INPUT | {"input_tokens_details": {"cached_tokens": 4}}, Usage(9, 2, 4)),
+        (INPUT | {"output_tokens_details": {"reasoning_tokens": 1}}, Usage(9, 2, 0, 1)),
+        (TWO | {"cache_read_input_tokens": 4}, Usage(9, 2, 4)),  # LiteLLM
         ({"prompt_eval_count": 9, "eval_count": 2}, Usage(9, 2)),  # Ollama
-        (
-            {
-                "prompt_tokens": 9,
-                "completion_tokens": 2,
-                "total_tokens": 14,
-                "completion_tokens_details": {"reasoning_tokens": 3},
-            },
-            Usage(9, 5, 0, 3),
-        ),  # xAI
-        (
-            {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 14},
-            Usage(9, 5, 0, 3),
-        ),  # Gemini
-        (
-            {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 99, "reasoning_tokens": 1},
-            Usage(9, 2, 0, 1),
-        ),
-        (
-            {
-                "prompt_tokens": 9.0,
-                "completion_tokens": None,
-                "total_tokens": 9,
-                "prompt_tokens_details": None,
-            },
-            Usage(9, 0),
-        ),
-        (
-            {"prompt_tokens": 9, "completion_tokens": 2, "cost": 0.5, "cost_details": {}},
-            Usage(9, 2),
-        ),
-        # OpenRouter: a cost is the user's prices'
+        (TWO | XAI, Usage(9, 5, 0, 3)),
+        (TWO | {"total_tokens": 14}, Usage(9, 5, 0, 3)),  # Gemini
+        (TWO | {"total_tokens": 99, "reasoning_tokens": 1}, Usage(9, 2, 0, 1)),
+        ({"prompt_tokens": 9.0, "completion_tokens": None, "total_tokens": 9}, Usage(9, 0)),
+        (TWO | {"prompt_tokens_details": None, "cost": 0.5}, Usage(9, 2)),
         ({"prompt_tokens": 0, "completion_tokens": 0}, None),
         ({"queue_time": 1.5}, None),
         ({"prompt_tokens": "9"}, None),
-        (
-            {"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 40},
-            Usage(49, 2, 40),
-        ),  # Anthropic
-        (
-            {
-                "input_tokens": 9,
-                "output_tokens": 2,
-                "cache_read_input_tokens": 4,
-                "total_tokens": 15,
-            },
-            Usage(13, 2, 4),
-        ),
-        *[
-            ({"prompt_tokens": much, "completion_tokens": 2}, Usage(0, 2))
-            for much in (float("nan"), float("inf"), -1, 1e30)
-        ],
-        (
-            {
-                "input_tokens": 9,
-                "output_tokens": 2,
-                "cache_read_input_tokens": 40,
-                "cache_creation_input_tokens": 5,
-            },
-            Usage(54, 2, 40),
+        (INPUT | CACHE, Usage(49, 2, 40)),  # Anthropic
+        (INPUT | CACHE | {"cache_creation_input_tokens": 5}, Usage(54, 2, 40)),
+        (INPUT | {"cache_read_input_tokens": 4, "total_tokens": 15}, Usage(13, 2, 4)),
+        *(
+            (TWO | {"prompt_tokens": n}, Usage(0, 2))
+            for n in (float("nan"), float("inf"), -1, 1e30)
         ),
     ],
-    ids=name,
 )
 def test_usage_is_read_in_every_shape(reported: dict[str, Any], usage: Usage | None) -> None:
     assert read_usage(reported) == usage
 
 
 def test_the_last_usage_counts_wherever_it_stands_and_none_is_marked() -> None:
-    first, last, zero = ({"prompt_tokens": 1, "completion_tokens": n} for n in (1, 2, 0))
-    in_choice = {"choices": [{"delta": {}, "usage": last}]}
-    ends: list[Any] = [
-        {"usage": None},
-        {"usage": {}},
-        {"usage": "x"},
-        {"usage": zero | {"prompt_tokens": 0}},
-    ]
-    assert assemble(chunk(content="a") | {"usage": first}, {"choices": [], "usage": last}, *ends)[
-        0
-    ].usage == Usage(1, 2)
-    assert assemble(chunk("stop", content="a") | {"usage": first}, in_choice, *ends)[
-        0
-    ].usage == Usage(1, 2)
+    first, last = ({"prompt_tokens": 1, "completion_tokens": n} for n in (1, 2))
+    none: list[Any] = [None, {}, "x", {"prompt_tokens": 0, "completion_tokens": 0}]
+    ends = [{"usage": each} for each in none]
+    for late in ({"choices": [], "usage": last}, {"choices": [{"delta": {}, "usage": last}]}):
+        answer, _ = assemble(chunk(content="a") | {"usage": first}, late, *ends)
+        assert answer.usage == Usage(1, 2)
     assert assemble(chunk(content="a"), *ends)[0].usage == Usage(estimated=True)
     assert estimate(400, 41) == Usage(100, 10, estimated=True)
 
 
 def test_a_price_is_of_fresh_and_cached_input_and_output() -> None:
     usage = Usage(1_000_000, 100_000, 400_000)
-    assert Price(2, 10, 0.5).of(usage) == pytest.approx(1.2 + 0.2 + 1) and Price(2, 10).of(
-        usage
-    ) == pytest.approx(3.0)
+    assert Price(2, 10, 0.5).of(usage) == pytest.approx(1.2 + 0.2 + 1)
+    assert Price(2, 10).of(usage) == pytest.approx(3.0)
     assert Price(2, 10, 0).of(Usage(1, 0, 5)) == 0.0
 
 
 def test_an_answer_without_usage_has_an_estimate_that_says_so() -> None:
     with serve(Reply(chunks=stream(chunk(content="x" * 400, finish="stop")))) as server:
-        _, result = ask(server, "y" * 400, model={"price": Price(1, 1)})
-    assert (
-        result.usage.estimated
-        and 100 < result.usage.input < 200
-        and 100 <= result.usage.output < 150
-        and result.usage.cost
-    )
+        usage = ask(server, "y" * 400, model={"price": Price(1, 1)})[1].usage
+    assert usage.estimated and 100 < usage.input < 200 and 100 <= usage.output < 150 and usage.cost
 
 
 # ---- over the wire ---------------------------------------------------------------------------------------
@@ -1058,25 +719,22 @@ def notices(events: list[Event]) -> list[str]:
 @pytest.mark.parametrize(
     "text",
     [
-        '<tool_call>{"name": "look"}</tool_call>',
+        "<tool_call>{}</tool_call>",
         "<|tool_calls_section_begin|>",
         "<|tool_call_begin|>",
         "<|tool_calls_begin|>",
         "<function=look>",
         "<|python_tag|>look()",
-        '[TOOL_CALLS][{"name": "look"}]',
+        "[TOOL_CALLS][]",
     ],
 )
-def test_a_call_that_is_written_as_text_is_said_where_there_are_tools_and_no_calls(
+def test_a_call_that_is_written_as_text_is_reported_where_there_are_tools_and_no_calls(
     text: str,
 ) -> None:
     with serve(Reply(f"I look. {text}")) as server:
-        assert [
-            said for said in notices(ask(server, tools=[look])[0]) if "no tool parser" in said
-        ] and not notices(ask(server)[0])
-    with serve(
-        Reply(text, calls=[("look", {})]), Reply("<tool>fine</tool> function=x [TOOLS]")
-    ) as server:
+        [notice] = notices(ask(server, tools=[look])[0])
+        assert "no tool parser" in notice and not notices(ask(server)[0])
+    with serve(Reply(text, calls=[("look", {})]), Reply("<tool>fine</tool> [TOOLS]")) as server:
         assert not notices(ask(server, tools=[look])[0])
 
 
@@ -1122,90 +780,50 @@ def test_a_full_window_without_room_for_a_word_is_an_overflow(
     assert (result.error.kind if result.error else result.stop_reason) == outcome
 
 
-WHOLE = {"choices": [{"message": {"content": "fine"}}]}
+HTML, TEXT, JSON, SSE = "text/html", "text/plain", "application/json", "text/event-stream"
+WHOLE = whole("fine")
+FINE = b"".join(stream(chunk("stop", content="fine")))
+OOPS = {"object": "error", "message": "oops", "code": 500}
 
 
 @pytest.mark.parametrize(
     ("kind", "body", "text"),
     [
-        ("application/json", json.dumps(WHOLE).encode(), "fine"),
-        ("application/json", json.dumps({"error": "rate limit"}).encode(), "again"),
-        (
-            "application/json",
-            json.dumps({"object": "error", "message": "oops", "code": 500}).encode(),
-            "again",
-        ),
-        ("application/json", b'{"detail": "x"}', "protocol"),
-        ("application/json", b"[]", "protocol"),
-        ("text/plain", b"{", "protocol"),
-        ("text/html", b"", "again"),
-        ("text/event-stream", b" \n", "again"),
-        ("application/json", b'{"a":' * 99_999, "again"),
-        *[
-            ("text/plain", start + b"".join(stream(chunk(content="fine"))), "fine")
-            for start in (b"", b"\n", b"event: message\n", b": hello\n\n", b"id: 1\n")
-        ],
-        ("text/plain", b'error: {"message": "oops", "code": 500}\n\n', "again"),
-        ("text/plain", b"".join(stream(chunk("stop", content="fine"), done=False)), "fine"),
-        ("text/event-stream; charset=utf-8", b"".join(stream(WHOLE)), "fine"),
-        ("text/plain", b"".join(stream(chunk(content="half a"), done=False)), "again"),
-        ("text/plain", b"retry: 3\n\n" + b"".join(stream(chunk(content="fine"))), "fine"),
-        ("application/json", b'{"object": "chat.completion", "choices": []}', "again"),
+        (JSON, json.dumps(WHOLE).encode(), "fine"),
+        (JSON, json.dumps({"error": "rate limit"}).encode(), "again"),
+        (JSON, json.dumps(OOPS).encode(), "again"),
+        (JSON, b'{"detail": "x"}', "protocol"),
+        (JSON, b"[]", "protocol"),
+        (TEXT, b"{", "protocol"),
+        (HTML, b"", "again"),
+        (SSE, b" \n", "again"),
+        (JSON, b'{"a":' * 99_999, "again"),
+        *((TEXT, start + FINE, "fine") for start in (b"", b"\n", b": hello\n\n", b"id: 1\n")),
+        *((TEXT, start + FINE, "fine") for start in (b"event: message\n", b"retry: 3\n\n")),
+        (TEXT, b'error: {"message": "oops", "code": 500}\n\n', "again"),
+        (TEXT, b"".join(stream(chunk("stop", content="fine"), done=False)), "fine"),
+        (f"{SSE}; charset=utf-8", b"".join(stream(WHOLE)), "fine"),
+        (TEXT, b"".join(stream(chunk(content="half a"), done=False)), "again"),
+        (JSON, b'{"object": "chat.completion", "choices": []}', "again"),
+        (SSE, json.dumps({"error": {"message": "no engine", "code": 400}}).encode(), "bad_request"),
+        (SSE, b'\xef\xbb\xbf\n{"error": "slow"}\n\ndata: [DONE]\n\n', "again"),
+        (SSE, b"<html><title>Log in</title></html>", "protocol"),
+        (SSE, json.dumps(WHOLE, indent=2).encode(), "fine"),
+        (TEXT, b"x" * 51_000_000, "protocol"),
+        *((kind, b'{"choices": []}\n{"choices": []}\n', "protocol") for kind in (SSE, JSON)),
     ],
     ids=lambda value: repr(value)[:50],
 )
-def test_an_answer_of_another_type_is_read_for_what_it_is(
+def test_an_answer_of_any_content_type_is_read_for_what_it_is(
     kind: str, body: bytes, text: str
 ) -> None:
-    with serve(
-        Reply(
-            chunks=[body[i : i + 1_000_000] for i in range(0, len(body), 1_000_000)],
-            headers={"content-type": kind},
-        ),
-        Reply("again"),
-    ) as server:
+    chunks = [body[:3], *(body[i : i + 1_000_000] for i in range(3, len(body), 1_000_000))]
+    first = Reply(chunks=list(filter(None, chunks)), headers={"content-type": kind})
+    with serve(first, Reply("again")) as server:
         _, result = ask(server)
-        assert (result.error.kind if result.error else result.text) == text and server.heads[0][
-            "accept-encoding"
-        ] == "identity"
-
-
-@pytest.mark.parametrize("kind", ["text/event-stream", "application/x-ndjson", "application/json"])
-@pytest.mark.parametrize("more", [{}, {"error": None}], ids=["plain", "no error"])
-def test_an_answer_of_several_objects_is_refused_and_none_of_it_lost_unseen(
-    kind: str, more: dict[str, None]
-) -> None:
-    parts = [chunk("stop" if n == 3 else None, content=f"part{n} ") | more for n in range(4)]
-    lines = [json.dumps(part).encode() + b"\n" for part in parts]
-    with serve(Reply(chunks=lines, headers={"content-type": kind})) as server:
-        _, result = ask(server)
-        assert result.error and result.error.kind == "protocol"
-        assert result.error.message.startswith("not an API answer from ")
-
-
-def test_text_behind_an_error_does_not_hide_it() -> None:
-    error = json.dumps({"error": {"message": "slow down", "code": 429}}).encode()
-    with serve(Reply(chunks=[error, b"\ndata: [DONE]\n\n"]), Reply("again")) as server:
-        events, result = ask(server)
-        assert result.text == "again"
-        assert [each.error.message for each in events if isinstance(each, Retry)] == ["slow down"]
-
-
-@pytest.mark.parametrize("first", ["\n", ": hello\n\n", *[first for first in ("dat", "\ufeff")]])
-def test_a_stream_of_another_type_may_begin_with_any_write(first: str) -> None:
-    rest = b"".join(stream(chunk("stop", content="fine"))).removeprefix(first.encode())
-    with serve(
-        Reply(chunks=[first.encode(), rest], headers={"content-type": "text/plain"}, pace=0.05),
-        Reply("again"),
-    ) as server:
-        assert ask(server)[1].text == "fine"
-
-
-def test_an_answer_that_is_no_stream_has_a_limit() -> None:
-    with serve(
-        Reply(chunks=[b"x" * 1_000_000] * 51, headers={"content-type": "text/plain"})
-    ) as server:
-        assert "too large" in ask(server)[1].text
+        assert (result.error.kind if result.error else result.text) == text
+        assert server.heads[0]["accept-encoding"] == "identity"
+    assert text != "protocol" or "not an API answer from" in result.text or "large" in result.text
 
 
 @pytest.mark.parametrize(
@@ -1217,10 +835,7 @@ def test_an_answer_that_is_no_stream_has_a_limit() -> None:
         stream({"choices": 3}),
         stream({"choices": [{"delta": "x"}]}),
         stream(chunk(tool_calls=[{"function": "x"}])),
-        stream(
-            {"choices": [], "usage": {"prompt_tokens_details": [1], "prompt_tokens": {}}},
-            {"choices": {"a": 1}},
-        ),
+        stream({"choices": {"a": 1}}),
         [b"event: error\ndata: oops\n\n"],
         [b'event: error\ndata: {"message": "oops"}\n\n'],
         [b'event: error\ndata: {"error": {"message": "oops"}}\n\n'],
@@ -1241,96 +856,50 @@ def test_what_is_malformed_or_an_error_fails_the_attempt_and_no_more(bad: list[b
     assert error.kind == ("server" if "oops" in error.message or b"[1]" in bad[-1] else "protocol")
 
 
-@pytest.mark.parametrize("end", ["[DONE] ", " [DONE]\t", "[done]", "[END]", "</s>"])
-def test_an_end_mark_may_be_written_otherwise(end: str) -> None:
-    with serve(
-        Reply(chunks=[*stream(chunk(content="x"), done=False), f"data: {end}\n\n".encode()]),
-        Reply("again"),
-    ) as server:
-        assert ask(server)[1].text == "x" and len(server.requests) == 1
-
-
-@pytest.mark.parametrize("end", ["bye", "{bad", "END OF STREAM"])
-def test_behind_a_finish_reason_what_is_no_json_ends_the_answer(end: str) -> None:
-    chunks = [
-        *stream(chunk("stop", content="x"), done=False),
-        f"data: {end}\n\n".encode(),
-        *stream(chunk(content="y"), done=False),
-    ]
-    with serve(Reply(chunks=chunks), Reply("again")) as server:
-        assert ask(server)[1].text == "x" and len(server.requests) == 1
+LATE = stream(chunk(content="y"), done=False)
 
 
 @pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        (json.dumps({"error": {"message": "no such engine", "code": 400}}), "no such engine"),
-        ('\ufeff\n{"error": "no such engine"}\n\ndata: [DONE]\n\n', "no such engine"),
-        (json.dumps({"detail": "no such engine"}), "not an API answer from http://"),
-        (json.dumps({"detail": "no such engine"}), "no such engine"),
-        ("<html><title>Log in</title></html>", "an HTML page: Log in"),
-        (
-            json.dumps(
-                {"choices": [{"message": {"content": "fine"}, "finish_reason": "stop"}]}, indent=2
-            ),
-            "fine",
-        ),
-    ],
+    ("finish", "end"),
+    [(None, end) for end in ("[DONE] ", " [DONE]\t", "[done]", "[END]", "</s>")]
+    + [("stop", end) for end in ("bye", "{bad", "END OF STREAM")],
 )
-def test_json_or_a_page_under_the_type_of_a_stream_is_read_as_what_it_is(
-    body: str, text: str
-) -> None:
-    with serve(Reply(chunks=[body[:7].encode(), body[7:].encode()])) as server:
-        assert text in ask(server)[1].text
+def test_an_end_mark_may_be_written_otherwise(finish: str | None, end: str) -> None:
+    """Behind a finish reason, whatever is no JSON is one."""
+    answer = stream(chunk(finish, content="x"), done=False)
+    with serve(
+        Reply(chunks=[*answer, f"data: {end}\n\n".encode(), *LATE]), Reply("again")
+    ) as server:
+        assert ask(server)[1].text == "x" and len(server.requests) == 1
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 def test_a_number_that_is_none_in_an_echoed_member_leaves_the_history_json(number: str) -> None:
     extra: dict[str, Any] = {"extra_content": {"of": {"n": "NUMBER", "m": 0.5}}}
-    sent = json.dumps(chunk(tool_calls=[piece(0, "a", "look", "{}") | extra], **extra)).replace(
-        '"NUMBER"', number
-    )
-    with serve(
-        Reply(chunks=[f"data: {sent}\n\n".encode(), b"data: [DONE]\n\n"]), Reply("fine")
-    ) as server:
+    sent = json.dumps(chunk(tool_calls=[piece("0 a look {}") | extra], **extra))
+    data = ("data: " + sent.replace('"NUMBER"', number) + "\n\n").encode()
+    with serve(Reply(chunks=[data, b"data: [DONE]\n\n"]), Reply("fine")) as server:
         assert ask(server, tools=[look])[1].text == "fine"
         message, kept = server.requests[1]["messages"][1], {"of": {"n": None, "m": 0.5}}
         assert message["extra_content"] == message["tool_calls"][0]["extra_content"] == kept
 
 
-def test_a_call_in_both_forms_of_one_delta_runs_once() -> None:
-    function = {"name": "look", "arguments": '{"path": "a"}'}
-    both = chunk(
-        "tool_calls",
-        function_call=function,
-        tool_calls=[{"index": 0, "id": "i", "type": "function", "function": function}],
-    )
-    with serve(Reply(chunks=stream(both)), Reply("fine")) as server:
-        events, _ = ask(server, tools=[look])
-    assert types(events).count("tool_start") == 1
+FUNCTION = {"name": "look", "arguments": '{"path": "a"}'}
+NEWER = [{"index": 0, "id": "i", "type": "function", "function": FUNCTION}]
 
 
-@pytest.mark.parametrize("older_first", [False, True])
-def test_a_call_in_both_forms_of_two_deltas_runs_once(older_first: bool) -> None:
-    function = {"name": "look", "arguments": '{"path": "a"}'}
-    newer = chunk(tool_calls=[{"index": 0, "id": "i", "type": "function", "function": function}])
-    both = [newer, chunk(function_call=function)]
-    chunks = stream(*(reversed(both) if older_first else both), chunk("tool_calls"))
-    with serve(Reply(chunks=chunks), Reply("fine")) as server:
-        events, _ = ask(server, tools=[look])
-        assert server.requests[1]["messages"][1]["tool_calls"][0]["id"] == "i"
-    assert types(events).count("tool_start") == 1
-
-
-def test_null_among_choices_and_calls_is_passed_over() -> None:
-    chunks = stream(
-        {"choices": [None]},
-        chunk(tool_calls=[None]),
-        chunk(tool_calls=[None, piece(0, "a", "look", "{}")]),
-    )
-    with serve(Reply(chunks=chunks), Reply("fine")) as server:
-        events, _ = ask(server, tools=[look])
-    assert types(events).count("tool_start") == 1 and "retry" not in types(events)
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [chunk(function_call=FUNCTION, tool_calls=NEWER)],
+        [chunk(tool_calls=NEWER), chunk(function_call=FUNCTION)],
+        [chunk(function_call=FUNCTION), chunk(tool_calls=NEWER)],
+        [chunk(tool_calls=[None]), chunk(tool_calls=[None, *NEWER])],
+    ],
+)
+def test_a_call_in_both_forms_or_among_nulls_is_one_call(chunks: list[Any]) -> None:
+    answer, _ = assemble(*chunks, chunk("tool_calls"))
+    assert [(call.id, call.arguments) for call in answer.calls] == [("i", {"path": "a"})]
 
 
 THINKING = [
@@ -1346,36 +915,12 @@ THINKING = [
 ]
 
 
-def test_thinking_blocks_go_back_whole_with_the_calls_that_they_led_to() -> None:
+def test_thinking_blocks_are_kept_whole() -> None:
     """As LiteLLM in front of Claude streams them."""
-    deltas = [
-        chunk(reasoning_content=each.get("thinking") or "", thinking_blocks=[each])
-        for each in THINKING
-    ]
-    with serve(
-        Reply(
-            chunks=stream(*deltas, chunk("tool_calls", tool_calls=[piece(0, "a", "look", "{}")]))
-        ),
-        Reply("fine"),
-    ) as server:
-        ask(server, tools=[look])
-        assert server.requests[1]["messages"][1]["thinking_blocks"] == [
-            {"type": "thinking", "thinking": "I look.", "signature": "c2ln"},
-            *THINKING[3:],
-        ]
-
-
-def test_a_member_is_not_left_out_once_an_answer_has_begun() -> None:
-    with serve(
-        Reply(
-            chunks=stream(
-                chunk(content="x"),
-                {"error": {"message": "stream_options: unknown field", "code": 400}},
-            )
-        )
-    ) as server:
-        _, result = ask(server)
-        assert result.error and result.error.kind == "bad_request" and len(server.requests) == 1
+    deltas = [chunk(thinking_blocks=[each]) for each in THINKING]
+    first = {"type": "thinking", "thinking": "I look.", "signature": "c2ln"}
+    message = assemble(*deltas, CALLING)[0].message
+    assert message["thinking_blocks"] == [first, *THINKING[3:]]
 
 
 # ---- waiting ---------------------------------------------------------------------------------------------
@@ -1414,10 +959,8 @@ def test_headers_that_do_not_come_are_not_waited_for_and_no_limit_is_none() -> N
 
 
 def test_usage_that_comes_late_and_text_that_was_held_back_are_part_of_the_answer() -> None:
-    late = stream(
-        chunk("stop", content="<thi"),
-        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}},
-    )
+    counted = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+    late = stream(chunk("stop", content="<thi"), counted)
     with serve(Reply(chunks=late, pace=0.4)) as server:
         _, result = ask(server)
     assert (result.text, result.usage) == ("<thi", Usage(3, 4))
@@ -1446,29 +989,21 @@ def test_a_connection_serves_again_after_its_end_mark() -> None:
 
 def test_heartbeats_behind_a_finish_reason_are_not_waited_for() -> None:
     beats = stream({"id": "keep-alive", "choices": []}, done=False) * 11
-    with serve(
-        Reply(chunks=[*stream(chunk("stop", content="x"), done=False), *beats], pace=0.4),
-        Reply("y"),
-    ) as server:
+    chunks = [*stream(chunk("stop", content="x"), done=False), *beats]
+    with serve(Reply(chunks=chunks, pace=0.4), Reply("y")) as server:
         chat = ChatModel("m", base_url=server.url)
-        assert [drive(run_loop([], chat, prompts="go", retry=FAST))[1].text for _ in range(2)] == [
-            "x",
-            "y",
-        ]
+        runs = [drive(run_loop([], chat, prompts="go", retry=FAST))[1].text for _ in range(2)]
+        assert runs == ["x", "y"]
         assert server.connections == 2, "the first was left before its end"
 
 
 @pytest.mark.parametrize("before", [b"", b"event: message\n"])
 @pytest.mark.parametrize("finish", ["", "stop"])
 def test_a_body_that_ends_in_an_event_is_asked_for_again(before: bytes, finish: str) -> None:
-    """Also behind a finish reason, since text may follow on it (F6)."""
+    """Also behind a finish reason, since text may follow on it."""
     more = stream(chunk(content=" three"), done=False)[0][:-20]
-    with serve(
-        Reply(chunks=[*stream(chunk(finish, content="one two"), done=False), before + more]),
-        Reply("all three"),
-    ) as server:
-        events, result = drive(
-            run_loop([], ChatModel("m", base_url=server.url), prompts="go", retry=FAST)
-        )
+    chunks = [*stream(chunk(finish, content="one two"), done=False), before + more]
+    with serve(Reply(chunks=chunks), Reply("all three")) as server:
+        events, result = ask(server)
         assert result.text == "all three" and len(server.requests) == 2
         assert [event.error.kind for event in events if isinstance(event, Retry)] == ["incomplete"]
