@@ -13,7 +13,6 @@ import pytest
 
 from coder.permissions.git_guard import (
     GitGuard,
-    GuardRecord,
     describe,
     writable_git_folders,
 )
@@ -199,18 +198,23 @@ def test_what_others_change_and_what_is_allowed_stays_and_is_reported_once(
 
 def test_a_start_after_a_kill_reports_what_is_not_as_it_was(repository: Path) -> None:
     data, hook = repository.parent / "data", repository / ".git" / "hooks" / "pre-push"
-    record = GuardRecord(data, repository)
-    assert record.changes(GitGuard(repository).known) == {}
-    record.write(GitGuard(repository).known)
+
+    def left() -> dict[str, str]:
+        return GitGuard(repository, data=data).left
+
+    killed = GitGuard(repository, data=data)
+    assert killed.left == {} and not data.exists()
+    killed.begin()
     hook.touch()
-    again = GuardRecord(data, repository)
-    assert again.changes(GitGuard(repository).known) == {str(hook): "new"}
-    again.remove()
-    assert again.changes(GitGuard(repository).known) == {} and not list(data.glob("guarded/*"))
-    record.path.parent.mkdir(parents=True, exist_ok=True)
+    assert left() == {str(hook): "new"}
+    killed.end()
+    killed.close()
+    assert left() == {} and not list(data.glob("guarded/*"))
+    killed.begin()  # as new
+    [record] = data.glob("guarded/*")
     for broken in ("", "{", "[1]", '{"a": {}}'):
-        record.path.write_text(broken)
-        assert isinstance(record.changes(GitGuard(repository).known), dict)
+        record.write_text(broken)
+        assert isinstance(left(), dict)
 
 
 @pytest.mark.case("SBX-03")

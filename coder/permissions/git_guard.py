@@ -62,15 +62,24 @@ class GitGuard:
     """Guards the repository of `workspace`, its `.coder/`, and the files and folders `ours`.
 
     Call from one thread at a time. Commands may overlap: until the last ends, changes are theirs.
+    Where `data`, coder's data folder, is given, a record of the files is there from the first
+    command to `close`. One that is there already is of a process that was killed before it could
+    put something back; `left` is what differs from it.
     """
 
-    def __init__(self, workspace: Path, ours: Iterable[Path] = ()) -> None:
+    def __init__(
+        self, workspace: Path, ours: Iterable[Path] = (), data: Path | None = None
+    ) -> None:
         self.workspace = workspace
         # A HEAD may make a repository of the workspace itself
         self._ours = [str(each) for each in (workspace / "HEAD", workspace / ".coder", *ours)]
         self._running = 0
         self.known = State()  # as it was when the last command ended
         self._accept()
+        name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32]
+        self._record = data / "guarded" / f"{name}.json" if data else None
+        self._recorded = State()
+        self.left = self._differences() if self._record else Changes()
 
     @property
     def unguarded(self) -> Changes:
@@ -81,6 +90,8 @@ class GitGuard:
         """A command begins. Returns what changed since the last one ended; that stays."""
         changes = self.since()
         self._running += 1
+        if self._record and self.known != self._recorded:
+            self._write_record(self._record)
         return changes
 
     def since(self) -> Changes:
@@ -117,6 +128,32 @@ class GitGuard:
         if state != self.known:
             self._accept()
         return dict(sorted((found | failed).items()))
+
+    def close(self) -> None:
+        """The session has ended."""
+        self._recorded = State()
+        if self._record:
+            with contextlib.suppress(OSError):
+                self._record.unlink()
+                self._record.parent.rmdir()
+
+    def _write_record(self, path: Path) -> None:
+        """Where that fails, changes are noticed only as long as this process lives."""
+        with contextlib.suppress(OSError):
+            for folder in (path.parent.parent, path.parent):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.write_text(json.dumps(_digests(self.known)))
+            self._recorded = self.known
+
+    def _differences(self) -> Changes:
+        """How the files differ from the record of an earlier session."""
+        try:
+            old = json.loads(read_small_file(str(self._record), MAX_BYTES) or b"{}")
+            new = _digests(self.known) if old else {}
+            paths = {path for path, _ in old.items() ^ new.items()}
+            return {path: _describe(path in old, new.get(path)) for path in sorted(paths)}
+        except (ValueError, AttributeError, TypeError):  # cut off, or not ours
+            return {}
 
     def _accept(self) -> None:
         """Take the files as they are for known, those of the repository that is there now.
@@ -238,43 +275,6 @@ def describe(changes: Changes, workspace: Path) -> str:
     texts = [f"{path.removeprefix(f'{workspace}/')} ({what})" for path, what in changes.items()]
     more = len(texts) - MAX_LISTED
     return escaped(", ".join(texts[:MAX_LISTED] + ([f"and {more} more"] if more > 0 else [])))
-
-
-class GuardRecord:
-    """A record in coder's data folder of the guarded files when the last command began.
-
-    The end of a session removes it. One that is there at a start shows that a process was killed
-    before it could put something back.
-    """
-
-    def __init__(self, data: Path, workspace: Path) -> None:
-        name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32]
-        self.path = data / "guarded" / f"{name}.json"
-        self._written = State()
-
-    def changes(self, state: State) -> Changes:
-        """How the state differs from the record of an earlier session."""
-        try:
-            old = json.loads(read_small_file(self.path, MAX_BYTES) or b"{}")
-            new = _digests(state) if old else {}
-            paths = {path for path, _ in old.items() ^ new.items()}
-            return {path: _describe(path in old, new.get(path)) for path in sorted(paths)}
-        except (ValueError, AttributeError, TypeError):  # cut off, or not ours
-            return {}
-
-    def write(self, state: State) -> None:
-        """Where that fails, changes are noticed only as long as this process lives."""
-        if state != self._written:
-            with contextlib.suppress(OSError):
-                for folder in (self.path.parent.parent, self.path.parent):
-                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self.path.write_text(json.dumps(_digests(state)))
-                self._written = state
-
-    def remove(self) -> None:
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-            self.path.parent.rmdir()
 
 
 def _digests(state: State) -> dict[str, str]:

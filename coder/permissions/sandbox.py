@@ -33,7 +33,6 @@ from coder.hooks import Hooks
 from coder.permissions.git_guard import (
     Changes,
     GitGuard,
-    GuardRecord,
     describe,
     writable_git_folders,
 )
@@ -140,11 +139,9 @@ class Sandbox(Hooks):
             self.notices.append(HOLDS_HOME)
         ours = [config, data and data / "snapshots" / "git" / "config"]
         writable = [each for each in ours if each and self._is_writable(each)]
-        self._guard = GitGuard(self.workspace, writable)
-        self._record = GuardRecord(data, self.workspace) if data else None
+        self._guard = GitGuard(self.workspace, writable, data)
         self._report(self.notices, UNGUARDED, self._guard.unguarded)
-        if self._record:
-            self._report(self.notices, NOT_ENDED, self._record.changes(self._guard.known))
+        self._report(self.notices, NOT_ENDED, self._guard.left)
 
     def _lacking(self) -> str:
         """Start a confined thread; returns what the kernel lacks, in a sentence for the user."""
@@ -172,8 +169,7 @@ class Sandbox(Hooks):
     def since(self) -> list[str]:
         """For the end of a session: what changed since the last command, and is not reported."""
         self._report(self._unreported, LEFT, self.worker.run(self._guard.since))
-        if self._record:
-            self._record.remove()
+        self._guard.close()
         return self._take_unreported()
 
     # -- around a call
@@ -197,8 +193,6 @@ class Sandbox(Hooks):
     def begin(self) -> None:
         """A command is about to start."""
         self._report(self._unreported, LEFT, self._guard.begin())
-        if self._record:
-            self._record.write(self._guard.known)
 
     def end(self, outside: bool) -> Changes:
         """A command has ended. Returns what it changed and must not, which is put back."""
