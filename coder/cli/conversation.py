@@ -140,10 +140,6 @@ class Conversation:
         self.titler = self.recorder = None
         self.snapshots.close()
 
-    def latest(self) -> SessionInfo | None:
-        """The newest of this folder."""
-        return self.store.latest(str(self.app.cwd))
-
     def list(self) -> Sequence[SessionInfo]:
         """Those of this folder that can be resumed, the newest first."""
         own = self.recorder.session_id if self.recorder else ""
@@ -338,7 +334,7 @@ def open_conversation(
     app.notices += [notice] if notice else []
     conversation = Conversation(app, store, data_folder(), titles=titles, one_task=one_task)
     try:
-        newest = conversation.latest() if flag == "-c" else None
+        newest = store.latest(str(app.cwd)) if flag == "-c" else None
         if flag == "-c" and not newest:
             raise ConfigError("there is no conversation in this folder to continue")
         if flag:

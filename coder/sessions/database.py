@@ -51,7 +51,6 @@ CREATE INDEX message_by_session ON message(session, position);
 CREATE INDEX part_by_message ON part(message);
 CREATE INDEX part_by_session ON part(session, type);
 """,
-    # Counting the messages that are sent reads the index alone
     """
 DROP INDEX message_by_session;
 CREATE INDEX message_by_session ON message(session, active, position);
@@ -252,10 +251,6 @@ def _create_private(path: Path) -> None:
     missing = [folder for folder in path.parents if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
-    if path.is_symlink() and not path.exists():  # opening it would make a file where the link leads
-        raise StoreError(
-            f"The file of the sessions {path} is a link that leads nowhere: remove it."
-        )
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
@@ -320,25 +315,20 @@ def _run(db: sqlite3.Connection, script: str) -> None:
 # ---- the search index --------------------------------------------------------------------------
 
 
-HAS_INDEX = "SELECT 1 FROM sqlite_schema WHERE name = 'search_insert'"
-
-
 def open_index(db: sqlite3.Connection) -> None:
     """Make the index where it is missing or does not open; without it where the library cannot."""
     with contextlib.suppress(sqlite3.DatabaseError):
-        if db.execute(HAS_INDEX).fetchone():
+        if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'search_insert'").fetchone():
             db.execute("SELECT rowid FROM search LIMIT 1").fetchone()
             return
     db.execute("BEGIN IMMEDIATE")
     try:
         drop_index(db)
-        db.execute("SAVEPOINT making")
         try:
             _run(db, SEARCH)
         except sqlite3.OperationalError as error:
             if _code(error) != sqlite3.SQLITE_ERROR:  # no such module, no such tokenizer
                 raise
-            db.execute("ROLLBACK TO making")
         db.execute("COMMIT")
     except BaseException:
         db.execute("ROLLBACK")

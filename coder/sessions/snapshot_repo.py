@@ -176,6 +176,8 @@ class SnapshotRepo:
         self._write((use, changed), (delete, changed), (insert, rows))
 
     def _write(self, *statements: tuple[str, Sequence[Sequence[object]]]) -> None:
+        if not any(rows for _, rows in statements):
+            return
         self.db.execute("BEGIN IMMEDIATE")
         with self.db:  # commits, or rolls back
             for statement, rows in statements:

@@ -18,7 +18,6 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from coder.history import now
 from coder.providers.text import mend
@@ -30,7 +29,6 @@ __all__ = ["MEMORY", "SearchHit", "SessionInfo", "Store", "StoreError", "Todo", 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 ID = re.compile("[0-9a-z]{1,32}")
 MAX_HITS = 1000  # texts that a search looks at, the newest
-MAX_NUMBER = 1 << 46  # milliseconds until the year 4199, tokens
 AROUND = 40  # characters of a snippet on either side
 
 
@@ -80,6 +78,21 @@ FAMILY = """WITH RECURSIVE family(id) AS (SELECT id FROM session WHERE id = ? UN
   SELECT session.id FROM session JOIN family ON parent = family.id WHERE NOT forked)
   SELECT id FROM family"""
 
+FORK = (
+    """INSERT INTO session (id, title, directory, agent, model, parent, forked, created, updated)
+  SELECT :new, title, directory, agent, model, id, 1, :time, :time FROM session WHERE id = :old""",
+    """INSERT INTO message (session, position, active, role, finish, error, tokens, completed, data)
+  SELECT :new, position, active, role, finish, error, tokens, completed, data
+  FROM message WHERE session = :old ORDER BY position""",
+    """INSERT INTO part (session, message, type, call_id, state, title, start, "end", text, data)
+  SELECT :new, copy.id, type, call_id, state, title, start, "end", text, part.data
+  FROM part LEFT JOIN message AS old ON old.id = part.message
+  LEFT JOIN message AS copy ON copy.session = :new AND copy.position = old.position
+  WHERE part.session = :old ORDER BY part.id""",
+    """INSERT INTO todo
+  SELECT :new, position, text, status FROM todo WHERE session = :old""",
+)
+
 
 class Store(Database):
     """All sessions of the user. Raises StoreError, also from every method."""
@@ -107,36 +120,11 @@ class Store(Database):
 
     def fork(self, session_id: str) -> str:
         """A copy of a session to go on with, without what it has cost; its id."""
-        new, time = _new_id(), now()
-        columns = "position, active, role, finish, error, tokens, completed, data"
+        names = {"old": self.get(session_id).id, "new": _new_id(), "time": now()}
         with self.transaction() as db:
-            made = db.execute(
-                """INSERT INTO session
-                (id, title, directory, agent, model, parent, forked, created, updated)
-                SELECT ?, title, directory, agent, model, id, 1, ?, ? FROM session WHERE id = ?""",
-                (new, time, time, session_id),
-            )
-            if not made.rowcount:
-                raise _unknown(session_id)
-            db.execute(
-                f"INSERT INTO message (session, {columns}) "
-                f"SELECT ?, {columns} FROM message WHERE session = ? ORDER BY position",
-                (new, session_id),
-            )
-            db.execute(
-                """INSERT INTO part
-                (session, message, type, call_id, state, title, start, "end", text, data)
-                SELECT ?1, copy.id, type, call_id, state, title, start, "end", text, part.data
-                FROM part LEFT JOIN message AS old ON old.id = part.message
-                LEFT JOIN message AS copy ON copy.session = ?1 AND copy.position = old.position
-                WHERE part.session = ?2 ORDER BY part.id""",
-                (new, session_id),
-            )
-            db.execute(
-                "INSERT INTO todo SELECT ?, position, text, status FROM todo WHERE session = ?",
-                (new, session_id),
-            )
-        return new
+            for statement in FORK:
+                db.execute(statement, names)
+        return str(names["new"])
 
     def rename(self, session_id: str, title: str) -> None:
         self._set(session_id, title=" ".join(title.split()))
@@ -212,20 +200,20 @@ class Store(Database):
         return [SearchHit(_info(row), _snippet(hits[row["id"]], wanted)) for row in rows]
 
     def _titles(self, words: Sequence[str]) -> list[sqlite3.Row]:
-        query = f"SELECT id AS session, title AS text FROM session WHERE {_like('title', words)}"
-        return self.rows(f"{query} LIMIT {MAX_HITS}", *map(_pattern, words))
+        fits, values = _like("title", words)
+        query = f"SELECT id AS session, title AS text FROM session WHERE {fits} LIMIT {MAX_HITS}"
+        return self.rows(query, *values)
 
     def _texts(self, words: Sequence[str]) -> list[sqlite3.Row]:
+        fits, values = _like("text", words)
         if min(map(len, words)) >= 3:  # a trigram has three
             quoted = " AND ".join('"' + word.replace('"', '""') + '"' for word in words)
-            matching = f"SELECT rowid FROM search WHERE search MATCH ? ORDER BY rowid DESC LIMIT {MAX_HITS}"
+            newest = f"search MATCH ? ORDER BY rowid DESC LIMIT {MAX_HITS}"
+            query = f"SELECT session, text FROM part WHERE id IN (SELECT rowid FROM search WHERE {newest})"
             with contextlib.suppress(StoreError):  # the library has no index
-                return self.rows(
-                    f"SELECT session, text FROM part WHERE id IN ({matching}) ORDER BY id DESC",
-                    quoted,
-                )
-        query = f"SELECT session, text FROM part WHERE type = 'text' AND {_like('text', words)}"
-        return self.rows(f"{query} ORDER BY id DESC LIMIT {MAX_HITS}", *map(_pattern, words))
+                return self.rows(f"{query} ORDER BY id DESC", quoted)
+        query = f"SELECT session, text FROM part WHERE type = 'text' AND {fits}"
+        return self.rows(f"{query} ORDER BY id DESC LIMIT {MAX_HITS}", *values)
 
     # -- the checklist
 
@@ -282,34 +270,24 @@ def _unknown(given: str, why: str = "") -> StoreError:
 
 
 def _usage(row: sqlite3.Row) -> Usage:
-    cost = row["cost"] if isinstance(row["cost"], int | float) else None
-    input_, output, cached, reasoning = (_number(row[name]) for name in USAGE[:4])
-    return Usage(input_, output, cached, reasoning, bool(row["estimated"]), cost)
+    facts = {name: row[name] for name in USAGE}
+    return Usage(**facts | {"estimated": bool(row["estimated"])})
 
 
 def _info(row: sqlite3.Row) -> SessionInfo:
-    names = ("id", "title", "directory", "agent", "model", "parent", "messages")
+    names = ("id", "title", "directory", "agent", "model", "parent", "created", "updated")
     return SessionInfo(
-        **{name: row[name] for name in names},
+        **{name: row[name] for name in (*names, "messages")},
         forked=bool(row["forked"]),
-        created=_number(row["created"]),
-        updated=_number(row["updated"]),
         usage=_usage(row),
         first=" ".join((row["first"] or "").split()),
     )
 
 
-def _number(value: Any) -> int:
-    """A count or a time; 0 for what is neither."""
-    return int(value) if isinstance(value, int | float) and 0 <= value < MAX_NUMBER else 0
-
-
-def _like(column: str, words: Sequence[str]) -> str:
-    return " AND ".join(f"{column} LIKE ? ESCAPE '\\'" for _ in words)
-
-
-def _pattern(word: str) -> str:
-    return "%" + re.sub(r"([%_\\])", r"\\\1", word) + "%"
+def _like(column: str, words: Sequence[str]) -> tuple[str, list[str]]:
+    """A condition that all words stand in a column, and its values."""
+    patterns = ["%" + re.sub(r"([%_\\])", r"\\\1", word) + "%" for word in words]
+    return " AND ".join(f"{column} LIKE ? ESCAPE '\\'" for _ in words), patterns
 
 
 def _snippet(text: str, words: Sequence[str]) -> str:
