@@ -126,7 +126,7 @@ def test_a_conversation_is_resumed_as_the_newest_by_its_id_and_by_the_picker(
 def test_one_task_is_kept_too_and_what_cannot_be_resumed_is_one_line(tmp_path: Path) -> None:
     with serve(echo) as server:
         for arguments, why in (
-            (["-c", "x"], "no conversation of this folder"),
+            (["-c", "x"], "no conversation in this folder"),
             (["-r", "../../etc/passwd", "x"], "no session"),
             (["x", "-r"], "-r needs the ID"),
             (["-c", "--no-session", "x"], "--no-session and -c cannot be used together"),
