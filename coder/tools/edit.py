@@ -19,7 +19,7 @@ from coder.tools.matching import (
     indentation,
     lines_of,
     loosest,
-    marked,
+    marked_lines,
     numbered,
     opens,
     plain,
@@ -74,12 +74,12 @@ def edit(
     refuse_changed(ctx, target)
     old, new = (text.replace("\r\n", "\n") for text in (old_string, new_string))
     lines = Lines(file)
-    places = find(lines, old, new, replace_all, name)
+    places = find_places(lines, old, new, replace_all, name)
     text = lines.spliced(chain.from_iterable(places))
     if text == file.text:
         raise ToolError(f"{name} would stay as it is: nothing to do")
     data = file.encoded(text)
-    changes = _changes(file, lines, places, name)
+    changes = _diff_of(file, lines, places, name)
     yield from ctx.ask("edit", name, changes)
     refuse_other(ctx, target, file)
     note = save(ctx, target, data)
@@ -88,14 +88,14 @@ def edit(
     return ToolResult(text, details={"diff": changes, "path": str(target)})
 
 
-def _changes(file: Text, lines: Lines, places: list[list[Place]], name: str) -> str:
+def _diff_of(file: Text, lines: Lines, places: list[list[Place]], name: str) -> str:
     """The diff; of the first places alone where there are many: it takes places times lines."""
     some = places[: max(1, MAX_DIFF // (len(lines.lines) + 1))]
     more = f"\n(the first {len(some)} of {len(places)} places)" if len(some) < len(places) else ""
     return diff(file.text, lines.spliced(chain.from_iterable(some)), name) + more
 
 
-def find(file: Lines, old: str, new: str, every: bool, name: str) -> list[list[Place]]:
+def find_places(file: Lines, old: str, new: str, every: bool, name: str) -> list[list[Place]]:
     """For each place that fits, in order, its changes.
 
     Raises ToolError with the way out where there is none, or more than one.
@@ -107,7 +107,7 @@ def find(file: Lines, old: str, new: str, every: bool, name: str) -> list[list[P
         if whole:
             starts = file.fits(wanted, view) if old.strip() else []
         else:
-            starts = list(islice(_occurrences(view(text), view(old)), MAX_PLACES))
+            starts = list(islice(_starts_of(view(text), view(old)), MAX_PLACES))
         if len(starts) == MAX_PLACES:
             way = "Give more text, or use a command."
             raise ToolError(f"old_string is in {name} {MAX_PLACES:,} times or more. {way}")
@@ -118,14 +118,18 @@ def find(file: Lines, old: str, new: str, every: bool, name: str) -> list[list[P
                 ". Give more of the text around the one you mean, or set replace_all."
             )
         if starts and whole:
-            body = marked(wanted, given)
-            return [file.changes(at, body, twice=True) for at in _apart(starts, len(wanted))]
+            body = marked_lines(wanted, given)
+            return [
+                file.changes(at, body, twice=True) for at in _without_overlaps(starts, len(wanted))
+            ]
         if starts:
-            return [[_fitted(file, at, old, new)] for at in _apart(starts, len(old))]
+            return [
+                [_change_of_span(file, at, old, new)] for at in _without_overlaps(starts, len(old))
+            ]
     raise ToolError(advice(file.lines, wanted, given, name, ("old_string", "new_string")))
 
 
-def _occurrences(text: str, piece: str) -> Iterator[int]:
+def _starts_of(text: str, piece: str) -> Iterator[int]:
     """Also those that overlap: of these, too, only one may be meant."""
     at = text.find(piece)
     while at >= 0:
@@ -133,7 +137,7 @@ def _occurrences(text: str, piece: str) -> Iterator[int]:
         at = text.find(piece, at + 1)
 
 
-def _apart(starts: list[int], size: int) -> list[int]:
+def _without_overlaps(starts: list[int], size: int) -> list[int]:
     """Those that do not overlap one before."""
     apart = starts[:1]
     for start in starts[1:]:
@@ -142,7 +146,7 @@ def _apart(starts: list[int], size: int) -> list[int]:
     return apart
 
 
-def _fitted(file: Lines, start: int, old: str, new: str) -> Place:
+def _change_of_span(file: Lines, start: int, old: str, new: str) -> Place:
     """The change of a span that fits by characters.
 
     A line that is whole but for white space goes with that and its newline; no lines are joined.
@@ -163,7 +167,7 @@ def _fitted(file: Lines, start: int, old: str, new: str) -> Place:
         line = before + old.split("\n")[0]
         if indentation(new) == indentation(line):
             start = first
-        elif indentation(new) != indentation(old) or not _clear(line, old, new):
+        elif indentation(new) != indentation(old) or not _is_indentation_clear(line, old, new):
             number = text.count("\n", 0, start) + 1
             raise ToolError(
                 "old_string begins behind the indentation of its line, so the indentation of "
@@ -173,7 +177,7 @@ def _fitted(file: Lines, start: int, old: str, new: str) -> Place:
     return Place(start, end, new)
 
 
-def _clear(line: str, old: str, new: str) -> bool:
+def _is_indentation_clear(line: str, old: str, new: str) -> bool:
     """Is the indentation of the second new line and on certain, if the old text lacks its own?"""
     first, *rest = [each for each in lines_of(new) if each.strip()]
     if not rest or (not indentation(old) and len(old.strip().split("\n")) > 1):

@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 from coder.tools.folder import open_in
 from coder.tools.workspace import (
     MAX_EDIT,
-    alike,
     diff,
     escaped,
     load,
@@ -21,6 +20,7 @@ from coder.tools.workspace import (
     refuse_other,
     save,
     shown,
+    similar_names,
     stamp,
     to_read,
     to_write,
@@ -149,7 +149,9 @@ def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
     except NotADirectoryError:
         raise ToolError(f"{path} is a file: use read") from None
     except OSError as error:
-        raise ToolError(f"{path} cannot be listed: {error.strerror}{alike(target)}") from None
+        raise ToolError(
+            f"{path} cannot be listed: {error.strerror}{similar_names(target)}"
+        ) from None
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         lines = [_entry(folder, entry) for entry in entries[:MAX_ENTRIES]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from coder.tools.advice import advice
-from coder.tools.matching import VIEWS, Lines, Place, without
+from coder.tools.matching import VIEWS, Lines, Place, lines_without
 from coder.tools.workspace import Text
 from coder.types import ToolError
 
@@ -46,10 +46,10 @@ class Section:
 def parse(patch: str) -> list[Section]:
     """The sections of a patch. Raises ToolError with the line that is wrong."""
     sections: list[Section] = []
-    for line in _inner(patch):
+    for line in _lines_between(patch):
         if header := HEADER.fullmatch(line):
             sections.append(Section(header[1], header[2]))
-        elif line if not sections else not _taken(sections[-1], line):
+        elif line if not sections else not _take_line(sections[-1], line):
             raise ToolError(
                 f"this line of the patch has no place there: {line[:200]!r}. A section begins with *** Add File:, "
                 "*** Update File: or *** Delete File: and a path. In a new file each line begins with +, in a hunk "
@@ -69,7 +69,7 @@ def parse(patch: str) -> list[Section]:
     return sections
 
 
-def _inner(patch: str) -> list[str]:
+def _lines_between(patch: str) -> list[str]:
     """The lines between the first and the last, freed of the wrapping that models put around."""
     lines = patch.replace("\r\n", "\n").split("\n")
     while lines and BEFORE.fullmatch(lines[0].strip()):
@@ -83,7 +83,7 @@ def _inner(patch: str) -> list[str]:
     return lines[1:-1]
 
 
-def _taken(section: Section, line: str) -> bool:
+def _take_line(section: Section, line: str) -> bool:
     """Take a line into the section; False if it does not belong there."""
     hunk, update = section.hunks[-1] if section.hunks else None, section.kind == "Update"
     if not line and not (update and hunk and not hunk.at_end):
@@ -112,34 +112,34 @@ def _taken(section: Section, line: str) -> bool:
 # ---- where a hunk goes ----------------------------------------------------------------------
 
 
-def patched(file: Text, hunks: list[Hunk], name: str) -> str:
+def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
     """The file's text with the hunks in it. Raises ToolError naming the hunk that has no certain place."""
     lines, places, done = Lines(file), list[Place](), 0
     for number, hunk in enumerate(hunks, 1):
         try:
-            at, body = _located(lines, hunk, done, name, last=number == len(hunks))
+            at, body = _locate(lines, hunk, done, name, last=number == len(hunks))
             places += lines.changes(at, body)
         except ToolError as error:
             raise ToolError(f"hunk {number} of {len(hunks)}: {error}") from None
-        done = at + len(without("+", body))
+        done = at + len(lines_without("+", body))
     return lines.spliced(places)
 
 
-def _located(lines: Lines, hunk: Hunk, start: int, name: str, last: bool) -> tuple[int, list[str]]:
+def _locate(lines: Lines, hunk: Hunk, start: int, name: str, last: bool) -> tuple[int, list[str]]:
     """(index of the first line, the marked lines as they fit there), after `start` and the anchors."""
     for anchor in hunk.anchors:
-        found = _fits(lines, [anchor], start) or _lost(
+        found = _find_lines(lines, [anchor], start) or _raise_not_found(
             lines, Hunk(body=[f" {anchor}"]), start, name, "its anchor"
         )
         start = found[0] + 1
     # Only new lines: they go to the end
-    if last and not hunk.anchors and not without("+", hunk.body):
+    if last and not hunk.anchors and not lines_without("+", hunk.body):
         return len(lines.lines), hunk.body
     kept = max((number for number, line in enumerate(hunk.body, 1) if line != " "), default=0)
     for body in (hunk.body, hunk.body[:kept]):  # empty lines at the end may only set it apart
-        old = without("+", body)
+        old = lines_without("+", body)
         # Models repeat the anchor as the first line of the hunk: its own line is looked at too.
-        found = _fits(lines, old, start - 1 if hunk.anchors and old else start, hunk.at_end)
+        found = _find_lines(lines, old, start - 1 if hunk.anchors and old else start, hunk.at_end)
         if len(found) > 1 and (not hunk.anchors or found[0] < start):
             raise ToolError(
                 f"it fits at lines {', '.join(str(at + 1) for at in found[:20])}. Give more lines that stay around "
@@ -147,19 +147,19 @@ def _located(lines: Lines, hunk: Hunk, start: int, name: str, last: bool) -> tup
             )
         if found:
             return found[0], body
-    return _lost(lines, hunk, start, name, "its old text")
+    return _raise_not_found(lines, hunk, start, name, "its old text")
 
 
-def _fits(lines: Lines, wanted: list[str], start: int, at_end: bool = False) -> list[int]:
+def _find_lines(lines: Lines, wanted: list[str], start: int, at_end: bool = False) -> list[int]:
     """Where the wanted lines are, from `start`, in the strictest view in which they are anywhere."""
     first = max(start, len(lines.lines) - len(wanted)) if at_end else start
     return next((found for view in VIEWS if (found := lines.fits(wanted, view, first))), [])
 
 
-def _lost(lines: Lines, hunk: Hunk, start: int, name: str, what: str) -> NoReturn:
+def _raise_not_found(lines: Lines, hunk: Hunk, start: int, name: str, what: str) -> NoReturn:
     """Say what a model needs to mend a hunk that is nowhere."""
-    old = without("+", hunk.body)
-    if found := _fits(lines, old, 0):
+    old = lines_without("+", hunk.body)
+    if found := _find_lines(lines, old, 0):
         there = (
             "at the end of the file"
             if hunk.at_end
@@ -168,5 +168,5 @@ def _lost(lines: Lines, hunk: Hunk, start: int, name: str, what: str) -> NoRetur
         raise ToolError(
             f"{what} is at line {found[0] + 1}, but has to be {there}. Put hunks in the order of the file."
         )
-    new = without("-", hunk.body) if any(line[0] == "+" for line in hunk.body) else []
+    new = lines_without("-", hunk.body) if any(line[0] == "+" for line in hunk.body) else []
     raise ToolError(advice(lines.lines, old, new, name, (what, "its new text")))

@@ -47,12 +47,12 @@ def lines_of(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def without(mark: str, body: Sequence[str]) -> list[str]:
+def lines_without(mark: str, body: Sequence[str]) -> list[str]:
     """The old lines are those without +, the new ones those without -."""
     return [line[1:] for line in body if line[0] != mark]
 
 
-def marked(old: Sequence[str], new: Sequence[str]) -> list[str]:
+def marked_lines(old: Sequence[str], new: Sequence[str]) -> list[str]:
     """The marked lines that turn one text into the other; white space at an end is no change."""
     body = list[str]()
     for tag, a, b, c, d in steps(*([line.rstrip() for line in each] for each in (old, new))):
@@ -79,25 +79,25 @@ def shift(own: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
     return (more, less) if all(less + line == more + want for line, want in pairs) else None
 
 
-def _proofs(own: Sequence[str], body: Sequence[str]) -> Iterator[tuple[str, bool]]:
+def _proofs_of_indentation(own: Sequence[str], body: Sequence[str]) -> Iterator[tuple[str, bool]]:
     """Are the new lines of each group indented as the `old` ones, or as those of the `file`?
 
     With each: does it prove it alone, or only contradict another?
     """
-    old, at = without("+", body), 0
+    old, at = lines_without("+", body), 0
     for stays, lines in groupby(body, lambda line: line[0] == " "):
         group = list(lines)
-        first, at = at, at + len(without("+", group))
-        new = [] if stays else [line for line in without("-", group) if line.strip()]
+        first, at = at, at + len(lines_without("+", group))
+        new = [] if stays else [line for line in lines_without("-", group) if line.strip()]
         if not new:
             continue
         for line in {line.rstrip() for line in new} & {line.rstrip() for line in own[first:at]}:
             yield "file", _has_words(line)
         replaced = [line for line in old[first:at] if line.strip()]
         if replaced:
-            alike = len(replaced) == len(new) or _alike(replaced[0], new[0])
+            similar = len(replaced) == len(new) or _are_similar(replaced[0], new[0])
             for measure in (_first, _least):
-                yield from _proof(measure(replaced), measure(own[first:at]), measure(new), alike)
+                yield from _proof(measure(replaced), measure(own[first:at]), measure(new), similar)
         elif not opens("".join(own[:first]).rstrip()):  # alike to both its neighbours
             above, beside = _first(own[:first][::-1]), _first(own[first:])
             if above == beside >= 0:
@@ -113,7 +113,7 @@ def _has_words(line: str) -> bool:
     return bool(re.search(r"\w", line))
 
 
-def _alike(line: str, other: str) -> bool:
+def _are_similar(line: str, other: str) -> bool:
     return difflib.SequenceMatcher(None, line.strip(), other.strip()).ratio() > 0.6
 
 
@@ -134,12 +134,12 @@ def numbered(lines: Sequence[str], first: int) -> str:
     return "\n".join(f"{number}\t{line}" for number, line in enumerate(lines[:40], first))
 
 
-def _curled(meant: dict[str, set[str]]) -> bool:
+def _has_typographic(meant: dict[str, set[str]]) -> bool:
     """Is there a typographic character in the change where the file has a plain one?"""
     return any(plain(ours) == ours for theirs, forms in meant.items() for ours in forms - {theirs})
 
 
-def _codes(characters: set[str]) -> str:
+def _code_points(characters: set[str]) -> str:
     return " and ".join(f"{each} (U+{ord(each):04X})" for each in sorted(characters))
 
 
@@ -200,7 +200,7 @@ class Lines:
 
         `twice`: lines that stay were written in the old text and in the new one. Raises ToolError.
         """
-        old, places = without("+", body), list[Place]()
+        old, places = lines_without("+", body), list[Place]()
         own = self.lines[at : at + len(old)]
         try:
             new = iter(self._respelled(own, old, self._reindented(own, body, twice)))
@@ -225,12 +225,12 @@ class Lines:
 
     def _reindented(self, own: list[str], body: Sequence[str], twice: bool) -> list[str]:
         """The new lines in the file's indentation."""
-        old, new = without("+", body), without("-", body)
+        old, new = lines_without("+", body), lines_without("-", body)
         more, less = shift(own, old) or ("", "")
         written = [line for line in body if line[1:].strip()]
         if not (more or less) or not any(line[0] == "+" for line in written):
             return new
-        proofs = set(_proofs(own, body))
+        proofs = set(_proofs_of_indentation(own, body))
         if twice:
             proofs |= {("old", _has_words(line)) for line in written if line[0] == " "}
             proofs.update(_proof(_least(old), _least(own), _least(new), False))
@@ -270,7 +270,9 @@ class Lines:
             ):
                 kept = tag == "equal"
                 parts += (
-                    own[at + i : at + j] if kept else [self._form(each, meant) for each in now[k:m]]
+                    own[at + i : at + j]
+                    if kept
+                    else [self._form_of(each, meant) for each in now[k:m]]
                 )
             at += len(was)
         return "".join(parts)
@@ -279,12 +281,12 @@ class Lines:
     def _characters(self) -> set[str]:
         return set(self.text)
 
-    def _form(self, character: str, meant: dict[str, set[str]]) -> str:
+    def _form_of(self, character: str, meant: dict[str, set[str]]) -> str:
         """A character of new text: the one form that the file has of it, where the old text shows that
         the change has others."""
         known = meant.get(character, {character})
         typed = plain(character) == character
-        if known == {character} and (typed or character in meant or not _curled(meant)):
+        if known == {character} and (typed or character in meant or not _has_typographic(meant)):
             return character
         forms = {other for other in self._characters if plain(other) == plain(character)}
         if len(forms) == 1:
@@ -292,6 +294,6 @@ class Lines:
         if not forms or (typed and character in known):
             return plain(character)
         raise ToolError(
-            f"the old text has other punctuation than the file, and which of {_codes(forms)} the new one is to "
+            f"the old text has other punctuation than the file, and which of {_code_points(forms)} the new one is to "
             "have is not certain. Write both with the characters of the file, or without these lines."
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools.folder import remove, remove_folder, rename, temporary_name
-from coder.tools.hunks import HEADER, Section, parse, patched
+from coder.tools.hunks import HEADER, Section, apply_hunks, parse
 from coder.tools.workspace import (
     ask_to_show,
     decoded,
@@ -58,18 +58,18 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
     patch: the whole patch; paths are relative to the workspace
     """
     try:
-        plan = yield from _planned(ctx, patch)
+        plan = yield from _make_plan(ctx, patch)
     except ToolError as error:
         # A blank before a header makes it a line that stays, which the file does not have
         bare = INDENTED.sub("", patch)
         if isinstance(error, DeniedError) or bare == patch:
             raise
-        plan = yield from _planned(ctx, bare)
+        plan = yield from _make_plan(ctx, bare)
     changes = list(plan.changes.values())
     whole = "\n".join(change.diff for change in changes)
     yield from ctx.ask("edit", [name for change in changes for name in change.names], whole)
     for place, state in plan.states.items():  # they may have changed while permission was asked
-        if state != (_state(place) if os.path.lexists(place) else None):
+        if state != (_state_of(place) if os.path.lexists(place) else None):
             problem = "changed on disk meanwhile. No file was changed. Read it again first."
             raise ToolError(f"{shown(ctx, place)} {problem}")
     ctx.abort.check()
@@ -131,8 +131,8 @@ class Plan:
         {"Add": self._add, "Update": self._update, "Delete": self._delete}[section.kind](section)
 
     def _delete(self, section: Section) -> None:
-        place, text = _entry(self.ctx, section.path), ""
-        name = self._claim(place)
+        place, text = _entry_at(self.ctx, section.path), ""
+        name = self._claim_place(place)
         if not place.is_symlink():
             refuse_changed(self.ctx, place)
             with contextlib.suppress(ToolError):  # a binary file has no text to show, but may go
@@ -141,14 +141,14 @@ class Plan:
 
     def _add(self, section: Section) -> None:
         """A new file; one that is there, or that the patch deletes, is written anew."""
-        place = _entry(self.ctx, section.path)
+        place = _entry_at(self.ctx, section.path)
         text = "".join(f"{line[1:]}\n" for hunk in section.hunks for line in hunk.body)
         if place in self.changes and self.changes[place].data is None:
-            change = self._loaded(place, self.changes.pop(place).name)
+            change = self._load_change(place, self.changes.pop(place).name)
         elif place not in self.states and os.path.isfile(place) and not place.is_symlink():
-            change = self._loaded(place, self._claim(place))
+            change = self._load_change(place, self._claim_place(place))
         else:
-            name = self._claim(place, new=True)
+            name = self._claim_place(place, new=True)
             self.changes[place] = Change(name, place, text=text, data=text.encode())
             return
         file = decoded(change.old or b"", change.name)
@@ -159,32 +159,32 @@ class Plan:
         place = to_write(self.ctx, section.path)
         change = self.changes.get(place)  # of an earlier section
         if not change or change.data is None or (section.move and change.old is None):
-            change = self._loaded(place, self._claim(place))
+            change = self._load_change(place, self._claim_place(place))
         file = decoded((change.old if change.data is None else change.data) or b"", change.name)
-        text = patched(file, section.hunks, change.name)
+        text = apply_hunks(file, section.hunks, change.name)
         if not section.move and text == file.text:
             raise ToolError("its old and new lines are the same: nothing to do")
         change = replace(change, text=text, data=file.encoded(text))
         if section.move:
-            change = self._moved(change, section)
+            change = self._move_change(change, section)
         self.changes[change.place] = change
 
-    def _moved(self, change: Change, section: Section) -> Change:
+    def _move_change(self, change: Change, section: Section) -> Change:
         name, source = change.name, change.place
-        if _entry(self.ctx, section.path) != source:
+        if _entry_at(self.ctx, section.path) != source:
             way = f"Name {name} itself, or use mv."
             raise ToolError(f"it is a link to {name}, and links are not moved. {way}")
-        to = _entry(self.ctx, section.move)
-        new = self._claim(to, new=True)
+        to = _entry_at(self.ctx, section.move)
+        new = self._claim_place(to, new=True)
         self.changes.pop(source, None)
         return replace(change, name=new, place=to, old=None, source=source, source_name=name)
 
-    def _loaded(self, place: Path, name: str) -> Change:
+    def _load_change(self, place: Path, name: str) -> Change:
         refuse_changed(self.ctx, place)
         file = load(self.ctx, place)
         return Change(name, place, file.text, file.encoded(file.text))
 
-    def _claim(self, place: Path, new: bool = False) -> str:
+    def _claim_place(self, place: Path, new: bool = False) -> str:
         """Note the state of a place that the patch touches for the first time; returns its name."""
         name = shown(self.ctx, place)
         if place in self.states:
@@ -193,11 +193,11 @@ class Plan:
         if new and os.path.lexists(place):
             way = "Change it with *** Update File, or take another name."
             raise ToolError(f"{name} exists already. {way}")
-        self.states[place] = None if new else _state(place)
+        self.states[place] = None if new else _state_of(place)
         return name
 
 
-def _planned(ctx: ToolContext, patch: str) -> Generator[Any, None, Plan]:
+def _make_plan(ctx: ToolContext, patch: str) -> Generator[Any, None, Plan]:
     """What the patch does to each file."""
     sections, plan = parse(patch), Plan(ctx)
     yield from ask_to_show(ctx, *_places_to_show(ctx, sections))
@@ -217,12 +217,12 @@ def _places_to_show(ctx: ToolContext, sections: list[Section]) -> list[Path]:
     places = list[Path]()
     for section in sections:
         with contextlib.suppress(ToolError):
-            place = (to_write if section.kind == "Update" else _entry)(ctx, section.path)
+            place = (to_write if section.kind == "Update" else _entry_at)(ctx, section.path)
             places += [place] if section.kind != "Add" or os.path.lexists(place) else []
     return places
 
 
-def _entry(ctx: ToolContext, path: str) -> Path:
+def _entry_at(ctx: ToolContext, path: str) -> Path:
     """The place of a path itself: folders resolved, a link at its end not followed.
 
     Raises ToolError for one outside the workspace.
@@ -235,7 +235,7 @@ def _entry(ctx: ToolContext, path: str) -> Path:
     return place
 
 
-def _state(place: Path) -> object:
+def _state_of(place: Path) -> object:
     """What changes with a file or link. Raises ToolError for what is missing or neither."""
     if place.is_symlink():
         return os.readlink(place)
@@ -252,7 +252,7 @@ def _write_all(ctx: ToolContext, changes: list[Change]) -> list[str]:
     try:
         notes = [_write(ctx, change, undo, aside) for change in changes]
     except BaseException as error:
-        problems = [problem for step in reversed(undo) if (problem := _problem_of(step))]
+        problems = [problem for step in reversed(undo) if (problem := _undo_step(step))]
         known = {place: ctx.seen.get(place, before) for place, before in seen.items()}
         ctx.seen.clear()
         ctx.seen.update(known)
@@ -295,7 +295,7 @@ def _put_back(ctx: ToolContext, place: Path, old: bytes | None) -> None:
         save(ctx, place, old)
 
 
-def _problem_of(step: Callable[[], object]) -> str:
+def _undo_step(step: Callable[[], object]) -> str:
     """Undo a step and return what went wrong, mostly nothing. One that was not made needs none."""
     try:
         step()

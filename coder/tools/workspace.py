@@ -113,7 +113,7 @@ def opened(target: Path) -> Iterator[int]:
     try:
         fd = open_in(target.parent, target.name or ".")
     except FileNotFoundError:
-        raise ToolError(f"there is no file {target}{alike(target)}") from None
+        raise ToolError(f"there is no file {target}{similar_names(target)}") from None
     except OSError as error:
         raise ToolError(f"{target} cannot be opened: {error.strerror}") from None
     try:
@@ -127,7 +127,7 @@ def opened(target: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def alike(target: Path) -> str:
+def similar_names(target: Path) -> str:
     """For the end of an error: names in the folder that are like one that is not there."""
     with contextlib.suppress(OSError):
         names = difflib.get_close_matches(target.name, os.listdir(target.parent), 3)
