@@ -6,10 +6,7 @@ Group FIL of the reliability list; its other cases are with the tools, in test_f
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,30 +66,19 @@ def test_without_a_person_to_ask_nothing_outside_is_read_searched_or_listed(tmp_
     (tmp_path / "ws" / "a").mkdir(parents=True)
     (tmp_path / "ws" / "l").symlink_to("../secret")
     evil = str(tmp_path / "ws-evil")
+    paths = ["../secret", "a/../../secret", "~/secret", "l", "../ws-evil/secret", f"{evil}/secret"]
     calls = [
-        *reading(
-            "../secret",
-            "a/../../secret",
-            "~/secret",
-            "l",
-            "../ws-evil/secret",
-            f"{evil}/secret",
-            str(tmp_path / "secret"),
-        ),
-        ("grep", {"pattern": "words", "path": evil}),
-        ("grep", {"pattern": "words", "path": "../ws-evil"}),
-        ("grep", {"pattern": "words", "path": "l"}),
+        *reading(*paths),
+        *(("grep", {"pattern": "words", "path": path}) for path in (evil, "../ws-evil", "l")),
         ("glob", {"pattern": "*", "path": evil}),
-        ("glob", {"pattern": "../ws-evil/*"}),
         ("ls", {"path": evil}),
+        ("glob", {"pattern": "../ws-evil/*"}),
         ("grep", {"pattern": "words"}),
     ]
     *outside, inside = told(tmp_path, *calls)
     assert "TOP-SECRET" not in "".join([*outside, inside])
-    assert all(said.startswith("Denied: ") for said in outside if "No files found" not in said), (
-        outside
-    )
-    assert "No files found" in outside[-2] or outside[-2].startswith("Denied: ")
+    assert all(said.startswith("Denied: ") for said in outside[:-1]), outside
+    assert "No files found" in outside[-1]
 
 
 @pytest.mark.case("FIL-02", "FIL-03", "FIL-05", "FIL-07")
@@ -132,71 +118,6 @@ def test_nothing_outside_is_written_whatever_is_allowed(tmp_path: Path) -> None:
         name: data for name, data in contents(tmp_path).items() if not name.startswith("home/")
     } == {"out": b"old\n", "ws/mine": b"m\n"}
     assert not os.path.lexists(tmp_path / "home" / "PWN")
-
-
-# ---- what is no file -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def listening(folder: Path) -> Iterator[None]:
-    """A socket `s` in a folder; its address has to be short."""
-    with socket.socket(socket.AF_UNIX) as server:
-        with chdir(folder):
-            server.bind("s")
-        yield
-
-
-@pytest.mark.case("FIL-09", "FIL-10", "FIL-12")
-def test_what_is_no_regular_file_is_refused_also_where_all_may_be_read(tmp_path: Path) -> None:
-    outside, ws = tmp_path / "outside", tmp_path / "ws"
-    for folder in (outside, ws):
-        folder.mkdir()
-        os.mkfifo(folder / "pipe")
-    (ws / "zero").symlink_to("/dev/zero")
-    paths = [
-        str(outside / "pipe"),
-        str(outside / "s"),
-        str(outside),
-        "pipe",
-        "zero",
-        "/dev/zero",
-        "/dev/stdin",
-        "/proc/self/environ",
-        "/proc/self/mem",
-        "/proc/self/task/../environ",
-    ]
-    calls = [
-        *reading(*paths),
-        ("grep", {"pattern": "x", "path": "pipe"}),
-        ("edit", {"path": "pipe", "old_string": "a", "new_string": "b"}),
-        *writing("pipe"),
-    ]
-    with listening(outside):
-        assert [
-            said
-            for said in told(tmp_path, *calls, arguments=("-y",))
-            if not said.startswith("Error: ")
-        ] == []
-
-
-@pytest.mark.case("FIL-25")
-def test_odd_names_are_listed_found_searched_and_read(tmp_path: Path) -> None:
-    names = [b"new\nline", b"-rf", b"[link=x]", b"caf\xe9", b"n" * 255]
-    ws = tmp_path / "ws"
-    ws.mkdir()
-    for name in names:
-        Path(os.fsdecode(os.path.join(os.fsencode(ws), name))).write_text("content\n")
-    calls: list[Call] = [("ls", {}), ("glob", {"pattern": "*"}), ("grep", {"pattern": "content"})]
-    for said in told(tmp_path, *calls):
-        shown = sorted(line.split(":")[0] for line in said.splitlines())
-        assert shown == sorted(["new\\nline", "-rf", "[link=x]", "caf\\udce9", "n" * 255])
-    calls = [*reading("new\nline", *shown, f"{ws}/caf\\udce9"), *reading("\\x00", "caf\\U99999999")]
-    *read, nul, much = told(tmp_path, *calls)
-    assert (
-        set(read) == {"1\tcontent"}
-        and nul.startswith("Error: there is no file")
-        and much.startswith("Error: there is no file")
-    )
 
 
 # ---- asked about each time -----------------------------------------------------------------------------------

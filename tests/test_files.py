@@ -1,13 +1,12 @@
-"""Tools as such (schema, arguments, one call), and read, write and ls on real files.
+"""read, write and ls on real files, run as the loop runs them.
 
-Every test runs the tools as the loop does. What needs a limit, a kill or a bound on memory happens in a child process.
+What needs a limit, a kill or a bound on memory happens in a child process.
 """
 
 from __future__ import annotations
 
 import codecs
 import contextlib
-import json
 import os
 import re
 import socket
@@ -17,17 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 
-from coder.abort import Abort
-from coder.events import Notice, ToolUpdate
 from coder.tools.workspace import diff
-from coder.toolset import ToolContext, Toolset, tool
-from coder.types import Aborted, DeniedError, ToolCall, ToolError
+from coder.types import Aborted, DeniedError, ToolCall
 from tests.harness import to_become_links
 from tests.terminal import promptly
 from tests.workspace import Workspace
@@ -92,366 +87,15 @@ needs_proc = pytest.mark.skipif(
 )
 
 
-# ---- from a function to a tool --------------------------------------------------------------
-
-
-@tool
-def everything(
-    text: str,
-    whole: int,
-    real: float,
-    flag: bool,
-    table: dict,
-    names: list[str],
-    choice: Literal["a", "b"],
-    ctx: ToolContext,
-    maybe: int | None = None,
-    rows: list[list[int]] | None = None,
-    size: int = 7,
-) -> Any:
-    """Take one of each.
-    Note: this line is a part of the description.
-
-    Args:
-        text: a string
-            that goes on here
-        whole: an integer
-        real: a number
-        flag: a boolean
-        table: an object
-        names: strings
-        choice: one of two
-        maybe: an integer or nothing
-        rows: lists in a list
-        size: has a default
-    """
-    return {
-        "text": text,
-        "whole": whole,
-        "real": real,
-        "flag": flag,
-        "table": table,
-        "names": names,
-        "choice": choice,
-        "maybe": maybe,
-        "rows": rows,
-        "size": size,
-    }
-
-
-ONE_OF_EACH = {
-    "text": "t",
-    "whole": 1,
-    "real": 1.5,
-    "flag": True,
-    "table": {"k": 1},
-    "names": ["n"],
-    "choice": "a",
-}
-
-
-def test_the_schema_comes_from_the_signature_and_the_docstring() -> None:
-    schema = json.loads(json.dumps(everything.schema))["function"]
-    assert schema["name"] == "everything"
-    properties = schema["parameters"]["properties"]
-    assert properties.pop("text") == {"type": "string", "description": "a string that goes on here"}
-    assert {
-        name: {key: value for key, value in each.items() if key != "description"}
-        for name, each in properties.items()
-    } == {
-        "whole": {"type": "integer"},
-        "real": {"type": "number"},
-        "flag": {"type": "boolean"},
-        "table": {"type": "object"},
-        "names": {"type": "array", "items": {"type": "string"}},
-        "choice": {"type": "string", "enum": ["a", "b"]},
-        "maybe": {"type": "integer"},
-        "rows": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-        "size": {"type": "integer"},
-    }
-    assert properties["choice"]["description"] == "one of two"
-    assert schema["parameters"]["required"] == [
-        "text",
-        "whole",
-        "real",
-        "flag",
-        "table",
-        "names",
-        "choice",
-    ]
-
-
-def test_the_context_is_hidden_from_the_model_and_filled_in_by_us(ws: Workspace) -> None:
-    assert "ctx" not in everything.parameters["properties"]
-
-    @tool
-    def where(context: ToolContext) -> str:
-        """Say where the tool works."""
-        return f"{context.cwd} {context.call_id}"
-
-    assert Workspace(ws.folder, where)("where") == f"{ws.folder} call-1"
-    assert "no parameter context" in Workspace(ws.folder, where).fails("where", context="mine")
-
-
-def test_name_and_title_can_be_given_and_the_function_can_still_be_called() -> None:
-    @tool(name="plus", title="b")
-    def add(a: int, b: int) -> int:
-        """Add.
-
-        a: the first
-        b: the second
-        """
-        return a + b
-
-    assert (add.name, add.title_of({"a": 1, "b": 2}), add(1, 2)) == ("plus", "plus 2", 3)
-    tools = Toolset([add, everything])
-    assert [each["function"]["name"] for each in tools.schemas] == ["plus", "everything"]
-    assert tools.title(ToolCall("1", "plus", {"b": 5})) == "plus 5"
-    assert tools.title(ToolCall("1", "nothing", None, "no JSON")) == "nothing"
-
-
-def strange(values: set[int]) -> None:
-    """Take a set.
-
-    values: the set
-    """
-
-
-def either(value: int | str) -> None:
-    """Take either.
-
-    value: the value
-    """
-
-
-def bare(value: list) -> None:  # type: ignore[type-arg]
-    """Take a list of anything.
-
-    value: the value
-    """
-
-
-def silent(unsaid: str) -> None:
-    """Do something."""
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (strange, r"hint .*: use str, int"),
-        (either, r"hint .*: use str, int"),
-        (bare, r"hint .*: use str, int"),
-        (silent, "describe 'unsaid' in the docstring"),
-    ],
-)
-def test_a_function_that_says_too_little_is_refused(
-    function: Callable[..., None], said: str
-) -> None:
-    with pytest.raises(TypeError, match=said):
-        tool(function)
-
-
-# ---- the arguments --------------------------------------------------------------------------
-
-
-def given(tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    """The arguments as the function saw them, for ONE_OF_EACH with `changes`."""
-    result: dict[str, Any] = json.loads(
-        Workspace(tmp_path, everything)("everything", **ONE_OF_EACH | changes)
-    )
-    return result
-
-
-@pytest.mark.parametrize(
-    ("name", "sent", "taken"),
-    [
-        ("whole", "10", 10),
-        ("whole", 10.0, 10),
-        ("whole", "-3", -3),
-        ("real", "2.5", 2.5),
-        ("real", 2, 2),
-        ("flag", "true", True),
-        ("names", '["a", "b"]', ["a", "b"]),
-        ("table", '{"a": [1]}', {"a": [1]}),
-        ("rows", '[[1, "2"]]', [[1, 2]]),
-        ("rows", ["[3]"], [[3]]),
-        ("text", "10", "10"),
-        ("text", "[1]", "[1]"),
-        ("maybe", None, None),
-        ("size", None, 7),
-    ],
-)
-def test_a_value_in_the_wrong_clothes_is_taken_where_it_is_certain(
-    tmp_path: Path, name: str, sent: Any, taken: Any
-) -> None:
-    value = given(tmp_path, **{name: sent})[name]
-    assert value == taken
-    assert type(value) is type(taken)
-
-
-@pytest.mark.parametrize(
-    ("name", "sent", "kind"),
-    [
-        ("whole", True, "integer"),
-        ("whole", "true", "integer"),
-        ("whole", 1.5, "integer"),
-        ("whole", "ten", "integer"),
-        ("whole", [1], "integer"),
-        ("real", False, "number"),
-        ("flag", 1, "boolean"),
-        ("flag", "yes", "boolean"),
-        ("text", 5, "string"),
-        ("text", {"a": 1}, "string"),
-        ("names", "a", "array"),
-        ("names[0]", [1], "string"),
-        ("table", "[]", "object"),
-        ("rows[0][1]", [[1, None]], "integer"),
-        ("whole", "1e999", "integer"),
-        ("whole", "9" * 5000, "integer"),
-    ],
-)
-def test_a_value_of_another_type_is_refused_and_the_type_is_named(
-    tmp_path: Path, name: str, sent: Any, kind: str
-) -> None:
-    message = Workspace(tmp_path, everything).fails(
-        "everything", **ONE_OF_EACH | {name.partition("[")[0]: sent}
-    )
-    assert f"everything: {name} has to be of type {kind}" in message
-    assert len(message) < 250
-
-
-# ---- one call -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "said"),
-    [
-        (
-            "read",
-            {"file_path": "a"},
-            "read has no parameter file_path. Its parameters: path, offset",
-        ),
-        ("write", {"path": "a"}, "write needs content. Its parameters: path, content"),
-        ("write", {"path": "a", "content": None}, "write needs content."),
-        (
-            "bash",
-            {"command": "ls"},
-            "there is no tool 'bash'. The tools are: read, write, edit, ls, apply_patch",
-        ),
-        ("read", None, "the arguments are cut off. Send one JSON object."),
-    ],
-)
-def test_a_call_that_cannot_be_made_is_answered_with_the_way_to_make_it(
-    ws: Workspace, name: str, arguments: dict[str, Any] | None, said: str
-) -> None:
-    result = ws.run(ToolCall("1", name, arguments, "cut off"))
-    assert result.is_error and str(result.content).startswith(f"Error: {said}")
-    assert ws.names() == []
-
-
-def failing(error: BaseException) -> Callable[[], None]:
-    def fail() -> None:
-        """Raise."""
-        raise error
-
-    return fail
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (ToolError("no such thing"), "Error: no such thing"),
-        (DeniedError("not here"), "Denied: not here"),
-        (ZeroDivisionError("oh"), "Error: fail failed: ZeroDivisionError: oh"),
-        (RecursionError("deep"), "Error: fail failed: RecursionError: deep"),
-    ],
-)
-def test_a_tool_that_raises_gives_an_error_result(
-    tmp_path: Path, error: Exception, text: str
-) -> None:
-    assert Workspace(tmp_path, failing(error)).fails("fail") == text
-
-
-@pytest.mark.parametrize("error", [Aborted("aborted"), KeyboardInterrupt()])
-def test_an_abort_and_ctrl_c_climb_out_of_a_tool(tmp_path: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)):
-        Workspace(tmp_path, failing(error))("fail")
-
-
-@pytest.mark.parametrize(
-    ("value", "content"),
-    [
-        ("text", "text"),
-        (None, ""),
-        ({"a": [1, "é"]}, '{"a": [1, "é"]}'),
-        ([], "[]"),
-        ([1], "[1]"),
-        (Path("p"), '"p"'),
-        (1.5, "1.5"),
-        ([{"type": "text", "text": "block"}], [{"type": "text", "text": "block"}]),
-    ],
-)
-def test_what_a_tool_returns_becomes_text_content_blocks_or_json(
-    tmp_path: Path, value: Any, content: Any
-) -> None:
-    def give() -> Any:
-        """Give something."""
-        return value
-
-    result = Workspace(tmp_path, give).run(ToolCall("1", "give", {}))
-    assert not result.is_error
-    assert result.content == content
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_a_generator_tool_yields_is_passed_on(tmp_path: Path, fails: bool) -> None:
-    def work(ctx: ToolContext) -> Generator[Any, None, str]:
-        """Work in steps."""
-        yield "one"
-        yield ctx.update("two")
-        yield Notice("three")
-        if fails:
-            raise ToolError("broken")
-        return "done"
-
-    ws = Workspace(tmp_path, work)
-    assert ws.fails("work") == "Error: broken" if fails else ws("work") == "done"
-    assert ws.events == [ToolUpdate("call-1", "one"), ToolUpdate("call-1", "two"), Notice("three")]
-
-
-def test_a_generator_tool_is_closed_when_the_run_walks_away(tmp_path: Path) -> None:
-    closed = []
-
-    def steps() -> Iterator[str]:
-        try:
-            while True:
-                yield "more"
-        finally:
-            closed.append(True)
-
-    endless = steps()  # held here, so that only closing it ends it
-
-    def work() -> Iterator[str]:
-        """Work until closed."""
-        return endless
-
-    tools = Toolset([work], cwd=tmp_path)
-    call = ToolCall("1", "work", {})
-    running = tools.run(call, tools.context(call, Abort()))
-    next(running)
-    running.close()
-    assert closed == [True]
-
-
 def test_a_denial_is_the_result_and_the_content_is_not_sent(ws: Workspace) -> None:
     (ws.folder / "secret").write_text("TOP SECRET")
 
     def deny() -> None:
-        raise DeniedError("the person said no")
+        raise DeniedError("the user said no")
 
     ws.when_asked = deny
-    assert ws.fails("read", path="secret") == "Denied: the person said no"
-    assert ws.fails("write", path="new", content="x") == "Denied: the person said no"
+    assert ws.fails("read", path="secret") == "Denied: the user said no"
+    assert ws.fails("write", path="new", content="x") == "Denied: the user said no"
     assert ws.asked == [("read", "secret"), ("edit", "new")]
     assert ws.names() == ["secret"]
 

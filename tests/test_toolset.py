@@ -1,0 +1,282 @@
+"""Tools as such: from a function to a schema, arguments, one call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from coder.abort import Abort
+from coder.events import Notice, ToolUpdate
+from coder.toolset import ToolContext, Toolset, tool
+from coder.types import Aborted, DeniedError, ToolCall, ToolError
+from tests.workspace import Workspace
+
+
+@tool
+def everything(
+    text: str,
+    whole: int,
+    real: float,
+    flag: bool,
+    table: dict,
+    names: list[str],
+    choice: Literal["a", "b"],
+    ctx: ToolContext,
+    maybe: int | None = None,
+    rows: list[list[int]] | None = None,
+    size: int = 7,
+) -> Any:
+    """Take one of each.
+    Note: this line is a part of the description.
+
+    Args:
+        text: a string
+            that goes on here
+        whole: an integer
+        real: a number
+        flag: a boolean
+        table: an object
+        names: strings
+        choice: one of two
+        maybe: an integer or nothing
+        rows: lists in a list
+        size: has a default
+    """
+    return {name: value for name, value in locals().items() if name != "ctx"}
+
+
+VALUES = {"text": "t", "whole": 1, "real": 1.5, "flag": True, "table": {"k": 1}}
+ONE_OF_EACH = VALUES | {"names": ["n"], "choice": "a"}
+
+
+def test_the_schema_comes_from_the_signature_and_the_docstring() -> None:
+    schema = json.loads(json.dumps(everything.schema))["function"]
+    note = "Take one of each. Note: this line is a part of the description."
+    assert (schema["name"], schema["description"]) == ("everything", note)
+    properties = schema["parameters"]["properties"]
+    assert properties["text"] == {"type": "string", "description": "a string that goes on here"}
+    assert properties["choice"].pop("description") == "one of two"
+    types = {name: each.pop("type") for name, each in properties.items()}
+    assert types == {
+        "text": "string",
+        "whole": "integer",
+        "real": "number",
+        "flag": "boolean",
+        "table": "object",
+        "names": "array",
+        "choice": "string",
+        "maybe": "integer",
+        "rows": "array",
+        "size": "integer",
+    }
+    assert properties["choice"] == {"enum": ["a", "b"]}
+    assert properties["rows"]["items"] == {"type": "array", "items": {"type": "integer"}}
+    assert schema["parameters"]["required"] == list(ONE_OF_EACH)
+
+
+def test_the_context_is_hidden_from_the_model_and_filled_in(tmp_path: Path) -> None:
+    @tool
+    def where(context: ToolContext) -> str:
+        """Say where the tool works."""
+        return f"{context.cwd} {context.call_id}"
+
+    assert Workspace(tmp_path, where)("where") == f"{tmp_path} call-1"
+    assert "no parameter context" in Workspace(tmp_path, where).fails("where", context="mine")
+
+
+def test_name_and_title_can_be_given_and_the_function_can_still_be_called() -> None:
+    @tool(name="plus", title="b")
+    def add(a: int, b: int) -> int:
+        """Add.
+
+        a: the first
+        b: the second
+        """
+        return a + b
+
+    assert (add.name, add.title_of({"a": 1, "b": 2}), add(1, 2)) == ("plus", "plus 2", 3)
+    tools = Toolset([add, everything])
+    assert [each["function"]["name"] for each in tools.schemas] == ["plus", "everything"]
+    assert tools.title(ToolCall("1", "plus", {"b": 5})) == "plus 5"
+    assert tools.title(ToolCall("1", "nothing", None, "no JSON")) == "nothing"
+
+
+@pytest.mark.parametrize("hint", [set[int], int | str, list, None])
+def test_a_function_that_says_too_little_is_refused(hint: Any) -> None:
+    def said(value: Any) -> None:
+        """Take a value.
+
+        value: the value
+        """
+
+    said.__annotations__["value"] = hint or int
+    if hint is None:
+        said.__doc__ = "Take a value."
+    with pytest.raises(TypeError, match="hint .*: use str, int" if hint else "describe 'value' in"):
+        tool(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "taken"),
+    [
+        ("whole", "10", 10),
+        ("whole", 10.0, 10),
+        ("real", "2.5", 2.5),
+        ("real", 2, 2),
+        ("flag", "true", True),
+        ("names", '["a", "b"]', ["a", "b"]),
+        ("table", '{"a": [1]}', {"a": [1]}),
+        ("rows", ["[3]", [1, "2"]], [[3], [1, 2]]),
+        ("text", "10", "10"),
+        ("maybe", None, None),
+        ("size", None, 7),
+    ],
+)
+def test_a_value_of_another_type_is_taken_where_it_is_certain(
+    tmp_path: Path, name: str, sent: Any, taken: Any
+) -> None:
+    text = Workspace(tmp_path, everything)("everything", **ONE_OF_EACH | {name: sent})
+    value = json.loads(text)[name]
+    assert (value, type(value)) == (taken, type(taken))
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "kind"),
+    [
+        ("whole", True, "of type integer"),
+        ("whole", 1.5, "of type integer"),
+        ("whole", "ten", "of type integer"),
+        ("whole", "1e999", "of type integer"),
+        ("whole", "9" * 5000, "of type integer"),
+        ("real", False, "of type number"),
+        ("flag", "yes", "of type boolean"),
+        ("text", {"a": 1}, "of type string"),
+        ("names", "a", "of type array"),
+        ("names[0]", [1], "of type string"),
+        ("table", "[]", "of type object"),
+        ("rows[0][1]", [[1, None]], "of type integer"),
+        ("choice", "c", "one of a, b"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_and_what_fits_is_named(
+    tmp_path: Path, name: str, sent: Any, kind: str
+) -> None:
+    arguments = ONE_OF_EACH | {name.partition("[")[0]: sent}
+    message = Workspace(tmp_path, everything).fails("everything", **arguments)
+    assert f"{name} has to be {kind}" in message and len(message) < 250
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("read", {"file_path": "a"}, "read has no parameter file_path. Its parameters: path, off"),
+        ("write", {"path": "a"}, "write needs content. Its parameters: path, content"),
+        ("write", {"path": "a", "content": None}, "write needs content."),
+        ("bash", {}, "there is no tool 'bash'. The tools are: read, write, edit, ls, apply_patch"),
+        ("read", None, "the arguments are cut off. Send one JSON object."),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_answered_with_the_way_to_make_it(
+    tmp_path: Path, name: str, arguments: dict[str, Any] | None, said: str
+) -> None:
+    result = Workspace(tmp_path).run(ToolCall("1", name, arguments, "cut off"))
+    assert result.is_error and str(result.content).startswith(f"Error: {said}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def failing(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        """Raise."""
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ToolError("no such thing"), "Error: no such thing"),
+        (DeniedError("not here"), "Denied: not here"),
+        (RecursionError("deep"), "Error: fail failed: RecursionError: deep"),
+    ],
+)
+def test_a_tool_that_raises_gives_an_error_result(
+    tmp_path: Path, error: Exception, text: str
+) -> None:
+    assert Workspace(tmp_path, failing(error)).fails("fail") == text
+
+
+@pytest.mark.parametrize("error", [Aborted("aborted"), KeyboardInterrupt()])
+def test_an_abort_and_ctrl_c_climb_out_of_a_tool(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        Workspace(tmp_path, failing(error))("fail")
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+
+
+@pytest.mark.parametrize(
+    ("value", "content"),
+    [
+        ("text", "text"),
+        (None, ""),
+        ({"a": [1, "é"]}, '{"a": [1, "é"]}'),
+        ([], "[]"),
+        (Path("p"), '"p"'),
+        ([{"type": "text", "text": "block"}], [{"type": "text", "text": "block"}]),
+        (ENDLESS, "Error: give failed: ValueError: Circular reference detected"),
+    ],
+)
+def test_what_a_tool_returns_becomes_text_content_blocks_or_json(
+    tmp_path: Path, value: Any, content: Any
+) -> None:
+    def give() -> Any:
+        """Give something."""
+        return value
+
+    result = Workspace(tmp_path, give).call("give")
+    assert (result.content, result.is_error) == (content, value is ENDLESS)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_generator_tool_yields_is_passed_on(tmp_path: Path, fails: bool) -> None:
+    def work(ctx: ToolContext) -> Generator[Any, None, str]:
+        """Work in steps."""
+        yield "one"
+        yield ctx.update("two")
+        yield Notice("three")
+        if fails:
+            raise ToolError("broken")
+        return "done"
+
+    ws = Workspace(tmp_path, work)
+    assert ws.fails("work") == "Error: broken" if fails else ws("work") == "done"
+    assert ws.events == [ToolUpdate("call-1", "one"), ToolUpdate("call-1", "two"), Notice("three")]
+
+
+def test_a_generator_tool_is_closed_when_the_run_is_left(tmp_path: Path) -> None:
+    closed = []
+
+    def steps() -> Iterator[str]:
+        try:
+            while True:
+                yield "more"
+        finally:
+            closed.append(True)
+
+    endless = steps()  # held here, so that only closing it ends it
+
+    def work() -> Iterator[str]:
+        """Work until closed."""
+        return endless
+
+    tools, call = Toolset([work], cwd=tmp_path), ToolCall("1", "work", {})
+    running = tools.run(call, tools.context(call, Abort()))
+    next(running)
+    running.close()
+    assert closed == [True]
