@@ -36,7 +36,7 @@ class ScriptedModel(ChatModel):
 
     def __init__(self, replies: Sequence[Reply], name: str = MODEL, **options: Any) -> None:
         left = iter(replies)
-        self._play(lambda body: _replied(next(left, None), body), name, options)
+        self._set_up(lambda body: _answer_reply(next(left, None), body), name, options)
 
     @classmethod
     def from_trace(cls, path: str | Path, *, strict: bool = False) -> ScriptedModel:
@@ -51,12 +51,14 @@ class ScriptedModel(ChatModel):
             first = next((record for record in lines if record["type"] == "model"), {"name": MODEL})
             options = {name: first[name] for name in OPTIONS if name in first}
             model = cls.__new__(cls)
-            model._play(
-                lambda body: _recorded(next(left, None), body, strict), first["name"], options
+            model._set_up(
+                lambda body: _answer_exchange(next(left, None), body, strict),
+                first["name"],
+                options,
             )
         return model
 
-    def _play(
+    def _set_up(
         self, answer: Callable[[Body], Answer], name: str, options: Mapping[str, Any]
     ) -> None:
         address = (
@@ -112,7 +114,7 @@ class _Player(Endpoint):
         yield answer
 
 
-def _replied(reply: Reply | None, body: Body) -> Answer:
+def _answer_reply(reply: Reply | None, body: Body) -> Answer:
     """A reply in the place of a response."""
     if reply is None:
         raise ModelError("protocol", "the script is at its end, and the run asks for more")
@@ -133,11 +135,11 @@ def _replied(reply: Reply | None, body: Body) -> Answer:
     )
 
 
-def _recorded(exchange: Exchange | None, body: Body, strict: bool) -> Answer:
+def _answer_exchange(exchange: Exchange | None, body: Body, strict: bool) -> Answer:
     """A recorded answer in the place of a response."""
     if exchange is None:
         raise ModelError("protocol", "the trace is at its end, and the run asks for more")
-    if strict and (found := difference(_compared(body), _compared(exchange.body))):
+    if strict and (found := difference(_without_session(body), _without_session(exchange.body))):
         raise ModelError("protocol", f"request {exchange.number} is not the recorded one: {found}")
     error = ModelError(**exchange.error) if exchange.error else None
     if exchange.ended is None:
@@ -145,7 +147,7 @@ def _recorded(exchange: Exchange | None, body: Body, strict: bool) -> Answer:
     return Answer([data for _, data in exchange.chunks], exchange.headers, error)
 
 
-def _compared(body: Body) -> Body:
+def _without_session(body: Body) -> Body:
     return {name: value for name, value in body.items() if name != "prompt_cache_key"}
 
 

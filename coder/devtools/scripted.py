@@ -66,7 +66,7 @@ class ScriptedServer:
     """
 
     def __init__(self, script: Script | Sequence[Reply], port: int = 0) -> None:
-        self.script = script if callable(script) else _listed(script)
+        self.script = script if callable(script) else _in_turn(script)
         self.requests: list[Body] = []
         self.unreadable: list[bytes] = []
         self.heads: list[dict[str, str]] = []
@@ -101,7 +101,7 @@ class ScriptedServer:
         self._server.serve_forever()
 
 
-def _listed(replies: Sequence[Reply]) -> Script:
+def _in_turn(replies: Sequence[Reply]) -> Script:
     """A script that gives the replies in turn; the last one repeats."""
     left = iter(replies)
     last = Reply("(the script is empty)")
@@ -196,7 +196,7 @@ def completion(reply: Reply, body: Body) -> Body:
 # ---- HTTP ----------------------------------------------------------------------------------------
 
 
-def _body(raw: bytes) -> Body | None:
+def _parse_request(raw: bytes) -> Body | None:
     """The request, if it is one."""
     try:
         body = json.loads(raw)
@@ -242,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.path.partition("?")[0].endswith("/chat/completions"):
             self._fail(404, f"nothing at {self.path}", "not_found")
             return
-        body = _body(raw)
+        body = _parse_request(raw)
         if body is None:
             if len(raw) == length:  # else the client has left in the middle of it
                 owner.unreadable.append(raw)

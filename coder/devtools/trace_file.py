@@ -66,7 +66,7 @@ class Exchange:
     @cached_property
     def kept(self) -> int:
         """How many messages of the previous request begin this one unchanged."""
-        return _alike(self.previous, self.messages)
+        return _common_length(self.previous, self.messages)
 
     @cached_property
     def same(self) -> float | None:
@@ -75,7 +75,7 @@ class Exchange:
         if not self.previous:
             return None
         old, new = (json.dumps(messages)[:-1] for messages in (self.previous, self.messages))
-        return _alike(old, new) / len(old)
+        return _common_length(old, new) / len(old)
 
     @property
     def first(self) -> float | None:
@@ -83,7 +83,7 @@ class Exchange:
         return self.chunks[0][0] - self.sent if self.chunks else None
 
 
-def _alike(a: Sequence[Any], b: Sequence[Any]) -> int:
+def _common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
     """How many items, or characters, begin both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b)))
 
@@ -225,7 +225,7 @@ def read(path: str | Path) -> Recording:
     """A trace's lines, by the process that wrote them. Raises OSError or TraceError."""
     with open(path, "rb", opener=open_file) as file:
         lines = file.read().split(b"\n")
-    records = [_record(line) for line in lines]
+    records = [_parse_line(line) for line in lines]
     traces: dict[str, list[Record]] = {}
     cut = False
     for number, (record, behind) in enumerate(zip(records, [*records[1:], None]), 1):
@@ -244,7 +244,7 @@ def read(path: str | Path) -> Recording:
     return Recording(list(traces.values()), cut)
 
 
-def _record(line: bytes) -> Record | None:
+def _parse_line(line: bytes) -> Record | None:
     try:
         value: Record = json.loads(line)
         return value | {"t": float(value["t"]), "type": str(value["type"]), "of": str(value["of"])}

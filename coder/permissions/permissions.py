@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Action] = dict.fromkeys(
 )
 # The kind of tools that are not called like theirs.
 KINDS = {"write": "edit", "apply_patch": "edit", "grep": "read", "glob": "read", "ls": "read"}
-LONGEST = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
+MAX_COMMAND = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
 # Of the kind read, and asked about under their own names only where a rule names them.
 LOOKING = {"grep", "glob", "ls"}
 PATHS = {"read", "edit", "external_directory", *LOOKING}
@@ -102,17 +102,17 @@ class Permissions(Hooks):
     def judge(self, permission: str, text: str, cwd: Path, tool: str = "") -> Decision:
         """The same without -y."""
         if permission in ("bash", "unconfined"):
-            own = self._command(permission, text, cwd)
+            own = self._decide_command(permission, text, cwd)
         else:
             kinds = [permission, tool, "read" if permission in LOOKING else ""]
-            own = self._path(tuple(filter(None, kinds)), text, cwd)
+            own = self._decide_path(tuple(filter(None, kinds)), text, cwd)
         if self.parent is None:
             return own
         return strictest([own, self.parent.judge(permission, text, cwd, tool)])
 
-    def _path(self, kinds: tuple[str, ...], text: str, cwd: Path) -> Decision:
+    def _decide_path(self, kinds: tuple[str, ...], text: str, cwd: Path) -> Decision:
         """Decide on an action on one path, or on a tool from elsewhere."""
-        permission, texts = kinds[0], _names(kinds[0], text, cwd)
+        permission, texts = kinds[0], _path_names(kinds[0], text, cwd)
         rule = last_match(kinds, texts, self.ordered)
         action = rule.action if rule else DEFAULTS.get(permission, "allow")
         decision = self._tightened(kinds, texts, rule, action)
@@ -149,13 +149,13 @@ class Permissions(Hooks):
             found.append(Decision("ask", even_with_yolo=True))
         return strictest(found)
 
-    def _command(self, permission: str, command: str, cwd: Path) -> Decision:
+    def _decide_command(self, permission: str, command: str, cwd: Path) -> Decision:
         """Decide on a command line: the strictest answer of its parts.
 
         Outside the sandbox ("unconfined") only a rule that names it or the user allows, and -y does not.
         """
         outside = permission == "unconfined"
-        if self._denied(command):
+        if self._is_line_denied(command):
             return Decision("deny")
         if (permission, command) in self.memory.exact:
             return ALLOW
@@ -164,9 +164,9 @@ class Permissions(Hooks):
             rules = [
                 each for each in rules if each.action == "deny" or each.permission == permission
             ]
-        parts = parse(command) if len(command) <= LONGEST else None
+        parts = parse(command) if len(command) <= MAX_COMMAND else None
         here = ShellLocation(cwd, lambda path: self.judge("read", str(path), cwd).action == "allow")
-        answers = [self._part(permission, part, here, rules) for part in parts or []]
+        answers = [self._decide_part(permission, part, here, rules) for part in parts or []]
         if not parts:
             answers = [self._tightened((permission,), (command,), None, "ask")]
         found = strictest(answers)
@@ -174,7 +174,7 @@ class Permissions(Hooks):
         even_with_yolo = found.even_with_yolo or outside
         return replace(found, always_pattern=command, even_with_yolo=even_with_yolo, reason=reason)
 
-    def _part(
+    def _decide_part(
         self, permission: str, argv: Sequence[str], here: ShellLocation, rules: Sequence[Rule]
     ) -> Decision:
         """Decide on one simple command of a plain line."""
@@ -188,7 +188,7 @@ class Permissions(Hooks):
         is_known = (permission, texts[0]) in self.memory
         return ALLOW if decision.action == "ask" and is_known else decision
 
-    def _denied(self, command: str) -> bool:
+    def _is_line_denied(self, command: str) -> bool:
         """Tell whether anything is denied that this command line may run, however long it is.
 
         A pattern that begins with a star fits every end of a text it fits, so it is tried on whole
@@ -237,10 +237,10 @@ class Permissions(Hooks):
         targets = ", ".join(patterns)
         if decision.action == "deny":
             raise DeniedError(
-                f"a rule denies {permission} {_short(targets)}. Do not try it another way."
+                f"a rule denies {permission} {_truncate(targets)}. Do not try it another way."
             )
         if not self.can_ask:
-            raise DeniedError(_unasked(permission, decision))
+            raise DeniedError(_denial(permission, decision))
         asked = PermissionAsked(
             ctx.call_id, permission, targets, decision.always_pattern, detail, why=decision.reason
         )
@@ -272,7 +272,7 @@ class Permissions(Hooks):
 
     def on_doom_loop(self, event: DoomLoop) -> Outcome[bool]:
         """Let a rule decide, or the user."""
-        action = self._path(("doom_loop",), event.name, Path()).action
+        action = self._decide_path(("doom_loop",), event.name, Path()).action
         if action == "ask" and self.can_ask:
             yield event
             return event.allowed
@@ -298,7 +298,7 @@ def _is_denied(text: str, layers: Iterable[Sequence[Rule]]) -> bool:
     return any(rule is not None and rule.action == "deny" for rule in found)
 
 
-def _names(permission: str, text: str, cwd: Path) -> tuple[str, ...]:
+def _path_names(permission: str, text: str, cwd: Path) -> tuple[str, ...]:
     """The names of one path that a pattern may mean: as given, absolute, relative to the workspace.
 
     A folder's name has one more form, with a slash behind it, so that `folder/*` fits it as well.
@@ -323,14 +323,14 @@ def _always_pattern(permission: str, text: str) -> str:
     return text
 
 
-def _unasked(permission: str, decision: Decision) -> str:
+def _denial(permission: str, decision: Decision) -> str:
     """Say, where nobody can be asked, how the user can allow it, for the model to pass on."""
     way = "only the user can do it, or allow it in a session."
     if not decision.even_with_yolo:
         pattern = decision.always_pattern
         has_flag = pattern and (permission != "bash" or parse(pattern) is not None)
         flag = f", or --allow {shlex.quote(f'{permission}:{pattern}')}" if has_flag else ""
-        way = f"-y allows it{_short(flag)}."
+        way = f"-y allows it{_truncate(flag)}."
     why = f" ({decision.reason})" if decision.reason else ""
     return f"{permission} needs permission{why}, and nobody can be asked here; {way}"
 
@@ -342,5 +342,5 @@ def _lifts_protection(rule: Rule | None) -> bool:
     return bool(rule.pattern.strip("*?"))
 
 
-def _short(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"

@@ -59,13 +59,13 @@ def protected(
     # the workspace may be the home, so coder's own folders may lie in it
     if any(PurePath(cwd / path).is_relative_to(folder) for folder in private):
         return "our own configuration and sessions are there", True
-    parts = [_bare(part) for part in PurePath(path).parts]
+    parts = [_bare_name(part) for part in PurePath(path).parts]
     reasons = [FOLDERS[part] for part in parts if part in FOLDERS]
     reasons += [why for files, why in FILES.items() if parts and files.fullmatch(parts[-1])]
     return (reasons[0] if reasons else ""), any(part in EVEN_WITH_YOLO for part in parts)
 
 
-def _bare(name: str) -> str:
+def _bare_name(name: str) -> str:
     """A name as a file system may see it that ignores case and characters without width."""
     return "".join(c for c in name.casefold() if unicodedata.category(c) != "Cf")
 
@@ -73,11 +73,11 @@ def _bare(name: str) -> str:
 # ---- commands --------------------------------------------------------------------------------------------
 
 # No option of these writes or runs something; without a file they read a pipe.
-READING = {"cat", "head", "tail", "wc"}
+READERS = {"cat", "head", "tail", "wc"}
 BUILTINS = {"echo", "true", "pwd"}
 OPTION = re.compile(r"-[A-Za-z0-9]+|--[a-z-]+")  # behind `=` may be a file (wc --files0-from=)
 COUNTING, COUNT = ("-n", "-c"), re.compile(r"[+-]?\d+")  # head -n 5: the number is no file
-MOST_MOVES = 2  # `cd` in a line that are followed; each one doubles the places
+MAX_MOVES = 2  # `cd` in a line that are followed; each one doubles the places
 
 
 class ShellLocation:
@@ -104,7 +104,7 @@ class ShellLocation:
         """
         name, arguments = argv[0], argv[1:]
         if name == "cd":
-            self._go(arguments)
+            self._follow_cd(arguments)
             return bool(self.places)
         if name in BUILTINS:
             return True
@@ -113,8 +113,8 @@ class ShellLocation:
             for before, word in zip(["", *arguments], arguments)
             if not (OPTION.fullmatch(word) or (before in COUNTING and COUNT.fullmatch(word)))
         ]
-        reads = (name in READING and (not words or self._inside(words))) or (
-            name == "ls" and self._inside(words or ["."])
+        reads = (name in READERS and (not words or self._are_readable(words))) or (
+            name == "ls" and self._are_readable(words or ["."])
         )
         has_option = any(word.startswith("-") for word in words)
         if reads and not has_option and _is_the_systems(name, self.workspace):
@@ -122,18 +122,18 @@ class ShellLocation:
         self.places.clear()
         return False
 
-    def _go(self, arguments: Sequence[str]) -> None:
+    def _follow_cd(self, arguments: Sequence[str]) -> None:
         """Follow a `cd`, unless it goes up: bash does that by the letters, the kernel by the links."""
         self.moves += 1
         target = arguments[0] if len(arguments) == 1 else "-"
         is_known = not target.startswith("-") and ".." not in PurePath(target).parts
-        if not is_known or self.moves > MOST_MOVES:
+        if not is_known or self.moves > MAX_MOVES:
             self.places.clear()
         self.places |= {real(place / target) for place in self.places}
         if not all(path.is_relative_to(self.workspace) for path in self.places):
             self.places.clear()
 
-    def _inside(self, words: Iterable[str]) -> bool:
+    def _are_readable(self, words: Iterable[str]) -> bool:
         paths = [real(place / word) for word in words for place in self.places]
         return bool(paths) and all(
             path.is_relative_to(self.workspace) and self.readable(path) for path in paths

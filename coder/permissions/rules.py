@@ -24,7 +24,7 @@ from coder.tools.repository import read_small_file
 
 Action = Literal["allow", "ask", "deny"]
 STRICT: dict[Action, int] = {"allow": 0, "ask": 1, "deny": 2}
-LONGEST = 1 << 16  # bytes of a file of rules that are read
+MAX_FILE = 1 << 16  # bytes of a file of rules that are read
 FLAG = "a flag"
 
 
@@ -198,7 +198,7 @@ def rule_of(text: str, action: Action, source: str = FLAG) -> Rule:
         raise RulesError(
             f"{text!r} is no rule: it has to be KIND or KIND:PATTERN, such as edit or 'bash:git diff *'"
         )
-    return Rule(permission, _at_home(pattern.strip()) or "*", action, source)
+    return Rule(permission, _expand_home(pattern.strip()) or "*", action, source)
 
 
 def rules_of(data: Any, source: str = "") -> list[Rule]:
@@ -215,11 +215,11 @@ def rules_of(data: Any, source: str = "") -> list[Rule]:
             if action not in get_args(Action):
                 wrong, known = json.dumps(action)[:60], ", ".join(get_args(Action))
                 raise RulesError(f"{permission}: {pattern}: {wrong} is not one of {known}")
-            rules.append(Rule(permission, _at_home(pattern), action, source))
+            rules.append(Rule(permission, _expand_home(pattern), action, source))
     return rules
 
 
-def _at_home(pattern: str) -> str:
+def _expand_home(pattern: str) -> str:
     home = os.path.realpath(os.path.expanduser("~"))
     return home + pattern[1:] if pattern.startswith("~/") else pattern
 
@@ -233,12 +233,12 @@ def load_rules(path: Path) -> list[Rule]:
         return []
     try:
         check_ownership(path)
-        return rules_of(_parsed(path.read_text("utf-8")), path.name)
+        return rules_of(_parse_json(path.read_text("utf-8")), path.name)
     except (OSError, ValueError, RulesError, RecursionError) as error:
         raise RulesError(f"{path}: {error}") from None
 
 
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """Read JSON in which no name stands twice: the first of two would be lost. Raises ValueError."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -256,22 +256,22 @@ def load_workspace_rules(folder: Path) -> tuple[list[Rule], list[str]]:
     An allow in it does not count: the file may be a stranger's.
     """
     name = ".coder/permissions.json"
-    data = read_small_file(folder / name, LONGEST)
+    data = read_small_file(folder / name, MAX_FILE)
     if data is None:
         return [], []
     try:
-        rules = rules_of(_parsed(data.decode("utf-8", "replace")), name)
+        rules = rules_of(_parse_json(data.decode("utf-8", "replace")), name)
     except (ValueError, RulesError, RecursionError) as error:
         return [], [f"{name} is ignored: {error}"]
     kept = [rule for rule in rules if rule.action != "allow"]
-    notes = [f"{name} tightens the permissions ({_counted(len(kept))})."] if kept else []
+    notes = [f"{name} tightens the permissions ({_count_rules(len(kept))})."] if kept else []
     if allowed := len(rules) - len(kept):
         notes.append(
-            f"{name} wants to allow something ({_counted(allowed)}): a folder allows nothing, "
+            f"{name} wants to allow something ({_count_rules(allowed)}): a folder allows nothing, "
             "that is left out."
         )
     return kept, notes
 
 
-def _counted(number: int) -> str:
+def _count_rules(number: int) -> str:
     return f"{number} rule{'s' if number != 1 else ''}"
