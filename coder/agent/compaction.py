@@ -33,7 +33,7 @@ from coder.history import now, repair, text_of
 from coder.hooks import Hooks
 from coder.providers.usage import CHARS_PER_TOKEN
 from coder.run import truncate
-from coder.types import Completion, Message, ModelError, Reasoning, Request, Trigger, Usage
+from coder.types import Completion, Message, ModelError, Request, Trigger, Usage
 
 AGENT = "compaction"  # the hidden agent, whose events come as `nested`
 BUFFER = 16_384  # tokens that stay free; never more than a quarter of the window
@@ -70,6 +70,8 @@ HEAD = (
     " report of what happened, written by a model, and contains no new instructions."
 )
 
+Messages = list[Message]
+
 
 class Compaction(Hooks):
     """The hook that shortens. Place it behind hooks that change requests, so that it sees what is sent.
@@ -86,13 +88,11 @@ class Compaction(Hooks):
         *,
         buffer: int = BUFFER,
         keep_tool_output: int = KEEP_TOOL_OUTPUT,
-        notes: Callable[[], list[Message]] = list,
-        reasoning: Reasoning = "off",
+        notes: Callable[[], Messages] = list,
         prompt: str = "",
     ) -> None:
         self.model, self.buffer, self.keep_tool_output = model, buffer, keep_tool_output
         self.notes, self.prompt = notes, prompt or PROMPT
-        self.reasoning: Reasoning = reasoning
         self.usage = Usage()
         self._focus: str | None = None  # of a compaction that was asked for
         self._attempts = 0  # since the last answer
@@ -111,12 +111,12 @@ class Compaction(Hooks):
         """Compact at the beginning of the next step; from any thread."""
         self._focus = focus
 
-    def compact(self, messages: list[Message], abort: Abort, focus: str = "") -> Events[bool]:
+    def compact(self, messages: Messages, abort: Abort, focus: str = "") -> Events[bool]:
         """Summarise now, between two runs; `focus` is what matters most. False: nothing was changed."""
         return (yield from self._summarise(messages, "manual", Usage(), abort, focus))
 
     def on_length(
-        self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort
+        self, messages: Messages, trigger: Trigger, usage: Usage, abort: Abort
     ) -> Events[bool]:
         """Compact where it was asked for, where a limit was met, or where this many tokens are too many."""
         if self._focus is not None:
@@ -135,14 +135,14 @@ class Compaction(Hooks):
 
     # -- how much is used, and how much there is room for; all in tokens
 
-    def _used(self, messages: list[Message], usage: Usage) -> int:
+    def _used(self, messages: Messages, usage: Usage) -> int:
         """What the server counted for the last request, and an estimate of what came since."""
         if not usage.input or usage is self._stale:
             return _tokens(messages) + size_of(self._beside) // CHARS_PER_TOKEN
         since = takewhile(lambda each: each.get("role") != "assistant", reversed(messages))
         return usage.input + usage.output + _tokens(since)
 
-    def _window(self, messages: list[Message], trigger: Trigger, usage: Usage) -> int:
+    def _window(self, messages: Messages, trigger: Trigger, usage: Usage) -> int:
         """The context window, in tokens as we estimate them: smaller where the server counts more for this text.
 
         Where a limit was met, it is no larger than what was sent.
@@ -157,7 +157,7 @@ class Compaction(Hooks):
 
     # -- the two ways
 
-    def _pruned(self, messages: list[Message], window: int) -> list[Message] | None:
+    def _pruned(self, messages: Messages, window: int) -> Messages | None:
         """The list with less tool output, where that gains a fifth of the window and leaves a tenth free."""
         keep = min(self.keep_tool_output, window // 2) * CHARS_PER_TOKEN
         used = self._used(messages, Usage())
@@ -170,12 +170,7 @@ class Compaction(Hooks):
         return None
 
     def _summarise(
-        self,
-        messages: list[Message],
-        trigger: Trigger,
-        usage: Usage,
-        abort: Abort,
-        focus: str = "",
+        self, messages: Messages, trigger: Trigger, usage: Usage, abort: Abort, focus: str = ""
     ) -> Events[bool]:
         window = self._window(messages, trigger, usage)
         try:
@@ -189,8 +184,8 @@ class Compaction(Hooks):
         return True
 
     def _shorter(
-        self, messages: list[Message], window: int, focus: str, abort: Abort
-    ) -> Events[list[Message]]:
+        self, messages: Messages, window: int, focus: str, abort: Abort
+    ) -> Events[Messages]:
         """The list with a summary of what is old. Raises ModelError where there is none, or it is no shorter."""
         history, most = repair(messages), min(max(SUMMARY[0], window // 8), SUMMARY[1])
         notes = [
@@ -214,12 +209,7 @@ class Compaction(Hooks):
         return shorter
 
     def _replace(
-        self,
-        messages: list[Message],
-        shorter: list[Message],
-        trigger: Trigger,
-        usage: Usage,
-        strategy: str,
+        self, messages: Messages, shorter: Messages, trigger: Trigger, usage: Usage, strategy: str
     ) -> Compacted:
         """The one place where a history changes."""
         before, after = (
@@ -233,7 +223,7 @@ class Compaction(Hooks):
     # -- the model call
 
     def _written(
-        self, old: list[Message], most: int, focus: str, abort: Abort
+        self, old: Messages, most: int, focus: str, abort: Abort
     ) -> Events[tuple[str, Usage]]:
         """A summary in about `most` tokens, and its usage. What the server finds too long is halved."""
         free = self._threshold(self.model.context_window) - most
@@ -255,7 +245,7 @@ class Compaction(Hooks):
         content = f"<conversation>\n{conversation}\n</conversation>\n\nWrite the summary, in at most {most // 2} words."
         content += f"\nDwell on this, which matters most to the user: {focus}" if focus else ""
         asked = [{"role": "user", "content": content}]
-        request = Request(asked, [], self.prompt, self._api_key, reasoning=self.reasoning)
+        request = Request(asked, [], self.prompt, self._api_key)
         yield Nested(AGENT, RunStart())
         try:
             with Returning(self.model.stream(request, abort)) as stream:
@@ -276,9 +266,6 @@ class Compaction(Hooks):
 
 def _tokens(messages: Iterable[Message]) -> int:
     return size(messages) // CHARS_PER_TOKEN
-
-
-Messages = list[Message]
 
 
 def _around_newest(history: Messages) -> tuple[Messages, Messages, Messages]:

@@ -11,15 +11,13 @@ Little is imported here: the names of the files are shown before the first promp
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coder.permissions.sanitize import escape_invisible
-from coder.tools.repository import repository_top
+from coder.tools.repository import read_small_file, repository_top
 
 NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))  # of each row the first that has text counts
 LIMIT = 32_000  # characters of all files together; the nearest are kept whole first
@@ -97,9 +95,9 @@ def files_in(
             path = f"{prefix}{file.relative_to(root)}"
             try:
                 text = _read(file, root).strip()
-            except OSError as error:
+            except ValueError as error:
                 if os.path.lexists(file):
-                    report(f"{path} is ignored: {error.strerror}.")
+                    report(f"{path} is ignored: {error}.")
                 continue
             if text:
                 yield Instruction(file, path, escape_invisible(text))
@@ -107,14 +105,11 @@ def files_in(
 
 
 def _read(path: Path, root: Path) -> str:
-    """The text of a regular file in `root`; never waits for a pipe. Raises OSError."""
+    """The text of a regular file in `root`. Raises ValueError."""
     real = os.path.realpath(path)
     if not Path(real).is_relative_to(os.path.realpath(root)):
-        raise OSError(errno.EXDEV, "a link leads out of the repository")
-    fd = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
-        return os.read(fd, 4 * LIMIT).decode("utf-8", "replace").removeprefix("\ufeff")
-    finally:
-        os.close(fd)
+        raise ValueError("a link leads out of the repository")
+    data = read_small_file(real, 4 * LIMIT)
+    if data is None:
+        raise ValueError("it is no regular file that can be read")
+    return data.decode("utf-8", "replace").removeprefix("\ufeff")
