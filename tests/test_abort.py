@@ -29,20 +29,18 @@ import pytest
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.events import Event, Retry, RunEnd, TextDelta, ToolEnd, ToolUpdate
+from coder.events import Event, Retry, RunEnd, TextDelta, ToolUpdate
 from coder.history import convert_to_llm
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.tools.bash import bash
-from coder.tools.search import grep
 from coder.toolset import Toolset, tool
-from coder.types import Limits, Message
+from coder.types import Message
 from tests.harness import FAST, ask, assert_all_valid, assert_valid, drive, serve
 from tests.terminal import (
     MARK,
     PATIENCE,
     PROMPT,
-    PROMPTLY,
     ROOT,
     OneShot,
     Place,
@@ -192,7 +190,7 @@ def test_ctrl_c_at_the_prompt_clears_what_is_typed_and_leaves_at_the_second_on_a
 
 
 @pytest.mark.parametrize(
-    "delay", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.03, 0.1, 0.2, 0.3))]
+    "delay", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.03, 0.1, 0.3))]
 )
 def test_ctrl_c_right_after_the_first_entry_comes_back_to_the_prompt(
     tmp_path: Path, delay: float
@@ -299,26 +297,23 @@ def test_a_second_ctrl_c_leaves_also_when_the_first_has_stopped_the_run(tmp_path
         press_until_it_leaves(terminal)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_at_the_prompt_ends_in_order(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_at_the_prompt_ends_in_order(tmp_path: Path) -> None:
     with serve(FINE) as server, Terminal(tmp_path, server) as terminal:
         terminal.say("hello")
         terminal.ready()
-        terminal.kill(number)
+        terminal.kill(signal.SIGTERM)
         with promptly():
-            assert terminal.exit_code() == 128 + number
+            assert terminal.exit_code() == 143
         assert "hello" in (terminal.home / ".data" / "coder" / "history").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_as_soon_as_the_prompt_is_there(tmp_path: Path, number: signal.Signals) -> None:
+def test_ctrl_c_as_soon_as_the_prompt_is_there_is_seen(tmp_path: Path) -> None:
     with serve(FINE) as server:
         terminal = Terminal(tmp_path, server)
         try:
             terminal.prompt()
-            os.kill(terminal.child.pid, number)
-            expected = "again or Ctrl" if number == signal.SIGINT else pexpect.EOF
-            terminal.child.expect(expected, timeout=PROMPTLY)
+            os.kill(terminal.child.pid, signal.SIGINT)
+            terminal.expect("Ctrl+C again")
         finally:
             terminal.stop()
             terminal.child.close(force=True)
@@ -366,47 +361,25 @@ def test_a_signal_to_a_one_shot_run_in_bash_stops_all_of_it_and_is_named(
             assert "partial" in result and "aborted by the user" in result
 
 
-def until_beta(run: OneShot) -> None:
-    assert run.child.stdout
-    assert any(b"beta" in line for line in iter(run.child.stdout.readline, b""))
-
-
-def test_a_signal_in_the_middle_of_text_ends_the_events_with_the_last_one(tmp_path: Path) -> None:
-    with serve(HALF) as server:
-        with OneShot(tmp_path, server, "--output-format", "stream-json", "hello") as run:
-            until_beta(run)
-            run.kill(signal.SIGINT)
-            with promptly():
-                assert run.end() == 130
-        assert '"stop_reason": "aborted"' in run.out.splitlines()[-1] and server.gone == 1
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_that_does_not_wake_the_read_is_seen_all_the_same(
+def test_a_signal_in_the_middle_of_text_ends_the_events_with_the_last_one(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    """As one that comes between Python's look for signals and the read that blocks. Here another thread of the process gets it."""
+    """Also one that does not wake the read, as one that comes between Python's look for signals and a read that blocks.
+
+    Here another thread of the process gets it.
+    """
     block = f"signal.pthread_sigmask(signal.SIG_BLOCK, {{{number}}})"
     setup = "import signal\ndef setup(api): api.subscribe(block)\n"
     add_plugin(tmp_path, "deaf.py", f"{setup}def block(event): {block}\n")
-    with (
-        serve(HALF) as server,
-        OneShot(tmp_path, server, "--output-format", "stream-json", "hello") as run,
-    ):
-        until_beta(run)
-        run.kill(number)
-        with promptly():
-            assert run.end() == code
-
-
-def test_two_sigints_to_a_one_shot_run(tmp_path: Path) -> None:
-    with serve(command(STUBBORN)) as server, OneShot(tmp_path, server, "-y", "hello") as run:
-        until(lambda: run.running("sleep 0.01"))
-        with promptly():
-            run.kill(signal.SIGINT)
-            until((run.ws / "asked").exists)
-            run.kill(signal.SIGINT)
-            assert run.end() == 130
+    with serve(HALF) as server:
+        with OneShot(tmp_path, server, "--output-format", "stream-json", "hello") as run:
+            assert run.child.stdout
+            assert any(b"beta" in line for line in iter(run.child.stdout.readline, b""))
+            run.kill(number)
+            with promptly():
+                assert run.end() == code
+        assert '"stop_reason": "aborted"' in run.out.splitlines()[-1] and server.gone == 1
 
 
 # ---- Ctrl+Z ------------------------------------------------------------------------------
@@ -581,32 +554,6 @@ def test_an_abort_in_bash(mark: str, tmp_path: Path, line: str, runs: str, resul
     assert result in messages[-1]["content"]
 
 
-def test_an_abort_in_grep(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ws, program = tmp_path / "ws", tmp_path / "rg"
-    ws.mkdir()
-    program.write_text("#!/bin/sh\nexec /bin/sleep 300\n")
-    program.chmod(0o700)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with serve(Reply(calls=[("grep", {"pattern": "x"})])) as server:
-        tools = Toolset([grep], cwd=ws)
-        messages = stopped_run(server, lambda: running(mark, "/bin/sleep"), tools)
-    assert "aborted by the user" in messages[-1]["content"]
-
-
-def test_an_abort_between_two_calls_and_before_a_run(tmp_path: Path) -> None:
-    abort, messages = Abort(), list[Message]()
-    with serve(command("echo first", "touch PWN", "touch PWN")) as server:
-        options = {"tools": Toolset([bash], cwd=tmp_path), "messages": messages, "abort": abort}
-        _, result = ask(
-            server, each=lambda event: isinstance(event, ToolEnd) and abort.set(), **options
-        )
-        assert result.stop_reason == "aborted" and not (tmp_path / "PWN").exists()
-        contents = [message["content"] for message in messages[-3:]]
-        assert contents == ["first", *["Not run: aborted by the user."] * 2]
-        _, result = ask(server, abort=abort)
-        assert result.stop_reason == "aborted" and len(server.requests) == 1
-
-
 class Deaf:
     """A server whose queue of connections is full: connecting to it hangs until `accept`."""
 
@@ -667,7 +614,7 @@ def test_an_abort_while_the_connection_is_made(answers: bool) -> None:
         thread.join()
 
 
-# ---- the library: interrupts, consumers that leave, clocks -------------------------------
+# ---- the library: interrupts, consumers that leave --------------------------------------
 
 
 def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs() -> None:
@@ -710,21 +657,6 @@ def test_a_consumer_that_leaves_leaves_nothing_behind(
     if moment is ToolUpdate:
         assert "partial" in messages[-2]["content"] and "Not run" in messages[-1]["content"]
     assert not (tmp_path / "PWN").exists()
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [HALF, Reply(chunks=[], close="hang"), command(SLEEP), Reply("busy", status=503)],
-    ids=["a stalled stream", "no stream", "a command", "a wait for the next attempt"],
-)
-def test_the_time_limit_ends_what_does_not_end(mark: str, tmp_path: Path, reply: Reply) -> None:
-    messages, limits = list[Message](), Limits(max_seconds=0.3)
-    options: dict[str, Any] = {"retry": RetryPolicy(base=60), "limits": limits}
-    with serve(reply) as server, promptly(1 + PROMPTLY):
-        tools = Toolset([bash], cwd=tmp_path)
-        _, result = ask(server, tools=tools, messages=messages, **options)
-    assert result.stop_reason == "max_time"
-    assert_valid({"messages": convert_to_llm(messages)})
 
 
 # ---- a large file ------------------------------------------------------------------------

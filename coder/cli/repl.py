@@ -132,14 +132,14 @@ class Repl:
 
     def _run_command(self, command: str, add: bool) -> None:
         """Run the user's own command; no question is asked."""
-        from coder.cli.own_command import direct, relayed
+        from coder.cli.own_command import run_directly, run_relayed
 
         redact, output, keys = self.app.redact, "", ""
         try:
             if not add:
-                code = direct(command, self.app.cwd)
+                code = run_directly(command, self.app.cwd)
             else:
-                output, code, keys = relayed(command, self.app.cwd, redact)
+                output, code, keys = run_relayed(command, self.app.cwd, redact)
         except (OSError, ToolError) as error:
             self.screen.line(f"The command could not be started: {error}", "yellow")
             return

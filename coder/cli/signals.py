@@ -87,7 +87,7 @@ class Interrupts:
 
 
 @contextmanager
-def wake_up(handler: Handler = lambda number, frame: None) -> Iterator[None]:
+def wake_up(handler: Handler) -> Iterator[None]:
     """While inside, a clock wakes the main thread and calls `handler`.
 
     Python looks for signals before a call that blocks. One that comes between the look and the call does not wake the
@@ -102,8 +102,8 @@ def wake_up(handler: Handler = lambda number, frame: None) -> Iterator[None]:
 
 
 @contextmanager
-def handling(number: int, handler: Handler) -> Iterator[None]:
-    """While inside, `handler` takes this signal."""
+def handling(number: int, handler: Handler = lambda number, frame: None) -> Iterator[None]:
+    """While inside, `handler` takes this signal; by default nothing comes of it."""
     before = signal.signal(number, handler)
     try:
         yield
