@@ -207,9 +207,9 @@ def test_our_own_configuration_in_a_workspace_only_tightens(tmp_path: Path, ws: 
     assert "evil" not in body
     assert "EVIL" not in json.dumps(body)
     assert len(server.requests) == 2
-    said = [line for line in run.err.splitlines() if "Not taken from this folder" in line]
+    said = [line for line in run.err.splitlines() if "Ignored in this folder" in line]
     assert len(said) == 1, run.err
-    notice = run.err[run.err.index("Not taken") :]
+    notice = run.err[run.err.index("Ignored in") :]
     assert all(
         name in notice
         for name in ("CODER_MAX_STEPS", ".coder/hooks.json", ".coder/plugins", ".coder/agents")
@@ -240,7 +240,7 @@ def test_a_git_file_that_points_to_a_trusted_folder_makes_nothing_trusted(
     with serve(Reply("", [("bash", {"command": "touch PWN"})]), Reply("Done.")) as server:
         with OneShot(tmp_path, server, "-c", "hi") as run:
             assert run.end() == 2
-            assert "no conversation of this folder" in run.err
+            assert "no conversation in this folder" in run.err
             assert server.requests == []
         with OneShot(tmp_path, server, "hi") as run:
             assert run.end() == 0

@@ -550,7 +550,7 @@ def test_a_failure_like_the_one_before_is_said_in_a_few_words(tmp_path: Path) ->
         assert run.end() == 0
         assert re.findall(r"(.*)\. Attempt (\d) in 0 s\.", run.err) == [
             ("The server failed: the engine is down (HTTP 503)", "2"),
-            ("The same again", "3"),
+            ("The same error", "3"),
             ("The server failed: no (HTTP 500)", "4"),
             ("The server failed: the engine is down (HTTP 503)", "5"),
         ]
