@@ -12,7 +12,6 @@ from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, classify
-from coder.providers.usage import Price
 from coder.types import RunResult
 from tests.harness import FAST, ask, drive, serve
 from tests.terminal import promptly, until
@@ -41,17 +40,6 @@ def test_an_address_that_is_none_is_said_at_once(url: str) -> None:
     )
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
-    with serve(Reply("x")) as server:
-        url = server.url
-    _, result = drive(run_loop([], ChatModel("m", base_url=url), prompts="go", retry=FAST))
-    assert (
-        result.error
-        and result.error.kind == "network"
-        and f"nothing answers at {url}" in result.error.message
-    )
-
-
 def test_an_address_of_ones_own_never_gets_the_key_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -66,38 +54,6 @@ def test_extra_fields_and_headers_go_out_with_each_request() -> None:
     with serve(Reply("x")) as server:
         ask(server, model={"extra_body": {"top_k": 3}, "headers": {"x-team": "ours"}})
         assert server.requests[0]["top_k"] == 3 and server.heads[0]["x-team"] == "ours"
-
-
-@pytest.mark.parametrize(
-    "chunk",
-    [
-        {"choices": [None]},
-        {"choices": {"a": 1}},
-        {"choices": [{"delta": "hi"}]},
-        {"choices": [{"delta": {"tool_calls": [None]}}]},
-        {"choices": [{"delta": {"tool_calls": [{"function": "x"}]}}]},
-        {"choices": [{"delta": {"tool_calls": [{"id": 7, "function": {"name": 1}}]}}]},
-        {"choices": [{"delta": {}, "finish_reason": 1}]},
-        {"choices": [], "usage": {"prompt_tokens_details": [1]}},
-        {"choices": [], "usage": {"prompt_tokens": float("nan")}},
-    ],
-    ids=lambda chunk: json.dumps(chunk)[:60],
-)
-def test_a_malformed_answer_is_a_failed_attempt_and_breaks_nothing(chunk: object) -> None:
-    bad = Reply(chunks=[b"data: " + json.dumps(chunk).encode() + b"\n\n", b"data: [DONE]\n\n"])
-    with serve(bad, Reply("fine")) as server:
-        _, result = ask(server)
-    assert result.text == "fine" or result.error
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000])
-def test_arguments_and_events_of_any_depth_break_nothing(text: str) -> None:
-    with serve(Reply(calls=[("x", text)]), Reply("fine")) as server:
-        _, result = ask(server)
-    assert result.text == "fine"
-    with serve(Reply(chunks=[f"data: {text}\n\n".encode()]), Reply("fine")) as server:
-        _, result = ask(server)
-    assert result.text == "fine"
 
 
 def test_what_the_environment_holds_for_another_server_is_not_sent(
@@ -135,15 +91,6 @@ def test_a_query_in_the_address_and_a_header_for_the_key_go_out(
             "mine",
             "Bearer mine",
         )
-
-
-def test_a_host_that_nobody_knows_is_named() -> None:
-    _, result = drive(
-        run_loop(
-            [], ChatModel("m", base_url="http://no-such-host.invalid/v1"), prompts="go", retry=FAST
-        )
-    )
-    assert result.error and result.error.kind == "network" and "no-such-host.invalid" in result.text
 
 
 def test_the_limit_on_silence_and_the_abort_hold_on_a_connection_that_an_error_has_left() -> None:
@@ -192,23 +139,6 @@ def test_an_abort_of_one_run_leaves_another_of_the_same_model_alone() -> None:
             results["silent"].stop_reason == "aborted"
             and results["slow"].text == "a long answer " * 30
         )
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        Reply(status=500, chunks=[b'{"error": {"mess'], close="reset"),
-        Reply(status=500, chunks=[b"not gzip"], headers={"content-encoding": "gzip"}),
-        Reply("x", status=503, headers={"content-type": "application/json; charset=idna"}),
-        Reply("x", status=429, headers={"retry-after": "Wed, 21 Oct 99999999999999 07:28:00 GMT"}),
-        Reply(status=500, chunks=[(b'{"detail":' + b"[" * 700 + b"]" * 700 + b"}")]),
-        Reply(status=500, chunks=[b'{"error": {"message": ["a", {"b": 1}], "code": 10}}']),
-    ],
-    ids=range(6),
-)
-def test_an_error_that_cannot_be_read_is_a_failed_attempt_and_breaks_nothing(bad: Reply) -> None:
-    with serve(bad, Reply("fine")) as server:
-        assert ask(server)[1].text == "fine"
 
 
 def test_a_long_body_of_an_error_is_not_read_to_its_end() -> None:
@@ -272,52 +202,20 @@ def test_a_member_nested_without_end_breaks_neither_the_run_nor_the_next_one() -
     deep: dict[str, object] = {}
     for _ in range(800):
         deep = {"a": deep}
-    call = {
-        "index": 0,
-        "id": "a",
-        "function": {"name": "x", "arguments": "{}"},
-        "extra_content": deep,
-    }
-    bad = Reply(
-        chunks=[
-            b"data: "
-            + json.dumps(
-                {"choices": [{"delta": {"tool_calls": [call], "extra_content": deep}}]}
-            ).encode()
-            + b"\n\n",
-            b"data: [DONE]\n\n",
-        ]
-    )
+    function = {"name": "x", "arguments": "{}"}
+    call = {"index": 0, "id": "a", "function": function, "extra_content": deep}
+    delta = {"tool_calls": [call], "extra_content": deep}
+    chunk = b"data: " + json.dumps({"choices": [{"delta": delta}]}).encode() + b"\n\n"
     messages: list[dict[str, object]] = []
-    with serve(bad, Reply("one"), Reply("two")) as server:
-        assert (
-            ask(server, messages=messages)[1].text == "one"
-            and ask(server, messages=messages)[1].text == "two"
-        )
-
-
-@pytest.mark.parametrize("number", ["1e400", str(10**400), "NaN", "-5", '"many"', "null"])
-def test_a_usage_that_is_none_costs_no_answer(number: str) -> None:
-    chunks = [
-        b'data: {"choices": [{"delta": {"content": "hi"}, "finish_reason": "stop"}]}\n\n',
-        f'data: {{"choices": [], "usage": {{"prompt_tokens": {number}, "completion_tokens": {number}}}}}\n\n'.encode(),
-    ]
-    with serve(Reply(chunks=chunks)) as server:
-        _, result = ask(server, model={"price": Price(1, 1)})
-        assert result.text == "hi" and result.usage.estimated and len(server.requests) == 1
+    replies = Reply(chunks=[chunk, b"data: [DONE]\n\n"]), Reply("one"), Reply("two")
+    with serve(*replies) as server:
+        assert [ask(server, messages=messages)[1].text for _ in range(2)] == ["one", "two"]
 
 
 def test_a_server_that_never_ends_to_load_is_given_up() -> None:
     with serve(Reply("Loading model", status=503)) as server, promptly(20):
         _, result = ask(server, retry=RetryPolicy(base=0, loading=1.0))
         assert result.error and result.error.loading and 5 <= len(server.requests) < 40
-
-
-def test_events_under_another_content_type_are_held_to_the_same_rules() -> None:
-    plain = {"content-type": "text/plain"}
-    half = b'data: {"choices": [{"delta": {"content": "half an"}}]}\n\n'
-    with serve(Reply(chunks=[half], headers=plain), Reply("whole")) as server:
-        assert ask(server)[1].text == "whole"
 
 
 def test_an_address_of_the_environment_counts_for_what_the_server_is(

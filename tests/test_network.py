@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import re
+import shlex
 import socket
 import ssl
 import subprocess
@@ -21,7 +23,7 @@ from coder.ai import ChatModel
 from coder.devtools.scripted import Reply, ScriptedServer
 from coder.events import Event, Retry
 from coder.loop import run_loop
-from coder.providers.errors import explain
+from coder.providers.errors import RetryPolicy, explain
 from coder.types import RunResult
 from tests.harness import FAST, ask, drive, serve, types
 from tests.terminal import OneShot, Terminal, promptly, rendered
@@ -101,59 +103,24 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority `ca.pem`, and certificates of it for servers: good, old, and for another host."""
     folder = tmp_path_factory.mktemp("certificates")
 
-    def openssl(*arguments: str) -> None:
+    def openssl(arguments: str) -> None:
         try:
-            subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+            command = ["openssl", *shlex.split(arguments)]
+            subprocess.run(command, cwd=folder, check=True, capture_output=True)
         except FileNotFoundError:
             pytest.skip("there is no openssl to make certificates with")
 
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl(
-        "req",
-        "-x509",
-        *key,
-        "-days",
-        "9",
-        "-subj",
-        "/CN=An Authority",
-        "-keyout",
-        "ca.key",
-        "-out",
-        "ca.pem",
-    )
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    openssl(f"req -x509 {key} -days 9 -subj '/CN=An Authority' -keyout ca.key -out ca.pem")
+    signing = "-CA ca.pem -CAkey ca.key -copy_extensions copy"
     for name, host, days in (
-        ("good", "DNS:localhost", "9"),
-        ("old", "DNS:localhost", "-1"),
-        ("other", "DNS:other.example", "9"),
+        ("good", "localhost", 9),
+        ("old", "localhost", -1),
+        ("other", "other.example", 9),
     ):
-        openssl(
-            "req",
-            *key,
-            "-subj",
-            f"/CN={name}",
-            "-addext",
-            f"subjectAltName={host}",
-            "-keyout",
-            f"{name}.key",
-            "-out",
-            f"{name}.req",
-        )
-        openssl(
-            "x509",
-            "-req",
-            "-in",
-            f"{name}.req",
-            "-CA",
-            "ca.pem",
-            "-CAkey",
-            "ca.key",
-            "-days",
-            days,
-            "-copy_extensions",
-            "copy",
-            "-out",
-            f"{name}.pem",
-        )
+        names = f"-subj /CN={name} -addext subjectAltName=DNS:{host}"
+        openssl(f"req {key} {names} -keyout {name}.key -out {name}.req")
+        openssl(f"x509 -req -in {name}.req {signing} -days {days} -out {name}.pem")
     return folder
 
 
@@ -307,9 +274,12 @@ def socks(port: int, login: bytes = b"", code: int = 0) -> Iterator[tuple[int, l
             caller.recv(100)
             caller.sendall(b"\x05\x02" if login else b"\x05\x00")
             if login:
-                caller.sendall(b"\x01" + bytes([caller.recv(100) != b"\x01\x02me\x06SECRET"]))
+                bad = caller.recv(100) != b"\x01\x02me\x06SECRET"
+                caller.sendall(bytes([1, bad]))
             asked.append(caller.recv(300))
             caller.sendall(bytes([5, code, 0, 1, 127, 0, 0, 1, 0, 0]))
+            if code or not asked[-1]:
+                return
             back = threading.Thread(target=passed, args=(server, caller), daemon=True)
             back.start()
             passed(caller, server)
@@ -375,6 +345,70 @@ def test_no_proxy_may_name_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"https://127.0.0.1:{taken.getsockname()[1]}/v1"
     assert talk(url)[1].text == f"Error: nothing answers at {url}"
+
+
+# ---- bodies ----------------------------------------------------------------------------------------------
+
+EVENT = b'data: {"choices": [{"delta": {"content": "well"}, "finish_reason": "stop"}]}\n\n'
+BODY = EVENT + b"data: [DONE]\n\n"
+HALF = len(BODY) // 2
+
+
+def chunked(*parts: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + end
+
+
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+GZIP = b"content-encoding: gzip\r\n" + CHUNKED
+CUT, CLOSED = "in the middle of the answer", "before an answer"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (CHUNKED + chunked(BODY), "well"),
+        (CHUNKED + chunked(BODY[:HALF], BODY[HALF:]), "well"),
+        (CHUNKED + chunked(*(bytes([byte]) for byte in BODY)), "well"),
+        (CHUNKED + chunked(BODY, end=b"0;x=1\r\nTrailer: a\r\n\r\n"), "well"),
+        (CHUNKED + b"%X ; name=value\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY), "well"),
+        (b"content-length: %d\r\n\r\n%s" % (len(BODY), BODY), "well"),
+        (b"\r\n" + BODY, "well"),
+        (GZIP + chunked(gzip.compress(BODY)), "well"),
+        (b"content-encoding: br\r\n" + CHUNKED + chunked(BODY), "cannot be decoded"),
+        (GZIP + chunked(b"no gzip"), "cannot be decoded"),
+        (CHUNKED + chunked(EVENT[:9], end=b""), CUT),
+        (CHUNKED + b"zz\r\n" + BODY, CUT),
+        (CHUNKED + b"-5\r\n" + BODY, CUT),
+        (b"content-length: 999\r\n\r\n" + EVENT[:9], CUT),
+        (b"x" * 70_000, CLOSED),
+    ],
+    ids=range(15),
+)
+@pytest.mark.parametrize("size", [1, 1 << 20], ids=["bytes", "whole"])
+def test_a_body_is_read_in_each_form_and_one_that_is_broken_is_no_answer(
+    answer: bytes, said: str, size: int
+) -> None:
+    head = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 200 OK\r\n"
+    whole = head + b"content-type: text/event-stream\r\n" + answer
+    parts = [whole[i : i + size] for i in range(0, len(whole), size)]
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def work() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    caller = door.accept()[0]
+                    with caller:
+                        caller.recv(65536)
+                        for part in parts[:100_000]:
+                            caller.sendall(part)
+
+        threading.Thread(target=work, daemon=True).start()
+        once = RetryPolicy(base=0.01, max_delay=-1.0)
+        model = ChatModel("m", base_url=f"http://127.0.0.1:{door.getsockname()[1]}/v1")
+        with promptly(20):
+            text = drive(run_loop([], model, prompts="go", retry=once))[1].text
+        door.shutdown(socket.SHUT_RDWR)
+    assert said in text
 
 
 # ---- a connection that closes ----------------------------------------------------------------------------
