@@ -66,17 +66,12 @@ class Abort:
     def child(self, max_seconds: float | None = None) -> Iterator[Abort]:
         """A token of its own for a part of the work: set with this one, or alone, or as "max_time" by the clock."""
         token = Abort()
-        clock = (
-            threading.Timer(max_seconds, token.set, ("max_time",))
-            if max_seconds is not None
-            else None
-        )
+        clock = threading.Timer(max_seconds or 0, token.set, ("max_time",))
+        clock.daemon = True
         with self.calling(lambda: token.set(self.reason)):
             try:
-                if clock:
-                    clock.daemon = True
+                if max_seconds is not None:
                     clock.start()
                 yield token
             finally:
-                if clock:
-                    clock.cancel()
+                clock.cancel()

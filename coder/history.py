@@ -121,10 +121,8 @@ def image_part(image: dict[str, Any]) -> dict[str, Any]:
     if _is_image(image):
         url = f"data:{image['mimeType']};base64,{image['data']}"
         return {"type": "image_url", "image_url": {"url": url}}
-    raise ValueError(
-        'an image is {"type": "image", "data": base64, "mimeType": "image/png"} or an image_url'
-        " part"
-    )
+    form = '{"type": "image", "data": base64, "mimeType": "image/png"}'
+    raise ValueError(f"an image is {form} or an image_url part")
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:

@@ -465,26 +465,6 @@ def test_a_retry_takes_back_the_text_of_the_failed_attempt() -> None:
         """)
 
 
-def test_the_content_filter() -> None:
-    """K20: nothing of the answer is run, a notice says why."""
-    assert told(
-        Reply("Step one is", calls=[("add", {"a": 1, "b": 2})], finish="content_filter")
-    ) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
-        message_start assistant
-        text_delta 'Step one is'
-        tool_call_delta #1 add '{"a": 1, "b": 2}'
-        message_end assistant 'Step one is'
-        notice The provider's content filter stopped the answer.
-        step_end content_filter assistant
-        status idle
-        run_end content_filter 'Step one is' steps=1
-        """)
-
-
 # ---- an abort --------------------------------------------------------------------------------------------
 
 

@@ -58,7 +58,7 @@ def test_a_file_registers_a_tool_a_hook_a_command_and_a_subscriber(tmp_path: Pat
     plugins = load_plugins(tmp_path)
     assert plugins.names == ["weather.py"] and plugins.problems == []
     with serve(CALL, Reply("done")) as server:
-        ask(server, tools=plugins.tools, hooks=HookChain(*plugins.hooks), each=plugins.told)
+        ask(server, tools=plugins.tools, hooks=HookChain(*plugins.hooks), each=plugins.notify)
     assert server.requests[1]["messages"][-1]["content"] == "rain and a ****** in Oslo"
     assert (tmp_path / "weather.log").read_text() == "forecast {'city': 'Oslo'}\n" and (
         tmp_path / "weather.end"
@@ -115,10 +115,10 @@ def test_a_subscriber_that_fails_is_told_of_once_and_hears_no_more(tmp_path: Pat
         "    api.subscribe(heard.append)"
     )
     plugins = load_plugins(tmp_path)
-    plugins.told(RunStart())
-    plugins.told(RunEnd("stop", "", Usage(), 1))
-    [problem] = plugins.taken_problems()
-    assert "ZeroDivisionError" in problem and plugins.taken_problems() == []
+    plugins.notify(RunStart())
+    plugins.notify(RunEnd("stop", "", Usage(), 1))
+    [problem] = plugins.take_problems()
+    assert "ZeroDivisionError" in problem and plugins.take_problems() == []
     assert [event.type for event in sys.modules["coder_plugin_a"].heard] == [
         "run_start",
         "run_start",
@@ -250,6 +250,7 @@ def test_files_and_installed_packages_are_plugins_of_the_program(tmp_path: Path)
     site = tmp_path / "home" / "site"
     installed(site, "weather_plugin", WHOLE)
     installed(site, "bad_plugin", "def setup(api): 1 / 0", "bad")
+    (site / "odd-1.0.dist-info" / "entry_points.txt").mkdir(parents=True)  # cannot be read
     add_plugin(tmp_path, "wrong.py", "1 / 0")
     add_plugin(
         tmp_path,

@@ -32,10 +32,14 @@ from coder.permissions.rules import Rule, RulesError, rules_of
 Mode = Literal["primary", "subagent", "all"]
 MAX_BYTES = 1 << 16  # of a file
 
-PLAN = """\
+PLAN = f"""\
+{RULES}
+
 You are planning: nothing is changed now, and the tools that change files are off. Find out what matters, ask the user where a \
 choice is theirs, and end with a plan: the steps, the files of each, how to check it. The user carries on from there."""
-CHILD = """\
+CHILD = f"""\
+{RULES}
+
 You are a sub-agent: another agent gave you this task, and nobody else reads along. You cannot ask it anything. Your last message is \
 all that it gets: say there what was found or done, with paths, line numbers and exact error texts, and what is left open."""
 EXPLORE = """\
@@ -78,25 +82,10 @@ BUILT_IN = {
     each.name: each
     for each in (
         AgentSpec("build", "works on the code, with all tools"),
+        AgentSpec("plan", "reads and plans, and changes nothing", prompt=PLAN, rules=PLAN_RULES),
+        AgentSpec("general", "a task of several steps", "subagent", prompt=CHILD, rules=TASK_RULES),
         AgentSpec(
-            "plan",
-            "reads and plans, and changes nothing",
-            prompt=f"{RULES}\n\n{PLAN}",
-            rules=PLAN_RULES,
-        ),
-        AgentSpec(
-            "general",
-            "a task of several steps",
-            "subagent",
-            prompt=f"{RULES}\n\n{CHILD}",
-            rules=TASK_RULES,
-        ),
-        AgentSpec(
-            "explore",
-            "finds things in the code",
-            "subagent",
-            prompt=EXPLORE,
-            rules=EXPLORE_RULES,
+            "explore", "finds things in the code", "subagent", prompt=EXPLORE, rules=EXPLORE_RULES
         ),
         AgentSpec(
             "compaction",

@@ -117,7 +117,7 @@ class App:
         )
         self.agent.subscribe(self._note)
         if self.plugins:
-            self.agent.subscribe(self.plugins.told)
+            self.agent.subscribe(self.plugins.notify)
         self._work_as(spec, self.model)
 
     def _folder_files(self, report: Callable[[str], object] = str) -> FolderInstructions | None:
@@ -278,7 +278,7 @@ class App:
 
     def taken_notices(self) -> list[str]:
         """What the user should see now; clears the list."""
-        notices = [*self.notices, *(self.plugins.taken_problems() if self.plugins else ())]
+        notices = [*self.notices, *(self.plugins.take_problems() if self.plugins else ())]
         self.notices.clear()
         return notices
 

@@ -112,12 +112,12 @@ class Plugins(Registered):
         self.commands += api.commands
         self.subscribers += api.subscribers
 
-    def taken_problems(self) -> list[str]:
+    def take_problems(self) -> list[str]:
         """The problems, and clear the list."""
         problems, self.problems = self.problems, []
         return problems
 
-    def told(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         """Call the subscribers; one that fails is reported and removed."""
         for subscriber in list(self.subscribers):
             try:
@@ -155,8 +155,15 @@ def _setup_of(path: Path) -> Callable[[PluginApi], Any]:
 def _installed() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Entry points of our group. Their reader takes 40 ms to import, so first see whether there is one."""
     listings = (each for place in sys.path for each in Path(place).glob("*-info/entry_points.txt"))
-    if any(GROUP in listing.read_text("utf-8", "replace") for listing in listings):
+    if any(map(_names_group, listings)):
         from importlib.metadata import entry_points
 
         for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
             yield f"{entry.name} ({entry.value})", entry.load
+
+
+def _names_group(listing: Path) -> bool:
+    try:
+        return GROUP in listing.read_text("utf-8", "replace")
+    except OSError:
+        return False
