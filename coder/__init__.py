@@ -16,159 +16,120 @@ it is first used.
 TYPE_CHECKING = False  # nothing is imported here: under plain `python -m coder` this runs before the folder we stand in is off the path
 
 if TYPE_CHECKING:
-    from coder.abort import Abort
-    from coder.agent.agent import Agent
-    from coder.agent.parallel import ParallelTools
-    from coder.ai import ChatModel, Model
-    from coder.devtools.replay import ScriptedModel
-    from coder.devtools.scripted import Reply, ScriptedServer
-    from coder.events import (
-        BaseEvent,
-        Compacted,
-        DoomLoop,
-        Event,
-        Events,
-        HookFailed,
-        MessageEnd,
-        MessageStart,
-        Nested,
-        Notice,
-        PermissionAsked,
-        PermissionReplied,
-        QuestionAsked,
-        ReasoningDelta,
-        Retry,
-        Returning,
-        RunEnd,
-        RunStart,
-        Status,
-        StepEnd,
-        StepStart,
-        TextDelta,
-        ToolCallDelta,
-        ToolEnd,
-        ToolStart,
-        ToolUpdate,
-    )
-    from coder.history import convert_to_llm, repair
-    from coder.hooks import FunctionHooks, HookChain, Hooks
-    from coder.loop import run_loop
-    from coder.permissions.permissions import Permissions
-    from coder.providers.errors import RetryPolicy
-    from coder.providers.usage import Price
-    from coder.sessions.recorder import SessionStore
-    from coder.tools.bash import bash
-    from coder.tools.edit import edit
-    from coder.tools.files import ls, read, write
-    from coder.tools.patch import apply_patch
-    from coder.tools.search import glob, grep
-    from coder.toolset import Tool, ToolContext, Toolset, tool
-    from coder.types import (
-        Aborted,
-        Budget,
-        CoderError,
-        Completion,
-        DeniedError,
-        Limits,
-        Message,
-        ModelError,
-        Request,
-        RunResult,
-        ToolCall,
-        ToolError,
-        ToolResult,
-        Usage,
-    )
+    from coder.abort import Abort as Abort
+    from coder.agent.agent import Agent as Agent
+    from coder.agent.parallel import ParallelTools as ParallelTools
+    from coder.ai import ChatModel as ChatModel
+    from coder.ai import Model as Model
+    from coder.devtools.replay import ScriptedModel as ScriptedModel
+    from coder.devtools.scripted import Reply as Reply
+    from coder.devtools.scripted import ScriptedServer as ScriptedServer
+    from coder.events import BaseEvent as BaseEvent
+    from coder.events import Compacted as Compacted
+    from coder.events import DoomLoop as DoomLoop
+    from coder.events import Event as Event
+    from coder.events import Events as Events
+    from coder.events import HookFailed as HookFailed
+    from coder.events import MessageEnd as MessageEnd
+    from coder.events import MessageStart as MessageStart
+    from coder.events import Nested as Nested
+    from coder.events import Notice as Notice
+    from coder.events import PermissionAsked as PermissionAsked
+    from coder.events import PermissionReplied as PermissionReplied
+    from coder.events import QuestionAsked as QuestionAsked
+    from coder.events import ReasoningDelta as ReasoningDelta
+    from coder.events import Retry as Retry
+    from coder.events import Returning as Returning
+    from coder.events import RunEnd as RunEnd
+    from coder.events import RunStart as RunStart
+    from coder.events import Status as Status
+    from coder.events import StepEnd as StepEnd
+    from coder.events import StepStart as StepStart
+    from coder.events import TextDelta as TextDelta
+    from coder.events import ToolCallDelta as ToolCallDelta
+    from coder.events import ToolEnd as ToolEnd
+    from coder.events import ToolStart as ToolStart
+    from coder.events import ToolUpdate as ToolUpdate
+    from coder.history import convert_to_llm as convert_to_llm
+    from coder.history import repair as repair
+    from coder.hooks import FunctionHooks as FunctionHooks
+    from coder.hooks import HookChain as HookChain
+    from coder.hooks import Hooks as Hooks
+    from coder.loop import run_loop as run_loop
+    from coder.permissions.permissions import Permissions as Permissions
+    from coder.providers.errors import RetryPolicy as RetryPolicy
+    from coder.providers.usage import Price as Price
+    from coder.sessions.recorder import SessionStore as SessionStore
+    from coder.tools.bash import bash as bash
+    from coder.tools.edit import edit as edit
+    from coder.tools.files import ls as ls
+    from coder.tools.files import read as read
+    from coder.tools.files import write as write
+    from coder.tools.patch import apply_patch as apply_patch
+    from coder.tools.search import glob as glob
+    from coder.tools.search import grep as grep
+    from coder.toolset import Tool as Tool
+    from coder.toolset import ToolContext as ToolContext
+    from coder.toolset import Toolset as Toolset
+    from coder.toolset import tool as tool
+    from coder.types import Aborted as Aborted
+    from coder.types import Budget as Budget
+    from coder.types import CoderError as CoderError
+    from coder.types import Completion as Completion
+    from coder.types import DeniedError as DeniedError
+    from coder.types import Limits as Limits
+    from coder.types import Message as Message
+    from coder.types import ModelError as ModelError
+    from coder.types import Request as Request
+    from coder.types import RunResult as RunResult
+    from coder.types import ToolCall as ToolCall
+    from coder.types import ToolError as ToolError
+    from coder.types import ToolResult as ToolResult
+    from coder.types import Usage as Usage
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Abort",
-    "Aborted",
-    "Agent",
-    "BaseEvent",
-    "Budget",
-    "ChatModel",
-    "CoderError",
-    "Compacted",
-    "Completion",
-    "DeniedError",
-    "DoomLoop",
-    "Event",
-    "Events",
-    "FunctionHooks",
-    "HookChain",
-    "HookFailed",
-    "Hooks",
-    "Limits",
-    "Message",
-    "MessageEnd",
-    "MessageStart",
-    "Model",
-    "ModelError",
-    "Nested",
-    "Notice",
-    "ParallelTools",
-    "PermissionAsked",
-    "PermissionReplied",
-    "Permissions",
-    "Price",
-    "QuestionAsked",
-    "ReasoningDelta",
-    "Reply",
-    "Request",
-    "Retry",
-    "RetryPolicy",
-    "Returning",
-    "RunEnd",
-    "RunResult",
-    "RunStart",
-    "ScriptedModel",
-    "ScriptedServer",
-    "SessionStore",
-    "Status",
-    "StepEnd",
-    "StepStart",
-    "TextDelta",
-    "Tool",
-    "ToolCall",
-    "ToolCallDelta",
-    "ToolContext",
-    "ToolEnd",
-    "ToolError",
-    "ToolResult",
-    "ToolStart",
-    "ToolUpdate",
-    "Toolset",
-    "Usage",
-    "apply_patch",
-    "bash",
-    "convert_to_llm",
-    "edit",
-    "glob",
-    "grep",
-    "ls",
-    "read",
-    "repair",
-    "run_loop",
-    "tool",
-    "write",
-]
-
-# Where a public name is looked for, in this order: what comes first is what everything else needs, too.
-HOMES = """types events abort toolset hooks history providers.errors providers.usage ai loop
-    tools.files tools.edit tools.patch tools.search tools.bash permissions.permissions
-    agent.parallel agent.agent sessions.recorder devtools.scripted devtools.replay"""
+# Where each public name is; `__all__` has them all.
+HOMES = {
+    "abort": "Abort",
+    "agent.agent": "Agent",
+    "agent.parallel": "ParallelTools",
+    "ai": "ChatModel Model",
+    "devtools.replay": "ScriptedModel",
+    "devtools.scripted": "Reply ScriptedServer",
+    "events": (
+        "BaseEvent Compacted DoomLoop Event Events HookFailed MessageEnd MessageStart "
+        "Nested Notice PermissionAsked PermissionReplied QuestionAsked ReasoningDelta "
+        "Retry Returning RunEnd RunStart Status StepEnd StepStart TextDelta ToolCallDelta "
+        "ToolEnd ToolStart ToolUpdate"
+    ),
+    "history": "convert_to_llm repair",
+    "hooks": "FunctionHooks HookChain Hooks",
+    "loop": "run_loop",
+    "permissions.permissions": "Permissions",
+    "providers.errors": "RetryPolicy",
+    "providers.usage": "Price",
+    "sessions.recorder": "SessionStore",
+    "tools.bash": "bash",
+    "tools.edit": "edit",
+    "tools.files": "ls read write",
+    "tools.patch": "apply_patch",
+    "tools.search": "glob grep",
+    "toolset": "Tool ToolContext Toolset tool",
+    "types": (
+        "Aborted Budget CoderError Completion DeniedError Limits Message ModelError "
+        "Request RunResult ToolCall ToolError ToolResult Usage"
+    ),
+}
+_HOME_OF = {name: home for home, names in HOMES.items() for name in names.split()}
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> object:
     """Load a public name when it is used."""
-    if name in __all__:
-        for home in HOMES.split():
-            module = __import__(f"coder.{home}", fromlist=[name])
-            if hasattr(module, name):
-                return getattr(module, name)
-    raise AttributeError(f"module 'coder' has no attribute {name!r}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'coder' has no attribute {name!r}")
+    return getattr(__import__(f"coder.{_HOME_OF[name]}", fromlist=[name]), name)
 
 
 def __dir__() -> list[str]:

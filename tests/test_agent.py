@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 
 from coder.agent.agent import Agent
 from coder.ai import ChatModel
-from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.events import Event, MessageStart, RunEnd, ToolStart, ToolUpdate
+from coder.devtools.scripted import Reply, ScriptedServer
+from coder.events import Event, RunEnd, ToolStart
 from coder.history import image_part
 from coder.providers.errors import RetryPolicy
 from coder.toolset import tool
@@ -139,18 +138,6 @@ def test_the_state_follows_the_run() -> None:
     )
 
 
-def test_an_error_is_kept_until_the_next_run_and_leaves_no_message() -> None:
-    with serve(Reply("no such thing", status=400), Reply("fine")) as server:
-        agent = agent_of(server)
-        assert (
-            agent.prompt("hi").stop_reason == "error"
-            and agent.state.error
-            and agent.state.error.kind == "bad_request"
-        )
-        assert [message["role"] for message in agent.messages] == ["user"]
-        assert agent.continue_().text == "fine" and agent.state.error is None
-
-
 def test_a_stream_that_is_left_leaves_an_agent_that_works() -> None:
     with serve(ONE, Reply("fine")) as server:
         agent = agent_of(server)
@@ -168,23 +155,6 @@ def test_a_stream_that_is_left_leaves_an_agent_that_works() -> None:
 
 
 # ---- one run at a time -----------------------------------------------------------------------------------
-
-
-def test_a_second_prompt_during_a_run_is_an_error_and_waiting_is_not() -> None:
-    """P45, P49, P50."""
-    with serve(Reply("late", hold=30)) as server, promptly(10):
-        agent = agent_of(server)
-        worker = threading.Thread(target=agent.prompt, args=("hi",))
-        worker.start()
-        until(lambda: server.requests)
-        for call in (lambda: agent.prompt("no"), lambda: agent.stream("no"), agent.continue_):
-            with pytest.raises(RuntimeError, match="steer"):
-                call()
-        assert not agent.wait_for_idle(0.05)
-        agent.abort()
-        assert agent.wait_for_idle(5)
-        worker.join()
-        assert not agent.state.is_streaming and agent.messages[0]["content"] == "hi"
 
 
 # ---- queues ----------------------------------------------------------------------------------------------
@@ -208,20 +178,6 @@ def test_steering_comes_after_the_tool_under_way_and_skips_the_rest() -> None:
             "Skipped due to queued user message.",
             "Stop.",
         ]
-
-
-def test_follow_ups_wait_until_the_run_would_end_and_come_one_by_one() -> None:
-    """P41, P42."""
-    with serve(Reply("a"), Reply("b"), Reply("c")) as server:
-        agent = agent_of(server)
-        agent.follow_up("two")
-        agent.follow_up("three")
-        assert (
-            agent.has_queued_messages
-            and agent.prompt("one").text == "c"
-            and not agent.has_queued_messages
-        )
-        assert contents(server) == ["one", "a", "two", "b", "three"]
 
 
 @pytest.mark.parametrize(
@@ -265,21 +221,6 @@ def test_continue_takes_steering_first_and_says_what_is_missing() -> None:
 # ---- subscribers, callbacks, hooks -----------------------------------------------------------------------
 
 
-def test_subscribers_see_every_event_until_they_leave() -> None:
-    """P48, P59."""
-    seen: list[Event] = []
-    with serve(Reply("yes")) as server:
-        agent = agent_of(server)
-        leave = agent.subscribe(seen.append)
-        agent.prompt("one")
-        message = ["message_start", "message_end"]
-        assert shape(seen) == ["run_start", "step_start", *message, *message, "step_end", "run_end"]
-        leave()
-        leave()
-        agent.prompt("two")
-        assert sum(isinstance(event, RunEnd) for event in seen) == 1
-
-
 def test_callbacks_take_the_place_of_events() -> None:
     """M10, K13, K14."""
     said: list[Any] = []
@@ -294,82 +235,6 @@ def test_callbacks_take_the_place_of_events() -> None:
         )
         agent.prompt("add")
     assert said == ["Let", " me", " see.", 2, 1, "3", 3, "7", "tool_calls", "Seven.", 0, "stop"]
-
-
-def test_plain_functions_are_hooks() -> None:
-    def no(call: Any, ctx: Any) -> None:
-        if call.arguments["a"] == 1:
-            raise DeniedError("not one")
-
-    with serve(TWO, Reply("ok")) as server:
-        agent = agent_of(
-            server,
-            before_tool_call=no,
-            get_api_key=lambda: "fresh",
-            transform_context=lambda messages, abort: messages[-3:],
-        )
-        agent.prompt("add")
-        assert (
-            contents(server)[-2:] == ["Denied: not one", "7"]
-            and server.heads[-1]["authorization"] == "Bearer fresh"
-        )
-    with pytest.raises(TypeError, match="an agent has no on_texts"):
-        Agent("m", base_url="http://127.0.0.1:9/v1", on_texts=print)
-
-
-def test_roles_of_ones_own_stay_in_the_list_and_are_sent_as_their_hook_says() -> None:
-    """P02, P04."""
-
-    def convert(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [
-            {"role": "user", "content": f"[{m['text']}]"} if m["role"] == "artifact" else m
-            for m in messages
-        ]
-
-    with serve(Reply("ok")) as server:
-        agent = agent_of(server, convert_to_llm=convert)
-        agent.append_message({"role": "notification", "text": "for the screen"})
-        agent.append_message({"role": "artifact", "text": "a table"})
-        agent.prompt("hi")
-        assert contents(server) == ["[a table]", "hi"]
-        assert [message["role"] for message in agent.messages] == [
-            "notification",
-            "artifact",
-            "user",
-            "assistant",
-        ]
-
-
-def test_a_tool_shows_its_progress_and_gives_images_back() -> None:
-    """P12, P21."""
-
-    @tool
-    def look(path: str) -> Any:
-        """Look.
-
-        path: file
-        """
-        yield "half way"
-        return [
-            {"type": "text", "text": "seen"},
-            {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
-        ]
-
-    seen: list[Event] = []
-    with serve(Reply(calls=[("look", {"path": "x"})]), Reply("ok")) as server:
-        agent = Agent(ChatModel("m", base_url=server.url), tools=[look], retry=FAST)
-        agent.subscribe(seen.append)
-        agent.prompt("go")
-        assert [event.text for event in seen if isinstance(event, ToolUpdate)] == ["half way"]
-        assert contents(server)[-2] == "seen" and contents(server)[-1][1]["type"] == "image_url"
-
-
-def test_a_longer_wait_than_allowed_fails_at_once() -> None:
-    """P56."""
-    with serve(Reply("later", status=429, headers={"retry-after": "5"})) as server, promptly(4):
-        agent = Agent(ChatModel("m", base_url=server.url), max_retry_delay=2)
-        assert agent.prompt("hi").stop_reason == "error" and len(server.requests) == 1
-    assert RetryPolicy().max_delay == 60
 
 
 def test_a_name_is_a_model_and_any_model_will_do() -> None:
@@ -389,39 +254,6 @@ def test_a_name_is_a_model_and_any_model_will_do() -> None:
     assert Agent(Parrot()).run("hello").text == "hello"
     with serve(lambda body: Reply(body["model"])) as server:
         assert Agent("some-model", base_url=server.url, api_key="k").run("hi").text == "some-model"
-
-
-@pytest.mark.parametrize("seconds", [-1, float("nan"), "x", None])
-def test_what_cannot_be_a_model_or_a_delay_is_refused_at_once(seconds: Any) -> None:
-    agent = Agent("m", base_url="http://127.0.0.1:9/v1", max_retry_delay=5)
-    error = ValueError if isinstance(seconds, int | float) else TypeError
-    with pytest.raises(error, match="max_retry_delay is a number of seconds"):
-        agent.max_retry_delay = seconds
-    with pytest.raises(error, match="max_retry_delay is a number of seconds"):
-        Agent("m", base_url="http://127.0.0.1:9/v1", max_retry_delay=seconds)
-    with pytest.raises(TypeError, match="a model is a name or an object with a method `stream`"):
-        agent.set_model(seconds and 5)
-    with pytest.raises(TypeError, match="a model is a name or an object with a method `stream`"):
-        Agent(5)  # type: ignore[arg-type]
-    assert agent.state.model.name == "m" and agent.max_retry_delay == 5
-
-
-def test_a_prompt_is_seen_before_the_request_goes_out() -> None:
-    order: list[str] = []
-
-    def script(body: Body) -> Reply:
-        order.append("request")
-        return Reply("ok")
-
-    with serve(script) as server:
-        agent = agent_of(server)
-        agent.subscribe(
-            lambda event: (
-                order.append(event.message["role"]) if isinstance(event, MessageStart) else None
-            )
-        )
-        agent.prompt("hi")
-    assert order == ["user", "request", "assistant"]
 
 
 def test_an_abort_before_the_first_event_counts() -> None:
@@ -474,26 +306,72 @@ def test_unsubscribing_twice_leaves_the_same_functions_second_subscription() -> 
     assert heard.count("run_end") == 1
 
 
-def test_a_refused_prompt_does_not_take_the_run_out_of_aborts_reach() -> None:
-    with serve(Reply("one two three", cut=3, close="hang")) as server, promptly(20):
+def test_subscribers_see_every_event_until_they_unsubscribe() -> None:
+    """P48, P59."""
+    seen: list[Event] = []
+    with serve(Reply("yes")) as server:
         agent = agent_of(server)
-        results: list[Any] = []
-        worker = threading.Thread(target=lambda: results.append(agent.prompt("go")))
-        worker.start()
-        until(lambda: agent.state.stream_message)
-        for again in (agent.prompt, agent.stream, lambda text: agent.continue_()):
-            with pytest.raises(RuntimeError, match="at work"):
-                again("me too")
-        agent.abort()
-        worker.join()
-    assert results[0].stop_reason == "aborted"
+        unsubscribe = agent.subscribe(seen.append)
+        agent.prompt("one")
+        message = ["message_start", "message_end"]
+        assert shape(seen) == ["run_start", "step_start", *message, *message, "step_end", "run_end"]
+        unsubscribe()
+        agent.prompt("two")
+        assert sum(isinstance(event, RunEnd) for event in seen) == 1
 
 
-def test_what_the_model_saw_last_decides_whether_there_is_something_to_continue() -> None:
-    """P46: a message for the screen behind the answer changes nothing."""
-    with serve(Reply("fine")) as server:
+def test_an_error_is_kept_until_the_next_run_and_leaves_no_message() -> None:
+    with serve(Reply("no such thing", status=400), Reply("fine")) as server:
         agent = agent_of(server)
-        agent.run("go")
+        assert agent.prompt("hi").stop_reason == "error"
+        assert agent.state.error and agent.state.error.kind == "bad_request"  # type: ignore[union-attr]
+        assert [message["role"] for message in agent.messages] == ["user"]
+        assert agent.continue_().text == "fine" and agent.state.error is None
         agent.append_message({"role": "notification", "text": "for the screen"})
         with pytest.raises(ValueError, match="the last word"):
             agent.continue_()
+
+
+def test_plain_functions_are_hooks_also_for_roles_of_ones_own() -> None:
+    """P02, P04."""
+
+    def deny(call: Any, ctx: Any) -> None:
+        if call.arguments["a"] == 1:
+            raise DeniedError("not one")
+
+    def convert(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        def sent(message: dict[str, Any]) -> dict[str, Any]:
+            is_ours = message["role"] == "artifact"
+            return {"role": "user", "content": f"[{message['text']}]"} if is_ours else message
+
+        return list(map(sent, messages))
+
+    with serve(TWO, Reply("ok")) as server:
+        agent = agent_of(
+            server, before_tool_call=deny, get_api_key=lambda: "fresh", convert_to_llm=convert
+        )
+        agent.append_message({"role": "notification", "text": "for the screen"})
+        agent.append_message({"role": "artifact", "text": "a table"})
+        agent.prompt("add")
+        assert contents(server)[:2] == ["[a table]", "add"]
+        assert contents(server)[-2:] == ["Denied: not one", "7"]
+        assert server.heads[-1]["authorization"] == "Bearer fresh"
+        roles = [message["role"] for message in agent.messages[:3]]
+        assert roles == ["notification", "artifact", "user"]
+
+
+def test_a_longer_wait_than_allowed_fails_at_once() -> None:
+    """P56."""
+    with serve(Reply("later", status=429, headers={"retry-after": "5"})) as server, promptly(4):
+        agent = Agent(ChatModel("m", base_url=server.url), max_retry_delay=2)
+        assert agent.prompt("hi").stop_reason == "error" and len(server.requests) == 1
+    assert RetryPolicy().max_delay == 60
+
+
+@pytest.mark.parametrize("model", [5, None])
+def test_what_cannot_be_a_model_is_rejected_at_once(model: Any) -> None:
+    agent = Agent("m", base_url="http://127.0.0.1:9/v1")
+    for use in (agent.set_model, Agent):
+        with pytest.raises(TypeError, match="a model is a name or an object with a method"):
+            use(model)
+    assert agent.state.model.name == "m"

@@ -73,26 +73,12 @@ FIELDS = {
     "CODER_MAX_STEPS": "max_steps",
     "CODER_MAX_SECONDS": "max_seconds",
 }
-OTHERS = {
-    "OPENAI_API_KEY",
-    "OPENAI_BASE_URL",
-    "CODER_REASONING",
-    "CODER_PRICES",
-    "CODER_PROFILE",
-    "CODER_EXTRA_BODY",
-    "CODER_HEADERS",
-    "CODER_TITLES",
-    "CODER_ALLOW_HTTP",
-    "CODER_SANDBOX",
-    "CODER_SANDBOX_NETWORK",
-}
+OTHERS = set(NAMES) - FIELDS.keys()
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_each_setting_comes_from_the_first_source_that_has_it(settings: Sources, name: str) -> None:
-    values = [
-        str(number) for number in (11, 22, 33, 44)
-    ]  # the last is the folder's, which has nothing to say here
+    values = ["11", "22", "33", "44"]  # the last is the folder's, which does not count
     server = {key: value for key, value in NEEDED.items() if key != name}
     for first in range(3):
         given = [{name: value} if at >= first else {} for at, value in enumerate(values)]
@@ -102,17 +88,9 @@ def test_each_setting_comes_from_the_first_source_that_has_it(settings: Sources,
 
 
 def test_what_no_source_has_gets_its_default(settings: Sources) -> None:
-    defaults = Settings(
-        "m",
-        HERE.format(9),
-        None,
-        context_window=128_000,
-        idle_timeout=180,
-        retry_base=2,
-        max_steps=100,
-        max_seconds=None,
-    )
-    assert settings(env=NEEDED) == defaults
+    values = {"context_window": 128_000, "idle_timeout": 180, "retry_base": 2}
+    default = Settings("m", HERE.format(9), None, **values, max_steps=100, max_seconds=None)
+    assert settings(env=NEEDED) == default
 
 
 def test_the_folder_gives_key_server_and_model_together_where_nothing_else_has_a_key_or_a_server(
@@ -120,14 +98,10 @@ def test_the_folder_gives_key_server_and_model_together_where_nothing_else_has_a
 ) -> None:
     theirs = of("folder", {"url": THERE, "key": "yes"}) | {"OPENAI_MODEL": "theirs"}
     got = settings(folder=theirs)
-    assert (got.base_url, got.api_key, got.model) == (
-        "https://folder.example/v1",
-        "key-of-folder",
-        "theirs",
-    )
-    assert got.notes == (
-        "Server and key come from the .env of this folder: folder.example.",
-    ) and got.keys == ("key-of-folder",)
+    server = ("https://folder.example/v1", "key-of-folder", "theirs")
+    assert (got.base_url, got.api_key, got.model) == server
+    assert got.notes == ("Server and key come from the .env of this folder: folder.example.",)
+    assert got.keys == ("key-of-folder",)
     assert settings(env={"OPENAI_MODEL": "mine"}, folder=theirs).model == "mine"
 
 
@@ -139,38 +113,27 @@ def test_the_model_of_a_folder_does_not_count_for_a_server_of_the_users(
         settings(**{source: {"OPENAI_BASE_URL": HERE.format(9)}}, folder={"OPENAI_MODEL": "theirs"})
 
 
-def test_nothing_else_of_a_folder_counts_and_that_is_said(settings: Sources) -> None:
+def test_nothing_else_of_a_folder_counts_and_that_is_reported(settings: Sources) -> None:
     """Neither with the folder's own server nor with the user's."""
-    words = {
-        "CODER_HEADERS": "{}",
-        "CODER_ALLOW_HTTP": "on",
-        "CODER_SANDBOX": "off",
-        "CODER_SANDBOX_NETWORK": "off",
-    }
-    strange = {
-        name: words.get(name, "7") for name in [*FIELDS, *OTHERS] if name.startswith("CODER_")
-    }
+    words = {"CODER_HEADERS": "{}", "CODER_ALLOW_HTTP": "on", "CODER_SANDBOX": "off"}
+    words |= {"CODER_SANDBOX_NETWORK": "off"}
+    strange = {name: words.get(name, "7") for name in NAMES if name.startswith("CODER_")}
     theirs = of("folder", {"url": HERE}) | {"OPENAI_MODEL": "m"}
     for env, folder in ({}, theirs), (NEEDED, {}):
         plain, got = settings(env=env, folder=folder), settings(env=env, folder=folder | strange)
         *notes, said = got.notes
         assert replace(got, notes=()) == replace(plain, notes=()) and tuple(notes) == plain.notes
-        assert said.startswith("Ignored in this folder: ") and all(name in said for name in strange)
-        assert str(config_folder()) in said
-    assert not settings(env=NEEDED, folder={"OPENAI_API_KEY": "of-an-app"}).notes, (
-        "many projects have one"
-    )
+        assert said.startswith("Ignored in this folder: ") and str(config_folder()) in said
+        assert all(name in said for name in strange)
+    # many projects have one
+    assert not settings(env=NEEDED, folder={"OPENAI_API_KEY": "of-an-app"}).notes
 
 
-def test_an_empty_value_is_no_value(settings: Sources) -> None:
+def test_an_empty_value_is_no_value_and_zero_seconds_are_no_limit(settings: Sources) -> None:
     empty = {"CODER_MAX_STEPS": "", "OPENAI_API_KEY": ""}
-    got = settings(
-        {"OPENAI_MODEL": None}, NEEDED | empty, {"CODER_MAX_STEPS": "7", "OPENAI_API_KEY": ""}
-    )
+    user = {"CODER_MAX_STEPS": "7", "OPENAI_API_KEY": ""}
+    got = settings({"OPENAI_MODEL": None}, NEEDED | empty, user)
     assert (got.max_steps, got.api_key) == (7, None)
-
-
-def test_zero_seconds_are_no_limit(settings: Sources) -> None:
     got = settings({"CODER_MAX_SECONDS": 0, "CODER_IDLE_TIMEOUT": 0, "CODER_RETRY_BASE": 0}, NEEDED)
     assert (got.max_seconds, got.idle_timeout, got.retry_base) == (None, 0, 0)
 
@@ -206,12 +169,8 @@ def test_a_key_goes_only_to_the_server_that_was_named_beside_it(
     for ways in itertools.product(WAYS, repeat=3):
         sources = {name: of(name, way) for name, way in zip(("env", "user", "folder"), ways)}
         try:
-            got = settings(
-                {"OPENAI_MODEL": "m", "OPENAI_BASE_URL": flag or None},
-                sources["env"],
-                sources["user"],
-                sources["folder"],
-            )
+            flags = {"OPENAI_MODEL": "m", "OPENAI_BASE_URL": flag or None}
+            got = settings(flags, *sources.values())
         except ConfigError as error:
             assert "OPENAI_API_KEY" in str(error) and "\n" not in str(error)
             assert "key-of" not in str(error)
@@ -235,106 +194,61 @@ def with_flag(
     return (flag, key) if key or flag.startswith("http://127.") else None
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://localhost:8000/v1",
-        "http://127.0.0.1",
-        "http://127.1.2.3:1/v1",
-        "http://[::1]:8080/v1",
-        "HTTPS://LocalHost/v1",
-    ],
-)
-def test_a_server_on_this_machine_needs_no_key(settings: Sources, url: str) -> None:
-    assert is_loopback(url)
-    assert settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"}).api_key is None
+LOOPBACK = """http://localhost:8000/v1 http://127.0.0.1 http://127.1.2.3:1/v1 http://[::1]:8080/v1
+    HTTPS://LocalHost/v1"""
+NO_LOOPBACK = """http://127.0.0.1.evil.example/v1 http://localhost.evil.example http://localhost@evil.example/
+    http://evil.example/#@localhost http://evil.example?@localhost http://127.0.0.1:1@evil.example/ http://1270.0.0.1
+    http://0.0.0.0 http://[::2] https://api.example/127.0.0.1"""
+PLAIN = """http://192.168.1.7:8080/v1 http://api.example/v1 HTTP://0.0.0.0/v1 http://[::2]/v1
+    http://127.0.0.1.evil.example/v1"""
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://127.0.0.1.evil.example/v1",
-        "http://localhost.evil.example",
-        "http://localhost@evil.example/",
-        "http://evil.example/#@localhost",
-        "http://evil.example?@localhost",
-        "http://127.0.0.1:1@evil.example/",
-        "http://1270.0.0.1",
-        "http://0.0.0.0",
-        "http://[::2]",
-        "https://api.example/127.0.0.1",
-    ],
-)
-def test_a_server_that_only_looks_like_this_machine_needs_one(settings: Sources, url: str) -> None:
-    assert not is_loopback(url)
-    with pytest.raises(ConfigError, match="without OPENAI_API_KEY"):
-        settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"})
+def test_a_server_on_this_machine_needs_no_key_and_one_that_only_looks_so_does(
+    settings: Sources,
+) -> None:
+    for url in LOOPBACK.split():
+        assert is_loopback(url)
+        assert settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"}).api_key is None
+    for url in NO_LOOPBACK.split():
+        assert not is_loopback(url)
+        with pytest.raises(ConfigError, match="without OPENAI_API_KEY"):
+            settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"})
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://192.168.1.7:8080/v1",
-        "http://api.example/v1",
-        "HTTP://0.0.0.0/v1",
-        "http://[::2]/v1",
-        "http://127.0.0.1.evil.example/v1",
-    ],
-)
+@pytest.mark.parametrize("url", PLAIN.split())
 def test_http_to_another_machine_has_to_be_allowed_by_the_user(settings: Sources, url: str) -> None:
-    env = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
-    for sources in (
-        {"env": env},
-        {"user": env},
-        {"folder": env},
-        {"flags": {"OPENAI_BASE_URL": url}, "env": env},
-    ):
-        for refused in {}, {"folder": sources.get("folder", {}) | {"CODER_ALLOW_HTTP": "on"}}:
+    env, on = dict(NEEDED, OPENAI_BASE_URL=url, OPENAI_API_KEY="k"), {"CODER_ALLOW_HTTP": "on"}
+    flag = {"flags": {"OPENAI_BASE_URL": url}, "env": env}
+    for sources in ({"env": env}, {"user": env}, {"folder": env}, flag):
+        for refused in {}, {"folder": sources.get("folder", {}) | on}:
             with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL is http.* --allow-http"):
                 settings(**(sources | refused))
-    assert settings({"CODER_ALLOW_HTTP": "on"}, env).base_url == url
-    assert settings(env=env | {"CODER_ALLOW_HTTP": "on"}).base_url == url
-    assert settings(env=env, user={"CODER_ALLOW_HTTP": "on"}).base_url == url
+    for sources in ({"flags": on, "env": env}, {"env": env | on}, {"env": env, "user": on}):
+        assert settings(**sources).base_url == url
     assert settings(env=env | {"OPENAI_BASE_URL": url.lower().replace("http", "https")}).base_url
 
 
 def test_the_host_that_is_shown_holds_no_password(settings: Sources) -> None:
-    got = settings(
-        env={
-            "OPENAI_BASE_URL": "https://me:pass@api.example:8443/v1",
-            "OPENAI_API_KEY": "k",
-            "OPENAI_MODEL": "m",
-        }
-    )
-    assert got.host == "api.example:8443"
-    assert settings(env={"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}).host == "api.openai.com"
+    env = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
+    url = "https://me:pass@api.example:8443/v1"
+    assert settings(env=env | {"OPENAI_BASE_URL": url}).host == "api.example:8443"
+    assert settings(env=env).host == "api.openai.com"
 
 
 # ---- the .env files --------------------------------------------------------------------------------------
 
 
-def test_other_names_in_an_env_file_do_nothing(settings: Sources) -> None:
-    before = dict(os.environ)
-    others = {
-        "PATH": "/evil",
-        "HTTPS_PROXY": "http://evil.example",
-        "OPENAI_ORG_ID": "x",
-        "CODER_YOLO": "1",
-        "PYTHONPATH": "/evil",
-    }
-    plain = settings({}, NEEDED)
-    changed = set(os.environ.items()) ^ set(before.items())
-    assert settings({}, NEEDED, user=others, folder=others) == plain
-    assert set(os.environ.items()) ^ set(before.items()) == changed
-
-
-def test_nothing_in_an_env_file_is_interpolated(
+def test_other_names_in_an_env_file_do_nothing_and_nothing_is_interpolated(
     settings: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    others = {"PATH": "/evil", "HTTPS_PROXY": "http://evil.example", "OPENAI_ORG_ID": "x"}
+    others |= {"CODER_YOLO": "1", "PYTHONPATH": "/evil"}
+    plain, before = settings({}, NEEDED), dict(os.environ)
+    assert settings({}, NEEDED, user=others, folder=others) == plain
+    assert dict(os.environ) == before
     monkeypatch.setenv("OTHER", "taken")
-    got = settings(
-        user=NEEDED | {"OPENAI_MODEL": "a${OTHER}b$OTHER", "OPENAI_API_KEY": "${OPENAI_MODEL}"}
-    )
+    model = {"OPENAI_MODEL": "a${OTHER}b$OTHER", "OPENAI_API_KEY": "${OPENAI_MODEL}"}
+    got = settings(user=NEEDED | model)
     assert (got.model, got.api_key) == ("a${OTHER}b$OTHER", "${OPENAI_MODEL}")
 
 
@@ -352,13 +266,6 @@ def test_an_env_file_is_read_as_people_write_them(
     assert (got.model, got.base_url, got.max_steps) == ("a b", "http://[::1]/v1", 9)
 
 
-def test_an_env_file_of_other_bytes_is_no_reason_to_fail(settings: Sources, place: Place) -> None:
-    (place.ws / ".env").write_bytes(
-        b"OPENAI_MODEL=m\nOPENAI_BASE_URL=http://[::1]/v1\nX=\xff\xfe\x00\n"
-    )
-    assert load(place.ws).model == "m"
-
-
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux's /proc")
 def test_an_env_file_that_cannot_be_read_is_said(settings: Sources, place: Place) -> None:
     (place.ws / ".env").symlink_to(
@@ -368,11 +275,14 @@ def test_an_env_file_that_cannot_be_read_is_said(settings: Sources, place: Place
         load(place.ws)
 
 
-def test_an_env_file_without_an_end_is_read_to_a_limit(settings: Sources, place: Place) -> None:
-    with (place.ws / ".env").open("wb") as file:
-        file.write(b"OPENAI_MODEL=m\nOPENAI_BASE_URL=http://[::1]/v1\n")
-        file.truncate(1 << 40)
-    assert load(place.ws).model == "m"
+def test_an_env_file_of_other_bytes_or_without_an_end_is_read(
+    settings: Sources, place: Place
+) -> None:
+    for more, size in ((b"X=\xff\xfe\x00\n", 80), (b"", 1 << 40)):
+        with (place.ws / ".env").open("wb") as file:
+            file.write(b"OPENAI_MODEL=m\nOPENAI_BASE_URL=http://[::1]/v1\n" + more)
+            file.truncate(size)
+        assert load(place.ws).model == "m"
 
 
 @pytest.mark.parametrize("whose", ["file", "folder"])
@@ -416,44 +326,29 @@ def test_env_example_has_exactly_the_known_names_and_sets_nothing(
     assert set(FIELDS) | OTHERS == set(NAMES)
 
 
-@pytest.mark.parametrize(
-    ("word", "titles"),
-    [("", True), ("off", False), ("No", False), ("0", False), ("on", True), ("TRUE", True)],
-)
-def test_titles_can_be_switched_off(settings: Sources, word: str, titles: bool) -> None:
-    assert settings(env=NEEDED | {"CODER_TITLES": word}).titles is titles
-
-
 def test_a_switch_is_on_or_off(settings: Sources) -> None:
+    for word in ("", "on", "TRUE", "off", "No", "0"):
+        got = settings(env=NEEDED | {"CODER_TITLES": word}).titles
+        assert got is (word in ("", "on", "TRUE"))
     with pytest.raises(ConfigError, match="CODER_TITLES is 'maybe', and has to be on or off"):
         settings(env=NEEDED | {"CODER_TITLES": "maybe"})
 
 
-def test_the_folders_follow_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("value", [None, ".config", ".", "..", "~/c", ""])
+def test_the_folders_follow_xdg_and_a_relative_one_counts_as_not_named(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    """Such a value is invalid and ignored: it would lie in the folder that is worked in."""
     monkeypatch.setenv("HOME", "/h")
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    assert (config_folder(), data_folder()) == (
-        Path("/h/.config/coder"),
-        Path("/h/.local/share/coder"),
-    )
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    assert config_folder() == Path("/h/.config/coder")
+    assert data_folder() == Path("/h/.local/share/coder")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/c")
     monkeypatch.setenv("XDG_DATA_HOME", "/d")
     assert (config_folder(), data_folder()) == (Path("/c/coder"), Path("/d/coder"))
-
-
-@pytest.mark.parametrize("value", [".config", ".", "./c", "..", "~/c", ""])
-def test_a_folder_that_is_named_relatively_counts_as_not_named(
-    monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
-    """The XDG base directory specification: such a value is invalid and ignored. It would lie in the folder that is worked in."""
-    monkeypatch.setenv("HOME", "/h")
-    monkeypatch.setenv("XDG_CONFIG_HOME", value)
-    monkeypatch.setenv("XDG_DATA_HOME", value)
-    assert (config_folder(), data_folder()) == (
-        Path("/h/.config/coder"),
-        Path("/h/.local/share/coder"),
-    )
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------
@@ -462,53 +357,33 @@ NUMBERS = [name for name in FIELDS if name != "OPENAI_MODEL"]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize(
-    "value", ["many", "1,5", "-1", "nan", "inf", "-inf", "1e400", "0x10", "1 000"]
-)
-def test_what_is_no_number_is_said_with_its_name(settings: Sources, name: str, value: str) -> None:
-    for source in ("env", "user"):
-        given = {"env": dict(NEEDED)}
-        given.setdefault(source, {})[name] = value
-        with pytest.raises(ConfigError, match=f"{name} is .*{re.escape(value)}"):
-            settings(**given)
+def test_what_is_no_number_is_reported_with_its_name(settings: Sources, name: str) -> None:
+    for value in ("many", "1,5", "-1", "nan", "inf", "-inf", "1e400", "0x10", "1 000"):
+        for source in ({"env": NEEDED | {name: value}}, {"env": NEEDED, "user": {name: value}}):
+            with pytest.raises(ConfigError, match=f"{name} is .*{re.escape(value)}"):
+                settings(**source)
 
 
 def test_numbers_are_read_as_people_write_them(settings: Sources) -> None:
-    got = settings(
-        env=NEEDED
-        | {"CODER_CONTEXT_WINDOW": "1e6", "CODER_IDLE_TIMEOUT": " 2.5 ", "CODER_MAX_STEPS": "1_000"}
-    )
+    numbers = {"CODER_CONTEXT_WINDOW": "1e6", "CODER_IDLE_TIMEOUT": " 2.5 "}
+    got = settings(env=NEEDED | numbers | {"CODER_MAX_STEPS": "1_000"})
     assert (got.context_window, got.idle_timeout, got.max_steps) == (1_000_000, 2.5, 1000)
 
 
-@pytest.mark.parametrize(
-    ("model", "tokens"),
-    [
-        ("gpt-5", 400_000),
-        ("gpt-5-mini", 400_000),
-        ("openai/gpt-5.1", 400_000),
-        ("gpt-4.1-nano", 1_000_000),
-        ("gpt-4o-mini", 128_000),
-        ("o3", 128_000),
-        ("claude-sonnet-4-5", 200_000),
-        ("anthropic/claude-opus-4", 200_000),
-        ("Gemini-2.5-pro", 1_000_000),
-        ("kimi-k2", 256_000),
-        ("qwen3-coder:30b", 256_000),
-        ("deepseek-chat", 128_000),
-        ("script", 128_000),
-        ("something-new", 128_000),
-        ("my-gpt-5", 128_000),
-        ("", 128_000),
-    ],
-)
-def test_the_context_window_follows_the_family_of_the_model(model: str, tokens: int) -> None:
-    assert window_of(model) == tokens
+FAMILIES = {
+    400_000: "gpt-5 gpt-5-mini openai/gpt-5.1",
+    1_000_000: "gpt-4.1-nano Gemini-2.5-pro",
+    200_000: "claude-sonnet-4-5 anthropic/claude-opus-4",
+    256_000: "kimi-k2 qwen3-coder:30b",
+    128_000: "gpt-4o-mini o3 deepseek-chat script something-new my-gpt-5",
+}
 
 
-def test_the_context_window_of_the_model_can_be_overruled(settings: Sources) -> None:
+def test_the_context_window_follows_the_family_of_the_model(settings: Sources) -> None:
+    for tokens, models in FAMILIES.items():
+        assert {window_of(model) for model in models.split()} == {tokens}
     env = NEEDED | {"OPENAI_MODEL": "gpt-5"}
-    assert settings(env=env).context_window == 400_000
+    assert window_of("") == 128_000 and settings(env=env).context_window == 400_000
     assert settings({"CODER_CONTEXT_WINDOW": 9000}, env).context_window == 9000
 
 
@@ -522,7 +397,7 @@ def test_an_env_file_of_the_folder_cannot_lead_a_run_elsewhere(place: Place) -> 
             f"OPENAI_BASE_URL={evil.url}\nHTTP_PROXY={evil.url}\nhttp_proxy={evil.url}\nALL_PROXY={evil.url}\n"
             "OPENAI_CUSTOM_HEADERS=X-Evil: 1\nOPENAI_ORG_ID=evil\nOPENAI_API_KEY=key-of-the-folder\nBASH_ENV=evil\n"
         )
-        done = place.coder("hi", server=server, OPENAI_API_KEY="secret")
+        done = place.run("hi", server=server, OPENAI_API_KEY="secret")
         assert evil.connections == 0
     assert (done.returncode, done.stdout) == (0, "Hello.\n")
     assert server.heads[0]["authorization"] == "Bearer secret"
@@ -533,17 +408,9 @@ def test_a_key_without_an_address_goes_to_its_own_server(place: Place) -> None:
     """That is out of reach here: a proxy, which over https sees nothing but the name, tells where the run wanted to go."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
-        child = place.start(
-            "--max-seconds",
-            "20",
-            "hi",
-            OPENAI_API_KEY="secret",
-            OPENAI_MODEL="m",
-            HTTPS_PROXY=address,
-            HTTP_PROXY=address,
-            ALL_PROXY=address,
-            CODER_RETRY_BASE="0.01",
-        )
+        env = dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"), address)
+        env |= {"OPENAI_API_KEY": "secret", "OPENAI_MODEL": "m", "CODER_RETRY_BASE": "0.01"}
+        child = place.start("--max-seconds", "20", "hi", **env)
         proxy.settimeout(20)
         connection, _ = proxy.accept()
         with connection:
@@ -562,18 +429,18 @@ def test_a_key_of_the_folder_never_goes_to_a_server_of_the_environment(place: Pl
         "OPENAI_API_KEY=key-of-the-user\nOPENAI_MODEL=${HOME}-${OPENAI_API_KEY}\n"
     )
     with serve(Reply("Hello.")) as server:
-        done = place.coder("hi", server=server, OPENAI_MODEL="", XDG_CONFIG_HOME=str(user.parent))
+        done = place.run("hi", server=server, OPENAI_MODEL="", XDG_CONFIG_HOME=str(user.parent))
     assert done.returncode == 0
     assert "key-of" not in str(server.heads)
     assert server.requests[0]["model"] == "${HOME}-${OPENAI_API_KEY}"  # as it stands there
 
 
 def test_a_bad_number_ends_the_program_in_one_line(place: Place) -> None:
-    assert_one_line(place.coder("hi", CODER_MAX_STEPS="many", **NEEDED), "CODER_MAX_STEPS", "many")
+    assert_one_line(place.run("hi", CODER_MAX_STEPS="many", **NEEDED), "CODER_MAX_STEPS", "many")
     user = place.home / ".config" / "coder"
     user.mkdir(parents=True)
     (user / ".env").write_text("CODER_IDLE_TIMEOUT=soon\n")
-    assert_one_line(place.coder("hi", **NEEDED), "CODER_IDLE_TIMEOUT", "soon")
+    assert_one_line(place.run("hi", **NEEDED), "CODER_IDLE_TIMEOUT", "soon")
 
 
 # ---- how the model is asked, and what it costs -----------------------------------------------------------
@@ -595,53 +462,27 @@ def test_reasoning_is_one_of_the_levels(settings: Sources) -> None:
 
 def test_prices_come_from_a_file_of_the_users(settings: Sources, tmp_path: Path) -> None:
     path = tmp_path / "prices.json"
-    path.write_text(
-        '{"local-*": {"input": 0, "output": 0}, "gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}'
-    )
+    gpt = {"input": 1.25, "cached": 0.125, "output": 10}
+    path.write_text(json.dumps({"local-*": {"input": 0, "output": 0}, "gpt-5": gpt}))
     got = settings(env=NEEDED | {"CODER_PRICES": str(path)})
-    assert got.price_of("gpt-5") == Price(1.25, 10, 0.125) and got.price_of("local-7b") == Price(
-        0, 0
-    )
-    assert got.price_of("gpt-5-mini") is None
+    assert got.price_of("gpt-5") == Price(1.25, 10, 0.125)
+    assert got.price_of("local-7b") == Price(0, 0) and got.price_of("gpt-5-mini") is None
     assert not settings(env=NEEDED, folder={"CODER_PRICES": str(path)}).prices
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        '{"m": 3}',
-        '{"m": {"input": 1}}',
-        '{"m": {"input": "x", "output": 1}}',
-        '{"m": {"in": 1}}',
-    ],
-)
-def test_a_file_of_prices_that_is_none_is_said(
-    settings: Sources, tmp_path: Path, text: str
-) -> None:
-    path = tmp_path / "prices.json"
-    path.write_text(text)
-    with pytest.raises(
-        ConfigError, match=r"CODER_PRICES: .*prices.json has to be like .*per million tokens"
-    ):
-        settings(env=NEEDED | {"CODER_PRICES": str(path)})
+    wrong = ["", "[]", '{"m": 3}', '{"m": {"input": 1}}', '{"m": {"input": "x", "output": 1}}']
+    for text in (*wrong, '{"m": {"in": 1}}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"CODER_PRICES: .*prices.json has to be like .*per"):
+            settings(env=NEEDED | {"CODER_PRICES": str(path)})
     with pytest.raises(ConfigError, match=r"CODER_PRICES: .*gone cannot be read: No such file"):
         settings(env=NEEDED | {"CODER_PRICES": str(tmp_path / "gone")})
 
 
 def test_the_profile_and_the_body_are_json_and_not_of_a_folder(settings: Sources) -> None:
-    env = NEEDED | {
-        "CODER_PROFILE": '{"empty_content": "empty"}',
-        "CODER_EXTRA_BODY": '{"top_k": 3}',
-    }
-    got = settings(env=env)
+    body = {"CODER_PROFILE": '{"empty_content": "empty"}', "CODER_EXTRA_BODY": '{"top_k": 3}'}
+    got = settings(env=NEEDED | body)
     assert (got.profile, got.extra_body) == ({"empty_content": "empty"}, {"top_k": 3})
-    theirs = {"CODER_PROFILE": '{"tool_name": true}', "CODER_EXTRA_BODY": '{"messages": []}'}
-    assert (
-        settings(env=NEEDED, folder=theirs).profile,
-        settings(env=NEEDED, folder=theirs).extra_body,
-    ) == ({}, {})
+    got = settings(env=NEEDED, folder=body)
+    assert (got.profile, got.extra_body) == ({}, {})
 
 
 HEADERS = {"x-gateway-key": "gw-0123456789", "Authorization": "Bearer other-0123456789"}
@@ -651,20 +492,13 @@ def test_headers_go_only_to_a_server_that_they_can_be_meant_for(settings: Source
     server = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
     more = {"CODER_HEADERS": json.dumps(HEADERS)}
     flag = {"OPENAI_BASE_URL": HERE.format(1), "OPENAI_MODEL": "m"}
-    for sources in (
-        {"env": server | more},
-        {"user": server | more},
-        {"env": more, "user": server},
-        {"flags": flag, "user": more},
-    ):
+    near = [{"env": server | more}, {"user": server | more}, {"env": more, "user": server}]
+    for sources in (*near, {"flags": flag, "user": more}):
         got = settings(**sources)  # type: ignore[arg-type]
         assert got.headers == HEADERS and {"gw-0123456789", "other-0123456789"} <= set(got.keys)
         assert "0123456789" not in repr(replace(got, keys=()))
-    for sources in (
-        {"env": server, "user": more},
-        {"env": more, "folder": server},
-        {"folder": server | more},
-    ):
+    other = [{"env": server, "user": more}, {"env": more, "folder": server}]
+    for sources in (*other, {"folder": server | more}):
         assert settings(**sources).headers == {}  # type: ignore[arg-type]
 
 
@@ -683,24 +517,12 @@ def test_of_the_headers_only_those_are_hidden_that_are_secrets(settings: Sources
     assert set(keys) - {"k"} == {each.rpartition(" ")[2] for each in hidden.values()}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        '{"a": 1}',
-        '{"a b": "SECRET"}',
-        '{"": "SECRET"}',
-        '{"a": "SECRET\\n"}',
-        '{"a": "SECRET\\u00e9"}',
-        '["SECRET"]',
-        '{"a": "SECRET"',
-    ],
-)
-def test_headers_that_cannot_be_sent_are_said_without_their_values(
-    settings: Sources, value: str
-) -> None:
-    with pytest.raises(ConfigError, match="CODER_HEADERS") as raised:
-        settings(env=NEEDED | {"CODER_HEADERS": value})
-    assert "SECRET" not in str(raised.value)
+def test_headers_that_cannot_be_sent_are_reported_without_their_values(settings: Sources) -> None:
+    wrong = ['{"a": 1}', '{"a b": "SECRET"}', '{"": "SECRET"}', '{"a": "SECRET\\n"}', '["SECRET"]']
+    for value in (*wrong, '{"a": "SECRET\\u00e9"}', '{"a": "SECRET"'):
+        with pytest.raises(ConfigError, match="CODER_HEADERS") as raised:
+            settings(env=NEEDED | {"CODER_HEADERS": value})
+        assert "SECRET" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

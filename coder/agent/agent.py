@@ -15,138 +15,32 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any
 
-from coder import events
 from coder.abort import Abort
+from coder.agent.state import (
+    CALLBACKS,
+    AgentState,
+    Mode,
+    Prompt,
+    Queue,
+    Record,
+    callback,
+    messages_of,
+)
 from coder.ai import ChatModel, Model
 from coder.events import Event, Events, Returning
-from coder.history import image_part, nothing_to_answer, user
+from coder.history import nothing_to_answer
 from coder.hooks import HOOK_NAMES, FunctionHooks, HookChain, Hooks
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.toolset import Tool, Toolset
-from coder.types import Aborted, Limits, Message, ModelError, Reasoning, Request, RunResult, T
+from coder.types import Limits, Message, Reasoning, Request, RunResult, T
 
-Mode = Literal["one-at-a-time", "all"]
-Prompt = str | Message | Sequence[Message]
 Tools = Toolset | Iterable[Tool | Callable[..., Any]]
-
-
-class Record(Protocol):
-    """Where a conversation is kept: what a SessionStore opens."""
-
-    messages: list[Message]
-    session_id: str
-    taken: bool  # by an agent
-
-    def watch(self, run: Events[RunResult]) -> Events[RunResult]: ...
-    def sync(self) -> None: ...
-
-
-# ---- state ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class AgentState:
-    """What an agent is (the first five), and what it does."""
-
-    model: Model
-    system_prompt: str = ""
-    thinking_level: Reasoning = "off"
-    tools: Toolset = field(default_factory=Toolset)
-    messages: list[Message] = field(default_factory=list)
-    is_streaming: bool = False  # a run is under way
-    pending_tool_calls: set[str] = field(default_factory=set)  # ids of calls under way
-    error: ModelError | Aborted | None = None  # of the last run
-    coming: dict[str, list[str]] | None = None  # pieces of the answer under way, by their field
-
-    @property
-    def stream_message(self) -> Message | None:
-        """The answer that is coming, as far as it has come."""
-        pieces = self.coming
-        return pieces and {"role": "assistant"} | {k: "".join(v) for k, v in pieces.items()}
-
-    def follow(self, event: Event) -> None:
-        """Keep what the agent does right. The messages are the loop's own list."""
-        match event:
-            case events.TextDelta(text=text) if self.coming is not None:
-                self.coming["content"].append(text)
-            case events.ReasoningDelta(text=text) if self.coming is not None:
-                self.coming.setdefault("reasoning", []).append(text)
-            case events.MessageStart(message=message):
-                self.coming = {"content": []} if message["role"] == "assistant" else None
-            case events.MessageEnd() | events.Retry() | events.Compacted():
-                self.coming = None  # it is in the list now, or taken back
-            case events.ToolStart(id=call_id):
-                self.pending_tool_calls.add(call_id)
-            case events.ToolEnd(id=call_id):
-                self.pending_tool_calls.discard(call_id)
-            case events.RunStart():
-                self.error = None
-            case events.RunEnd(stop_reason=reason, text=text, error=error):
-                self.error = Aborted(text) if reason == "aborted" else error
-                self.end()
-
-    def end(self) -> None:
-        self.is_streaming, self.coming = False, None
-        self.pending_tool_calls.clear()
-
-
-class Queue:
-    """Messages for the agent, from any thread. `mode` says how many are taken at a time."""
-
-    def __init__(self, mode: Mode = "one-at-a-time") -> None:
-        self.mode = mode
-        self._waiting: deque[Message] = deque()
-
-    @property
-    def mode(self) -> Mode:
-        return self._mode
-
-    @mode.setter
-    def mode(self, mode: Mode) -> None:
-        if mode not in get_args(Mode):
-            raise ValueError(f"a queue gives {' or '.join(get_args(Mode))}, not {mode!r}")
-        self._mode = mode
-
-    def put(self, message: str | Message) -> None:
-        self._waiting.append(user(message) if isinstance(message, str) else message)
-
-    def take(self) -> list[Message]:
-        """The next, or all of them."""
-        taken: list[Message] = []
-        while self._waiting and (self.mode == "all" or not taken):
-            taken.append(self._waiting.popleft())
-        return taken
-
-    def clear(self) -> None:
-        self._waiting.clear()
-
-    def __iter__(self) -> Iterator[Message]:
-        return iter(list(self._waiting))
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-
-# Callbacks for those who want no events: keyword -> (the event it is for, what it is given).
-CALLBACKS: dict[str, tuple[type[Event], Callable[[Any], Any]]] = {
-    "on_text": (events.TextDelta, lambda event: event.text),
-    "on_tool_call": (events.ToolStart, lambda event: event),
-    "on_tool_result": (events.ToolEnd, lambda event: event),
-    "on_step_finish": (events.StepEnd, lambda event: event),
-    "on_response": (events.MessageEnd, lambda event: event.message),  # the model's messages only
-    "on_compacted": (events.Compacted, lambda event: event),
-}
-
-
-# ---- the agent -----------------------------------------------------------------------------------
 
 
 class Agent:
@@ -189,7 +83,7 @@ class Agent:
         self.state.messages = list(messages)
         self.thinking_budgets = dict(thinking_budgets or {})
         self.limits = limits
-        self.retry = retry or RetryPolicy(max_delay=_retry_delay(max_retry_delay))
+        self.retry = retry or RetryPolicy(max_delay=max_retry_delay or math.inf)
         self.steering, self.follow_ups = Queue(steering_mode), Queue(follow_up_mode)
         self.token = Abort()  # of the run under way, or of the last
         self._subscribers: dict[object, Callable[[Event], None]] = {}
@@ -200,24 +94,27 @@ class Agent:
         if session:
             self._keep_in(session)
 
+    def _keep_in(self, session: Record) -> None:
+        if self.state.messages:
+            raise ValueError("a session has messages of its own: replace_messages() changes them")
+        if session.taken:
+            raise ValueError("the session belongs to another agent: open one for each agent")
+        session.taken = True
+        self.state.messages = session.messages
+
     def _chain(
         self, hooks: Hooks | Sequence[Hooks], functions: Mapping[str, Callable[..., Any]]
     ) -> HookChain:
         """The hooks of every run: those given, plain functions, the queues. Callbacks become subscribers."""
         given = [hooks] if isinstance(hooks, Hooks) else hooks
         if not isinstance(given, Sequence) or not all(isinstance(each, Hooks) for each in given):
-            raise TypeError(
-                "hooks are objects of the class Hooks, one or a list; functions go by their names "
-                "(before_tool_call=...)"
-            )
+            raise TypeError("hooks are objects of the class Hooks; functions go by their names")
         named = {name: function for name, function in functions.items() if function is not None}
-        if unknown := [name for name in named if name not in (*CALLBACKS, *HOOK_NAMES)]:
-            raise TypeError(
-                f"an agent has no {', '.join(unknown)}; there are the hooks {', '.join(HOOK_NAMES)} "
-                f"and the callbacks {', '.join(CALLBACKS)}"
-            )
+        if unknown := named.keys() - {*CALLBACKS, *HOOK_NAMES}:
+            known = f"the hooks {', '.join(HOOK_NAMES)} and the callbacks {', '.join(CALLBACKS)}"
+            raise TypeError(f"an agent has no {', '.join(unknown)}; there are {known}")
         for name in CALLBACKS.keys() & named:
-            self.subscribe(_calling(name, named.pop(name)))
+            self.subscribe(callback(name, named.pop(name)))
         queues = FunctionHooks(
             get_steering_messages=self.steering.take,
             get_follow_up_messages=self.follow_ups.take,
@@ -227,16 +124,6 @@ class Agent:
 
     def _set_budgets(self, request: Request) -> None:
         request.budgets = {**self.thinking_budgets, **request.budgets}
-
-    def _keep_in(self, session: Record) -> None:
-        if self.state.messages:
-            raise ValueError(
-                "a session has messages of its own: give it with replace_messages() what it is to hold instead"
-            )
-        if session.taken:
-            raise ValueError("the session belongs to another agent: open one for each agent")
-        session.taken = True
-        self.state.messages = session.messages
 
     # -- runs
 
@@ -265,10 +152,10 @@ class Agent:
         if problem and not self.has_queued_messages:
             raise ValueError(f"{problem}: prompt the agent, or queue a message")
         # The loop itself takes steering messages first
-        from_queue = problem and not len(self.steering)
+        is_queued = problem and not len(self.steering)
         return _drained(
             self.follow(
-                lambda abort: self._loop(self.follow_ups.take() if from_queue else [], abort)
+                lambda abort: self._loop(self.follow_ups.take() if is_queued else [], abort)
             )
         )
 
@@ -401,14 +288,6 @@ class Agent:
             raise TypeError(f"a model is a name or an object with a method `stream`, not {model!r}")
         return model
 
-    @property
-    def max_retry_delay(self) -> float:
-        return self.retry.max_delay
-
-    @max_retry_delay.setter
-    def max_retry_delay(self, seconds: float) -> None:
-        self.retry = replace(self.retry, max_delay=_retry_delay(seconds))
-
     def set_thinking_level(self, level: Reasoning) -> None:
         self.state.thinking_level = level
 
@@ -441,15 +320,6 @@ def _toolset(tools: Tools, cwd: str | Path | None, session_id: str) -> Toolset:
     return own
 
 
-def _retry_delay(seconds: float) -> float:
-    """What a RetryPolicy takes for it. Raises TypeError and ValueError."""
-    if not isinstance(seconds, int | float):
-        raise TypeError(f"max_retry_delay is a number of seconds, not {seconds!r}")
-    if not seconds >= 0:
-        raise ValueError(f"max_retry_delay is a number of seconds from 0 (no limit), not {seconds}")
-    return seconds or math.inf
-
-
 def _unnamed(name: str) -> Model:
     raise TypeError(
         "this agent was made from a model, not from a name: give set_model() a model, ChatModel(name, ...)"
@@ -462,23 +332,3 @@ def _drained(run: Events[T]) -> T:
         for _ in rest:
             pass
     return rest.value
-
-
-def _calling(name: str, function: Callable[..., Any]) -> Callable[[Event], None]:
-    """A subscriber for a callback."""
-    kind, given = CALLBACKS[name]
-
-    def subscriber(event: Event) -> None:
-        of_model = not isinstance(event, events.MessageEnd) or event.message["role"] == "assistant"
-        if isinstance(event, kind) and of_model:
-            function(given(event))
-
-    return subscriber
-
-
-def messages_of(prompt: Prompt, images: Sequence[dict[str, Any]] = ()) -> list[Message]:
-    """A prompt in any of its four forms as messages."""
-    if isinstance(prompt, str):
-        parts = [{"type": "text", "text": prompt}, *map(image_part, images)]
-        return [user(parts if images else prompt)]
-    return [prompt] if isinstance(prompt, dict) else list(prompt)

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from coder.agent.agent import Queue
+from coder.agent.state import Queue
 from coder.cli.input import AT_ONCE
 from coder.cli.screen import Screen, last_columns, one_line
 from coder.cli.signals import defer_sigint
