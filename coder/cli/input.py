@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from coder.cli.private import private_dir
+from coder.cli.process import private_dir
 from coder.cli.signals import begin_exit, handling, wake_up
 from coder.cli.terminal_modes import tty_flags
 from coder.permissions.sanitize import strip_controls

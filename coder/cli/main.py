@@ -23,9 +23,15 @@ from coder.cli.config import config_folder, data_folder, load
 from coder.cli.flags import INTERRUPTED, USAGE, UsageError, format_of, parser, program
 from coder.cli.lazy import make_lazy
 from coder.cli.optional import needed, optional
-from coder.cli.private import drop_api_key, hide_process, private_dir
+from coder.cli.process import (
+    drop_api_key,
+    has_input,
+    hide_process,
+    mend_streams,
+    private_dir,
+    read_stdin,
+)
 from coder.cli.settings import ConfigError, Settings
-from coder.cli.streams import has_input, mend_streams, read_stdin
 from coder.permissions.sanitize import strip_controls
 from coder.providers.address import is_loopback
 from coder.tools.environment import clean_path
