@@ -77,8 +77,9 @@ def _text(file: BinaryIO, size: int, name: str) -> BinaryIO:
 
 def _page(file: BinaryIO, first: int, wanted: int, ctx: ToolContext) -> tuple[list[str], int]:
     """(the lines from `first`, as many as are wanted and have room, the number of all lines)."""
-    lines, room, number = list[str](), MAX_READ, 0
-    for number, line in enumerate(_lines(file, ctx), 1):
+    lines, room = list[str](), MAX_READ
+    number = passed = _skip(file, first - 1, ctx)
+    for number, line in enumerate(_lines(file, ctx), passed + 1):
         if number < first:
             continue
         text = line.rstrip(b"\r\n").decode("utf-8", "replace")
@@ -89,6 +90,20 @@ def _page(file: BinaryIO, first: int, wanted: int, ctx: ToolContext) -> tuple[li
         lines.append(text)
         room -= len(text) + 8
     return lines, number
+
+
+def _skip(file: BinaryIO, lines: int, ctx: ToolContext) -> int:
+    """Pass over pieces of a file that end before so many lines; returns the lines passed."""
+    start, end, passed = file.tell(), file.seek(0, os.SEEK_END), 0
+    file.seek(start)
+    while (start := file.tell()) + PIECE < end:
+        ctx.abort.check()
+        following = passed + file.read(PIECE).count(b"\n")
+        if following >= lines:
+            break
+        passed = following
+    file.seek(start)
+    return passed
 
 
 def _lines(file: BinaryIO, ctx: ToolContext) -> Iterator[bytes]:
