@@ -72,13 +72,14 @@ class ChatModel:
         budgets: Mapping[str, int] = BUDGETS,
         price: Price | None = None,
         tap: Callable[[bytes], Callable[[Any], object]] | None = None,
+        redact: Callable[[bytes], bytes] = bytes,
     ) -> None:
         self.name, self.context_window = name, context_window
         self.idle_timeout = idle_timeout or math.inf
         self.first_byte_timeout = first_byte_timeout or math.inf
         self.extra_body, self.budgets = dict(extra_body or {}), budgets
         self.price, self.tap = price, tap
-        self.endpoint = Endpoint(base_url, api_key, headers or {})
+        self.endpoint = Endpoint(base_url, api_key, headers or {}, redact)
         self.profile: Profile = profile_of(host_of(self.endpoint.address), name, profile)
         self.endpoint.key_header = self.profile.key_header
         self._place = (self.endpoint.address or "", name)

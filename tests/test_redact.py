@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import ReasoningDelta, TextDelta, ToolUpdate
-from coder.permissions.redact import HIDDEN, RedactingModel, Redaction, Redactor, redact_logs
+from coder.permissions.redact import HIDDEN, Redaction, Redactor, redact_logs
 from coder.toolset import ToolContext, Toolset, tool
+from coder.types import Message
 from tests.harness import ask, drive, run_loop, serve
 from tests.terminal import OneShot
 
@@ -46,8 +48,10 @@ def test_a_key_is_found_as_json_escapes_it_in_text_and_in_bytes() -> None:
 def test_a_model_brings_no_key_in_deltas_answers_and_errors() -> None:
     reply = Reply(f"I say {KEY} again", [("echo", {"text": f"{KEY}!"})], reasoning=f"think {KEY}")
     with serve(reply, Reply(f"no {KEY}", status=400)) as server:
-        model = RedactingModel("m", base_url=server.url, api_key=KEY, redactor=Redactor(KEY))
-        events, result = drive(run_loop([], model, [], prompts="go", system=f"key: {KEY}"))
+        redactor = Redactor(KEY)
+        model = ChatModel("m", base_url=server.url, api_key=KEY, redact=redactor.data)
+        run = run_loop([], model, [], prompts="go", system=f"key: {KEY}", hooks=Redaction(redactor))
+        events, result = drive(run)
     assert KEY not in json.dumps(server.requests)
     assert server.heads[0]["authorization"] == f"Bearer {KEY}"
     shown = {
@@ -56,6 +60,19 @@ def test_a_model_brings_no_key_in_deltas_answers_and_errors() -> None:
     }
     assert shown == {TextDelta: f"I say {HIDDEN} again", ReasoningDelta: f"think {HIDDEN}"}
     assert result.error and KEY not in f"{result}{result.error}{result.error.message}"
+
+
+def test_an_answer_that_repeats_a_key_in_pieces_is_kept_without_it() -> None:
+    deltas = [{"content": KEY[:9]}, {"content": KEY[9:]}, {"reasoning_content": KEY}]
+    chunks = [
+        b"data: %s\n\n" % json.dumps({"choices": [{"delta": delta, "finish_reason": end}]}).encode()
+        for delta, end in [*((delta, None) for delta in deltas), ({}, "stop")]
+    ]
+    messages: list[Message] = []
+    with serve(Reply(chunks=[*chunks, b"data: [DONE]\n\n"])) as server:
+        model = ChatModel("m", base_url=server.url, api_key=KEY, redact=Redactor(KEY).data)
+        drive(run_loop(messages, model, [], prompts="go", hooks=Redaction(Redactor(KEY))))
+    assert messages[-1]["content"] == HIDDEN and KEY not in json.dumps(messages)
 
 
 @pytest.mark.parametrize("form", ["text", "stream-json"])
@@ -100,7 +117,7 @@ def test_a_tool_says_no_key_while_it_works_in_questions_and_at_its_end() -> None
             super().before_tool_call(call, ctx)  # type: ignore[arg-type]
 
     with serve(Reply("", [("leak", {})]), Reply("Done.")) as server:
-        model = RedactingModel("m", base_url=server.url, api_key="k", redactor=Redactor())
+        model = ChatModel("m", base_url=server.url, api_key="k")
         events, _ = drive(
             run_loop([], model, Toolset([leak]), prompts="go", hooks=Asked(Redactor(KEY)))
         )

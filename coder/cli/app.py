@@ -189,10 +189,7 @@ class App:
         first = settings.first_byte_timeout
         if first is None:
             first = max(FIRST_BYTE_TIMEOUT, idle) if idle else 0
-        redacting = self.redaction and partial(
-            self.redaction.RedactingModel, redactor=self.redactor
-        )
-        model: ChatModel = (redacting or ChatModel)(
+        return ChatModel(
             name,
             base_url=settings.base_url,
             api_key=settings.api_key,
@@ -203,8 +200,8 @@ class App:
             headers=settings.headers,
             profile=settings.profile,
             price=settings.price_of(name),
+            redact=self.redactor.data if self.redactor else bytes,
         )
-        return model
 
     def _hooks(
         self,

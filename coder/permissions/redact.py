@@ -2,14 +2,14 @@
 
     redactor = Redactor("sk-...")
     redactor.text("my key is sk-...")           # "my key is [API key, not shown]"
-    model = RedactingModel("gpt-5", api_key="sk-...", redactor=redactor)
+    model = ChatModel("gpt-5", api_key="sk-...", redact=redactor.data)
     hooks = HookChain(..., Redaction(redactor))  # last, so that it gets what the other hooks return
 
 A key is found as it is, or as JSON escapes it. Whatever enters the conversation is redacted when
-it does: results by the hook, answers by the model, prompts by the caller. So the history holds no
-key, and is not searched again. This prevents accidents: a program that reads a key can write it in
-another way or in pieces, and a key that arrives in two pieces of a stream is shown while it
-streams.
+it does: results and answers by the hook, prompts by the caller. So the history holds no key, and
+is not searched again. The model redacts what it reads from the server, piece by piece, for the
+screen. This prevents accidents: a program that reads a key can write it in another way or in
+pieces, and a key that arrives in two pieces of a stream is shown while it streams.
 """
 
 from __future__ import annotations
@@ -18,19 +18,15 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from typing import Any
 
-from coder.abort import Abort
-from coder.ai import ChatModel
-from coder.events import Event, ReasoningDelta, Returning, TextDelta, ToolCallDelta
 from coder.hooks import Hooks
 from coder.permissions.sanitize import strip_controls
 from coder.tools.environment import is_secret
 from coder.toolset import ToolContext
-from coder.types import Completion, ModelError, Request, ToolCall, ToolResult
+from coder.types import Completion, Request, ToolCall, ToolResult
 
-T = TypeVar("T")
 HIDDEN = "[API key, not shown]"
 MIN_KEY = 8  # characters
 PLACEHOLDER = re.compile(  # what users write where a local server wants a key and does not check it
@@ -40,15 +36,6 @@ PLACEHOLDER = re.compile(  # what users write where a local server wants a key a
     re.I,
 )
 WRITING = {"write", "edit", "apply_patch"}
-
-# Fields that hold what a server sent.
-DELTAS: dict[type, tuple[str, ...]] = {
-    TextDelta: ("text",),
-    ReasoningDelta: ("text",),
-    ToolCallDelta: ("id", "name", "arguments"),
-}
-CALL = ("id", "name", "arguments", "problem")
-ANSWER = ("text", "reasoning", "message", "finish_reason")
 
 
 class Redactor:
@@ -96,14 +83,24 @@ def redacted(value: Any, redact: Callable[[str], str]) -> Any:
     return value if new == value else new
 
 
-# ---- tools, models and logs ----------------------------------------------------------------------
+# ---- the conversation and logs ----------------------------------------------------------------------
 
 
 class Redaction(Hooks):
-    """Redacts what tools return: their updates, the preview of a question, their results."""
+    """Redacts the system prompt, since it holds files; answers; and what tools return: their
+    updates, the preview of a question, their results."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.redactor = redactor
+
+    def before_llm_call(self, request: Request) -> None:
+        request.system = self.redactor.text(request.system)
+
+    def after_llm_call(self, answer: Completion) -> None:
+        parts: list[Completion | ToolCall] = [answer, *answer.calls]
+        for part in parts:
+            for field in dataclasses.fields(part):
+                setattr(part, field.name, self.redactor.value(getattr(part, field.name)))
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> ToolResult | None:
         ctx.redact = self.redactor.text
@@ -120,36 +117,6 @@ class Redaction(Hooks):
         if content is result.content and details is result.details:
             return None
         return ToolResult(content, result.is_error, details)
-
-
-class RedactingModel(ChatModel):
-    """A ChatModel whose answers and errors hold no key of its redactor."""
-
-    def __init__(self, name: str, *, redactor: Redactor, **options: Any) -> None:
-        super().__init__(name, **options)
-        self.redactor = redactor
-
-    def stream(self, request: Request, abort: Abort) -> Generator[Event, None, Completion]:
-        """As ChatModel's; the system prompt is redacted as well, since it holds files."""
-        asked = dataclasses.replace(request, system=self.redactor.text(request.system))
-        try:
-            with Returning(super().stream(asked, abort)) as answer:
-                for event in answer:
-                    yield self._clean(event, DELTAS.get(type(event), ()))
-        except ModelError as error:
-            error.message = self.redactor.text(error.message)
-            error.request_id = self.redactor.value(error.request_id)
-            error.body = self.redactor.data(error.body)
-            error.args = (error.message,)
-            raise
-        calls = [self._clean(call, CALL) for call in answer.value.calls]
-        return dataclasses.replace(self._clean(answer.value, ANSWER), calls=calls)
-
-    def _clean(self, part: T, names: tuple[str, ...]) -> T:
-        """Redact these fields of a delta, a call or an answer."""
-        old = {name: getattr(part, name) for name in names}
-        new = self.redactor.value(old)
-        return part if new is old else dataclasses.replace(cast(Any, part), **new)
 
 
 def redact_logs(redactor: Redactor) -> None:

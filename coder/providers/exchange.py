@@ -29,8 +29,14 @@ CHUNK_HEAD = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,15})[^\n]*\n")
 class StreamingRequest:
     """One request, and its answer as it comes. `cut` ends both at any moment, from any thread or signal handler."""
 
-    def __init__(self, connections: Connections, abort: Abort, seconds: float) -> None:
-        self.connections, self.abort = connections, abort
+    def __init__(
+        self,
+        connections: Connections,
+        abort: Abort,
+        seconds: float,
+        redact: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        self.connections, self.abort, self.redact = connections, abort, redact
         self.url, self.status_code = connections.url, 0
         self.headers: Any = {}  # by name in any case
         self._socket: socket.socket | None = None
@@ -130,7 +136,7 @@ class StreamingRequest:
             body = body_of(self._answer, self._limit)
             if "content-encoding" in self.headers:  # although none was asked for
                 body = _decoded(body, self.headers["content-encoding"])
-            yield from body
+            yield from map(self.redact, body)
         except TimeoutError as error:
             raise self._silence() from error
         except (OSError, http.client.HTTPException, ValueError) as error:

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qsl, urljoin, urlsplit
@@ -36,14 +36,20 @@ OUR_HEADERS = {
 
 class Endpoint:
     """Where requests go. `base_url` None is the client's default, and then a missing key is taken from OPENAI_API_KEY;
-    an address given here never gets a key that was not given with it. `key_header`: a further header for the key."""
+    an address given here never gets a key that was not given with it. `key_header`: a further header for the key.
+    `redact` is applied to each piece that is read of an answer."""
 
     path = "/chat/completions"
 
     def __init__(
-        self, base_url: str | None, api_key: str | None, headers: Mapping[str, str]
+        self,
+        base_url: str | None,
+        api_key: str | None,
+        headers: Mapping[str, str],
+        redact: Callable[[bytes], bytes] = bytes,
     ) -> None:
         self.base_url, self.api_key, self.key_header = base_url, api_key, ""
+        self.redact = redact
         self.headers = {name.lower(): value for name, value in headers.items()}
         self.address = self._base_of(base_url or os.environ.get("OPENAI_BASE_URL") or "") or None
         self.connections = Connections(self.address or DEFAULT_URL)
@@ -67,7 +73,7 @@ class Endpoint:
         """
         abort.check()
         key = self.key_for(api_key)
-        request = StreamingRequest(self.connections, abort, seconds)
+        request = StreamingRequest(self.connections, abort, seconds, self.redact)
         with abort.calling(request.cut):
             try:
                 self._thread.request, self._thread.key = request, key
