@@ -7,18 +7,19 @@ import json
 import os
 import re
 import shutil
-import socket
 import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coder.ai import ChatModel
+from coder.cli.config import NAMES, ConfigError, load
 from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.loop import run_loop
 from coder.permissions.permissions import Permissions
 from coder.permissions.redact import HIDDEN, Redactor
 from coder.tools.bash import bash
@@ -26,7 +27,7 @@ from coder.tools.files import read as read_tool
 from coder.tools.search import glob, grep
 from coder.tools.secrets import holds_secrets
 from coder.toolset import Toolset
-from tests.harness import ask, serve
+from tests.harness import ask, drive, serve
 from tests.terminal import OneShot, Place, Terminal, processes, until
 
 KEY = "sk-CANARY-0123456789abcdef0123456789abcdef"
@@ -66,16 +67,40 @@ def elsewhere(server: ScriptedServer) -> str:
 # ---- what a workspace may say ----------------------------------------------------------------------------
 
 
-@pytest.mark.case("SEC-01")
-def test_a_base_url_of_the_workspace_gets_no_request_and_no_key(tmp_path: Path, ws: Path) -> None:
-    with serve(Reply("I am evil.")) as evil, serve(Reply("Hello.")) as server:
-        (ws / ".env").write_text(
-            f"OPENAI_BASE_URL={evil.url}\nOPENAI_API_KEY=key-of-the-folder\nOPENAI_MODEL=theirs\n"
-        )
-        with OneShot(tmp_path, server, "hi") as run:
-            assert run.end() == 0 and run.out == "Hello.\n"
-        assert evil.connections == 0 and server.requests[0]["model"] == "script"
-        assert server.heads[0]["authorization"] == f"Bearer {run.key}"
+@pytest.fixture
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without settings, with a home of its own."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in (*NAMES, *PROXIES, "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.case("SEC-01", "SEC-16")
+@pytest.mark.parametrize("server", ["http://127.0.0.1:9/v1", ""])
+@pytest.mark.parametrize("key", ["", "OPENAI_API_KEY=key-of-the-folder\n"])
+def test_a_base_url_of_the_workspace_does_not_get_the_key_of_the_environment(
+    ws: Path, clean: pytest.MonkeyPatch, server: str, key: str
+) -> None:
+    """Through the program: SEC-05."""
+    (ws / ".env").write_text(f"OPENAI_BASE_URL=https://evil/v1\nOPENAI_MODEL=theirs\n{key}")
+    clean.setenv("OPENAI_API_KEY", KEY)
+    clean.setenv("OPENAI_MODEL", "mine")
+    clean.setenv("OPENAI_BASE_URL", server)
+    found = load(ws)
+    assert (found.base_url or "", found.api_key, found.model) == (server, KEY, "mine")
+    assert "Ignored in this folder: OPENAI_BASE_URL" in "".join(found.notes)
+
+
+def test_the_folders_own_server_and_key_are_taken_together_and_reported(
+    ws: Path, clean: pytest.MonkeyPatch
+) -> None:
+    text = "OPENAI_BASE_URL=http://127.0.0.1:9/v1\nOPENAI_API_KEY=theirs\nOPENAI_MODEL=m\n"
+    (ws / ".env").write_text(text)
+    found = load(ws)
+    assert (found.base_url, found.api_key) == ("http://127.0.0.1:9/v1", "theirs")
+    expected = "Server and key come from the .env of this folder: 127.0.0.1:9."
+    assert expected in found.notes
 
 
 @pytest.mark.case("SEC-02")
@@ -130,19 +155,17 @@ def test_proxies_authorities_headers_and_paths_of_files_in_the_workspace_do_noth
 
 
 @pytest.mark.case("SEC-03")
-def test_nothing_is_interpolated_in_the_users_own_file(tmp_path: Path, config: Path) -> None:
-    with serve(Reply("Hello.")) as server:
-        (config / ".env").write_text(
-            f"OPENAI_BASE_URL={server.url}/${{OTHER}}\nOPENAI_MODEL=m-${{HOME}}-$OTHER\n"
-            "OPENAI_API_KEY=k-${OTHER}-${OPENAI_MODEL}\n"
-        )
-        with OneShot(
-            tmp_path, server, "hi", **NO_SERVER, OTHER="taken", XDG_CONFIG_HOME=str(config.parent)
-        ) as run:
-            assert run.end() == 0, run.err
-        assert server.paths == ["/v1/$%7BOTHER%7D/chat/completions"]
-        assert server.requests[0]["model"] == "m-${HOME}-$OTHER"
-        assert server.heads[0]["authorization"] == "Bearer k-${OTHER}-${OPENAI_MODEL}"
+def test_nothing_is_interpolated_in_the_users_own_file(
+    ws: Path, config: Path, clean: pytest.MonkeyPatch
+) -> None:
+    clean.setenv("OTHER", "taken")
+    (config / ".env").write_text(
+        "OPENAI_BASE_URL=https://server/${OTHER}\nOPENAI_MODEL=m-${HOME}-$OTHER\n"
+        "OPENAI_API_KEY=k-${OTHER}-${OPENAI_MODEL}\n"
+    )
+    found = load(ws)
+    assert (found.base_url, found.model) == ("https://server/${OTHER}", "m-${HOME}-$OTHER")
+    assert found.api_key == "k-${OTHER}-${OPENAI_MODEL}"
 
 
 @pytest.mark.case("SEC-05")
@@ -249,33 +272,6 @@ def test_a_git_file_that_points_to_a_trusted_folder_makes_nothing_trusted(
         assert "WORDS OF" not in json.dumps(server.requests)
 
 
-@pytest.mark.case("SEC-16")
-def test_a_base_url_of_the_workspace_does_not_get_the_key_of_the_environment_and_stops_nobody(
-    tmp_path: Path, ws: Path
-) -> None:
-    """The key goes to its own server; here a proxy of the environment sees where that is, and refuses."""
-    with serve(Reply("I am evil.")) as evil, socket.create_server(("127.0.0.1", 0)) as door:
-        asked: list[bytes] = []
-
-        def refuse() -> None:
-            with door.accept()[0] as caller:
-                asked.append(caller.recv(4096))
-                caller.sendall(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
-
-        threading.Thread(target=refuse, daemon=True).start()
-        (ws / ".env").write_text(f"OPENAI_BASE_URL={evil.url}\nOPENAI_API_KEY=of-an-app\n")
-        with OneShot(
-            tmp_path,
-            evil,
-            "hi",
-            OPENAI_BASE_URL="",
-            HTTPS_PROXY=f"http://127.0.0.1:{door.getsockname()[1]}",
-        ) as run:
-            assert run.end() == 1 and asked[0].startswith(b"CONNECT api.openai.com:443 ")
-            assert "Ignored in this folder: OPENAI_BASE_URL in .env" in run.err
-        assert evil.connections == 0
-
-
 @pytest.mark.case("SEC-02")
 def test_headers_of_the_user_are_sent_and_kept_from_everybody_else(tmp_path: Path) -> None:
     secret = "gw-CANARY-0123456789abcdef"
@@ -308,19 +304,19 @@ def test_headers_of_the_user_are_sent_and_kept_from_everybody_else(tmp_path: Pat
 
 
 @pytest.mark.case("SEC-17")
-def test_http_to_another_machine_needs_a_flag(tmp_path: Path) -> None:
+def test_http_to_another_machine_needs_a_flag(ws: Path, clean: pytest.MonkeyPatch) -> None:
+    clean.setenv("OPENAI_MODEL", "m")
+    clean.setenv("OPENAI_API_KEY", KEY)
     with serve(Reply("I am a proxy.")) as proxy, serve(Reply("Hello.")) as server:
-        with OneShot(tmp_path, server, "hi", OPENAI_BASE_URL=elsewhere(server)) as run:
-            assert run.end() == 2
-            assert run.err.count("\n") == 1
-            assert "--allow-http" in run.err
-            assert server.connections == 0
-        proxies = dict.fromkeys(PROXIES, proxy.url)
-        options = ("--allow-http", "hi")
-        with OneShot(
-            tmp_path, server, *options, OPENAI_BASE_URL=elsewhere(server), **proxies
-        ) as run:
-            assert run.end() == 0 and run.out == "Hello.\n" and server.connections == 1
+        clean.setenv("OPENAI_BASE_URL", elsewhere(server))
+        with pytest.raises(ConfigError, match="--allow-http") as refused:
+            load(ws)
+        assert "\n" not in str(refused.value)
+        for name in PROXIES:
+            clean.setenv(name, proxy.url)
+        found = load(ws, {"CODER_ALLOW_HTTP": "on"})
+        model = ChatModel("m", base_url=found.base_url, api_key=found.api_key)
+        assert drive(run_loop([], model, prompts="hi"))[1].text == "Hello."
         assert proxy.connections == 0, "no proxy of the environment sees the key"
 
 
@@ -410,23 +406,6 @@ def test_the_server_of_the_environment_is_used_and_shown(tmp_path: Path) -> None
             assert run.end() == 0
             assert run.err.startswith(f"script at 0.0.0.0:{server.port}\n")
             assert run.out == "Hello.\n"
-
-
-def test_the_folders_own_server_is_told_before_the_first_request(tmp_path: Path, ws: Path) -> None:
-    with serve(Reply("Hello.")) as server:
-        (ws / ".env").write_text(
-            f"OPENAI_BASE_URL={server.url}\nOPENAI_API_KEY={KEY}\nOPENAI_MODEL=theirs\n"
-        )
-        with OneShot(tmp_path, server, "hi", **NO_SERVER) as run:
-            run.key = KEY
-            assert run.end() == 0
-            assert (
-                f"Server and key come from the .env of this folder: 127.0.0.1:{server.port}."
-                in run.err
-            )
-            (ws / ".env").unlink()
-        assert server.heads[0]["authorization"] == f"Bearer {KEY}"
-        assert server.requests[0]["model"] == "theirs"
 
 
 # ---- the key ---------------------------------------------------------------------------------------------
