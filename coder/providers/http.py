@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
@@ -192,15 +193,17 @@ class Endpoint:
 
 
 def load() -> Any:
-    """The openai package, which is slow to import: at the first need, and without the garbage collector, which takes an
-    eighth of that time and finds nothing."""
-    collects = gc.isenabled() and "openai" not in sys.modules
+    """What is used of the openai package, which is slow to import: at the first need, and without the garbage collector,
+    which takes an eighth of that time and finds nothing."""
+    collects = gc.isenabled() and "openai._client" not in sys.modules
     if collects:
         gc.disable()
-    try:
-        import openai  # waits where another thread is at it
-
-        return openai
+    try:  # waits where another thread is at it
+        from openai._base_client import DefaultHttpxClient  # not the package: see cli/lazy.py
+        from openai._client import OpenAI
+    except ImportError:  # another version, laid out otherwise
+        from openai import DefaultHttpxClient, OpenAI
     finally:
         if collects:
             gc.enable()
+    return SimpleNamespace(OpenAI=OpenAI, DefaultHttpxClient=DefaultHttpxClient)
