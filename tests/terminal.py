@@ -284,7 +284,11 @@ class Terminal(Place):
             self.child.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=0.01)
             return holds()
 
-        until(read_and_ask, what)
+        try:
+            until(read_and_ask, what)
+        except AssertionError as error:
+            error.add_note(f"the end of the screen: {self.output[-1000:]!r}")
+            raise
 
     def say(self, text: str) -> str:
         """Enter a text and wait for the next prompt; returns what the screen showed."""

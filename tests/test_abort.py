@@ -28,6 +28,7 @@ import pytest
 
 from coder.abort import Abort
 from coder.ai import ChatModel
+from coder.cli.signals import Interrupts
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import Event, Retry, RunEnd, TextDelta, ToolUpdate
 from coder.history import convert_to_llm
@@ -210,6 +211,17 @@ def test_ctrl_c_right_after_the_first_entry_comes_back_to_the_prompt(
             terminal.child.expect(r"\r\n?(?:\x1b\][^\x07]*\x07|\x1b\[\?2004[hl]\r?)*> ")
         release.set()
         assert "All is well." in terminal.say("and now?")
+
+
+def test_ctrl_c_behind_a_run_waits_until_what_follows_on_it_is_done() -> None:
+    interrupts, done = Interrupts(), []
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred_behind_run():
+        with interrupts.stopping(Abort()):
+            signal.raise_signal(signal.SIGINT)
+        assert interrupts.presses == 1
+        signal.raise_signal(signal.SIGINT)
+        done.append("what was typed is kept")
+    assert done and interrupts.presses == 1
 
 
 # ---- the ways out ------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from coder.cli.input import Keyboard, Leave
 from coder.cli.questions import Prompter
 from coder.cli.render import Renderer, print_history
 from coder.cli.screen import Screen
-from coder.cli.signals import defer_sigint
 from coder.cli.typeahead import COMMAND, TypeAhead
 from coder.events import Event, RunEnd, Status
 from coder.history import user
@@ -97,10 +96,10 @@ class Repl:
     def _ask_model(self, text: str) -> None:
         """One run. What was entered during it is done next; where the run did not end well, it stands at the prompt."""
         ended_well, typed = False, self.typeahead
-        with self.hard_stop(), typed.listening():
-            result = self.app.follow(self.app.stream(text.strip()), self.show)
-            ended_well = result.stop_reason == "stop"
-        with defer_sigint():
+        with self.app.interrupts.deferred_behind_run():
+            with self.hard_stop(), typed.listening():
+                result = self.app.follow(self.app.stream(text.strip()), self.show)
+                ended_well = result.stop_reason == "stop"
             self.conversation.settle()
             self.keyboard.remember(typed.entered)
             (self._entries if ended_well else self.keyboard.early).extend(typed.unsent_lines())

@@ -48,6 +48,7 @@ class Interrupts:
         self.presses = 0
         self.last = -100.0
         self.ended = False
+        self._behind_run: Handler | None = None  # takes Ctrl+C from the end of a run on
 
     @contextmanager
     def stopping(self, abort: Abort) -> Iterator[None]:
@@ -72,18 +73,32 @@ class Interrupts:
                 forced = True
                 raise KeyboardInterrupt
 
-        handlers = {signal.SIGINT: press} | {
-            each: end for each in ENDING if signal.getsignal(each) is _exit
-        }
         with contextlib.ExitStack() as stack:
-            for each, handler in handlers.items():
-                stack.enter_context(handling(each, handler))
+            for each in ENDING:
+                if signal.getsignal(each) is _exit:
+                    stack.enter_context(handling(each, end))
+            before = signal.signal(signal.SIGINT, press)
             try:
                 with wake_up(force):
                     yield
             finally:
+                signal.signal(signal.SIGINT, self._behind_run or before)
                 if self.ended:
                     raise SystemExit(_exit_codes[0])
+
+    @contextmanager
+    def deferred_behind_run(self) -> Iterator[None]:
+        """What follows on a run in here is not broken off: a Ctrl+C that comes then is raised at the end."""
+        late: list[int] = []
+        before = signal.getsignal(signal.SIGINT)
+        self._behind_run = lambda number, frame: late.append(number)
+        try:
+            yield
+        finally:
+            self._behind_run = None
+            signal.signal(signal.SIGINT, before)
+        if late and not _exit_codes:
+            raise KeyboardInterrupt
 
 
 @contextmanager
