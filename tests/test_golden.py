@@ -224,6 +224,10 @@ def unwatched(event: Event, stop: Callable[[], None]) -> None:
     pass
 
 
+# How each run of the prompt "go" begins; left out of its story.
+BEGINNING = "run_start\nstatus busy\nstep_start 1\nmessage_start/end user 'go'\n"
+
+
 def told(
     *script: Any,
     prompt: Any = "go",
@@ -246,7 +250,7 @@ def told(
             assert_rebuilt(events, messages)
         stories.append(story(events))
     assert stories[0] == stories[1]
-    return stories[0]
+    return stories[0].removeprefix(BEGINNING)
 
 
 def assert_rebuilt(events: Sequence[Event], messages: list[Message]) -> None:
@@ -323,10 +327,6 @@ def test_a_plain_answer() -> None:
 def test_an_answer_with_a_tool() -> None:
     """P60, P33: start, end, then the result as a message; the step ends behind it."""
     assert told(Reply(calls=[("add", {"a": 2, "b": 2})]), Reply("Four.")) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
         message_start assistant
         tool_call_delta #1 add '{"a": 2, "b": 2}'
         message_end assistant #1=add
@@ -351,10 +351,6 @@ def test_an_answer_cut_by_length_in_its_calls() -> None:
         "Send it again in smaller pieces, for instance a long file in several edits.'"
     )
     assert told(cut, Reply("Smaller.")) == lines(f"""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
         message_start assistant
         text_delta 'Writing.'
         tool_call_delta #1 add '{{"a": 1, "b": 2}}'
@@ -380,10 +376,6 @@ def test_an_answer_cut_by_length_in_its_calls() -> None:
 # ---- what is said meanwhile ------------------------------------------------------------------------------
 
 STEERED = lines("""
-    run_start
-    status busy
-    step_start 1
-    message_start/end user 'go'
     message_start assistant
     text_delta 'Let me see.'
     tool_call_delta #1 add '{"a": 1, "b": 2}'
@@ -419,10 +411,6 @@ def test_a_follow_up() -> None:
     assert told(
         Reply("One."), Reply("Two."), hooks=saying("get_follow_up_messages", 1, "And then?")
     ) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
         message_start assistant
         text_delta 'One.'
         message_end assistant 'One.'
@@ -444,10 +432,6 @@ def test_a_follow_up() -> None:
 def test_a_retry_takes_back_the_text_of_the_failed_attempt() -> None:
     """The half answer has a start and no end: `retry` stands in its place."""
     assert told(Reply("half an", cut=3), Reply("busy", status=503), Reply("A whole one.")) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
         message_start assistant
         text_delta 'half an'
         retry 1 incomplete
@@ -472,10 +456,6 @@ def test_an_abort_in_the_middle_of_the_text_keeps_what_was_said() -> None:
     """P28, P47."""
     half = Reply("alpha beta gamma", cut=3, close="hang")
     assert told(half, watch=stopping(TextDelta, "beta")) == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
         message_start assistant
         text_delta 'alpha beta'
         message_end assistant 'alpha beta' aborted
@@ -488,10 +468,6 @@ def test_an_abort_in_the_middle_of_the_text_keeps_what_was_said() -> None:
 def test_an_abort_in_a_tool_gives_every_call_its_result() -> None:
     calls = Reply("Working.", calls=[("work", {}), ("add", {"a": 1, "b": 2})])
     assert told(calls, tools=[work, add], watch=stopping(ToolUpdate)) == lines(r"""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
         message_start assistant
         text_delta 'Working.'
         tool_call_delta #1 work '{}'
@@ -520,10 +496,6 @@ def test_the_same_call_again_and_again() -> None:
         "or say what is in the way. The same call once more ends the run.'"
     )
     assert told(ONE) == lines(f"""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
         message_start assistant
         tool_call_delta #1 add '{{"a": 1, "b": 2}}'
         message_end assistant #1=add

@@ -48,80 +48,44 @@ def once(value: list[Any]) -> Callable[[], list[Any]]:
 
 
 CALL, DONE = Reply(calls=[("look", {})]), Reply("done")
-# What is answered and put in, and the states that the run goes through.
+NO, STAYS = Reply("no", status=500), Reply("no", status=401)
+FILTERED = Reply(calls=[("look", {})], finish="content_filter")
+INITIALS = {"r": "running_tools", "a": "asking", "w": "waiting", "c": "compacting"}
+INITIALS |= {"p": "preparing", "f": "finishing", "e": "ended"}
+
+
+def hook(**functions: Any) -> dict[str, Any]:
+    return {"hooks": FunctionHooks(**functions)}
+
+
+MORE = hook(get_follow_up_messages=once([user("more")]))
+SHORTER = hook(on_length=lambda m, trigger, u, a: trigger != "threshold")
+# What is answered and put in, and the states that the run goes through, by their first letters.
 RUNS: dict[str, tuple[list[Reply], dict[str, Any], str]] = {
-    "an answer": ([DONE], {}, "preparing asking finishing ended"),
-    "a follow-up": (
-        [DONE],
-        {"hooks": FunctionHooks(get_follow_up_messages=once([user("more")]))},
-        "preparing asking finishing preparing asking finishing ended",
-    ),
-    "a tool": (
-        [CALL, DONE],
-        {},
-        "preparing asking running_tools preparing asking finishing ended",
-    ),
-    "the step limit": (
-        [CALL],
-        {"limits": Limits(max_steps=1)},
-        "preparing asking running_tools preparing ended",
-    ),
-    "the same call again": (
-        [Reply(calls=[("look", {})] * 4)],
-        {},
-        "preparing asking running_tools ended",
-    ),
-    "a failure that passes": (
-        [Reply("no", status=500), DONE],
-        {},
-        "preparing asking waiting preparing asking finishing ended",
-    ),
-    "an empty answer": (
-        [Reply(""), DONE],
-        {},
-        "preparing asking waiting preparing asking finishing ended",
-    ),
-    "a failure that stays": (
-        [Reply("no", status=401)],
-        {},
-        "preparing asking ended",
-    ),
-    "too many failures": (
-        [Reply("no", status=500)],
-        {"limits": Limits(max_errors=1)},
-        "preparing asking ended",
-    ),
-    "the output limit": (
-        [Reply("half", finish="length")],
-        {},
-        "preparing asking finishing ended",
-    ),
-    "the content filter, with a call": (
-        [Reply(calls=[("look", {})], finish="content_filter")],
-        {},
-        "preparing asking ended",
-    ),
-    "a full context that was shortened": (
-        [OVERFLOW, DONE],
-        {"hooks": FunctionHooks(on_length=lambda m, trigger, u, a: trigger != "threshold")},
-        "preparing asking compacting preparing asking finishing ended",
-    ),
-    "a full context": ([OVERFLOW], {}, "preparing asking compacting ended"),
-    "a request that a hook fails for now": (
-        [DONE],
-        {"hooks": FunctionHooks(before_llm_call=refuse_once())},
-        "preparing waiting preparing asking finishing ended",
-    ),
-    "a request that a hook refuses": (
-        [DONE],
-        {"hooks": FunctionHooks(before_llm_call=refuse)},
-        "preparing ended",
-    ),
+    "an answer": ([DONE], {}, "pafe"),
+    "a follow-up": ([DONE], MORE, "pafpafe"),
+    "a tool": ([CALL, DONE], {}, "parpafe"),
+    "the step limit": ([CALL], {"limits": Limits(max_steps=1)}, "parpe"),
+    "the same call again": ([Reply(calls=[("look", {})] * 4)], {}, "pare"),
+    "a transient failure": ([NO, DONE], {}, "pawpafe"),
+    "an empty answer": ([Reply(""), DONE], {}, "pawpafe"),
+    "a final failure": ([STAYS], {}, "pae"),
+    "too many failures": ([NO], {"limits": Limits(max_errors=1)}, "pae"),
+    "the output limit": ([Reply("half", finish="length")], {}, "pafe"),
+    "the content filter, with a call": ([FILTERED], {}, "pae"),
+    "a full context that was shortened": ([OVERFLOW, DONE], SHORTER, "pacpafe"),
+    "a full context": ([OVERFLOW], {}, "pace"),
+    "a request that a hook fails once": ([DONE], hook(before_llm_call=refuse_once()), "pwpafe"),
+    "a request that a hook refuses": ([DONE], hook(before_llm_call=refuse), "pe"),
 }
 
 
 def states_of(events: list[Event]) -> list[str]:
     return [event.state for event in events if isinstance(event, Status)]
+
+
+def spelled(initials: str) -> list[str]:
+    return [INITIALS[initial] for initial in initials]
 
 
 def drawn_ways() -> set[tuple[str, str]]:
@@ -134,11 +98,11 @@ def test_a_run_goes_through_these_states(name: str) -> None:
     replies, options, states = RUNS[name]
     with serve(*replies) as server:
         events, _ = ask(server, tools=[look], **options)
-    assert states_of(events) == states.split()
+    assert states_of(events) == spelled(states)
 
 
 def test_every_way_in_the_drawing_is_taken_by_one_of_these_runs_and_no_other() -> None:
-    taken = {way for _, _, states in RUNS.values() for way in pairwise(states.split())}
+    taken = {way for _, _, states in RUNS.values() for way in pairwise(spelled(states))}
     assert taken == drawn_ways()
     assert {state for way in taken for state in way} == set(get_args(State))
 
