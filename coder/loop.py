@@ -11,6 +11,7 @@ so that the list can be sent again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from coder import events
 from coder.abort import Abort
@@ -41,6 +42,7 @@ def run_loop(
     reasoning: Reasoning = "off",
     hooks: Hooks | None = None,
     limits: Limits = Limits(),
+    max_steps: int | None = None,
     retry: RetryPolicy = RetryPolicy(),
     abort: Abort | None = None,
     budget: Budget | None = None,
@@ -48,11 +50,12 @@ def run_loop(
     """Yield the events of one run; return its RunResult.
 
     `prompts` (text or messages) are added to the list first; without them the run continues from the list as
-    it is. `budget`: a sub-agent's, below its parent's. Raises ValueError where there is nothing to answer,
-    KeyboardInterrupt and programming errors; the list is in order then, too.
+    it is. `max_steps` is short for that of `limits`; `budget`: a sub-agent's, below its parent's. Raises ValueError
+    where there is nothing to answer, KeyboardInterrupt and programming errors; the list is in order then, too.
     """
     if not isinstance(hooks, Hooks | None):
         raise TypeError("hooks is one object of the class Hooks; a HookChain makes one of several")
+    limits = replace(limits, max_steps=max_steps) if max_steps else limits
     with (abort or Abort()).child(limits.max_seconds) as token:
         run = Run(
             messages,

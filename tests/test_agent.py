@@ -11,10 +11,11 @@ from coder.ai import ChatModel
 from coder.devtools.scripted import Reply, ScriptedServer
 from coder.events import Event, RunEnd, ToolStart
 from coder.history import image_part
+from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.toolset import tool
 from coder.types import DeniedError
-from tests.harness import FAST, assert_all_valid, serve, shape
+from tests.harness import FAST, assert_all_valid, drive, serve, shape
 from tests.terminal import promptly, until
 
 
@@ -69,7 +70,7 @@ def test_a_prompt_has_four_forms() -> None:
 def test_the_conversation_goes_on_and_can_be_reset() -> None:
     """P52, P53."""
     with serve(Reply("yes")) as server:
-        agent = agent_of(server, system_prompt="Be brief.")
+        agent = agent_of(server, system="Be brief.")
         assert agent.run("one").text == "yes"
         agent.prompt("two")
         assert contents(server) == ["Be brief.", "one", "yes", "two"]
@@ -78,7 +79,7 @@ def test_the_conversation_goes_on_and_can_be_reset() -> None:
         assert (
             agent.messages == []
             and not agent.has_queued_messages
-            and agent.state.system_prompt == "Be brief."
+            and agent.state.system == "Be brief."
         )
         kept = [{"role": "user", "content": "old"}]
         agent.replace_messages(kept)
@@ -89,12 +90,10 @@ def test_the_conversation_goes_on_and_can_be_reset() -> None:
 
 def test_the_setters_count_from_the_next_run() -> None:
     with serve(Reply("yes")) as server, serve(Reply("other")) as second:
-        agent = agent_of(
-            server, thinking_level="low", session_id="s1", thinking_budgets={"high": 9}
-        )
+        agent = agent_of(server, reasoning="low", session_id="s1", budgets={"high": 9})
         agent.prompt("one")
-        agent.set_system_prompt("New.")
-        agent.set_thinking_level("high")
+        agent.set_system("New.")
+        agent.set_reasoning("high")
         agent.set_tools([])
         agent.set_model(
             ChatModel(
@@ -375,3 +374,11 @@ def test_what_cannot_be_a_model_is_rejected_at_once(model: Any) -> None:
         with pytest.raises(TypeError, match="a model is a name or an object with a method"):
             use(model)
     assert agent.state.model.name == "m"
+
+
+def test_max_steps_is_short_for_that_of_the_limits() -> None:
+    with serve(lambda body: Reply(calls=[("add", {"a": len(body["messages"]), "b": 2})])) as server:
+        agent = agent_of(server, max_steps=2)
+        assert (agent.run("go").stop_reason, agent.limits.max_steps) == ("max_steps", 2)
+        run = run_loop([], ChatModel("m", base_url=server.url), [add], prompts="go", max_steps=3)
+        assert drive(run)[1].stop_reason == "max_steps" and len(server.requests) == 5

@@ -91,7 +91,7 @@ def test_an_agent_behind_a_relay_works_as_one_before_the_model() -> None:
         replies = Reply("Let me see.", calls=calls, reasoning="Hm, a sum."), Reply("Three.")
         with serve(*replies) as upstream, relaying(upstream.url) as url:
             model = behind(url) if relayed else ChatModel("m", base_url=upstream.url)
-            agent = Agent(model, tools=[add], system_prompt="Be brief.", retry=FAST)
+            agent = Agent(model, tools=[add], system="Be brief.", retry=FAST)
             events: list[Event] = []
             agent.subscribe(events.append)
             assert agent.run("add").text == "Three."

@@ -287,7 +287,7 @@ def test_a_request_is_the_prompt_the_messages_and_the_tools() -> None:
         agent = agent_of(
             server,
             tools=[weather],
-            system_prompt="Be brief.",
+            system="Be brief.",
             session_id="s1",
             on_tool_call=starts.append,
         )
@@ -525,7 +525,7 @@ def test_new_messages_are_those_that_ended_and_the_result_has_them_all() -> None
 def test_reset_forgets_the_conversation_the_queues_and_the_error_and_nothing_else() -> None:
     """P52, P53."""
     with serve(Reply("no", status=400)) as server:
-        agent = agent_of(server, system_prompt="Be brief.", thinking_level="low", session_id="s1")
+        agent = agent_of(server, system="Be brief.", reasoning="low", session_id="s1")
         model, tools = agent.state.model, agent.state.tools
         agent.run("go")
         agent.steer("x")
@@ -536,8 +536,8 @@ def test_reset_forgets_the_conversation_the_queues_and_the_error_and_nothing_els
     assert (
         agent.state.model,
         agent.state.tools,
-        agent.state.system_prompt,
-        agent.state.thinking_level,
+        agent.state.system,
+        agent.state.reasoning,
         agent.session_id,
     ) == (model, tools, "Be brief.", "low", "s1")
 
@@ -548,7 +548,7 @@ def test_budgets_that_a_hook_sets_are_not_lost() -> None:
         chat = ChatModel("m", base_url=server.url, profile={"reasoning": {"budget": "$budget"}})
         Agent(
             chat,
-            thinking_level="high",
+            reasoning="high",
             retry=FAST,
             before_llm_call=lambda request: setattr(request, "budgets", {"high": 7}),
         ).run("go")
@@ -791,7 +791,7 @@ def test_the_time_that_a_person_takes_is_not_the_tools_in_a_nested_run_either() 
 
 SCRIPT = """\
 from coder import Agent
-agent = Agent("some-model", system_prompt="Be brief.")
+agent = Agent("some-model", system="Be brief.")
 print(agent.run("one").text)
 print(agent.run("two").text)
 print(len(agent.messages))

@@ -16,6 +16,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,10 @@ class Agent:
     `model`: a name (then it is a ChatModel, and `base_url` and `api_key` are its) or anything with the `stream` of
     Model. Further keywords are hooks, by the names of Hooks (`before_tool_call=...`), and callbacks: `on_text(text)`,
     `on_tool_call(event)`, `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`,
-    `on_compacted(event)`. `max_retry_delay`: seconds; where a server asks for a longer wait, the run fails at once;
-    0 is no limit. A `retry` policy of your own has its own. `session`: what a SessionStore has opened; its messages
-    are the conversation, which is kept there.
+    `on_compacted(event)`. `budgets`: tokens of the reasoning levels. `max_steps` is short for that of `limits`.
+    `max_retry_delay`: seconds; where a server asks for a longer wait, the run fails at once; 0 is no limit; a `retry`
+    policy of your own has its own. `session`: what a SessionStore has opened; its messages are the conversation,
+    which is kept there.
     """
 
     def __init__(
@@ -59,14 +61,15 @@ class Agent:
         model: str | Model,
         *,
         tools: Tools = (),
-        system_prompt: str = "",
+        system: str = "",
         messages: Iterable[Message] = (),
-        thinking_level: Reasoning = "off",
-        thinking_budgets: Mapping[str, int] | None = None,
+        reasoning: Reasoning = "off",
+        budgets: Mapping[str, int] | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
         hooks: Hooks | Sequence[Hooks] = (),
         limits: Limits = Limits(),
+        max_steps: int | None = None,
         retry: RetryPolicy | None = None,
         max_retry_delay: float = 60.0,
         session_id: str = "",
@@ -79,10 +82,10 @@ class Agent:
         named = partial(ChatModel, base_url=base_url, api_key=api_key)
         self._model_named = named if isinstance(model, str) else _unnamed
         toolset = _toolset(tools, cwd, session_id or (session.session_id if session else ""))
-        self.state = AgentState(self._model(model), system_prompt, thinking_level, toolset)
+        self.state = AgentState(self._model(model), system, reasoning, toolset)
         self.state.messages = list(messages)
-        self.thinking_budgets = dict(thinking_budgets or {})
-        self.limits = limits
+        self.budgets = dict(budgets or {})
+        self.limits = replace(limits, max_steps=max_steps) if max_steps else limits
         self.retry = retry or RetryPolicy(max_delay=max_retry_delay or math.inf)
         self.steering, self.follow_ups = Queue(steering_mode), Queue(follow_up_mode)
         self.token = Abort()  # of the run under way, or of the last
@@ -123,7 +126,7 @@ class Agent:
         return HookChain(*given, FunctionHooks(**named), queues)
 
     def _set_budgets(self, request: Request) -> None:
-        request.budgets = {**self.thinking_budgets, **request.budgets}
+        request.budgets = {**self.budgets, **request.budgets}
 
     # -- runs
 
@@ -195,9 +198,9 @@ class Agent:
             state.model,
             state.tools,
             prompts=prompts,
-            system=state.system_prompt,
+            system=state.system,
             hooks=self.hooks,
-            reasoning=state.thinking_level,
+            reasoning=state.reasoning,
             limits=self.limits,
             retry=self.retry,
             abort=abort,
@@ -274,8 +277,8 @@ class Agent:
     def clear_messages(self) -> None:
         self.replace_messages([])
 
-    def set_system_prompt(self, text: str) -> None:
-        self.state.system_prompt = text
+    def set_system(self, text: str) -> None:
+        self.state.system = text
 
     def set_model(self, model: str | Model) -> None:
         """Used from the next run on. A name is another model of the same server."""
@@ -288,8 +291,8 @@ class Agent:
             raise TypeError(f"a model is a name or an object with a method `stream`, not {model!r}")
         return model
 
-    def set_thinking_level(self, level: Reasoning) -> None:
-        self.state.thinking_level = level
+    def set_reasoning(self, level: Reasoning) -> None:
+        self.state.reasoning = level
 
     def set_tools(self, tools: Tools) -> None:
         self.state.tools = _toolset(tools, self.state.tools.cwd, self.session_id)

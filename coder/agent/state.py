@@ -23,8 +23,8 @@ class AgentState:
     """What an agent is (the first five), and what it does. `messages` is the loop's own list."""
 
     model: Model
-    system_prompt: str = ""
-    thinking_level: Reasoning = "off"
+    system: str = ""
+    reasoning: Reasoning = "off"
     tools: Toolset = field(default_factory=Toolset)
     messages: list[Message] = field(default_factory=list)
     is_streaming: bool = False  # a run is under way

@@ -109,7 +109,7 @@ class App:
         )
         self.agent = Agent(
             self.model,
-            thinking_level=self.settings.reasoning,
+            reasoning=self.settings.reasoning,
             hooks=[self.trace.hooks(HookChain(*hooks))] if self.trace else hooks,
             retry=self.retry,
             cwd=self.cwd,
@@ -162,7 +162,7 @@ class App:
             self.compaction.model = model
         agent.set_model(model)
         prompt = self.system or system_prompt(self.cwd, model.name, self.files, self.spec.prompt)
-        agent.set_system_prompt("\n\n".join(filter(None, [prompt, self.extra])))
+        agent.set_system("\n\n".join(filter(None, [prompt, self.extra])))
         task = [self.subagents.tool] if self.subagents else []
         tools = self.permissions.offered([*self.built_in(model.name), *task])
         agent.set_tools(TOOLSET(tools, cwd=self.cwd))

@@ -155,14 +155,14 @@ class Commands:
         """The level, and whether reasoning is shown."""
         levels, word, state = get_args(Reasoning), argument.lower(), self.app.agent.state
         if word in levels:
-            state.thinking_level = cast(Reasoning, word)
+            state.reasoning = cast(Reasoning, word)
         elif word in ("show", "hide"):
             self.repl.render.show_reasoning = word == "show"
         elif word:
             self._warn(f"/reasoning accepts {', '.join(levels)}, show or hide.")
             return
         shown = "shown" if self.repl.render.show_reasoning else "hidden"
-        self.screen.line(f"reasoning: {state.thinking_level}, {shown}")
+        self.screen.line(f"reasoning: {state.reasoning}, {shown}")
 
     def tokens(self, argument: str) -> None:
         used = self.app.newest.input + self.app.newest.output
