@@ -75,8 +75,7 @@ def test_an_answer_that_repeats_a_key_in_pieces_is_kept_without_it() -> None:
     assert messages[-1]["content"] == HIDDEN and KEY not in json.dumps(messages)
 
 
-@pytest.mark.parametrize("form", ["text", "stream-json"])
-@pytest.mark.parametrize("status", [401, 503])
+@pytest.mark.parametrize(("form", "status"), [("text", 401), ("stream-json", 503)])
 def test_the_number_of_a_request_holds_no_key_on_the_screen_nor_in_the_store(
     tmp_path: Path, form: str, status: int
 ) -> None:
