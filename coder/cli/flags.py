@@ -45,12 +45,7 @@ FLAGS = (
     ("--no-compaction", "", "never shorten the conversation; a full context ends the run"),
     ("--agent", "NAME", "the agent: build (default), plan, or one of your own"),
     ("--plan", "", "read and plan, change nothing: --agent plan"),
-    (
-        "-y --yolo",
-        "",
-        "run commands and make edits without asking; what a rule denies stays denied, and a recursive\n"
-        "delete outside of the folder is asked about",
-    ),
+    ("-y --yolo", "", "do not ask about commands and edits; what a rule denies stays denied"),
     (
         "--allow",
         "RULE",
