@@ -12,7 +12,7 @@ from coder.tools.matching import lines_of, numbered, steps
 def advice(
     lines: list[str], old: list[str], new: list[str], name: str, what: tuple[str, str]
 ) -> str:
-    """What a model needs to mend a change: the nearest lines with numbers, the likely cause, one next step.
+    """What a model needs: the nearest lines with numbers, the likely cause, one next step.
 
     `what`: how the call names its old and its new text.
     """
@@ -20,11 +20,13 @@ def advice(
     made = re.findall(rf"^[ \t]*{re.escape(added)}[ \t]*$", text, re.M) if added else []
     if len(made) == 1:  # as whole lines: a word that happens to be in the file says nothing
         line = text.count("\n", 0, text.find(made[0])) + 1
-        return f"{what[0]} is not in {name}, but {what[1]} is, at line {line}: this edit seems to be made already."
+        made_already = f"{what[1]} is, at line {line}: this edit seems to be made already."
+        return f"{what[0]} is not in {name}, but {made_already}"
     wanted = lines_of("\n".join(old).strip("\n")) or [""]
     first, likeness = _nearest(lines, wanted)
     if likeness < 0.5:
-        return f"{what[0]} is not in {name}, nor anything like it. Read the file, or search for the text with grep."
+        way = "Read the file, or search for the text with grep."
+        return f"{what[0]} is not in {name}, nor anything like it. {way}"
     cause = _cause(lines, first, wanted, what[0])
     return (
         f"{what[0]} is not in {name}. {cause} The nearest lines are:\n"
@@ -76,7 +78,7 @@ def _nearest(lines: list[str], wanted: list[str]) -> tuple[int, float]:
 
 
 def _likeness(lines: list[str], wanted: list[str]) -> float:
-    """By letters; of many lines by lines, because difflib leaves out what is frequent in a long text."""
+    """By letters; of many lines by lines: difflib leaves out what is frequent in a long text."""
     if len(wanted) > 20:
         return difflib.SequenceMatcher(None, lines, wanted).ratio()
     return difflib.SequenceMatcher(None, "\n".join(lines), "\n".join(wanted)).ratio()

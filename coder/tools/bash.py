@@ -35,9 +35,9 @@ SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 def bash(
     ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT
 ) -> Generator[Any, None, ToolResult]:
-    """Run a command in bash, in the workspace. Each call is a new shell without input or terminal: `cd` and variables do
-    not last. Put a server in the background with & and its output in a file. Prefer read, grep, glob and edit to cat,
-    grep, find and sed.
+    """Run a command in bash, in the workspace. Each call is a new shell without input or terminal:
+    `cd` and variables do not last. Put a server in the background with & and its output in a
+    file. Prefer read, grep, glob and edit to cat, grep, find and sed.
 
     command: the command line
     timeout: seconds until it is stopped, default 120, at most 600

@@ -1,7 +1,7 @@
 """edit: replace a piece of text in a file, or say what to do where it is not found.
 
-Five rungs are tried in turn, each taken only where one place fits; only that span changes. No looser
-rung follows: a guess that edits the wrong place costs more than a failure that shows the right one.
+Five rungs are tried in turn, each taken only where one place fits; only that span changes. No
+looser rung follows: a wrong edit costs more than a failure that shows the right place.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def edit(
     """Replace text in a file. Do not use sed or cat for this.
 
     path: file, absolute or in the workspace
-    old_string: the text to replace, exactly as in the file without line numbers, and long enough to be unique
+    old_string: the text to replace, exactly as in the file without line numbers, and long enough
+        to be unique
     new_string: the text to put there
     replace_all: replace every occurrence
     """
@@ -113,10 +114,9 @@ def find_places(file: Lines, old: str, new: str, every: bool, name: str) -> list
             raise ToolError(f"old_string is in {name} {MAX_PLACES:,} times or more. {way}")
         if len(starts) > 1 and not every:
             lines = [at + 1 if whole else text.count("\n", 0, at) + 1 for at in starts[:20]]
-            raise ToolError(
-                f"old_string is in {name} {len(starts)} times, at lines {', '.join(map(str, lines))}"
-                ". Give more of the text around the one you mean, or set replace_all."
-            )
+            places = f"{len(starts)} times, at lines {', '.join(map(str, lines))}"
+            way = "Give more of the text around the one you mean, or set replace_all."
+            raise ToolError(f"old_string is in {name} {places}. {way}")
         if starts and whole:
             body = marked_lines(wanted, given)
             return [

@@ -1,4 +1,4 @@
-"""Which variables of an environment are secrets, by their names, and by a password or token in an address; and which headers."""
+"""Which variables and headers hold secrets, by their names and by passwords in addresses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECRET = re.compile(
     "|_(?:PWD|PASS|PAT|DSN)(?:_|$)|(?<!COM|ASK)(?<!BY)PASS$",  # an ASKPASS is a program
     re.I,
 )
-# A colon and digits before a path are a port. What stands alone before the @ of a web address is mostly a token.
+# A colon and digits before a path are a port; what stands alone before an @ is mostly a token.
 SCHEME = re.compile("(?:basic|bearer|token) +", re.I)  # in front of a header's secret
 PASSWORD = re.compile(r"://[^\s/@:\[]*:(?!\d+[/?#])[^\s@]+@|https?://[^\s/@:?#]+@", re.I)
 HARMLESS = {
@@ -32,13 +32,15 @@ def is_secret(name: str, value: str = "") -> bool:
 
 
 def clean_path(path: str) -> str:
-    """Take the relative folders out of a PATH: they are the workspace, whose own `ls`, `git` or `uname` must not be run (PRM-21).
-    An empty PATH would mean just that, so then it is the system's own."""
+    """Take the relative folders out of a PATH: the `ls` or `git` of a workspace must not be run.
+
+    An empty PATH would mean the workspace, too; the system's own takes its place.
+    """
     return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep))) or os.defpath
 
 
 def header_secret(name: str, value: str) -> str:
-    """The secret in a header: what stands behind a scheme, or the value where the name says a secret; "" where there is none."""
+    """The secret in a header, without the scheme in front of it; "" where there is none."""
     if scheme := SCHEME.match(value):
         return value[scheme.end() :]
     return value if is_secret(name, value) or "cookie" in name.lower() else ""

@@ -39,7 +39,8 @@ PIECE = 1 << 20  # bytes
 def read(
     ctx: ToolContext, path: str, offset: int = 1, limit: int = MAX_LINES
 ) -> Generator[Any, None, ToolResult]:
-    """Read a text file: its lines as `number<TAB>text`. Long files come in parts; the end says how to go on.
+    """Read a text file: its lines as `number<TAB>text`. Long files come in parts; the end says how to
+    go on.
 
     path: file, absolute or in the workspace
     offset: first line to read, from 1
@@ -64,7 +65,7 @@ def read(
 
 
 def _text(file: BinaryIO, size: int, name: str) -> BinaryIO:
-    """The file without its mark; a small one in UTF-16 as UTF-8. Raises ToolError for a binary one."""
+    """The file without its mark, a small one in UTF-16 as UTF-8. Raises ToolError for binary."""
     head = file.read(8192)
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and size <= MAX_EDIT:
         text = (head + file.read()).decode("utf-16", "replace")
@@ -128,7 +129,8 @@ def _count(file: BinaryIO, ctx: ToolContext) -> int:
 
 @tool
 def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, ToolResult]:
-    """Create a file or overwrite it whole. To change a part of a file use edit. A file that exists has to be read first.
+    """Create a file or overwrite it whole. To change a part of a file use edit. A file that exists has
+    to be read first.
 
     path: file, absolute or in the workspace; missing folders are made
     content: the whole new content

@@ -21,6 +21,11 @@ ANCHOR = re.compile(r"@@(?: ?-\d+(?:,\d+)? \+\d+(?:,\d+)? @@)? ?(.*?)\s*")
 # What models put around: a fence, a heredoc
 BEFORE = re.compile(r"(```\w*|(apply_patch\s*)?<<-?\s*['\"]?\w+['\"]?)?")
 AFTER = re.compile(r"(```|\w+)?")
+FORMAT = (
+    "A section begins with *** Add File:, *** Update File: or *** Delete File: and a path. In a new "
+    "file each line begins with +, in a hunk with a space (stays), - (goes) or + (new); nothing "
+    "follows Delete File."
+)
 MARKS = {"Add": "+", "Delete": "", "Update": " -+"}  # what a line may begin with
 
 
@@ -50,22 +55,16 @@ def parse(patch: str) -> list[Section]:
         if header := HEADER.fullmatch(line):
             sections.append(Section(header[1], header[2]))
         elif line if not sections else not _take_line(sections[-1], line):
-            raise ToolError(
-                f"this line of the patch has no place there: {line[:200]!r}. A section begins with *** Add File:, "
-                "*** Update File: or *** Delete File: and a path. In a new file each line begins with +, in a hunk "
-                "with a space (stays), - (goes) or + (new); nothing follows Delete File."
-            )
+            raise ToolError(f"this line of the patch has no place there: {line[:200]!r}. {FORMAT}")
     for section in sections:
         if section.kind == "Update" and not (
             all(hunk.body for hunk in section.hunks) and (section.hunks or section.move)
         ):
-            raise ToolError(
-                f"*** Update File: {section.path} has no hunk, or one without lines. Give the lines to change."
-            )
+            problem = "has no hunk, or one without lines. Give the lines to change."
+            raise ToolError(f"*** Update File: {section.path} {problem}")
     if not sections:
-        raise ToolError(
-            "the patch is empty. Put a section for each file between *** Begin Patch and *** End Patch."
-        )
+        way = "Put a section for each file between *** Begin Patch and *** End Patch."
+        raise ToolError(f"the patch is empty. {way}")
     return sections
 
 
@@ -77,9 +76,8 @@ def _lines_between(patch: str) -> list[str]:
     while lines and AFTER.fullmatch(lines[-1].strip()):
         lines.pop()
     if [line.strip() for line in lines[:1] + lines[-1:]] != ["*** Begin Patch", "*** End Patch"]:
-        raise ToolError(
-            "the first line of the patch has to be *** Begin Patch, the last *** End Patch. Send it whole."
-        )
+        wanted = "has to be *** Begin Patch, the last *** End Patch"
+        raise ToolError(f"the first line of the patch {wanted}. Send it whole.")
     return lines[1:-1]
 
 
@@ -113,7 +111,7 @@ def _take_line(section: Section, line: str) -> bool:
 
 
 def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
-    """The file's text with the hunks in it. Raises ToolError naming the hunk that has no certain place."""
+    """The file's text with the hunks in it. Raises ToolError for one without a certain place."""
     lines, places, done = Lines(file), list[Place](), 0
     for number, hunk in enumerate(hunks, 1):
         try:
@@ -126,7 +124,7 @@ def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
 
 
 def _locate(lines: Lines, hunk: Hunk, start: int, name: str, last: bool) -> tuple[int, list[str]]:
-    """(index of the first line, the marked lines as they fit there), after `start` and the anchors."""
+    """(index of the first line, the marked lines as they fit), after `start` and the anchors."""
     for anchor in hunk.anchors:
         found = _find_lines(lines, [anchor], start) or _raise_not_found(
             lines, Hunk(body=[f" {anchor}"]), start, name, "its anchor"
@@ -142,8 +140,8 @@ def _locate(lines: Lines, hunk: Hunk, start: int, name: str, last: bool) -> tupl
         found = _find_lines(lines, old, start - 1 if hunk.anchors and old else start, hunk.at_end)
         if len(found) > 1 and (not hunk.anchors or found[0] < start):
             raise ToolError(
-                f"it fits at lines {', '.join(str(at + 1) for at in found[:20])}. Give more lines that stay around "
-                "the change, or above it an anchor (@@ LINE) that is not part of the hunk."
+                f"it fits at lines {', '.join(str(at + 1) for at in found[:20])}. Give more lines that "
+                "stay around the change, or above it an anchor (@@ LINE) outside the hunk."
             )
         if found:
             return found[0], body
@@ -151,7 +149,7 @@ def _locate(lines: Lines, hunk: Hunk, start: int, name: str, last: bool) -> tupl
 
 
 def _find_lines(lines: Lines, wanted: list[str], start: int, at_end: bool = False) -> list[int]:
-    """Where the wanted lines are, from `start`, in the strictest view in which they are anywhere."""
+    """Where the wanted lines are, from `start`, in the strictest view that finds them."""
     first = max(start, len(lines.lines) - len(wanted)) if at_end else start
     return next((found for view in VIEWS if (found := lines.fits(wanted, view, first))), [])
 
@@ -160,13 +158,9 @@ def _raise_not_found(lines: Lines, hunk: Hunk, start: int, name: str, what: str)
     """Say what a model needs to mend a hunk that is nowhere."""
     old = lines_without("+", hunk.body)
     if found := _find_lines(lines, old, 0):
-        there = (
-            "at the end of the file"
-            if hunk.at_end
-            else f"after line {start}, where the anchor or hunk before it ends"
-        )
-        raise ToolError(
-            f"{what} is at line {found[0] + 1}, but has to be {there}. Put hunks in the order of the file."
-        )
+        there = f"after line {start}, where the anchor or hunk before it ends"
+        there = "at the end of the file" if hunk.at_end else there
+        way = "Put hunks in the order of the file."
+        raise ToolError(f"{what} is at line {found[0] + 1}, but has to be {there}. {way}")
     new = lines_without("-", hunk.body) if any(line[0] == "+" for line in hunk.body) else []
     raise ToolError(advice(lines.lines, old, new, name, (what, "its new text")))

@@ -282,8 +282,10 @@ class Lines:
         return set(self.text)
 
     def _form_of(self, character: str, meant: dict[str, set[str]]) -> str:
-        """A character of new text: the one form that the file has of it, where the old text shows that
-        the change has others."""
+        """A character of new text in the one form that the file has of it.
+
+        As it is where the old text does not show that the change has other forms than the file.
+        """
         known = meant.get(character, {character})
         typed = plain(character) == character
         if known == {character} and (typed or character in meant or not _has_typographic(meant)):
@@ -294,6 +296,7 @@ class Lines:
         if not forms or (typed and character in known):
             return plain(character)
         raise ToolError(
-            f"the old text has other punctuation than the file, and which of {_code_points(forms)} the new one is to "
-            "have is not certain. Write both with the characters of the file, or without these lines."
+            f"the old text has other punctuation than the file, and which of {_code_points(forms)} "
+            "the new one is to have is not certain. Write both with the characters of the file, or "
+            "without these lines."
         )

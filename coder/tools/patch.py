@@ -1,7 +1,7 @@
-"""apply_patch: changes to several files in one call, in the format that GPT-5-class models are trained on.
+"""apply_patch: changes to several files in one call, in the format that OpenAI's models know.
 
-Promises: all or nothing; nothing outside the workspace; a hunk goes only where one place fits, or to the first place
-after its anchor; what it does not name stays byte for byte (line endings, mark, encoding, mode, links).
+Promises: all or nothing; nothing outside the workspace; what the patch does not name stays byte for
+byte (line endings, mark, encoding, mode, links).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INDENTED = re.compile(r"^[ \t]+(?=\*\*\* (?:(?:Add|Update|Delete) File|Move to):
 
 
 def files_named(arguments: dict[str, Any]) -> str:
-    """For people: the files that a patch is about."""
+    """The title of a call: the files that a patch is about."""
     lines = str(arguments.get("patch", "")).splitlines()
     return ", ".join(found[2] for line in lines if (found := HEADER.fullmatch(line)))
 
@@ -47,13 +47,15 @@ def files_named(arguments: dict[str, Any]) -> str:
 def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult]:
     """Change, add, delete or rename files. All of the patch is applied, or nothing.
 
-    Its first line is `*** Begin Patch`, its last `*** End Patch`; between them a section for each file, headed by
-    `*** Add File: PATH` (then the content, + before each line), `*** Delete File: PATH` (nothing follows) or
-    `*** Update File: PATH` (to rename, `*** Move to: PATH` on the next line; then hunks, in file order).
-    A hunk begins with a line `@@`, or `@@ LINE` to search after that line of the file, such as `@@ class A`; several may
-    follow one another. Then come whole lines of the file without line numbers: a space before each line that stays, -
-    before each that goes, + before each new one. Give 3 lines that stay before and after a change, more if that
-    is not unique. A line `*** End of File` after a hunk ties it to the end of the file.
+    Its first line is `*** Begin Patch`, its last `*** End Patch`; between them a section for each
+    file, headed by `*** Add File: PATH` (then the content, + before each line), `*** Delete
+    File: PATH` (nothing follows) or `*** Update File: PATH` (to rename, `*** Move to: PATH` on
+    the next line; then hunks, in file order). A hunk begins with a line `@@`, or `@@ LINE` to
+    search after that line of the file, such as `@@ class A`; several may follow one another.
+    Then come whole lines of the file without line numbers: a space before each line that stays,
+    - before each that goes, + before each new one. Give 3 lines that stay before and after a
+    change, more if that is not unique. A line `*** End of File` after a hunk ties it to the end
+    of the file.
 
     patch: the whole patch; paths are relative to the workspace
     """
@@ -270,7 +272,7 @@ def _write_all(ctx: ToolContext, changes: list[Change]) -> list[str]:
 def _write(
     ctx: ToolContext, change: Change, undo: list[Callable[[], object]], aside: list[Path]
 ) -> str:
-    """Do one change. Each step is noted in `undo` before it: an interrupt in between loses nothing."""
+    """Do one change; each step is noted in `undo` before it, so that an interrupt loses nothing."""
     note, place, gone = "", change.place, change.source
     if change.data is not None:
         missing = [folder for folder in place.parents if not folder.exists()]

@@ -39,8 +39,8 @@ READ = 1 << 16
 OURS = ".private-folder-of-coder"  # a file in it, since the name alone may be another's
 MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
 
-# Variables that make a shell run or load something, or that change what a command means. An exported
-# function (BASH_FUNC_...) would stand in for a program.
+# Variables that make a shell run or load something, or that change what a command means. An
+# exported function (BASH_FUNC_...) would stand in for a program.
 STEERING = re.compile(
     "BASH_ENV|ENV|SHELLOPTS|BASHOPTS|POSIXLY_CORRECT|CDPATH|GLOBIGNORE|PROMPT_COMMAND"
     "|RIPGREP_CONFIG_PATH|LD_PRELOAD|LD_AUDIT|BASH_FUNC_.*",
@@ -60,9 +60,10 @@ QUIET = {
     "DEBIAN_FRONTEND": "noninteractive",
 }
 
-# A shell that reads until we are gone, then kills what carries the mark; three times, since that may start others meanwhile.
-# It runs in the background of one that ends at once, so that a program that waits for its children does not wait for it.
-# The pipe is also at its end where that program has closed all its files: then our start time tells whether we live.
+# A shell that reads until this process is gone, then kills what carries the mark, three times, since
+# that may start others meanwhile. It runs in the background of one that ends at once: a program that
+# waits for its children does not wait for it. The pipe also ends where a program closes all its
+# files: the start time tells whether the process lives.
 GUARD = """
 lives() { read -r facts <"/proc/$1/stat" && set -- "$2" ${facts##*) } && [ "$2" != Z ] && [ "${21}" = "$1" ]; }
 {

@@ -66,7 +66,8 @@ def grep(
     context: int = 0,
     limit: int = MAX_MATCHES,
 ) -> Generator[Any, None, ToolResult]:
-    """Search file contents with a regular expression: `path:line:text` per match. Ignored, binary and secret files are skipped.
+    """Search file contents with a regular expression: `path:line:text` per match. Ignored, binary and
+    secret files are skipped.
 
     pattern: regular expression
     path: file or folder, default the workspace
@@ -285,7 +286,7 @@ class Search:
 
 
 def _syntax(grep: tuple[str, ...], pattern: str, literal: bool) -> list[str]:
-    """The flags for a pattern: in Perl's syntax (\\d, \\b, lookahead) where the program knows it."""
+    """The flags for a pattern, in Perl's syntax (digits as \\d, lookahead) where it is known."""
     if literal:
         return ["-F", "-e", pattern]
     if not _knows_perl(grep):

@@ -1,4 +1,4 @@
-"""Files that hold secrets, known by their names: `.env`, private keys, credentials of other programs, what was typed into a shell."""
+"""Files that hold secrets, by their names: `.env`, private keys, credentials, shell histories."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from coder.toolset import ToolContext
 
-# The last part of a path; examples of a .env are for everybody's eyes (SEC-11).
+# The last part of a path; an example of a .env holds no secrets.
 NAMES = re.compile(
     r"""
     \. (?: env|dev\.vars ) (?: [-_.~] (?! (?: .* [-_.] )? (?: example|sample|template|dist|defaults ) $ ) .* )? | \.envrc | \.flaskenv
@@ -44,5 +44,5 @@ def holds_secrets(path: str | PurePath) -> bool:
 
 
 def secret_for(ctx: ToolContext) -> Callable[[str], bool]:
-    """Which paths a search passes over: those that the permissions would ask about, else those of such a name."""
+    """Which paths grep leaves out: those that a rule asks about, else those of such a name."""
     return ctx.secret or holds_secrets

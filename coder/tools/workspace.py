@@ -193,7 +193,7 @@ class Text:
         return [each.start() - number for number, each in found]
 
     def encoded(self, text: str) -> bytes:
-        """`text` in this file's encoding. Raises ToolError where other readers would see another."""
+        """`text` in this file's encoding. Raises ToolError where it would be read otherwise."""
         stray = STRAY.search(self.text)
         if stray and Counter(NOT_ASCII.findall(text)) - Counter(NOT_ASCII.findall(self.text)):
             raise ToolError(
@@ -239,7 +239,7 @@ def diff(old: str, new: str, name: str) -> str:
 
 
 def _one_hunk(before: list[str], after: list[str], name: str) -> Iterator[str]:
-    """A diff from the first line that differs to the last; what is alike in between is not found."""
+    """A diff from the first line that differs to the last; equal lines in between are in it."""
     start = _in_common(before, after)
     if start == len(before) == len(after):
         return
