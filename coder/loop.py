@@ -22,14 +22,9 @@ from coder.hooks import Hooks
 from coder.model_call import ask
 from coder.providers.errors import RetryPolicy
 from coder.run import End, Run
-from coder.tool_calls import run_tools
+from coder.tool_calls import ANSWER_CUT, run_tools
 from coder.toolset import Tool, Toolset
 from coder.types import Aborted, Budget, Limits, Message, Reasoning, RunResult, Usage
-
-ANSWER_CUT = (
-    "Not run: the answer was cut at the output limit, so this call may be incomplete. "
-    "Send it again in smaller pieces, for instance a long file in several edits."
-)
 
 
 def run_loop(
@@ -47,7 +42,7 @@ def run_loop(
     abort: Abort | None = None,
     budget: Budget | None = None,
 ) -> Events[RunResult]:
-    """Yield the events of one run; return its RunResult.
+    """A generator of the events of one run, which returns its RunResult.
 
     `prompts` (text or messages) are added to the list first; without them the run continues from the list as
     it is. `max_steps` is short for that of `limits`; `budget`: a sub-agent's, below its parent's. Raises ValueError
@@ -56,43 +51,43 @@ def run_loop(
     if not isinstance(hooks, Hooks | None):
         raise TypeError("hooks is one object of the class Hooks; a HookChain makes one of several")
     limits = replace(limits, max_steps=max_steps) if max_steps else limits
-    with (abort or Abort()).child(limits.max_seconds) as token:
-        run = Run(
-            messages,
-            model,
-            tools if isinstance(tools, Toolset) else Toolset(tools),
-            system,
-            reasoning,
-            hooks or Hooks(),
-            limits,
-            retry,
-            token,
-            budget or Budget(limits.max_steps),
-            pending=[user(prompts)] if isinstance(prompts, str) else list(prompts),
-        )
-        return (yield from run_to_end(run))
+    run = Run(
+        messages,
+        model,
+        tools if isinstance(tools, Toolset) else Toolset(tools),
+        system,
+        reasoning,
+        hooks or Hooks(),
+        limits,
+        retry,
+        abort or Abort(),
+        budget or Budget(limits.max_steps),
+        pending=[user(prompts)] if isinstance(prompts, str) else list(prompts),
+    )
+    return run_to_end(run)
 
 
 def run_to_end(run: Run) -> Events[RunResult]:
     """All steps, and an ordered end, however it comes."""
     interrupt: KeyboardInterrupt | None = None
-    try:
-        yield events.RunStart()
-        yield events.Status("busy", "preparing")
-        end = yield from steps(run)
-    except (Aborted, KeyboardInterrupt) as error:
-        interrupt = error if isinstance(error, KeyboardInterrupt) else None
-        run.abort.set(str(error) or "aborted")
-        end = run.aborted()
-        yield from run.close()
-    finally:
-        for _ in run.close():
-            pass  # an error is being raised, or the consumer has stopped iterating
-    yield events.Status("idle", "ended")
-    yield events.RunEnd(end.stop_reason, end.text, run.usage, run.steps, end.error)
-    if interrupt:
-        raise interrupt
-    return RunResult(end.stop_reason, end.text, run.messages, run.usage, run.steps, end.error)
+    with run.abort.child(run.limits.max_seconds) as run.abort:
+        try:
+            yield events.RunStart()
+            yield events.Status("busy", "preparing")
+            end = yield from steps(run)
+        except (Aborted, KeyboardInterrupt) as error:
+            interrupt = error if isinstance(error, KeyboardInterrupt) else None
+            run.abort.set(str(error) or "aborted")
+            end = run.aborted()
+            yield from run.close()
+        finally:
+            for _ in run.close():
+                pass  # an error is being raised, or the consumer has stopped iterating
+        yield events.Status("idle", "ended")
+        yield events.RunEnd(end.stop_reason, end.text, run.usage, run.steps, end.error)
+        if interrupt:
+            raise interrupt
+        return RunResult(end.stop_reason, end.text, run.messages, run.usage, run.steps, end.error)
 
 
 def steps(run: Run) -> Events[End]:

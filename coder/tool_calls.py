@@ -15,6 +15,10 @@ from coder.run import End, OpenCall, Run, truncate
 from coder.toolset import as_failure
 from coder.types import Aborted, Message, ToolCall, ToolError, ToolResult
 
+ANSWER_CUT = (
+    "Not run: the answer was cut at the output limit, so this call may be incomplete. "
+    "Send it again in smaller pieces, for instance a long file in several edits."
+)
 SKIPPED = "Skipped due to queued user message."
 MAX_CALLS = 100  # of one answer that are run
 TOO_MANY = (
