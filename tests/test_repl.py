@@ -254,7 +254,6 @@ def test_a_command_of_ones_own_has_the_terminal_as_in_a_shell_and_ctrl_c_is_its_
         session.child.sendintr()
         session.until(lambda: session.running("sleep 301"), "the second")
         session.child.sendintr()
-        session.child.sendintr()
         session.prompt()
         session.ready()
         assert server.requests == [] and "You said: 'hello'" in session.say("hello")
