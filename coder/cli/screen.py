@@ -189,13 +189,13 @@ class Screen:
         return " ".join(filter(None, [waiting, typed]))
 
     def _waiting(self, now: float, room: int) -> str:
+        """The label with a spinner, the seconds, and those without data."""
         spinner = SPINNER[int(now / FRAME) % len(SPINNER)]
         waited, silent = now - self._since, now - self._last_data
-        seconds = short = f" {waited:.0f}s" if waited >= 1 else ""
+        seconds = f" {waited:.0f}s" if waited >= 1 else ""
         if silent >= STALL and self._limit < math.inf:
-            seconds = f" · no data for {silent:.0f}s of {self._limit:g}s"
-            short = f" {silent:.0f}/{self._limit:g}s"
-        seconds = seconds if len(seconds) + 12 < room else short
+            long = f" · no data for {silent:.0f}s of {self._limit:g}s"
+            seconds = long if len(long) + 12 < room else f" {silent:.0f}/{self._limit:g}s"
         return one_line(one_line(f"{spinner} {self.label}", room - len(seconds)) + seconds, room)
 
     # -- drawing
