@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 
-from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import StepEnd, ToolEnd
-from coder.loop import run_loop
-from coder.toolset import tool
-from tests.harness import FAST, assert_all_valid, drive
+from coder.toolset import Tool
+from tests.harness import ask, assert_all_valid
 
 CASES = [
     json.loads(line)
@@ -34,119 +32,69 @@ OTHERWISE = {
 }
 
 
-@tool
-def read_file(path: str) -> str:
-    """Read.
-
-    path: file
-    """
-    return f"content of {path}"
-
-
-@tool
-def write_file(path: str, content: str) -> str:
-    """Write.
-
-    path: file
-    content: text
-    """
-    return "written"
+PARAMETERS = {
+    "read_file": ["path"],
+    "write_file": ["path", "content"],
+    "bash": ["command"],
+    "list_dir": ["path"],
+    "now": [],
+}
 
 
-@tool
-def bash(command: str) -> str:
-    """Run.
-
-    command: line
-    """
-    return "ran"
+def offered(name: str, parameters: list[str]) -> Tool:
+    properties = {each: {"type": "string"} for each in parameters}
+    schema = {"type": "object", "properties": properties, "required": parameters}
+    return Tool(name, name, schema, lambda **_: "done")
 
 
-@tool
-def list_dir(path: str) -> str:
-    """List.
-
-    path: folder
-    """
-    return "nothing"
-
-
-@tool
-def now() -> str:
-    """The time."""
-    return "noon"
-
-
-TOOLS = [read_file, write_file, bash, list_dir, now]
+TOOLS = [offered(name, parameters) for name, parameters in PARAMETERS.items()]
 
 
 def reply(case: dict[str, Any]) -> Reply:
     """The case as an answer of the test server: its writes, pauses and its way to close."""
     encoding = case.get("encoding", "utf-8")
-    chunks = [
-        base64.b64decode(text) if encoding == "base64" else text.encode(encoding)
-        for text in case["body_chunks"]
-    ]
-    return Reply(
-        status=case["status"],
-        headers=case.get("headers") or {},
-        chunks=chunks,
-        close=case.get("close", "eof"),
-        pace=case.get("pause_ms", 3) / 1000,
-    )
+    encode = base64.b64decode if encoding == "base64" else lambda text: text.encode(encoding)
+    chunks, headers = [encode(text) for text in case["body_chunks"]], case.get("headers") or {}
+    close, pace = case.get("close", "eof"), case.get("pause_ms", 3) / 1000
+    return Reply(status=case["status"], headers=headers, chunks=chunks, close=close, pace=pace)
 
 
 def play(case: dict[str, Any]) -> dict[str, Any]:
     """Run one case to its end; what came out, in the words of the corpus."""
-    answers = [
-        reply(case),
-        *(reply({"status": 200, "headers": {}} | then) for then in case.get("then", [])),
-    ]
-    expected_attempts = 2 if case["expect"]["retried"] else 1
+    answers = [reply({"status": 200} | each) for each in (case, *case.get("then", []))]
     times: list[float] = []
-    bodies: list[Body] = []
     attempts = 0
 
     def script(body: Body) -> Reply:
         nonlocal attempts
         times.append(time.monotonic())
-        bodies.append(body)
         if body["messages"][-1]["role"] == "tool":
             return Reply("enough")
         attempts += 1
         return answers[min(attempts, len(answers)) - 1]
 
-    options = case.get("client", {})
+    given = case.get("client", {})
+    options = {
+        "context_window": given.get("context_window", 128_000),
+        "idle_timeout": given.get("idle_timeout_s", 30),
+    }
+    messages: list[dict[str, Any]] = []
+    started = time.monotonic()
     with ScriptedServer(script) as server:
-        model = ChatModel(
-            "m",
-            base_url=server.url,
-            context_window=options.get("context_window", 128_000),
-            idle_timeout=options.get("idle_timeout_s", 30),
-        )
-        messages: list[dict[str, Any]] = []
-        started = time.monotonic()
-        events, result = drive(run_loop(messages, model, TOOLS, prompts="go", retry=FAST))
+        events, result = ask(server, tools=TOOLS, messages=messages, model=options)
         assert_all_valid(server)
     first = next((e for e in events if isinstance(e, StepEnd)), None)
     message = first.message if first else {}
     failed = {e.id for e in events if isinstance(e, ToolEnd) and e.is_error}
+    made = [(call["id"], call["function"]) for call in message.get("tool_calls") or []]
     calls = [
-        {
-            "name": call["function"]["name"],
-            "arguments": None
-            if call["id"] in failed
-            else json.loads(call["function"]["arguments"]),
-        }
-        for call in message.get("tool_calls") or []
+        function | {"arguments": None if i in failed else json.loads(function["arguments"])}
+        for i, function in made
     ]
     error = result.error.kind if result.error else None
     finish = "error" if error else ("tool_calls" if calls else result.stop_reason)
-    if result.stop_reason == "length" or (
-        calls
-        and len(failed) == len(calls)
-        and any("cut at the output limit" in str(m.get("content")) for m in messages)
-    ):
+    cut = any("cut at the output limit" in str(m.get("content")) for m in messages)
+    if result.stop_reason == "length" or (calls and len(failed) == len(calls) and cut):
         finish, calls = ("error" if error else "length"), []
     return {
         "text": message.get("content") or "",
@@ -154,14 +102,12 @@ def play(case: dict[str, Any]) -> dict[str, Any]:
         "finish": finish,
         "error": error,
         "retried": attempts > 1,
-        "ids": [call["id"] for call in message.get("tool_calls") or []],
+        "ids": [i for i, _ in made],
         "usage": first.usage if first else None,
         "seconds": time.monotonic() - started,
         "delay": times[1] - times[0] if len(times) > 1 else 0.0,
         "message": message,
         "reasoning": "".join(e.text for e in events if e.type == "reasoning_delta"),
-        "attempts": (attempts, expected_attempts),
-        "next": bodies[-1]["messages"],
     }
 
 
