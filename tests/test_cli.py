@@ -834,8 +834,8 @@ def test_a_clock_that_shows_a_time_before_1970_stops_nothing(place: Place) -> No
 BAD_INSTRUCTIONS: dict[str, Callable[[Path], None]] = {
     "no regular file": os.mkfifo,
     "leads out of the repository": lambda path: path.symlink_to("/etc/hostname"),
-    "No such file": lambda path: path.symlink_to("nowhere"),
-    "symbolic links": lambda path: path.symlink_to(path),
+    "no regular file that can": lambda path: path.symlink_to("nowhere"),
+    "no regular file that": lambda path: path.symlink_to(path),
 }
 
 

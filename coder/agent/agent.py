@@ -174,18 +174,23 @@ class Agent:
         return self._followed(start, self.token)
 
     def _followed(self, start: Callable[[Abort], Events[T]], token: Abort) -> Events[T]:
+        run = start(token)
         with self._idle:
             self._check_idle()
             self._running, self.token, self.state.is_streaming = True, token, True
         try:
-            with Returning(start(token)) as run:
-                for event in run:
-                    self.state.follow(event)
-                    for subscriber in list(self._subscribers.values()):
-                        subscriber(event)
-                    yield event
-            return run.value
+            while True:
+                try:  # by hand, without Returning: no frame more for each token
+                    event = next(run)
+                except StopIteration as end:
+                    value: T = end.value
+                    return value
+                self.state.follow(event)
+                for subscriber in list(self._subscribers.values()):
+                    subscriber(event)
+                yield event
         finally:
+            run.close()
             self.state.end()
             with self._idle:
                 self._running = False

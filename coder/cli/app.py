@@ -7,12 +7,13 @@ line. The REPL and the one-shot mode are two ways to use it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from coder.abort import Abort
 from coder.agent.agent import Agent
@@ -33,7 +34,7 @@ from coder.cli.setup import (
     tools_for,
 )
 from coder.cli.signals import Interrupts
-from coder.events import Event, Events, Notice, Returning, RunEnd, StepEnd, hidden_usage
+from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions
 from coder.permissions.rules import (
@@ -255,15 +256,17 @@ class App:
         return self.follow(self.agent.follow(start), show)
 
     def follow(self, events: Events[T], show: Show) -> T:
-        """Show the events to their end, and the notices that come up; signals stop the work. Raises KeyboardInterrupt
-        where it had to be broken off."""
-        with self.interrupts.stopping(self.agent.token), Returning(events) as work:
-            for event in work:
+        """Show the events, and notices that come up, to the end; signals stop the work. Raises KeyboardInterrupt."""
+        with self.interrupts.stopping(self.agent.token), contextlib.closing(events):
+            while True:
+                try:  # by hand, without Returning: no frame more for each token
+                    event = next(events)
+                except StopIteration as end:
+                    return cast(T, end.value)
                 notices = [Notice(text) for text in self.taken_notices()]
                 last = isinstance(event, RunEnd)  # and stays it
                 for each in [*notices, event] if last else [event, *notices]:
                     show(each)
-        return work.value
 
     def _note(self, event: Event) -> None:
         if isinstance(event, StepEnd) and event.usage.input:
