@@ -150,4 +150,4 @@ def test_a_file_that_others_may_write_is_left_out(tmp_path: Path) -> None:
     os.chmod(tmp_path / "x.md", 0o666)
     agents, problems = agents_of(tmp_path, **{"Bad Name": "Hello."})
     assert dict(agents) == BUILT_IN and len(problems) == 2
-    assert "lower-case letters" in problems[0] and "others may write" in problems[1]
+    assert "lower-case letters" in problems[0] and "other users can write" in problems[1]

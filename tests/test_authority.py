@@ -61,7 +61,7 @@ def test_a_rule_that_can_never_count_is_told_at_the_start(tmp_path: Path) -> Non
         rules = '{"bash": {"touch *": "deny"}, "*": "allow"}'
         config(tmp_path, server, "permissions.json", rules)
         err = once(tmp_path, server, "go").err
-        assert "The rule `deny bash: touch *` (permissions.json) never counts" in err
+        assert "The rule `deny bash: touch *` (permissions.json) has no effect" in err
     assert (tmp_path / "ws" / "made").exists(), "the last that fits"
 
 
@@ -88,11 +88,13 @@ def test_a_folder_may_forbid_and_may_not_allow(tmp_path: Path) -> None:
     rules.write_text('{"*": "allow", "bash": {"mkdir *": "deny"}}')
     with serve(Reply("", calls=calls), Reply("Done.")) as server:
         err = once(tmp_path, server, "go").err
-        assert "a folder allows nothing" in err and "tightens the permissions (1 rule)" in err
+        assert (
+            "a folder can only deny and ask" in err and "restricts the permissions (1 rule)" in err
+        )
         once(tmp_path, server, "-y", "go")
     assert not (tmp_path / "ws" / "made2").exists()
     first = answers(server.requests[1])
-    assert "nobody can be asked" in first[0] and "a rule denies" in first[1]
+    assert "no user can be asked" in first[0] and "a rule denies" in first[1]
 
 
 # ---- agents ------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ READING: dict[str, Any] = {
     "bash": {"ls *": "allow", "echo *": "allow", "cat *": "allow", "git status *": "allow"},
 }
 NO_TOUCH: dict[str, Any] = {"bash": {"*": "allow", "touch *": "deny"}}
-ASKED, DENIED = "nobody can be asked here", "a rule denies"
+ASKED, DENIED = "no user can be asked here", "a rule denies"
 SCRIPT = "#!/bin/sh\ntouch PWN\n"
 
 

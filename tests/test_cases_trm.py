@@ -251,7 +251,7 @@ def test_a_command_that_was_not_seen_whole_cannot_be_allowed_but_denied_with_a_r
     lines = "\n".join(f"echo line {number}" for number in range(1000))
     command = call("bash", command=f"touch PWN\n{lines}")
     answers = {
-        "y": "the user said no",
+        "y": "the user refused",
         "too long": "said no: too long",
         "n split it": "no: split it",
     }
@@ -405,7 +405,7 @@ def test_what_is_piped_in_answers_no_question(tmp_path: Path, line: str) -> None
         with promptly(20):
             assert in_bash(place, line).returncode == 0
         assert not (place.ws / "PWN").exists()
-        assert "nobody can be asked here" in server.requests[1]["messages"][-1]["content"]
+        assert "no user can be asked here" in server.requests[1]["messages"][-1]["content"]
 
 
 @pytest.mark.case("PRM-31")

@@ -163,6 +163,6 @@ def test_a_childs_question_reaches_the_person_with_its_name_and_is_answered_for_
         assert all(re.search(rf"{re.escape(who)} done · 2 steps · ", ended) for who, _ in made)
         said = [str(message["content"]) for body in server.requests for message in body["messages"]]
         assert any(
-            "the user said no: not this" in text or "the user said no: no, not this" in text
+            "the user refused: not this" in text or "the user refused: no, not this" in text
             for text in said
         )

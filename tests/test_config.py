@@ -292,9 +292,7 @@ def test_an_env_file_of_the_user_that_others_can_write_does_not_count(
     settings(env={}, user=NEEDED | {"OPENAI_MODEL": "m"}, folder={})
     path = config_folder() / ".env"
     (path if whose == "file" else path.parent).chmod(0o777)
-    with pytest.raises(
-        ConfigError, match=r"\.env: others may write to .*\(chmod go-w mends that\)"
-    ):
+    with pytest.raises(ConfigError, match=r"\.env: other users can write to .*\(fix: chmod go-w\)"):
         load(path.parent)
 
 

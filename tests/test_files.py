@@ -91,11 +91,11 @@ def test_a_denial_is_the_result_and_the_content_is_not_sent(ws: Workspace) -> No
     (ws.folder / "secret").write_text("TOP SECRET")
 
     def deny() -> None:
-        raise DeniedError("the user said no")
+        raise DeniedError("the user refused")
 
     ws.when_asked = deny
-    assert ws.fails("read", path="secret") == "Denied: the user said no"
-    assert ws.fails("write", path="new", content="x") == "Denied: the user said no"
+    assert ws.fails("read", path="secret") == "Denied: the user refused"
+    assert ws.fails("write", path="new", content="x") == "Denied: the user refused"
     assert ws.asked == [("read", "secret"), ("edit", "new")]
     assert ws.names() == ["secret"]
 

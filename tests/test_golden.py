@@ -630,7 +630,7 @@ class Asking(Hooks):
         yield asked
         yield PermissionReplied(asked.id, asked.answer)
         if asked.answer == "no":
-            raise DeniedError("the user said no")
+            raise DeniedError("the user refused")
 
 
 @tool
@@ -701,7 +701,7 @@ def nested_story(answer: Any) -> str:
     return stories[0]
 
 
-DENIED = "'Denied: the user said no' is_error"
+DENIED = "'Denied: the user refused' is_error"
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_rules_that_can_never_count_are_found() -> None:
         return len(shadowed_rules(rules_of(rules)))
 
     [sentence] = shadowed_rules(rules_of({"bash": {"rm *": "deny"}, "*": "allow"}, "p.json"))
-    assert "`deny bash: rm *` (p.json) never counts" in sentence and "`allow *: *`" in sentence
+    assert "`deny bash: rm *` (p.json) has no effect" in sentence and "`allow *: *`" in sentence
     assert shadowed({"bash": {"git ?": "deny", "git *": "ask"}}) == 1
     assert shadowed({"bash": {"git *": "deny", "git ?": "ask"}}) == 0
     assert shadowed({"bash": {"git *": "allow", "git ??": "deny"}}) == 0
@@ -117,7 +117,7 @@ def test_rules_that_can_never_count_are_found() -> None:
     assert shadowed({"bash": {"a": "allow"}, "*": "allow"}) == 0, "the answer is the same"
     rules = rules_of({"Bash": "deny", "bash": "ask", "*": "ask"})
     assert unmatched_rules(rules, ["bash", "edit"]) == [
-        "The rule `deny Bash: *` (given) never counts: there is no kind and no tool 'Bash'."
+        "The rule `deny Bash: *` (given) has no effect: there is no kind and no tool 'Bash'."
     ]
 
 
@@ -170,7 +170,7 @@ def test_the_users_rules_are_not_read_where_others_may_have_written_them(tmp_pat
     path.write_text('{"read": {"~/x": "deny"}}')
     assert load_rules(path) == [Rule("read", os.path.expanduser("~/x"), "deny", "permissions.json")]
     path.chmod(0o666)
-    with pytest.raises(RulesError, match="others may write"):
+    with pytest.raises(RulesError, match="other users can write"):
         load_rules(path)
 
 
@@ -181,7 +181,7 @@ def test_a_workspace_only_tightens(tmp_path: Path) -> None:
     path.write_text('{"bash": {"*": "allow", "make *": "deny"}, "*": "allow"}')
     rules, notes = load_workspace_rules(tmp_path)
     assert rules == [Rule("bash", "make *", "deny", ".coder/permissions.json")]
-    assert "tightens" in notes[0] and "2 rules" in notes[1] and "allows nothing" in notes[1]
+    assert "restricts" in notes[0] and "2 rules" in notes[1] and "only deny" in notes[1]
     permissions = Permissions(rules_of({"bash": "allow"}), workspace=rules)
     assert actions(permissions, "bash", "make", "make x", "pytest", ws=tmp_path) == "ddy"
     for text in ("{", "[]", "[" * 100_000):
@@ -460,7 +460,7 @@ def test_the_user_is_shown_what_will_run_and_answers(ws: Path) -> None:
         ("bash", "touch two", "touch two"),
     ]
     assert (ws / "one").exists() and not (ws / "two").exists()
-    assert results(events)[2] == "Denied: the user said no: not that. Do not try it another way."
+    assert results(events)[2] == "Denied: the user refused: not that. Do not try it another way."
     replied = [event.answer for event in events if isinstance(event, PermissionReplied)]
     assert replied == ["always", "no"]
 
@@ -490,7 +490,7 @@ def test_a_patch_is_asked_about_with_all_its_paths_and_takes_the_strictest_answe
     permissions = Permissions(rules_of({"edit": "allow"}), can_ask=True)
     _, asked = played(ws, permissions, ("apply_patch", {"patch": patch}))
     assert [(each.pattern, each.remember, each.why) for each in asked] == [
-        ("a.py, AGENTS.md", "", "later sessions follow what it says")
+        ("a.py, AGENTS.md", "", "later sessions follow its instructions")
     ]
     assert not (ws / "a.py").exists()
     permissions = Permissions(rules_of({"edit": {"*": "allow", "a.py": "deny"}}))
@@ -551,9 +551,9 @@ def test_rules_by_the_names_of_tools_count(ws: Path) -> None:
     ("rules", "text"),
     [
         ({}, "deployed to prod"),
-        ({"deploy": "ask"}, "Denied: the user said no"),
+        ({"deploy": "ask"}, "Denied: the user refused"),
         ({"deploy": {"*prod*": "deny"}}, "Denied: a rule denies"),
-        ({"*": "ask"}, "Denied: the user said no"),
+        ({"*": "ask"}, "Denied: the user refused"),
     ],
 )
 def test_a_tool_of_ones_own_runs_unasked_until_a_rule_says_otherwise(

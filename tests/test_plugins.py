@@ -181,7 +181,7 @@ def test_what_others_may_write_to_is_reported_and_not_run(own: Path, name: str, 
     problems = problems_of(own)
     assert len(problems) == (2 if name == "." else 1)
     assert (own.parent / "ran").exists() == (name == "hooks.json")
-    text = f"others may write to {own / name} (chmod go-w mends that)"
+    text = f"other users can write to {own / name} (fix: chmod go-w)"
     assert all(text in line and "\n" not in line for line in problems)
 
 
@@ -201,7 +201,7 @@ def test_no_group_of_others_may_write(own: Path, group: int) -> None:
     (own / "hooks.json").chmod(0o664)
     os.chown(own / "hooks.json", -1, group)
     [problem] = problems_of(own)
-    assert "others may write to" in problem
+    assert "other users can write to" in problem
 
 
 def test_a_group_of_the_user_alone_may_write(own: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_link_leads_to_where_nobody_can_put_another_file(
     store.chmod(mode)
     assert len(problems_of(own)) == (not trusted) and (own.parent / "ran").exists() == trusted
     (store / "a.py").chmod(0o646)
-    assert f"others may write to {store / 'a.py'}" in problems_of(own)[0]
+    assert f"other users can write to {store / 'a.py'}" in problems_of(own)[0]
 
 
 # ---- in the program --------------------------------------------------------------------------------------

@@ -321,7 +321,7 @@ def test_a_command_is_run_after_a_yes_and_a_reason_reaches_the_model(tmp_path: P
         session.prompt()
         assert sorted(path.name for path in session.ws.iterdir()) == ["a", "e2", "e3"]
         denied = str(server.requests[1]["messages"])
-        assert "the user said no: use mktemp instead" in denied
+        assert "the user refused: use mktemp instead" in denied
 
 
 def test_an_edit_is_asked_with_its_whole_diff_and_always_covers_the_next_but_not_what_git_runs(

@@ -421,7 +421,7 @@ def test_git_works_below_a_repository_in_a_worktree_and_in_a_submodule(repositor
 
 WAIT = "until [ -e go ]; do sleep 0.01; done"
 LATE = f"({WAIT}; git config core.pager evil; touch over) > /dev/null 2>&1 &"
-LEFT = "Changed since the last command, and left so:"
+LEFT = "Changed since the last command, and not put back:"
 
 
 @landlock
@@ -446,7 +446,7 @@ def test_the_next_start_reports_what_a_killed_session_left(repository: Path) -> 
     sandbox.before_tool_call(ToolCall("1", "bash", {}), ctx := ToolContext(repository, Abort()))
     assert ctx.confine
     ctx.confine.start(lambda: subprocess.Popen(["touch", hook])).wait()
-    message = "Changed since its last command began, and left so: .git/hooks/pre-push (new)."
+    message = "Changed since its last command began, and not put back: .git/hooks/pre-push (new)."
     second = Sandbox(repository, data=data)
     assert message in "".join(second.notices)
     second.since()

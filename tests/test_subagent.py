@@ -209,7 +209,7 @@ def test_a_child_may_neither_do_what_its_parent_may_not_nor_what_its_own_rules_d
         office.run()
         denied, *unasked = results(office.first)
     assert list(tmp_path.iterdir()) == [] and "a rule denies" in denied
-    assert all("nobody can be asked" in each for each in unasked)
+    assert all("no user can be asked" in each for each in unasked)
     (tmp_path / "secret").write_text("hidden words")
     blind = AgentSpec("blind", mode="subagent", rules=tuple(rules_of({"read": {"secret": "deny"}})))
     child = calls_once(("read", {"path": "secret"}))

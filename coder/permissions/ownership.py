@@ -29,7 +29,7 @@ def _check(place: Path, shared: bool = False) -> None:
     by_group = status.st_mode & stat.S_IWGRP and not _is_ours_alone(status.st_gid)
     others = by_group or status.st_mode & stat.S_IWOTH
     if others and not (shared and status.st_mode & stat.S_ISVTX):
-        raise PermissionError(f"others may write to {place} (chmod go-w mends that)")
+        raise PermissionError(f"other users can write to {place} (fix: chmod go-w)")
 
 
 def _is_ours_alone(group: int) -> bool:

@@ -249,7 +249,7 @@ class Permissions(Hooks):
         ctx.abort.check()  # Ctrl+C at the question stops the run
         if asked.answer == "no":
             reason = f": {asked.reason}" if asked.reason else ""
-            raise DeniedError(f"the user said no{reason}. Do not try it another way.")
+            raise DeniedError(f"the user refused{reason}. Do not try it another way.")
         if asked.answer == "always" and decision.always_pattern and asked.remember:
             self.memory.add(
                 permission, asked.remember, own=asked.remember != decision.always_pattern
@@ -324,7 +324,7 @@ def _always_pattern(permission: str, text: str) -> str:
 
 
 def _denial(permission: str, decision: Decision) -> str:
-    """Say, where nobody can be asked, how the user can allow it, for the model to pass on."""
+    """Say, where no user can be asked, how the user can allow it, for the model to pass on."""
     way = "only the user can do it, or allow it in a session."
     if not decision.even_with_yolo:
         pattern = decision.always_pattern
@@ -332,7 +332,7 @@ def _denial(permission: str, decision: Decision) -> str:
         flag = f", or --allow {shlex.quote(f'{permission}:{pattern}')}" if has_flag else ""
         way = f"-y allows it{_truncate(flag)}."
     why = f" ({decision.reason})" if decision.reason else ""
-    return f"{permission} needs permission{why}, and nobody can be asked here; {way}"
+    return f"{permission} needs permission{why}, and no user can be asked here; {way}"
 
 
 def _lifts_protection(rule: Rule | None) -> bool:

@@ -23,24 +23,26 @@ from coder.tools.workspace import real
 # ---- paths -----------------------------------------------------------------------------------------------
 
 FOLDERS = {
-    ".git": "git takes its orders from there",
-    ".coder": "our own rules are there",
-    **dict.fromkeys((".vscode", ".idea", ".zed", ".devcontainer"), "an editor runs what is there"),
-    **dict.fromkeys((".claude", ".cursor"), "another agent takes its orders from there"),
-    **dict.fromkeys((".husky", ".ssh", "autostart"), "what is there is run, or lets others in"),
+    ".git": "git reads its settings and hooks from there",
+    ".coder": "coder's own rules are there",
+    **dict.fromkeys(
+        (".vscode", ".idea", ".zed", ".devcontainer"), "an editor runs commands from there"
+    ),
+    **dict.fromkeys((".claude", ".cursor"), "another agent reads its instructions from there"),
+    **dict.fromkeys((".husky", ".ssh", "autostart"), "it holds start files or keys"),
 }
 EVEN_WITH_YOLO = (".git", ".coder")  # what a command changes there is undone, so -y allows no edit
 FILES = {
     re.compile(
         r"agents(?:\.override)?\.md|claude(?:\.local)?\.md|gemini\.md|copilot-instructions\.md"
         r"|\.cursorrules|\.windsurfrules"
-    ): "later sessions follow what it says",
+    ): "later sessions follow its instructions",
     re.compile(
         r"\.(?:bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile|zshrc|zshenv|zprofile"
         r"|zlogin|zlogout|kshrc|cshrc|tcshrc|login|logout|inputrc|xprofile|xinitrc|xsession|gitconfig"
         r"|gitmodules|envrc|pam_environment|exrc|vimrc|nvim\.lua|mcp\.json)|config\.fish"
         r"|.*\.(?:code-workspace|service|timer|desktop)"
-    ): "other programs take their orders from it",
+    ): "other programs read commands from it",
 }
 
 
@@ -58,7 +60,7 @@ def protected(
         return "", False
     # the workspace may be the home, so coder's own folders may lie in it
     if any(PurePath(cwd / path).is_relative_to(folder) for folder in private):
-        return "our own configuration and sessions are there", True
+        return "coder's own configuration and sessions are there", True
     parts = [_bare_name(part) for part in PurePath(path).parts]
     reasons = [FOLDERS[part] for part in parts if part in FOLDERS]
     reasons += [why for files, why in FILES.items() if parts and files.fullmatch(parts[-1])]

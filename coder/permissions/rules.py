@@ -108,7 +108,7 @@ def shadowed_rules(rules: Sequence[Rule]) -> list[str]:
         later = [other for other in rules[place + 1 :] if other.action != rule.action]
         if over := next((other for other in later if _covers(other, rule)), None):
             sentences.append(
-                f"The rule {rule.described} never counts: {over.described} comes later and "
+                f"The rule {rule.described} has no effect: {over.described} comes later and "
                 "covers it. The last rule that fits decides."
             )
     return sentences
@@ -117,7 +117,7 @@ def shadowed_rules(rules: Sequence[Rule]) -> list[str]:
 def unmatched_rules(rules: Sequence[Rule], names: Collection[str]) -> list[str]:
     """Sentences about rules whose kind is none of these names."""
     return [
-        f"The rule {rule.described} never counts: there is no kind and no tool {rule.permission!r}."
+        f"The rule {rule.described} has no effect: there is no kind and no tool {rule.permission!r}."
         for rule in rules
         if not any(fits(rule.permission, name) for name in names)
     ]
@@ -264,11 +264,11 @@ def load_workspace_rules(folder: Path) -> tuple[list[Rule], list[str]]:
     except (ValueError, RulesError, RecursionError) as error:
         return [], [f"{name} is ignored: {error}"]
     kept = [rule for rule in rules if rule.action != "allow"]
-    notes = [f"{name} tightens the permissions ({_count_rules(len(kept))})."] if kept else []
+    notes = [f"{name} restricts the permissions ({_count_rules(len(kept))})."] if kept else []
     if allowed := len(rules) - len(kept):
         notes.append(
-            f"{name} wants to allow something ({_count_rules(allowed)}): a folder allows nothing, "
-            "that is left out."
+            f"{name} has {_count_rules(allowed)} that would allow something, ignored: "
+            "a folder can only deny and ask."
         )
     return kept, notes
 

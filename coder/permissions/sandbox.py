@@ -69,15 +69,15 @@ SIGNS = re.compile(
 )
 
 # Notices for the user: at the start, and later.
-NO_SANDBOX = "No sandbox: {}. A command that is allowed can do all that you can."
+NO_SANDBOX = "No sandbox: {}. Commands that you allow run with all of your rights."
 INCOMPLETE = "The sandbox of this kernel is incomplete: {}. Commands can reach further."
 HOLDS_HOME = "This folder holds your home folder: the sandbox lets commands write to all of it."
 UNGUARDED = "Not guarded against changes by commands: {}."
 NOT_ENDED = (
     "A session in this folder was killed, or is still open. Changed since its last command began, "
-    "and left so: {}. Check that before you use git here."
+    "and not put back: {}. Check that before you use git here."
 )
-LEFT = "Changed since the last command, and left so: {}."
+LEFT = "Changed since the last command, and not put back: {}."
 CHANGED = "A command changed {}; put back."
 ALLOWED = "A command outside of the sandbox changed {}."
 # For the model.
@@ -301,7 +301,7 @@ def _bash(
     call = ctx.confine if isinstance(ctx.confine, CallConfinement) else None
     if unconfined:
         if ctx.authorize is None or call is None:
-            raise DeniedError("nobody can be asked to let a command run outside of the sandbox.")
+            raise DeniedError("no user can be asked to let a command run outside of the sandbox.")
         call.outside = True
     permission = "unconfined" if unconfined else "bash"
     result = yield from run_command(ctx, command, timeout, permission)
