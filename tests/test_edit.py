@@ -525,7 +525,7 @@ def check_one_span(units: list[str], span: slice, new: str, mark: bytes) -> None
         assert b"\r" not in middle
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     spans(PIECES),
     st.text(st.sampled_from("xyé \n"), max_size=6),
@@ -545,7 +545,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     LINES,
     st.integers(0, 7),
@@ -602,7 +602,7 @@ def test_a_loose_edit_changes_the_lines_it_names_or_nothing(
 SOUP = st.text(st.sampled_from('ab“" \t\r\n'), max_size=20)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SOUP, SOUP, PIECES, st.booleans())
 def test_any_edit_works_or_leaves_the_file_and_says_why(
     text: str, old: str, new: str, every: bool

@@ -266,9 +266,9 @@ def test_a_folder_and_a_socket_are_refused_at_once(ws: Workspace) -> None:
 @needs_proc
 @pytest.mark.parametrize("block", [b"the words of a log\n" * (1 << 16), b"a" * (1 << 20)])
 def test_a_large_file_is_read_in_little_memory(ws: Workspace, block: bytes) -> None:
-    total = 200 * block.count(b"\n")
+    total = 100 * block.count(b"\n")
     call = f"run('read', path='a', offset={max(1, total - 1)}, limit=1).content"
-    with large(ws.folder / "a", block, 200):
+    with large(ws.folder / "a", block, 100):
         said = child(f"limit_memory(48 << 20); print({call})", ws.folder)
     going_on = f"\n\n(lines {total - 1}-{total - 1} of {total}; use offset={total} to go on)"
     assert said.split("\t")[1] == (

@@ -772,7 +772,7 @@ def applied(
         return result, found, after
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(LINES, LINES, st.sampled_from(["\n", "\r\n"]), st.booleans())
 @example([], ["x"], "\n", True)
 @example(["x"], [], "\n", False)
@@ -788,7 +788,7 @@ def test_a_patch_with_the_whole_file_as_context_turns_any_lines_into_any_others(
     assert found == after
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(LINE, max_size=12, unique_by=lambda line: line),
     LINES,
