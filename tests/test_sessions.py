@@ -221,30 +221,6 @@ def test_many_processes_may_open_a_new_file_at_the_same_time(tmp_path: Path) -> 
         assert {row["id"] for row in store.rows("SELECT id FROM session")} == ids and len(ids) == 4
 
 
-def test_several_connections_write_at_the_same_time_without_losing_anything(
-    tmp_path: Path,
-) -> None:
-    stores = [Store(tmp_path / "sessions.db") for _ in range(3)]
-    recorders = [Recorder(store, store.create("/ws"), []) for store in stores]
-
-    def talk(recorder: Recorder) -> None:
-        for number in range(30):
-            recorder.messages.append(said(str(number)))
-            recorder.sync()
-
-    threads = [threading.Thread(target=talk, args=(recorder,)) for recorder in recorders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for recorder, store in zip(recorders, reversed(stores)):
-        assert to_model_messages(store, recorder.session_id) == recorder.messages
-        assert not recorder.problem and len(recorder.messages) == 30
-        recorder.close()
-    for store in stores:
-        store.close()
-
-
 @pytest.mark.parametrize("lock", ["EXCLUSIVE", "IMMEDIATE"])
 def test_opening_waits_for_a_process_that_writes(tmp_path: Path, lock: str) -> None:
     """Also where the file is new, and not in WAL mode yet."""
@@ -1032,12 +1008,6 @@ def test_the_records_of_undo_are_replaced_or_added_to(store: Store) -> None:
         recorder.keep_undo([{"before": "c"}])
         recorder.keep_undo([{"before": "d"}], more=True)
     assert parts(store, session_id, "snapshot") == [{"before": "c"}, {"before": "d"}]
-
-
-@pytest.mark.case("SES-13")
-def test_permissions_are_not_kept(store: Store) -> None:
-    words = " ".join(row["sql"] or "" for row in store.rows("SELECT sql FROM sqlite_schema"))
-    assert "message" in words and "permission" not in words and "allow" not in words
 
 
 QUERIES = {

@@ -59,7 +59,7 @@ def to_model_messages(store: Store, session_id: str) -> list[Message]:
     A call that had its result gets it; one that was under way is answered with INTERRUPTED, one that had
     not begun with history.NOT_RUN. None is ever run again by the program.
     """
-    return _closed(store, _rows(store, session_id)[0])
+    return _with_results(store, _rows(store, session_id)[0])
 
 
 def parts(store: Store, session_id: str, kind: PartType) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def _rows(store: Store, session_id: str) -> tuple[list[tuple[int, Message]], int
     return readable, len(read) - len(readable)
 
 
-def _closed(store: Store, rows: Sequence[tuple[int, Message]]) -> list[Message]:
+def _with_results(store: Store, rows: Sequence[tuple[int, Message]]) -> list[Message]:
     """The messages, with every call answered."""
     messages = [message for _, message in rows]
     places = (at for at in reversed(range(len(rows))) if messages[at].get("role") == "assistant")
@@ -157,7 +157,7 @@ class Recorder:
         ):
             if count:
                 self.tell(f"{_counted(count, noun)} left out of the session: {why}.")
-        return _closed(self.store, rows)
+        return _with_results(self.store, rows)
 
     def __call__(self, event: Event) -> None:
         if type(event) not in KEPT or (isinstance(event, Nested) and not hidden_usage(event)):
@@ -264,12 +264,12 @@ class Recorder:
         if self._generation != self.store.generation:
             rows = None
             self._create_again()
-        rows = rows or self._compared()
+        rows = rows or self._rows_by_text()
         with self.store.transaction() as db:
             rows.write(db, self.messages, events, self._undo)
         self._rows, self._undo = rows, []
 
-    def _compared(self) -> SessionRows:
+    def _rows_by_text(self) -> SessionRows:
         """What is in the file, by comparison: rows with the text of our messages are these messages."""
         query = "SELECT id, data FROM message WHERE session = ? AND active = 1 ORDER BY position"
         seen: list[Message] = []
