@@ -319,6 +319,15 @@ def test_a_socks_proxy_that_does_not_connect_or_refuses_the_password_is_named(
             assert "user or password refused" in final(THERE)
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1:port", "socks5://[::1:9", "http://:1"])
+def test_a_proxy_whose_address_is_none_is_reported(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", address)
+    events, result = talk(THERE)
+    assert result.error and "HTTPS_PROXY" in result.text and "retry" not in types(events)
+
+
 def test_a_proxy_of_another_kind_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:1080/")
     assert final(THERE).startswith(

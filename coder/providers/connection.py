@@ -65,7 +65,7 @@ def proxy_of(url: str) -> Proxy | None:
     names = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
     variable = next((name for name in names if os.environ.get(name)), "the system's settings")
     address = address if "://" in address else f"http://{address}"
-    if urlsplit(address).scheme not in ("http", "socks5", "socks5h"):
+    if address.partition("://")[0].lower() not in ("http", "socks5", "socks5h"):
         message = f"{variable} is {shown_url(address)}, and has to begin with http:// or socks5://"
         raise ModelError("protocol", message, advice=PAST_PROXY)
     return Proxy(address, variable)
@@ -240,7 +240,7 @@ class Connections:
         proxy = proxy_of(self.url)
         try:
             return in_background(lambda: connect(self.url, proxy, self.tls), check)
-        except (OSError, UnicodeError, http.client.HTTPException, ProxyError) as error:
+        except (OSError, ValueError, http.client.HTTPException, ProxyError) as error:
             raise connect_error(error, self.url, proxy) from error
 
     def tls(self) -> ssl.SSLContext:
@@ -302,7 +302,7 @@ def connect_error(cause: Exception, url: str, proxy: Proxy | None) -> ModelError
     if isinstance(cause, ssl.SSLError) and (error := _tls_error(cause, url)):
         return error
     said = ""
-    if isinstance(cause, socket.gaierror | UnicodeError):
+    if isinstance(cause, socket.gaierror | ValueError):  # a port or a host that is none
         said = f"the host of {place} is not known: {getattr(cause, 'strerror', cause)}"
     elif isinstance(cause, OSError) and cause.errno in REFUSED:
         said = f"nothing answers at {place}"
