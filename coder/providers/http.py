@@ -201,6 +201,9 @@ def load() -> Any:
     try:  # waits where another thread is at it
         from openai._base_client import DefaultHttpxClient  # not the package: see cli/lazy.py
         from openai._client import OpenAI
+        from openai._utils._logs import setup_logging
+
+        setup_logging()  # by OPENAI_LOG, as the package would do
     except ImportError:  # another version, laid out otherwise
         from openai import DefaultHttpxClient, OpenAI
     finally:
