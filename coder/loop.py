@@ -4,8 +4,7 @@ Read `run_loop`, then `steps`, then `step`. Asking the model, with retries and c
 running tools is tool_calls.py; the state of a run is run.py. Events come out, hooks go in.
 
 The list of messages belongs to the caller and is extended in place. However a run ends (an answer, a limit,
-an error, an abort, Ctrl+C, a consumer that stops iterating), every tool call in it has exactly one result,
-so that the list can be sent again.
+an error, an abort, Ctrl+C, a consumer that stops iterating), each tool call in it has exactly one result.
 """
 
 from __future__ import annotations
@@ -44,9 +43,8 @@ def run_loop(
 ) -> Events[RunResult]:
     """A generator of the events of one run, which returns its RunResult.
 
-    `prompts` (text or messages) are added to the list first; without them the run continues from the list as
-    it is. `max_steps` is short for that of `limits`; `budget`: a sub-agent's, below its parent's. Raises ValueError
-    where there is nothing to answer, KeyboardInterrupt and programming errors; the list is in order then, too.
+    `prompts` are added to the list first. `max_steps` is short for that of `limits`; `budget`: a sub-agent's.
+    Raises ValueError where there is nothing to answer, KeyboardInterrupt and programming errors.
     """
     if not isinstance(hooks, Hooks | None):
         raise TypeError("hooks is one object of the class Hooks; a HookChain makes one of several")
