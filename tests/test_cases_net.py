@@ -49,22 +49,16 @@ ERROR = json.dumps(
 NO_JSON = "the stream holds what is no JSON"
 
 
+@pytest.mark.case("NET-01", "NET-02", "NET-03", "NET-04")
 @pytest.mark.parametrize(
     ("chunks", "code", "said"),
     [
-        pytest.param(chunks, code, said, marks=pytest.mark.case(number), id=number)
-        for number, chunks, code, said in (
-            ("NET-01", WHOLE, 75, "the answer was cut off"),
-            ("NET-02", [*WHOLE, END[: len(END) // 2]], 75, "the answer was cut off"),
-            ("NET-03", [*WHOLE, b"data: {oops\n\n"], 1, f"{NO_JSON}: '{{oops'"),
-            (
-                "NET-04",
-                [*WHOLE, b"data: " + ERROR + b"\n\n"],
-                75,
-                "the engine ]0;PWN broke 2J down",
-            ),
-        )
+        (WHOLE, 75, "the answer was cut off"),
+        ([*WHOLE, END[: len(END) // 2]], 75, "the answer was cut off"),
+        ([*WHOLE, b"data: {oops\n\n"], 1, f"{NO_JSON}: '{{oops'"),
+        ([*WHOLE, b"data: " + ERROR + b"\n\n"], 75, "the engine ]0;PWN broke 2J down"),
     ],
+    ids=["NET-01", "NET-02", "NET-03", "NET-04"],
 )
 def test_an_answer_that_does_not_come_to_its_end_runs_nothing_and_is_asked_for_a_few_times(
     tmp_path: Path, chunks: Sequence[bytes], code: int, said: str

@@ -121,9 +121,10 @@ LINES = {
 NO_ATTACK = {"ls || touch PWN", "ls\rtouch PWN"}  # bash does not take it as it looks
 
 
-@pytest.mark.parametrize(
-    "lines", [pytest.param(LINES[case], marks=pytest.mark.case(case), id=case) for case in LINES]
+@pytest.mark.case(
+    "PRM-01", "PRM-02", "PRM-03", "PRM-04", "PRM-05", "PRM-06", "PRM-07", "PRM-08", "PRM-23"
 )
+@pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
 def test_a_line_that_begins_like_an_allowed_command_is_asked_about(
     tmp_path: Path, ws: Path, lines: list[str]
 ) -> None:
