@@ -252,8 +252,8 @@ def test_a_command_that_was_not_seen_whole_cannot_be_allowed_but_denied_with_a_r
     command = call("bash", command=f"touch PWN\n{lines}")
     answers = {
         "y": "the user refused",
-        "too long": "said no: too long",
-        "n split it": "no: split it",
+        "too long": "refused: too long",
+        "n split it": "refused: split it",
     }
     with (
         serve(*[Reply(calls=[command]), Reply("done")] * 3) as server,
