@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply, ScriptedServer
 from coder.events import Event, Retry
@@ -354,6 +355,41 @@ def test_no_proxy_may_name_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"https://127.0.0.1:{taken.getsockname()[1]}/v1"
     assert talk(url)[1].text == f"Error: nothing answers at {url}"
+
+
+@pytest.mark.parametrize("through_proxy", [False, True], ids=["TLS", "CONNECT"])
+def test_an_abort_ends_a_handshake_that_the_other_side_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, through_proxy: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"127.0.0.1:{silent.getsockname()[1]}"
+        if through_proxy:
+            monkeypatch.setenv("HTTPS_PROXY", f"http://{place}")
+        abort = Abort()
+        threading.Timer(0.3, abort.set).start()
+        model = ChatModel("m", base_url=THERE if through_proxy else f"https://{place}/v1")
+        with promptly(5):
+            _, result = drive(run_loop([], model, prompts="go", abort=abort, retry=FAST))
+    assert result.stop_reason == "aborted"
+
+
+def test_a_refusal_that_comes_before_the_whole_request_is_sent_is_read() -> None:
+    answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def work() -> None:
+            caller = door.accept()[0]
+            with caller:
+                caller.recv(1000)
+                caller.sendall(answer)
+                caller.shutdown(socket.SHUT_WR)
+                while caller.recv(1 << 20):
+                    pass
+
+        threading.Thread(target=work, daemon=True).start()
+        model = ChatModel("m", base_url=f"http://127.0.0.1:{door.getsockname()[1]}/v1")
+        _, result = drive(run_loop([], model, prompts="x" * 5_000_000, retry=FAST))
+    assert result.error and (result.error.kind, result.error.status) == ("overflow", 413)
 
 
 # ---- bodies ----------------------------------------------------------------------------------------------
