@@ -414,7 +414,7 @@ def test_a_database_that_another_process_holds_costs_one_wait_and_a_conversation
             other.execute("BEGIN IMMEDIATE")
             with promptly(25):  # five seconds once; for each write it would be more
                 for entry in ("goes on", "/new"):
-                    assert "another process keeps it busy" in flat(session.say(entry))
+                    assert "another process has locked it" in flat(session.say(entry))
                 session.say("anew")
                 assert said(server) == ["anew"]
                 session.say("/undo")  # and nothing of the conversation before
@@ -626,13 +626,13 @@ def test_the_checklist_outlives_every_compaction_and_an_undo_behind_one_is_told_
             session.say("/compact")
             session.say("/undo")  # of the newest, which is not in the summary
             shown = flat(session.say("\x15/undo"))
-            assert "Undone: a." in shown and "its summary still tells of it" in shown
+            assert "Undone: a." in shown and "its summary still contains this run" in shown
             assert not (session.ws / "a").exists()
             session.say("\x15/redo")
             session.say("/undo")
             session.say("\x15go on")
             noted = [
-                text.startswith("I have taken back what you did last (a).") for text in said(server)
+                text.startswith("I have undone your last changes (a).") for text in said(server)
             ]
             assert noted[-2] and sum(noted) == 1
             messages = len(server.requests[-1]["messages"])

@@ -681,7 +681,7 @@ def test_a_failed_write_is_reported_once_and_made_up_for_at_the_end_of_the_run(
             recorder.messages[:] = [said("a summary")]
             recorder(SHORTENED)
             recorder.messages.append(said("three", "assistant"))
-        assert len(told) == 1 and "another process keeps it busy" in told[0] == recorder.problem
+        assert len(told) == 1 and "another process has locked it" in told[0] == recorder.problem
         recorder(RunEnd("stop", "", Usage(), 1))
         assert told[1:] == ["The conversation is saved again."] and not recorder.problem
         recorder.messages[0]["content"] = "a summary, mended"

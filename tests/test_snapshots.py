@@ -812,7 +812,7 @@ def test_a_data_folder_that_cannot_be_written_switches_it_off_and_the_run_goes_o
     desk = Desk(tmp_path / "ws", tmp_path / "data")
     assert desk.run(sh("echo 1 > a"), sh("echo 2 > a")).stop_reason == "stop"
     [notice] = desk.notices()
-    assert "so no /undo of file changes" in notice and desk.snapshots.undo().problem
+    assert "does not cover file changes in this session" in notice and desk.snapshots.undo().problem
     assert desk.text("a") == "2\n"
 
 

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from coder.agent.titles import Titler
 
 TAKEN_BACK = (
-    "I have taken back what you did last ({}). What is said of it above, in a summary, does not hold any "
-    "more: look at the files before you go on."
+    "I have undone your last changes ({}). The summary above still contains them: look at the files before "
+    "you go on."
 )
 SUMMARISED = (
-    "The conversation was shortened meanwhile, so that its summary still tells of it; the model was told "
-    "that it was taken back."
+    "The conversation was shortened meanwhile, and its summary still contains this run; the model has been "
+    "informed that it was undone."
 )
 DELTAS = (events.TextDelta, events.ReasoningDelta, events.ToolCallDelta)
 

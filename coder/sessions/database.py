@@ -72,9 +72,9 @@ MEANING = {  # SQLite's primary result codes
     sqlite3.SQLITE_FULL: "the disk is full",
     sqlite3.SQLITE_IOERR: "the disk is full, or fails",
     sqlite3.SQLITE_READONLY: "it cannot be written",
-    sqlite3.SQLITE_PERM: "it may not be used",
+    sqlite3.SQLITE_PERM: "permission denied",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
-    sqlite3.SQLITE_BUSY: "another process keeps it busy",
+    sqlite3.SQLITE_BUSY: "another process has locked it",
     sqlite3.SQLITE_CORRUPT: "it is damaged",
     sqlite3.SQLITE_NOTADB: "it is not an SQLite database; move it away",
 }

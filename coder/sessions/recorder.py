@@ -45,8 +45,8 @@ log = logging.getLogger("coder.sessions")
 DONE = ("completed", "failed")
 KEPT = {RunStart, MessageEnd, ToolStart, ToolEnd, StepEnd, Compacted, RunEnd, Nested}
 INTERRUPTED = (
-    "Interrupted: the program was ended while this ran. What it had done by then is done; "
-    "look before you do it again."
+    "Interrupted: the program was ended while this ran. Its effects so far remain; "
+    "check them before you repeat it."
 )
 
 

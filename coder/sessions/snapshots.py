@@ -43,10 +43,10 @@ from coder.tools.workspace import diff
 from coder.types import Message, ToolError
 
 ERRORS = (SnapshotError, sqlite3.Error, OSError)
-OFF = "No snapshots in this session, so no /undo of file changes: {}."
+OFF = "/undo does not cover file changes in this session: {}."
 PARTLY = (
-    "/undo covers only part of this folder: {:,} files are left out, which are too many or too "
-    "large together for a first look."
+    "/undo covers only part of this folder: {:,} files are too many, or too large together, to be "
+    "read at the start."
 )
 LOST = "Changed, and not covered by /undo: {}."
 NAMED = 5  # paths in a notice
@@ -277,7 +277,7 @@ class Snapshots:
             if not conflicts:
                 plan.write(self._repo)
         except (*ERRORS, ToolError) as error:
-            text = f"The files of this run cannot be brought back: {error}."
+            text = f"The files of this run cannot be restored: {error}."
             return UndoResult(run, problem=text)
         if conflicts:
             text = "Nothing was done: these files were changed since."
