@@ -8,7 +8,7 @@ a confined command is put back; a change by others is reported and accepted. A r
 command creates keeps the configuration of `git init`, and gets no hooks.
 
 What is read may be hostile: it is bounded, links are not followed, and a folder in the way is
-moved aside. Not covered, as the README says: submodules, other worktrees, nested repositories, and
+moved aside. Not covered, as docs/security.md says: submodules, other worktrees, nested repositories, and
 files that a hook or the configuration names.
 """
 
