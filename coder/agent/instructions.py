@@ -106,7 +106,10 @@ def files_in(
 
 def _read(path: Path, root: Path) -> str:
     """The text of a regular file in `root`. Raises ValueError."""
-    real = os.path.realpath(path)
+    try:
+        real = os.path.realpath(path)
+    except OSError as error:  # a link of /proc that leads nowhere
+        raise ValueError("its link cannot be read") from error
     if not Path(real).is_relative_to(os.path.realpath(root)):
         raise ValueError("a link leads out of the repository")
     data = read_small_file(real, 4 * LIMIT)
