@@ -621,11 +621,7 @@ def test_files_of_secrets_ask_and_are_passed_over_by_grep(
         (tmp_path / "bin" / "git").symlink_to(str(shutil.which("git")))
         monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     names = [
-        ".env",
-        ".env.example",
-        "id_rsa",
-        "sub/prod.env",
-        "sub/.aws/credentials",
+        *(".env", ".env.example", "id_rsa", "sub/prod.env", "sub/.aws/credentials"),
         "sub/plain.txt",
     ]
     for name in names:
@@ -744,13 +740,7 @@ def test_saved_output_lies_in_a_private_folder_that_nobody_could_prepare(
     temp.mkdir()
     target.mkdir()
     names = [
-        "coder",
-        "coder-",
-        "coder-0",
-        "coder-output",
-        "output",
-        "output-.txt",
-        "output.txt",
+        *("coder", "coder-", "coder-0", "coder-output", "output", "output-.txt", "output.txt"),
         "tmp",
     ]
     links = [temp / name for name in names]

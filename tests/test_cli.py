@@ -178,9 +178,7 @@ def test_stdout_is_the_final_text_alone_and_everything_else_is_on_stderr(place: 
     assert asked(server) == "what is in a.txt?" and "content of a" in results(server)[0]
 
 
-def test_a_line_on_stderr_is_not_cut_at_80_columns_where_there_is_no_terminal(
-    place: Place,
-) -> None:
+def test_a_line_on_stderr_is_not_cut_at_80_columns_where_there_is_no_terminal(place: Place) -> None:
     command = f"touch {'a-long-name/' * 6}x"
     with serve(Reply(calls=[("bash", {"command": command})]), Reply("Well.")) as server:
         done = place.run("go", server=server)
@@ -460,10 +458,7 @@ USAGE_ERRORS = {
 
 @pytest.mark.parametrize("message", USAGE_ERRORS)
 def test_an_error_of_usage_is_an_object_of_the_format_too(place: Place, message: str) -> None:
-    for output_format, more in (
-        ("json", {"session_id", "messages"}),
-        ("stream-json", {"type"}),
-    ):
+    for output_format, more in (("json", {"session_id", "messages"}), ("stream-json", {"type"})):
         done = place.run(f"--output-format={output_format}", *USAGE_ERRORS[message])
         assert (done.returncode, done.stdout.count("\n")) == (2, 1)
         end = last(done)
@@ -608,8 +603,7 @@ def test_a_base_url_that_is_no_address_is_one_line(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["--nonsense", "--max-steps many", "--output-format xml hi", "-C", "demo --port 99999"],
+    "words", ["--nonsense", "--max-steps many", "--output-format xml hi", "-C", "demo --port 99999"]
 )
 def test_a_bad_flag_shows_the_usage_and_no_traceback(place: Place, words: str) -> None:
     done = place.run(*words.split())
@@ -724,8 +718,7 @@ def test_without_compaction_a_full_context_ends_the_run(place: Place, flags: lis
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["$CODER --output-format stream-json hi | head -1", "$CODER hi 2>&1 | true"],
+    "command", ["$CODER --output-format stream-json hi | head -1", "$CODER hi 2>&1 | true"]
 )
 def test_a_reader_that_leaves_early_gives_no_traceback(place: Place, command: str) -> None:
     with serve(Reply("word " * 3000, [("ls", {})]), Reply("w" * 200_000)) as server:
@@ -869,8 +862,7 @@ sys.setprofile(press)
 
 
 @pytest.mark.parametrize(
-    "moment",
-    ["getsignal,", "main,coder.cli.main", "cb,coder.cli.app", "open_conversation,"],
+    "moment", ["getsignal,", "main,coder.cli.main", "cb,coder.cli.app", "open_conversation,"]
 )
 def test_ctrl_c_while_the_program_starts_ends_it_at_once_without_a_word(
     place: Place, moment: str

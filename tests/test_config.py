@@ -529,14 +529,12 @@ def test_headers_that_cannot_be_sent_are_reported_without_their_values(settings:
         ("CODER_EXTRA_BODY", "{oops", "CODER_EXTRA_BODY is no JSON"),
         ("CODER_EXTRA_BODY", "[1]", "CODER_EXTRA_BODY has to be a JSON object"),
         (
-            "CODER_PROFILE",
-            '{"colour": 1}',
+            *("CODER_PROFILE", '{"colour": 1}'),
             "'colour' is no field of a profile; known: output_limit, system_role",
         ),
         ("CODER_PROFILE", '{"tool_name": 1}', "tool_name cannot be 1; it is False by default"),
         (
-            "CODER_PROFILE",
-            '{"empty_content": "none"}',
+            *("CODER_PROFILE", '{"empty_content": "none"}'),
             "empty_content cannot be 'none'; it is 'null' by default, or null, empty, absent",
         ),
         ("CODER_PROFILE", '{"ids": "("}', "CODER_PROFILE: "),

@@ -324,9 +324,7 @@ def test_what_a_newer_version_has_added_is_ignored_and_stays(tmp_path: Path) -> 
     ):
         ask(server, "second", messages=recorder.messages, each=recorder)
         assert [each["role"] for each in server.requests[-1]["messages"]] == [
-            "user",
-            "assistant",
-            "user",
+            *("user", "assistant", "user")
         ]
     assert rows(tmp_path, "SELECT data FROM part WHERE type = 'hologram'") == [("no JSON",)]
     query = "SELECT count(*), min(mood) FROM message WHERE role = 'oracle' AND active"

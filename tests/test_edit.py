@@ -88,10 +88,8 @@ EDITS = {
         "class A:\n\tdef f():\n  \n\t    if 1:\n\t        stop()\n",
     ),
     "more indentation": (
-        "if 1:\n  go()\nend\n",
-        "    if 1:\n      go()\n",
-        "    if 2:\n      go()\n      stop()\n",
-        "if 2:\n  go()\n  stop()\nend\n",
+        *("if 1:\n  go()\nend\n", "    if 1:\n      go()\n"),
+        *("    if 2:\n      go()\n      stop()\n", "if 2:\n  go()\n  stop()\nend\n"),
     ),
     "typographic": (f"“a”\n{TYPOGRAPHIC} to “b”\n", PLAIN, "done", "“a”\ndone to “b”\n"),
     "plain": (f"“a”\n{PLAIN} to “b”\n", TYPOGRAPHIC, "done", "“a”\ndone to “b”\n"),
@@ -101,9 +99,7 @@ EDITS = {
     "a line is joined": ("a\nb\n", "a\n", "a", "ab\n"),  # nothing else can be meant
     "an empty line less": ("a\n\nb\n", "\n\n", "\n", "a\nb\n"),
     "lines that stay": (
-        "say “hi”  \nto\u00a0all\nend\n",
-        'say "hi"\nto all\nend',
-        'say "hi"\nto all\nstop',
+        *("say “hi”  \nto\u00a0all\nend\n", 'say "hi"\nto all\nend', 'say "hi"\nto all\nstop'),
         "say “hi”  \nto\u00a0all\nstop\n",
     ),
     "not doubled 1": (BLOCK, "one()", "        zero()", BLOCK.replace("one", "zero")),
@@ -176,9 +172,7 @@ REFUSALS = {
     "empty": ("one", "", "two", "old_string is empty. To create a file use write"),
     "the same": ("one", "one", "one", "are the same: nothing to do"),
     "made already": (
-        "a\nb\nnew text\n",
-        "old text",
-        "new text",
+        *("a\nb\nnew text\n", "old text", "new text"),
         "new_string is, at line 3: this edit seems to be made already",
     ),
     "unlike anything": ("one\ntwo\n", "qqqqqqqqqqqqqq", "x", "nor anything like it. Read the file"),

@@ -196,14 +196,8 @@ def test_a_fifo_is_refused_at_once(ws: Workspace) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/dev/zero",
-        "/dev/stdin",
-        "/proc/self/environ",
-        "/proc/self/mem",
-        "/sys/kernel/notes",
-        "/dev/../proc/self/environ",
-        "zero",
-        "environ",
+        *("/dev/zero", "/dev/stdin", "/proc/self/environ", "/proc/self/mem", "/sys/kernel/notes"),
+        *("/dev/../proc/self/environ", "zero", "environ"),
     ],
 )
 def test_device_and_process_files_are_refused_without_asking(ws: Workspace, path: str) -> None:
@@ -544,14 +538,8 @@ def test_ls_marks_folders_links_and_what_is_no_regular_file(ws: Workspace, tmp_p
     os.symlink("loop", ws.folder / "loop")
     os.symlink("/tmp/new\nline", ws.folder / "to-odd")
     assert within(5, lambda: ws("ls")).split("\n") == [
-        ".hidden",
-        "a/",
-        "b.txt",
-        "loop -> loop",
-        "pipe (not a regular file)",
-        "to-folder -> a",
-        "to-nothing -> missing",
-        "to-odd -> /tmp/new\\nline",
+        *(".hidden", "a/", "b.txt", "loop -> loop", "pipe (not a regular file)"),
+        *("to-folder -> a", "to-nothing -> missing", "to-odd -> /tmp/new\\nline"),
     ]
     assert ws.asked == []
     assert ws("ls", path="a") == "(the folder is empty)"

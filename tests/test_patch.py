@@ -266,15 +266,12 @@ HUNKS = {
     "partly off": (IF, " if a:\n-    b\n+        c", "    if a:\n        c\n"),
     "off and deleted": (IF, "-if a:\n-    b", ""),
     "quotes of the file": (
-        "a = 'x'\nb = \"y\"\n",
-        " a = ‘x’\n-b\u00a0= “y”\n+b\u00a0= “it’s”",
+        *("a = 'x'\nb = \"y\"\n", " a = ‘x’\n-b\u00a0= “y”\n+b\u00a0= “it’s”"),
         "a = 'x'\nb = \"it's\"\n",
     ),
     "line endings": ("1\r\n2\r\n3\r\n", " 1\n-2\n+a\n+b\n 3", "1\r\na\r\nb\r\n3\r\n"),
     "mixed line endings": (
-        "a\r\nb\nc\r\nd\ne\n",
-        " a\n-b\n+B\n c\n+C\n d\n-e\n+E",
-        "a\r\nB\nc\r\nC\r\nd\nE\n",
+        *("a\r\nb\nc\r\nd\ne\n", " a\n-b\n+B\n c\n+C\n d\n-e\n+E", "a\r\nB\nc\r\nC\r\nd\nE\n"),
     ),
     "before all others": ("a\r\nb\r\n", "+top\n a", "top\r\na\r\nb\r\n"),
     "a mark": ("\ufeffé one\r\ntwo\r\n", " é one\n-two\n+zwö", "\ufeffé one\r\nzwö\r\n"),
@@ -286,9 +283,7 @@ HUNKS = {
     "an empty file is left": ("a\n", "-a", ""),
     "a bare carriage return": ("a\nb\r", "-a\n+x", "x\nb\r"),
     "other separators": (
-        "a\x0cb\u2028c\nold\n",
-        " a\x0cb\u2028c\n-old\n+n\x0b",
-        "a\x0cb\u2028c\nn\x0b\n",
+        *("a\x0cb\u2028c\nold\n", " a\x0cb\u2028c\n-old\n+n\x0b", "a\x0cb\u2028c\nn\x0b\n"),
     ),
 }
 
@@ -308,26 +303,19 @@ NOWHERE = (
 )
 REFUSED = {
     "two fits": (
-        "x = 1\ny\nx = 1\nz\nx = 1 \n",
-        "-x = 1\n+x = 2",
-        "1 of 1: it fits at lines 1, 3. ",
+        *("x = 1\ny\nx = 1\nz\nx = 1 \n", "-x = 1\n+x = 2", "1 of 1: it fits at lines 1, 3. "),
     ),
     "overlapping fits": ("x\nx\nx\n", " x\n-x", "lines 1, 2."),
     "out of order": (
-        "one\ntwo\nthree\n",
-        "-three\n@@\n-one",
-        "is at line 1, but has to be after line 3",
+        *("one\ntwo\nthree\n", "-three\n@@\n-one", "is at line 1, but has to be after line 3"),
     ),
     "no such anchor": ("def f(a, b):\n    x\n", "@@ def f(a, c):\n-    x", "1\tdef f(a, b):"),
     "an anchor before": (
-        "f\n x\n y\n",
-        "- x\n@@ f\n- y",
-        "its anchor is at line 1, but has to be after",
+        *("f\n x\n y\n", "- x\n@@ f\n- y", "its anchor is at line 1, but has to be after"),
     ),
     "the anchor repeated, twice": (
         "class A:\n def f():\n  x\nclass B:\n def f():\n  x\n",
-        "@@  def f():\n  def f():\n-  x\n+  y",
-        "it fits at lines 2, 5.",
+        *("@@  def f():\n  def f():\n-  x\n+  y", "it fits at lines 2, 5."),
     ),
     "the end, twice": ("x\n", "-x\n+y\n@@\n-x\n+z\n*** End of File", "hunk 2 of 2"),
     "not at the end": ("x\ny\n", "-x\n+z\n*** End of File", "has to be at the end of the file"),
@@ -343,9 +331,7 @@ REFUSED = {
         "50\tdef total(items):\n51\t",
     ),
     "made already": (
-        "one\n2\nthree\n",
-        " one\n-two\n+2\n three",
-        "its new text is, at line 1: this edit",
+        *("one\n2\nthree\n", " one\n-two\n+2\n three", "its new text is, at line 1: this edit"),
     ),
     "no change": ("one\n", "-one\n+one", "nothing to do"),
     "no change at all": ("one\n", " one", "nothing to do"),
@@ -421,23 +407,15 @@ def test_a_binary_file_can_be_deleted_and_not_updated(ws: Patching) -> None:
 @pytest.mark.parametrize(
     "section",
     [
-        "*** Add File: ../PWN\n+x",
-        "*** Add File: {out}/PWN\n+x",
-        "*** Add File: door/PWN\n+x",
-        "*** Add File: a/../../PWN\n+x",
-        "*** Update File: ../secret\n-s\n+x",
-        "*** Update File: link\n-s\n+x",
-        "*** Update File: door/secret\n-s\n+x",
-        "*** Update File: good\n*** Move to: ../PWN",
+        *("*** Add File: ../PWN\n+x", "*** Add File: {out}/PWN\n+x"),
+        *("*** Add File: door/PWN\n+x", "*** Add File: a/../../PWN\n+x"),
+        *("*** Update File: ../secret\n-s\n+x", "*** Update File: link\n-s\n+x"),
+        *("*** Update File: door/secret\n-s\n+x", "*** Update File: good\n*** Move to: ../PWN"),
         "*** Update File: good\n*** Move to: {out}/PWN\n-g\n+x",
         "*** Update File: good\n*** Move to: door/PWN",
-        "*** Update File: ../secret\n*** Move to: mine",
-        "*** Delete File: ../secret",
-        "*** Delete File: {out}/secret",
-        "*** Delete File: door/secret",
-        "*** Add File: ../ws-evil/PWN\n+x",
-        "*** Delete File: ..",
-        "*** Add File: a\0b\n+x",
+        *("*** Update File: ../secret\n*** Move to: mine", "*** Delete File: ../secret"),
+        *("*** Delete File: {out}/secret", "*** Delete File: door/secret"),
+        *("*** Add File: ../ws-evil/PWN\n+x", "*** Delete File: ..", "*** Add File: a\0b\n+x"),
     ],
 )
 def test_one_path_outside_the_workspace_rejects_the_whole_patch(ws: Patching, section: str) -> None:
@@ -714,25 +692,8 @@ def test_files_and_folders_that_were_there_come_back(ws: Patching, body: str) ->
 LINE = st.one_of(
     st.sampled_from(
         [
-            "",
-            " ",
-            "a",
-            "b",
-            "a ",
-            " a",
-            "\ta",
-            "@@",
-            "@@ a",
-            "+a",
-            "-a",
-            "***",
-            "*** End Patch",
-            "*** End of File",
-            "*** Add File: x",
-            "```",
-            "“a”",
-            '"a"',
-            "\x0c",
+            *("", " ", "a", "b", "a ", " a", "\ta", "@@", "@@ a", "+a", "-a", "***"),
+            *("*** End Patch", "*** End of File", "*** Add File: x", "```", "“a”", '"a"', "\x0c"),
             "a\u2028b",
         ]
     ),
@@ -810,10 +771,8 @@ def test_a_patch_with_little_context_always_applies_to_lines_that_are_all_differ
 @pytest.mark.parametrize(
     "section",
     [
-        "*** Update File: .env\n A=1\n-B=hunter3",
-        "*** Delete File: .env",
-        "*** Update File: .env\n*** Move to: b",
-        "*** Update File: link\n-A=1\n+A=2",
+        *("*** Update File: .env\n A=1\n-B=hunter3", "*** Delete File: .env"),
+        *("*** Update File: .env\n*** Move to: b", "*** Update File: link\n-A=1\n+A=2"),
     ],
 )
 def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Patching, section: str) -> None:
@@ -836,14 +795,10 @@ def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Patching, sect
 @pytest.mark.parametrize(
     "body",
     [
-        "*** Add File: sub/new\n+x",
-        "*** Add File: sub/deep/new\n+x",
-        "*** Update File: sub/a\n-one\n+PWN",
-        "*** Delete File: sub/a",
-        "*** Update File: sub/a\n*** Move to: b",
-        "*** Update File: a\n*** Move to: sub/b",
-        "*** Update File: in/sub/a\n-one\n+PWN",
-        "*** Delete File: in/sub/a",
+        *("*** Add File: sub/new\n+x", "*** Add File: sub/deep/new\n+x"),
+        *("*** Update File: sub/a\n-one\n+PWN", "*** Delete File: sub/a"),
+        *("*** Update File: sub/a\n*** Move to: b", "*** Update File: a\n*** Move to: sub/b"),
+        *("*** Update File: in/sub/a\n-one\n+PWN", "*** Delete File: in/sub/a"),
     ],
 )
 def test_a_folder_that_becomes_a_link_while_the_person_is_asked_leads_nowhere(

@@ -738,9 +738,7 @@ def test_a_repaired_message_is_the_same_row_with_its_calls(store: Store) -> None
 
 
 @pytest.mark.case("SES-05")
-def test_open_calls_are_answered_in_front_of_the_next_message_and_have_an_end(
-    store: Store,
-) -> None:
+def test_open_calls_are_answered_in_front_of_the_next_message_and_have_an_end(store: Store) -> None:
     """Also where the repair gives a call another id."""
     again = said("go"), calling("a"), result("a", "out"), calling("a", "b")
     session_id = kept(store, *again)
@@ -1142,9 +1140,7 @@ def test_a_store_that_is_closed_leaves_its_sessions_to_others(
     assert line.count(". ") == 1 and ".." not in line.removeprefix(str(tmp_path)), line
 
 
-def test_a_session_belongs_to_one_agent_and_agents_may_share_a_set_of_tools(
-    tmp_path: Path,
-) -> None:
+def test_a_session_belongs_to_one_agent_and_agents_may_share_a_set_of_tools(tmp_path: Path) -> None:
     with (
         serve(Reply("one"), Reply("two")) as server,
         SessionStore(tmp_path / "sessions.db") as store,

@@ -390,11 +390,7 @@ def test_the_deny_texts_of_a_plain_command_are_its_parts_and_its_words() -> None
     whole, inner = deny_texts("ls -ab 'x y' && /bin/cat")
     assert whole == ["ls -ab 'x y'", "ls -ab x y", "/bin/cat"]
     assert [inner[0][at:] for at in word_starts(inner[0])] == [
-        "ls -ab 'x y'",
-        "-ab 'x y'",
-        "b 'x y'",
-        "'x y'",
-        "y'",
+        *("ls -ab 'x y'", "-ab 'x y'", "b 'x y'", "'x y'", "y'")
     ]
     assert [text[at:] for text in inner[1:] for at in word_starts(text)][:2] == ["bin/cat", "cat"]
 
