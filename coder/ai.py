@@ -54,7 +54,8 @@ class ChatModel:
     not count), `first_byte_timeout`: seconds to the first of them; 0 is no limit. `extra_body` and `headers` go out with
     every request. `profile` overrides fields of profiles.Profile, `budgets` the tokens of the reasoning levels; `price`
     gives Usage its cost. `tap` (say `lambda sent: print`) gets the bytes of each request; what it returns gets the
-    response, each piece of its body, and at the end the ModelError or None. Raises ValueError for a wrong profile.
+    response, each piece of its body, and at the end the ModelError or None. Raises ValueError for a wrong profile and for an
+    empty name; a missing key is a ModelError of the first request, before anything is sent.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class ChatModel:
         tap: Callable[[bytes], Callable[[Any], object]] | None = None,
         redact: Callable[[bytes], bytes] = bytes,
     ) -> None:
+        if not name:
+            raise ValueError("no model: give its name, such as ChatModel('gpt-5')")
         self.name, self.context_window = name, context_window
         self.idle_timeout = idle_timeout or math.inf
         self.first_byte_timeout = first_byte_timeout or math.inf

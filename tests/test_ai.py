@@ -181,6 +181,18 @@ def test_a_key_that_no_header_can_carry_is_said_and_not_shown(key: str) -> None:
         )
 
 
+def test_a_missing_key_or_model_is_said_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    _, result = drive(run_loop([], ChatModel("m"), prompts="go", retry=FAST))
+    assert result.error and result.error.kind == "auth" and result.steps == 1
+    assert result.text.startswith("Error: no key: set OPENAI_API_KEY")
+    with pytest.raises(ValueError, match="no model"):
+        ChatModel("")
+
+
 def test_a_key_is_shown_in_no_error() -> None:
     secret = "sk-SECRET-12345678"
     moved = Reply("there", status=302, headers={"location": "http://x/?key=SECRET"})

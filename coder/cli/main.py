@@ -1,6 +1,7 @@
 """The command line: what is to be done, and with what; nothing slow is loaded before it is needed.
 
-`main` sets the process up, `run` finds out what the words ask for, `start` begins one run or a session at the prompt.
+`main` sets the process up, `run` does what `task_of` finds in the words: a subcommand, or what `session_of` makes of the
+flags, one run or a session at the prompt.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
 MIN_LIKENESS = 0.8  # of difflib: a letter too many, missing, or wrong
+Task = Callable[[], int]  # returns the exit code
 VERBS = ("list", "search", "show", "fork", "rm", "-h", "--help")
 
 # name -> (how it is used, whether these words behind the name are it and no prompt)
@@ -86,10 +88,7 @@ def run(argv: Sequence[str]) -> int:
     """Do what the words ask for; returns the exit code. What is wrong with them stands on stderr in one line, and on
     stdout in the formats for programs."""
     try:
-        if is_subcommand(argv):
-            name = argv[0]
-            return int(getattr(needed("coder.cli.subcommands", name), name)(argv[1:]))
-        return start(parser().parse_intermixed_args(argv))
+        return task_of(argv)()
     except UsageError as error:  # stderr has it
         problem = str(error)
     except (ConfigError, FileNotFoundError) as error:
@@ -104,6 +103,22 @@ def run(argv: Sequence[str]) -> int:
 
         print_refusal(problem, output_format)
     return USAGE
+
+
+def task_of(argv: Sequence[str]) -> Task:
+    """What the words ask for, ready to be called. Raises UsageError and ConfigError."""
+    if is_subcommand(argv):
+        name = argv[0]
+        return partial(getattr(needed("coder.cli.subcommands", name), name), argv[1:])
+    arguments = parser().parse_intermixed_args(argv)
+    try:
+        os.chdir(arguments.cwd)
+    except OSError as error:
+        raise ConfigError(f"--cwd {arguments.cwd}: {error.strerror}") from None
+    if arguments.demo:
+        return partial(demonstrate, arguments)
+    _refuse_typo(arguments)
+    return session_of(arguments, _prompt(arguments))
 
 
 def is_subcommand(argv: Sequence[str]) -> bool:
@@ -121,19 +136,8 @@ def _has_folder() -> bool:
 # ---- one run, or a session at the prompt ---------------------------------------------------------
 
 
-def start(arguments: argparse.Namespace) -> int:
-    """Begin what the flags say: a session at the prompt, or one run. Raises ConfigError."""
-    try:
-        os.chdir(arguments.cwd)
-    except OSError as error:
-        raise ConfigError(f"--cwd {arguments.cwd}: {error.strerror}") from None
-    if arguments.demo:
-        return demonstrate(arguments)
-    _refuse_typo(arguments)
-    return begin(arguments, _prompt(arguments))
-
-
-def begin(arguments: argparse.Namespace, prompt: str) -> int:
+def session_of(arguments: argparse.Namespace, prompt: str) -> Task:
+    """One run, or a session at the prompt, with its settings read. Raises ConfigError."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     one_shot = (bool(prompt) or arguments.print or not terminal) and not arguments.interactive
     if one_shot and arguments.resume == "":
@@ -154,14 +158,14 @@ def begin(arguments: argparse.Namespace, prompt: str) -> int:
     readable = sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
     arguments.can_ask = terminal and readable
     arguments.files, arguments.notices = None, []
-    if one_shot:
-        if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
-            # config.py lets no other characters into an address
-            sys.stderr.write(f"{strip_controls(settings.model)} at {settings.host}\n")
-        from coder.cli.one_shot import one_shot as run_once
+    if not one_shot:
+        return partial(open_prompt, settings, arguments, prompt)
+    if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
+        # config.py lets no other characters into an address
+        sys.stderr.write(f"{strip_controls(settings.model)} at {settings.host}\n")
+    from coder.cli.one_shot import one_shot as run_once
 
-        return run_once(settings, arguments, prompt)
-    return open_prompt(settings, arguments, prompt)
+    return partial(run_once, settings, arguments, prompt)
 
 
 def demonstrate(arguments: argparse.Namespace) -> int:
@@ -176,7 +180,7 @@ def demonstrate(arguments: argparse.Namespace) -> int:
     with demo.demo_server() as server:
         arguments.no_session, arguments.yolo = True, True
         arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = server.url, "script"
-        code = begin(arguments, demo.PROMPT)
+        code = session_of(arguments, demo.PROMPT)()
     sys.stderr.write(f"\nSee for yourself: cd {folder} && python3 -m unittest\n")
     return code
 
@@ -274,11 +278,11 @@ def _make_repl(
     with defer_sigint():
         from coder.cli.app import build_app
 
-        conversation = needed("coder.cli.conversation", "the session at the prompt")
+        module = needed("coder.cli.conversation", "the session at the prompt")
         repl_class = needed("coder.cli.repl", "the session at the prompt").Repl
         app = build_app(settings, arguments, can_ask=True)
-        memory = conversation.open_conversation(app, arguments, titles=settings.titles)
-        repl: Repl = repl_class(app, memory, screen, keyboard, verbose=arguments.verbose)
+        conversation = module.open_conversation(app, arguments, titles=settings.titles)
+        repl: Repl = repl_class(app, conversation, screen, keyboard, verbose=arguments.verbose)
     if arguments.resume == "":
         repl.commands.run("resume", "")
     elif arguments.resume or arguments.continue_:

@@ -89,14 +89,24 @@ class Endpoint:
                 request.close()
 
     def key_for(self, api_key: str | None) -> str:
-        """The key of a request. Raises ModelError where no header can carry it; it is not shown."""
+        """The key of a request. Raises ModelError where the client's default server has none, or where no header can
+        carry it; it is not shown."""
         given = api_key or self.api_key
+        if not (self.address or given or os.environ.get("OPENAI_API_KEY") or self._has_own_key()):
+            message = (
+                "no key: set OPENAI_API_KEY, or give api_key= or a base_url=; nothing was sent"
+            )
+            raise ModelError("auth", message)
         key = given or ("" if self.base_url else os.environ.get("OPENAI_API_KEY")) or "none"
         key = key.strip()
         if not (key.isascii() and key.isprintable()):
             message = "the key holds characters that no header can carry: copy it again"
             raise ModelError("auth", message)
         return key
+
+    def _has_own_key(self) -> bool:
+        """Whether the user's own headers authorise the request."""
+        return not self.headers.keys().isdisjoint({"authorization", "api-key", self.key_header})
 
     # -- through the client
 
