@@ -95,9 +95,7 @@ def test_a_base_url_of_the_workspace_does_not_get_the_key_of_the_environment(
     assert "Ignored in this folder: OPENAI_BASE_URL" in "".join(found.notes)
 
 
-def test_the_folders_own_server_and_key_are_taken_together_and_reported(
-    ws: Path, clean: pytest.MonkeyPatch
-) -> None:
+def test_the_folders_own_server_and_key_come_together(ws: Path, clean: pytest.MonkeyPatch) -> None:
     text = "OPENAI_BASE_URL=http://127.0.0.1:9/v1\nOPENAI_API_KEY=theirs\nOPENAI_MODEL=m\n"
     (ws / ".env").write_text(text)
     found = load(ws)
@@ -107,9 +105,7 @@ def test_the_folders_own_server_and_key_are_taken_together_and_reported(
 
 
 @pytest.mark.case("SEC-02")
-def test_proxies_authorities_headers_and_paths_of_files_in_the_workspace_do_nothing(
-    tmp_path: Path, ws: Path
-) -> None:
+def test_proxies_headers_and_paths_of_a_workspace_do_nothing(tmp_path: Path, ws: Path) -> None:
     """In the workspace, above it and below it; at an address that a proxy of the real environment might serve."""
     (ws / "sub").mkdir()
     (ws / "sub" / "found.txt").write_text("needle\n")
@@ -243,9 +239,7 @@ def test_our_own_configuration_in_a_workspace_only_tightens(tmp_path: Path, ws: 
 
 
 @pytest.mark.case("SEC-06")
-def test_a_git_file_that_points_to_a_trusted_folder_makes_nothing_trusted(
-    tmp_path: Path, ws: Path
-) -> None:
+def test_a_git_file_of_a_trusted_folder_makes_nothing_trusted(tmp_path: Path, ws: Path) -> None:
     """No conversation, no instructions, no rules and no settings of that folder count here."""
     trusted = tmp_path / "home" / "trusted"
     tree = trusted / ".git" / "worktrees" / "x"
@@ -429,7 +423,7 @@ SIX = {
 
 @pytest.mark.case("SEC-07")
 @pytest.mark.parametrize("sandbox", ["auto", "off"])
-def test_commands_see_no_secret_of_the_environment_also_not_in_their_parent(
+def test_commands_see_no_secret_of_the_environment_or_the_parent(
     tmp_path: Path, sandbox: str
 ) -> None:
     commands = ["env; ulimit -c", r"cat /proc/*/environ | tr '\0' '\n'; ps eww $PPID"]
@@ -469,16 +463,8 @@ def test_another_process_of_the_same_user_cannot_look_into_ours_and_files_are_wr
             os.chown(each, 65534, 65534)
         done = subprocess.run(
             [
-                "setpriv",
-                "--reuid=65534",
-                "--regid=65534",
-                "--clear-groups",
-                "--inh-caps=-all",
-                sys.executable,
-                "-m",
-                "coder",
-                "-y",
-                "go",
+                *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+                *("--inh-caps=-all", sys.executable, "-m", "coder", "-y", "go"),
             ],
             cwd=place.ws,
             env=place.environment,
@@ -733,9 +719,7 @@ def test_a_file_that_imitates_a_conversation_stays_inside_of_one_message(ws: Pat
 
 
 @pytest.mark.case("SEC-15")
-def test_saved_output_lies_in_a_private_folder_that_nobody_could_prepare(
-    tmp_path: Path, ws: Path
-) -> None:
+def test_saved_output_lies_in_a_folder_that_cannot_be_prepared(tmp_path: Path, ws: Path) -> None:
     temp, target = tmp_path / "temp", ws / "target"
     temp.mkdir()
     target.mkdir()

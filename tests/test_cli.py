@@ -207,22 +207,14 @@ WEB_PAGE = Reply(chunks=[b"<html>Hi</html>"], headers={"content-type": "text/htm
 # name: (exit code, requests, replies, flags, stdout, how the reason begins)
 ENDINGS: dict[str, tuple[int, int, Any, list[str], str, str]] = {
     "cut": (
-        3,
-        1,
-        [Reply("Half", finish="length")],
-        [],
-        "Half\n",
+        *(3, 1, [Reply("Half", finish="length")], [], "Half\n"),
         "stopped: the answer reached the",
     ),
     "cut at once": (3, 1, [Reply("", finish="length")], [], "", "The answer was cut at the output"),
     "steps": (3, 1, [Reply("", LS)], ["--max-steps=1"], "", "Max steps reached, task may be"),
     "steps, text": (
-        3,
-        2,
-        [Reply("I look.", LS), Reply("", [("ls", {"path": ".."})])],
-        ["--max-steps=2"],
-        "I look.\n",
-        STEPS,
+        *(3, 2, [Reply("I look.", LS), Reply("", [("ls", {"path": ".."})])], ["--max-steps=2"]),
+        *("I look.\n", STEPS),
     ),
     "filter": (1, 1, [Reply("", finish="content_filter")], [], "", "The provider's content filter"),
     "repetition": (3, 4, FOUR_LS, [], "Once more.\n", "stopped: the model repeats itself"),
@@ -240,9 +232,7 @@ ENDINGS: dict[str, tuple[int, int, Any, list[str], str, str]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_every_way_to_end_has_its_exit_code_its_stdout_and_its_reason(
-    place: Place, name: str
-) -> None:
+def test_every_end_has_its_exit_code_its_stdout_and_its_reason(place: Place, name: str) -> None:
     code, requests, replies, flags, stdout, reason = ENDINGS[name]
     with ScriptedServer(replies) as server:
         done = place.run("-q", *flags, "go", server=server)
@@ -412,9 +402,7 @@ def test_stream_json_of_a_run_with_tools(place: Place) -> None:
     assert events[-1]["text"] == events[-3]["message"]["content"] == "Hello, \N{GRINNING FACE}."
 
 
-def test_stream_json_of_a_failing_server_has_each_retry_and_ends_with_the_error(
-    place: Place,
-) -> None:
+def test_stream_json_of_a_failing_server_has_each_retry_and_the_error(place: Place) -> None:
     with serve(Reply("busy", status=503)) as server:
         done = place.run("--output-format", "stream-json", "hi", server=server)
     events = stream(done)
@@ -427,9 +415,7 @@ def test_stream_json_of_a_failing_server_has_each_retry_and_ends_with_the_error(
 
 
 @pytest.mark.parametrize("output_format", ["json", "stream-json"])
-def test_a_run_for_programs_names_the_conversation_where_it_is_kept(
-    place: Place, output_format: str
-) -> None:
+def test_a_run_for_programs_names_its_conversation(place: Place, output_format: str) -> None:
     form = ("--output-format", output_format)
     with serve(Reply("Hello.")) as server:
         kept, not_kept = (
@@ -494,9 +480,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_ends_the_formats_for_programs_with_their_last_line(
-    place: Place, moment: str
-) -> None:
+def test_a_signal_ends_formats_for_programs_with_their_last_line(place: Place, moment: str) -> None:
     reply, mark, name, output_format = MOMENTS[moment]
     seen = place.ws / "events"
     seen.touch()
@@ -656,9 +640,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("yolo", [False, True])
-def test_without_a_terminal_to_ask_on_nothing_is_changed_but_with_y(
-    place: Place, yolo: bool
-) -> None:
+def test_without_a_terminal_nothing_is_changed_but_with_y(place: Place, yolo: bool) -> None:
     (place.ws / "a.txt").write_text("old\n")
     read_first = Reply("", [("read", {"path": "a.txt"})])
     with serve(read_first, Reply("", CHANGES), Reply("Well.")) as server:
@@ -780,23 +762,19 @@ def test_a_trace_goes_through_pipes_that_have_two_ends(place: Place) -> None:
     ("command", "code"),
     [("hi", 2), ("sessions", 2), ("export abc", 2), ("--version", 0), ('-C "$HOME" hi', 0)],
 )
-def test_a_folder_that_was_removed_is_one_line_where_it_is_needed(
+def test_a_removed_folder_is_one_line_where_it_is_needed(
     place: Place, command: str, code: int
 ) -> None:
     with serve(Reply("Hello.")) as server:
         done = place.shell(f"mkdir gone && cd gone && rmdir ../gone && $CODER {command}", server)
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
     if code:
-        assert (done.stdout, done.stderr.count("\n")) == (
-            "",
-            1,
-        ) and "no longer exists" in done.stderr
+        assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+        assert "no longer exists" in done.stderr
 
 
 @pytest.mark.parametrize("home", ["relative", "./relative", ""])
-def test_a_home_that_is_no_absolute_path_is_one_line_and_nothing_is_read_there(
-    place: Place, home: str
-) -> None:
+def test_a_home_that_is_no_absolute_path_is_one_line_and_not_read(place: Place, home: str) -> None:
     config = place.ws / "relative" / ".config" / "coder"
     config.mkdir(parents=True)
     (config / ".env").write_text("CODER_MAX_STEPS=many\n")
@@ -833,9 +811,7 @@ BAD_INSTRUCTIONS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("kind", BAD_INSTRUCTIONS)
-def test_a_file_of_instructions_that_cannot_be_read_is_reported_once(
-    place: Place, kind: str
-) -> None:
+def test_instructions_that_cannot_be_read_are_reported_once(place: Place, kind: str) -> None:
     (place.ws / "sub").mkdir()
     (place.ws / "sub" / "a").write_text("content\n")
     for folder in (place.ws, place.ws / "sub"):
@@ -864,9 +840,7 @@ sys.setprofile(press)
 @pytest.mark.parametrize(
     "moment", ["getsignal,", "main,coder.cli.main", "cb,coder.cli.app", "open_conversation,"]
 )
-def test_ctrl_c_while_the_program_starts_ends_it_at_once_without_a_word(
-    place: Place, moment: str
-) -> None:
+def test_ctrl_c_during_the_start_ends_it_at_once_without_a_word(place: Place, moment: str) -> None:
     (place.home / "sitecustomize.py").write_text(PRESS)  # when this function is called
     with serve(Reply("Hello.")) as server:
         done = place.coder("hi", server=server, PYTHONPATH=f"{place.home}:{ROOT}", PRESS=moment)

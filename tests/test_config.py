@@ -93,9 +93,7 @@ def test_what_no_source_has_gets_its_default(settings: Sources) -> None:
     assert settings(env=NEEDED) == default
 
 
-def test_the_folder_gives_key_server_and_model_together_where_nothing_else_has_a_key_or_a_server(
-    settings: Sources,
-) -> None:
+def test_the_folder_gives_key_server_and_model_together(settings: Sources) -> None:
     theirs = of("folder", {"url": THERE, "key": "yes"}) | {"OPENAI_MODEL": "theirs"}
     got = settings(folder=theirs)
     server = ("https://folder.example/v1", "key-of-folder", "theirs")
@@ -106,9 +104,7 @@ def test_the_folder_gives_key_server_and_model_together_where_nothing_else_has_a
 
 
 @pytest.mark.parametrize("source", ["env", "user"])
-def test_the_model_of_a_folder_does_not_count_for_a_server_of_the_users(
-    settings: Sources, source: str
-) -> None:
+def test_a_folders_model_does_not_count_for_a_users_server(settings: Sources, source: str) -> None:
     with pytest.raises(ConfigError, match="no model: set"):
         settings(**{source: {"OPENAI_BASE_URL": HERE.format(9)}}, folder={"OPENAI_MODEL": "theirs"})
 
@@ -162,9 +158,7 @@ def of(source: str, way: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("flag", ["", HERE.format(1000), THERE.format("flag")])
-def test_a_key_goes_only_to_the_server_that_was_named_beside_it(
-    settings: Sources, flag: str
-) -> None:
+def test_a_key_goes_only_to_the_server_named_beside_it(settings: Sources, flag: str) -> None:
     """All combinations: what a source can have, for each of the three, and an address as a flag or none."""
     for ways in itertools.product(WAYS, repeat=3):
         sources = {name: of(name, way) for name, way in zip(("env", "user", "folder"), ways)}
@@ -203,9 +197,7 @@ PLAIN = """http://192.168.1.7:8080/v1 http://api.example/v1 HTTP://0.0.0.0/v1 ht
     http://127.0.0.1.evil.example/v1"""
 
 
-def test_a_server_on_this_machine_needs_no_key_and_one_that_only_looks_so_does(
-    settings: Sources,
-) -> None:
+def test_a_server_on_this_machine_needs_no_key(settings: Sources) -> None:
     for url in LOOPBACK.split():
         assert is_loopback(url)
         assert settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"}).api_key is None
@@ -275,9 +267,7 @@ def test_an_env_file_that_cannot_be_read_is_said(settings: Sources, place: Place
         load(place.ws)
 
 
-def test_an_env_file_of_other_bytes_or_without_an_end_is_read(
-    settings: Sources, place: Place
-) -> None:
+def test_an_env_file_of_other_bytes_or_no_end_is_read(settings: Sources, place: Place) -> None:
     for more, size in ((b"X=\xff\xfe\x00\n", 80), (b"", 1 << 40)):
         with (place.ws / ".env").open("wb") as file:
             file.write(b"OPENAI_MODEL=m\nOPENAI_BASE_URL=http://[::1]/v1\n" + more)
@@ -286,9 +276,7 @@ def test_an_env_file_of_other_bytes_or_without_an_end_is_read(
 
 
 @pytest.mark.parametrize("whose", ["file", "folder"])
-def test_an_env_file_of_the_user_that_others_can_write_does_not_count(
-    settings: Sources, whose: str
-) -> None:
+def test_an_env_file_that_others_can_write_does_not_count(settings: Sources, whose: str) -> None:
     settings(env={}, user=NEEDED | {"OPENAI_MODEL": "m"}, folder={})
     path = config_folder() / ".env"
     (path if whose == "file" else path.parent).chmod(0o777)
@@ -313,9 +301,7 @@ def test_only_the_folder_itself_is_looked_at(settings: Sources, place: Place) ->
         load(place.ws)
 
 
-def test_env_example_has_exactly_the_known_names_and_sets_nothing(
-    settings: Sources, place: Place
-) -> None:
+def test_env_example_has_all_names_and_sets_nothing(settings: Sources, place: Place) -> None:
     example = (ROOT / ".env.example").read_text()
     assert re.findall(r"^#?\s*([A-Z][A-Z_]+)=", example, re.M) == list(NAMES)
     plain = settings(env=NEEDED)
@@ -333,9 +319,7 @@ def test_a_switch_is_on_or_off(settings: Sources) -> None:
 
 
 @pytest.mark.parametrize("value", [None, ".config", ".", "..", "~/c", ""])
-def test_the_folders_follow_xdg_and_a_relative_one_counts_as_not_named(
-    monkeypatch: pytest.MonkeyPatch, value: str | None
-) -> None:
+def test_the_folders_follow_xdg(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     """Such a value is invalid and ignored: it would lie in the folder that is worked in."""
     monkeypatch.setenv("HOME", "/h")
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):

@@ -86,9 +86,7 @@ def kept(folder: Path, *texts: str) -> str:
 # ---- which one goes on -------------------------------------------------------------------------
 
 
-def test_a_conversation_is_resumed_as_the_newest_by_its_id_and_by_the_picker(
-    tmp_path: Path,
-) -> None:
+def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: Path) -> None:
     with serve(echo) as server:
         ids = []
         for words in ("about apples", "about pears"):
@@ -146,9 +144,7 @@ def test_one_task_is_kept_too_and_what_cannot_be_resumed_is_one_line(tmp_path: P
 
 
 @pytest.mark.case("SES-07")
-def test_a_conversation_that_another_process_has_is_refused_and_the_present_one_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_a_conversation_that_another_process_has_is_refused(tmp_path: Path) -> None:
     home = str(tmp_path / "home")
     with serve(echo) as server, Terminal(tmp_path, server, TMPDIR=home) as session:
         session.say("mine")
@@ -204,9 +200,7 @@ def test_names_that_are_no_text_are_kept_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.case("SES-14")
-def test_in_another_folder_that_is_said_and_only_what_lies_there_may_be_touched(
-    tmp_path: Path,
-) -> None:
+def test_in_another_folder_only_what_lies_there_may_be_touched(tmp_path: Path) -> None:
     paths = [f"{tmp_path}/ws/PWN", "../PWN", "here"]
     writes = Reply(calls=[("write", {"path": path, "content": "x"}) for path in paths])
     for name in ("ws/other", "ws/.coder"):
@@ -289,9 +283,7 @@ def test_of_a_log_whose_last_record_was_cut_all_before_it_goes_on(tmp_path: Path
 
 
 @pytest.mark.case("SES-15")
-def test_a_file_of_a_newer_version_is_left_alone_and_what_is_not_saved_is_said(
-    tmp_path: Path,
-) -> None:
+def test_a_file_of_a_newer_version_is_left_alone_and_reported(tmp_path: Path) -> None:
     kept(tmp_path, "first", "one")
     rows(tmp_path, f"PRAGMA user_version = {len(SCHEMA) + 1}")
     before = database(tmp_path).read_bytes()
@@ -364,9 +356,7 @@ def test_a_full_disk_is_said_the_answer_comes_and_the_exit_code_is_not_zero(tmp_
 
 
 @pytest.mark.case("SES-16")
-def test_with_a_home_that_cannot_be_written_it_works_in_memory_with_a_warning(
-    tmp_path: Path,
-) -> None:
+def test_with_a_home_that_cannot_be_written_it_works_in_memory(tmp_path: Path) -> None:
     """A mount that is read-only, for which even root's writes fail."""
     home = tmp_path / "home"
     home.mkdir()
@@ -403,9 +393,7 @@ def making(body: Body) -> Reply:
     return Reply(calls=[("bash", {"command": "echo 1 > a"})]) if make else echo(body)
 
 
-def test_a_database_that_another_process_holds_costs_one_wait_and_a_conversation_begins_anew(
-    tmp_path: Path,
-) -> None:
+def test_a_database_that_another_process_holds_costs_one_wait(tmp_path: Path) -> None:
     with serve(making) as server, Terminal(tmp_path, server, "-y") as session:
         session.say("make it")
         with sqlite3.connect(database(tmp_path), isolation_level=None) as other:
@@ -437,7 +425,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ("part.data", "7"),
     ],
 )
-def test_a_row_of_another_programs_making_hinders_nothing(
+def test_a_row_of_another_program_hinders_nothing(
     tmp_path: Path, column: str, value: object
 ) -> None:
     tools = Reply("I look.", [("bash", {"command": "echo hi"})], reasoning="hm")
@@ -495,8 +483,7 @@ def test_undo_takes_back_files_and_words_and_redo_brings_them_again(tmp_path: Pa
 
 def test_a_run_that_was_killed_can_be_undone_as_far_as_it_came(tmp_path: Path) -> None:
     steps = [
-        Reply(calls=[("bash", {"command": "echo a > a"})]),
-        Reply("done"),
+        *(Reply(calls=[("bash", {"command": "echo a > a"})]), Reply("done")),
         Reply(calls=[("bash", {"command": "echo b > b"})]),
     ]
     with serve(*steps, Reply("never", cut=2, close="hang")) as server:
@@ -516,9 +503,7 @@ def test_a_run_that_was_killed_can_be_undone_as_far_as_it_came(tmp_path: Path) -
             session.prompt()
 
 
-def test_a_conversation_that_is_not_kept_can_be_undone_and_leaves_no_state_of_a_file(
-    tmp_path: Path,
-) -> None:
+def test_a_conversation_that_is_not_kept_can_be_undone(tmp_path: Path) -> None:
     change = Reply(calls=[("bash", {"command": "echo new > a"})])
     with serve(change, Reply("done")) as server:
         with Terminal(tmp_path, server, "--no-session", "-y") as session:
@@ -532,9 +517,7 @@ def test_a_conversation_that_is_not_kept_can_be_undone_and_leaves_no_state_of_a_
 
 
 @pytest.mark.parametrize("arguments", [["--no-session"], []])
-def test_one_task_takes_states_of_the_files_only_where_it_can_be_resumed(
-    tmp_path: Path, arguments: list[str]
-) -> None:
+def test_one_task_takes_states_only_to_be_resumed(tmp_path: Path, arguments: list[str]) -> None:
     programs, calls = tmp_path / "home" / "bin", tmp_path / "home" / "calls"
     programs.mkdir(parents=True)
     script = f'#!/bin/sh\necho "$@" >> {calls}\nexec {shutil.which("git")} "$@"\n'
@@ -550,9 +533,7 @@ def test_one_task_takes_states_of_the_files_only_where_it_can_be_resumed(
     assert ("status" in (calls.read_text() if calls.exists() else "")) == (not arguments)
 
 
-def test_the_users_own_commands_stay_and_what_was_undone_comes_again_in_its_place(
-    tmp_path: Path,
-) -> None:
+def test_the_users_own_commands_stay_and_redo_comes_in_its_place(tmp_path: Path) -> None:
     with serve(echo) as server, Terminal(tmp_path, server) as session:
         for entry in ("first", "!echo mine", "second", "/undo", "\x15/undo", "\x15other"):
             session.say(entry)
@@ -604,9 +585,7 @@ def summarised(body: Body) -> Reply:
     return Reply("word " * 400)
 
 
-def test_the_checklist_outlives_every_compaction_and_an_undo_behind_one_is_told_to_the_model(
-    tmp_path: Path,
-) -> None:
+def test_the_checklist_and_the_undo_outlive_every_compaction(tmp_path: Path) -> None:
     with serve(summarised) as server:
         with Terminal(tmp_path, server, "-y") as session:
             assert "▸ count the black ones" in session.say("plan")
@@ -658,9 +637,7 @@ def test_a_title_is_found_beside_the_first_run(tmp_path: Path) -> None:
             assert run.end() == 0 and len(server.requests) == 4  # none for one task
 
 
-def test_instruction_files_are_named_sent_and_come_once_in_each_conversation(
-    tmp_path: Path,
-) -> None:
+def test_instruction_files_are_named_and_come_once_in_a_conversation(tmp_path: Path) -> None:
     def script(body: Body) -> Reply:
         answered = body["messages"][-1]["role"] == "tool"
         return Reply("done") if answered else Reply(calls=[("read", {"path": "sub/file"})])

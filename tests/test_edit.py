@@ -76,15 +76,11 @@ EDITS = {
     "less space at the end": ("k\none\ntwo\nk\n", "one   \ntwo\n", "1\n2\n", "k\n1\n2\nk\n"),
     "an empty line": ("x\n   \ny\n", "x\n\ny", "z", "z\n"),
     "less indentation": (
-        "class A:\n    def f():\n\n        pass\n",
-        DEF,
-        IF,
+        *("class A:\n    def f():\n\n        pass\n", DEF, IF),
         "class A:\n    def f():\n\n        if 1:\n            stop()\n",
     ),
     "a tab and spaces": (
-        "class A:\n\tdef f():\n  \n\t    pass\n",
-        DEF,
-        IF,
+        *("class A:\n\tdef f():\n  \n\t    pass\n", DEF, IF),
         "class A:\n\tdef f():\n  \n\t    if 1:\n\t        stop()\n",
     ),
     "more indentation": (
@@ -105,15 +101,11 @@ EDITS = {
     "not doubled 1": (BLOCK, "one()", "        zero()", BLOCK.replace("one", "zero")),
     "not doubled 2": (BLOCK, "    one()", "        zero()", BLOCK.replace("one", "zero")),
     "not doubled 3": (
-        BLOCK,
-        "one()\n        two()",
-        "        zero()\n        two()",
+        *(BLOCK, "one()\n        two()", "        zero()\n        two()"),
         BLOCK.replace("one", "zero"),
     ),
     "a line more": (
-        BLOCK,
-        "one()",
-        "zero()\n        half()",
+        *(BLOCK, "one()", "zero()\n        half()"),
         BLOCK.replace("one()", "zero()\n        half()"),
     ),
 }
@@ -134,10 +126,7 @@ REFUSALS = {
     "shifted differently": ("    one\n      two\n", "one\ntwo", "1\n2", SPACE),
     "a tab for spaces": ("\tone\n    two\n", "one\ntwo", "1\n2", SPACE),
     "no room to the left": (
-        "if 1:\n  go()\nend\n",
-        "    if 1:\n      go()\n",
-        "    if 1:\n  left\n",
-        UNCERTAIN,
+        *("if 1:\n  go()\nend\n", "    if 1:\n      go()\n", "    if 1:\n  left\n", UNCERTAIN),
     ),
     "exact twice": ("say hi\n\nsay hi\n", "say hi", "x", LINES_1_3),
     "line endings twice": ("say\r\nhi\r\nsay\r\nhi\r\n", "say\nhi", "x", LINES_1_3),
@@ -152,15 +141,10 @@ REFUSALS = {
     "letters": ("start\n    middle\nend\n", "strat", "x", NEAREST),
     "case": ("start\n    middle\nend\n", "START", "x", "is not in a"),
     "wrapped, or as in the file": (
-        BLOCK,
-        "    one()\n    two()\n",
-        "    if 1:\n        one()\n",
-        UNCERTAIN,
+        *(BLOCK, "    one()\n    two()\n", "    if 1:\n        one()\n", UNCERTAIN),
     ),
     "no level of the old lines": (
-        BLOCK,
-        "            one()\n            two()\n",
-        "    if 1:\n        three()\n",
+        *(BLOCK, "            one()\n            two()\n", "    if 1:\n        three()\n"),
         UNCERTAIN,
     ),
     "mixed levels": (BLOCK, "one()\n        two()\n", "    one()\n        three()\n", UNCERTAIN),
@@ -204,7 +188,7 @@ def test_what_is_refused_and_why(ws: Editing, case: str) -> None:
         ("“two”\nthree\n", '"two" \nthree\n', '"two"\nthree\n'),
     ],
 )
-def test_a_place_that_fits_closely_is_taken_before_a_looser_one(
+def test_a_close_fit_goes_before_a_looser_one(
     ws: Editing, looser: str, closer: str, old: str
 ) -> None:
     after = ws.edited(f"{looser}between\n{closer}end\n", old, "X\n").decode()
@@ -214,9 +198,7 @@ def test_a_place_that_fits_closely_is_taken_before_a_looser_one(
 
 @pytest.mark.parametrize("off", ["", "  ", "        ", "\t    "])
 @pytest.mark.parametrize("given", ["old", "file"])
-def test_lines_that_old_and_new_share_tell_whether_new_is_off_too(
-    ws: Editing, off: str, given: str
-) -> None:
+def test_shared_lines_tell_whether_new_is_off_too(ws: Editing, off: str, given: str) -> None:
     """Only old_string in a wrong indentation, or both; the result is the same."""
     old = f"{off}def f(self):\n{off}    one()\n{off}    two()\n"
     lead = off if given == "old" else "    "
@@ -234,7 +216,7 @@ def test_lines_that_old_and_new_share_tell_whether_new_is_off_too(
         ("one()\n        two()\n", "one()"),
     ],
 )
-def test_a_line_that_is_deleted_goes_with_its_newline(
+def test_a_deleted_line_goes_with_its_newline(
     ws: Editing, old: str, new: str, newline: str
 ) -> None:
     before = BLOCK.replace("\n", newline)
@@ -365,7 +347,7 @@ def test_a_denied_edit_is_not_made(ws: Editing) -> None:
 
 @pytest.mark.parametrize("content", ["one\nthe user's\n", None])
 @pytest.mark.parametrize("was_read", [True, False])
-def test_what_the_user_does_while_permission_is_asked_stays(
+def test_what_the_user_does_meanwhile_stays(
     ws: Editing, was_read: bool, content: str | None
 ) -> None:
     def meanwhile() -> None:
@@ -414,7 +396,7 @@ def test_of_a_secret_file_nothing_is_shown_without_permission(ws: Editing) -> No
         (b"a\r\nb\nc\r\nd\ne\r", "d\ne", "D", b"a\r\nb\nc\r\nD\r"),
     ],
 )
-def test_line_endings_stay_also_where_they_are_mixed(
+def test_mixed_line_endings_stay(
     ws: Editing, before: bytes, old: str, new: str, after: bytes
 ) -> None:
     assert ws.edited(before, old, new) == after
@@ -423,7 +405,7 @@ def test_line_endings_stay_also_where_they_are_mixed(
 @pytest.mark.case("FIL-15")
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["utf-8-sig", "utf-16", "utf-8"])
-def test_the_byte_order_mark_and_a_missing_newline_at_the_end_are_kept(
+def test_the_mark_and_a_missing_newline_at_the_end_are_kept(
     ws: Editing, mark: str, newline: str
 ) -> None:
     before, after = (
@@ -598,7 +580,7 @@ SOUP = st.text(st.sampled_from('ab“" \t\r\n'), max_size=20)
 
 @settings(max_examples=100, deadline=None)
 @given(SOUP, SOUP, PIECES, st.booleans())
-def test_any_edit_works_or_leaves_the_file_and_says_why(
+def test_any_edit_works_or_leaves_the_file_alone(
     text: str, old: str, new: str, every: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -134,9 +134,7 @@ READS: list[tuple[str | bytes, dict[str, int], str]] = [
 
 
 @pytest.mark.parametrize(("content", "part", "text"), READS, ids=map(str, range(len(READS))))
-def test_what_read_shows(
-    ws: Workspace, content: str | bytes, part: dict[str, int], text: str
-) -> None:
+def test_read_shows(ws: Workspace, content: str | bytes, part: dict[str, int], text: str) -> None:
     (ws.folder / "a").write_bytes(content if isinstance(content, bytes) else content.encode())
     said = str(ws.run(ToolCall("1", "read", {"path": "a"} | part)).content)
     assert said == text or (said.startswith(text) and "(lines" in text)
@@ -210,9 +208,7 @@ def test_device_and_process_files_are_refused_without_asking(ws: Workspace, path
 
 
 @pytest.mark.case("FIL-01", "FIL-02", "FIL-03")
-def test_reading_outside_of_the_workspace_asks_for_the_real_place(
-    ws: Workspace, tmp_path: Path
-) -> None:
+def test_reading_outside_the_workspace_asks_for_the_place(ws: Workspace, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("TOP SECRET")
     (tmp_path / "ws-evil").mkdir()
     (tmp_path / "ws-evil" / "x").write_text("x")
@@ -286,9 +282,7 @@ ODD_NAMES = {
 
 @pytest.mark.case("FIL-25")
 @pytest.mark.parametrize("name", ODD_NAMES, ids=[repr(name[:12]) for name in ODD_NAMES])
-def test_files_with_odd_names_are_listed_in_one_line_and_read_and_written(
-    ws: Workspace, name: bytes
-) -> None:
+def test_files_with_odd_names_are_listed_read_and_written(ws: Workspace, name: bytes) -> None:
     file = Path(os.fsdecode(os.path.join(os.fsencode(ws.folder), name)))
     file.write_text("content")
     assert ws("ls") == ODD_NAMES[name]
@@ -346,9 +340,7 @@ def test_a_file_is_created_and_overwritten_where_it_is_as_it_was_read(ws: Worksp
         *("dangling", "folder/new", "folder/ws-evil/new", "chain", "~/new-file", "/new-file"),
     ],
 )
-def test_nothing_is_written_outside_of_the_workspace(
-    ws: Workspace, tmp_path: Path, path: str
-) -> None:
+def test_nothing_is_written_outside_the_workspace(ws: Workspace, tmp_path: Path, path: str) -> None:
     (tmp_path / "out").write_text("old")
     (tmp_path / "ws-evil").mkdir()
     links = {"link": "../out", "dangling": "../missing", "folder": "..", "chain": "link"}
@@ -411,7 +403,7 @@ def test_a_workspace_that_is_reached_through_a_link_is_still_the_workspace(tmp_p
         (b"text", "\ud83d", "surrogates not allowed"),
     ],
 )
-def test_line_endings_mark_and_encoding_stay(
+def test_endings_and_encoding_stay(
     ws: Workspace, before: bytes, content: str, after: bytes | str
 ) -> None:
     (ws.folder / "a").write_bytes(before)
@@ -577,9 +569,7 @@ MANY = [str(number) for number in range(30_000)]
         (MANY, [str(number // 2) for number in range(30_000)]),
     ],
 )
-def test_a_diff_of_many_lines_is_one_hunk_that_holds_and_takes_no_time(
-    old: list[str], new: list[str]
-) -> None:
+def test_a_diff_of_many_lines_is_one_hunk_and_takes_no_time(old: list[str], new: list[str]) -> None:
     with promptly(5):
         text = diff("\n".join(old), "\n".join(new), "f")
     first, second, head, *lines = text.split("\n")
@@ -596,7 +586,7 @@ def test_a_diff_of_many_lines_is_one_hunk_that_holds_and_takes_no_time(
 
 
 @pytest.mark.parametrize("path", ["sub/a", "sub/deep/new", "in/sub/a", "in/sub/new"])
-def test_a_folder_that_becomes_a_link_while_permission_is_asked_leads_nowhere(
+def test_a_folder_that_becomes_a_link_leads_nowhere(
     ws: Workspace, tmp_path: Path, path: str
 ) -> None:
     outside = tmp_path / "outside"
@@ -612,9 +602,7 @@ def test_a_folder_that_becomes_a_link_while_permission_is_asked_leads_nowhere(
 
 
 @pytest.mark.parametrize("aside", ["sub", "sub/.env"])
-def test_what_is_read_is_what_permission_was_asked_for(
-    ws: Workspace, tmp_path: Path, aside: str
-) -> None:
+def test_what_is_read_is_what_was_asked_for(ws: Workspace, tmp_path: Path, aside: str) -> None:
     """A folder, or the file itself, becomes a link to a place that was not in the question."""
 
     def meanwhile() -> None:
@@ -630,7 +618,7 @@ def test_what_is_read_is_what_permission_was_asked_for(
     assert ws.asked == [("read", "sub/.env")]
 
 
-def test_a_folder_outside_that_becomes_a_link_meanwhile_is_not_listed(
+def test_a_folder_that_becomes_a_link_meanwhile_is_not_listed(
     ws: Workspace, tmp_path: Path
 ) -> None:
     (tmp_path / "asked" / "in").mkdir(parents=True)
@@ -657,9 +645,7 @@ while True:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RENAME_EXCHANGE is Linux's")
-def test_a_folder_that_becomes_a_link_again_and_again_leads_nowhere(
-    ws: Workspace, tmp_path: Path
-) -> None:
+def test_a_folder_that_becomes_a_link_again_and_again(ws: Workspace, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (ws.folder / "sub").mkdir()
@@ -705,7 +691,5 @@ def test_a_file_is_written_in_a_folder_that_cannot_be_listed() -> None:
             timeout=60,
         )
         assert {str(path.relative_to(closed)) for path in closed.rglob("*")} == {
-            "new",
-            "sub",
-            "sub/new",
+            *("new", "sub", "sub/new")
         }, done.stderr

@@ -112,11 +112,9 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
     assert ws.text("moved/b2.py") == "x\nz\n"
     assert not (ws.folder / "b.py").exists() and not (ws.folder / "d.py").exists()
     assert content.splitlines()[:4] == ["A new/c.py", "M a.py", "R b.py -> moved/b2.py", "D d.py"]
-    assert (
-        "\n-two\n+2\n" in content
-        and "rename from b.py\nrename to moved/b2.py\n" in content
-        and "\n-gone" in content
-    )
+    assert "\n-two\n+2\n" in content
+    assert "rename from b.py\nrename to moved/b2.py\n" in content
+    assert "\n-gone" in content
 
 
 def test_details_hold_the_diff_and_all_paths(ws: Patching) -> None:
@@ -148,7 +146,7 @@ def test_details_hold_the_diff_and_all_paths(ws: Patching) -> None:
         ("*** Begin Patch\n\n", "\n\n\n*** End Patch"),
     ],
 )
-def test_wrapping_and_blank_lines_around_the_patch_are_tolerated(
+def test_wrapping_and_blank_lines_around_it_are_tolerated(
     ws: Patching, begin: str, end: str
 ) -> None:
     ws.put(a_py="one\ntwo\n")
@@ -188,7 +186,7 @@ MALFORMED += [
 
 
 @pytest.mark.parametrize(("patch", "said"), MALFORMED)
-def test_a_malformed_patch_is_refused_with_the_line_that_is_wrong(
+def test_a_malformed_patch_is_refused_with_its_wrong_line(
     ws: Patching, patch: str, said: str
 ) -> None:
     ws.put(a_py="one\n")
@@ -235,14 +233,11 @@ HUNKS = {
     "an anchor": (TWO, "@@ def g():\n-    x\n+    y", TWO.replace("g():\n    x", "g():\n    y")),
     "an anchor without a blank": (TWO, "@@def h():  \n-    x", TWO[: -len("    x\n")]),
     "an anchor with git's numbers": (
-        TWO,
-        "@@ -3,2 +3,2 @@ def h():\n-    x",
-        TWO[: -len("    x\n")],
+        *(TWO, "@@ -3,2 +3,2 @@ def h():\n-    x", TWO[: -len("    x\n")]),
     ),
     "git's numbers alone": ("one\ntwo\n", "@@ -7,1 +7,1 @@\n-two\n+2", "one\n2\n"),
     "two anchors": (
-        CLASSES,
-        "@@ class B:\n@@     def f(self):\n-        x\n+        y",
+        *(CLASSES, "@@ class B:\n@@     def f(self):\n-        x\n+        y"),
         CLASSES.removesuffix("x\n") + "y\n",
     ),
     "the anchor repeated": ("x\nf\nx\n", "@@ f\n f\n-x\n+y", "x\nf\ny\n"),
@@ -254,14 +249,11 @@ HUNKS = {
     "new lines behind an open end": ("one\r\ntwo", "+three", "one\r\ntwo\r\nthree"),
     "shifted to the right": (IF, "-if a:\n-    b\n+if c:\n+\n+    d", "    if c:\n\n        d\n"),
     "shifted to the left": (
-        IF,
-        "-        if a:\n-            b\n+        if c:\n+            d",
+        *(IF, "-        if a:\n-            b\n+        if c:\n+            d"),
         "    if c:\n        d\n",
     ),
     "only the old lines are off": (
-        IF,
-        "-if a:\n-    b\n+    if c:\n+        d",
-        "    if c:\n        d\n",
+        *(IF, "-if a:\n-    b\n+    if c:\n+        d", "    if c:\n        d\n"),
     ),
     "partly off": (IF, " if a:\n-    b\n+        c", "    if a:\n        c\n"),
     "off and deleted": (IF, "-if a:\n-    b", ""),
@@ -321,14 +313,11 @@ REFUSED = {
     "not at the end": ("x\ny\n", "-x\n+z\n*** End of File", "has to be at the end of the file"),
     "new lines anywhere": ("one\ntwo\n", "+new\n@@\n-two\n+2", "it fits at lines 1, 2, 3."),
     "nowhere": (
-        NOWHERE,
-        "-line 3\n+3\n@@\n def total(items):\n-    return sum(item)\n+    return 0",
+        *(NOWHERE, "-line 3\n+3\n@@\n def total(items):\n-    return sum(item)\n+    return 0"),
         "hunk 2 of 2: its old text is not in a.txt.",
     ),
     "nearest lines": (
-        NOWHERE,
-        " def total(items):\n-    return sum(item)",
-        "50\tdef total(items):\n51\t",
+        *(NOWHERE, " def total(items):\n-    return sum(item)", "50\tdef total(items):\n51\t"),
     ),
     "made already": (
         *("one\n2\nthree\n", " one\n-two\n+2\n three", "its new text is, at line 1: this edit"),
@@ -338,9 +327,7 @@ REFUSED = {
     "another unit": (IF, "-if a:\n-  b\n+if c:\n+  d", "White space differs"),
     "a tab": (IF, " if a:\n-\tb\n+\td", "White space differs"),
     "no room to the left": (
-        IF,
-        "-        if a:\n-            b\n+        if c:\n+d",
-        "not certain",
+        *(IF, "-        if a:\n-            b\n+        if c:\n+d", "not certain"),
     ),
     "wrapped": (IF, "-b\n+if c:\n+    b", "not certain"),
     "one line deeper": (IF, " if a:\n+    if c:\n     b", "not certain"),
@@ -429,10 +416,8 @@ def test_one_path_outside_the_workspace_rejects_the_whole_patch(ws: Patching, se
         "*** Update File: first\n-f\n+x\n" + section.format(out=out) + "\n*** Add File: last\n+x"
     )
     assert "outside the workspace" in said or "NUL" in said or "File ..: " in said
-    assert (
-        sorted(path.name for path in out.iterdir()) == before
-        and (out / "secret").read_text() == "s\n"
-    )
+    assert sorted(path.name for path in out.iterdir()) == before
+    assert (out / "secret").read_text() == "s\n"
     assert ws.asked == []
 
 
@@ -509,10 +494,8 @@ def test_sections_for_one_file_are_done_one_after_the_other(ws: Patching, second
         "*** Add File: b.py\n+x\n*** Update File: b.py\n x\n+y"
     )
     assert ws.data("a.py") == b"\xef\xbb\xbf1\r\n2\r\n" and ws.text("b.py") == "x\ny\n"
-    assert (
-        content.splitlines()[:2] == ["M a.py", "A b.py"]
-        and content.count("-one\n-two\n+1\n+2") == 1
-    )
+    assert content.splitlines()[:2] == ["M a.py", "A b.py"]
+    assert content.count("-one\n-two\n+1\n+2") == 1
     assert ws.asked == [("edit", "a.py, b.py")]
 
 
@@ -523,9 +506,8 @@ def test_a_file_that_is_there_is_written_anew(ws: Patching, body: str) -> None:
     ws.put(a_py=b"one\r\ntwo\r\n")
     (ws.folder / "a.py").chmod(0o750)
     assert ws.apply(body).startswith("M a.py\n")
-    assert (
-        ws.data("a.py") == b"new\r\n" and stat.S_IMODE((ws.folder / "a.py").stat().st_mode) == 0o750
-    )
+    assert ws.data("a.py") == b"new\r\n"
+    assert stat.S_IMODE((ws.folder / "a.py").stat().st_mode) == 0o750
     [shown] = ws.details
     assert ws.asked == [("edit", "a.py")] and "-one\n-two\n+new" in shown
     ws.put(a_py="someone else's\n")
@@ -628,10 +610,8 @@ def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Patching) -> 
         f"*** Delete File: c.py\n*** Delete File: l\n*** Add File: n/new.py\n+x\n*** Update File: never.py\n-read\n+1\n"
         f"*** Add File: sub/{TOO_LONG}\n+x\n*** Add File: after.py\n+x"
     )
-    assert (
-        "File name too long" in said
-        and "The patch was not applied. All files are as they were before." in said
-    )
+    assert "File name too long" in said
+    assert "The patch was not applied. All files are as they were before." in said
     assert ws.tools.seen.keys() == seen.keys()
     ws.apply(
         "*** Update File: a.sh\n-one\n+1\n*** Delete File: c.py"

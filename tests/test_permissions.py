@@ -154,9 +154,7 @@ def test_rules_of_flags_are_a_kind_or_a_kind_and_a_pattern() -> None:
         ("[" * 100_000, "recursion"),
     ],
 )
-def test_a_file_of_rules_that_cannot_be_understood_is_an_error(
-    tmp_path: Path, text: str, problem: str
-) -> None:
+def test_a_file_of_rules_that_is_none_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "permissions.json"
     path.write_text(text)
     with pytest.raises(RulesError, match=problem) as raised:
@@ -275,9 +273,7 @@ def test_a_deny_counts_for_yolo_too(ws: Path) -> None:
     assert decide("rmdir f", ws, rules, yolo=True) == "allow"
 
 
-def test_a_program_of_the_workspace_is_not_the_systems(
-    ws: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_of_the_workspace_asks(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ws / ".venv" / "bin"
     folder.mkdir(parents=True)
     (folder / "cat").write_text("#!/bin/sh\ntouch PWN\n")
@@ -335,9 +331,7 @@ def test_a_path_is_meant_by_each_of_its_names(ws: Path, monkeypatch: pytest.Monk
 PLAN = [Rule("*", "*", "ask")]
 
 
-def test_an_agent_loosens_what_the_user_is_asked_about_and_its_denials_hold_against_all(
-    ws: Path,
-) -> None:
+def test_an_agent_loosens_what_is_asked_and_its_denials_hold(ws: Path) -> None:
     agent = rules_of({"bash": {"npm test": "allow"}, "edit": "deny"})
     permissions = Permissions(agent=agent, flags=[rule_of("edit", "allow")], yolo=True)
     permissions.memory.add("edit", "*", own=False)
@@ -556,9 +550,7 @@ def test_rules_by_the_names_of_tools_count(ws: Path) -> None:
         ({"*": "ask"}, "Denied: the user refused"),
     ],
 )
-def test_a_tool_of_ones_own_runs_unasked_until_a_rule_says_otherwise(
-    ws: Path, rules: Any, text: str
-) -> None:
+def test_a_tool_of_ones_own_runs_unasked_but_for_a_rule(ws: Path, rules: Any, text: str) -> None:
     @tool
     def deploy(to: str) -> str:
         """Deploy.

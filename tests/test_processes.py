@@ -181,9 +181,7 @@ def test_long_output_is_cut_in_the_middle_and_saved_whole(tmp_path: Path) -> Non
     assert Path(result.details["saved"]).stat().st_size == 28001
 
 
-def test_a_process_with_many_open_files_runs_commands_and_waits_for_no_child(
-    tmp_path: Path,
-) -> None:
+def test_a_process_with_many_open_files_runs_commands(tmp_path: Path) -> None:
     """select() takes no descriptor above 1023; the guard is nobody's child."""
     script = """
         limits = 2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -306,9 +304,7 @@ def test_a_timeout_ends_all_of_a_command(tmp_path: Path, mark: str, line: str) -
         pytest.param("sleep 300 >/dev/null 2>&1 & disown; echo hi", id="output elsewhere"),
     ],
 )
-def test_a_background_child_does_not_hold_the_result_up(
-    tmp_path: Path, mark: str, line: str
-) -> None:
+def test_a_background_child_holds_no_result_up(tmp_path: Path, mark: str, line: str) -> None:
     with promptly():
         result = bash_in(tmp_path, line)
     assert "hi" in str(result.content)[:100_000] and not result.is_error
@@ -341,7 +337,7 @@ def test_a_background_child_ends_with_us(tmp_path: Path, mark: str, end: str) ->
 
 
 @pytest.mark.parametrize("sandbox", ["auto", pytest.param("off", marks=pytest.mark.slow)])
-def test_kill_9_leaves_no_command_and_the_next_start_clears_its_folder_away(
+def test_kill_9_leaves_no_command_and_the_next_start_clears_up(
     tmp_path: Path, sandbox: str
 ) -> None:
     line = "sleep 301 & (setsid sleep 302 &); seq 1 50000; sleep 303; true"
@@ -368,16 +364,13 @@ def test_kill_9_leaves_no_command_and_the_next_start_clears_its_folder_away(
             for path in living.temp.iterdir()
             if path.name.startswith(f"coder-{living.child.pid}-")
         }
-        assert len(set(living.temp.iterdir()) - of_the_living) == 1 and bool(of_the_living) == (
-            sandbox == "auto"
-        )
+        assert len(set(living.temp.iterdir()) - of_the_living) == 1
+        assert bool(of_the_living) == (sandbox == "auto")
         assert OneShot(tmp_path, server, "--sandbox", "on", "hi").end() == 0
         assert set(living.temp.iterdir()) == of_the_living
 
 
-def test_a_host_program_that_closes_all_files_keeps_its_commands_while_it_lives(
-    tmp_path: Path, mark: str
-) -> None:
+def test_a_host_program_that_closes_all_files_keeps_its_commands(tmp_path: Path, mark: str) -> None:
     """As one does that makes a daemon of itself; kill -9 still leaves no command."""
     script = """
 from tests.test_processes import *
@@ -471,10 +464,8 @@ def test_a_password_is_not_asked_for(tmp_path: Path) -> None:
             with promptly(10):
                 terminal.say("hello")
             first, second = server.requests[-1]["messages"][-2:]
-            assert (
-                "Authentication failed" in first["content"]
-                and "[exit code 128]" in first["content"]
-            )
+            assert "Authentication failed" in first["content"]
+            assert "[exit code 128]" in first["content"]
             assert "EOFError" in second["content"]
             assert "Username for" not in terminal.output and "Password for" not in terminal.output
         locked.shutdown()

@@ -351,9 +351,7 @@ X86, ARM = (
 
 
 @pytest.mark.parametrize(("arch", "socket_call", "prlimit"), X86 + ARM)
-def test_the_filter_knows_the_calls_of_each_machine(
-    arch: int, socket_call: int, prlimit: int
-) -> None:
+def test_the_filter_knows_each_machine(arch: int, socket_call: int, prlimit: int) -> None:
     for network in (True, False):
         program = call_filter(network)
 
@@ -376,9 +374,7 @@ def test_the_filter_knows_the_calls_of_each_machine(
 WAY = "(git config, git remote add, git branch -u), make that call again with unconfined true"
 
 
-def test_a_change_of_gits_own_files_is_put_back_and_reported_with_the_way_to_do_it(
-    repository: Path,
-) -> None:
+def test_a_change_of_gits_own_files_is_put_back_and_reported(repository: Path) -> None:
     """Of a command that ends, and of one that takes too long."""
     runs, names = Runs(repository), ".git/config (changed), .git/hooks/pre-push (new)"
     line = "git config core.pager evil; touch .git/hooks/pre-push; "
@@ -562,10 +558,8 @@ def test_outside_the_sandbox_a_new_permission_is_needed(ws: Path) -> None:
 @pytest.mark.parametrize(
     "permissions",
     [
-        Permissions(can_ask=False),
-        Permissions([Rule("bash", "*", "allow")]),
-        Permissions(yolo=True),
-        None,
+        *(Permissions(can_ask=False), Permissions([Rule("bash", "*", "allow")])),
+        *(Permissions(yolo=True), None),
     ],
 )
 def test_where_nobody_can_be_asked_it_is_denied(ws: Path, permissions: Permissions | None) -> None:
@@ -604,9 +598,7 @@ def test_the_tool_is_as_ever_but_for_one_parameter(ws: Path) -> None:
 # ---- the thread that starts the children --------------------------------------------------------
 
 
-def test_a_child_that_an_interrupt_keeps_from_its_owner_is_ended(
-    repository: Path, mark: str
-) -> None:
+def test_a_child_whose_start_is_interrupted_is_ended(repository: Path, mark: str) -> None:
     """Ctrl+C while a child is being started: no process stays that nobody knows."""
     sandbox = Sandbox(repository)
     sandbox.before_tool_call(ToolCall("1", "bash", {}), ctx := ToolContext(repository, Abort()))

@@ -125,9 +125,7 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.case("SES-09")
 @pytest.mark.parametrize("mask", [0o000, 0o022])
-def test_the_file_is_its_owners_alone_and_one_that_was_not_is_tightened(
-    tmp_path: Path, mask: int
-) -> None:
+def test_the_file_is_its_owners_alone_or_is_tightened(tmp_path: Path, mask: int) -> None:
     (tmp_path / "project.txt").touch(0o644)
     before, names = os.umask(mask), ("", "-wal", "-shm")
     path = tmp_path / "share" / "coder" / "sessions.db"
@@ -145,9 +143,7 @@ def test_the_file_is_its_owners_alone_and_one_that_was_not_is_tightened(
 
 
 @pytest.mark.case("SES-15")
-def test_a_file_of_a_newer_version_or_another_program_is_refused_and_not_touched(
-    tmp_path: Path,
-) -> None:
+def test_a_file_of_a_newer_version_or_another_program_is_not_touched(tmp_path: Path) -> None:
     newer, text, foreign, marked = (tmp_path / name for name in "ntfm")
     Store(newer).close()
     text.write_text("This is no database. " * 500)
@@ -179,9 +175,7 @@ def test_a_file_of_a_newer_version_or_another_program_is_refused_and_not_touched
 
 @pytest.mark.case("SES-16")
 @pytest.mark.parametrize("place", ["a file", "/proc/nowhere"])
-def test_where_nothing_can_be_written_it_goes_on_in_memory_with_a_notice(
-    tmp_path: Path, place: str
-) -> None:
+def test_where_nothing_can_be_written_it_goes_on_in_memory(tmp_path: Path, place: str) -> None:
     (tmp_path / "a file").touch()
     path = tmp_path / place / "coder" / "sessions.db"
     store, notice = open_store(path)
@@ -266,7 +260,7 @@ def aside(path: Path) -> list[Path]:
 
 @pytest.mark.case("SES-01", "SES-02", "SES-03")
 @pytest.mark.parametrize("hurt", ["cut", "head", "garbage"])
-def test_a_damaged_file_is_kept_under_another_name_and_a_new_one_begun(
+def test_a_damaged_file_is_kept_and_a_new_one_begun(
     large: tuple[Path, str, list[Message]], hurt: str
 ) -> None:
     """At the opening, when it is read, and only once by two that have it open."""
@@ -295,7 +289,7 @@ def test_a_damaged_file_is_kept_under_another_name_and_a_new_one_begun(
     assert [each.read_bytes() for each in aside(path)] == [before]
 
 
-def test_damage_that_a_write_notices_costs_nothing_of_the_conversation_under_way(
+def test_damage_that_a_write_notices_costs_no_message(
     large: tuple[Path, str, list[Message]],
 ) -> None:
     path, session_id, messages = large
@@ -315,7 +309,7 @@ def test_damage_that_a_write_notices_costs_nothing_of_the_conversation_under_way
 @pytest.mark.parametrize(
     "hurt", ["DROP TABLE search_data", "UPDATE search_data SET block = x'ffff0000'"]
 )
-def test_a_search_index_that_is_damaged_is_made_again(
+def test_a_damaged_search_index_is_made_again(
     large: tuple[Path, str, list[Message]], hurt: str
 ) -> None:
     path, session_id, messages = large
@@ -439,7 +433,7 @@ def edited(messages: list[Message], edit: str, place: int, count: int, name: str
         max_size=12,
     )
 )
-def test_whatever_is_done_to_the_list_the_table_follows(
+def test_the_table_follows_every_change_of_the_list(
     store: Store, edits: list[tuple[str, int, int]]
 ) -> None:
     """Nothing is lost: what left the list stays in the table, unless another message took its place."""
@@ -463,9 +457,7 @@ def test_whatever_is_done_to_the_list_the_table_follows(
 
 @pytest.mark.case("INV-01")
 @pytest.mark.parametrize("number", range(2000, 2040))
-def test_after_random_runs_the_list_loaded_is_the_list_in_memory_and_at_every_event_it_can_be_sent(
-    store: Store, number: int
-) -> None:
+def test_after_random_runs_the_list_loaded_is_the_list_in_memory(store: Store, number: int) -> None:
     """With resumes: what a kill would leave at any event is valid, and what a run leaves is exact."""
     script, moments = drawn(number)
     model, session_id = ScriptedModel([*script, *[Reply("enough")] * 50]), store.create("/ws")
@@ -549,9 +541,7 @@ def test_a_step_is_two_transactions_and_deltas_are_none(store: Store, harmless: 
     assert written == ["message_end", *first, "step_end", "run_end"]
 
 
-def test_a_call_is_pending_then_running_then_completed_or_failed_also_for_who_is_killed(
-    store: Store,
-) -> None:
+def test_a_call_is_pending_then_running_then_completed_or_failed(store: Store) -> None:
     """At each event: the states in the file, and how the calls would be answered if the process ended there."""
     seen: list[tuple[str, list[str], list[str]]] = []
     session_id = store.create("/ws")
@@ -585,9 +575,7 @@ def test_a_call_is_pending_then_running_then_completed_or_failed_also_for_who_is
     assert json.loads(rows[0]["data"]).keys() == {"name", "details", "seconds"}
 
 
-def test_an_answer_has_its_finish_its_tokens_its_parts_and_the_time_of_its_end(
-    store: Store,
-) -> None:
+def test_an_answer_has_its_finish_its_tokens_its_parts_and_its_end(store: Store) -> None:
     session_id = store.create("/ws", model="m")
     failed = Reply("no such thing", status=400)
     with serve(TWO, Reply("Done."), failed) as server, Recorder(store, session_id) as recorder:
@@ -669,9 +657,7 @@ def test_a_result_that_was_pruned_stands_beside_its_original(store: Store) -> No
     assert contents(active(store, session_id)) == ["go", "", "[removed]", "", "new output"]
 
 
-def test_a_failed_write_is_reported_once_and_made_up_for_at_the_end_of_the_run(
-    store: Store,
-) -> None:
+def test_a_failed_write_is_reported_once_and_made_up_for_at_the_end(store: Store) -> None:
     told: list[str] = []
     session_id = kept(store, said("one"), said("two", "assistant"))
     with Recorder(store, session_id, tell=told.append) as recorder:
@@ -802,9 +788,7 @@ def marking(body: Body) -> Reply:
 
 @pytest.mark.case("SES-04")
 @pytest.mark.parametrize("kills", [12, pytest.param(200, marks=pytest.mark.slow)])
-def test_after_kills_in_a_turn_of_ten_calls_every_session_loads_and_no_call_ran_twice(
-    tmp_path: Path, kills: int
-) -> None:
+def test_after_kills_every_session_loads_and_no_call_ran_twice(tmp_path: Path, kills: int) -> None:
     chance, cut = random.Random(4), 0
     store = Store(tmp_path / "sessions.db")
     with ScriptedServer(marking) as server:
@@ -933,9 +917,7 @@ def test_ids_are_short_words_that_sort_by_time_and_their_beginning_will_do(store
         store.find("zzz")
 
 
-def test_sessions_are_listed_by_folder_the_newest_first_and_empty_ones_are_not(
-    store: Store,
-) -> None:
+def test_sessions_are_listed_by_folder_the_newest_first_none_empty(store: Store) -> None:
     old, other = kept(store, said("old\nwords")), kept(store, said("other"), directory="/else")
     new = kept(store, said("new"))
     empty = kept(store)
@@ -1057,9 +1039,7 @@ def test_words_are_found_in_titles_and_texts_the_newest_first(store: Store, inde
         assert re.fullmatch(r"…( ?a)+ other phrases here (b )+b?…", snippet) and len(snippet) < 100
 
 
-def test_a_long_session_is_opened_quickly_and_a_step_late_in_it_costs_as_much_as_the_first(
-    store: Store,
-) -> None:
+def test_a_long_session_is_opened_quickly_and_a_late_step_is_as_fast(store: Store) -> None:
     messages: list[Message] = []
     for at in range(500):
         messages += [said("x" * 500), calling(f"c{at}"), result(f"c{at}", "y" * 15_000)]
@@ -1103,9 +1083,7 @@ def test_what_an_agent_says_and_does_is_in_its_session(tmp_path: Path) -> None:
             assert to_model_messages(store, session_id) == []
 
 
-def test_a_run_of_the_loop_is_kept_where_it_is_watched_and_one_on_another_list_says_so(
-    tmp_path: Path,
-) -> None:
+def test_a_run_of_the_loop_is_kept_where_it_is_watched(tmp_path: Path) -> None:
     with serve(TWO, Reply("3 and 7.")) as server, SessionStore(tmp_path / "sessions.db") as store:
         session, model = store.open(), ChatModel("m", base_url=server.url)
         run = run_loop(session.messages, model, [add], prompts="Add.")
@@ -1118,7 +1096,7 @@ def test_a_run_of_the_loop_is_kept_where_it_is_watched_and_one_on_another_list_s
             Agent("m", base_url=server.url, session=session, messages=[said("hi")])
 
 
-def test_a_store_that_is_closed_leaves_its_sessions_to_others(
+def test_a_closed_store_leaves_its_sessions(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = SessionStore(tmp_path / "sessions.db")

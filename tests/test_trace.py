@@ -88,9 +88,7 @@ def file(tmp_path: Path) -> Path:
 # ---- what is recorded ----------------------------------------------------------------------------
 
 
-def test_the_command_line_records_every_request_answer_and_event(
-    tmp_path: Path, file: Path
-) -> None:
+def test_the_program_records_every_request_answer_and_event(tmp_path: Path, file: Path) -> None:
     calls = [("ls", {}), ("bash", {"command": "echo hi"})]
     replies = [Reply("Look.", calls, reasoning="hm"), Reply("Dönе ✓.")]
     arguments = ("-y", "--trace", str(file), "--output-format", "stream-json", "go")
@@ -173,9 +171,7 @@ def test_what_ends_a_run_from_outside_is_recorded(file: Path, how: str, error: s
     assert read(file).runs[0].why == f"ended by {error}"
 
 
-def test_hooks_are_timed_one_by_one_without_the_time_of_those_who_read_their_events(
-    file: Path,
-) -> None:
+def test_hooks_are_timed_one_by_one_without_the_time_of_their_readers(file: Path) -> None:
     def slow(request: Request) -> Iterator[Event]:
         threading.Event().wait(0.05)
         yield Notice("asking")
@@ -280,7 +276,7 @@ def test_a_path_that_cannot_be_written_is_one_line_and_nothing_is_asked(tmp_path
         (signal.SIGINT, "aborted: Request aborted."),
     ],
 )
-def test_a_run_that_a_signal_ends_leaves_whole_lines(
+def test_a_signal_leaves_whole_lines(
     tmp_path: Path, file: Path, number: signal.Signals, why: str
 ) -> None:
     with (
@@ -315,9 +311,7 @@ def test_two_programs_that_write_to_the_same_file_do_not_tear_lines(file: Path) 
     assert sorted(len(records) for records in read(file).traces) == [101, 101]
 
 
-def test_half_a_surrogate_pair_and_bytes_that_are_no_text_come_back_as_they_were(
-    file: Path,
-) -> None:
+def test_half_a_surrogate_pair_and_bytes_that_are_no_text_come_back(file: Path) -> None:
     circle: dict[str, Any] = {}
     circle["itself"] = circle
 
@@ -378,9 +372,7 @@ def test_a_run_is_a_table_of_its_steps_with_what_they_took_and_why_it_stopped(fi
 
 
 @pytest.mark.parametrize(("change", "kept"), [("nothing", 1.0), ("middle", 0.5)])
-def test_the_unchanged_prefix_is_measured_in_bytes_of_the_request_before(
-    file: Path, change: str, kept: float
-) -> None:
+def test_the_unchanged_prefix_is_measured_in_bytes(file: Path, change: str, kept: float) -> None:
     asked = itertools.count()
 
     def alter(request: Request) -> None:
@@ -567,13 +559,10 @@ def without_times(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [plain(event) for event in events if event["type"] not in DELTAS]
 
 
-def test_a_recorded_run_is_repeated_offline_with_the_same_events(
-    tmp_path: Path, file: Path
-) -> None:
+def test_a_recorded_run_is_repeated_with_the_same_events(tmp_path: Path, file: Path) -> None:
     replies = [
         Reply("First.", [("write", {"path": "a.txt", "content": "one\n"})], reasoning="well"),
-        Reply("slow", status=503),
-        Reply("half of", cut=2, close="reset"),
+        *(Reply("slow", status=503), Reply("half of", cut=2, close="reset")),
         Reply(calls=[("edit", {"path": "a.txt", "old_string": "one", "new_string": "two"})]),
         Reply(calls=[("bash", {"command": "cat a.txt"}), ("bash", {"command": "cat nothing"})]),
         Reply("It says two."),
