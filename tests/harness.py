@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from coder.events import (
 )
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
+from coder.toolset import Tool, tool
 from coder.types import Limits, Message, RunResult
 
 FAST = RetryPolicy(base=0.01, cap=0.02)
@@ -65,6 +67,37 @@ def serve(*replies: Reply | Callable[[Body], Reply]) -> ScriptedServer:
     if len(replies) == 1 and callable(replies[0]):
         return ScriptedServer(replies[0])
     return ScriptedServer([reply for reply in replies if isinstance(reply, Reply)])
+
+
+def quick(function: Callable[..., Any], **options: Any) -> Tool:
+    """A tool of a function without a docstring."""
+    parameters = inspect.signature(function).parameters
+    function.__doc__ = "\n".join(
+        [function.__name__, "", *(f"{each}: {each}" for each in parameters)]
+    )
+    return tool(**options)(function)
+
+
+@quick
+def add(a: int, b: int) -> str:
+    return str(a + b)
+
+
+ONE = Reply(calls=[("add", {"a": 1, "b": 2})])
+
+
+def all_of(kind: type[Any], events: Sequence[Event]) -> list[Any]:
+    """The events of a kind."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+def roles(messages: Sequence[Message]) -> list[str]:
+    return [message["role"] for message in messages]
+
+
+def contents(messages: Sequence[Message], role: str = "") -> list[Any]:
+    """What the messages (of a role) hold."""
+    return [each.get("content") for each in messages if role in ("", each["role"])]
 
 
 def types(events: Sequence[Event]) -> list[str]:
