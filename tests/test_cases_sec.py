@@ -79,31 +79,6 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
     return monkeypatch
 
 
-@pytest.mark.case("SEC-01", "SEC-16")
-@pytest.mark.parametrize("server", ["http://127.0.0.1:9/v1", ""])
-@pytest.mark.parametrize("key", ["", "OPENAI_API_KEY=key-of-the-folder\n"])
-def test_a_base_url_of_the_workspace_does_not_get_the_key_of_the_environment(
-    ws: Path, clean: pytest.MonkeyPatch, server: str, key: str
-) -> None:
-    """Through the program: SEC-05."""
-    (ws / ".env").write_text(f"OPENAI_BASE_URL=https://evil/v1\nOPENAI_MODEL=theirs\n{key}")
-    clean.setenv("OPENAI_API_KEY", KEY)
-    clean.setenv("OPENAI_MODEL", "mine")
-    clean.setenv("OPENAI_BASE_URL", server)
-    found = load(ws)
-    assert (found.base_url or "", found.api_key, found.model) == (server, KEY, "mine")
-    assert "Ignored in this folder: OPENAI_BASE_URL" in "".join(found.notes)
-
-
-def test_the_folders_own_server_and_key_come_together(ws: Path, clean: pytest.MonkeyPatch) -> None:
-    text = "OPENAI_BASE_URL=http://127.0.0.1:9/v1\nOPENAI_API_KEY=theirs\nOPENAI_MODEL=m\n"
-    (ws / ".env").write_text(text)
-    found = load(ws)
-    assert (found.base_url, found.api_key) == ("http://127.0.0.1:9/v1", "theirs")
-    expected = "Server and key come from the .env of this folder: 127.0.0.1:9."
-    assert expected in found.notes
-
-
 @pytest.mark.case("SEC-02")
 def test_proxies_headers_and_paths_of_a_workspace_do_nothing(tmp_path: Path, ws: Path) -> None:
     """In the workspace, above it and below it; at an address that a proxy of the real environment might serve."""
@@ -151,20 +126,6 @@ def test_proxies_headers_and_paths_of_a_workspace_do_nothing(tmp_path: Path, ws:
     assert found.splitlines()[0] == "sub/found.txt:1:needle"
     assert "evil" not in variables
     assert evil.url not in variables
-
-
-@pytest.mark.case("SEC-03")
-def test_nothing_is_interpolated_in_the_users_own_file(
-    ws: Path, config: Path, clean: pytest.MonkeyPatch
-) -> None:
-    clean.setenv("OTHER", "taken")
-    (config / ".env").write_text(
-        "OPENAI_BASE_URL=https://server/${OTHER}\nOPENAI_MODEL=m-${HOME}-$OTHER\n"
-        "OPENAI_API_KEY=k-${OTHER}-${OPENAI_MODEL}\n"
-    )
-    found = load(ws)
-    assert (found.base_url, found.model) == ("https://server/${OTHER}", "m-${HOME}-$OTHER")
-    assert found.api_key == "k-${OTHER}-${OPENAI_MODEL}"
 
 
 @pytest.mark.case("SEC-05")

@@ -17,11 +17,9 @@ import pytest
 from coder.cli.config import config_folder, data_folder, is_loopback, load
 from coder.cli.flags import LEVELS
 from coder.cli.settings import NAMES, ConfigError, Settings, window_of
-from coder.devtools.scripted import Reply
 from coder.providers.usage import Price
 from coder.types import Reasoning
-from tests.harness import serve
-from tests.test_cli import ROOT, Place, assert_one_line
+from tests.test_cli import ROOT, Place
 
 HERE, THERE = "http://127.0.0.1:{}/v1", "https://{}.example/v1"
 NEEDED = {"OPENAI_BASE_URL": HERE.format(9), "OPENAI_MODEL": "m"}
@@ -121,6 +119,8 @@ def test_nothing_else_of_a_folder_counts_and_that_is_reported(settings: Sources)
         assert replace(got, notes=()) == replace(plain, notes=()) and tuple(notes) == plain.notes
         assert said.startswith("Ignored in this folder: ") and str(config_folder()) in said
         assert all(name in said for name in strange)
+    other = settings(env=NEEDED, folder=of("folder", {"url": THERE})).notes
+    assert "Ignored in this folder: OPENAI_BASE_URL" in other[0]
     # many projects have one
     assert not settings(env=NEEDED, folder={"OPENAI_API_KEY": "of-an-app"}).notes
 
@@ -157,6 +157,7 @@ def of(source: str, way: dict[str, str]) -> dict[str, str]:
     return made
 
 
+@pytest.mark.case("SEC-01", "SEC-16")
 @pytest.mark.parametrize("flag", ["", HERE.format(1000), THERE.format("flag")])
 def test_a_key_goes_only_to_the_server_named_beside_it(settings: Sources, flag: str) -> None:
     """All combinations: what a source can have, for each of the three, and an address as a flag or none."""
@@ -230,6 +231,7 @@ def test_the_host_that_is_shown_holds_no_password(settings: Sources) -> None:
 # ---- the .env files --------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("SEC-03")
 def test_other_names_in_an_env_file_do_nothing_and_nothing_is_interpolated(
     settings: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,20 +374,6 @@ def test_the_context_window_follows_the_family_of_the_model(settings: Sources) -
 # ---- through the whole program ---------------------------------------------------------------------------
 
 
-def test_an_env_file_of_the_folder_cannot_lead_a_run_elsewhere(place: Place) -> None:
-    """Address, proxies and headers in the folder's file, the key in the environment."""
-    with serve(Reply("I am evil.")) as evil, serve(Reply("Hello.")) as server:
-        (place.ws / ".env").write_text(
-            f"OPENAI_BASE_URL={evil.url}\nHTTP_PROXY={evil.url}\nhttp_proxy={evil.url}\nALL_PROXY={evil.url}\n"
-            "OPENAI_CUSTOM_HEADERS=X-Evil: 1\nOPENAI_ORG_ID=evil\nOPENAI_API_KEY=key-of-the-folder\nBASH_ENV=evil\n"
-        )
-        done = place.run("hi", server=server, OPENAI_API_KEY="secret")
-        assert evil.connections == 0
-    assert (done.returncode, done.stdout) == (0, "Hello.\n")
-    assert server.heads[0]["authorization"] == "Bearer secret"
-    assert not {name for name in server.heads[0] if "evil" in name or "organization" in name}
-
-
 def test_a_key_without_an_address_goes_to_its_own_server(place: Place) -> None:
     """That is out of reach here: a proxy, which over https sees nothing but the name, tells where the run wanted to go."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
@@ -401,28 +389,6 @@ def test_a_key_without_an_address_goes_to_its_own_server(place: Place) -> None:
         child.terminate()
         child.communicate(timeout=20)
     assert asked_for.startswith(b"CONNECT api.openai.com:443 ") and b"secret" not in asked_for
-
-
-def test_a_key_of_the_folder_never_goes_to_a_server_of_the_environment(place: Place) -> None:
-    (place.ws / ".env").write_text("OPENAI_API_KEY=key-of-the-folder\n")
-    user = place.home / "settings" / "coder"
-    user.mkdir(parents=True)
-    (user / ".env").write_text(
-        "OPENAI_API_KEY=key-of-the-user\nOPENAI_MODEL=${HOME}-${OPENAI_API_KEY}\n"
-    )
-    with serve(Reply("Hello.")) as server:
-        done = place.run("hi", server=server, OPENAI_MODEL="", XDG_CONFIG_HOME=str(user.parent))
-    assert done.returncode == 0
-    assert "key-of" not in str(server.heads)
-    assert server.requests[0]["model"] == "${HOME}-${OPENAI_API_KEY}"  # as it stands there
-
-
-def test_a_bad_number_ends_the_program_in_one_line(place: Place) -> None:
-    assert_one_line(place.run("hi", CODER_MAX_STEPS="many", **NEEDED), "CODER_MAX_STEPS", "many")
-    user = place.home / ".config" / "coder"
-    user.mkdir(parents=True)
-    (user / ".env").write_text("CODER_IDLE_TIMEOUT=soon\n")
-    assert_one_line(place.run("hi", **NEEDED), "CODER_IDLE_TIMEOUT", "soon")
 
 
 # ---- how the model is asked, and what it costs -----------------------------------------------------------

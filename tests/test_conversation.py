@@ -371,23 +371,6 @@ def test_with_a_home_that_cannot_be_written_it_works_in_memory(tmp_path: Path) -
     assert (tmp_path / "ws" / "new").exists() and not list(home.iterdir())
 
 
-@pytest.mark.case("SES-09")
-def test_what_we_keep_is_the_owners_alone_and_the_projects_files_follow_the_umask(
-    tmp_path: Path,
-) -> None:
-    kept(tmp_path, "first", "one")
-    before = os.umask(0)
-    try:
-        write = Reply(calls=[("write", {"path": "new", "content": "x"})])
-        with serve(write, Reply("done")) as server:
-            talk(tmp_path, server, "-y", "go")
-    finally:
-        os.umask(before)
-    data = database(tmp_path).parent
-    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in [data, *data.iterdir()]} == {0}
-    assert stat.S_IMODE((tmp_path / "ws" / "new").stat().st_mode) == 0o666
-
-
 def making(body: Body) -> Reply:
     make = body["messages"][-1]["content"] == "make it"
     return Reply(calls=[("bash", {"command": "echo 1 > a"})]) if make else echo(body)

@@ -437,18 +437,6 @@ def test_bytes_of_other_encodings_survive_exactly(ws: Editing, encoding: str, te
     assert ws.edited(before, "café", "cafe") == before.replace("café".encode(), b"cafe")
 
 
-@pytest.mark.case("FIL-17", "FIL-23")
-def test_a_link_stays_a_link_and_a_hard_link_is_mentioned(ws: Editing) -> None:
-    target, other = ws.file.with_name("target"), ws.file.with_name("other")
-    target.write_text("one")
-    ws.file.symlink_to("target")
-    assert ws.edit("one", "two").content.startswith("Edited target.\n")
-    assert (ws.file.is_symlink(), target.read_text()) == (True, "two")
-    os.link(target, other)
-    note = "the file had 2 hard links; the others keep the old content"
-    assert note in ws.edit("two", "three").content and other.read_text() == "two"
-
-
 # ---- properties ------------------------------------------------------------------------------------------
 
 ENDINGS = st.sampled_from(["\n", "\r\n"])

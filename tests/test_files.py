@@ -451,6 +451,8 @@ def test_links_stay_and_what_they_lead_to_is_written(ws: Workspace) -> None:
     for name, place in links.items():
         os.symlink(place, ws.folder / name)
     ws("read", path="link")
+    edited = ws("edit", path="link", old_string="one", new_string="1")
+    assert edited.startswith("Edited target.\n")
     assert ws("write", path="link", content="two") == "Overwrote target (1 lines)."
     ws("write", path="dangling", content="new")
     assert {name: os.readlink(ws.folder / name) for name in links} == links
