@@ -113,13 +113,15 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 def tree(folder: Path, but: str = ".git") -> Tree:
-    """All that is in a folder: kind, mode, content. Nothing is opened but regular files."""
+    """All files and links in a folder: kind, mode, content. Only regular files are opened."""
     found: Tree = {}
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name != but]
         for name in [*folders, *files]:
             path = os.path.join(parent, name)
             info = os.lstat(path)
+            if stat.S_ISDIR(info.st_mode):
+                continue
             content = os.readlink(path) if stat.S_ISLNK(info.st_mode) else ""
             if stat.S_ISREG(info.st_mode):
                 content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
@@ -165,7 +167,7 @@ EVERYTHING: list[Call | list[Call]] = [
     sh("sed -i s/old/new/ sed.txt && rm gone.txt && mv moved.txt new/elsewhere.txt"),
     sh("chmod +x plain.sh && chmod -x run.sh && rm secret && ln -s a.py link"),
     sh("rm was_link && echo file > was_link && rm to_link && ln -s sed.txt to_link"),
-    sh("ln -sfn nowhere other_link && mkdir -p empty/inner && rmdir hollow && touch full/x"),
+    sh("ln -sfn nowhere other_link && touch full/x && rm empty"),
     sh("mv folder renamed && echo more >> renamed/1 && printf '\\0\\1' > bin.dat"),
     sh("rm -r becomes_file && echo f > becomes_file"),
     sh("rm becomes_folder && mkdir becomes_folder && echo g > becomes_folder/g"),
@@ -176,13 +178,12 @@ def lay_out(desk: Desk) -> None:
     desk.put({"a.py": "one\n", "sed.txt": "old\r\nold\r\n", "gone.txt": "precious"})
     desk.put({"moved.txt": "m", "plain.sh": "#!/bin/sh\n", "run.sh": "x", "to_link": "t"})
     desk.put({"folder/1": "1", "folder/sub/2": "2", "bin.dat": b"\0\xff\xfe", "secret": "s"})
-    desk.put({"becomes_file/x/y": "y", "becomes_folder": "z", "mine.txt": "mine"})
+    desk.put({"becomes_file/x/y": "y", "becomes_folder": "z", "mine.txt": "mine", "empty": ""})
     for name in ("was_link", "other_link"):
         os.symlink("a.py", desk.folder / name)
     for name, mode in {"run.sh": 0o755, "sed.txt": 0o600, "secret": 0o600}.items():
         (desk.folder / name).chmod(mode)
-    for name in ("hollow", "full"):
-        (desk.folder / name).mkdir()
+    (desk.folder / "full").mkdir()
 
 
 @pytest.mark.parametrize("repository", [False, True])
@@ -351,19 +352,23 @@ def test_nothing_is_written_through_a_folder_that_becomes_a_link_meanwhile(tmp_p
     assert told == {True, False}, "some came at the right moment, some did not"
 
 
-def test_an_empty_folder_behind_a_link_of_the_users_is_left_alone(desk: Desk) -> None:
-    outside = desk.folder.parent / "outside"
-    (outside / "inner").mkdir(parents=True)
-    (desk.folder / "mine/inner").mkdir(parents=True)
-    desk.run(sh("mkdir -p made/inner; rmdir mine/inner"))
-    for name in ("made", "mine"):
-        shutil.rmtree(desk.folder / name)
-        os.symlink(outside, desk.folder / name)
-    assert done(desk.snapshots.undo()) == []
-    assert (outside / "inner").is_dir() and (desk.folder / "mine").is_symlink()
-    (outside / "inner").rmdir()
+def test_folders_that_become_empty_go_and_the_users_empty_folders_stay(desk: Desk) -> None:
+    desk.put({"d/f": "", "e": "1"})
+    desk.run(
+        sh("rm -r d; echo > d; mkdir -p n/o mine; echo > n/o/x; rm e; mkdir -p e/f; echo > e/x")
+    )
+    (desk.folder / "n/mine").mkdir()
+    assert done(desk.snapshots.undo()) == ["d", "d/f", "e", "e/x", "n/o/x"]
+    assert desk.text("d/f") == "" and desk.text("e") == "1"
+    assert os.listdir(desk.folder / "n") == ["mine"]
     done(desk.snapshots.redo())
-    assert list(outside.iterdir()) == []
+    assert desk.text("d") == "\n" and (desk.folder / "n/o/x").is_file()
+
+
+def test_a_file_without_content_is_kept(desk: Desk) -> None:
+    desk.put({"a": ""})
+    desk.run(sh("rm a"))
+    assert done(desk.snapshots.undo()) == ["a"] and desk.text("a") == ""
 
 
 def test_names_with_new_lines_dashes_and_bytes_that_are_no_text(desk: Desk) -> None:
@@ -426,10 +431,10 @@ def test_whatever_a_run_does_undo_and_redo_lead_there_and_back(
 def test_a_session_that_goes_on_can_undo_what_it_did_before(desk: Desk) -> None:
     desk.put({"a": "1"})
     before = desk.tree()
-    desk.run(sh("echo 2 > a; mkdir e"), sh("true"), ("read", {"path": "a"}), prompt="same words")
+    desk.run(sh("echo 2 > a"), sh("true"), ("read", {"path": "a"}), prompt="same words")
     desk.run(prompt="same words")
     records = desk.snapshots.records()
-    assert [set(record) for record in records] == [{"message"}, {"files", "made"}, {"message"}]
+    assert [set(record) for record in records] == [{"message"}, {"files"}, {"message"}]
     later = Desk(desk.folder, desk.data)
     stored = json.loads(json.dumps(records))
     later.snapshots.restore(stored)
@@ -718,7 +723,7 @@ def test_in_a_folder_of_a_repository_the_rules_from_above_hold(tmp_path: Path) -
     desk = Desk(tmp_path / "top/packages/one", tmp_path / "data")
     desk.run(sh("echo 1 > a; echo 1 > b.tmp; mkdir out e; echo 1 > out/c; echo 2 > ../../other/x"))
     assert done(desk.snapshots.undo()) == ["a"] and top.text("other/x") == "2\n"
-    assert sorted(desk.tree()) == ["b.tmp", "out", "out/c"]
+    assert sorted(desk.tree()) == ["b.tmp", "out/c"]
     top.put({".gitignore": "packages/\n"})  # who works in a folder that is ignored wants to
     desk = Desk(desk.folder, tmp_path / "data")
     desk.run(sh("echo 1 > a"))
@@ -732,11 +737,6 @@ def test_what_the_user_ignores_everywhere_is_ignored_here(tmp_path: Path) -> Non
         desk = Desk(tmp_path / "ws", tmp_path / "data")
         desk.run(sh("touch a.one a.two"))
         assert done(desk.snapshots.undo()) == ["a.two"]
-        (tmp_path / "home/mine").write_text("*.two\n")
-        (tmp_path / "home/.gitconfig").write_text("[core]\n\texcludesFile = ~/mine\n")
-        other = Desk(tmp_path / "other", tmp_path / "data")
-        other.run(sh("touch a.one a.two"))
-        assert done(other.snapshots.undo()) == ["a.one"]
 
 
 def test_the_data_folder_may_lie_in_the_workspace(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coder import events
 from coder.agent.profiles import choices
@@ -71,16 +71,12 @@ class Conversation:
         self.recorder: Recorder | None = None
         self.undone: list[UndoEntry] = []  # the newest last
         self.children = ChildRecorders(app, store)
-        self.snapshots = self._new_snapshots()
+        self.snapshots = Snapshots(app.cwd, self.data)
+        self.snapshots.off = "" if self.undoable else "one task that is not kept has none"
         self._notice = store.notice  # the last that was reported
         self._saved_records = 0  # of undo
         self.begin()
         app.agent.subscribe(self)
-
-    def _new_snapshots(self) -> Snapshots:
-        snapshots = Snapshots(self.app.cwd, self.data, harmless=self._harmless())
-        snapshots.off = "" if self.undoable else "one task that is not kept has none"
-        return snapshots
 
     def _harmless(self) -> set[str]:
         """The names of tools that change nothing."""
@@ -97,7 +93,7 @@ class Conversation:
             recorder = self._recorder(new, [])
         except StoreError as error:
             app.notices.append(f"{error} The conversation is not saved.")
-        self._adopt(recorder, self._new_snapshots())
+        self._adopt(recorder)
 
     def resume(self, given: str) -> SessionInfo:
         """Continue the session with this id, or beginning of one. Raises StoreError; then the present one stays."""
@@ -105,10 +101,7 @@ class Conversation:
         if self.recorder and info.id == self.recorder.session_id:
             return info
         records, recorder = parts(self.store, info.id, "snapshot"), self._recorder(info.id)
-        snapshots = self._new_snapshots()
-        with contextlib.suppress(ValueError):  # records that another program has changed
-            snapshots.restore(records)
-        self._adopt(recorder, snapshots, info.title)
+        self._adopt(recorder, info.title, records)
         primary = [each.name for each in choices(app.agents, "primary", "all")]
         if info.agent != app.spec.name and info.agent in primary:
             app.work_as(info.agent)
@@ -122,11 +115,16 @@ class Conversation:
         tell, harmless = self.app.notices.append, self._harmless()
         return Recorder(self.store, session_id, messages, tell=tell, harmless=harmless)
 
-    def _adopt(self, recorder: Recorder | None, snapshots: Snapshots, title: str = "") -> None:
+    def _adopt(
+        self, recorder: Recorder | None, title: str = "", records: Sequence[Any] = ()
+    ) -> None:
         """Leave the present session and continue with this one; all that may fail was done before."""
         self._leave()
-        self.recorder, self.snapshots, self.title = recorder, snapshots, title
-        self._saved_records = snapshots.record_count
+        self.recorder, self.title = recorder, title
+        self.snapshots.harmless = self._harmless()
+        with contextlib.suppress(ValueError):  # records that another program has changed
+            self.snapshots.restore(records)
+        self._saved_records = len(self.snapshots.records())
         self.undone.clear()
         self.app.adopt(*((recorder.messages, recorder.session_id) if recorder else ([], "")))
 
@@ -138,7 +136,6 @@ class Conversation:
             self._take_title()
             self.recorder.close()
         self.titler = self.recorder = None
-        self.snapshots.close()
 
     def list(self) -> Sequence[SessionInfo]:
         """Those of this folder that can be resumed, the newest first."""
@@ -161,6 +158,7 @@ class Conversation:
         session_id = self.session_id if self.app.agent.messages else ""
         self.settle()
         self._leave()
+        self.snapshots.close()
         self.store.close()
         return session_id
 
@@ -207,11 +205,11 @@ class Conversation:
 
     def _keep_undo(self, again: bool = False) -> None:
         """Step by step, so that a run that is killed can be undone, too. `again`: all records are others."""
-        count = self.snapshots.record_count
-        if self.recorder and (again or count > self._saved_records):
-            records = self.snapshots.records()[0 if again else self._saved_records :]
-            self.recorder.keep_undo(records, more=not again)
-            self._saved_records = count
+        records = self.snapshots.records()
+        if self.recorder and (again or len(records) > self._saved_records):
+            new = records if again else records[self._saved_records :]
+            self.recorder.keep_undo(new, more=not again)
+            self._saved_records = len(records)
 
     def _begin_title(self, message: Message) -> None:
         if not self.titler and (module := optional("coder.agent.titles")):

@@ -24,7 +24,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from coder.sessions.snapshot_repo import MAX_STORED, MAX_WAITING, SnapshotRepo
+from coder.sessions.snapshot_repo import MAX_STORED, MAX_WAITING, SnapshotRepo, blob_id
 
 SECONDS = 2.0  # that a tool may wait for the first look; that others read what has changed
 MAX_FILE = 2_000_000  # bytes of a file that is kept
@@ -33,17 +33,10 @@ MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's 
 MAX_LOST = 100  # paths that a step names as not kept
 RECENT = 20_000_000  # nanoseconds in which a file can change twice with the same stamp
 
+KINDS = (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR)
+Info = os.stat_result
 Entry = tuple[int, str]  # type and permissions of a file, blob id ("": not kept)
 Pair = tuple[Entry | None, Entry | None]  # before, after; None: no file
-
-
-class Info(NamedTuple):
-    """What the file system says of a file, link or folder. With the same stamp it is the same."""
-
-    mode: int
-    size: int
-    changed: int  # nanoseconds
-    stamp: int
 
 
 class State(NamedTuple):
@@ -52,15 +45,6 @@ class State(NamedTuple):
     mode: int
     blob: str
     stamp: int
-
-
-class Changes(NamedTuple):
-    """What differs between two looks; `lost` are files whose old or new content is not kept."""
-
-    files: dict[str, Pair]
-    lost: list[str]
-    made: list[str]  # folders
-    gone: list[str]
 
 
 class FolderWatch:
@@ -171,29 +155,34 @@ class WorkspaceFiles:
     def close(self) -> None:
         self._watch.close()
 
-    def look(self, paths: Iterable[str] | None = None) -> Changes:
-        """What has changed since the last look, of these paths or anywhere."""
+    def look(self, paths: Iterable[str] | None = None) -> dict[str, Any]:
+        """What has changed since the last look, of these paths or anywhere, without what is empty.
+
+        {"files": {path: (before, after)}, "lost": [path]}; of the lost the old or the new content
+        is not kept.
+        """
         self.stopped = self.hurried = False
         reported = self._watch.take()
         if self._unseen is not None:
             self._unseen = None if reported is None else self._unseen | reported
         if paths is None:
             paths, self._unseen = [""] if self._unseen is None else self._unseen, set()
-        places = {each for path in paths for each in self._with_new_folders(path)}
-        places = {path for path in places if not _is_within(path, self._outside)}
+        places = self._covered({each for path in paths for each in self._with_new_folders(path)})
         if new := [path for path in places if path not in self._files and self._info(path)]:
             self._outside |= self.repo.ignored(new)
-            places = {path for path in places if not _is_within(path, self._outside)}
+            places = self._covered(places)
         found, folders, skipped = self._scan(places)
-        before = set[str]()
         if places & self._folders:
-            before = {folder for folder in self._folders if _is_within(folder, places)}
+            self._folders = {each for each in self._folders if not _is_within(each, places)}
             below = [path for path in self._files if path not in found]
             found |= {path: self._info(path) for path in below if _is_within(path, places)}
-        self._folders = self._folders - before | folders
+        self._folders |= folders
         files, lost = self._compare(found)
-        lost = sorted([*lost, *skipped])[:MAX_LOST]
-        return Changes(files, lost, sorted(folders - before), sorted(before - folders))
+        step = {"files": files, "lost": sorted([*lost, *skipped])[:MAX_LOST]}
+        return {name: value for name, value in step.items() if value}
+
+    def _covered(self, paths: Iterable[str]) -> set[str]:
+        return {path for path in paths if not _is_within(path, self._outside)}
 
     def _with_new_folders(self, path: str) -> Iterator[str]:
         yield path
@@ -222,7 +211,12 @@ class WorkspaceFiles:
     def entry(self, path: str) -> Entry | None:
         """A file as it is now."""
         info = self._info(path)
-        return self._state(path, info)[:2] if info and not stat.S_ISDIR(info.mode) else None
+        if not info or stat.S_ISDIR(info.st_mode):
+            return None
+        with contextlib.suppress(OSError):
+            data, info = self._load(path, info)
+            return _mode(info), blob_id(data)
+        return _mode(info), ""
 
     # ---- finding
 
@@ -235,9 +229,9 @@ class WorkspaceFiles:
         waiting = collections.deque[str]()
         for place in places:
             info = self._info(place)
-            if info and stat.S_ISDIR(info.mode):
+            if info and stat.S_ISDIR(info.st_mode):
                 waiting.append(place)
-            found[place] = None if info and stat.S_ISDIR(info.mode) else info
+            found[place] = None if info and stat.S_ISDIR(info.st_mode) else info
         while waiting:
             if (folder := waiting.popleft()) in folders:
                 continue
@@ -253,7 +247,7 @@ class WorkspaceFiles:
                     waiting.append(path)
                 else:
                     with contextlib.suppress(FileNotFoundError):
-                        found[path] = _info_of(entry.stat(follow_symlinks=False))
+                        found[path] = _of_kind(entry.stat(follow_symlinks=False))
         return found, folders, skipped
 
     def _entries(self, folder: str) -> list[tuple[str, os.DirEntry[str]]] | None:
@@ -277,7 +271,7 @@ class WorkspaceFiles:
         whole = os.path.join(self.repo.root, path).rstrip("/")
         folder = os.path.dirname(whole)
         with contextlib.suppress(OSError):
-            return _info_of(os.lstat(whole)) if os.path.realpath(folder) == folder else None
+            return _of_kind(os.lstat(whole)) if os.path.realpath(folder) == folder else None
         return None
 
     # ---- reading
@@ -291,13 +285,13 @@ class WorkspaceFiles:
     ) -> dict[str, State]:
         """The states of files, small ones first; without a blob where there is no time or room."""
         states = {}
-        for path, info in sorted(found.items(), key=lambda item: item[1].size):
-            state = known.get(path)
-            if not (state and state.stamp == info.stamp and (state.blob or not first)):
-                limit = MAX_STORED if first and info.size > SMALL else 2 * MAX_STORED
+        for path, info in sorted(found.items(), key=lambda item: item[1].st_size):
+            state, size = known.get(path), info.st_size
+            if not (state and state.stamp == _stamp(info) and (state.blob or not first)):
+                limit = MAX_STORED if first and size > SMALL else 2 * MAX_STORED
                 if self.hurried or time.monotonic() > deadline or self.repo.stored > limit:
-                    state = State(info.mode, "", info.stamp)
-                    self.left_out += first and info.size <= MAX_FILE
+                    state = State(_mode(info), "", _stamp(info))
+                    self.left_out += first and size <= MAX_FILE
                 else:
                     state = self._state(path, info)
                     self.repo.flush(ask_git=first, above=MAX_WAITING)
@@ -310,32 +304,39 @@ class WorkspaceFiles:
         try:
             data, info = self._load(path, info)
         except OSError:
-            return State(info.mode, "", info.stamp)
-        recent = now - info.changed < RECENT
-        return State(info.mode, self.repo.add(data), 0 if recent else info.stamp)
+            return State(_mode(info), "", _stamp(info))
+        recent = now - info.st_ctime_ns < RECENT
+        return State(_mode(info), self.repo.add(data), 0 if recent else _stamp(info))
 
     def _load(self, path: str, info: Info) -> tuple[bytes, Info]:
         """The content of a file that is at its path, behind no link. Raises OSError."""
         whole = os.path.join(self.repo.root, path)
-        if stat.S_ISLNK(info.mode):
+        if stat.S_ISLNK(info.st_mode):
             return os.fsencode(os.readlink(whole)), info
         fd = os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb", buffering=0) as file:
-            now = _info_of(os.fstat(fd))
-            if not now or not stat.S_ISREG(now.mode) or now.size > MAX_FILE:
+            now = os.fstat(fd)
+            if not stat.S_ISREG(now.st_mode) or now.st_size > MAX_FILE:
                 raise OSError("it is no file that is kept")
             if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != whole:
                 raise OSError("it is behind a link")
-            return file.read(now.size), now
+            return file.read(now.st_size), now
 
 
-def _info_of(info: os.stat_result) -> Info | None:
+def _of_kind(info: Info) -> Info | None:
     """None for sockets, devices and the like."""
-    if stat.S_IFMT(info.st_mode) not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):
-        return None
-    facts = (info.st_mode, info.st_size, info.st_ctime_ns)
-    mode = info.st_mode & ~0o7000  # a bit that gives a program its owner's rights is not restored
-    return Info(mode, *facts[1:], hash((*facts, info.st_mtime_ns, info.st_ino)))
+    return info if stat.S_IFMT(info.st_mode) in KINDS else None
+
+
+def _mode(info: Info) -> int:
+    """Without the bits that give a program its owner's rights: they are not restored."""
+    return info.st_mode & ~0o7000
+
+
+def _stamp(info: Info) -> int:
+    """What has the same stamp is the same."""
+    times = (info.st_ctime_ns, info.st_mtime_ns)
+    return hash((info.st_mode, info.st_size, *times, info.st_ino))
 
 
 def _is_within(path: str, places: Collection[str]) -> bool:

@@ -24,8 +24,7 @@ class NetChange:
     """What steps have changed together, from before the first to after the last."""
 
     files: dict[str, Pair] = field(default_factory=dict)
-    torn: set[str] = field(default_factory=set)  # changed by somebody else between two steps
-    folders: dict[str, tuple[bool, bool]] = field(default_factory=dict)  # was there, is there
+    torn: set[str] = field(default_factory=set)  # changed by the user between two steps
 
 
 def net_change(steps: Iterable[Step]) -> NetChange:
@@ -39,10 +38,7 @@ def net_change(steps: Iterable[Step]) -> NetChange:
             first, last = net.files.get(path, (old, old))
             net.files[path] = first, new
             net.torn |= {path} if last != old else set()
-        for name, there in (("made", True), ("gone", False)):
-            for folder in step.get(name, ()):
-                net.folders[folder] = net.folders.get(folder, (not there, there))[0], there
-    if not all(map(is_relative, (*net.files, *net.folders))):
+    if not all(map(is_relative, net.files)):
         raise SnapshotError("a record names a path outside of the workspace")
     return net
 
@@ -54,12 +50,12 @@ def is_relative(path: str) -> bool:
 class RestorePlan:
     """Writes files as they were, where nothing else is in the way, and never through a link.
 
-    `files` is what has to be written: path -> (as it must be now, as it will be).
+    `files` is what has to be written: path -> (as it must be now, as it will be). Folders that
+    become empty go, as with git; an empty folder is neither kept nor made.
     """
 
     def __init__(self, workspace: WorkspaceFiles, net: NetChange, back: bool) -> None:
-        self.root = Path(workspace.repo.root)
-        self.net, self.back = net, back
+        self.root, self.torn = Path(workspace.repo.root), net.torn
         self.now = {path: workspace.entry(path) for path in net.files}
         pairs = {path: pair[::-1] if back else pair for path, pair in net.files.items()}
         self.files = {path: pair for path, pair in pairs.items() if self.now[path] != pair[1]}
@@ -70,7 +66,7 @@ class RestorePlan:
         return sorted(
             path
             for path, (expected, _) in self.files.items()
-            if path in self.net.torn or self.now[path] != expected or self._is_blocked(path)
+            if path in self.torn or self.now[path] != expected or self._is_blocked(path)
         )
 
     def _is_blocked(self, path: str) -> bool:
@@ -99,23 +95,21 @@ class RestorePlan:
         for path in self.removed:
             with contextlib.suppress(FileNotFoundError):
                 remove(self.root / path)
-        self._restore_folders()
+        emptied = {self.root / above for path in self.removed for above in Path(path).parents}
+        _remove_empty(sorted(emptied - {self.root}, reverse=True))
         for part in parts:
             blobs = repo.blobs({blob for _, (_, blob) in part})
             for path, entry in part:
+                if _is_folder(self.root / path):  # without a file, or there is a conflict
+                    inner = [Path(each) for each, *_ in os.walk(self.root / path, topdown=False)]
+                    _remove_empty(inner)
                 put_file(self.root / path, entry, blobs[entry[1]])
 
-    def _restore_folders(self) -> None:
-        """Those that were made go, if they are empty; those that went come."""
-        goals = {path: pair[0 if self.back else 1] for path, pair in self.net.folders.items()}
-        for path in sorted(goals, reverse=True):
-            if not goals[path]:
-                with contextlib.suppress(OSError, ToolError):
-                    remove_folder(self.root / path)
-        for path in sorted(goals):
-            if goals[path]:
-                with contextlib.suppress(OSError, ToolError), folder_of(self.root / path) as folder:
-                    os.mkdir(os.path.basename(path), dir_fd=folder)
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError, ToolError):
+            remove_folder(folder)
 
 
 def _is_folder(path: Path) -> bool:
@@ -125,21 +119,25 @@ def _is_folder(path: Path) -> bool:
 def put_file(target: Path, entry: Entry, data: bytes) -> None:
     """Put a file or link in its place at once, in a folder behind no link. Raises OSError, ToolError."""
     mode, name = entry[0], temporary_name()
-    with folder_of(target, make=True) as folder, contextlib.ExitStack() as undo:
-        undo.callback(_remove_if_there, name, folder)
-        if stat.S_ISLNK(mode):
-            os.symlink(data, os.fsencode(name), dir_fd=folder)
-        else:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with open(os.open(name, flags, 0o600, dir_fd=folder), "wb") as file:
-                file.write(data)
-                with contextlib.suppress(OSError):
-                    old = os.stat(target.name, dir_fd=folder, follow_symlinks=False)
-                    os.fchown(file.fileno(), old.st_uid, old.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(mode))
-        os.replace(name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+    with folder_of(target, make=True) as folder:
+        try:
+            if stat.S_ISLNK(mode):
+                os.symlink(data, os.fsencode(name), dir_fd=folder)
+            else:
+                _write_file(folder, name, data, like=target.name, mode=stat.S_IMODE(mode))
+            os.replace(name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+            raise
 
 
-def _remove_if_there(name: str, folder: int) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(name, dir_fd=folder)
+def _write_file(folder: int, name: str, data: bytes, *, like: str, mode: int) -> None:
+    """A new file with the owner of the one that is `like` it, where there is one."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(name, flags, 0o600, dir_fd=folder), "wb") as file:
+        file.write(data)
+        with contextlib.suppress(OSError):
+            old = os.stat(like, dir_fd=folder, follow_symlinks=False)
+            os.fchown(file.fileno(), old.st_uid, old.st_gid)
+        os.fchmod(file.fileno(), mode)

@@ -5,14 +5,15 @@ is read from there, and checked against its id. All else lies compressed in one 
 workspace in the data folder, and goes KEPT_DAYS after it was last needed.
 
 Git runs with an empty repository of ours, so that no configuration, filter, hook or monitor of a
-workspace is read or run, and nothing of the user's git is written. Of the user's configuration only
-the ignore rules count. Without git, the folders that tools make are ignored.
+workspace is read or run, and nothing of the user's git is written. Of the user's own configuration
+only ~/.config/git/ignore counts. Without git, the folders that tools make are ignored.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import shutil
 import sqlite3
@@ -21,6 +22,7 @@ import time
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from coder.tools.process import environment
 from coder.tools.repository import git_folders, repository_top
@@ -85,16 +87,9 @@ class SnapshotRepo:
         self._program = _find_git(self.root)
         self.passed_over = {".git"} if self._program else {".git", *TOOL_FOLDERS}
         self._top = str(repository_top(Path(self.root)))
-        rules = [self._user_rules(), os.path.join(self._top, ".git", "info", "exclude")]
-        _write_private(f"{self._name}.rules", b"\n".join(map(_read_small, rules)))
-
-    def _user_rules(self) -> str:
-        """The user's own ignore file, which holds in all workspaces."""
-        asked = [self._program, "config", "--global", "--path", "core.excludesFile"]
-        with contextlib.suppress(SnapshotError, OSError):
-            return os.fsdecode(self._run(asked, b"", GIT_SECONDS, {})).rstrip("\n")
         config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-        return os.path.join(config, "git", "ignore")
+        rules = [f"{config}/git/ignore", f"{self._top}/.git/info/exclude"]
+        _write_private(f"{self._name}.rules", b"\n".join(map(_read_small, rules)))
 
     def stop(self) -> None:
         """End a git that another thread waits for."""
@@ -112,8 +107,9 @@ class SnapshotRepo:
         """
         old = int(time.time()) - KEPT_DAYS * 86_400
         crowded = self.stored > 1.5 * MAX_STORED
-        unused = "DELETE FROM blob WHERE used < ? AND id NOT IN (SELECT id FROM file)"
-        self.db.execute(unused, (int(time.time()) - 86_400 if crowded else old,))
+        unused = "SELECT id FROM blob WHERE used < ? AND id NOT IN (SELECT id FROM file)"
+        rows = self.db.execute(unused, (int(time.time()) - 86_400 if crowded else old,)).fetchall()
+        self._write(("DELETE FROM blob WHERE id = ?", rows))
         for entry in list(os.scandir(self.folder)):
             if entry.name != "git" and entry.stat(follow_symlinks=False).st_mtime < old:
                 shutil.rmtree(entry.path, ignore_errors=True)
@@ -135,11 +131,11 @@ class SnapshotRepo:
         return name
 
     def flush(self, ask_git: bool = False, above: int = 0) -> None:
-        """Store the blobs that wait, if there are more bytes than `above`.
+        """Store the blobs that wait, where they have at least so many bytes.
 
         `ask_git`: leave out those that the user's git has.
         """
-        if self._waiting_bytes <= above:
+        if not self._waiting or self._waiting_bytes < above:
             return
         waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
         names = self._missing_in_git(waiting) if ask_git else waiting
@@ -152,7 +148,7 @@ class SnapshotRepo:
         select = "SELECT data FROM blob WHERE id = ?"
         rows = {name: self.db.execute(select, (name,)).fetchone() for name in names}
         found = {name: zlib.decompress(row[0]) for name, row in rows.items() if row}
-        found |= self._ask_git("--batch", [name for name in rows if name not in found])
+        found |= self._ask_git([name for name in rows if name not in found], data=True)
         if any(name not in found or blob_id(found[name]) != name for name in rows):
             raise SnapshotError("the snapshots are no longer kept")
         return found
@@ -201,23 +197,20 @@ class SnapshotRepo:
         return {path.removeprefix(prefix).rstrip("/") for path in found}
 
     def _missing_in_git(self, names: Collection[str]) -> set[str]:
-        return set(names) - self._ask_git("--batch-check", names).keys()
+        return set(names) - self._ask_git(names).keys()
 
-    def _ask_git(self, option: str, names: Collection[str]) -> dict[str, bytes]:
-        """Those of the blobs that the user's git has; with `--batch` and their data."""
+    def _ask_git(self, names: Collection[str], data: bool = False) -> dict[str, bytes]:
+        """Those of the blobs that the user's git has; their data only where it is asked for."""
         if not names or not self._object_folder():
             return {}
         given = "".join(f"{name}\n" for name in names).encode()
-        answer, at, found = self._run_git("cat-file", option, given=given), 0, {}
-        while at < len(answer):
-            line = answer[
-                at : answer.index(b"\n", at)
-            ].split()  # id, "blob", size; or id, "missing"
-            at = answer.index(b"\n", at) + 1
-            if len(line) == 3:
-                size = int(line[2]) if option == "--batch" else -1
-                found[line[0].decode()] = answer[at : at + size]
-                at += size + 1
+        option = "--batch" if data else "--batch-check"
+        answer = io.BytesIO(self._run_git("cat-file", option, given=given))
+        found = {}
+        for line in answer:
+            name, *facts = line.decode().split()
+            if len(facts) == 2:  # type and size; else "missing"
+                found[name] = answer.read(int(facts[1]) + 1)[:-1] if data else b""
         return found
 
     def _object_folder(self) -> str:
@@ -229,29 +222,20 @@ class SnapshotRepo:
         """What git prints. Raises SnapshotError where it fails or takes longer."""
         options = ["--literal-pathspecs", "-c", "core.fsmonitor=false"]
         options += ["-c", f"core.excludesFile={self._name}.rules"]
-        ours = {
+        env = {name: value for name, value in environment().items() if name[:4] != "GIT_"}
+        env |= {
             "GIT_DIR": os.path.join(self.folder, "git"),
             "GIT_WORK_TREE": self._top,
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": self._object_folder(),
             "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_OPTIONAL_LOCKS": "0",
+            "LC_ALL": "C",
         }
-        return self._run([self._program, *options, *argv], given, seconds, ours)
-
-    def _run(
-        self, argv: Sequence[str], given: bytes, seconds: float, ours: dict[str, str]
-    ) -> bytes:
-        pipe = subprocess.PIPE
-        env = {name: value for name, value in environment().items() if name[:4] != "GIT_"} | ours
-        env |= {"GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C"}
+        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        command = [self._program, *options, *argv]
         with subprocess.Popen(
-            argv,
-            cwd=self.root,
-            env=env,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            start_new_session=True,
+            command, cwd=self.root, env=env, start_new_session=True, **pipes
         ) as self._process:
             try:
                 answer, error = self._process.communicate(given, seconds)
@@ -262,13 +246,12 @@ class SnapshotRepo:
         if self._process.returncode:
             line = error.decode("utf-8", "replace").strip().partition("\n")[0]
             raise SnapshotError(f"git failed: {escaped(line)[:300]}")
-        return answer
+        return bytes(answer)
 
 
 def _find_git(workspace: str) -> str:
     """git, unless the workspace holds it; "" where there is none."""
-    places = environment().get("PATH", os.defpath).split(os.pathsep)
-    for place in places:
+    for place in environment().get("PATH", os.defpath).split(os.pathsep):
         found = shutil.which("git", path=place)
         paths = [Path(found), Path(os.path.realpath(found))] if found else []
         if found and not any(path.is_relative_to(workspace) for path in paths):

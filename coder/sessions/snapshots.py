@@ -56,9 +56,9 @@ NAMED = 5  # paths in a notice
 class RunSnapshot:
     """One run: `message` is the key of its user message, or "" where it went on without one.
 
-    A step which changed something is {"files": {path: [before, after]}, "lost": [path],
-    "made": [folder], "gone": [folder]}, without what is empty; before and after are
-    [mode, blob id], or null for no file. A step that is not known is {"problem": text}.
+    A step which changed something is {"files": {path: [before, after]}, "lost": [path]}, without
+    what is empty; before and after are [mode, blob id], or null for no file. A step that is not
+    known is {"problem": text}.
     """
 
     message: str = ""
@@ -199,8 +199,7 @@ class Snapshots:
         """What has changed since the last look, as a step has it."""
         if not self.off and self._files.ready:
             try:
-                changes = self._files.look(paths)._asdict()
-                return {name: value for name, value in changes.items() if value}
+                return self._files.look(paths)
             except ERRORS as error:
                 self._switch_off(error)
         return {"problem": self.off or "the run was aborted before its files were known"}
@@ -234,13 +233,10 @@ class Snapshots:
         """The runs as JSON has them: {"message": key} for each, and its steps behind it."""
         return [row for run in self.runs for row in ({"message": run.message}, *run.steps)]
 
-    @property
-    def record_count(self) -> int:
-        return sum(1 + len(run.steps) for run in self.runs)
-
     def restore(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """The runs of a session that goes on. Raises ValueError for what is no record."""
+        """The runs of a session that goes on. Raises ValueError for what is no record; then none."""
         runs: list[RunSnapshot] = []
+        self.runs, self.undone = [], []
         try:
             for record in records:
                 if "message" in record:
@@ -249,7 +245,7 @@ class Snapshots:
                     runs[-1].steps.append({**record})
         except (IndexError, TypeError):
             raise ValueError("it is no record of a run") from None
-        self.runs, self.undone = runs, []
+        self.runs = runs
 
     # ---- taking back
 
