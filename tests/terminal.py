@@ -115,7 +115,7 @@ class Place:
         for each in (self.ws, self.home, self.temp):
             each.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.around = self.outside()
+        self.around = self.outside("*")  # with what was left by a process that had the same number
         self.mark = os.urandom(8).hex()
         self.key = f"sk-CANARY-{os.urandom(8).hex()}"
         config = {
@@ -150,12 +150,9 @@ class Place:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
 
-    def outside(self) -> set[Path]:
-        """What lies beside the workspace and the home, and what carries our number where the system keeps temporary files."""
-        number = (
-            self.child.pid if self.child else "*"
-        )  # before it has one: what lies there of others that had it
-        found = set(Path("/tmp").glob(f"coder-{number}-*"))
+    def outside(self, process: int | str) -> set[Path]:
+        """What lies beside the workspace and the home, and what this process left where the system keeps temporary files."""
+        found = set(Path("/tmp").glob(f"coder-{process}-*"))
         for entry in self.folder.iterdir():
             if entry not in (self.ws, self.home, self.temp):
                 found |= {entry, *entry.rglob("*")}
@@ -168,7 +165,8 @@ class Place:
         gone(self.mark)
         assert_all_valid(self.server)
         assert not list(self.temp.iterdir()), "left in the folder for temporary files"
-        assert self.outside() <= self.around, f"made outside: {self.outside() - self.around}"
+        made = self.outside(self.child.pid if self.child else "none") - self.around
+        assert not made, f"made outside: {made}"
         for path in (path for root in (self.ws, self.home) for path in root.rglob("*")):
             assert not path.is_file() or self.key.encode() not in path.read_bytes(), path
 
