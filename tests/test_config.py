@@ -501,5 +501,5 @@ def test_the_sandbox_is_auto_and_its_network_is_on_unless_said(settings: Sources
     assert (settings(env=NEEDED).sandbox, settings(env=NEEDED).network) == ("auto", True)
     given = settings(env=NEEDED | {"CODER_SANDBOX": "ON", "CODER_SANDBOX_NETWORK": "off"})
     assert (given.sandbox, given.network) == ("on", False)
-    with pytest.raises(ConfigError, match="has to be auto, on or off"):
+    with pytest.raises(ConfigError, match="has to be one of auto, on, off"):
         settings(env=NEEDED | {"CODER_SANDBOX": "perhaps"})

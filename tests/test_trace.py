@@ -371,6 +371,17 @@ def test_a_run_is_a_table_of_its_steps_with_what_they_took_and_why_it_stopped(fi
     assert "100 %" in rows[1] and "ls, ls, bash" in rows[0] and "\x1b" not in done.stdout
 
 
+def test_on_a_terminal_the_table_has_no_columns_that_hold_nothing(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(Reply("Hello.")) as server:
+        recorded(file, server)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    head = shown(file).stdout.split("\n")[1]
+    assert "finish" in head and "retries" not in head and "cached" not in head
+
+
 @pytest.mark.parametrize(("change", "kept"), [("nothing", 1.0), ("middle", 0.5)])
 def test_the_unchanged_prefix_is_measured_in_bytes(file: Path, change: str, kept: float) -> None:
     asked = itertools.count()

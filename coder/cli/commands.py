@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from coder.cli.repl import Repl
     from coder.extend.plugins import Command as PluginCommand
 
-# Each is a method of Commands.
-HELP = {
-    "help": "this list",
-    "new": "begin a new conversation; this one is kept (also /clear)",
-    "resume": "continue an older one: /resume [ID] (also /sessions)",
+# Names, the first of them that of a method of Commands, and help
+COMMANDS = {
+    "help ?": "this list",
+    "new reset clear": "begin a new conversation; this one is kept (also /clear)",
+    "resume sessions": "continue an older one: /resume [ID] (also /sessions)",
     "model": "show or change the model: /model [NAME]",
     "agent": "show or change the agent: /agent [NAME]",
     "plan": "read and plan only; again: back to work",
@@ -38,27 +38,17 @@ HELP = {
     "yolo": "answer all questions with yes; again: ask",
     "reasoning": "how much the model thinks (a level), show or hide it",
     "tools": "list the model's tools",
-    "tokens": "tokens used, and how full the context is",
+    "tokens cost context": "tokens used, and how full the context is",
     "summary": "let the model summarise the conversation",
-    "compact": "shorten the conversation: /compact [FOCUS]",
+    "compact compress": "shorten the conversation: /compact [FOCUS]",
     "undo": "undo the last run: its file changes and its messages",
     "redo": "redo what was undone",
     "diff": "what the last run changed; /diff all: this conversation",
     "export": "write the conversation to a file: /export [FILE.md|.html|.json]",
     "init": "let the model write AGENTS.md for this project",
-    "exit": "exit (also Ctrl+D)",
+    "exit quit q": "exit (also Ctrl+D)",
 }
-ALIASES = {
-    "?": "help",
-    "quit": "exit",
-    "q": "exit",
-    "reset": "new",
-    "clear": "new",
-    "cost": "tokens",
-    "context": "tokens",
-    "sessions": "resume",
-    "compress": "compact",
-}
+ALIASES = {alias: names.split()[0] for names in COMMANDS for alias in names.split()[1:]}
 ENTRIES = {
     "!command": "run it in your terminal and add its output to the conversation",
     "!!command": "only run it",
@@ -84,7 +74,8 @@ class Commands:
         self.repl, self.app, self.screen = repl, repl.app, repl.screen
         self.conversation = repl.conversation
         self.known: dict[str, tuple[str, Run]] = {
-            name: (text, getattr(self, name)) for name, text in HELP.items()
+            (name := names.split()[0]): (text, getattr(self, name))
+            for names, text in COMMANDS.items()
         }
         for command in self.app.plugins.commands if self.app.plugins else ():
             self._add(command)
@@ -219,10 +210,8 @@ class Commands:
     def permissions(self, argument: str) -> None:
         given = self.app.permissions
         self.screen.line(RULES)
-        for rule in (
-            *(*given.rules, *given.agent, *given.flags),
-            *(*given.workspace, *given.memory.rules),
-        ):
+        own = [*given.rules, *given.agent, *given.flags]
+        for rule in [*own, *given.workspace, *given.memory.rules]:
             text = f"{rule.permission}: {rule.pattern}  ({rule.source})"
             self.screen.listed(f"  {rule.action:<6} ", text)
         for kind, text in sorted(given.memory.exact):
@@ -259,13 +248,11 @@ class Commands:
             self._warn(" ".join([result.problem, *result.conflicts]))
             return False
         self.screen.line(f"{done}: {_listed(result.paths) or 'no file was changed'}.")
-        lost = (
-            f"Not covered by undo, and left as they are: {_listed(result.lost)}"
-            if result.lost
-            else ""
-        )
-        for text in filter(None, [result.note, lost]):
-            self.screen.line(text, "dim")
+        if result.note:
+            self.screen.line(result.note, "dim")
+        if result.lost:
+            left = f"Not covered by undo, and left as they are: {_listed(result.lost)}"
+            self.screen.line(left, "dim")
         return True
 
     def diff(self, argument: str) -> None:
@@ -303,19 +290,15 @@ class Commands:
 
     def export(self, argument: str) -> None:
         """Into the working folder, never over a file that is there."""
-        from coder.cli.subcommands import reason, write_export
+        from coder.cli.subcommands import write_export
 
         if not (recorder := self.conversation.recorder):
             self._warn("This conversation is not kept, so there is nothing to export.")
             return
         self.conversation.sync()
         store, keys = self.conversation.store, self.app.settings.keys
-        try:
-            path = write_export(store, recorder.session_id, argument, *keys)
-        except (OSError, ValueError) as error:
-            self._warn(reason(error))
-        else:
-            self.screen.line(f"Written to {path}.")
+        path = write_export(store, recorder.session_id, argument, *keys)
+        self.screen.line(f"Written to {path}.")
 
 
 def _listed(paths: Sequence[str]) -> str:

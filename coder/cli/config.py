@@ -12,15 +12,12 @@ import os
 from collections.abc import Iterator, Mapping
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coder.cli.flags import program
 from coder.cli.settings import NAMES, SETTINGS, ConfigError, Settings, Source, value_of, window_of
 from coder.providers.address import host_of, is_loopback, shown_url
 from coder.tools.environment import header_secret
-
-if TYPE_CHECKING:
-    pass
 
 # What a folder may set. The rest costs money or time, weakens the model, names a file that we read or changes what is sent.
 OF_A_FOLDER = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL")

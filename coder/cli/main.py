@@ -211,10 +211,9 @@ def _open_trace(path: str | None) -> object:
         return None
     try:
         return needed("coder.devtools.trace", "--trace").Trace(path)
-    except OSError as error:
-        raise ConfigError(f"--trace {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"--trace {path}: {error}") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--trace {path}: {why}") from None
 
 
 # ---- the prompt ----------------------------------------------------------------------------------

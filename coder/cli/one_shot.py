@@ -61,8 +61,8 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
 def _conversation(app: App, arguments: argparse.Namespace) -> Conversation | None:
     """The record of the conversation. Raises ConfigError where a flag wants one and the module was deleted."""
     wanted = "-r" if arguments.resume else "-c" if arguments.continue_ else ""
-    load = needed if wanted else lambda name, purpose: optional(name)
-    module = load("coder.cli.conversation", wanted)
+    name = "coder.cli.conversation"
+    module = needed(name, wanted) if wanted else optional(name)
     found: Conversation | None = module and module.open_conversation(app, arguments, one_task=True)
     return found
 

@@ -34,6 +34,7 @@ WINDOWS = (
 DEFAULT_WINDOW = 128_000
 DEFAULT_STEPS = 100
 PRICES = '{"gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}, per million tokens'
+ON, OFF = ("on", "1", "true", "yes"), ("off", "0", "false", "no")
 HEADERS = '{"x-gateway-key": "..."}'
 
 
@@ -64,23 +65,21 @@ def whole(name: str, text: str) -> int:
     return int(number(name, text))
 
 
+def one_of(*words: str) -> Callable[[str, str], str]:
+    """What reads a setting that is one of these words."""
+
+    def read(name: str, text: str) -> str:
+        if text.lower() not in words:
+            raise ConfigError(f"{name} is {text!r}, and has to be one of {', '.join(words)}")
+        return text.lower()
+
+    return read
+
+
 def switch(name: str, text: str) -> bool:
-    word = text.lower()
-    if word not in ("on", "off", "1", "0", "true", "false", "yes", "no"):
+    if text.lower() not in (*ON, *OFF):
         raise ConfigError(f"{name} is {text!r}, and has to be on or off")
-    return word in ("on", "1", "true", "yes")
-
-
-def sandbox(name: str, text: str) -> str:
-    if text.lower() not in ("auto", "on", "off"):
-        raise ConfigError(f"{name} is {text!r}, and has to be auto, on or off")
-    return text.lower()
-
-
-def level(name: str, text: str) -> str:
-    if text.lower() not in LEVELS:
-        raise ConfigError(f"{name} is {text!r}, and has to be one of {', '.join(LEVELS)}")
-    return text.lower()
+    return text.lower() in ON
 
 
 def json_object(name: str, text: str, example: str = '{"top_k": 20}') -> dict[str, Any]:
@@ -145,17 +144,13 @@ def key(name: str, text: str) -> str:
     return text.strip()
 
 
-def text(name: str, value: str) -> str:
-    return value
-
-
 # Name -> (field of Settings, what reads the value, the default), in the order of env.example.
 SETTINGS: dict[str, tuple[str, Callable[[str, str], Any], Any]] = {
     "OPENAI_API_KEY": ("api_key", key, None),
     "OPENAI_BASE_URL": ("base_url", address, None),
-    "OPENAI_MODEL": ("model", text, ""),
+    "OPENAI_MODEL": ("model", lambda name, text: text, ""),
     "CODER_CONTEXT_WINDOW": ("context_window", whole, None),
-    "CODER_REASONING": ("reasoning", level, "off"),
+    "CODER_REASONING": ("reasoning", one_of(*LEVELS), "off"),
     "CODER_IDLE_TIMEOUT": ("idle_timeout", number, 180.0),
     "CODER_FIRST_BYTE_TIMEOUT": ("first_byte_timeout", number, None),
     "CODER_RETRY_BASE": ("retry_base", number, 2.0),
@@ -167,7 +162,7 @@ SETTINGS: dict[str, tuple[str, Callable[[str, str], Any], Any]] = {
     "CODER_HEADERS": ("headers", headers, {}),
     "CODER_TITLES": ("titles", switch, True),
     "CODER_ALLOW_HTTP": ("allow_http", switch, False),
-    "CODER_SANDBOX": ("sandbox", sandbox, "auto"),
+    "CODER_SANDBOX": ("sandbox", one_of("auto", "on", "off"), "auto"),
     "CODER_SANDBOX_NETWORK": ("network", switch, True),
 }
 NAMES = tuple(SETTINGS)

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,10 @@ from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from coder.sessions.store import Store
 
+Verb = Callable[["Store", argparse.Namespace], int]
 FORMATS = ("md", "html", "json")
-ANY_WIDTH = 1000  # columns, where stdout is no screen
-MAX_WHY = 300  # characters of the line that says why a run stopped
 
 
 def config(words: Sequence[str]) -> int:
@@ -59,12 +55,6 @@ def _open_store(purpose: str) -> Iterator[Store]:
         raise ConfigError(str(error)) from None
 
 
-def reason(error: Exception) -> str:
-    """Why something failed, with the file's name where there is one."""
-    named = isinstance(error, OSError) and error.filename
-    return f"{error.filename}: {error.strerror}" if named else str(error)  # type: ignore[attr-defined]
-
-
 def sessions(words: Sequence[str]) -> int:
     """List, search, show, fork and remove what was kept."""
     flags = Flags(
@@ -73,19 +63,13 @@ def sessions(words: Sequence[str]) -> int:
     )
     verbs = flags.add_subparsers(dest="verb", metavar="list|search|show|fork|rm")
     flags.set_defaults(verb="list", run=_list, all=False)
-    for name, run, argument, text in (
-        ("list", _list, {}, "those of this folder, the newest first (the default)"),
-        ("search", _search, {"nargs": "+"}, "those with these words in title or text"),
-        ("show", _show, {}, "what was said, and which tools were called"),
-        ("fork", _fork, {}, "make a copy to continue; prints its id"),
-        ("rm", _remove, {"nargs": "+"}, "delete them"),
-    ):
+    for name, (run, text, argument, number) in VERBS.items():
         verb = verbs.add_parser(name, help=text)
         verb.set_defaults(run=run)
-        if name == "list":
-            verb.add_argument("-a", "--all", action="store_true", help="of all folders")
+        if argument:
+            verb.add_argument(argument, nargs=number)
         else:
-            verb.add_argument("words" if name == "search" else "id", **argument)  # type: ignore[arg-type]
+            verb.add_argument("-a", "--all", action="store_true", help="of all folders")
     given = flags.parse_args(words)
     with _open_store("sessions") as store:
         return int(given.run(store, given))
@@ -142,6 +126,16 @@ def _remove(store: Store, given: argparse.Namespace) -> int:
     return 0
 
 
+# What it does, the help, the argument and how many of it there may be
+VERBS: dict[str, tuple[Verb, str, str, str | None]] = {
+    "list": (_list, "those of this folder, the newest first (the default)", "", None),
+    "search": (_search, "those with these words in title or text", "words", "+"),
+    "show": (_show, "what was said, and which tools were called", "id", None),
+    "fork": (_fork, "make a copy to continue; prints its id", "id", None),
+    "rm": (_remove, "delete them", "id", "+"),
+}
+
+
 # ---- export --------------------------------------------------------------------------------------
 
 
@@ -162,10 +156,7 @@ def export(words: Sequence[str]) -> int:
     with _open_store("export") as store:
         session_id = store.find(given.id).id
         if given.output:
-            try:
-                path = write_export(store, session_id, given.output, *keys)
-            except (OSError, ValueError) as error:
-                raise ConfigError(reason(error)) from None
+            path = write_export(store, session_id, given.output, *keys)
             sys.stderr.write(f"Written to {path}.\n")
             return 0
         text = module.export(store, session_id, given.format, module.redactor(*keys))
@@ -174,20 +165,21 @@ def export(words: Sequence[str]) -> int:
 
 
 def write_export(store: Store, session_id: str, name: str, *keys: str) -> Path:
-    """Write the file, private and new. Its ending says its format; without a name it has the session's id.
-
-    Raises StoreError, OSError (FileExistsError too), and ValueError for another ending.
-    """
+    """Write the file, private and new. Its ending says its format; without a name it has the session's id. Raises
+    StoreError, and ConfigError for another ending and for a file that cannot be written or exists."""
     module = needed("coder.sessions.export", "export")
     path = Path(os.path.expanduser(name or f"session-{session_id}.md"))
     ending = path.suffix.removeprefix(".") or "md"
     if ending not in FORMATS:
         endings = ", ".join(f".{each}" for each in FORMATS)
-        raise ValueError(f"a file of an export ends in {endings}, not in .{ending}")
+        raise ConfigError(f"a file of an export ends in {endings}, not in .{ending}")
     text = module.export(store, session_id, ending, module.redactor(*keys))
-    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(number, "w", encoding="utf-8", errors="replace") as file:
-        file.write(text)
+    try:
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(number, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
     return path
 
 
@@ -198,6 +190,7 @@ def trace(words: Sequence[str]) -> int:
     """Show a recorded run as a table of its steps, or write it as a page."""
     file = needed("coder.devtools.trace_file", "trace")
     page = needed("coder.devtools.trace_page", "trace")
+    table = needed("coder.cli.trace_table", "trace")
     flags = Flags(
         prog=f"{program()} trace",
         description="A run that was recorded with --trace FILE, step by step.",
@@ -213,7 +206,7 @@ def trace(words: Sequence[str]) -> int:
     try:
         recording = file.read(given.file)
         with file.understood():
-            text = _page(recording, given, file, page) if given.html else _tables(recording, page)
+            text = _page(recording, given, file, page) if given.html else table.tables(recording)
     except OSError as error:
         name = error.filename or given.html or given.file
         raise ConfigError(_one_line(f"{name}: {error.strerror}")) from None
@@ -229,59 +222,6 @@ def _page(recording: Any, given: argparse.Namespace, file: Any, page: Any) -> st
         raise file.TraceError("the page cannot be written over its own trace")
     page.write_private(path, page.page(recording, Path(given.file).name))
     return strip_controls(given.html) + "\n"
-
-
-def _tables(recording: Any, page: Any) -> str:
-    """All runs, for the terminal that stdout is, or as plain text."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = ANY_WIDTH
-    with console.capture() as capture:
-        for number, run in enumerate(recording.runs, 1):
-            title = f"run {number} of {len(recording.runs)}"
-            model = "an unknown model"
-            if run.model:
-                model = f"{run.model['name']} at {run.model['address'] or 'the default server'}"
-            heading = f"{title} · {model} · {page.seconds(run.figures.wall)} s"
-            console.print(_one_line(heading), style="bold")
-            console.print(_table(console, run, page))
-            console.print(_one_line(run.why[:MAX_WHY]))
-            console.print()
-        if not recording.runs:
-            console.print("There is no run in it.")
-        if recording.cut:
-            console.print("A line was cut: the program was killed while it wrote.")
-    return "\n".join(line.rstrip() for line in capture.get().split("\n"))
-
-
-def _table(console: Console, run: Any, page: Any) -> Table:
-    """A row for each step, and one for all; where that is too wide, without the columns that hold nothing."""
-    rows = [*((str(step.number), step.figures) for step in run.steps), ("all", run.figures)]
-    cells = [[name, *(show(figures) for show in page.COLUMNS.values())] for name, figures in rows]
-    columns = list(zip(["step", *page.COLUMNS], *cells))
-    wide = _table_of(columns, 2, page)
-    options = console.options.update(max_width=ANY_WIDTH)
-    if console.measure(wide, options=options).maximum <= console.width:
-        return wide
-    return _table_of([each for each in columns if not {*each[1:]} <= {"", "0.00"}], 1, page)
-
-
-def _table_of(columns: Sequence[Sequence[str]], gap: int, page: Any) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, gap, 0, 0), header_style="dim")
-    for heading, *_ in columns:
-        if heading in page.WORDS:
-            table.add_column(heading, overflow="fold")
-        else:
-            table.add_column(heading, justify="right", no_wrap=True)
-    *rows, last = zip(*(column[1:] for column in columns))
-    for row in rows:
-        table.add_row(*map(_one_line, row))
-    table.add_row(*map(_one_line, last), style="bold")
-    return table
 
 
 def _one_line(text: str) -> str:
