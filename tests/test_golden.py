@@ -45,9 +45,9 @@ from coder.events import (
 from coder.history import text_of, user
 from coder.hooks import FunctionHooks, Hooks
 from coder.loop import run_loop
-from coder.toolset import ToolContext, tool
+from coder.toolset import ToolContext
 from coder.types import DeniedError, Message, ToolCall, Usage
-from tests.harness import FAST, Mirror, assert_all_valid, drive, serve
+from tests.harness import FAST, ONE, Mirror, add, assert_all_valid, drive, quick, serve
 from tests.terminal import promptly
 
 # ---- telling a run ---------------------------------------------------------------------------------------
@@ -180,8 +180,26 @@ def story(events: Sequence[Event]) -> str:
     return "\n".join(lines)
 
 
-def lines(text: str) -> str:
-    return dedent(text).strip()
+def lines(*parts: str) -> str:
+    return "\n".join(dedent(part).strip() for part in parts)
+
+
+def answered(text: str, steps: int = 1) -> str:
+    """How a run ends with a plain answer in its last step."""
+    return lines(f"""
+        message_start assistant
+        text_delta {text!r}
+        message_end assistant {text!r}
+        step_end stop assistant
+        status idle
+        run_end stop {text!r} steps={steps}
+        """)
+
+
+def called(number: int, result: str, arguments: str = '{"a": 1, "b": 2}', between: str = "") -> str:
+    """One call of `add`, from its start to the message with its result."""
+    end = f"tool_end #{number} {result}\nmessage_start/end tool #{number} {result}"
+    return f"tool_start #{number} add {arguments}\n{between}{end}"
 
 
 # ---- playing it ------------------------------------------------------------------------------------------
@@ -242,9 +260,9 @@ def told(
     for play in (by_the_loop, by_an_agent):
         with serve(*script) as server, promptly(20):
             chat = ChatModel("m", base_url=server.url, context_window=window)
-            events, messages = play(
-                chat, prompt, hooks(), watch, {"tools": [add], "retry": FAST} | options
-            )
+            tools = options.get("tools", [add])
+            given = {"retry": FAST, "tools": tools(server) if callable(tools) else tools}
+            events, messages = play(chat, prompt, hooks(), watch, options | given)
             assert_all_valid(server)
         if rebuilt:
             assert_rebuilt(events, messages)
@@ -282,27 +300,14 @@ def saying(place: str, count: int, text: str) -> Callable[[], Hooks]:
     return made
 
 
-@tool
-def add(a: int, b: int) -> str:
-    """Add.
-
-    a: one
-    b: other
-    """
-    return str(a + b)
-
-
-@tool
+@quick
 def work(ctx: ToolContext) -> Generator[str, None, str]:
-    """Work until somebody stops it."""
     yield "half way"
     ctx.abort.wait(60)
     return "never"
 
 
 TWO = Reply("Let me see.", calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})])
-ONE = Reply(calls=[("add", {"a": 1, "b": 2})])
-
 
 # ---- answers and tools -----------------------------------------------------------------------------------
 
@@ -326,7 +331,8 @@ def test_a_plain_answer() -> None:
 
 def test_an_answer_with_a_tool() -> None:
     """P60, P33: start, end, then the result as a message; the step ends behind it."""
-    assert told(Reply(calls=[("add", {"a": 2, "b": 2})]), Reply("Four.")) == lines("""
+    assert told(Reply(calls=[("add", {"a": 2, "b": 2})]), Reply("Four.")) == lines(
+        """
         message_start assistant
         tool_call_delta #1 add '{"a": 2, "b": 2}'
         message_end assistant #1=add
@@ -335,13 +341,9 @@ def test_an_answer_with_a_tool() -> None:
         message_start/end tool #1 '4'
         step_end tool_calls assistant #1
         step_start 2
-        message_start assistant
-        text_delta 'Four.'
-        message_end assistant 'Four.'
-        step_end stop assistant
-        status idle
-        run_end stop 'Four.' steps=2
-        """)
+        """,
+        answered("Four.", 2),
+    )
 
 
 def test_an_answer_cut_by_length_in_its_calls() -> None:
@@ -350,7 +352,8 @@ def test_an_answer_cut_by_length_in_its_calls() -> None:
         "'Not run: the answer was cut at the output limit, so this call may be incomplete. "
         "Send it again in smaller pieces, for instance a long file in several edits.'"
     )
-    assert told(cut, Reply("Smaller.")) == lines(f"""
+    assert told(cut, Reply("Smaller.")) == lines(
+        f"""
         message_start assistant
         text_delta 'Writing.'
         tool_call_delta #1 add '{{"a": 1, "b": 2}}'
@@ -364,18 +367,15 @@ def test_an_answer_cut_by_length_in_its_calls() -> None:
         message_start/end tool #2 {why} is_error
         step_end length assistant #1 #2
         step_start 2
-        message_start assistant
-        text_delta 'Smaller.'
-        message_end assistant 'Smaller.'
-        step_end stop assistant
-        status idle
-        run_end stop 'Smaller.' steps=2
-        """)
+        """,
+        answered("Smaller.", 2),
+    )
 
 
 # ---- what is said meanwhile ------------------------------------------------------------------------------
 
-STEERED = lines("""
+STEERED = lines(
+    """
     message_start assistant
     text_delta 'Let me see.'
     tool_call_delta #1 add '{"a": 1, "b": 2}'
@@ -390,13 +390,9 @@ STEERED = lines("""
     message_start/end user 'Stop.'
     step_end tool_calls assistant #1 #2
     step_start 2
-    message_start assistant
-    text_delta 'Stopped.'
-    message_end assistant 'Stopped.'
-    step_end stop assistant
-    status idle
-    run_end stop 'Stopped.' steps=2
-    """)
+    """,
+    answered("Stopped.", 2),
+)
 
 
 def test_steering_between_two_tools() -> None:
@@ -410,20 +406,17 @@ def test_a_follow_up() -> None:
     """P26, P41: a step of its own in the same run."""
     assert told(
         Reply("One."), Reply("Two."), hooks=saying("get_follow_up_messages", 1, "And then?")
-    ) == lines("""
+    ) == lines(
+        """
         message_start assistant
         text_delta 'One.'
         message_end assistant 'One.'
         step_end stop assistant
         step_start 2
         message_start/end user 'And then?'
-        message_start assistant
-        text_delta 'Two.'
-        message_end assistant 'Two.'
-        step_end stop assistant
-        status idle
-        run_end stop 'Two.' steps=2
-        """)
+        """,
+        answered("Two.", 2),
+    )
 
 
 # ---- errors ----------------------------------------------------------------------------------------------
@@ -431,7 +424,8 @@ def test_a_follow_up() -> None:
 
 def test_a_retry_takes_back_the_text_of_the_failed_attempt() -> None:
     """The half answer has a start and no end: `retry` stands in its place."""
-    assert told(Reply("half an", cut=3), Reply("busy", status=503), Reply("A whole one.")) == lines("""
+    assert told(Reply("half an", cut=3), Reply("busy", status=503), Reply("A whole one.")) == lines(
+        """
         message_start assistant
         text_delta 'half an'
         retry 1 incomplete
@@ -440,13 +434,9 @@ def test_a_retry_takes_back_the_text_of_the_failed_attempt() -> None:
         retry 1 server
         status retry
         status busy
-        message_start assistant
-        text_delta 'A whole one.'
-        message_end assistant 'A whole one.'
-        step_end stop assistant
-        status idle
-        run_end stop 'A whole one.' steps=1
-        """)
+        """,
+        answered("A whole one.", 1),
+    )
 
 
 # ---- an abort --------------------------------------------------------------------------------------------
@@ -495,42 +485,21 @@ def test_the_same_call_again_and_again() -> None:
         "'Not run: add was called 3 times in a row with the same arguments, and the result would be the same. Do something else, "
         "or say what is in the way. The same call once more ends the run.'"
     )
-    assert told(ONE) == lines(f"""
-        message_start assistant
-        tool_call_delta #1 add '{{"a": 1, "b": 2}}'
-        message_end assistant #1=add
-        tool_start #1 add {{"a": 1, "b": 2}}
-        tool_end #1 '3'
-        message_start/end tool #1 '3'
-        step_end tool_calls assistant #1
-        step_start 2
-        message_start assistant
-        tool_call_delta #2 add '{{"a": 1, "b": 2}}'
-        message_end assistant #2=add
-        tool_start #2 add {{"a": 1, "b": 2}}
-        tool_end #2 '3'
-        message_start/end tool #2 '3'
-        step_end tool_calls assistant #2
-        step_start 3
-        message_start assistant
-        tool_call_delta #3 add '{{"a": 1, "b": 2}}'
-        message_end assistant #3=add
-        tool_start #3 add {{"a": 1, "b": 2}}
-        doom_loop add 3
-        tool_end #3 {why} is_error
-        message_start/end tool #3 {why} is_error
-        step_end tool_calls assistant #3
-        step_start 4
-        message_start assistant
-        tool_call_delta #4 add '{{"a": 1, "b": 2}}'
-        message_end assistant #4=add
-        tool_start #4 add {{"a": 1, "b": 2}}
-        tool_end #4 'Not run: the run ended before this call.' is_error
-        message_start/end tool #4 'Not run: the run ended before this call.' is_error
-        step_end tool_calls assistant #4
-        status idle
-        run_end doom_loop 'Stopped: add was called 4 times in a row with the same arguments.' steps=4
-        """)
+    results = ["'3'", "'3'", f"{why} is_error"]
+    results.append("'Not run: the run ended before this call.' is_error")
+    steps = [
+        lines(
+            f"step_start {n}\nmessage_start assistant",
+            f"""tool_call_delta #{n} add '{{"a": 1, "b": 2}}'""",
+            f"message_end assistant #{n}=add",
+            called(n, result, between="doom_loop add 3\n" if n == 3 else ""),
+            f"step_end tool_calls assistant #{n}",
+        )
+        for n, result in enumerate(results, 1)
+    ]
+    end = "'Stopped: add was called 4 times in a row with the same arguments.' steps=4"
+    whole = lines(*steps, "status idle", f"run_end doom_loop {end}")
+    assert told(ONE) == whole.removeprefix("step_start 1\n")
 
 
 # ---- compaction ------------------------------------------------------------------------------------------
@@ -550,13 +519,8 @@ class Newest(Hooks):
             return False
         messages[:-1] = []
         self.attempts += 1
-        yield Compacted(
-            trigger,
-            self.attempts,
-            {"messages": before, "tokens": 0},
-            {"messages": 1, "tokens": 0},
-            "newest",
-        )
+        sizes = {"messages": before, "tokens": 0}, {"messages": 1, "tokens": 0}
+        yield Compacted(trigger, self.attempts, *sizes, "newest")
         return True
 
 
@@ -572,14 +536,6 @@ BEGUN = """
         message_start/end assistant '1'
         message_start/end user 'go'
 """
-ANSWERED = """
-        message_start assistant
-        text_delta 'Ok.'
-        message_end assistant 'Ok.'
-        step_end stop assistant
-        status idle
-        run_end stop 'Ok.' steps=1
-"""
 
 
 @pytest.mark.parametrize(
@@ -594,8 +550,7 @@ ANSWERED = """
         (
             "length",
             (Reply("half an", finish="length"),),
-            "message_start assistant\n        text_delta 'half an'\n"
-            "        compacted length 1: 3 -> 1",
+            "message_start assistant\ntext_delta 'half an'\ncompacted length 1: 3 -> 1",
         ),
     ],
 )
@@ -611,7 +566,7 @@ def test_compaction_and_the_same_step_again(
         hooks=lambda: Newest(trigger),
         window=window,
         rebuilt=False,
-    ) == lines(f"{BEGUN.rstrip()}\n        {between}{ANSWERED}")
+    ) == lines(BEGUN, between, answered("Ok."))
 
 
 # ---- a run inside a run ----------------------------------------------------------------------------------
@@ -633,12 +588,8 @@ class Asking(Hooks):
             raise DeniedError("the user refused")
 
 
-@tool
+@quick
 def note(text: str, ctx: ToolContext) -> Generator[Event, None, str]:
-    """Write it down.
-
-    text: what
-    """
     yield from ctx.ask("edit", "notes.txt")
     return f"noted: {text}"
 
@@ -646,21 +597,10 @@ def note(text: str, ctx: ToolContext) -> Generator[Event, None, str]:
 def delegating(server: ScriptedServer) -> Any:
     """A tool that gives a task to another run, whose events come out as nested ones."""
 
-    @tool
+    @quick
     def delegate(task: str, ctx: ToolContext) -> Generator[Event, None, str]:
-        """Let somebody else do it.
-
-        task: what
-        """
-        run = run_loop(
-            [],
-            ChatModel("m", base_url=server.url),
-            [note],
-            prompts=task,
-            hooks=Asking(),
-            retry=FAST,
-            abort=ctx.abort,
-        )
+        model, options = ChatModel("m", base_url=server.url), {"retry": FAST, "abort": ctx.abort}
+        run = run_loop([], model, [note], prompts=task, hooks=Asking(), **options)
         while True:
             try:
                 yield Nested("helper", next(run))
@@ -687,18 +627,8 @@ def nested_story(answer: Any) -> str:
         if isinstance(event, Nested) and isinstance(event.event, PermissionAsked) and answer:
             event.event.reply(answer)
 
-    stories = []
-    for play in (by_the_loop, by_an_agent):
-        with serve(both) as server, promptly(20):
-            chat = ChatModel("m", base_url=server.url)
-            events, messages = play(
-                chat, "go", Hooks(), watch, {"tools": [delegating(server)], "retry": FAST}
-            )
-            assert_all_valid(server)
-        assert_rebuilt(events, messages)
-        stories.append(story(events))
-    assert stories[0] == stories[1]
-    return stories[0]
+    tools = lambda server: [delegating(server)]  # noqa: E731
+    return told(both, watch=watch, tools=tools)
 
 
 DENIED = "'Denied: the user refused' is_error"
@@ -712,11 +642,8 @@ def test_a_run_inside_a_run_whose_question_is_answered_through_its_parent(
     answer: Any, replied: str, result: str
 ) -> None:
     """The child's events stand between the start and the end of the parent's call; no reply is a no."""
-    assert nested_story(answer) == lines(f"""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user 'go'
+    assert nested_story(answer) == lines(
+        f"""
         message_start assistant
         tool_call_delta #1 delegate '{{"task": "write it down"}}'
         message_end assistant #1=delegate
@@ -746,10 +673,6 @@ def test_a_run_inside_a_run_whose_question_is_answered_through_its_parent(
         message_start/end tool #1 'Noted.'
         step_end tool_calls assistant #1
         step_start 2
-        message_start assistant
-        text_delta 'Done.'
-        message_end assistant 'Done.'
-        step_end stop assistant
-        status idle
-        run_end stop 'Done.' steps=2
-        """)
+        """,
+        answered("Done.", 2),
+    )
