@@ -567,7 +567,9 @@ def test_a_base_url_that_is_no_address_is_one_line(place: Place) -> None:
 def test_a_bad_flag_shows_the_usage_and_no_traceback(place: Place, words: str) -> None:
     done = place.run(*words.split())
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("usage:") and "error:" in done.stderr
+    usage, *_, problem = done.stderr.splitlines()
+    program = ("coder: ", "python -m coder demo: error: ")
+    assert usage.startswith("usage:") and problem.startswith(program)
 
 
 def imported(done: Done) -> set[str]:

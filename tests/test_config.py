@@ -15,8 +15,7 @@ from typing import get_args
 import pytest
 
 from coder.cli.config import config_folder, data_folder, is_loopback, load
-from coder.cli.flags import LEVELS
-from coder.cli.settings import NAMES, ConfigError, Settings, window_of
+from coder.cli.settings import LEVELS, NAMES, ConfigError, Settings, window_of
 from coder.providers.usage import Price
 from coder.types import Reasoning
 from tests.test_cli import ROOT, Place
@@ -397,13 +396,9 @@ def test_a_key_without_an_address_goes_to_its_own_server(place: Place) -> None:
 def test_reasoning_is_one_of_the_levels(settings: Sources) -> None:
     assert settings(env=NEEDED).reasoning == "off"
     assert settings(env=NEEDED | {"CODER_REASONING": "High"}).reasoning == "high"
-    assert (
-        settings({"CODER_REASONING": "low"}, env=NEEDED | {"CODER_REASONING": "high"}).reasoning
-        == "low"
-    )
-    with pytest.raises(
-        ConfigError, match=r"CODER_REASONING is 'much', and has to be one of off, minimal, low"
-    ):
+    high = NEEDED | {"CODER_REASONING": "high"}
+    assert settings({"CODER_REASONING": "low"}, env=high).reasoning == "low"
+    with pytest.raises(ConfigError, match=r"CODER_REASONING is 'much'.* one of off, minimal, low"):
         settings(env=NEEDED | {"CODER_REASONING": "much"})
     assert get_args(Reasoning) == LEVELS
 

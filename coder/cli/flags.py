@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from coder import __version__
-from coder.permissions.sanitize import strip_controls
+from coder.cli.settings import LEVELS, ConfigError
 
 USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130
 EXIT_CODES = {
@@ -23,8 +23,6 @@ EXIT_CODES = {
     "aborted": INTERRUPTED,
 }
 FORMATS = ("text", "json", "stream-json")
-# types.Reasoning, which is slow to import (a test compares)
-LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh")
 
 DESCRIPTION = """\
 A coding agent for the terminal. Without a PROMPT it opens a session; with one (or with text on stdin)
@@ -95,17 +93,12 @@ FURTHER: dict[str, dict[str, Any]] = {
 }
 
 
-class UsageError(Exception):
-    """The command line is wrong; stderr has the reason."""
-
-
 class Flags(argparse.ArgumentParser):
-    """A parser whose errors, which repeat what was given, are cleaned."""
+    """A parser whose errors are a ConfigError, below the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        sys.stderr.write(f"{self.prog}: error: {strip_controls(message)}\n")
-        raise UsageError(message)
+        raise ConfigError(message)
 
 
 def program() -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from coder import __version__
 from coder.cli.config import config_folder, data_folder, load
-from coder.cli.flags import INTERRUPTED, USAGE, UsageError, format_of, parser, program
+from coder.cli.flags import INTERRUPTED, USAGE, format_of, parser, program
 from coder.cli.lazy import make_lazy
 from coder.cli.optional import needed, optional
 from coder.cli.process import (
@@ -89,15 +89,13 @@ def run(argv: Sequence[str]) -> int:
     stdout in the formats for programs."""
     try:
         return task_of(argv)()
-    except UsageError as error:  # stderr has it
+    except ConfigError as error:
         problem = str(error)
-    except (ConfigError, FileNotFoundError) as error:
-        problem = str(error)
-        if isinstance(error, FileNotFoundError):
-            if _has_folder():
-                raise
-            problem = "the working directory no longer exists: change to another one"
-        sys.stderr.write(f"coder: {strip_controls(problem)}\n")
+    except FileNotFoundError:
+        if _has_folder():
+            raise
+        problem = "the working directory no longer exists: change to another one"
+    sys.stderr.write(f"coder: {strip_controls(problem)}\n")
     if (output_format := format_of(argv)) != "text":
         from coder.cli.one_shot import print_refusal
 
@@ -106,7 +104,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def task_of(argv: Sequence[str]) -> Task:
-    """What the words ask for, ready to be called. Raises UsageError and ConfigError."""
+    """What the words ask for, ready to be called. Raises ConfigError."""
     if is_subcommand(argv):
         name = argv[0]
         return partial(getattr(needed("coder.cli.subcommands", name), name), argv[1:])

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from coder.cli.flags import LEVELS
 from coder.providers.address import host_of
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ WINDOWS = (
     (r"script$", 128_000),
 )
 DEFAULT_WINDOW = 128_000
+# types.Reasoning, which is slow to import (a test compares)
+LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh")
 DEFAULT_STEPS = 100
 PRICES = '{"gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}, per million tokens'
 ON, OFF = ("on", "1", "true", "yes"), ("off", "0", "false", "no")
@@ -107,18 +108,16 @@ def prices(name: str, path: str) -> dict[str, Price]:
     from coder.providers.usage import Price
 
     try:
-        text = Path(path).expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", "") or "no text"
-        raise ConfigError(f"{name}: {path} cannot be read: {why}") from None
-    try:
+        given = json.loads(Path(path).expanduser().read_text("utf-8"))
         found = {
             model: {key: float(value) for key, value in price.items()}
-            for model, price in json.loads(text).items()
+            for model, price in given.items()
         }
         if any(not 0 <= value < math.inf for price in found.values() for value in price.values()):
             raise ValueError
         return {model: Price(**price) for model, price in found.items()}
+    except OSError as error:
+        raise ConfigError(f"{name}: {path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, AttributeError):
         raise ConfigError(f"{name}: {path} has to be like {PRICES}") from None
 
@@ -132,9 +131,8 @@ def address(name: str, url: str) -> str:
     except ValueError:
         good = False
     if not good or not url.isprintable() or re.search(r"\][^:/]", url):
-        raise ConfigError(
-            f"{name} is {url!r}, and has to be an address such as http://127.0.0.1:8080/v1"
-        )
+        example = "http://127.0.0.1:8080/v1"
+        raise ConfigError(f"{name} is {url!r}, and has to be an address such as {example}")
     return url
 
 
