@@ -28,7 +28,6 @@ from coder.sessions.snapshot_repo import MAX_STORED, MAX_WAITING, SnapshotRepo, 
 
 SECONDS = 2.0  # that a tool may wait for the first look; that others read what has changed
 MAX_FILE = 2_000_000  # bytes of a file that is kept
-SMALL = 100_000  # bytes of a file that is kept even where large ones have taken their room
 MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
 MAX_LOST = 100  # paths that a step names as not kept
 RECENT = 20_000_000  # nanoseconds in which a file can change twice with the same stamp
@@ -167,7 +166,7 @@ class WorkspaceFiles:
             self._unseen = None if reported is None else self._unseen | reported
         if paths is None:
             paths, self._unseen = [""] if self._unseen is None else self._unseen, set()
-        places = self._covered({each for path in paths for each in self._with_new_folders(path)})
+        places = self._covered(paths)
         if new := [path for path in places if path not in self._files and self._info(path)]:
             self._outside |= self.repo.ignored(new)
             places = self._covered(places)
@@ -183,11 +182,6 @@ class WorkspaceFiles:
 
     def _covered(self, paths: Iterable[str]) -> set[str]:
         return {path for path in paths if not _is_within(path, self._outside)}
-
-    def _with_new_folders(self, path: str) -> Iterator[str]:
-        yield path
-        while (path := os.path.dirname(path)) and path not in self._folders:
-            yield path
 
     def _compare(self, found: Mapping[str, Info | None]) -> tuple[dict[str, Pair], list[str]]:
         """What differs from the last look, and what of it is not kept."""
@@ -286,12 +280,12 @@ class WorkspaceFiles:
         """The states of files, small ones first; without a blob where there is no time or room."""
         states = {}
         for path, info in sorted(found.items(), key=lambda item: item[1].st_size):
-            state, size = known.get(path), info.st_size
+            state = known.get(path)
             if not (state and state.stamp == _stamp(info) and (state.blob or not first)):
-                limit = MAX_STORED if first and size > SMALL else 2 * MAX_STORED
-                if self.hurried or time.monotonic() > deadline or self.repo.stored > limit:
+                full = self.repo.stored > MAX_STORED * (1 if first else 2)
+                if full or self.hurried or time.monotonic() > deadline:
                     state = State(_mode(info), "", _stamp(info))
-                    self.left_out += first and size <= MAX_FILE
+                    self.left_out += first and info.st_size <= MAX_FILE
                 else:
                     state = self._state(path, info)
                     self.repo.flush(ask_git=first, above=MAX_WAITING)

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coder.sessions.file_changes import Entry, Pair, WorkspaceFiles
+from coder.sessions.file_changes import Pair, WorkspaceFiles
 from coder.sessions.snapshot_repo import SnapshotError, SnapshotRepo
 from coder.tools.folder import folder_of, remove, remove_folder, temporary_name
 from coder.types import ToolError
 
-AT_ONCE = 50  # files whose contents are in memory
 Step = dict[str, Any]  # as RunSnapshot has it
 
 
@@ -89,21 +88,17 @@ class RestorePlan:
     def write(self, repo: SnapshotRepo) -> None:
         """Write. Raises OSError, ToolError, SnapshotError: some is done, and to do it again does the rest."""
         goals = sorted((path, goal) for path, (_, goal) in self.files.items() if goal)
-        parts = [goals[start : start + AT_ONCE] for start in range(0, len(goals), AT_ONCE)]
-        for part in parts:  # nothing is done where one is missing
-            repo.blobs({blob for _, (_, blob) in part})
+        blobs = repo.blobs({blob for _, (_, blob) in goals})  # nothing is done where one is missing
         for path in self.removed:
             with contextlib.suppress(FileNotFoundError):
                 remove(self.root / path)
         emptied = {self.root / above for path in self.removed for above in Path(path).parents}
         _remove_empty(sorted(emptied - {self.root}, reverse=True))
-        for part in parts:
-            blobs = repo.blobs({blob for _, (_, blob) in part})
-            for path, entry in part:
-                if _is_folder(self.root / path):  # without a file, or there is a conflict
-                    inner = [Path(each) for each, *_ in os.walk(self.root / path, topdown=False)]
-                    _remove_empty(inner)
-                put_file(self.root / path, entry, blobs[entry[1]])
+        for path, (mode, blob) in goals:
+            if _is_folder(self.root / path):  # without a file, or there is a conflict
+                inner = [Path(each) for each, *_ in os.walk(self.root / path, topdown=False)]
+                _remove_empty(inner)
+            put_file(self.root / path, mode, blobs[blob])
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
@@ -116,9 +111,9 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def put_file(target: Path, entry: Entry, data: bytes) -> None:
+def put_file(target: Path, mode: int, data: bytes) -> None:
     """Put a file or link in its place at once, in a folder behind no link. Raises OSError, ToolError."""
-    mode, name = entry[0], temporary_name()
+    name = temporary_name()
     with folder_of(target, make=True) as folder:
         try:
             if stat.S_ISLNK(mode):

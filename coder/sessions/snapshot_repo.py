@@ -11,7 +11,6 @@ only ~/.config/git/ignore counts. Without git, the folders that tools make are i
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -25,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools.process import environment
-from coder.tools.repository import git_folders, repository_top
+from coder.tools.repository import git_folders, read_small_file, repository_top
 from coder.tools.workspace import escaped
 from coder.types import CoderError
 
 KEPT_DAYS = 30
-MAX_STORED = 100_000_000  # bytes of a workspace's blobs; small files and steps may double it
+MAX_STORED = 100_000_000  # bytes of a workspace's blobs; steps may double it
 MAX_WAITING = 8_000_000  # bytes of blobs in memory, before they are stored
 MAX_PATHS = 500  # that git is asked about one by one
 GIT_SECONDS = 2.0  # that a look waits for git: an ignore file may be a FIFO
@@ -89,7 +88,8 @@ class SnapshotRepo:
         self._top = str(repository_top(Path(self.root)))
         config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
         rules = [f"{config}/git/ignore", f"{self._top}/.git/info/exclude"]
-        _write_private(f"{self._name}.rules", b"\n".join(map(_read_small, rules)))
+        texts = [read_small_file(os.path.realpath(rule), 1_000_000) or b"" for rule in rules]
+        _write_private(f"{self._name}.rules", b"\n".join(texts))
 
     def stop(self) -> None:
         """End a git that another thread waits for."""
@@ -257,14 +257,6 @@ def _find_git(workspace: str) -> str:
         if found and not any(path.is_relative_to(workspace) for path in paths):
             return found
     return ""
-
-
-def _read_small(path: str) -> bytes:
-    """A regular file of at most a megabyte; b"" for all else."""
-    with contextlib.suppress(OSError, ValueError):
-        if os.path.isfile(path) and os.path.getsize(path) <= 1_000_000:
-            return Path(path).read_bytes()
-    return b""
 
 
 def _write_private(path: str, data: bytes) -> None:

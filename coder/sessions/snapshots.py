@@ -37,7 +37,7 @@ from coder.events import (
     ToolStart,
 )
 from coder.sessions.file_changes import SECONDS, Pair, WorkspaceFiles
-from coder.sessions.restore_plan import AT_ONCE, RestorePlan, is_relative, net_change
+from coder.sessions.restore_plan import RestorePlan, is_relative, net_change
 from coder.sessions.snapshot_repo import SnapshotError, SnapshotRepo
 from coder.tools.workspace import diff
 from coder.types import Message, ToolError
@@ -287,16 +287,12 @@ class Snapshots:
         runs = self.runs if run is None else [run]
         files = net_change(step for each in runs for step in each.steps).files
         changes = [(path, pair) for path, pair in sorted(files.items()) if pair[0] != pair[1]]
-        texts = []
         self._await_look()
         try:
-            for start in range(0, len(changes), AT_ONCE):
-                part = changes[start : start + AT_ONCE]
-                blobs = self._repo.blobs({entry[1] for _, pair in part for entry in pair if entry})
-                texts += [_file_diff(path, pair, blobs) for path, pair in part]
+            blobs = self._repo.blobs({entry[1] for _, pair in changes for entry in pair if entry})
         except (sqlite3.Error, OSError) as error:
             raise SnapshotError(str(error)) from None
-        return "".join(texts)
+        return "".join(_file_diff(path, pair, blobs) for path, pair in changes)
 
 
 def _file_diff(path: str, pair: Pair, blobs: Mapping[str, bytes]) -> str:
