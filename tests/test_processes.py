@@ -54,22 +54,39 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def bash_in(
-    folder: Path, command: str, each: Callable[[Event], None] | None = None, **arguments: object
+    folder: Path,
+    command: str,
+    each: Callable[[Event], object] = lambda event: None,
+    **arguments: object,
 ) -> ToolResult:
     """One call of the tool, to its end."""
-    tools, call = (
-        Toolset([bash], cwd=folder),
-        ToolCall("call1", "bash", {"command": command} | arguments),
-    )
+    tools = Toolset([bash], cwd=folder)
+    call = ToolCall("call1", "bash", {"command": command} | arguments)
     work = tools.run(call, tools.context(call, Abort()))
     while True:
         try:
-            event = next(work)
+            each(next(work))
         except StopIteration as end:
             result: ToolResult = end.value
             return result
-        if each:
-            each(event)
+
+
+def child(folder: Path, script: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run Python lines with the names of this module at hand, in a process of their own."""
+    lines = "\n".join(line.strip() for line in script.strip().splitlines())
+    argv = [sys.executable, "-c", f"from tests.test_processes import *\n{lines}"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | more
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=env, timeout=120)
+
+
+def in_a_child(folder: Path, script: str) -> str:
+    """What such lines print. Their temporary files go with them."""
+    temp = folder / "temp"
+    temp.mkdir()
+    done = child(folder, script, TMPDIR=str(temp))
+    assert done.returncode == 0, done.stderr
+    assert not list(temp.iterdir())
+    return done.stdout
 
 
 def command(line: str, **arguments: object) -> Reply:
@@ -217,58 +234,29 @@ def peak() -> int:
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
 
-def in_a_child(folder: Path, script: str) -> str:
-    """Run Python lines with the names of this module at hand; returns what they print. Its temporary files go with it."""
-    temp = folder / "temp"
-    temp.mkdir()
-    lines = "\n".join(line.strip() for line in script.strip().splitlines())
-    done = subprocess.run(
-        [sys.executable, "-c", f"from tests.test_processes import *\n{lines}"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temp)},
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not list(temp.iterdir())
-    return done.stdout
-
-
 # ---- time-outs -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        pytest.param("echo a; sleep 300", id="sleep"),
-        pytest.param(
-            "sh -c 'echo a; sleep 300 & wait'",
-            id="a child of a child",
-            marks=pytest.mark.case("PRC-05"),
-        ),
-        pytest.param(
-            "trap '' TERM INT; echo a; sleep 300",
-            id="deaf to TERM",
-            marks=pytest.mark.case("PRC-06"),
-        ),
-        pytest.param(
-            "echo a; setsid sleep 300 & (setsid setsid sleep 300 &) ; setsid sleep 300; true",
-            id="sessions of their own",
-        ),
-        pytest.param("echo a; kill -STOP $$", id="stopped", marks=pytest.mark.case("PRC-16")),
-        pytest.param("echo a; exec >&- 2>&-; sleep 300", id="output closed"),
-        pytest.param("yes", id="output without end", marks=pytest.mark.case("PRC-13")),
-    ],
-)
-def test_a_timeout_ends_all_of_a_command(tmp_path: Path, mark: str, line: str) -> None:
+ENDLESS = {
+    "sleep": "echo a; sleep 300",
+    "a child of a child": "sh -c 'echo a; sleep 300 & wait'",
+    "deaf to TERM": "trap '' TERM INT; echo a; sleep 300",
+    "sessions of their own": "echo a; setsid sleep 300 & (setsid setsid sleep 300 &) ; setsid sleep 300; true",
+    "stopped": "echo a; kill -STOP $$",
+    "output closed": "echo a; exec >&- 2>&-; sleep 300",
+    "output without end": "yes",
+}
+
+
+@pytest.mark.case("PRC-05", "PRC-06", "PRC-13", "PRC-16")
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_timeout_ends_all_of_a_command(tmp_path: Path, mark: str, name: str) -> None:
     with promptly(5):
-        result = bash_in(tmp_path, line, timeout=1)
-    content, note = (
-        str(result.content),
-        "[timed out after 1 s and was stopped; timeout can be up to 600]",
-    )
-    assert content == f"a\n{note}" or (line == "yes" and note in content and len(content) < 30_000)
+        result = bash_in(tmp_path, ENDLESS[name], timeout=1)
+    content = str(result.content)
+    note = "[timed out after 1 s and was stopped; timeout can be up to 600]"
+    assert note in content if name == "output without end" else content == f"a\n{note}"
+    assert len(content) < 30_000
     assert result.is_error and result.details["cause"] == "timeout"
     gone(mark)
 
@@ -276,23 +264,20 @@ def test_a_timeout_ends_all_of_a_command(tmp_path: Path, mark: str, line: str) -
 # ---- what goes on in the background ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        pytest.param("sleep 300 & echo hi", id="silent", marks=pytest.mark.case("PRC-01")),
-        pytest.param(
-            "(while :; do echo x; sleep .01; done) & echo hi",
-            id="writing",
-            marks=pytest.mark.case("PRC-02"),
-        ),
-        pytest.param("setsid sleep 300 & echo hi", id="apart", marks=pytest.mark.case("PRC-03")),
-        pytest.param("yes & echo hi", id="a flood"),
-        pytest.param("sleep 300 >/dev/null 2>&1 & disown; echo hi", id="output elsewhere"),
-    ],
-)
-def test_a_background_child_holds_no_result_up(tmp_path: Path, mark: str, line: str) -> None:
+BACKGROUND = {
+    "silent": "sleep 300 & echo hi",
+    "writing": "(while :; do echo x; sleep .01; done) & echo hi",
+    "apart": "setsid sleep 300 & echo hi",
+    "a flood": "yes & echo hi",
+    "output elsewhere": "sleep 300 >/dev/null 2>&1 & disown; echo hi",
+}
+
+
+@pytest.mark.case("PRC-01", "PRC-02", "PRC-03")
+@pytest.mark.parametrize("name", BACKGROUND)
+def test_a_background_child_holds_no_result_up(tmp_path: Path, mark: str, name: str) -> None:
     with promptly():
-        result = bash_in(tmp_path, line)
+        result = bash_in(tmp_path, BACKGROUND[name])
     assert "hi" in str(result.content)[:100_000] and not result.is_error
     if result.details["saved"]:
         os.unlink(result.details["saved"])
@@ -307,18 +292,11 @@ def test_a_background_child_lives_on_after_its_call(tmp_path: Path, mark: str) -
 
 @pytest.mark.parametrize("end", ["raise ValueError", "os.kill(os.getpid(), 2)"])
 def test_a_background_child_ends_with_us(tmp_path: Path, mark: str, end: str) -> None:
-    script = (
-        "from tests.test_processes import *\n"
-        "bash_in(Path.cwd(), 'sleep 300 & setsid sleep 301 & (setsid sleep 302 &) ; until pgrep -g 0 sleep; do :; done')\n"
-        f"assert len(processes(os.environ['{MARK}'])) >= 3\n{end}"
+    line = (
+        "sleep 300 & setsid sleep 301 & (setsid sleep 302 &) ; until pgrep -g 0 sleep; do :; done"
     )
-    subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=60,
-        stderr=subprocess.DEVNULL,
-    )
+    script = f"bash_in(Path.cwd(), '{line}')\nassert len(processes(os.environ[MARK])) >= 3\n{end}"
+    assert "Assertion" not in child(tmp_path, script).stderr
     gone(mark)
 
 
@@ -326,32 +304,26 @@ def test_a_background_child_ends_with_us(tmp_path: Path, mark: str, end: str) ->
 def test_kill_9_leaves_no_command_and_the_next_start_clears_up(
     tmp_path: Path, sandbox: str
 ) -> None:
-    line = "sleep 301 & (setsid sleep 302 &); seq 1 50000; sleep 303; true"
+    sleeps = [f"sleep {number}" for number in (301, 302, 303)]
+    long = command(
+        f"{sleeps[0]} & (setsid {sleeps[1]} &); seq 1 50000; {sleeps[2]}; true", timeout=300
+    )
     with (
-        serve(
-            lambda body: command(line, timeout=300) if "long" in str(body["messages"]) else FINE
-        ) as server,
+        serve(lambda body: long if "long" in str(body["messages"]) else FINE) as server,
         Terminal(tmp_path, server, CODER_SANDBOX=sandbox) as living,
     ):
         living.say("hello")
         killed = OneShot(tmp_path, server, "-y", "--sandbox", sandbox, "a long one")
         try:
-            until(
-                lambda: all(killed.running(f"sleep {number}") for number in (301, 302, 303)),
-                "all of it runs",
-            )
+            until(lambda: all(map(killed.running, sleeps)), "all of it runs")
             killed.kill(signal.SIGKILL)
             killed.end()
             gone(killed.mark)
         finally:
             killed.stop()
-        of_the_living = {
-            path
-            for path in living.temp.iterdir()
-            if path.name.startswith(f"coder-{living.child.pid}-")
-        }
-        assert len(set(living.temp.iterdir()) - of_the_living) == 1
-        assert bool(of_the_living) == (sandbox == "auto")
+        temporary, name = set(living.temp.iterdir()), f"coder-{living.child.pid}-"
+        of_the_living = {path for path in temporary if path.name.startswith(name)}
+        assert len(temporary - of_the_living) == 1 and bool(of_the_living) == (sandbox == "auto")
         assert OneShot(tmp_path, server, "--sandbox", "on", "hi").end() == 0
         assert set(living.temp.iterdir()) == of_the_living
 
@@ -359,21 +331,13 @@ def test_kill_9_leaves_no_command_and_the_next_start_clears_up(
 def test_a_host_program_that_closes_all_files_keeps_its_commands(tmp_path: Path, mark: str) -> None:
     """As one does that makes a daemon of itself; kill -9 still leaves no command."""
     script = """
-from tests.test_processes import *
-bash_in(Path.cwd(), "sleep 301 &")
-os.closerange(3, 256)
-print(bash_in(Path.cwd(), "sleep 2; echo done").content, bool(running(os.environ[MARK], "sleep 301")))
-sys.stdout.flush()
-os.kill(os.getpid(), 9)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=60,
-        capture_output=True,
-        text=True,
-    )
+        bash_in(Path.cwd(), "sleep 301 &")
+        os.closerange(3, 256)
+        said = bash_in(Path.cwd(), "sleep 2; echo done").content
+        print(said, bool(running(os.environ[MARK], "sleep 301")), flush=True)
+        os.kill(os.getpid(), 9)
+        """
+    done = child(tmp_path, script)
     assert done.stdout == "done True\n", done.stderr
     gone(mark)
 
