@@ -1,7 +1,7 @@
 """One task: a run whose answer goes to stdout, and its exit code.
 
 In text mode stdout carries the answer and nothing else; progress, questions and errors go to stderr. A terminal gets
-what the sanitiser leaves of the answer (text.py); a pipe or a file gets the answer as it is, since a program reads it.
+what the sanitiser leaves of the answer (sanitize.py); a pipe or a file gets the answer as it is, since a program reads it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
     """Run one task; returns the exit code. Raises ConfigError."""
     app = build_app(settings, arguments, can_ask=arguments.can_ask)
     conversation, texts = _conversation(app, arguments), list[str]()
-    app.agent.subscribe(lambda event: texts.extend(_text(event)))
+    app.agent.subscribe(lambda event: texts.extend(_answer_text(event)))
     try:
         session_id = conversation.session_id if conversation else ""
-        with _shown(app, arguments, session_id or None) as show:
+        with _show_events(app, arguments, session_id or None) as show:
             result = app.follow(app.stream(prompt), show)
         code = _finish(arguments, result, texts[-1] if texts else "")
         if conversation:
@@ -67,7 +67,7 @@ def _conversation(app: App, arguments: argparse.Namespace) -> Conversation | Non
     return found
 
 
-def _text(event: Event) -> list[str]:
+def _answer_text(event: Event) -> list[str]:
     """What the model wrote, if this event ends one of its messages."""
     if isinstance(event, MessageEnd) and event.message["role"] == "assistant":
         return [text] if (text := text_of(event.message)) else []
@@ -107,8 +107,8 @@ def _whole(
 
 
 @contextlib.contextmanager
-def _shown(app: App, arguments: argparse.Namespace, session_id: str | None) -> Iterator[Show]:
-    """What shows the events of the run."""
+def _show_events(app: App, arguments: argparse.Namespace, session_id: str | None) -> Iterator[Show]:
+    """Show the events of the run, with what this yields."""
     if arguments.output_format == "stream-json":
         facts = {"session_id": session_id, "model": app.model.name}
         facts |= {"cwd": str(app.cwd), "version": __version__}
@@ -163,6 +163,6 @@ def _json(value: Any) -> str:
 
 
 def _print(text: str) -> None:
-    """Print a line on stdout. Raises BrokenPipeError where it cannot be written; stderr has the reason (streams.py)."""
+    """Print a line on stdout. Raises BrokenPipeError where it cannot be written; stderr has the reason (process.py)."""
     sys.stdout.write(text.encode("utf-8", "replace").decode() + "\n")
     sys.stdout.flush()

@@ -24,6 +24,10 @@ Verb = Callable[["Store", argparse.Namespace], int]
 FORMATS = ("md", "html", "json")
 
 
+def _flags(name: str, description: str, epilog: str = "") -> Flags:
+    return Flags(prog=f"{program()} {name}", description=description, epilog=epilog)
+
+
 def config(words: Sequence[str]) -> int:
     """Print the settings that there are, to be put into a .env."""
     sys.stdout.write(Path(__file__).parents[1].joinpath("env.example").read_text("utf-8"))
@@ -57,10 +61,7 @@ def _open_store(purpose: str) -> Iterator[Store]:
 
 def sessions(words: Sequence[str]) -> int:
     """List, search, show, fork and remove what was kept."""
-    flags = Flags(
-        prog=f"{program()} sessions",
-        description="The conversations that were kept on this machine.",
-    )
+    flags = _flags("sessions", "The conversations that were kept on this machine.")
     verbs = flags.add_subparsers(dest="verb", metavar="list|search|show|fork|rm")
     flags.set_defaults(verb="list", run=_list, all=False)
     for name, (run, text, argument, number) in VERBS.items():
@@ -141,15 +142,11 @@ VERBS: dict[str, tuple[Verb, str, str, str | None]] = {
 
 def export(words: Sequence[str]) -> int:
     """Write a conversation as users read it, on stdout or into a file. Secrets are taken out of it."""
-    flags = Flags(
-        prog=f"{program()} export",
-        description="A conversation as readable text, on stdout or in a file.",
-    )
+    flags = _flags("export", "A conversation as readable text, on stdout or in a file.")
     flags.add_argument("id", help="see `coder sessions`")
     flags.add_argument("--format", choices=FORMATS, default="md")
-    flags.add_argument(
-        "-o", "--output", metavar="FILE", help="a new file; its ending names the format"
-    )
+    output = "a new file; its ending names the format"
+    flags.add_argument("-o", "--output", metavar="FILE", help=output)
     given = flags.parse_args(words)
     keys = keys_of(Path.cwd())
     module = needed("coder.sessions.export", "export")
@@ -191,17 +188,11 @@ def trace(words: Sequence[str]) -> int:
     file = needed("coder.devtools.trace_file", "trace")
     page = needed("coder.devtools.trace_page", "trace")
     table = needed("coder.cli.trace_table", "trace")
-    flags = Flags(
-        prog=f"{program()} trace",
-        description="A run that was recorded with --trace FILE, step by step.",
-        epilog=page.MEANING,
-    )
+    about = "A run that was recorded with --trace FILE, step by step."
+    flags = _flags("trace", about, page.MEANING)
     flags.add_argument("file", metavar="FILE")
-    flags.add_argument(
-        "--html",
-        metavar="OUT",
-        help="write one page with every message instead; it needs no network",
-    )
+    html = "write one page with every message instead; it needs no network"
+    flags.add_argument("--html", metavar="OUT", help=html)
     given = flags.parse_args(words)
     try:
         recording = file.read(given.file)
@@ -209,9 +200,9 @@ def trace(words: Sequence[str]) -> int:
             text = _page(recording, given, file, page) if given.html else table.tables(recording)
     except OSError as error:
         name = error.filename or given.html or given.file
-        raise ConfigError(_one_line(f"{name}: {error.strerror}")) from None
+        raise ConfigError(table.one_line(f"{name}: {error.strerror}")) from None
     except file.TraceError as error:
-        raise ConfigError(_one_line(f"{given.file}: {error}")) from None
+        raise ConfigError(table.one_line(f"{given.file}: {error}")) from None
     sys.stdout.write(text)
     return 0
 
@@ -222,7 +213,3 @@ def _page(recording: Any, given: argparse.Namespace, file: Any, page: Any) -> st
         raise file.TraceError("the page cannot be written over its own trace")
     page.write_private(path, page.page(recording, Path(given.file).name))
     return strip_controls(given.html) + "\n"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(strip_controls(text).split())

@@ -29,9 +29,9 @@ def tables(recording: Recording) -> str:
                 model = f"{run.model['name']} at {run.model['address'] or 'the default server'}"
             title = f"run {number} of {len(recording.runs)}"
             heading = f"{title} · {model} · {seconds(run.figures.wall)} s"
-            console.print(_one_line(heading), style="bold")
+            console.print(one_line(heading), style="bold")
             console.print(_table(run, console.is_terminal))
-            console.print(_one_line(run.why[:MAX_WHY]), end="\n\n")
+            console.print(one_line(run.why[:MAX_WHY]), end="\n\n")
         if not recording.runs:
             console.print("There is no run in it.")
         if recording.cut:
@@ -56,9 +56,9 @@ def _table(run: Run, narrow: bool) -> Table:
             table.add_column(name, justify="right", no_wrap=True)
     steps = [*(str(step.number) for step in run.steps), "all"]
     for step, *cells in zip(steps, *columns.values()):
-        table.add_row(step, *map(_one_line, cells), style="bold" if step == "all" else "")
+        table.add_row(step, *map(one_line, cells), style="bold" if step == "all" else "")
     return table
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     return " ".join(strip_controls(text).split())
