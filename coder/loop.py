@@ -48,7 +48,7 @@ def run_loop(
     """
     if not isinstance(hooks, Hooks | None):
         raise TypeError("hooks is one object of the class Hooks; a HookChain makes one of several")
-    limits = replace(limits, max_steps=max_steps) if max_steps else limits
+    limits = replace(limits, max_steps=max_steps) if max_steps is not None else limits
     run = Run(
         messages,
         model,
@@ -66,7 +66,7 @@ def run_loop(
 
 
 def run_to_end(run: Run) -> Events[RunResult]:
-    """All steps, and an ordered end, however it comes."""
+    """Run all steps; close the list and report the end on every way out."""
     interrupt: KeyboardInterrupt | None = None
     with run.abort.child(run.limits.max_seconds) as run.abort:
         try:
@@ -76,7 +76,7 @@ def run_to_end(run: Run) -> Events[RunResult]:
         except (Aborted, KeyboardInterrupt) as error:
             interrupt = error if isinstance(error, KeyboardInterrupt) else None
             run.abort.set(str(error) or "aborted")
-            end = run.aborted()
+            end = run.abort_end()
             yield from run.close()
         finally:
             for _ in run.close():
@@ -100,7 +100,7 @@ def steps(run: Run) -> Events[End]:
             yield from run.add_pending()
             return End("max_steps", run.text or "Max steps reached, task may be incomplete.")
         end = yield from step(run)
-        if end and end.finished:
+        if end and end.continuable:
             yield events.Status("busy", "finishing")
             run.pending += (yield from resolve(run.hooks.get_steering_messages())) or (
                 yield from resolve(run.hooks.get_follow_up_messages())
@@ -121,9 +121,9 @@ def step(run: Run) -> Events[End | None]:
     if answer and answer.calls:
         not_run = NOT_RUN if end else ANSWER_CUT if answer.finish == "length" else ""
         yield events.Status("busy", "running_tools")
-        results, repeated = yield from run_tools(run, answer.calls, not_run)
+        results, doom_loop = yield from run_tools(run, answer.calls, not_run)
         yield from run.add_pending()
-        end = end or repeated
+        end = end or doom_loop
     run.in_step = False
     finish, usage = (answer.finish_reason, answer.usage) if answer else ("error", Usage())
     yield events.StepEnd(answer.message if answer else {}, results, finish, usage)

@@ -40,10 +40,9 @@ def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
         if overflow and (yield from compact(run, "length")):
             continue
         nothing = answer.finish in ("stop", "tool_calls") and not (answer.text or answer.calls)
-        # Behind tool results it is an end, elsewhere asked for once more
+        # Empty after tool results: the model is done. Elsewhere it is asked once more
         if nothing and not may_be_empty:
             may_be_empty = True
-            run.usage += answer.usage
             empty = ModelError("empty", "the answer was empty", retryable=True)
             yield from wait(run, 1, 0.0, empty)
             continue
@@ -56,14 +55,14 @@ def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
 
 
 def end_of(answer: Completion) -> End | None:
-    """Does the run end with this answer? None: run its tool calls and go on."""
+    """The End that this answer means; None if its tool calls are to be run."""
     if answer.finish == "content_filter":
         return End("content_filter", answer.text or FILTERED)
     if answer.calls:
         return None
     if answer.finish == "length":
-        return End("length", answer.text or CUT, finished=True)
-    return End("stop", answer.text or "Task completed.", finished=True)
+        return End("length", answer.text or CUT, continuable=True)
+    return End("stop", answer.text or "Task completed.", continuable=True)
 
 
 def attempt(run: Run) -> Events[Completion]:
@@ -81,6 +80,7 @@ def attempt(run: Run) -> Events[Completion]:
             yield event
     if run.partial is None:
         yield events.MessageStart({"role": "assistant", "content": ""})
+    run.usage += stream.value.usage
     yield from resolve(run.hooks.after_llm_call(stream.value))
     return stream.value
 
@@ -108,10 +108,9 @@ def wait(run: Run, attempt: int, delay: float, error: ModelError) -> Events[None
 
 
 def accept(run: Run, answer: Completion) -> Events[None]:
-    """The answer enters the list."""
+    """Add the answer to the list."""
     run.partial, run.compactions = None, 0
     run.text, run.last_usage, run.answer = answer.text, answer.usage, answer.message
-    run.usage += answer.usage
     answer.message["meta"] = run.stamp()
     if answer.text or answer.calls:
         run.messages.append(answer.message)

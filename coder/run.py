@@ -10,7 +10,7 @@ from coder import events
 from coder.abort import Abort
 from coder.ai import Model
 from coder.events import Events
-from coder.history import History, now, tool_message
+from coder.history import History, content_of, now, tool_message
 from coder.hooks import Hooks
 from coder.providers.errors import RetryPolicy
 from coder.providers.text import new_id
@@ -37,7 +37,7 @@ class End:
     stop_reason: StopReason
     text: str
     error: ModelError | None = None
-    finished: bool = False  # the model is done: queued messages continue the run
+    continuable: bool = False  # by queued messages: the model is done
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Run:
     in_step: bool = False
     answer: Message = field(default_factory=dict)  # of the current step
     partial: list[str] | None = None  # pieces of the answer under way; None before its first event
-    open: list[OpenCall] = field(default_factory=list)
+    open_calls: list[OpenCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.offered = self.tools  # what the newest request offered, as the hooks changed it
@@ -110,10 +110,9 @@ class Run:
             self.answer = {"role": "assistant", "content": text, "meta": meta}
             self.partial = None
             self.messages.append(self.answer)
-        started, self.open = [each for each in self.open if each.started], []
-        self.messages += [
-            tool_message(each.call.id, each.result or self.stopped(each)) for each in started
-        ]
+        # Calls that have not started are answered by the repair below
+        started, self.open_calls = [each for each in self.open_calls if each.started], []
+        self.messages += [tool_message(each.call.id, self.result_of(each)) for each in started]
         self.messages += self.pending
         self.pending.clear()
         self.history.repair()
@@ -132,17 +131,34 @@ class Run:
     def abort_reason(self) -> str:
         return ABORTED_BY.get(self.abort.reason, self.abort.reason or "stopped")
 
-    def stopped(self, opened: OpenCall) -> ToolResult:
+    def result_of(self, opened: OpenCall) -> ToolResult:
+        """The result of a call; that of an abort, where the call has none."""
+        if opened.result:
+            return opened.result
+        aborted = self.abort_result(opened)
+        aborted.content = truncate_content(aborted.content, self.limits.max_output)
+        return aborted
+
+    def abort_result(self, opened: OpenCall) -> ToolResult:
         """The result of a tool that was aborted: its output so far."""
         text = "\n".join(filter(None, ["".join(opened.output), f"[{self.abort_reason}]"]))
-        return ToolResult(truncate(text, self.limits.max_output), is_error=True)
+        return ToolResult(text, is_error=True)
 
-    def aborted(self) -> End:
+    def abort_end(self) -> End:
         if self.abort.reason == "max_time":
             limit = f"{self.limits.max_seconds:g} s"
-            late = f"Time limit of {limit} reached, task may be incomplete."
-            return End("max_time", self.text or late)
+            text = f"Time limit of {limit} reached, task may be incomplete."
+            return End("max_time", self.text or text)
         return End("aborted", "Request aborted.")
+
+
+def truncate_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
+    """The content of a result; each text in it in at most `limit` characters."""
+    content = content_of(value)
+    if isinstance(content, str):
+        return truncate(content, limit)
+    texts = ({"text": truncate(part["text"], limit)} if "text" in part else {} for part in content)
+    return [part | text for part, text in zip(content, texts)]
 
 
 def truncate(text: str, limit: int = 30_000) -> str:

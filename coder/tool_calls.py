@@ -6,14 +6,13 @@ Start events and results come in the order of the answer. The tool set says whic
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from coder import events
-from coder.events import Event, Events, innermost, resolve
-from coder.history import NOT_RUN, content_of, tool_message
-from coder.run import End, OpenCall, Run, truncate
+from coder.events import Event, Events, Outcome, Returning, innermost, resolve
+from coder.history import NOT_RUN, tool_message
+from coder.run import End, OpenCall, Run, truncate_content
 from coder.toolset import as_failure
-from coder.types import Aborted, Message, ToolCall, ToolError, ToolResult
+from coder.types import Aborted, Message, T, ToolCall, ToolError, ToolResult
 
 ANSWER_CUT = (
     "Not run: the answer was cut at the output limit, so this call may be incomplete. "
@@ -33,23 +32,23 @@ def run_tools(
     """(the result messages, the End if a call was repeated once too often). `not_run`: why none is run."""
     results, end, started = list[Message](), None, 0
     for group in run.offered.groups(calls):
-        run.open = [OpenCall(call, run.context(call)) for call in group]
-        for opened in run.open:
+        run.open_calls = [OpenCall(call, run.context(call)) for call in group]
+        for opened in run.open_calls:
             started += 1
             if started > MAX_CALLS and not not_run:
                 not_run = TOO_MANY
             if run.abort.is_set:
                 not_run = f"Not run: {run.abort_reason}."
-            if not not_run and (end := repeated_too_often(run, opened.call)):
+            if not not_run and (end := doom_loop_end(run, opened.call)):
                 not_run = NOT_RUN
-            yield from start(run, opened, not_run)
-        yield from execute(run, [opened for opened in run.open if opened.result is None])
-        while run.open:
-            opened = run.open[0]
-            message = tool_message(opened.call.id, opened.result or run.stopped(opened))
+            yield from start_call(run, opened, not_run)
+        yield from run_group(run, [opened for opened in run.open_calls if opened.result is None])
+        while run.open_calls:
+            opened = run.open_calls[0]
+            message = tool_message(opened.call.id, run.result_of(opened))
             results.append(message)
             run.messages.append(message)
-            run.open.pop(0)
+            run.open_calls.pop(0)
             yield events.MessageStart(message)
             yield events.MessageEnd(message)
         if not_run in ("", TOO_MANY) and not run.abort.is_set:
@@ -59,7 +58,7 @@ def run_tools(
     return results, end
 
 
-def start(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
+def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
     """The start event; and the result, where the tool is not needed for it."""
     call = opened.call
     yield events.ToolStart(call.id, call.name, call.arguments or {}, run.offered.title(call))
@@ -67,35 +66,45 @@ def start(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
     if not_run:
         opened.result = ToolResult(not_run, is_error=True)
     else:
-        opened.result = yield from repeated(run, call)
+        opened.result = yield from doom_loop_result(run, opened)
     if opened.result:
         yield end_event(opened)
         return
+    if call.arguments is None:  # the tool refuses it
+        return
     try:
-        answer = yield from resolve(run.hooks.before_tool_call(call, opened.ctx))
-        answer = checked("before_tool_call", answer)
+        hook = run.hooks.before_tool_call(call, opened.ctx)
+        early = require_tool_result("before_tool_call", (yield from ask_hook(run, opened, hook)))
     except Aborted:
-        answer = run.stopped(opened)
+        early = run.abort_result(opened)
     except ToolError as error:
-        answer = as_failure(error)
-    if answer:
-        yield from finish(run, opened, answer)
+        early = as_failure(error)
+    if early:
+        yield from finish_call(run, opened, early)
 
 
-def execute(run: Run, calls: list[OpenCall]) -> Events[None]:
+def ask_hook(run: Run, opened: OpenCall, outcome: Outcome[T]) -> Events[T]:
+    """What a hook returns about a call; its events are those of the call."""
+    with Returning(resolve(outcome)) as hook:
+        for event in hook:
+            yield from pass_on(run, opened, event)
+    return hook.value
+
+
+def run_group(run: Run, calls: list[OpenCall]) -> Events[None]:
     """Run the tools. An abort becomes the result of those that it stops."""
     works = [run.offered.run(opened.call, opened.ctx) for opened in calls]
     together = run.offered.together(works, run.abort)
     try:
         for place, event in together:
             if isinstance(event, ToolResult):
-                yield from finish(run, calls[place], event)
+                yield from finish_call(run, calls[place], event)
             else:
                 yield from pass_on(run, calls[place], event)
     except Aborted:
         for opened in calls:
             if opened.result is None:
-                yield from finish(run, opened, run.stopped(opened))
+                yield from finish_call(run, opened, run.abort_result(opened))
     finally:
         together.close()
 
@@ -112,27 +121,18 @@ def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
         opened.asking += time.monotonic() - passed
 
 
-def finish(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
+def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
     """What the hooks make of a result, truncated, and the end event."""
     try:
         changed = yield from resolve(run.hooks.after_tool_call(opened.call, result))
-        result = checked("after_tool_call", changed) or result
+        result = require_tool_result("after_tool_call", changed) or result
     except ToolError as error:
         result = as_failure(error)
     except Aborted:
-        result = run.stopped(opened)
-    result.content = truncated(result.content, run.limits.max_output)
+        result = run.abort_result(opened)
+    result.content = truncate_content(result.content, run.limits.max_output)
     opened.result = result
     yield end_event(opened)
-
-
-def truncated(value: Any, limit: int) -> str | list[dict[str, Any]]:
-    """The content of a result; each text in it in at most `limit` characters."""
-    content = content_of(value)
-    if isinstance(content, str):
-        return truncate(content, limit)
-    texts = ({"text": truncate(part["text"], limit)} if "text" in part else {} for part in content)
-    return [part | text for part, text in zip(content, texts)]
 
 
 def end_event(opened: OpenCall) -> events.ToolEnd:
@@ -142,23 +142,23 @@ def end_event(opened: OpenCall) -> events.ToolEnd:
     return events.ToolEnd(call.id, call.name, result, result.is_error, seconds)
 
 
-def repeated_too_often(run: Run, call: ToolCall) -> End | None:
+def doom_loop_end(run: Run, call: ToolCall) -> End | None:
     """Count the call; the End, if it came once more after its repetition was refused."""
-    count = run.budget.repetitions(call)
+    count = run.budget.count_call(call)
     if count <= run.limits.doom_loop_threshold:
         return None
     times = f"{count} times in a row with the same arguments"
     return End("doom_loop", f"Stopped: {call.name} was called {times}.")
 
 
-def repeated(run: Run, call: ToolCall) -> Events[ToolResult | None]:
-    """The answer to a call that came too often in a row; None: run it."""
-    count = run.budget.repeated[1]
+def doom_loop_result(run: Run, opened: OpenCall) -> Events[ToolResult | None]:
+    """The result of a call that came too often in a row; None: run it."""
+    call, count = opened.call, run.budget.last_call[1]
     if count < run.limits.doom_loop_threshold:
         return None
     question = events.DoomLoop(call.name, call.arguments or {}, count)
-    if (yield from resolve(run.hooks.on_doom_loop(question))):
-        run.budget.repeated = ("", 0)
+    if (yield from ask_hook(run, opened, run.hooks.on_doom_loop(question))):
+        run.budget.last_call = ("", 0)
         return None
     return ToolResult(
         f"Not run: {call.name} was called {count} times in a row with the same arguments, and the "
@@ -168,7 +168,7 @@ def repeated(run: Run, call: ToolCall) -> Events[ToolResult | None]:
     )
 
 
-def checked(hook: str, result: ToolResult | None) -> ToolResult | None:
+def require_tool_result(hook: str, result: ToolResult | None) -> ToolResult | None:
     if not isinstance(result, ToolResult | None):
         raise TypeError(f"{hook} returned {result!r}: a hook returns a ToolResult or None")
     return result

@@ -190,7 +190,7 @@ class Budget:
     max_steps: int
     parent: Budget | None = None
     steps: int = 0
-    repeated: tuple[str, int] = ("", 0)  # the newest call, and how often it came in a row
+    last_call: tuple[str, int] = ("", 0)  # the newest call, and how often it came in a row
 
     def step(self) -> None:
         self.steps += 1
@@ -203,11 +203,11 @@ class Budget:
         own = self.max_steps - self.steps
         return min(own, self.parent.left - 1) if self.parent else own
 
-    def repetitions(self, call: ToolCall) -> int:
+    def count_call(self, call: ToolCall) -> int:
         """Count this call; how often it came in a row, by name and canonical arguments."""
         key = call.name + json.dumps(call.arguments, sort_keys=True)
-        self.repeated = (key, self.repeated[1] + 1 if key == self.repeated[0] else 1)
-        return self.repeated[1]
+        self.last_call = (key, self.last_call[1] + 1 if key == self.last_call[0] else 1)
+        return self.last_call[1]
 
 
 @dataclass(slots=True)

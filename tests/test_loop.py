@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -507,3 +508,61 @@ def test_a_null_for_what_may_be_left_out_is_left_out() -> None:
 def made_call(made: Tool, arguments: dict[str, Any]) -> Any:
     toolset, request = Toolset([made]), ToolCall("1", made.name, arguments)
     return toolset.run(request, toolset.context(request, Abort()))
+
+
+# ---- what a result, a total and a time hold ----------------------------------------------------------------
+
+
+def test_the_output_of_an_aborted_tool_is_truncated_once() -> None:
+    abort = Abort()
+
+    @tool
+    def flood(ctx: ToolContext) -> object:
+        """Write much, then be aborted."""
+        yield ctx.update("x" * 100_000)
+        abort.set()
+        abort.check()
+
+    with serve(Reply(calls=[("flood", {})])) as server:
+        _, result = ask(server, tools=[flood], abort=abort)
+    text = result.messages[-1]["content"]
+    assert text.endswith("[aborted by the user]") and 30_000 < len(text) < 30_100
+    assert re.findall(r"truncated (\d+) characters", text) == ["70022"]
+
+
+def test_an_answer_that_a_compaction_replaces_is_counted() -> None:
+    full = Reply("cut", finish="length")
+    with serve(full, Reply("done")) as server:
+        _, result = ask(server, hooks=SHORTER, model={"context_window": 1})
+        sent = [each["usage"] for each in result.messages if "usage" in each]
+    assert len(server.requests) == 2 and not sent
+    assert (result.usage.output, result.text) == (2, "done")
+
+
+def test_the_time_of_a_call_is_without_the_answers_to_a_hooks_question() -> None:
+    class Asking(Hooks):
+        def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
+            yield DoomLoop("add", {}, 1)
+
+    waits: list[float] = []
+
+    def think(event: Any) -> None:
+        if isinstance(event, DoomLoop):
+            began = time.monotonic()
+            time.sleep(0.2)
+            waits.append(time.monotonic() - began)
+
+    began = time.monotonic()
+    with serve(call(), Reply("done")) as server:
+        events, _ = ask(server, tools=[add], hooks=Asking(), each=think)
+    (seconds,) = (event.seconds for event in events if isinstance(event, ToolEnd))
+    assert waits and seconds <= time.monotonic() - began - waits[0]
+
+
+def test_a_call_without_usable_arguments_reaches_no_hook() -> None:
+    called: list[str] = []
+    hooks = FunctionHooks(before_tool_call=lambda call, ctx: called.append(call.name))
+    with serve(Reply(calls=[("add", "[not an object")]), call(), Reply("done")) as server:
+        _, result = ask(server, tools=[add], hooks=hooks)
+    assert called == ["add"] and result.text == "done"
+    assert [each["role"] for each in result.messages].count("tool") == 2

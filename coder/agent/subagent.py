@@ -44,7 +44,7 @@ class Child:
     id: str
     spec: AgentSpec
     messages: list[Message] = field(default_factory=list)
-    repeated: tuple[str, int] = ("", 0)  # of its Budget
+    last_call: tuple[str, int] = ("", 0)  # of its Budget
     busy: bool = False
 
 
@@ -97,12 +97,12 @@ class Subagents:
         if child.busy:
             raise ToolError(f"the task {child.id} is still running")
         steps = child.spec.max_steps or self.limits.max_steps
-        budget = Budget(steps, parent, repeated=child.repeated)
+        budget = Budget(steps, parent, last_call=child.last_call)
         child.busy = True
         try:
             result = yield from self._run(ctx, child, prompt, budget)
         finally:
-            child.busy, child.repeated = False, budget.repeated
+            child.busy, child.last_call = False, budget.last_call
         ctx.abort.check()
         return _answer(child, result)
 
