@@ -16,7 +16,9 @@ from contextlib import contextmanager
 
 from coder.types import Aborted
 
-TICK = 0.05  # seconds between two looks at the token while waiting: well under the promised half second
+TICK = (
+    0.05  # seconds between two checks of the token while waiting; an abort is promised within one
+)
 
 
 class Abort:

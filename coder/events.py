@@ -68,7 +68,7 @@ class RunStart(BaseEvent):
 
 
 class RunEnd(BaseEvent):
-    """`text` is the answer, or why there is none; `error` is set if `stop_reason` is "error"."""
+    """`text` is the answer, or why there is none; `error` is what stopped it, with "error" and some "length"."""
 
     type: ClassVar[Literal["run_end"]] = "run_end"
     stop_reason: StopReason
@@ -100,7 +100,7 @@ class Status(BaseEvent):
 
 
 class Retry(BaseEvent):
-    """Attempt `attempt` failed; the next one starts after `delay` seconds. Its partial text is void."""
+    """Attempt `attempt` failed (counted anew where the cause is another); the next one starts after `delay` seconds. Its partial text is void."""
 
     type: ClassVar[Literal["retry"]] = "retry"
     attempt: int
@@ -156,7 +156,7 @@ class ToolCallDelta(BaseEvent):
 
 
 class ToolStart(BaseEvent):
-    """`arguments` is what the tool gets, or {} where the model's are unusable."""
+    """`arguments` are the model's, before hooks change them; {} where they are unusable."""
 
     type: ClassVar[Literal["tool_start"]] = "tool_start"
     id: str

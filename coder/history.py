@@ -48,7 +48,7 @@ def nothing_to_answer(messages: list[Message]) -> str:
     if last is None:
         return "there is no message to continue from"
     done = last["role"] == "assistant" and not last.get("tool_calls")
-    return "the model had the last word" if done else ""
+    return "the last message is a finished answer" if done else ""
 
 
 def text_of(message: Message) -> str:

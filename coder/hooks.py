@@ -20,7 +20,7 @@ from coder.types import Completion, Message, Request, ToolCall, ToolResult, Trig
 
 
 class Hooks:
-    """What can be put into a run. Every method does nothing; override those you need."""
+    """All hooks of a run. A method that is not overridden changes nothing; on_doom_loop asks the user."""
 
     def on_run_start(self, abort: Abort) -> Outcome[None]:
         """A run begins; `abort` is its token, for hooks that wait for something."""
@@ -32,7 +32,8 @@ class Hooks:
         """Look at the answer."""
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
-        """Change `call.arguments` in place, or return a result, which answers the call instead of the tool."""
+        """Change `call.arguments` in place, or return a result, which answers the call instead of the tool. Not called for
+        a call whose arguments are unusable."""
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> Outcome[ToolResult | None]:
         """Return another result, or None to keep it."""
@@ -49,7 +50,7 @@ class Hooks:
         """Called before every model call; None keeps the model's own key."""
 
     def get_steering_messages(self) -> Outcome[Sequence[Message]]:
-        """Called at the start, after each tool (messages make the remaining calls be skipped) and before `stop`."""
+        """Called at the start, after each tool (if it returns any, the remaining calls are skipped) and before `stop`."""
         return ()
 
     def get_follow_up_messages(self) -> Outcome[Sequence[Message]]:

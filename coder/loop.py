@@ -80,7 +80,7 @@ def run_to_end(run: Run) -> Events[RunResult]:
             yield from run.close()
         finally:
             for _ in run.close():
-                pass  # an error is being raised, or the consumer has stopped iterating
+                pass  # nobody gets these events: an exception, or the consumer stopped
         yield events.Status("idle", "ended")
         yield events.RunEnd(end.stop_reason, end.text, run.usage, run.steps, end.error)
         if interrupt:

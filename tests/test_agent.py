@@ -203,7 +203,7 @@ def test_continue_takes_steering_first_and_says_what_is_missing() -> None:
         with pytest.raises(ValueError, match="no message"):
             agent.continue_()
         agent.prompt("one")
-        with pytest.raises(ValueError, match="had the last word"):
+        with pytest.raises(ValueError, match="is a finished answer"):
             agent.continue_()
         agent.follow_up("later")
         agent.steer("now")

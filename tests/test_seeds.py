@@ -962,7 +962,7 @@ NOTICE = {"role": "notice", "content": "x"}
 
 @pytest.mark.parametrize("messages", [[], [NOTICE], [user("hi"), said("yes")]])
 def test_a_run_without_anything_to_answer_is_refused(messages: list[Message]) -> None:
-    why = r"no message to continue from|the model had the last word"
+    why = r"no message to continue from|the last message is a finished answer"
     with serve(Reply("yes")) as server:
         model, given = ChatModel("m", base_url=server.url), [user("go")]
         with pytest.raises(ValueError, match=why):

@@ -148,7 +148,7 @@ class Agent:
     def continue_(self) -> RunResult:
         """Go on without a new message: after an error, or with what waits in the queues (steering first).
 
-        Raises ValueError where there is nothing to go on with: no message, or the model had the last word.
+        Raises ValueError where there is nothing to go on with: no message, or the last message is a finished answer.
         """
         self._check_idle()
         problem = nothing_to_answer(self.state.messages)
