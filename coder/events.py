@@ -100,7 +100,7 @@ class Status(BaseEvent):
 
 
 class Retry(BaseEvent):
-    """Attempt `attempt` failed (counted anew where the cause is another); the next one starts after `delay` seconds. Its partial text is void."""
+    """Attempt `attempt` (counted per cause) failed; the next one starts after `delay` seconds. Its partial text is void."""
 
     type: ClassVar[Literal["retry"]] = "retry"
     attempt: int
