@@ -327,7 +327,7 @@ def test_an_error_is_kept_until_the_next_run_and_leaves_no_message() -> None:
         assert [message["role"] for message in agent.messages] == ["user"]
         assert agent.continue_().text == "fine" and agent.state.error is None
         agent.append_message({"role": "notification", "text": "for the screen"})
-        with pytest.raises(ValueError, match="the last word"):
+        with pytest.raises(ValueError, match="a finished answer"):
             agent.continue_()
 
 
