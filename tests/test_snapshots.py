@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from coder.events import (
     StepStart,
     ToolStart,
 )
-from coder.sessions.file_changes import MAX_FILE
+from coder.sessions.file_changes import MAX_FILE, RECENT
 from coder.sessions.snapshot_repo import MAX_STORED, SnapshotError
 from coder.sessions.snapshots import Snapshots, UndoResult, key_of, place
 from coder.tools.bash import bash
@@ -572,6 +573,20 @@ def test_many_files_are_covered_in_the_end_and_a_step_looks_at_nothing(
         desk.snapshots = Snapshots(desk.folder, desk.data)
     assert complete and len(done(desk.snapshots.undo())) == 2002 and desk.tree() == before
     desk.snapshots.close()
+
+
+def test_where_nothing_has_changed_nothing_is_written(desk: Desk) -> None:
+    """Neither in a step nor at the next start."""
+    desk.put({"a": "1", "d/b": "2"})
+    until(lambda: time.time_ns() - (desk.folder / "d/b").stat().st_ctime_ns > RECENT)
+    desk.run(sh("true"))
+    [database] = desk.data.glob("snapshots/*.db")
+    before = database.read_bytes()
+    for _ in range(2):
+        desk.run(sh("true"), sh("cat a"))
+        desk.snapshots.close()
+        desk.snapshots = Snapshots(desk.folder, desk.data)
+    assert database.read_bytes() == before and desk.notices() == []
 
 
 def test_a_repository_is_not_copied(desk: Desk) -> None:

@@ -72,7 +72,9 @@ class SnapshotRepo:
             path = f"{self._name}.db"
             os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))
             db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            db.executescript("PRAGMA auto_vacuum = full; PRAGMA synchronous = off;" + SCHEMA)
+            if not os.path.getsize(path):  # it writes, even where it is set
+                db.execute("PRAGMA auto_vacuum = full")
+            db.executescript("PRAGMA synchronous = off;" + SCHEMA)
             os.utime(path)  # in use
             self._db = db
         return self._db
