@@ -80,51 +80,29 @@ class Place:
         self,
         *arguments: str,
         server: ScriptedServer | None = None,
-        stdin: str | bytes | None = None,
         python: Sequence[str] = ("-m", "coder"),
-        timeout: float = 60,
         **env: str,
     ) -> Done:
-        """Start the program and wait for its end; without `stdin` that is the null device."""
-        data = stdin.encode() if isinstance(stdin, str) else stdin
-        given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if data is None else {"input": data}
-        done = subprocess.run(
-            [sys.executable, *python, *arguments],
-            cwd=self.ws,
-            env=self.env(server, **env),
-            timeout=timeout,
-            capture_output=True,
-            **given,
-        )
-        return subprocess.CompletedProcess(
-            done.args, done.returncode, done.stdout.decode("utf-8"), done.stderr.decode("utf-8")
-        )
+        """Start the program, with the null device as stdin, and wait for its end."""
+        return self.done([sys.executable, *python, *arguments], self.env(server, **env))
 
     def shell(self, command: str, server: ScriptedServer | None = None, **env: str) -> Done:
         """Run a line of bash in which $CODER is the program."""
         env |= {"CODER": f"{sys.executable} -m coder"}
-        return subprocess.run(
-            ["bash", "-c", command],
-            cwd=self.ws,
-            env=self.env(server, **env),
-            timeout=60,
-            capture_output=True,
-            encoding="utf-8",
-            stdin=subprocess.DEVNULL,
-        )
+        return self.done(["bash", "-c", command], self.env(server, **env))
+
+    def done(self, argv: Sequence[str], env: dict[str, str]) -> Done:
+        options: dict[str, Any] = {"cwd": self.ws, "env": env, "stdin": subprocess.DEVNULL}
+        options |= {"encoding": "utf-8", "capture_output": True, "timeout": 60}
+        return subprocess.run(argv, **options)
 
     def start(
         self, *arguments: str, server: ScriptedServer | None = None, **env: str
     ) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "coder", *arguments],
-            cwd=self.ws,
-            env=self.env(server, **env),
-            encoding="utf-8",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        options: dict[str, Any] = {"cwd": self.ws, "env": self.env(server, **env)}
+        options |= {"stdin": subprocess.DEVNULL, "encoding": "utf-8"}
+        options |= dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen([sys.executable, "-m", "coder", *arguments], **options)
 
 
 @pytest.fixture

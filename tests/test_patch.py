@@ -27,28 +27,35 @@ from tests.workspace import Workspace
 TOO_LONG = "n" * 300  # no file system takes this name: the write fails, not the plan
 
 
+def held_by(path: Path) -> str | bytes | None:
+    """A link's target, a file's contents, nothing of a folder."""
+    if path.is_symlink():
+        return os.readlink(path)
+    return path.read_bytes() if path.is_file() else None
+
+
 class Patching(Workspace):
     """A workspace whose files are put there and looked at by name."""
 
-    def apply(
+    def patch(
         self, body: str, begin: str = "*** Begin Patch\n", end: str = "\n*** End Patch"
-    ) -> str:
-        """Apply the sections in `body`; the result's text."""
-        result = self.call("apply_patch", patch=begin + body.strip("\n") + end)
-        assert not result.is_error, result.content
-        assert isinstance(result.content, str)
-        return result.content
+    ) -> ToolResult:
+        """The result of applying the sections in `body`."""
+        return self.call("apply_patch", patch=begin + body.strip("\n") + end)
 
-    def refused(
-        self, body: str, begin: str = "*** Begin Patch\n", end: str = "\n*** End Patch"
-    ) -> str:
+    def apply(self, *body: str) -> str:
+        """Apply them; the result's text."""
+        result = self.patch(*body)
+        assert not result.is_error, result.content
+        return str(result.content)
+
+    def refused(self, *body: str) -> str:
         """The error; no file may have changed."""
         before = self.files()
-        result = self.call("apply_patch", patch=begin + body.strip("\n") + end)
+        result = self.patch(*body)
         assert result.is_error, result.content
         assert self.files() == before
-        assert isinstance(result.content, str)
-        return result.content
+        return str(result.content)
 
     def put(self, **files: str | bytes) -> None:
         """Files by name; `_` in the name stands for the dot."""
@@ -65,14 +72,7 @@ class Patching(Workspace):
     def files(self) -> dict[str, object]:
         """All there is under the folder: names, modes, and contents or link targets."""
         return {
-            str(path.relative_to(self.folder)): (
-                path.lstat().st_mode,
-                os.readlink(path)
-                if path.is_symlink()
-                else path.read_bytes()
-                if path.is_file()
-                else None,
-            )
+            str(path.relative_to(self.folder)): (path.lstat().st_mode, held_by(path))
             for path in self.folder.rglob("*")
         }
 
@@ -119,14 +119,8 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
 
 def test_details_hold_the_diff_and_all_paths(ws: Patching) -> None:
     ws.put(a_py="one\n", b_py="x\n")
-    patch = """*** Begin Patch
-*** Update File: a.py
--one
-+1
-*** Update File: b.py
-*** Move to: c.py
-*** End Patch"""
-    result = ws.call("apply_patch", patch=patch)
+    moved = "*** Update File: b.py\n*** Move to: c.py"
+    result = ws.patch(f"*** Update File: a.py\n-one\n+1\n{moved}")
     assert result.details["paths"] == [str(ws.folder / name) for name in ("a.py", "b.py", "c.py")]
     assert result.details["diff"] == (
         "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-one\n+1\nrename from b.py\nrename to c.py"
@@ -374,10 +368,8 @@ def test_the_mode_stays_also_in_a_move(ws: Patching, mode: int) -> None:
     ws.apply(
         "*** Update File: a.sh\n-one\n+two\n*** Update File: b.sh\n*** Move to: c.sh\n-one\n+two"
     )
-    assert [stat.S_IMODE((ws.folder / name).stat().st_mode) for name in ("a.sh", "c.sh")] == [
-        mode,
-        mode,
-    ]
+    for name in ("a.sh", "c.sh"):
+        assert stat.S_IMODE((ws.folder / name).stat().st_mode) == mode
 
 
 def test_a_binary_file_can_be_deleted_and_not_updated(ws: Patching) -> None:
@@ -582,9 +574,7 @@ def test_what_changes_while_the_person_is_asked_is_not_overwritten(
     before: dict[str, object] = {}
     ws.put(a_py="one\n")  # never read: only what the patch itself has seen can tell
     ws.when_asked = meanwhile
-    result = ws.call(
-        "apply_patch", patch=f"*** Begin Patch\n*** Add File: c.py\n+x\n{section}\n*** End Patch"
-    )
+    result = ws.patch(f"*** Add File: c.py\n+x\n{section}")
     assert f"{name} changed on disk meanwhile" in str(result.content) and result.is_error
     assert ws.files() == before
 
@@ -593,7 +583,7 @@ def test_an_abort_while_the_person_is_asked_leaves_everything_alone(ws: Patching
     ws.put(a_py="one\n")
     ws.when_asked = ws.abort.set
     with pytest.raises(Aborted):
-        ws.call("apply_patch", patch="*** Begin Patch\n*** Delete File: a.py\n*** End Patch")
+        ws.patch("*** Delete File: a.py")
     assert ws.text("a.py") == "one\n"
 
 
@@ -613,9 +603,8 @@ def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Patching) -> 
     assert "File name too long" in said
     assert "The patch was not applied. All files are as they were before." in said
     assert ws.tools.seen.keys() == seen.keys()
-    ws.apply(
-        "*** Update File: a.sh\n-one\n+1\n*** Delete File: c.py"
-    )  # and none of them counts as changed
+    # and none of them counts as changed
+    ws.apply("*** Update File: a.sh\n-one\n+1\n*** Delete File: c.py")
 
 
 def test_a_file_may_give_way_to_a_folder_and_comes_back_if_that_fails(ws: Patching) -> None:
@@ -643,9 +632,8 @@ def test_what_cannot_be_written_or_put_back_is_reported(ws: Patching) -> None:
     assert "a.txt could not be written, and is as it was: File too large" in said
     assert "All files are as they were before" in said
     body = "*** Update File: b.txt\n-two\n+2\n*** Update File: a.txt\n one\n-" + "x" * 9000
-    patch = f"*** Begin Patch\n{body}\n*** Add File: {TOO_LONG}\n*** End Patch"
     with file_size_limit(4096):
-        result = ws.call("apply_patch", patch=patch)
+        result = ws.patch(f"{body}\n*** Add File: {TOO_LONG}")
     problem = f"Not all could be put back: {ws.folder}/a.txt could not be written"
     assert problem in str(result.content)
     assert (ws.text("a.txt"), ws.text("b.txt")) == ("one\n", "two\n")
@@ -791,15 +779,9 @@ def test_a_folder_that_becomes_a_link_while_the_person_is_asked_leads_nowhere(
             (root / name / "a").chmod(0o640)
         (root / "a").write_text("one\n")
         (root / "a").chmod(0o600)
-    before = {
-        path: (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
-        for path in outside.rglob("*")
-    }
+    before = Patching(outside).files()
     ws.when_asked = meanwhile
-    result = ws.call("apply_patch", patch=f"*** Begin Patch\n{body}\n*** End Patch")
+    result = ws.patch(body)
     assert result.is_error and "a link has taken its place" in str(result.content)
-    assert {
-        path: (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
-        for path in outside.rglob("*")
-    } == before
+    assert Patching(outside).files() == before
     assert ws.text("a") == ws.text("sub-aside/a") == ws.text("in-aside/sub/a") == "one\n"
