@@ -28,9 +28,18 @@ from coder.events import Compacted, Event, MessageEnd, Nested, Notice, RunEnd, R
 from coder.history import convert_to_llm, repair, user
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
-from coder.toolset import tool
 from coder.types import Aborted, Completion, Limits, Message, ModelError, Request, Trigger, Usage
-from tests.harness import FAST, ask, assert_all_valid, assert_valid, drive, serve
+from tests.harness import (
+    FAST,
+    all_of,
+    ask,
+    assert_all_valid,
+    assert_valid,
+    contents,
+    drive,
+    quick,
+    serve,
+)
 from tests.terminal import promptly, until
 
 HEADINGS = ["Goal", "Instructions", "Discoveries", "Accomplished", "Files"]
@@ -82,13 +91,8 @@ def model_of(server: ScriptedServer, window: int = 128_000) -> ChatModel:
     return ChatModel("m", base_url=server.url, context_window=window)
 
 
-@tool
+@quick
 def dump(part: int, size: int = 30_000) -> str:
-    """Print much.
-
-    part: which
-    size: characters
-    """
     return (f"part {part} is in order\n" * (size // 10))[:size]
 
 
@@ -102,7 +106,7 @@ def summarising(server: ScriptedServer) -> list[str]:
 
 
 def compacted(seen: Sequence[Event]) -> list[Compacted]:
-    return [event for event in seen if isinstance(event, Compacted)]
+    return all_of(Compacted, seen)
 
 
 def strategies(seen: Sequence[Event]) -> list[str]:
@@ -170,10 +174,6 @@ def by_hand(
 
 def scripted(*replies: Reply, window: int = 128_000) -> ScriptedModel:
     return ScriptedModel(replies or [Reply(SUMMARY)], context_window=window)
-
-
-def contents(messages: Sequence[Message]) -> list[Any]:
-    return [message.get("content") for message in messages]
 
 
 # ---- when -----------------------------------------------------------------------------------
@@ -270,10 +270,8 @@ def test_where_nothing_can_be_shortened_the_run_ends_with_the_limit() -> None:
     with ScriptedServer(answering(lambda body: OVERFLOW)) as server:
         seen, result = ask(server, "and?", messages=messages, hooks=Compaction(model_of(server)))
         assert len(asked_of(server)) == 3 and result.stop_reason == "length"
-    assert [(each.attempt, each.strategy) for each in compacted(seen)] == [
-        (1, "prune"),
-        (2, "summary"),
-    ]
+    attempts = [(each.attempt, each.strategy) for each in compacted(seen)]
+    assert attempts == [(1, "prune"), (2, "summary")]
 
 
 def test_a_compaction_that_was_asked_for_comes_before_anything_else_in_the_next_step() -> None:
@@ -300,13 +298,9 @@ def test_old_tool_output_becomes_a_note_and_nothing_else_changes() -> None:
     with ScriptedServer(lambda body: Reply("fine")) as server:
         messages = turns(6, 4_000)
         before = json.loads(json.dumps(messages))
-        options = {"model": {"context_window": 20_000}}
-        seen, _ = ask(
-            server, messages=messages, hooks=Compaction(model_of(server, 20_000)), **options
-        )
-        assert [(each.strategy, each.trigger) for each in compacted(seen)] == [
-            ("prune", "threshold")
-        ]
+        hooks, model = Compaction(model_of(server, 20_000)), {"context_window": 20_000}
+        [event] = compacted(ask(server, messages=messages, hooks=hooks, model=model)[0])
+        assert (event.strategy, event.trigger) == ("prune", "threshold")
         assert_all_valid(server)
         assert contents(server.requests[0]["messages"]) == contents(messages[:-1])
     pairs = list(zip(before, messages))
@@ -355,9 +349,7 @@ def test_pruning_has_to_gain_a_fifth_of_the_window(removable: int, strategy: str
         ("read", {"limit": 3, "path": "a b.py"}, "read a b.py"),
     ],
 )
-def test_a_note_is_one_short_line_and_written_once(
-    name: str, arguments: dict[str, Any], about: str
-) -> None:
+def test_a_note_is_one_short_line_and_written_once(name: str, arguments: Any, about: str) -> None:
     call = calling("a", "b", name=name, **arguments)
     messages = [user("go"), call, result("a", 1_234), result("b", 150), said("done")]
     once = prune(messages, 0)
@@ -540,13 +532,8 @@ def test_between_two_compactions_the_beginning_of_the_requests_stays_the_same_to
                 marks.append(len(asked_of(server)))
 
         options: dict[str, Any] = {"tools": [dump], "model": SMALL, "limits": Limits(max_steps=30)}
-        ask(
-            server,
-            hooks=Compaction(model_of(server, 8_000)),
-            each=each,
-            system="Be brief.",
-            **options,
-        )
+        hooks = Compaction(model_of(server, 8_000))
+        ask(server, hooks=hooks, each=each, system="Be brief.", **options)
         sent = [json.dumps(body["messages"])[:-1] for body in asked_of(server)]
     same = [after.startswith(before) for before, after in pairwise(sent)]
     assert len(marks) > 1 and [place + 1 for place, holds in enumerate(same) if not holds] == marks
@@ -749,16 +736,10 @@ def test_a_task_of_a_hundred_steps_runs_through_a_small_window() -> None:
         return Reply(f"{SUMMARY}\nthis is summary {count}. {'A fact of the task. ' * 100}")
 
     with ScriptedServer(answering(work, summary)) as server:
-        seen, result = ask(
-            server,
-            "Do all parts.",
-            messages=[user(fact), said("I will remember.")],
-            tools=[dump],
-            system="You are at work.",
-            model={"context_window": window},
-            limits=Limits(max_steps=101),
-            hooks=Compaction(model_of(server, window)),
-        )
+        options = {"system": "You are at work.", "model": {"context_window": window}}
+        options |= {"limits": Limits(max_steps=101), "hooks": Compaction(model_of(server, window))}
+        messages = [user(fact), said("I will remember.")]
+        seen, result = ask(server, "Do all parts.", [dump], messages, **options)
         assert_all_valid(server)
         assert max(len(json.dumps(body)) for body in server.requests) // 4 < window
         assert len(summarising(server)) <= 4 and not notices(seen)

@@ -219,15 +219,9 @@ NOT_LOADING = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "loading"),
-    [*((*row, True) for row in LOADING), *((*row, False) for row in NOT_LOADING)],
-    ids=name,
-)
-def test_a_server_that_loads_its_model_is_told_from_one_that_cannot(
-    status: int, body: Any, loading: bool
-) -> None:
-    assert classify(status, body).loading is loading
+def test_a_server_that_loads_its_model_is_told_from_one_that_cannot() -> None:
+    for rows, loading in ((LOADING, True), (NOT_LOADING, False)):
+        assert [row for row in rows if classify(*row).loading is not loading] == []
 
 
 # ---- the words ----------------------------------------------------------------------------------------------
@@ -309,77 +303,41 @@ def test_the_parameter_and_the_requests_id_are_passed_on() -> None:
         assert classify(500, "", {header: ""}).request_id is None
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (
-            ModelError("auth", "bad key.", status=401, request_id="r1"),
-            "the key was rejected: bad key (HTTP 401, request r1). "
-            "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
-        ),
-        (
-            ModelError("rate_limit", "HTTP status 429", status=429, retry_after=20.4),
-            "too many requests: HTTP status 429. The server asks to wait 20 s. Try again later.",
-        ),
-        (
-            ModelError("overflow", "", status=413),
-            "the conversation is too long for the model (HTTP 413). "
-            "Begin a new conversation, shorten this one, or use a model with a larger context.",
-        ),
-        (
-            ModelError("quota", "pay:", status=402),
-            "quota exceeded: pay (HTTP 402). Check the account of OPENAI_API_KEY.",
-        ),
-        (
-            ModelError("auth", "no", status=403),
-            "access was denied: no (HTTP 403). Check OPENAI_API_KEY, and that it belongs to this server "
-            "(OPENAI_BASE_URL).",
-        ),
-        (
-            ModelError("bad_request", "no"),
-            "the request was rejected: no. CODER_PROFILE and CODER_EXTRA_BODY change what is sent.",
-        ),
-        (
-            ModelError("bad_request", "x does not support tools"),
-            "the request was rejected: x does not support tools. Use a model that supports "
-            "tool calls (OPENAI_MODEL).",
-        ),
-        (
-            ModelError("not_found", "no"),
-            "not found: no. Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL).",
-        ),
-        (
-            ModelError("network", "no data for 9 s"),
-            "no data for 9 s. A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or "
-            "CODER_IDLE_TIMEOUT.",
-        ),
-        (
-            ModelError("server", "oops", status=500),
-            "the server failed: oops (HTTP 500). Try again later.",
-        ),
-        (
-            ModelError("network", "reset"),
-            "reset. Check the base URL (OPENAI_BASE_URL) and that the server runs.",
-        ),
-        (
-            ModelError("protocol", "no API"),
-            "no API. Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1.",
-        ),
-        (
-            ModelError("incomplete", "the answer was cut off"),
-            "the answer was cut off. If it breaks after the same time again, a proxy "
-            "may have a time limit.",
-        ),
-        (
-            ModelError("empty", "the answer was empty"),
-            "the answer was empty. Try again, or use another model (OPENAI_MODEL).",
-        ),
-        (ModelError("protocol", "no", advice="Do this."), "no. Do this."),
-    ],
-    ids=lambda value: getattr(value, "kind", ""),
-)
-def test_an_error_is_one_line_that_says_what_to_do(error: ModelError, line: str) -> None:
-    assert explain(error) == line
+# kind and facts | message | line
+EXPLAINED = """
+auth status=401 request_id=r1 | bad key. | the key was rejected: bad key (HTTP 401, request r1). KEY
+rate_limit status=429 retry_after=20.4 | HTTP status 429 | too many requests: HTTP status 429. The server asks to wait 20 s. LATER
+overflow status=413 | | the conversation is too long for the model (HTTP 413). NEW
+quota status=402 | pay: | quota exceeded: pay (HTTP 402). Check the account of OPENAI_API_KEY.
+auth status=403 | no | access was denied: no (HTTP 403). KEY
+bad_request | no | the request was rejected: no. CODER_PROFILE and CODER_EXTRA_BODY change what is sent.
+bad_request | x does not support tools | the request was rejected: x does not support tools. TOOLS
+not_found | no | not found: no. Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL).
+network | no data for 9 s | no data for 9 s. A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT.
+server status=500 | oops | the server failed: oops (HTTP 500). LATER
+network | reset | reset. Check the base URL (OPENAI_BASE_URL) and that the server runs.
+protocol | no API | no API. Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1.
+incomplete | the answer was cut off | the answer was cut off. If it breaks after the same time again, a proxy may have a time limit.
+empty | the answer was empty | the answer was empty. Try again, or use another model (OPENAI_MODEL).
+protocol advice=Stop. | no | no. Stop.
+"""
+ADVICE = {
+    "KEY": "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
+    "LATER": "Try again later.",
+    "NEW": "Begin a new conversation, shorten this one, or use a model with a larger context.",
+    "TOOLS": "Use a model that supports tool calls (OPENAI_MODEL).",
+}
+READ = {"status": int, "retry_after": float}
+
+
+@pytest.mark.parametrize("row", EXPLAINED.strip().split("\n"))
+def test_an_error_is_one_line_that_says_what_to_do(row: str) -> None:
+    facts, message, line = (cell.strip() for cell in row.split("|"))
+    kind, *given = facts.split()
+    pairs = (fact.split("=") for fact in given)
+    error = ModelError(kind, message, **{key: READ.get(key, str)(value) for key, value in pairs})  # type: ignore[arg-type]
+    first, _, last = line.rpartition(" ")
+    assert explain(error) == f"{first} {ADVICE.get(last, last)}"
 
 
 def test_an_error_over_the_wire_keeps_its_status_words_and_id_and_gains_no_secret() -> None:
@@ -390,7 +348,8 @@ def test_an_error_over_the_wire_keeps_its_status_words_and_id_and_gains_no_secre
     )
     with serve(bad) as server:
         _, result = ask(server, model={"api_key": "sk-CANARY", "headers": {"x-team": "sk-CANARY"}})
-    assert result.error and explain(result.error).startswith(
+    assert result.error
+    assert explain(result.error).startswith(
         "the key was rejected: bad \ufffd key (HTTP 401, request r1). "
     )
     assert "CANARY" not in f"{explain(result.error)}{result.error.to_dict()}{result.text}"
@@ -399,20 +358,11 @@ def test_an_error_over_the_wire_keeps_its_status_words_and_id_and_gains_no_secre
     assert result.error and result.error.message == "no such key"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "[" * 100000,
-        '{"error": ' * 50000,
-        "{",
-        "null",
-        "3",
-        '[[[{"error": 1}]]]',
-        '"words"',
-        '{"detail": ' + "[" * 900 + "]" * 900 + "}",
-    ],
-    ids=name,
-)
+SHAPES = ["[" * 100000, '{"error": ' * 50000, "{", "null", "3", '[[[{"error": 1}]]]', '"words"']
+SHAPES.append('{"detail": ' + "[" * 900 + "]" * 900 + "}")
+
+
+@pytest.mark.parametrize("body", SHAPES, ids=name)
 def test_an_error_of_any_shape_breaks_nothing(body: str) -> None:
     with serve(Reply(status=400, chunks=[body.encode()])) as server:
         _, result = ask(server)
@@ -431,9 +381,8 @@ def test_an_error_of_any_shape_breaks_nothing(body: str) -> None:
 def test_an_error_whose_body_cannot_be_read_is_judged_by_its_status(bad: Reply) -> None:
     with serve(bad, Reply("fine")) as server:
         events, result = ask(server, model={"first_byte_timeout": 5})
-    assert result.text == "fine" and [
-        event.error.kind for event in events if isinstance(event, Retry)
-    ] == ["server"]
+    assert result.text == "fine"
+    assert [event.error.kind for event in events if isinstance(event, Retry)] == ["server"]
 
 
 @pytest.mark.parametrize("word", ["Billing", "Rate limits", "prompt is too long"])
@@ -487,25 +436,16 @@ def test_an_html_page_is_judged_by_its_status(word: str) -> None:
     ],
     ids=name,
 )
-def test_the_wait_is_found_in_every_form(
-    headers: dict[str, str], message: str, seconds: float | None
-) -> None:
+def test_the_wait_is_found_in_every_form(headers: Any, message: str, seconds: float | None) -> None:
     assert retry_hint(headers, message) == (seconds if seconds is None else pytest.approx(seconds))
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        lambda now: str(now),
-        lambda now: str(int(now * 1000)),
-        lambda now: formatdate(now, usegmt=True),
-    ],
-    ids=["epoch", "epoch in ms", "date"],
-)
 @pytest.mark.parametrize("header", ["retry-after", "x-ratelimit-reset"])
-def test_a_moment_is_a_wait_from_now_on(moment: Any, header: str) -> None:
-    hint = retry_hint({header: moment(time.time() + 1000)}, "")
-    assert hint is not None and 900 < hint <= 1000
+def test_a_moment_is_a_wait_from_now_on(header: str) -> None:
+    then = time.time() + 1000
+    for moment in (str(then), str(int(then * 1000)), formatdate(then, usegmt=True)):
+        hint = retry_hint({header: moment}, "")
+        assert hint is not None and 900 < hint <= 1000, moment
 
 
 def test_the_hint_reaches_the_retry_from_headers_and_from_words() -> None:
@@ -515,9 +455,10 @@ def test_the_hint_reaches_the_retry_from_headers_and_from_words() -> None:
     ):
         with serve(reply, Reply("fine")) as server:
             events, result = ask(server)
-        assert result.text == "fine" and [
-            event.delay for event in events if isinstance(event, Retry)
-        ] == [pytest.approx(0.03)]
+        assert result.text == "fine"
+        assert [event.delay for event in events if isinstance(event, Retry)] == [
+            pytest.approx(0.03)
+        ]
 
 
 def test_geminis_wait_stands_in_its_details() -> None:
@@ -538,15 +479,13 @@ def test_when_a_rate_limit_is_reset_means_nothing_to_another_error(status: int) 
 
 
 def test_the_policy_doubles_with_jitter_up_to_a_cap_and_never_waits_less_than_it_is_asked() -> None:
-    policy, busy = (
-        RetryPolicy(base=2, cap=30, max_delay=60),
-        ModelError("server", "", retryable=True),
-    )
+    policy = RetryPolicy(base=2, cap=30, max_delay=60)
+
+    def asking(wait: float | None) -> ModelError:
+        return ModelError("server", "", retryable=True, retry_after=wait)
+
     for attempt, most in ((1, 2), (2, 4), (3, 8), (5, 30), (50, 30)):
-        delays = [policy.delay(busy, attempt) or 0 for _ in range(50)]
+        delays = [policy.delay(asking(None), attempt) or 0 for _ in range(50)]
         assert most * 0.75 <= min(delays) < max(delays) <= most
-    assert [
-        policy.delay(ModelError("server", "", retryable=True, retry_after=wait), 1)
-        for wait in (9, 60, 61)
-    ] == [9, 60, None]
+    assert [policy.delay(asking(wait), 1) for wait in (9, 60, 61)] == [9, 60, None]
     assert policy.delay(ModelError("auth", ""), 1) is None

@@ -554,9 +554,7 @@ BEGUN = """
         ),
     ],
 )
-def test_compaction_and_the_same_step_again(
-    trigger: str, first: tuple[Reply, ...], between: str
-) -> None:
+def test_compaction_and_the_same_step_again(trigger: str, first: Any, between: str) -> None:
     """K06, K19, K23: before the request, or in the place of the answer that ran into the limit. It is no step of its own."""
     window = 20 if trigger == "length" else 128_000
     assert told(

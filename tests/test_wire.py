@@ -21,17 +21,12 @@ from coder.providers.reasoning import ECHOED, THINK, ThinkTag, joined
 from coder.providers.response import CUT, sse
 from coder.providers.tool_call_deltas import ToolCallAssembler, parse_arguments
 from coder.providers.usage import Price, estimate, read_usage
-from coder.toolset import tool
 from coder.types import Completion, ModelError, Usage
-from tests.harness import FAST, ask, drive, serve, types
+from tests.harness import FAST, all_of, ask, drive, quick, serve, types
 
 
-@tool
+@quick
 def look(path: str = "") -> str:
-    """Look.
-
-    path: where
-    """
     return f"{path} seen"
 
 
@@ -106,9 +101,8 @@ def test_events_are_found_as_the_standard_says_and_as_servers_break_it(
 
 
 def test_a_line_without_an_end_has_a_limit_and_a_whole_file_in_one_event_has_none() -> None:
-    assert [len(data) for _, data in sse([b"data: ", *[b"x" * 100_000] * 100, b"\n\n"])] == [
-        10_000_000
-    ]
+    whole = sse([b"data: ", *[b"x" * 100_000] * 100, b"\n\n"])
+    assert [len(data) for _, data in whole] == [10_000_000]
     with pytest.raises(ModelError, match="too long"):
         list(sse(b"x" * 1_000_000 for _ in range(99)))
 
@@ -207,9 +201,7 @@ def test_the_same_bytes_in_any_chunks_are_the_same_answer(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(TEXTS, max_size=8).map("".join), PLACES)
-def test_a_text_cut_anywhere_is_the_same_text_and_the_same_thoughts(
-    text: str, places: list[int]
-) -> None:
+def test_a_text_cut_anywhere_is_the_same_text_and_the_same_thoughts(text: str, places: Any) -> None:
     units = text.encode("utf-16-le", "surrogatepass")  # some cut between halves of a character
     ends = sorted({0, len(units), *(place % (len(units) // 2 + 1) * 2 for place in places)})
     parts = [units[start:end].decode("utf-16-le", "surrogatepass") for start, end in pairwise(ends)]
@@ -296,27 +288,25 @@ def test_thoughts_are_shown_once_and_go_back_under_their_name(
     deltas: list[Any], thoughts: str, message: dict[str, Any]
 ) -> None:
     answer, events = assemble(*[chunk(**delta) for delta in deltas], chunk(content="x"))
-    assert (answer.reasoning, answer.text) == (thoughts, "x") and answer.message == {
-        "role": "assistant",
-        "content": "x",
-    } | message
-    shown = [event.text for event in events if isinstance(event, ReasoningDelta)]
+    assert (answer.reasoning, answer.text) == (thoughts, "x")
+    assert (
+        answer.message
+        == {
+            "role": "assistant",
+            "content": "x",
+        }
+        | message
+    )
+    shown = [event.text for event in all_of(ReasoningDelta, events)]
     assert all(shown) and ("".join(shown) == thoughts or "\ufffd" in "".join(shown))
 
 
 def test_what_goes_back_is_what_the_profile_says() -> None:
     chunks = [chunk(reasoning="a", reasoning_details=[{"text": "d"}]), chunk(content="x")]
-    assert assemble(*chunks, echoed=("reasoning",))[0].message == {
-        "role": "assistant",
-        "content": "x",
-        "reasoning": "a",
-    }
+    plain = {"role": "assistant", "content": "x"}
+    assert assemble(*chunks, echoed=("reasoning",))[0].message == plain | {"reasoning": "a"}
     tagged = chunk(content="<think>a</think>x")
-    assert assemble(tagged, echoed=(THINK,))[0].message == {
-        "role": "assistant",
-        "content": "x",
-        THINK: "a",
-    }
+    assert assemble(tagged, echoed=(THINK,))[0].message == plain | {THINK: "a"}
 
 
 def part(**members: Any) -> list[dict[str, Any]]:
@@ -447,12 +437,8 @@ def test_unknown_members_of_a_call_go_back_with_it() -> None:
 @pytest.mark.parametrize(
     ("sent", "kept"),
     [
-        ("look", "look"),
-        ("functions.look", "look"),
-        ("a.b.look", "look"),
-        ("look<|channel|>commentary", "look"),
-        ("functions.look<|end|>", "look"),
-        (" look ", "look"),
+        *((name, "look") for name in ("look", "functions.look", "a.b.look", " look ")),
+        *((name, "look") for name in ("look<|channel|>commentary", "functions.look<|end|>")),
         ("functions.other", "functions_other"),
         ("multi_tool_use.parallel", "multi_tool_use_parallel"),
         ("a b\u00e9", "a_b_"),
@@ -499,10 +485,8 @@ def test_arguments_are_an_object_or_unusable_and_nothing_that_is_missing_is_made
 def test_a_call_with_a_number_that_is_none_is_answered_and_the_history_stays_json() -> None:
     with serve(Reply(calls=[("look", '{"path": NaN}')]), Reply("fine")) as server:
         _, result = ask(server, tools=[look])
-        assert (
-            result.text == "fine"
-            and server.requests[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
-        )
+        assert result.text == "fine"
+        assert server.requests[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
         assert "NaN" in server.requests[1]["messages"][2]["content"]
 
 
@@ -542,10 +526,7 @@ def test_the_word_at_the_end(word: str | None, finish: str) -> None:
 
 
 def test_a_full_context_is_an_overflow_unless_there_is_text() -> None:
-    end, calls = (
-        chunk("model_context_window_exceeded"),
-        chunk(tool_calls=[piece("0 a look {}")]),
-    )
+    end, calls = chunk("model_context_window_exceeded"), chunk(tool_calls=[piece("0 a look {}")])
     assert assemble(chunk(content="x"), calls, end)[0].finish == "length"
     for chunks in ([end], [calls, end]):
         with pytest.raises(ModelError) as raised:
@@ -555,16 +536,8 @@ def test_a_full_context_is_an_overflow_unless_there_is_text() -> None:
 
 CALLING = chunk(tool_calls=[piece("0 i look {}")])
 PARTS = [{"type": "text", "text": "a"}, {"text": 3}, "x", {"type": "image"}, {"text": "b"}]
-NOTHING = [
-    None,
-    [],
-    3,
-    "x",
-    {},
-    {"choices": None},
-    {"choices": [{"delta": None}]},
-    {"choices": [{}]},
-]
+NOTHING = [None, [], 3, "x", {}, {"choices": None}, {"choices": [{"delta": None}]}]
+NOTHING += [{"choices": [{}]}]
 
 
 def whole(text: str, **more: Any) -> dict[str, Any]:
@@ -600,9 +573,8 @@ def test_text_is_what_every_member_of_every_chunk_says(chunks: list[Any], text: 
     answer, events = assemble(*chunks)
     assert (answer.text, answer.message["content"]) == (text, text or None)
     shown = "".join(event.text for event in events if isinstance(event, TextDelta))
-    assert shown.replace("\0", "\ufffd") + "\ufffd" * (len(text) - len(shown)) == text and not any(
-        "\ud800" <= c <= "\udfff" for c in shown
-    )
+    assert shown.replace("\0", "\ufffd") + "\ufffd" * (len(text) - len(shown)) == text
+    assert not any("\ud800" <= c <= "\udfff" for c in shown)
 
 
 def test_pieces_of_calls_are_shown_as_they_come() -> None:
@@ -700,21 +672,14 @@ def test_an_answer_without_usage_has_an_estimate_that_says_so() -> None:
 
 
 def notices(events: list[Event]) -> list[str]:
-    return [event.text for event in events if isinstance(event, Notice)]
+    return [event.text for event in all_of(Notice, events)]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<tool_call>{}</tool_call>",
-        "<|tool_calls_section_begin|>",
-        "<|tool_call_begin|>",
-        "<|tool_calls_begin|>",
-        "<function=look>",
-        "<|python_tag|>look()",
-        "[TOOL_CALLS][]",
-    ],
-)
+WRITTEN = "<tool_call>{}</tool_call> <|tool_calls_section_begin|> <|tool_call_begin|> <|tool_calls_begin|>"
+WRITTEN += " <function=look> <|python_tag|>look() [TOOL_CALLS][]"
+
+
+@pytest.mark.parametrize("text", WRITTEN.split())
 def test_a_call_that_is_written_as_text_is_reported_where_there_are_tools_and_no_calls(
     text: str,
 ) -> None:
@@ -836,10 +801,9 @@ def test_what_is_malformed_or_an_error_fails_the_attempt_and_no_more(bad: list[b
     ) as server:
         events, result = ask(server)
     assert result.text == "fine" and types(events).count("retry") == 1
-    error = next(event.error for event in events if isinstance(event, Retry))
-    assert ("oops" in error.message) == any(
-        b"oops" in each for each in bad
-    ) and "{'" not in error.message
+    error = all_of(Retry, events)[0].error
+    assert ("oops" in error.message) == any(b"oops" in each for each in bad)
+    assert "{'" not in error.message
     assert error.kind == ("server" if "oops" in error.message or b"[1]" in bad[-1] else "protocol")
 
 
@@ -925,13 +889,12 @@ def test_thinking_blocks_are_kept_whole() -> None:
     ],
     ids=["no first event", "no next event"],
 )
-def test_silence_is_ended_though_comments_come(
-    chunks: list[bytes], close: Any, model: dict[str, Any]
-) -> None:
+def test_silence_is_ended_though_comments_come(chunks: Any, close: Any, model: Any) -> None:
     with serve(Reply(chunks=chunks, close=close, pace=0.1), Reply("fine")) as server:
         events, result = ask(server, model=model)
-    retry = next(event for event in events if isinstance(event, Retry))
-    assert result.text == "fine" and (retry.error.kind, retry.error.message) == (
+    retry = all_of(Retry, events)[0]
+    assert result.text == "fine"
+    assert (retry.error.kind, retry.error.message) == (
         "network",
         "no data for 0.4 s",
     )
@@ -993,4 +956,4 @@ def test_a_body_that_ends_in_an_event_is_asked_for_again(before: bytes, finish: 
     with serve(Reply(chunks=chunks), Reply("all three")) as server:
         events, result = ask(server)
         assert result.text == "all three" and len(server.requests) == 2
-        assert [event.error.kind for event in events if isinstance(event, Retry)] == ["incomplete"]
+        assert [event.error.kind for event in all_of(Retry, events)] == ["incomplete"]
