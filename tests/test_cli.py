@@ -705,9 +705,7 @@ def test_a_trace_goes_through_pipes_that_have_two_ends(place: Place) -> None:
     ("command", "code"),
     [("hi", 2), ("sessions", 2), ("export abc", 2), ("--version", 0), ('-C "$HOME" hi', 0)],
 )
-def test_a_removed_folder_is_one_line_where_it_is_needed(
-    place: Place, command: str, code: int
-) -> None:
+def test_a_removed_folder_is_one_line_where_needed(place: Place, command: str, code: int) -> None:
     with serve(Reply("Hello.")) as server:
         done = place.shell(f"mkdir gone && cd gone && rmdir ../gone && $CODER {command}", server)
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr

@@ -485,9 +485,7 @@ def test_headers_that_cannot_be_sent_are_reported_without_their_values(settings:
         ("CODER_PROFILE", '{"ids": "("}', "CODER_PROFILE: "),
     ],
 )
-def test_what_is_no_profile_or_body_is_said(
-    settings: Sources, name: str, value: str, said: str
-) -> None:
+def test_what_is_no_profile_is_said(settings: Sources, name: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         settings(env=NEEDED | {name: value})
 

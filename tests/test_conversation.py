@@ -408,9 +408,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ("part.data", "7"),
     ],
 )
-def test_a_row_of_another_program_hinders_nothing(
-    tmp_path: Path, column: str, value: object
-) -> None:
+def test_another_programs_row_hinders_nothing(tmp_path: Path, column: str, value: object) -> None:
     tools = Reply("I look.", [("bash", {"command": "echo hi"})], reasoning="hm")
     with (
         contextlib.closing(Store(tmp_path / "sessions.db")) as store,

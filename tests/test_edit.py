@@ -188,9 +188,7 @@ def test_what_is_refused_and_why(ws: Editing, case: str) -> None:
         ("“two”\nthree\n", '"two" \nthree\n', '"two"\nthree\n'),
     ],
 )
-def test_a_close_fit_goes_before_a_looser_one(
-    ws: Editing, looser: str, closer: str, old: str
-) -> None:
+def test_a_close_fit_goes_before_a_loose(ws: Editing, looser: str, closer: str, old: str) -> None:
     after = ws.edited(f"{looser}between\n{closer}end\n", old, "X\n").decode()
     assert after.startswith(f"{looser}between\nX\n")
     assert "two" not in after.removeprefix(looser)
@@ -216,9 +214,7 @@ def test_shared_lines_tell_whether_new_is_off_too(ws: Editing, off: str, given: 
         ("one()\n        two()\n", "one()"),
     ],
 )
-def test_a_deleted_line_goes_with_its_newline(
-    ws: Editing, old: str, new: str, newline: str
-) -> None:
+def test_a_deleted_line_takes_its_newline(ws: Editing, old: str, new: str, newline: str) -> None:
     before = BLOCK.replace("\n", newline)
     after = BLOCK.replace("        two()\n", "").replace("\n", newline)
     assert ws.edited(before, old, new).decode() == after
@@ -347,9 +343,7 @@ def test_a_denied_edit_is_not_made(ws: Editing) -> None:
 
 @pytest.mark.parametrize("content", ["one\nthe user's\n", None])
 @pytest.mark.parametrize("was_read", [True, False])
-def test_what_the_user_does_meanwhile_stays(
-    ws: Editing, was_read: bool, content: str | None
-) -> None:
+def test_the_users_own_change_stays(ws: Editing, was_read: bool, content: str | None) -> None:
     def meanwhile() -> None:
         if content is None:
             ws.file.unlink()
@@ -396,18 +390,14 @@ def test_of_a_secret_file_nothing_is_shown_without_permission(ws: Editing) -> No
         (b"a\r\nb\nc\r\nd\ne\r", "d\ne", "D", b"a\r\nb\nc\r\nD\r"),
     ],
 )
-def test_mixed_line_endings_stay(
-    ws: Editing, before: bytes, old: str, new: str, after: bytes
-) -> None:
+def test_mixed_newlines_stay(ws: Editing, before: bytes, old: str, new: str, after: bytes) -> None:
     assert ws.edited(before, old, new) == after
 
 
 @pytest.mark.case("FIL-15")
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["utf-8-sig", "utf-16", "utf-8"])
-def test_the_mark_and_a_missing_newline_at_the_end_are_kept(
-    ws: Editing, mark: str, newline: str
-) -> None:
+def test_the_mark_and_a_missing_last_newline_are_kept(ws: Editing, mark: str, newline: str) -> None:
     before, after = (
         newline.join(lines).encode(mark) for lines in (["öne", "two"], ["öne", "zwö", "drei"])
     )
@@ -568,9 +558,7 @@ SOUP = st.text(st.sampled_from('ab“" \t\r\n'), max_size=20)
 
 @settings(max_examples=100, deadline=None)
 @given(SOUP, SOUP, PIECES, st.booleans())
-def test_any_edit_works_or_leaves_the_file_alone(
-    text: str, old: str, new: str, every: bool
-) -> None:
+def test_any_edit_works_or_changes_nothing(text: str, old: str, new: str, every: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ws = Editing(Path(folder))
         ws.holds(text)

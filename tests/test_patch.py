@@ -140,9 +140,7 @@ def test_details_hold_the_diff_and_all_paths(ws: Patching) -> None:
         ("*** Begin Patch\n\n", "\n\n\n*** End Patch"),
     ],
 )
-def test_wrapping_and_blank_lines_around_it_are_tolerated(
-    ws: Patching, begin: str, end: str
-) -> None:
+def test_wrapping_and_blank_lines_around_are_tolerated(ws: Patching, begin: str, end: str) -> None:
     ws.put(a_py="one\ntwo\n")
     ws.apply("*** Update File: a.py\n@@\n-one\n+1\n two", begin, end)
     assert ws.text("a.py") == "1\ntwo\n"
@@ -180,9 +178,7 @@ MALFORMED += [
 
 
 @pytest.mark.parametrize(("patch", "said"), MALFORMED)
-def test_a_malformed_patch_is_refused_with_its_wrong_line(
-    ws: Patching, patch: str, said: str
-) -> None:
+def test_a_malformed_patch_is_refused_with_its_line(ws: Patching, patch: str, said: str) -> None:
     ws.put(a_py="one\n")
     assert said in ws.refused(patch, "", "")
 

@@ -289,9 +289,7 @@ def test_a_damaged_file_is_kept_and_a_new_one_begun(
     assert [each.read_bytes() for each in aside(path)] == [before]
 
 
-def test_damage_that_a_write_notices_costs_no_message(
-    large: tuple[Path, str, list[Message]],
-) -> None:
+def test_damage_seen_by_a_write_costs_no_message(large: tuple[Path, str, list[Message]]) -> None:
     path, session_id, messages = large
     told: list[str] = []
     with contextlib.closing(Store(path)) as store:
@@ -309,9 +307,7 @@ def test_damage_that_a_write_notices_costs_no_message(
 @pytest.mark.parametrize(
     "hurt", ["DROP TABLE search_data", "UPDATE search_data SET block = x'ffff0000'"]
 )
-def test_a_damaged_search_index_is_made_again(
-    large: tuple[Path, str, list[Message]], hurt: str
-) -> None:
+def test_a_damaged_index_is_made_again(large: tuple[Path, str, list[Message]], hurt: str) -> None:
     path, session_id, messages = large
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute(hurt)
@@ -1096,9 +1092,7 @@ def test_a_run_of_the_loop_is_kept_where_it_is_watched(tmp_path: Path) -> None:
             Agent("m", base_url=server.url, session=session, messages=[said("hi")])
 
 
-def test_a_closed_store_leaves_its_sessions(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_closed_store_leaves_sessions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = SessionStore(tmp_path / "sessions.db")
     session = first.open()
     session.messages.append(said("hi"))
