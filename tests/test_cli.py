@@ -519,6 +519,8 @@ ONE_LINE: dict[str, tuple[dict[str, str], list[str]]] = {
     "--context-window -5 hi": (NINE, ["CODER_CONTEXT_WINDOW"]),
     "--no-session -c hi": (NINE, ["--no-session and -c"]),
     "-r hi": (NINE, ["nothing to do"]),
+    "--demo hi": ({}, ["--demo has a task of its own"]),
+    "--demo -c": ({}, ["--demo has a task of its own"]),
 }
 
 
@@ -557,7 +559,7 @@ def imported(done: Done) -> set[str]:
 def test_what_runs_no_model_imports_no_library(place: Place) -> None:
     traced = ["-X", "importtime", "-m", "coder"]
     libraries = {"openai", "httpx2", "httpx", "rich", "dotenv", "pydantic"}
-    for words in ("--version", "--help", "sessions list"):
+    for words in ("--version", "--help", "sessions list", "sessions --all"):
         done = place.coder(*words.split(), python=traced, PYTHONIOENCODING="ascii")
         loaded = imported(done)
         assert done.returncode == 0 and "coder.cli.main" in loaded

@@ -220,6 +220,13 @@ def test_http_to_another_machine_has_to_be_allowed_by_the_user(settings: Sources
     assert settings(env=env | {"OPENAI_BASE_URL": url.lower().replace("http", "https")}).base_url
 
 
+def test_a_wrong_address_that_does_not_count_is_no_error(settings: Sources) -> None:
+    env, user = NEEDED | {"OPENAI_API_KEY": "k"}, {"OPENAI_BASE_URL": "no address"}
+    assert settings(env=env, user=user).base_url == NEEDED["OPENAI_BASE_URL"]
+    env = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
+    assert settings(env=env, user=user).base_url is None
+
+
 def test_the_host_that_is_shown_holds_no_password(settings: Sources) -> None:
     env = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
     url = "https://me:pass@api.example:8443/v1"

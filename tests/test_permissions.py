@@ -588,9 +588,10 @@ def test_a_repetition_is_decided_by_a_rule_or_by_the_user(
             event.reply(allow)
 
     permissions = Permissions(rules_of(rules), can_ask=can_ask)
-    with serve(Reply("", calls=[("ls", {})] * 3), Reply("Done.")) as server:
-        events, _ = ask(server, tools=Toolset([ls], cwd=ws), hooks=permissions, each=each)
-    assert results(events)[2].startswith("Not run") != runs
+    for hooks in permissions, permissions.child([]):
+        with serve(Reply("", calls=[("ls", {})] * 3), Reply("Done.")) as server:
+            events, _ = ask(server, tools=Toolset([ls], cwd=ws), hooks=hooks, each=each)
+        assert results(events)[2].startswith("Not run") != runs
 
 
 def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:

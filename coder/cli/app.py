@@ -129,7 +129,7 @@ class App:
         return made
 
     def _compaction(
-        self, model: ChatModel, notes: Callable[[], list[Message]] | None
+        self, model: ChatModel, notes: Callable[[], list[Message]]
     ) -> Compaction | None:
         module = optional("coder.agent.compaction") if self.compacts else None
         prompt = self.agents["compaction"].prompt
@@ -225,7 +225,7 @@ class App:
         model = self.chat_model(spec.model or self.model.name)
         permissions = self.permissions.child([*spec.rules, NO_TASK])
         folder_files = self._folder_files()
-        compaction = self._compaction(model, folder_files.notes if folder_files else None)
+        compaction = self._compaction(model, folder_files.notes if folder_files else list)
         users = [each.in_child() for each in self.users_hooks]
         hooks = HookChain(*self._hooks(permissions, lambda: spec, users, folder_files, compaction))
         tools = permissions.offered(self.built_in(model.name))

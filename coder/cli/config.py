@@ -21,6 +21,7 @@ from coder.tools.environment import header_secret
 
 # What a folder may set. The rest costs money or time, weakens the model, names a file that we read or changes what is sent.
 OF_A_FOLDER = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL")
+SERVER = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "CODER_HEADERS")  # all from one source
 PLACES = ("the environment", "your .env", "the folder's .env")
 # Of config_folder(): in a workspace's .coder they do nothing, which is reported
 OURS = (".env", "hooks.json", "plugins", "agents")
@@ -55,7 +56,7 @@ def load(cwd: Path, flags: Mapping[str, object] | None = None) -> Settings:
     counts = place == PLACES[-1]
     sources = sources if counts else sources[:-1]
     first = {name: next((s[name] for s in sources if s.get(name)), "") for name in NAMES}
-    values = {SETTINGS[name][0]: value_of(name, first) for name in NAMES if name != "CODER_HEADERS"}
+    values = {SETTINGS[name][0]: value_of(name, first) for name in NAMES if name not in SERVER}
     values |= {"base_url": base_url, "api_key": api_key}
     if not values["model"]:
         raise ConfigError("no model: set OPENAI_MODEL, or use -m NAME")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
 MIN_LIKENESS = 0.8  # of difflib: a letter too many, missing, or wrong
 Task = Callable[[], int]  # returns the exit code
-VERBS = ("list", "search", "show", "fork", "rm", "-h", "--help")
+VERBS = ("list", "search", "show", "fork", "rm", "-a", "--all", "-h", "--help")
 
 # name -> (how it is used, whether these words behind the name are it and no prompt)
 SUBCOMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], bool]]] = {
@@ -140,12 +140,12 @@ def session_of(arguments: argparse.Namespace, prompt: str) -> Task:
     one_shot = (bool(prompt) or arguments.print or not terminal) and not arguments.interactive
     if one_shot and arguments.resume == "":
         raise ConfigError("-r needs the ID of a conversation here; `coder sessions` lists them")
-    if one_shot and not prompt and not sys.stdin.isatty():
-        raise ConfigError("nothing to do: give a PROMPT, or text on stdin")
     if arguments.interactive and not terminal:
         raise ConfigError("-i needs a terminal")
-    if one_shot and not prompt:
+    if one_shot and not prompt and sys.stdin.isatty():
         prompt = read_stdin().strip()
+    if one_shot and not prompt:
+        raise ConfigError("nothing to do: give a PROMPT, or text on stdin")
     flags = {name: value for name, value in vars(arguments).items() if name.isupper()}
     settings = load(Path.cwd(), flags)
     drop_api_key()
@@ -169,6 +169,8 @@ def session_of(arguments: argparse.Namespace, prompt: str) -> Task:
 def demonstrate(arguments: argparse.Namespace) -> int:
     """The scripted server, a scratch copy of the broken project, and a run over them."""
     demo = needed("coder.devtools.demo", "--demo")
+    if arguments.prompt or arguments.resume is not None or arguments.continue_:
+        raise ConfigError("--demo has a task of its own: no PROMPT, -c or -r beside it")
     folder = demo.scratch_project()
     os.chdir(folder)
     sys.stderr.write(

@@ -63,14 +63,17 @@ def sessions(words: Sequence[str]) -> int:
     """List, search, show, fork and remove what was kept."""
     flags = _flags("sessions", "The conversations that were kept on this machine.")
     verbs = flags.add_subparsers(dest="verb", metavar="list|search|show|fork|rm")
-    flags.set_defaults(verb="list", run=_list, all=False)
+    flags.add_argument("-a", "--all", action="store_true", help="of all folders")
+    flags.set_defaults(verb="list", run=_list)
     for name, (run, text, argument, number) in VERBS.items():
         verb = verbs.add_parser(name, help=text)
         verb.set_defaults(run=run)
         if argument:
             verb.add_argument(argument, nargs=number)
         else:
-            verb.add_argument("-a", "--all", action="store_true", help="of all folders")
+            verb.add_argument(
+                "-a", "--all", action="store_true", default=argparse.SUPPRESS, help="of all folders"
+            )
     given = flags.parse_args(words)
     with _open_store("sessions") as store:
         return int(given.run(store, given))

@@ -272,7 +272,7 @@ class Permissions(Hooks):
 
     def on_doom_loop(self, event: DoomLoop) -> Outcome[bool]:
         """Let a rule decide, or the user."""
-        action = self._decide_path(("doom_loop",), event.name, Path()).action
+        action = self.judge("doom_loop", event.name, Path()).action
         if action == "ask" and self.can_ask:
             yield event
             return event.allowed
