@@ -197,24 +197,33 @@ def test_http_on_an_https_port_and_the_reverse_are_said_at_once(certificates: Pa
 
 
 @contextmanager
+def listening(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A server that gives each connection to `answer` and closes it; its port."""
+
+    def work() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                caller = door.accept()[0]
+                with caller:
+                    answer(caller)
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        threading.Thread(target=work, daemon=True).start()
+        yield door.getsockname()[1]
+        door.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
 def proxy(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
     """Answers what it is asked with the same words; its address, and what was asked."""
     asked: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as door:
 
-        def work() -> None:
-            while True:
-                try:
-                    caller = door.accept()[0]
-                except OSError:
-                    return
-                with caller:
-                    asked.append(caller.recv(65536))
-                    caller.sendall(answer)
+    def work(caller: socket.socket) -> None:
+        asked.append(caller.recv(65536))
+        caller.sendall(answer)
 
-        threading.Thread(target=work, daemon=True).start()
-        yield f"http://me:SECRET@127.0.0.1:{door.getsockname()[1]}", asked
-        door.shutdown(socket.SHUT_RDWR)
+    with listening(work) as port:
+        yield f"http://me:SECRET@127.0.0.1:{port}", asked
 
 
 THERE = "https://llm.example/v1"
@@ -265,7 +274,7 @@ def socks(port: int, login: bytes = b"", code: int = 0) -> Iterator[tuple[int, l
             target.shutdown(socket.SHUT_WR)
 
     def serve_one(caller: socket.socket) -> None:
-        with caller, socket.create_connection(("127.0.0.1", port)) as server:
+        with socket.create_connection(("127.0.0.1", port)) as server:
             caller.recv(100)
             caller.sendall(b"\x05\x02" if login else b"\x05\x00")
             if login:
@@ -280,14 +289,8 @@ def socks(port: int, login: bytes = b"", code: int = 0) -> Iterator[tuple[int, l
             passed(caller, server)
             back.join(5)
 
-    def work() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                serve_one(door.accept()[0])
-
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        threading.Thread(target=work, daemon=True).start()
-        yield door.getsockname()[1], asked
+    with listening(serve_one) as door:
+        yield door, asked
 
 
 @pytest.mark.parametrize("login", [b"", b"me:SECRET@"])
@@ -364,20 +367,15 @@ def test_an_abort_ends_a_handshake_that_the_other_side_does_not_answer(
 
 
 def test_a_refusal_that_comes_before_the_whole_request_is_sent_is_read() -> None:
-    answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n"
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    def refuse(caller: socket.socket) -> None:
+        caller.recv(1000)
+        caller.sendall(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n")
+        caller.shutdown(socket.SHUT_WR)
+        while caller.recv(1 << 20):
+            pass
 
-        def work() -> None:
-            caller = door.accept()[0]
-            with caller:
-                caller.recv(1000)
-                caller.sendall(answer)
-                caller.shutdown(socket.SHUT_WR)
-                while caller.recv(1 << 20):
-                    pass
-
-        threading.Thread(target=work, daemon=True).start()
-        model = ChatModel("m", base_url=f"http://127.0.0.1:{door.getsockname()[1]}/v1")
+    with listening(refuse) as port:
+        model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
         _, result = drive(run_loop([], model, prompts="x" * 5_000_000, retry=FAST))
     assert result.error and (result.error.kind, result.error.status) == ("overflow", 413)
 
@@ -426,23 +424,16 @@ def test_a_body_is_read_in_each_form_and_one_that_is_broken_is_no_answer(
     head = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 200 OK\r\n"
     whole = head + b"content-type: text/event-stream\r\n" + answer
     parts = [whole[i : i + size] for i in range(0, len(whole), size)]
-    with socket.create_server(("127.0.0.1", 0)) as door:
 
-        def work() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    caller = door.accept()[0]
-                    with caller:
-                        caller.recv(65536)
-                        for part in parts[:100_000]:
-                            caller.sendall(part)
+    def send(caller: socket.socket) -> None:
+        caller.recv(65536)
+        for part in parts[:100_000]:
+            caller.sendall(part)
 
-        threading.Thread(target=work, daemon=True).start()
+    with listening(send) as port, promptly(20):
         once = RetryPolicy(base=0.01, max_delay=-1.0)
-        model = ChatModel("m", base_url=f"http://127.0.0.1:{door.getsockname()[1]}/v1")
-        with promptly(20):
-            text = drive(run_loop([], model, prompts="go", retry=once))[1].text
-        door.shutdown(socket.SHUT_RDWR)
+        model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
+        text = drive(run_loop([], model, prompts="go", retry=once))[1].text
     assert said in text
 
 

@@ -61,6 +61,8 @@ def stream(*chunks: Any, done: bool = True) -> list[bytes]:
     )
 
 
+LINE = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"  # no end of a line here
+
 # ---- bytes -> events -------------------------------------------------------------------------------------
 
 
@@ -80,10 +82,7 @@ def stream(*chunks: Any, done: bool = True) -> list[bytes]:
         (b"data: a\r\ndata: b\r\n\r\n", ["a\nb"]),
         (b"\xef\xbb\xbfdata: a\n\ndata: \xef\xbb\xbfb\n\n", ["a", "\ufeffb"]),
         (b"data: \xff\n\ndata: \xe2\x82", ["\ufffd", (CUT, "\ufffd")]),
-        (
-            "data: a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\n\n".encode(),
-            ["a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"],
-        ),
+        (f"data: {LINE}\n\n".encode(), [LINE]),
         (b"event: error\ndata: a\n\ndata: b\n\n", [("error", "a"), "b"]),
         (b"event: ping\n\ndata: a\n\n", ["a"]),
         (b"error: {}\n\n", [("error", "{}")]),
@@ -256,11 +255,7 @@ NESTED = {"type": "thinking", "thinking": [{"type": "text", "text": "a"}, "x", {
 @pytest.mark.parametrize(
     ("deltas", "thoughts", "message"),
     [
-        (
-            [{"reasoning_content": "a"}, {"reasoning_content": "b"}],
-            "ab",
-            {"reasoning_content": "ab"},
-        ),
+        ([{"reasoning_content": text} for text in "ab"], "ab", {"reasoning_content": "ab"}),
         ([{"reasoning": "a"}], "a", {}),
         ([{"reasoning_text": "a"}], "a", {}),
         ([{"reasoning": "a", "reasoning_content": "a"}], "a", {"reasoning_content": "a"}),
@@ -277,11 +272,7 @@ NESTED = {"type": "thinking", "thinking": [{"type": "text", "text": "a"}, "x", {
         ),
         ([{"reasoning_details": []}, {"extra_content": None}], "", {}),
         ([{"reasoning_opaque": "a"}, {"reasoning_opaque": "b"}], "", {"reasoning_opaque": "ab"}),
-        (
-            [{"extra_content": {"a": 1}}, {"extra_content": {"b": 2}}],
-            "",
-            {"extra_content": {"a": 1, "b": 2}},
-        ),
+        ([{"extra_content": {key: 1}} for key in "ab"], "", {"extra_content": {"a": 1, "b": 1}}),
     ],
 )
 def test_thoughts_are_shown_once_and_go_back_under_their_name(
@@ -874,18 +865,16 @@ def test_thinking_blocks_are_kept_whole() -> None:
     assert message["thinking_blocks"] == [first, *THINKING[3:]]
 
 
+PINGS = [b": ping\n\n"] * 80
+
 # ---- waiting ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("chunks", "close", "model"),
     [
-        ([b": ping\n\n"] * 80, "hang", {"first_byte_timeout": 0.4}),
-        (
-            [*stream(chunk(content="x"), done=False), *[b": ping\n\n"] * 80],
-            "hang",
-            {"idle_timeout": 0.4},
-        ),
+        (PINGS, "hang", {"first_byte_timeout": 0.4}),
+        ([*stream(chunk(content="x"), done=False), *PINGS], "hang", {"idle_timeout": 0.4}),
     ],
     ids=["no first event", "no next event"],
 )
