@@ -121,6 +121,7 @@ class Keyboard:
 
         Raises EOFError at Ctrl+D, KeyboardInterrupt at Ctrl+C, Leave at a second Ctrl+C.
         """
+        text = strip_controls(early[0]) if early else ""
         late: list[int] = []  # Ctrl+C while readline calls `draw`, where it drops what is raised
 
         def press(number: int, frame: FrameType | None) -> None:
@@ -135,7 +136,7 @@ class Keyboard:
                 press(late.pop(), frame)
 
         def draw() -> None:
-            readline, text = self.readline, strip_controls(early[0])
+            readline = self.readline
             try:
                 readline.insert_text(text)  # type: ignore[union-attr]
             except UnicodeEncodeError:  # the C locale
