@@ -2,7 +2,7 @@
 
     from coder import ChatModel, run_loop
 
-    for event in run_loop([], ChatModel("gpt-5"), prompts="Say hello."):
+    for event in run_loop([], ChatModel("gpt-5"), prompt="Say hello."):
         print(event)
 
 The core is in this folder: types, events, abort, loop, model_call, tool_calls, run, toolset, arguments,

@@ -31,7 +31,7 @@ def run_loop(
     model: Model,
     tools: Toolset | Iterable[Tool | Callable[..., object]] = (),
     *,
-    prompts: str | Sequence[Message] = (),
+    prompt: str | Sequence[Message] = (),
     system: str = "",
     reasoning: Reasoning = "off",
     hooks: Hooks | None = None,
@@ -43,7 +43,7 @@ def run_loop(
 ) -> Events[RunResult]:
     """A generator of the events of one run, which returns its RunResult.
 
-    `prompts` are added to the list first. `max_steps` is short for that of `limits`; `budget`: a sub-agent's.
+    `prompt` (text or messages) is added to the list first. `max_steps` is short for that of `limits`; `budget`: a sub-agent's.
     Raises ValueError where there is nothing to answer, KeyboardInterrupt and programming errors.
     """
     if not isinstance(hooks, Hooks | None):
@@ -60,7 +60,7 @@ def run_loop(
         retry,
         abort or Abort(),
         budget or Budget(limits.max_steps),
-        pending=[user(prompts)] if isinstance(prompts, str) else list(prompts),
+        pending=[user(prompt)] if isinstance(prompt, str) else list(prompt),
     )
     return run_to_end(run)
 

@@ -58,7 +58,7 @@ def ask(
     chat = ChatModel("m", base_url=server.url, **(model or {}))
     options = {"retry": FAST, "limits": Limits(), "abort": Abort()} | options
     return drive(
-        run_loop([] if messages is None else messages, chat, tools, prompts=prompt, **options), each
+        run_loop([] if messages is None else messages, chat, tools, prompt=prompt, **options), each
     )
 
 

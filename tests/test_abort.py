@@ -610,7 +610,7 @@ def test_an_abort_while_the_connection_is_made(answers: bool) -> None:
     model = ChatModel("m", base_url=server.url)
 
     def run() -> None:
-        drive(run_loop([], model, prompts="go", abort=abort, retry=FAST))
+        drive(run_loop([], model, prompt="go", abort=abort, retry=FAST))
         ended.set()
 
     thread = threading.Thread(target=run)
@@ -639,7 +639,7 @@ def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs() 
     messages, events = list[Message](), list[Event]()
     with serve(Reply("So:", calls=[("pressed", {}), ("pressed", {})])) as server:
         model = ChatModel("m", base_url=server.url)
-        run = run_loop(messages, model, [pressed], prompts="go", retry=FAST)
+        run = run_loop(messages, model, [pressed], prompt="go", retry=FAST)
         with pytest.raises(KeyboardInterrupt):
             for event in run:
                 events.append(event)
@@ -656,7 +656,7 @@ def test_a_consumer_that_leaves_leaves_nothing_behind(
     calls = command(f"echo partial; setsid sleep 301 & {SLEEP}", "touch PWN")
     with serve(calls if moment is ToolUpdate else HALF) as server:
         model, tools = ChatModel("m", base_url=server.url), Toolset([bash], cwd=tmp_path)
-        run = run_loop(messages, model, tools, prompts="go", retry=FAST)
+        run = run_loop(messages, model, tools, prompt="go", retry=FAST)
         while not isinstance(next(run), moment):
             pass
         if moment is ToolUpdate:
@@ -701,7 +701,7 @@ class Large(Hooks):
 
 calls = [Reply(calls=[("read", {"path": "file", "limit": 1})]), Reply(calls=[("write", {"path": "file", "content": ""})]), Reply("ok")]
 try:
-    for event in run_loop([], ScriptedModel(calls), Toolset([read, write], cwd=sys.argv[1]), prompts="go", hooks=Large()):
+    for event in run_loop([], ScriptedModel(calls), Toolset([read, write], cwd=sys.argv[1]), prompt="go", hooks=Large()):
         pass
 except KeyboardInterrupt:
     os._exit(130)

@@ -380,5 +380,5 @@ def test_max_steps_is_short_for_that_of_the_limits() -> None:
     with serve(lambda body: Reply(calls=[("add", {"a": len(body["messages"]), "b": 2})])) as server:
         agent = agent_of(server, max_steps=2)
         assert (agent.run("go").stop_reason, agent.limits.max_steps) == ("max_steps", 2)
-        run = run_loop([], ChatModel("m", base_url=server.url), [add], prompts="go", max_steps=3)
+        run = run_loop([], ChatModel("m", base_url=server.url), [add], prompt="go", max_steps=3)
         assert drive(run)[1].stop_reason == "max_steps" and len(server.requests) == 5

@@ -31,7 +31,7 @@ def test_what_is_meant_for_this_machine_goes_through_no_proxy(
     "url", ["localhost:8080/v1", "http://[::1]x/v1", "/v1", "ftp://127.0.0.1/v1"]
 )
 def test_an_address_that_is_none_is_said_at_once(url: str) -> None:
-    _, result = drive(run_loop([], ChatModel("m", base_url=url), prompts="go", retry=FAST))
+    _, result = drive(run_loop([], ChatModel("m", base_url=url), prompt="go", retry=FAST))
     assert (
         result.error
         and result.error.kind == "protocol"
@@ -85,7 +85,7 @@ def test_a_query_in_the_address_and_a_header_for_the_key_go_out(
             api_key="mine",
             profile={"key_header": "api-key"},
         )
-        drive(run_loop([], chat, prompts="go", retry=FAST))
+        drive(run_loop([], chat, prompt="go", retry=FAST))
         assert server.paths == ["/v1/chat/completions?api-version=2024-10-21"]
         assert (server.heads[0]["api-key"], server.heads[0]["authorization"]) == (
             "mine",
@@ -122,7 +122,7 @@ def test_an_abort_of_one_run_leaves_another_of_the_same_model_alone() -> None:
         chat, abort, results = ChatModel("m", base_url=server.url), Abort(), dict[str, RunResult]()
 
         def run(prompt: str, token: Abort) -> None:
-            results[prompt] = drive(run_loop([], chat, prompts=prompt, retry=FAST, abort=token))[1]
+            results[prompt] = drive(run_loop([], chat, prompt=prompt, retry=FAST, abort=token))[1]
 
         run("quick", Abort())
         workers = [
@@ -186,7 +186,7 @@ def test_a_missing_key_or_model_is_said_before_anything_is_sent(
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    _, result = drive(run_loop([], ChatModel("m"), prompts="go", retry=FAST))
+    _, result = drive(run_loop([], ChatModel("m"), prompt="go", retry=FAST))
     assert result.error and result.error.kind == "auth" and result.steps == 1
     assert result.text.startswith("Error: no key: set OPENAI_API_KEY")
     with pytest.raises(ValueError, match="no model"):
@@ -199,9 +199,7 @@ def test_a_key_is_shown_in_no_error() -> None:
     with serve(Reply(f"Incorrect key {secret}", status=401), moved) as server:
         said = [ask(server, model={"api_key": secret})[1].text for _ in range(2)]
     address = server.url.replace("http://", "http://user:SECRET@") + "?key=SECRET"
-    said += [
-        drive(run_loop([], ChatModel("m", base_url=address), prompts="go", retry=FAST))[1].text
-    ]
+    said += [drive(run_loop([], ChatModel("m", base_url=address), prompt="go", retry=FAST))[1].text]
     assert (
         "SECRET" not in " ".join(said)
         and "***" in said[0]
@@ -237,7 +235,7 @@ def test_an_address_of_the_environment_counts_for_what_the_server_is(
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "sk-env")
         chat = ChatModel("m")
-        assert drive(run_loop([], chat, prompts="go", retry=FAST))[1].text == "x"
+        assert drive(run_loop([], chat, prompt="go", retry=FAST))[1].text == "x"
         assert (
             chat.profile.output_limit == "max_tokens"
             and server.heads[0]["authorization"] == "Bearer sk-env"

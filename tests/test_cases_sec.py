@@ -225,7 +225,7 @@ def test_http_to_another_machine_needs_a_flag(ws: Path, clean: pytest.MonkeyPatc
             clean.setenv(name, proxy.url)
         found = load(ws, {"CODER_ALLOW_HTTP": "on"})
         model = ChatModel("m", base_url=found.base_url, api_key=found.api_key)
-        assert drive(run_loop([], model, prompts="hi"))[1].text == "Hello."
+        assert drive(run_loop([], model, prompt="hi"))[1].text == "Hello."
         assert proxy.connections == 0, "no proxy of the environment sees the key"
 
 

@@ -637,7 +637,7 @@ def test_an_abort_while_it_summarises_leaves_the_history_and_the_next_message_wo
         thread = threading.Thread(target=stop)
         thread.start()
         model = model_of(server, 8_000)
-        run = run_loop(messages, model, prompts="one", hooks=compaction, retry=FAST, abort=abort)
+        run = run_loop(messages, model, prompt="one", hooks=compaction, retry=FAST, abort=abort)
         try:
             with promptly():
                 seen.extend(run)
@@ -707,7 +707,7 @@ def test_every_request_of_a_random_conversation_is_valid(
         options["hooks"] = Compaction(model_of(server, window))
         for n, prompt in enumerate(("first", "second", "third")):
             abort, model = Abort(), model_of(server, window)
-            run = run_loop(messages, model, [dump], prompts=prompt, abort=abort, **options)
+            run = run_loop(messages, model, [dump], prompt=prompt, abort=abort, **options)
             for count, _ in enumerate(run, 1):
                 if count == leave and n == 0:
                     abort.set()

@@ -213,7 +213,7 @@ def by_the_loop(
 ) -> Played:
     abort, messages = Abort(), list[Message]()
     events, result = drive(
-        run_loop(messages, chat, prompts=prompt, hooks=hooks, abort=abort, **options),
+        run_loop(messages, chat, prompt=prompt, hooks=hooks, abort=abort, **options),
         lambda event: watch(event, abort.set),
     )
     assert result.messages is messages
@@ -598,7 +598,7 @@ def delegating(server: ScriptedServer) -> Any:
     @quick
     def delegate(task: str, ctx: ToolContext) -> Generator[Event, None, str]:
         model, options = ChatModel("m", base_url=server.url), {"retry": FAST, "abort": ctx.abort}
-        run = run_loop([], model, [note], prompts=task, hooks=Asking(), **options)
+        run = run_loop([], model, [note], prompt=task, hooks=Asking(), **options)
         while True:
             try:
                 yield Nested("helper", next(run))

@@ -44,7 +44,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def talk(url: str, **more: object) -> tuple[list[Event], RunResult]:
     return drive(
-        run_loop([], ChatModel("m", base_url=url, api_key="k", **more), prompts="go", retry=FAST)
+        run_loop([], ChatModel("m", base_url=url, api_key="k", **more), prompt="go", retry=FAST)
     )  # type: ignore[arg-type]
 
 
@@ -73,7 +73,7 @@ def hook(event, arguments):
 sys.addaudithook(hook)
 from coder import ChatModel, run_loop
 from coder.providers.errors import RetryPolicy
-events = list(run_loop([], ChatModel("m", base_url=sys.argv[1] or None, api_key="k"), prompts="go", retry=RetryPolicy(base=0.01)))
+events = list(run_loop([], ChatModel("m", base_url=sys.argv[1] or None, api_key="k"), prompt="go", retry=RetryPolicy(base=0.01)))
 print(json.dumps([places, [event.type for event in events], events[-1].text]))
 """
 
@@ -362,7 +362,7 @@ def test_an_abort_ends_a_handshake_that_the_other_side_does_not_answer(
         threading.Timer(0.3, abort.set).start()
         model = ChatModel("m", base_url=THERE if through_proxy else f"https://{place}/v1")
         with promptly(5):
-            _, result = drive(run_loop([], model, prompts="go", abort=abort, retry=FAST))
+            _, result = drive(run_loop([], model, prompt="go", abort=abort, retry=FAST))
     assert result.stop_reason == "aborted"
 
 
@@ -376,7 +376,7 @@ def test_a_refusal_that_comes_before_the_whole_request_is_sent_is_read() -> None
 
     with listening(refuse) as port:
         model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
-        _, result = drive(run_loop([], model, prompts="x" * 5_000_000, retry=FAST))
+        _, result = drive(run_loop([], model, prompt="x" * 5_000_000, retry=FAST))
     assert result.error and (result.error.kind, result.error.status) == ("overflow", 413)
 
 
@@ -433,7 +433,7 @@ def test_a_body_is_read_in_each_form_and_one_that_is_broken_is_no_answer(
     with listening(send) as port, promptly(20):
         once = RetryPolicy(base=0.01, max_delay=-1.0)
         model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
-        text = drive(run_loop([], model, prompts="go", retry=once))[1].text
+        text = drive(run_loop([], model, prompt="go", retry=once))[1].text
     assert said in text
 
 
@@ -484,7 +484,7 @@ def closing(
 def test_a_request_on_a_connection_that_the_server_has_left_is_sent_once_more_unseen() -> None:
     with closing([1, 2]) as (url, seen):
         model = ChatModel("m", base_url=url)
-        runs = [drive(run_loop([], model, prompts="go", retry=FAST)) for _ in range(3)]
+        runs = [drive(run_loop([], model, prompt="go", retry=FAST)) for _ in range(3)]
         assert [result.text for _, result in runs] == ["well"] * 3 and seen == [2, 2]
     assert not [event for events, _ in runs for event in events if isinstance(event, Retry)]
 
@@ -492,7 +492,7 @@ def test_a_request_on_a_connection_that_the_server_has_left_is_sent_once_more_un
 def test_a_new_connection_that_is_closed_without_an_answer_counts() -> None:
     with closing([1, 0, 9]) as (url, seen):
         model = ChatModel("m", base_url=url)
-        runs = [drive(run_loop([], model, prompts="go", retry=FAST)) for _ in range(2)]
+        runs = [drive(run_loop([], model, prompt="go", retry=FAST)) for _ in range(2)]
         retries = [event.error.message for event in runs[1][0] if isinstance(event, Retry)]
         assert seen == [2, 1, 1]
         assert retries == [f"{url} closed the connection before an answer"]
@@ -515,7 +515,7 @@ def test_a_request_that_a_server_has_begun_to_work_on_is_not_sent_again_unseen(
 ) -> None:
     with closing([1, 9], begun, hold) as (url, seen):
         model = ChatModel("m", base_url=url)
-        runs = [drive(run_loop([], model, prompts="go", retry=FAST)) for _ in range(2)]
+        runs = [drive(run_loop([], model, prompt="go", retry=FAST)) for _ in range(2)]
         assert types(runs[1][0]).count("retry") == 1 and seen == [2, 1]
         assert runs[1][1].text == "well"
 
@@ -557,7 +557,7 @@ def test_a_pasted_address_of_the_call_itself_is_taken(
         assert talk(server.url + more)[1].text == "well"
         monkeypatch.setenv("OPENAI_BASE_URL", server.url + more)
         assert (
-            drive(run_loop([], ChatModel("m", api_key="k"), prompts="go", retry=FAST))[1].text
+            drive(run_loop([], ChatModel("m", api_key="k"), prompt="go", retry=FAST))[1].text
             == "well"
         )
         assert {path.partition("?")[0] for path in server.paths} == {"/v1/chat/completions"}

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "coder"
 PROGRAM = """
 import sys
 from coder import ChatModel, bash, run_loop
-for event in run_loop([], ChatModel("m", base_url=sys.argv[1]), [bash], prompts="hi"):
+for event in run_loop([], ChatModel("m", base_url=sys.argv[1]), [bash], prompt="hi"):
     pass
 assert event.type == "run_end" and event.text == "Hello.", event
 from coder.cli.main import run

@@ -227,7 +227,7 @@ def test_a_consumer_that_breaks_off_leaves_ended_tools_and_a_history_in_order(
     meeting, messages = Meeting(2), list[Message]()
     with serve(calls(("wait", "a"), ("wait", "b")), Reply("done")) as server:
         model = ChatModel("m", base_url=server.url)
-        run = run_loop(messages, model, ParallelTools(meeting.tools), prompts="go")
+        run = run_loop(messages, model, ParallelTools(meeting.tools), prompt="go")
         next(event for event in run if isinstance(event, ToolUpdate))
         if error is None:
             run.close()

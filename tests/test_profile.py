@@ -112,7 +112,7 @@ def talk(
     """One run with a model of that name."""
     chat = ChatModel(name, base_url=server.url, **model)
     return drive(
-        run_loop([] if messages is None else messages, chat, tools, prompts=prompt, retry=FAST)
+        run_loop([] if messages is None else messages, chat, tools, prompt=prompt, retry=FAST)
     )
 
 
@@ -380,7 +380,7 @@ def test_an_address_of_the_environment_is_not_taken_for_openai(
     with serve(Reply("x")) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         chat = ChatModel("m", api_key="k")
-        drive(run_loop([], chat, Toolset(session_id="s"), prompts="go", retry=FAST))
+        drive(run_loop([], chat, Toolset(session_id="s"), prompt="go", retry=FAST))
     assert server.requests and "prompt_cache_key" not in server.requests[0]
 
 

@@ -129,11 +129,11 @@ def every_request_is_valid(model: Model, moments: list[Moment], name: str = "") 
     messages: list[Message] = []
     for moment in moments:
         try:
-            run = run_loop(messages, model, TOOLS, prompts="next", abort=moment.abort, **options)
+            run = run_loop(messages, model, TOOLS, prompt="next", abort=moment.abort, **options)
             _, result = drive(run, moment)
         except Left:
             run.close()
             continue
         assert result.messages is messages, name
-    drive(run_loop(messages, model, TOOLS, prompts="last", **options))
+    drive(run_loop(messages, model, TOOLS, prompt="last", **options))
     assert sum(message.get("content") == "last" for message in messages) == 1, name

@@ -50,7 +50,7 @@ def test_a_model_brings_no_key_in_deltas_answers_and_errors() -> None:
     with serve(reply, Reply(f"no {KEY}", status=400)) as server:
         redactor = Redactor(KEY)
         model = ChatModel("m", base_url=server.url, api_key=KEY, redact=redactor.data)
-        run = run_loop([], model, [], prompts="go", system=f"key: {KEY}", hooks=Redaction(redactor))
+        run = run_loop([], model, [], prompt="go", system=f"key: {KEY}", hooks=Redaction(redactor))
         events, result = drive(run)
     assert KEY not in json.dumps(server.requests)
     assert server.heads[0]["authorization"] == f"Bearer {KEY}"
@@ -71,7 +71,7 @@ def test_an_answer_that_repeats_a_key_in_pieces_is_kept_without_it() -> None:
     messages: list[Message] = []
     with serve(Reply(chunks=[*chunks, b"data: [DONE]\n\n"])) as server:
         model = ChatModel("m", base_url=server.url, api_key=KEY, redact=Redactor(KEY).data)
-        drive(run_loop(messages, model, [], prompts="go", hooks=Redaction(Redactor(KEY))))
+        drive(run_loop(messages, model, [], prompt="go", hooks=Redaction(Redactor(KEY))))
     assert messages[-1]["content"] == HIDDEN and KEY not in json.dumps(messages)
 
 
@@ -118,7 +118,7 @@ def test_a_tool_says_no_key_while_it_works_in_questions_and_at_its_end() -> None
     with serve(Reply("", [("leak", {})]), Reply("Done.")) as server:
         model = ChatModel("m", base_url=server.url, api_key="k")
         events, _ = drive(
-            run_loop([], model, Toolset([leak]), prompts="go", hooks=Asked(Redactor(KEY)))
+            run_loop([], model, Toolset([leak]), prompt="go", hooks=Asked(Redactor(KEY)))
         )
         assert server.requests[-1]["messages"][-1]["content"] == f"it is {HIDDEN}"
     assert (

@@ -790,7 +790,7 @@ def test_a_message_that_is_changed_in_place_is_kept_changed(tmp_path: Path) -> N
 
     with serve(ONE, Reply("done")) as server, SessionStore(tmp_path / "sessions.db") as store:
         session, model = store.open(), ChatModel("m", base_url=server.url)
-        run = run_loop(session.messages, model, [add], prompts="my key is sk-1")
+        run = run_loop(session.messages, model, [add], prompt="my key is sk-1")
         drive(session.watch(run), redact)
         rows = [
             *store.rows("SELECT data FROM message"),

@@ -468,7 +468,7 @@ def test_after_random_runs_the_list_loaded_is_the_list_in_memory(store: Store, n
 
             limits = Limits(max_steps=6, max_errors=3)
             options: dict[str, Any] = {"abort": moment.abort, "retry": QUICK, "limits": limits}
-            run = run_loop(recorder.messages, model, TOOLS, prompts="next", **options)
+            run = run_loop(recorder.messages, model, TOOLS, prompt="next", **options)
             with contextlib.suppress(Left):
                 drive(run, each)
             run.close()
@@ -765,7 +765,7 @@ for line in sys.stdin:
         return f"marked {number}"
 
     with Recorder(Store(path), session_id) as recorder:
-        for event in run_loop(recorder.messages, ChatModel("m", base_url=url), [mark], prompts="Mark ten."):
+        for event in run_loop(recorder.messages, ChatModel("m", base_url=url), [mark], prompt="Mark ten."):
             recorder(event)
     os._exit(0)
 """
@@ -1082,12 +1082,12 @@ def test_what_an_agent_says_and_does_is_in_its_session(tmp_path: Path) -> None:
 def test_a_run_of_the_loop_is_kept_where_it_is_watched(tmp_path: Path) -> None:
     with serve(TWO, Reply("3 and 7.")) as server, SessionStore(tmp_path / "sessions.db") as store:
         session, model = store.open(), ChatModel("m", base_url=server.url)
-        run = run_loop(session.messages, model, [add], prompts="Add.")
+        run = run_loop(session.messages, model, [add], prompt="Add.")
         _, done = drive(session.watch(run))
         assert to_model_messages(store, session.session_id) == done.messages
         assert len(done.messages) == 5
         with pytest.raises(ValueError, match="another list"):
-            drive(session.watch(run_loop([], model, [add], prompts="Add.")))
+            drive(session.watch(run_loop([], model, [add], prompt="Add.")))
         with pytest.raises(ValueError, match="messages of its own"):
             Agent("m", base_url=server.url, session=session, messages=[said("hi")])
 

@@ -106,7 +106,7 @@ def test_whatever_stands_in_a_stored_conversation_is_read_shown_shortened_and_se
                 recorder.messages,
                 model,
                 [todo],
-                prompts="Go on.",
+                prompt="Go on.",
                 hooks=HookChain(files, compaction),
             ),
             recorder,

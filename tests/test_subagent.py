@@ -247,7 +247,7 @@ def test_a_consumer_that_walks_away_leaves_the_childs_history_whole(tmp_path: Pa
     child = calls_once(("bash", {"command": "sleep 60"}))
     with Office(tmp_path, calls_once(task()), child) as office:
         model, hooks = ChatModel("m", base_url=office.server.url), HookChain(office.permissions)
-        run = run_loop(office.messages, model, office.tools, prompts="go", hooks=hooks)
+        run = run_loop(office.messages, model, office.tools, prompt="go", hooks=hooks)
         with promptly(20):
             for event in run:
                 if isinstance(event, Nested) and event.event.type == "tool_start":

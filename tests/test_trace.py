@@ -67,7 +67,7 @@ def recorded(
         chat = ChatModel("m", base_url=server.url, **({"api_key": KEY} | (model or {})))
         trace.attach(chat)
         timed = trace.hooks(hooks) if hooks else None
-        run = run_loop([], chat, tools, prompts=prompt, hooks=timed, retry=FAST, **options)
+        run = run_loop([], chat, tools, prompt=prompt, hooks=timed, retry=FAST, **options)
         return drive(trace.watch(run), each)
 
 
@@ -160,7 +160,7 @@ def test_the_users_answer_is_recorded_with_the_time_it_took(file: Path) -> None:
 )
 def test_what_ends_a_run_from_outside_is_recorded(file: Path, how: str, error: str) -> None:
     with serve(Reply("x")) as server, Trace(file) as trace:
-        run = trace.watch(run_loop([], ChatModel("m", base_url=server.url), prompts="go"))
+        run = trace.watch(run_loop([], ChatModel("m", base_url=server.url), prompt="go"))
         next(run)
         if how == "close":
             run.close()
@@ -210,7 +210,7 @@ def test_a_tap_of_ones_own_sees_the_bytes_of_both_ways() -> None:
 
     with serve(Reply("x", status=500), Reply("hello")) as server:
         model = ChatModel("m", base_url=server.url, tap=tap)
-        assert drive(run_loop([], model, prompts="go", retry=FAST))[1].text == "hello"
+        assert drive(run_loop([], model, prompt="go", retry=FAST))[1].text == "hello"
     asked, failure, again, response, *chunks, end = seen
     assert (asked, again, end) == ("go", "go", None)
     assert isinstance(failure, ModelError) and failure.status == 500
@@ -291,7 +291,7 @@ def test_a_signal_leaves_whole_lines(
         run.temp.mkdir()
     assert file.read_bytes().endswith(b"}\n") and of(file, "chunk")
     assert f"\n{why}\n" in shown(file).stdout
-    _, result = drive(run_loop([], ScriptedModel.from_trace(file), prompts="go", retry=FAST))
+    _, result = drive(run_loop([], ScriptedModel.from_trace(file), prompt="go", retry=FAST))
     assert result.error and "the trace ends in the middle of this answer" in result.text
 
 
@@ -408,9 +408,9 @@ def test_what_a_sub_agent_asks_is_its_tools_time_and_not_the_steps_request(file:
         @tool
         def task(ctx: ToolContext) -> str:
             """Ask another."""
-            return drive(run_loop([], chat, prompts="a longer prompt", abort=ctx.abort))[1].text
+            return drive(run_loop([], chat, prompt="a longer prompt", abort=ctx.abort))[1].text
 
-        drive(trace.watch(run_loop([], chat, (task,), prompts="go")))
+        drive(trace.watch(run_loop([], chat, (task,), prompt="go")))
     assert [exchange.nested for exchange in read(file).exchanges] == [False, True, False]
     first, second = (step.figures for step in read(file).runs[0].steps)
     assert (first.messages, second.messages, second.new, second.same) == (1, 3, 2, 1.0)
@@ -585,7 +585,7 @@ def test_a_recorded_run_is_repeated_with_the_same_events(tmp_path: Path, file: P
     with serve(*replies) as server:
         recorded(file, server, tools=first, system="Be brief.")
     model = ScriptedModel.from_trace(file, strict=True)
-    run = run_loop([], model, second, prompts="go", system="Be brief.", retry=FAST)
+    run = run_loop([], model, second, prompt="go", system="Be brief.", retry=FAST)
     events, result = drive(run)
     assert result.text == "It says two." and (folders[1] / "a.txt").read_text() == "two\n"
     before = [record for record in of(file) if record["type"] not in OURS]
@@ -593,7 +593,7 @@ def test_a_recorded_run_is_repeated_with_the_same_events(tmp_path: Path, file: P
     again = json.loads(json.dumps([event.to_dict() for event in events]))
     assert without_times(again) == without_times(before)
     assert model.requests == server.requests and len(server.requests) == 6
-    _, more = drive(run_loop([], model, prompts="more", retry=FAST))
+    _, more = drive(run_loop([], model, prompt="more", retry=FAST))
     assert more.text == "Error: the trace is at its end, and the run asks for more"
 
 
@@ -605,12 +605,12 @@ def test_strict_names_the_first_difference_and_nothing_else_does(file: Path) -> 
 
     def again(words: str, strict: bool) -> str:
         model = ScriptedModel.from_trace(file, strict=strict)
-        return drive(run_loop([], model, Toolset([ls], session_id="two"), prompts=words))[1].text
+        return drive(run_loop([], model, Toolset([ls], session_id="two"), prompt=words))[1].text
 
     assert again("stop", False) == "done"
     assert again(prompt, True) == "done", "but for the session and for the key"
     tools = Toolset([bash])
-    result = drive(run_loop([], ScriptedModel.from_trace(file, strict=True), tools, prompts="a"))[1]
+    result = drive(run_loop([], ScriptedModel.from_trace(file, strict=True), tools, prompt="a"))[1]
     assert result.text.startswith("Error: request 1 is not the recorded one: tools[0].function.")
 
 
@@ -631,11 +631,11 @@ def test_the_first_difference_of_two_requests(asked: Any, was: Any, expected: st
 def test_a_script_without_a_server_answers_in_turn_and_then_reports_its_end() -> None:
     broken = [Reply("x", status=429), Reply("half", cut=1, close="reset"), Reply(status=0)]
     model = ScriptedModel([Reply("", [("ls", {})]), *broken, Reply("done")])
-    events, result = drive(run_loop([], model, (ls,), prompts="go", retry=FAST))
+    events, result = drive(run_loop([], model, (ls,), prompt="go", retry=FAST))
     assert result.text == "done" and types(events).count("retry") == 3 and len(model.requests) == 5
     kinds = [event.to_dict()["error"]["kind"] for event in events if event.type == "retry"]
     assert kinds == ["rate_limit", "network", "network"]
-    again = drive(run_loop([], model, prompts="more"))[1]
+    again = drive(run_loop([], model, prompt="more"))[1]
     assert again.text == "Error: the script is at its end, and the run asks for more"
 
 
@@ -644,5 +644,5 @@ def test_an_abort_ends_a_scripted_answer_that_hangs(reply: Reply) -> None:
     abort = Abort()
     threading.Timer(0.1, abort.set).start()
     with promptly():
-        _, result = drive(run_loop([], ScriptedModel([reply]), prompts="go", abort=abort))
+        _, result = drive(run_loop([], ScriptedModel([reply]), prompt="go", abort=abort))
     assert result.stop_reason == "aborted"

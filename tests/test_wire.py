@@ -697,7 +697,7 @@ def test_a_server_that_read_far_less_than_was_sent_is_named_once(
     with serve(Reply(chunks=stream(chunk("stop", content="x") | {"usage": usage}))) as server:
         chat = ChatModel("m", base_url=server.url, context_window=9999)
         found = [
-            notices(drive(run_loop([], chat, prompts=prompt, retry=FAST))[0])
+            notices(drive(run_loop([], chat, prompt=prompt, retry=FAST))[0])
             for prompt in ("y" * 15_000, "y" * 30_000, "y" * 30_000)
         ]
     assert [len(each) for each in found] == [0, said, 0]
@@ -922,7 +922,7 @@ def test_a_connection_serves_again_after_its_end_mark() -> None:
     with serve(Reply(chunks=[*stream(chunk("stop", content="x")), b": bye\n\n"])) as server:
         chat = ChatModel("m", base_url=server.url)
         for _ in range(3):
-            assert drive(run_loop([], chat, prompts="go", retry=FAST))[1].text == "x"
+            assert drive(run_loop([], chat, prompt="go", retry=FAST))[1].text == "x"
         assert server.connections == 1
 
 
@@ -931,7 +931,7 @@ def test_heartbeats_behind_a_finish_reason_are_not_waited_for() -> None:
     chunks = [*stream(chunk("stop", content="x"), done=False), *beats]
     with serve(Reply(chunks=chunks, pace=0.4), Reply("y")) as server:
         chat = ChatModel("m", base_url=server.url)
-        runs = [drive(run_loop([], chat, prompts="go", retry=FAST))[1].text for _ in range(2)]
+        runs = [drive(run_loop([], chat, prompt="go", retry=FAST))[1].text for _ in range(2)]
         assert runs == ["x", "y"]
         assert server.connections == 2, "the first was left before its end"
 

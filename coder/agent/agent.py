@@ -202,7 +202,7 @@ class Agent:
             state.messages,
             state.model,
             state.tools,
-            prompts=prompts,
+            prompt=prompts,
             system=state.system,
             hooks=self.hooks,
             reasoning=state.reasoning,

@@ -131,7 +131,7 @@ class Subagents:
             child.messages,
             given.model,
             given.tools,
-            prompts=prompt,
+            prompt=prompt,
             system=given.system,
             hooks=given.hooks,
             limits=replace(self.limits, max_steps=budget.max_steps, max_seconds=None),

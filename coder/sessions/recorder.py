@@ -3,7 +3,7 @@
     with SessionStore("sessions.db") as store:
         session = store.open()  # a new one; open(id) continues an existing one
         agent = Agent("gpt-5", session=session)
-        for event in session.watch(run_loop(session.messages, model, tools, prompts="Go on.")):  # without an Agent
+        for event in session.watch(run_loop(session.messages, model, tools, prompt="Go on.")):  # without an Agent
             ...
 
 The rows of a session are its list of messages, exactly. A message that leaves the list (compaction

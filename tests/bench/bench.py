@@ -178,7 +178,7 @@ def loop(home: str) -> None:
     def used(hooks: Hooks | None, tools: Toolset) -> float:
         started = time.process_time()
         for _ in run_loop(
-            [], Tireless(), tools, prompts="go", limits=Limits(max_steps=500), hooks=hooks
+            [], Tireless(), tools, prompt="go", limits=Limits(max_steps=500), hooks=hooks
         ):
             pass
         return (time.process_time() - started) / 400
