@@ -21,10 +21,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
-from coder.abort import Abort
 from coder.cli import terminal_modes
 from coder.permissions.sanitize import strip_controls
+
+if TYPE_CHECKING:
+    from coder.abort import Abort
 
 # Seconds
 FORCE_AFTER = 0.8
