@@ -75,6 +75,23 @@ def test_an_answer_that_repeats_a_key_in_pieces_is_kept_without_it() -> None:
     assert messages[-1]["content"] == HIDDEN and KEY not in json.dumps(messages)
 
 
+def test_a_call_whose_id_holds_the_key_is_run_and_kept_without_it() -> None:
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    call = {"index": 0, "id": f"id-{KEY}", "function": {"name": "look", "arguments": "{}"}}
+    chunk = {"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}
+    chunks = [b"data: %s\n\n" % json.dumps(chunk).encode(), b"data: [DONE]\n\n"]
+    messages: list[Message] = []
+    with serve(Reply(chunks=chunks), Reply("Done.")) as server:
+        model = ChatModel("m", base_url=server.url, api_key=KEY, redact=Redactor(KEY).data)
+        hooks = Redaction(Redactor(KEY))
+        events, _ = drive(run_loop(messages, model, [look], prompt="go", hooks=hooks))
+    assert KEY not in f"{messages}{events}" and messages[2]["content"] == "seen"
+
+
 @pytest.mark.parametrize(("form", "status"), [("text", 401), ("stream-json", 503)])
 def test_the_number_of_a_request_holds_no_key_on_the_screen_nor_in_the_store(
     tmp_path: Path, form: str, status: int
