@@ -190,16 +190,20 @@ class Terminal(Place):
         self.attributes: list[Any] = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside the server's thread
-            self.child = pexpect.spawn(
-                sys.executable,
-                ["-m", "coder", *arguments],
-                cwd=str(self.ws),
-                env=self.environment,  # type: ignore[arg-type]
-                dimensions=(24, 80),
-                encoding="utf-8",
-                codec_errors="replace",
-                timeout=PATIENCE,
-            )
+            self.spawn(sys.executable, ["-m", "coder", *arguments], self.environment)
+
+    def spawn(self, program: str, arguments: list[str], environment: dict[str, str]) -> None:
+        """Start a program at the terminal, in the workspace."""
+        self.child = pexpect.spawn(
+            program,
+            arguments,
+            cwd=str(self.ws),
+            env=environment,  # type: ignore[arg-type]
+            dimensions=(24, 80),
+            encoding="utf-8",
+            codec_errors="replace",
+            timeout=PATIENCE,
+        )
         self.child.logfile_read = self.log
         self.child.delaybeforesend = None
 

@@ -404,18 +404,8 @@ class Shell(Terminal):
         super().__init__(folder, server, "--version")
         self.child.expect(pexpect.EOF)
         self.child.close()
-        self.child = pexpect.spawn(
-            "/bin/bash",
-            ["--norc", "--noprofile", "-i"],
-            cwd=str(self.ws),
-            env=self.environment | {"PS1": "$ "},
-            dimensions=(24, 80),
-            encoding="utf-8",
-            codec_errors="replace",
-            timeout=PATIENCE,
-        )
-        self.child.logfile_read = self.log
-        self.child.delaybeforesend = None
+        environment = self.environment | {"PS1": "$ "}
+        self.spawn("/bin/bash", ["--norc", "--noprofile", "-i"], environment)
 
     def __enter__(self) -> Shell:
         self.expect("$ ")

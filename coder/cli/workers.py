@@ -18,11 +18,7 @@ from coder.events import (
 )
 
 # Model calls of our own, beside those of an agent
-HELPERS = {
-    "compaction": "shortening the conversation",
-    "title": "finding a title",
-    "summary": "summing up",
-}
+HELPERS = {"compaction": "shortening the conversation"}
 ABOUT_COLUMNS = 24  # of a call's description, in a name
 
 
