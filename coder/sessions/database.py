@@ -263,10 +263,12 @@ def _tighten(path: Path) -> None:
 
 def _refuse_foreign(db: sqlite3.Connection, path: Path) -> None:
     """Raise for a file of a newer version or of another program, without a change to it."""
+    # The tables first: another process may be making them, and marks the file together with them
+    filled = db.execute("SELECT 1 FROM sqlite_schema").fetchone()
     version, application = (
         db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
     )
-    unmarked = not application and db.execute("SELECT 1 FROM sqlite_schema").fetchone()
+    unmarked = filled and not application
     if application not in (0, APPLICATION) or unmarked:
         raise StoreError(f"The file of the sessions {path}: it belongs to another program.")
     if version > len(SCHEMA):
