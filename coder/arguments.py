@@ -1,7 +1,7 @@
 """Check the arguments of a call by the JSON schema of its tool.
 
-Checked are type, enum, const, required, properties, additionalProperties, items, anyOf and oneOf, at any
-depth: all that `@tool` writes, and most of what stands in a schema written by hand. Other keywords are ignored.
+Checked are type, enum, required, properties, additionalProperties and items, at any depth: what `@tool` writes.
+Other words of a schema that was written by hand are left to the tool.
 """
 
 from __future__ import annotations
@@ -23,68 +23,47 @@ KINDS: dict[str, Any] = {
 }
 
 
-def fit(value: Any, schema: Any, where: str, exact: bool = False) -> Any:
-    """The value as the schema describes it; `exact`: without conversion.
+def fit(value: Any, schema: Any, where: str) -> Any:
+    """The value as the schema describes it.
 
     A value of another type is taken where it is certain: "10" for 10, a list or object encoded once more.
     A null for what may be left out is left out. Raises ToolError in words that the model can use.
     """
     if not isinstance(schema, dict):
         return value
-    if choices := [*schema.get("anyOf", ()), *schema.get("oneOf", ())]:
-        value = _fit_any(value, choices, where, exact)
-    value = _of_type(value, schema.get("type") or [], where, exact)
-    allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if allowed is not None and value not in allowed:
-        raise ToolError(f"{where} has to be one of {', '.join(map(str, allowed))}")
+    value = _of_type(value, schema.get("type") or [], where)
+    if value not in schema.get("enum", [value]):
+        raise ToolError(f"{where} has to be one of {', '.join(map(str, schema['enum']))}")
     if isinstance(value, list):
-        items = enumerate(value)
-        return [fit(each, schema.get("items"), f"{where}[{n}]", exact) for n, each in items]
-    return _fit_members(value, schema, where, exact) if isinstance(value, dict) else value
+        return [fit(each, schema.get("items"), f"{where}[{n}]") for n, each in enumerate(value)]
+    return _fit_members(value, schema, where) if isinstance(value, dict) else value
 
 
-def _fit_any(value: Any, schemas: list[Any], where: str, exact: bool) -> Any:
-    """By the first schema that fits the value as it is, then converted; else the first error."""
-    errors: list[ToolError] = []
-    for attempt in (True,) if exact else (True, False):
-        for schema in schemas:
-            try:
-                return fit(value, schema, where, attempt)
-            except ToolError as error:
-                errors.append(error)
-    raise errors[0]
-
-
-def _fit_members(
-    value: dict[str, Any], schema: dict[str, Any], where: str, exact: bool
-) -> dict[str, Any]:
-    properties = schema.get("properties") or {}
-    others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
+def _fit_members(value: dict[str, Any], schema: dict[str, Any], where: str) -> dict[str, Any]:
+    properties, required = schema.get("properties") or {}, schema.get("required") or ()
+    others = schema.get("additionalProperties", True)
     names = f"Its parameters: {', '.join(properties)}"
     if unknown := [name for name in value if name not in properties and others is False]:
         raise ToolError(f"{where} has no parameter {', '.join(unknown)}. {names}")
     schemas = {name: properties.get(name, others) for name in value}
     given = {n: each for n, each in value.items() if each is not None or _takes_null(schemas[n])}
-    if missing := [name for name in schema.get("required") or () if name not in given]:
+    if missing := [name for name in required if name not in given]:
         raise ToolError(f"{where} needs {', '.join(missing)}. {names}")
     inside = f"{where}{'.' if ': ' in where else ': '}"
-    return {name: fit(each, schemas[name], inside + name, exact) for name, each in given.items()}
+    return {name: fit(each, schemas[name], inside + name) for name, each in given.items()}
 
 
 def _takes_null(schema: Any) -> bool:
-    try:
-        return fit(None, schema, "", exact=True) is None
-    except ToolError:
-        return False
+    return not isinstance(schema, dict) or "null" in (schema.get("type") or ["null"])
 
 
-def _of_type(value: Any, kinds: str | list[str], where: str, exact: bool) -> Any:
-    """A value of one of these types; text that is the JSON of one counts, unless `exact`."""
+def _of_type(value: Any, kinds: str | list[str], where: str) -> Any:
+    """A value of one of these types; text that is the JSON of one counts."""
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not kinds or any(_is(value, kind) for kind in kinds):
         return value
     other = value
-    if isinstance(value, str) and not exact:
+    if isinstance(value, str):
         with contextlib.suppress(ValueError):
             other = json.loads(value)
     if "integer" in kinds and isinstance(other, float) and other.is_integer():

@@ -73,8 +73,6 @@ def formed(value: Any) -> Message | None:
     made = dict(value)
     if not isinstance(made.get("meta", {}), dict):
         del made["meta"]
-    elif "meta" in made and not isinstance(made["meta"].get("timestamp", 0), int):
-        made["meta"] = {name: fact for name, fact in made["meta"].items() if name != "timestamp"}
     if made["role"] in ROLES:
         if "tool_call_id" in made:
             made["tool_call_id"] = _text(made["tool_call_id"])
@@ -90,7 +88,7 @@ def formed(value: Any) -> Message | None:
 
 def content_of(value: Any) -> str | list[dict[str, Any]]:
     """What may stand in a message: text, or parts in the API's form."""
-    return [_part(part) for part in value] if isinstance(value, list) else _text(value)
+    return [_valid_part(part) for part in value] if isinstance(value, list) else _text(value)
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
@@ -104,7 +102,7 @@ def _text(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _part(part: Any) -> dict[str, Any]:
+def _valid_part(part: Any) -> dict[str, Any]:
     if not isinstance(part, dict) or not isinstance(part.get("text", ""), str):
         return {"type": "text", "text": _text(part)}
     return image_part(part) if _is_image(part) else part
@@ -152,17 +150,17 @@ def repair(messages: list[Message], taken: set[str] | None = None) -> list[Messa
         elif calls_of(message):
             turn = takewhile(lambda each: each["role"] != "assistant", messages[place + 1 :])
             results = [each for each in turn if each["role"] == "tool"]
-            fixed += _answered(message, results, taken)
+            fixed += _with_results(message, results, taken)
         elif role != "tool" and (role != "assistant" or text_of(message)):
             fixed.append(_clean(message))  # the results are taken with their calls, above
     return fixed
 
 
-def _answered(message: Message, results: list[Message], taken: set[str]) -> list[Message]:
+def _with_results(message: Message, results: list[Message], taken: set[str]) -> list[Message]:
     """An assistant message with calls, and one result for each."""
     calls, answers = [], []
     for call in message["tool_calls"]:
-        fixed = _acceptable(call, taken)
+        fixed = _valid_call(call, taken)
         taken.add(fixed["id"])
         calls.append(fixed)
         found = next((each for each in results if each.get("tool_call_id") == call["id"]), None)
@@ -180,7 +178,7 @@ def _result(found: Message | None, call_id: str) -> Message:
     return _clean(found)
 
 
-def _acceptable(call: dict[str, Any], taken: set[str]) -> dict[str, Any]:
+def _valid_call(call: dict[str, Any], taken: set[str]) -> dict[str, Any]:
     """The call with id, name and arguments that servers take; the same object if it has them."""
     function = call["function"]
     call_id, name, arguments = call["id"], function["name"], function["arguments"]
@@ -204,41 +202,41 @@ def _clean(message: Message) -> Message:
     try:
         cleaned: Message = mend_all(message)
     except ValueError:
-        cleaned = _picked(message, "role", "tool_call_id", "meta")
+        cleaned = _only(message, "role", "tool_call_id", "meta")
         cleaned["content"] = mend(text_of(message)) or "(unreadable)"
         if "tool_calls" in message:
-            cleaned["tool_calls"] = _bare(message["tool_calls"])
+            cleaned["tool_calls"] = _plain_calls(message["tool_calls"])
     return message if cleaned == message else cleaned
 
 
-def _picked(value: dict[str, Any], *names: str) -> dict[str, Any]:
+def _only(value: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: each for name, each in value.items() if name in names}
 
 
-def _bare(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [_picked(call, "id", "type", "function") for call in calls]
+def _plain_calls(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_only(call, "id", "type", "function") for call in calls]
 
 
 def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
     """Wire messages: without meta and the user's own roles, and without what only the model that
     wrote a message understands, where that is not `model`."""
-    wire = [_public(message, model) for message in messages]
+    wire = [_wire_message(message, model) for message in messages]
     return [message for message in wire if message is not None]
 
 
-def _public(message: Message, model: str) -> Message | None:
+def _wire_message(message: Message, model: str) -> Message | None:
     if message.get("role") not in ROLES:
         return None
     if model and message.get("meta", {}).get("model", model) != model:
-        return _plain(message)
+        return _portable(message)
     return {key: value for key, value in message.items() if key != "meta"}
 
 
-def _plain(message: Message) -> Message:
+def _portable(message: Message) -> Message:
     """An assistant message as any model takes it: no thoughts, no signatures."""
-    plain = _picked(message, "role", "content", "tool_calls")
+    plain = _only(message, "role", "content", "tool_calls")
     if "tool_calls" in plain:
-        plain["tool_calls"] = _bare(plain["tool_calls"])
+        plain["tool_calls"] = _plain_calls(plain["tool_calls"])
     return plain
 
 
@@ -251,33 +249,33 @@ class History:
 
     def __init__(self, messages: list[Message], model: str = "") -> None:
         self.messages, self.model = messages, model
-        self._done: list[Message] = []  # the messages that were repaired
+        self._repaired: list[Message] = []  # the messages that were repaired
         self._copies: list[Message] = []  # and what they held
         self._ids: set[str] = set()  # of the calls in them
         self._wire: list[Message | None] = []  # None for a message that is not sent
 
     def repair(self) -> None:
         """Repair the list in place. Notices new and replaced messages; `wire` also those changed in place."""
-        same = [*map(is_, self._done, self.messages), False]
+        same = [*map(is_, self._repaired, self.messages), False]
         self._repair(same.index(False))
 
     def wire(self) -> list[Message]:
         """The list, repaired, as wire messages."""
         self._repair(unchanged(self._copies, self.messages))
         new = self.messages[len(self._wire) :]
-        self._wire += [_public(message, self.model) for message in new]
+        self._wire += [_wire_message(message, self.model) for message in new]
         return [message for message in self._wire if message is not None]
 
     def _repair(self, known: int) -> None:
         """Repair what is behind the first `known` messages."""
         messages = self.messages
-        if known == len(messages) == len(self._done):
+        if known == len(messages) == len(self._repaired):
             return
         while known and messages[known - 1].get("role") == "tool":
             known -= 1  # the last turn again: results of its calls may be among the new messages
         known -= bool(known and messages[known - 1].get("tool_calls"))
         self._ids -= {call["id"] for each in self._copies[known:] for call in calls_of(each)}
         messages[known:] = repair(messages[known:], self._ids)
-        self._done[known:] = messages[known:]
+        self._repaired[known:] = messages[known:]
         self._copies[known:] = map(copied, messages[known:])
         del self._wire[known:]

@@ -106,7 +106,7 @@ class HookChain(Hooks):
 
     def _call(self, name: str, *args: Any) -> Events[Any]:
         calls = (getattr(hook, name) for hook in self.hooks if implements(hook, name))
-        combine: Callable[..., Events[Any]] = COMBINE.get(name, _every)
+        combine: Callable[..., Events[Any]] = COMBINE.get(name, _call_each)
         return (yield from combine(calls, *args))
 
 
@@ -115,55 +115,47 @@ class HookChain(Hooks):
 Methods = Iterator[Callable[..., Any]]
 
 
-def _every(methods: Methods, *args: Any) -> Events[None]:
+def _call_each(methods: Methods, *args: Any) -> Events[None]:
     for method in methods:
         yield from resolve(method(*args))
 
 
-def _first(methods: Methods, *args: Any) -> Events[Any]:
+def _first_answer(methods: Methods, *args: Any) -> Events[Any]:
     for method in methods:
         if answer := (yield from resolve(method(*args))):
             return answer
     return None
 
 
-def _joined(methods: Methods) -> Events[list[Message]]:
+def _all_messages(methods: Methods) -> Events[list[Message]]:
     messages: list[Message] = []
     for method in methods:
         messages += yield from resolve(method())
     return messages
 
 
-def _changed(methods: Methods, *args: Any) -> Events[Any]:
-    """Each hook gets the last argument as the one before returned it; None keeps it."""
-    *others, value = args
+def _changed_value(place: int, methods: Methods, *args: Any) -> Events[Any]:
+    """Each hook gets the argument at this place as the one before returned it; None keeps it."""
+    values = list(args)
     for method in methods:
-        answer = yield from resolve(method(*others, value))
-        value = value if answer is None else answer
-    return value
-
-
-def _context(methods: Methods, messages: list[Message], abort: Abort) -> Events[list[Message]]:
-    for method in methods:
-        answer = yield from resolve(method(messages, abort))
-        messages = messages if answer is None else answer
-    return messages
+        answer = yield from resolve(method(*values))
+        values[place] = values[place] if answer is None else answer
+    return values[place]
 
 
 def _doom_loop(methods: Methods, event: DoomLoop) -> Events[bool]:
     """The first hook decides; without one, the consumer of the events."""
-    method = next(methods, Hooks().on_doom_loop)
-    return bool((yield from resolve(method(event))))
+    return bool((yield from resolve(next(methods, Hooks().on_doom_loop)(event))))
 
 
 COMBINE: dict[str, Callable[..., Events[Any]]] = {
-    "before_tool_call": _first,
-    "get_api_key": _first,
-    "on_length": _first,
+    "before_tool_call": _first_answer,
+    "get_api_key": _first_answer,
+    "on_length": _first_answer,
     "on_doom_loop": _doom_loop,
-    "after_tool_call": _changed,
-    "transform_context": _context,
-    "convert_to_llm": _changed,
-    "get_steering_messages": _joined,
-    "get_follow_up_messages": _joined,
+    "after_tool_call": partial(_changed_value, 1),
+    "transform_context": partial(_changed_value, 0),
+    "convert_to_llm": partial(_changed_value, 0),
+    "get_steering_messages": _all_messages,
+    "get_follow_up_messages": _all_messages,
 }

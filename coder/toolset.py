@@ -160,7 +160,7 @@ def tool_of(
         raise TypeError(f"tool {name} is async: tools are plain functions or generators")
     hints = typing.get_type_hints(function)
     signature = inspect.signature(function).parameters
-    described, description = _described(inspect.getdoc(function) or "", signature)
+    described, description = _parse_docstring(inspect.getdoc(function) or "", signature)
     context = next((own for own in signature if hints.get(own) is ToolContext), "")
     properties, required = dict[str, Any](), list[str]()
     for own, parameter in signature.items():
@@ -179,7 +179,7 @@ def tool_of(
     return Tool(name, description, parameters, function, context, title, concurrent)
 
 
-def _described(doc: str, names: Container[str]) -> tuple[dict[str, str], str]:
+def _parse_docstring(doc: str, names: Container[str]) -> tuple[dict[str, str], str]:
     """({parameter: description}, the rest) of a docstring; `Note: ...` is no parameter."""
     described, rest = dict[str, str](), list[str]()
     for line in doc.splitlines():
@@ -223,7 +223,7 @@ class Toolset:
         cwd: str | Path | None = None,
         session_id: str = "",
     ) -> None:
-        self.tools: dict[str, Tool] = {each.name: each for each in map(_made, tools)}
+        self.tools: dict[str, Tool] = {each.name: each for each in map(_as_tool, tools)}
         self.cwd = Path(cwd or Path.cwd()).resolve()
         self.session_id = session_id
         self.seen: dict[Path, Any] = {}
@@ -237,7 +237,7 @@ class Toolset:
 
         An entry is a schema, or a tool or function, which need not be in the set.
         """
-        made = [_made(each) for each in entries]
+        made = [_as_tool(each) for each in entries]
         new = {each.name: each for each in made if isinstance(each, Tool)}
         schemas = [each.schema if isinstance(each, Tool) else each for each in made]
         names = {(schema.get("function") or {}).get("name") for schema in schemas}
@@ -291,7 +291,7 @@ class Toolset:
         return result
 
 
-def _made(given: Any) -> Any:
+def _as_tool(given: Any) -> Any:
     """A function as a tool; a tool, or the schema of one, as it is."""
     return given if isinstance(given, Tool | dict) else tool_of(given)
 
@@ -299,7 +299,7 @@ def _made(given: Any) -> Any:
 def _call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext) -> Generator[Event, None, Any]:
     """Call the function; what a generator yields goes out: events as they are, the rest as updates."""
     context = {tool.context: ctx} if tool.context else {}
-    value = tool.function(**checked(tool, arguments), **context)
+    value = tool.function(**_fitting_arguments(tool, arguments), **context)
     if not isinstance(value, Generator):
         return value
     with Returning(value) as yielded:
@@ -310,22 +310,13 @@ def _call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext) -> Generator[
     return yielded.value
 
 
-# A schema with one of these may name parameters elsewhere than in `properties`.
-ELSEWHERE = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties"}
-
-
-def checked(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as the function takes them (arguments.fit).
-
-    Parameters that the schema does not name are refused, unless it or the function takes any.
-    """
-    schema = tool.parameters
-    unknown = arguments.keys() - (schema.get("properties") or {}).keys()
-    if unknown and "properties" in schema and not schema.keys() & ELSEWHERE:
-        parameters = inspect.signature(tool.function).parameters.values()
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        schema = {"additionalProperties": takes_any} | schema
-    fitting: dict[str, Any] = fit(arguments, schema, tool.name)
+def _fitting_arguments(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as the function takes them. A parameter that the schema does not name is refused, unless
+    the function takes any."""
+    parameters = inspect.signature(tool.function).parameters.values()
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    schema = {"additionalProperties": takes_any or "properties" not in tool.parameters}
+    fitting: dict[str, Any] = fit(arguments, schema | tool.parameters, tool.name)
     return fitting
 
 

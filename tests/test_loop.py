@@ -460,7 +460,6 @@ PLACE = {
     "required": ["x"],
     "additionalProperties": False,
 }
-NAMED = {"patternProperties": {"^x": {}}, "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -471,18 +470,14 @@ NAMED = {"patternProperties": {"^x": {}}, "additionalProperties": False}
         (STRING, "x", "x"),
         ({"type": "array"}, "[1]", [1]),
         ({"type": ["string", "null"]}, None, None),
-        ({"anyOf": [INTEGER, STRING]}, "10", "10"),
-        ({"anyOf": [INTEGER, {"type": "array"}]}, "[10]", [10]),
-        ({"oneOf": [INTEGER, {"type": "null"}]}, "x", "t: a has to be of type integer, not"),
+        ({"anyOf": [INTEGER, {"type": "null"}]}, None, None),
         ({"enum": ["x", 1, None]}, 1, 1),
         ({"enum": ["x", 1]}, "y", "t: a has to be one of x, 1"),
-        ({"const": "x"}, "y", "t: a has to be one of x"),
         (PLACE, {"x": "3", "tags": "[]"}, {"x": 3, "tags": []}),
         (PLACE, {"tags": []}, "t: a needs x. Its parameters: x, tags"),
         (PLACE, {"x": 1, "tags": ["a", 5]}, "t: a.tags[1] has to be of type string, not 5"),
         (PLACE, {"x": 1, "y": 2}, "t: a has no parameter y. Its parameters: x, tags"),
         ({"additionalProperties": INTEGER}, {"k": "7"}, {"k": 7}),
-        (NAMED, {"x1": None}, {"x1": None}),
         ({"$ref": "#/$defs/p", "allOf": [{}], "minimum": 3}, {"x": 1}, {"x": 1}),
     ],
 )
