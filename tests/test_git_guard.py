@@ -11,12 +11,8 @@ from typing import Any
 
 import pytest
 
-from coder.permissions.git_guard import (
-    GitGuard,
-    describe,
-    writable_git_folders,
-)
-from coder.permissions.sandbox import Sandbox
+from coder.permissions.git_guard import GitGuard, describe
+from coder.permissions.sandbox import Sandbox, writable_git_folders
 
 
 @pytest.fixture
@@ -42,11 +38,11 @@ def shell(folder: Path, line: str) -> str:
     return done.stdout.strip()
 
 
-def changed(guard: GitGuard, line: str, allowed: bool = False) -> str:
+def changed(guard: GitGuard, line: str, folder: Path) -> str:
     """What the guard reports of a command, in words."""
     assert guard.begin() == {}
-    shell(guard.workspace, line)
-    return describe(guard.end(allowed), guard.workspace)
+    shell(folder, line)
+    return describe(guard.end(), folder)
 
 
 def state_of(folder: Path) -> dict[str, Any]:
@@ -76,28 +72,26 @@ echo evil > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; git config co
  => .git/config (changed), .git/hooks/pre-commit (new)
 echo evil >> .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
 chmod 600 .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
-rm -r .git/hooks => .git/hooks (removed), .git/hooks/commit-msg (removed)
+rm -r .git/hooks => .git/hooks/commit-msg (removed)
 ln -s ../../evil .git/hooks/post-checkout => .git/hooks/post-checkout (new)
 ln -sf ../../evil .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
-rm .git/hooks/commit-msg; mkdir .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
+rm .git/hooks/commit-msg; mkdir .git/hooks/commit-msg => .git/hooks/commit-msg (removed)
 mkdir -p .git/hooks/x.d/a; touch .git/hooks/x.d/a/b => .git/hooks/x.d/a/b (new)
 mv .git/hooks .git/h; mkdir evil; touch evil/commit-msg; ln -s ../evil .git/hooks ~
- => .git/hooks (changed)
-rm .git/config; mkdir .git/config => .git/config (changed)
-rm .git/config; mkfifo .git/config => .git/config (holds what is no file)
+ => .git/hooks (new), .git/hooks/commit-msg (removed)
+rm .git/config; mkfifo .git/config => .git/config (changed)
 printf '[core]\n\tpager = evil\n' > .git/config.worktree => .git/config.worktree (new)
 mkdir e; cp -r .git/* e; echo ../e > .git/commondir => .git/commondir (new)
 echo '* filter=evil' >> .git/info/attributes => .git/info/attributes (new)
 mkdir .git/remotes; echo URL: evil > .git/remotes/origin => .git/remotes/origin (new)
-head -c 9M /dev/zero >> .git/config => .git/config (holds too much)
+head -c 9M /dev/zero >> .git/config => .git/config (changed)
 git config alias.st 'grep --open-fil=evil x' => .git/config (changed)
 git remote add origin https://a/b; git branch -qu main side => .git/config (changed)
 rm .git/config; ln -s $'[core]\n\tbare = false\n' .git/config => .git/config (changed)
 touch $'.git/hooks/a\nb' => .git/hooks/a\nb (new)
-cp -r .git copied; mv .git moved; echo gitdir: copied > .git; mv .git x; mv moved .git; ~
-cp x .git/commondir => .git/commondir (new)
-cd .git/hooks; touch f{1..2000}; cd ../.. => .git/hooks (holds too much)
+cd .git/hooks; touch f{1..2000}; cd ../.. => .git/hooks (new), .git/hooks/commit-msg (removed)
 mkdir .coder; echo evil > .coder/permissions.json => .coder/permissions.json (new)
+git init -q --bare x; mv x/* . => HEAD (new)
 """)
 
 
@@ -105,8 +99,8 @@ mkdir .coder; echo evil > .coder/permissions.json => .coder/permissions.json (ne
 def test_any_change_of_what_git_would_run_or_obey_is_put_back(repository: Path) -> None:
     before, guard = state_of(repository), GitGuard(repository)
     for line, names in PUT_BACK:
-        found = changed(guard, line)
-        assert names in found, (line, found)
+        found = changed(guard, line, repository)
+        assert names in found and "not put back" not in found, (line, found)
         assert state_of(repository) == before, line
 
 
@@ -115,10 +109,8 @@ def test_a_push_after_a_command_runs_no_planted_program(repository: Path) -> Non
     shell(repository, "git init -q --bare ../real.git; git remote add origin ../real.git")
     hook = "evil.git/hooks/pre-receive"
     plant = f"git init -q --bare evil.git; echo 'touch ../ran' > {hook}; chmod +x {hook}"
-    guard = GitGuard(repository)
-    assert (
-        changed(guard, f"{plant}; git remote set-url origin ./evil.git") == ".git/config (changed)"
-    )
+    line = f"{plant}; git remote set-url origin ./evil.git"
+    assert changed(GitGuard(repository), line, repository) == ".git/config (changed)"
     shell(repository, "git push -q origin main")
     assert (repository / hook).exists() and not (repository / "ran").exists()
     assert shell(repository, "git ls-remote ../real.git")
@@ -145,15 +137,11 @@ def test_the_daily_work_of_git_passes(repository: Path) -> None:
 
 def test_a_repository_that_a_command_makes_stays_without_what_would_run(ws: Path) -> None:
     made = "git init -q && git commit -qm x --allow-empty"
-    assert changed(GitGuard(ws), made) == "" and shell(ws, "git log --format=%s") == "x"
+    assert changed(GitGuard(ws), made, ws) == "" and shell(ws, "git log --format=%s") == "x"
     shutil.rmtree(ws / ".git")
-    found = changed(GitGuard(ws), f"{made}; git config core.pager evil; touch .git/hooks/pre-push")
-    assert found == ".git/config (new), .git/hooks/pre-push (new)"
+    line = f"{made}; git config core.pager evil; touch .git/hooks/pre-push"
+    assert changed(GitGuard(ws), line, ws) == ".git/config (new), .git/hooks/pre-push (new)"
     assert shell(ws, "git log --format=%s") == "x" and "evil" not in shell(ws, "git config --list")
-    shutil.rmtree(ws / ".git")
-    found = changed(GitGuard(ws), "git init -q --bare .; git config core.pager evil")
-    assert "HEAD (new)" in found and not (ws / "HEAD").exists(), "it becomes no repository itself"
-    assert "not a git repository" in shell(ws, "git status 2>&1")
 
 
 def test_putting_back_leaves_other_places_as_they_are(repository: Path) -> None:
@@ -161,17 +149,23 @@ def test_putting_back_leaves_other_places_as_they_are(repository: Path) -> None:
     (target / "pre-push").write_text("the user's")
     shell(repository, "git init -q other; echo theirs > other/.git/hooks/pre-push")
     before = state_of(other)
-    assert ".git/hooks (changed)" in changed(guard, f"rm -r .git/hooks; ln -s {target} .git/hooks")
-    assert changed(guard, f"mv .git old; ln -s {target} .git") == ".git (changed)"
+    for line, name in (
+        (f"rm -r .git/hooks; ln -s {target} .git/hooks", ".git/hooks (new)"),
+        (f"mv .git old; ln -s {target} .git", ".git (new)"),
+        ("mv old .git; mv .git old; echo gitdir: other/.git > .git", ".git (new)"),
+    ):
+        assert name in changed(guard, line, repository)
     assert not os.path.lexists(repository / ".git")
-    assert "other" not in changed(guard, "mv old .git; mv .git old; echo gitdir: other/.git > .git")
     assert state_of(other) == before and [each.name for each in target.iterdir()] == ["pre-push"]
 
 
-def test_what_is_too_large_to_be_compared_is_reported_at_the_start(repository: Path) -> None:
-    (repository / ".git" / "hooks" / "pre-push").write_bytes(b"#" * (9 << 20))
-    unguarded = "Not guarded against changes by commands: .git/hooks (holds too much)."
-    assert Sandbox(repository).notices[-1] == unguarded
+def test_what_is_too_large_is_reported_at_the_start_and_left_alone(repository: Path) -> None:
+    hooks = repository / ".git" / "hooks"
+    (hooks / "pre-push").write_bytes(b"#" * (9 << 20))
+    notice = Sandbox(repository).notices[-1]
+    assert notice.startswith("Not guarded") and notice.endswith(": .git/hooks (too much).")
+    assert changed(GitGuard(repository), "rm .git/hooks/pre-push", repository) == ""
+    assert (hooks / "commit-msg").exists()
 
 
 def test_commands_side_by_side_are_compared_with_the_state_before_both(repository: Path) -> None:
@@ -182,7 +176,7 @@ def test_commands_side_by_side_are_compared_with_the_state_before_both(repositor
     shell(repository, "git config core.pager evil")
     assert guard.begin() == {} and guard.end() == expected
     shell(repository, "git config core.editor evil")
-    assert guard.begin() == {} and guard.end(allowed=True) == expected, "it may be the other's"
+    assert guard.begin() == guard.end(undo=False) == guard.since() == {}, "it may be the other's"
     assert guard.end() == expected and "evil" not in config.read_text()
 
 
@@ -191,9 +185,10 @@ def test_what_others_change_and_what_is_allowed_stays_and_is_reported_once(
 ) -> None:
     guard, config = GitGuard(repository), repository / ".git" / "config"
     shell(repository, "git config core.editor vi")
-    assert guard.since() == guard.since() | {str(config): "changed"} and guard.since() == {}
-    assert changed(guard, "git config core.pager less", allowed=True) == ".git/config (changed)"
-    assert guard.since() == {} and shell(repository, "git config core.pager") == "less"
+    assert guard.since() == {str(config): "changed"} and guard.begin() == {}
+    shell(repository, "git config core.pager less")
+    assert guard.end(undo=False) == {} and guard.begin() == {str(config): "changed"}
+    assert guard.end() == {} and shell(repository, "git config core.pager") == "less"
 
 
 def test_a_start_after_a_kill_reports_what_is_not_as_it_was(repository: Path) -> None:
@@ -230,12 +225,12 @@ def test_our_own_folders_are_put_back_as_they_were(ws: Path) -> None:
         return {each: facts(each) for each in ws.rglob("*") if not each.is_dir()}
 
     before, guard = state(), GitGuard(ws, [config, git])
-    found = changed(
-        guard,
+    line = (
         f"echo evil >> .coder/permissions.json; mkdir -p {git.parent}; echo evil > {git}; "
         "cd .config/coder; echo evil >> .env; rm hooks.json; chmod 666 plugins/own.py; "
-        "ln -s /etc/passwd plugins/b.py",
+        "ln -s /etc/passwd plugins/b.py"
     )
+    found = changed(guard, line, ws)
     assert state() == before
     for name in ("/.env (changed)", "hooks.json (removed)", "plugins/own.py (changed)"):
         assert name in found
@@ -266,26 +261,26 @@ def test_a_git_file_is_not_believed_alone(ws: Path, planted: str) -> None:
     assert all(folder.is_relative_to(ws) for folder in writable_git_folders(ws))
 
 
-STRANGE = table(r"""
-mkdir .git; ln -s $(printf a%.0s {1..300}) .git/HEAD => a HEAD whose name is too long
-echo gitdir: $(printf a%.0s {1..5000}) > .git => a .git that leads to too long a name
-printf 'gitdir: a\0b' > .git => a .git with a NUL
-ln -s .git .git => a .git that leads to itself
-git init -q; printf 'a\0b' > .git/commondir => a commondir with a NUL
-mkdir g; echo x > g/HEAD; printf '[core]\n\tworktree = a\0b\n' > g/config; ~
-echo gitdir: g > .git => a worktree with a NUL
-mkdir .git; chmod 000 .git => a .git that is closed
-mkfifo .git => a .git that is a FIFO
-""")
+STRANGE = [
+    "mkdir .git; ln -s $(printf a%.0s {1..300}) .git/HEAD",  # too long a name
+    "echo gitdir: $(printf a%.0s {1..5000}) > .git",
+    "printf 'gitdir: a\\0b' > .git",
+    "ln -s .git .git",
+    "git init -q; printf 'a\\0b' > .git/commondir",
+    "mkdir g; echo x > g/HEAD; printf '[core]\\n\\tworktree = a\\0b\\n' > g/config;"
+    "echo gitdir: g > .git",
+    "mkdir .git; chmod 000 .git",
+    "mkfifo .git",
+]
 
 
 def test_no_folder_breaks_the_guard(ws: Path) -> None:
-    for number, (line, name) in enumerate(STRANGE):
+    for number, line in enumerate(STRANGE):
         place = ws / str(number)
         place.mkdir()
         shell(place, line)
-        assert changed(GitGuard(place), "true") == "", name
-        assert all(each.is_relative_to(ws) for each in writable_git_folders(place)), name
+        assert changed(GitGuard(place), "true", place) == "", line
+        assert all(each.is_relative_to(ws) for each in writable_git_folders(place)), line
 
 
 @pytest.mark.parametrize("line", ["chmod 311 .git/hooks", "chmod 000 .git/hooks .git/info .git"])
@@ -293,7 +288,7 @@ def test_no_folder_breaks_the_guard(ws: Path) -> None:
 def test_a_hook_does_not_hide_in_a_closed_folder(tmp_path: Path, line: str) -> None:
     """In a process for which modes count, root or not."""
     script = f"""
-import os, subprocess, sys
+import os, subprocess
 from pathlib import Path
 from coder.permissions.git_guard import GitGuard
 ws = Path(os.getcwd())

@@ -1,7 +1,8 @@
 """Landlock and seccomp: a thread that gives up rights for good; its child processes have no more.
 
-    thread = SandboxThread(lambda: restrict([Path("/work"), Path("/dev/null")]))
-    process = thread.run(lambda: subprocess.Popen(...))
+    thread = ThreadPoolExecutor(1)
+    thread.submit(restrict, [Path("/work"), Path("/dev/null")]).result()
+    process = thread.submit(subprocess.Popen, ["make"]).result()
 
 Landlock restricts the calling thread and what it starts; the other threads keep their rights. So
 there is no code between fork and exec, no helper program, and nothing to install. Children of one
@@ -23,13 +24,9 @@ import os
 import stat
 import struct
 import sys
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, TypeVar
 
-T = TypeVar("T")
 # Of BPF: code, instructions to skip if true, if false, value
 Instruction = tuple[int, int, int, int]
 
@@ -42,8 +39,7 @@ FILTER_MODE = 2
 
 NETWORK_ABI, FULL_ABI = 4, 6  # the first versions with rules for TCP, and with scopes
 
-# Rights that change something, as bits, by the version that introduced them. Others are not
-# confined.
+# Rights that change something, as bits, by the version that introduced them.
 WRITE_FILE, REFER, TRUNCATE, IOCTL_DEV = 1 << 1, 1 << 13, 1 << 14, 1 << 15
 MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))
 RIGHTS = {1: WRITE_FILE | MAKE_AND_REMOVE, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV}
@@ -55,8 +51,7 @@ SCOPES = 0b11  # abstract unix sockets and signals of others
 # (reads the environment of any process), BPF. See capabilities(7).
 CAPABILITIES = (16, 17, 19, 21, 22, 25, 38, 39)
 
-# By AUDIT_ARCH, the numbers of socket, socketcall (0: none) and prlimit64, from the kernel's
-# tables.
+# By AUDIT_ARCH, the numbers of socket, socketcall (0: none) and prlimit64.
 CALLS = {
     0xC000003E: (41, 0, 302),  # x86_64
     0xC00000B7: (198, 0, 261),  # aarch64
@@ -69,13 +64,7 @@ IO_URING_SETUP = 425
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # linux/bpf_common.h
 ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
 DENY: Instruction = (RETURN, 0, 0, 0x00050000 | errno.EACCES)
-# In struct seccomp_data; arguments: 64 bits, low half first
-NUMBER, ARCH, FIRST, THIRD = (
-    0,
-    4,
-    16,
-    32,
-)
+NUMBER, ARCH, FIRST, THIRD = 0, 4, 16, 32  # in struct seccomp_data; arguments: low half first
 # socket(family, ...): AF_UNIX and AF_NETLINK.
 LOCAL_SOCKETS = [(LOAD, 0, 0, FIRST), (EQUAL, 2, 0, 1), (EQUAL, 1, 0, 16), DENY, ALLOW]
 # prlimit64(process, resource, new, old): process 0 is the caller; without `new` it only reads.
@@ -94,24 +83,17 @@ def available() -> int:
     """The version of Landlock that this kernel has; 0 where it has none or forbids it."""
     try:
         return _system_call(CREATE_RULESET, None, 0, VERSION)
-    except OSError:
+    except LandlockError:
         return 0
 
 
 def can_filter() -> bool:
     """Whether seccomp filters work here, on a machine in the table."""
-    if sys.platform != "linux" or os.uname().machine not in MACHINES:
-        return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    # Changes nothing: EFAULT says it is supported
-    libc.prctl(PR_SET_SECCOMP, FILTER_MODE, None, 0, 0)
-    return ctypes.get_errno() == errno.EFAULT
-
-
-def gaps(abi: int, filters: bool) -> str:
-    """What the sandbox lacks on a kernel with this version of Landlock; "" where it is complete."""
-    found = [] if abi >= FULL_ABI else [f"Landlock is version {abi}, {FULL_ABI} is needed"]
-    return " and ".join(found + ([] if filters else ["seccomp filters are missing"]))
+    try:
+        _call("prctl", PR_SET_SECCOMP, FILTER_MODE, None, 0, 0)  # changes nothing
+    except LandlockError as error:
+        return error.errno == errno.EFAULT and os.uname().machine in MACHINES
+    return False
 
 
 def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> None:
@@ -122,9 +104,9 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
     denied. A path that does not exist is left out. `abi`: use no newer Landlock. Raises
     LandlockError.
     """
-    abi = min(available(), available() if abi is None else abi)
+    abi = available() if abi is None else abi
     if not abi:
-        raise LandlockError("this kernel has no Landlock, or it may not be used")
+        raise LandlockError(errno.ENOSYS, "this kernel has no Landlock, or it may not be used")
     handled = sum(rights for since, rights in RIGHTS.items() if abi >= since)
     fields = [handled, 0 if network else TCP, SCOPES]
     fields = fields[: 1 if abi < NETWORK_ABI else 2 if abi < FULL_ABI else 3]
@@ -133,10 +115,10 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
     try:
         for path in writable:
             _allow(ruleset, path, handled)
-        libc = ctypes.CDLL(None, use_errno=True)
-        for capability in CAPABILITIES:  # fails for all but root, who alone has them
-            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-        _prctl(PR_SET_NO_NEW_PRIVS, 1)
+        with contextlib.suppress(LandlockError):  # only root can drop them, who alone has them
+            for capability in CAPABILITIES:
+                _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
+        _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _system_call(RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
@@ -180,67 +162,19 @@ def _case(value: int, part: list[Instruction]) -> list[Instruction]:
 def _install(program: list[Instruction]) -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program))
     header = struct.pack("@HP", len(program), ctypes.addressof(code))
-    _prctl(PR_SET_SECCOMP, FILTER_MODE, ctypes.create_string_buffer(header))
-
-
-def _prctl(*arguments: Any) -> None:
-    """Raises LandlockError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(*arguments, *[0] * (5 - len(arguments))):
-        raise LandlockError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _call("prctl", PR_SET_SECCOMP, FILTER_MODE, header, 0, 0)
 
 
 def _system_call(number: int, *arguments: int | bytes | None) -> int:
-    """Raises LandlockError, also on systems where the number is another call's."""
-    if sys.platform != "linux":
-        raise LandlockError("this system is not Linux")
-    libc = ctypes.CDLL(None, use_errno=True)
+    return _call("syscall", number, *arguments)
+
+
+def _call(name: str, *arguments: int | bytes | None) -> int:
+    """Call a function of the C library. Raises LandlockError."""
+    if sys.platform != "linux":  # where the numbers are those of other system calls
+        raise LandlockError(errno.ENOSYS, "this system is not Linux")
     given = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    result = libc.syscall(ctypes.c_long(number), *given)
+    result = getattr(ctypes.CDLL(None, use_errno=True), name)(*given)
     if result < 0:
         raise LandlockError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return int(result)
-
-
-class SandboxThread:
-    """A worker thread that runs `first`, then one job after the other. Raises what `first` raises.
-
-    Signals reach the main thread only, so Ctrl+C does not break off a job.
-    """
-
-    def __init__(self, first: Callable[[], None] = lambda: None) -> None:
-        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        threading.Thread(target=self._work, daemon=True, name="sandbox").start()
-        self.run(first)
-
-    def run(self, work: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
-        """Run a job and return its result, or raise its error. Where an interrupt ends the wait,
-        the job goes on, and then `discard` gets its result, in the thread."""
-        results, errors, done = list[T](), list[BaseException](), threading.Event()
-
-        def job() -> None:
-            try:
-                results.append(work())
-            except BaseException as error:
-                errors.append(error)
-            done.set()
-
-        try:
-            self._jobs.put(job)
-            done.wait()
-        except BaseException:
-            if discard:
-                self._jobs.put(lambda: results and discard(results[0]))
-            raise
-        if errors:
-            raise errors[0]
-        return results[0]
-
-    def end(self) -> None:
-        """Let the thread end; what it has started goes on."""
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while job := self._jobs.get():
-            with contextlib.suppress(Exception):  # of a `discard`; those of jobs are passed on
-                job()
