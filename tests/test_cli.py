@@ -683,18 +683,6 @@ def test_what_cannot_be_written_to_stdout_is_one_line_and_exit_code_one(place: P
             assert (done.returncode, done.stderr) == (1, FULL), command
 
 
-def test_a_pipe_with_nobody_at_its_other_end_is_one_line_and_not_waited_for(place: Place) -> None:
-    os.mkfifo(place.ws / "pipe")
-    with serve(Reply("Hello.")) as server:
-        place.run("--trace", "run.jsonl", "-q", "hi", server=server)
-        for words, text in (
-            ("--trace pipe hi", "pipe: no process reads this pipe"),
-            ("trace pipe", "pipe: it is no trace"),
-            ("trace run.jsonl --html pipe", "pipe: no process reads this pipe"),
-        ):
-            assert_one_line(place.run(*words.split(), server=server), text)
-
-
 def test_a_trace_goes_through_pipes_that_have_two_ends(place: Place) -> None:
     command = "$CODER --trace >(cat > c.jsonl) -q hi && sleep 0.2 && $CODER trace <(sleep 0.2; cat c.jsonl)"
     with serve(Reply("Hello.")) as server:

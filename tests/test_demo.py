@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from coder.devtools import demo
 from coder.devtools.demo import PROMPT, demo_server, scratch_project, script
-from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.devtools.scripted import Reply, ScriptedServer
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read
@@ -61,26 +60,16 @@ def answers(result: RunResult) -> str:
     return "\n".join(message["content"] or "" for message in messages)
 
 
-def calls(result: RunResult) -> list[str]:
-    found = [call for message in result.messages for call in message.get("tool_calls") or ()]
-    return [call["function"]["name"] for call in found]
-
-
 def test_with_good_tools_it_repairs_a_copy_and_reports_each_change(project: Path) -> None:
-    original = Path(demo.__file__).parent / "demo_project"
-    assert {each.name for each in project.iterdir()} == {
-        each.name for each in original.iterdir() if each.is_file()
-    }
     before = suite(project).stderr
     assert "NameError" in before and "ZeroDivisionError" in before and "FAILED" in before
     result = run_demo(project)
-    assert result.stop_reason == "stop"
-    assert calls(result) == ["ls", "bash", "read", "edit", "edit", "bash"]
+    assert result.stop_reason == "stop" and result.steps == 6
     assert result.text.count("\n- stats.py: ") == 2 and suite(project).returncode == 0
     assert answers(result).startswith("I am a script, not a language model")
     again = run_demo(project)
-    assert calls(again) == ["ls", "bash"] and not SUCCESS.search(answers(again))
-    assert again.text.endswith("> OK")
+    assert again.steps == 3 and not SUCCESS.search(answers(again))
+    assert again.text.rstrip().endswith("OK")
 
 
 def tool_that_says(name: str, output: str, is_error: bool) -> Tool:
@@ -117,13 +106,9 @@ def test_a_broken_tool_is_reported_and_no_success_is_claimed(
 
 
 def test_without_its_tools_it_says_what_it_is_and_which_it_needs() -> None:
-    asked: Body = {"messages": [{"role": "user", "content": "hi"}]}
-    for names, missing in (("", "bash, edit, ls, read"), ("ls bash edit", "read")):
-        tools = [{"type": "function", "function": {"name": name}} for name in names.split()]
-        assert script(asked | {"tools": tools}) == Reply(
-            f"I am a script, not a language model. I need the tools {missing}, "
-            "which were not offered."
-        )
+    tools = [{"type": "function", "function": {"name": name}} for name in ("ls", "bash", "edit")]
+    text = script({"messages": [{"role": "user", "content": "hi"}], "tools": tools}).text
+    assert text.startswith("I am a script") and "the tools read, which were not offered" in text
 
 
 # ---- the program ---------------------------------------------------------------------------------
@@ -150,20 +135,18 @@ def test_the_server_alone_serves_any_client_and_ends_with_ctrl_c(tmp_path: Path)
         lines = [child.stderr.readline() for _ in range(3)]
         found = re.search(r"OPENAI_BASE_URL=http://127\.0\.0\.1:(\d+)/v1", "".join(lines))
         assert found and "no language model" in lines[0]
-        status, kind, text = request(int(found[1]), HELLO)
-        assert (status, kind) == (200, "application/json") and "I am a script" in text
+        status, text = request(int(found[1]), HELLO)
+        assert status == 200 and "I am a script" in text
     finally:
         child.send_signal(signal.SIGINT)
         child.communicate(timeout=20)
     assert child.returncode == 0
 
 
-def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = Place(tmp_path).coder("demo", "--port", str(port))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"port {port}: Address already in use\n"
+        done = Place(tmp_path).coder("demo", "--port", str(taken.getsockname()[1]))
+    assert (done.returncode, done.stdout) == (2, "") and "Address already in use\n" in done.stderr
 
 
 # ---- the server ----------------------------------------------------------------------------------
@@ -172,12 +155,12 @@ HELLO = {"model": "script", "messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"
 
 
-def request(port: int, body: Any, path: str = PATH, method: str = "POST") -> tuple[int, str, str]:
-    """(status, content type, text)."""
+def request(port: int, body: Any, path: str = PATH, method: str = "POST") -> tuple[int, str]:
+    """(status, text)."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.request(method, path, body if isinstance(body, str) else json.dumps(body))
     answer = connection.getresponse()
-    found = answer.status, answer.headers.get_content_type(), answer.read().decode()
+    found = answer.status, answer.read().decode()
     connection.close()
     return found
 
@@ -185,19 +168,18 @@ def request(port: int, body: Any, path: str = PATH, method: str = "POST") -> tup
 def test_it_answers_as_a_stream_and_at_once() -> None:
     """A stream has its usage only where it was asked for: simple clients read choices[0]."""
     with serve(Reply("I say", [("ls", {}), ("read", "{nonsense")])) as server:
-        answer = json.loads(request(server.port, HELLO)[2])
+        answer = json.loads(request(server.port, HELLO)[1])
         for options, expected in (({}, 0), ({"include_usage": True}, 1)):
-            body = HELLO | {"stream": True, "stream_options": options}
-            status, kind, text = request(server.port, body)
-            assert (status, kind) == (200, "text/event-stream")
+            status, text = request(server.port, HELLO | {"stream": True, "stream_options": options})
             *events, done = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
             chunks = [json.loads(event) for event in events]
-            assert done == "[DONE]" and sum(not chunk["choices"] for chunk in chunks) == expected
+            assert status == 200 and done == "[DONE]"
+            assert sum(not chunk["choices"] for chunk in chunks) == expected
             assert chunks[-1 - expected]["choices"][0]["finish_reason"] == "tool_calls"
     (choice,) = answer["choices"]
-    assert answer["object"] == "chat.completion" and answer["usage"]["total_tokens"] > 0
-    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "I say"
+    assert choice["finish_reason"] == "tool_calls" and answer["usage"]["total_tokens"] > 0
     functions = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert choice["message"]["content"] == "I say"
     assert [each["arguments"] for each in functions] == ["{}", "{nonsense"]
 
 
@@ -208,15 +190,13 @@ def test_it_answers_as_a_stream_and_at_once() -> None:
         ("GET", "/v1/nothing", "", 404),
         ("POST", "/v1/embeddings", "{}", 404),
         ("POST", PATH, "{", 400),
-        ("POST", PATH, "[]", 400),
         ("POST", PATH, '{"messages": "hi"}', 400),
     ],
 )
 def test_other_requests_get_a_clear_answer(method: str, path: str, body: str, status: int) -> None:
     with serve(Reply("x")) as server:
-        found, kind, text = request(server.port, body, path, method)
-    assert (found, kind) == (status, "application/json")
-    assert ("error" in json.loads(text)) == (status != 200)
+        found, text = request(server.port, body, path, method)
+    assert found == status and ("error" in json.loads(text)) == (status != 200)
 
 
 def raw(server: ScriptedServer, end: bytes = b"") -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import itertools
 import json
@@ -11,7 +10,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -24,11 +22,12 @@ import pytest
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.cli.main import main
-from coder.devtools.replay import ScriptedModel, difference
+from coder.devtools.replay import ScriptedModel
 from coder.devtools.scripted import Reply, ScriptedServer
 from coder.devtools.trace import Trace
-from coder.devtools.trace_file import KINDS, TraceError, read, shares
+from coder.devtools.trace_report import TraceError, read
 from coder.events import DoomLoop, Event, Notice
+from coder.history import user
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.loop import run_loop
 from coder.tools.bash import bash
@@ -42,6 +41,7 @@ from tests.terminal import OneShot, promptly, until
 
 DELTAS = ("text_delta", "reasoning_delta", "tool_call_delta")
 OURS = ("trace", "model", "request", "response", "chunk", "response_end", "hook")
+TIMES = ("model", "tools", "hooks", "waits", "own")
 KEY = "sk-CANARY-0123456789"
 
 
@@ -57,7 +57,7 @@ def recorded(
     *,
     tools: Any = (ls,),
     hooks: Hooks | None = None,
-    prompt: str = "go",
+    prompt: Any = "go",
     each: Callable[[Event], None] | None = None,
     model: dict[str, Any] | None = None,
     **options: Any,
@@ -100,7 +100,7 @@ def test_the_program_records_every_request_answer_and_event(tmp_path: Path, file
     sizes = [int(head["content-length"]) for head in server.heads]
     assert [record["bytes"] for record in requests] == sizes
     events = [
-        {key: value for key, value in record.items() if key not in ("t", "of")}
+        {key: value for key, value in record.items() if key != "t"}
         for record in of(file)
         if record["type"] not in OURS
     ]
@@ -114,32 +114,8 @@ def test_the_program_records_every_request_answer_and_event(tmp_path: Path, file
     timed = {(record["hook"], record["place"]) for record in of(file, "hook")}
     assert ("Permissions", "before_tool_call") in timed
     times = [record["t"] for record in of(file)]
-    assert times == sorted(times) and times[0] == 0
+    assert times == sorted(times) and times[0] < 1
     assert of(file)[0]["type"] == "trace" and stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-def test_an_old_trace_goes_on_in_the_same_file_and_becomes_private(file: Path) -> None:
-    for answer in ("first", "second"):
-        with serve(Reply(answer)) as server:
-            recorded(file, server)
-        file.chmod(0o644)
-    with serve(Reply("third")) as server:
-        recorded(file, server)
-    assert [run.why for run in read(file).runs] == ["stop: first", "stop: second", "stop: third"]
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert re.findall(r"^run (\d) of 3 · m at http", shown(file).stdout, re.M) == ["1", "2", "3"]
-
-
-def test_retries_and_failures_are_recorded_with_what_can_be_known_of_them(file: Path) -> None:
-    limited = Reply("slow down", status=429, headers={"retry-after": "0.01"})
-    with serve(limited, Reply("cut", cut=2, close="reset"), Reply("done")) as server:
-        recorded(file, server)
-    first, second, third = (record["error"] for record in of(file, "response_end"))
-    assert (first["kind"], first["status"], first["retryable"]) == ("rate_limit", 429, True)
-    assert first["retry_after"] == pytest.approx(0.01)
-    assert second["kind"] == "network" and third is None
-    assert [record["n"] for record in of(file, "response")] == [2, 3]
-    assert read(file).runs[0].figures.retries == 2
 
 
 def test_the_users_answer_is_recorded_with_the_time_it_took(file: Path) -> None:
@@ -152,53 +128,29 @@ def test_the_users_answer_is_recorded_with_the_time_it_took(file: Path) -> None:
         recorded(file, server, each=slowly_allow)
     [reply] = of(file, "reply")
     assert (reply["to"], reply["answer"]) == ("doom_loop", True) and reply["seconds"] >= 0.5
-    assert read(file).runs[0].steps[2].figures.seconds["waits"] >= 0.5
-
-
-@pytest.mark.parametrize(
-    ("how", "error"), [("throw", "RuntimeError: x"), ("close", "GeneratorExit")]
-)
-def test_what_ends_a_run_from_outside_is_recorded(file: Path, how: str, error: str) -> None:
-    with serve(Reply("x")) as server, Trace(file) as trace:
-        run = trace.watch(run_loop([], ChatModel("m", base_url=server.url), prompt="go"))
-        next(run)
-        if how == "close":
-            run.close()
-        else:
-            with pytest.raises(RuntimeError):
-                run.throw(RuntimeError("x"))
-    assert [record["error"] for record in of(file, "raised")] == [error]
-    assert read(file).runs[0].why == f"ended by {error}"
+    assert read(file).runs[0].steps[2].figures["waits"] >= 0.5
 
 
 def test_hooks_are_timed_one_by_one_without_the_time_of_their_readers(file: Path) -> None:
     def slow(request: Request) -> Iterator[Event]:
-        threading.Event().wait(0.05)
+        threading.Event().wait(0.1)
         yield Notice("asking")
-        threading.Event().wait(0.05)
-
-    asked = itertools.count()
-
-    def wait(event: Event) -> None:
-        if isinstance(event, Notice) and next(asked) == 0:
-            threading.Event().wait(1.5)
 
     class Audit(Hooks):
         def after_tool_call(self, call: Any, result: ToolResult) -> ToolResult:
             return ToolResult(f"seen: {result.content}")
 
-    hooks = HookChain(FunctionHooks(before_llm_call=slow), HookChain(Audit()))
+    hooks = HookChain(FunctionHooks(before_llm_call=slow), Audit())
+    wait = threading.Event().wait
     with serve(Reply(calls=[("ls", {})]), Reply("done")) as server:
-        recorded(file, server, hooks=hooks, each=wait)
+        each = lambda event: isinstance(event, Notice) and wait(1)  # noqa: E731
+        recorded(file, server, hooks=hooks, each=each)
         assert server.requests[1]["messages"][-1]["content"].startswith("seen: ")
     timed = of(file, "hook")
-    assert [(record["hook"], record["place"]) for record in timed] == [
-        ("FunctionHooks", "before_llm_call"),
-        ("Audit", "after_tool_call"),
-        ("FunctionHooks", "before_llm_call"),
-    ]
-    assert 0.1 <= timed[0]["seconds"] < 1.5
-    assert read(file).runs[0].steps[0].figures.seconds["own"] >= 1.5
+    places = [("FunctionHooks", "before_llm_call"), ("Audit", "after_tool_call")]
+    assert [(record["hook"], record["place"]) for record in timed] == [*places, places[0]]
+    assert 0.1 <= timed[0]["seconds"] < 1
+    assert read(file).runs[0].steps[0].figures["own"] >= 1
 
 
 def test_a_tap_of_ones_own_sees_the_bytes_of_both_ways() -> None:
@@ -233,22 +185,20 @@ def test_the_key_is_in_no_byte_of_the_file(tmp_path: Path, file: Path, key: str)
             recorded(file, server, **options)
             assert key in server.requests[0]["messages"][0]["content"]
     data, chunks = file.read_bytes(), of(file, "chunk")
-    decoded = b"".join(base64.b64decode(each["base64"]) for each in chunks if "base64" in each)
-    assert key.encode() not in data and key.encode() not in decoded
-    assert b"***" in decoded and data.count(b"***") >= 6
+    assert any("\udcff***" in each["text"] for each in chunks)
+    assert key.encode() not in data and data.count(b"***") >= 7
     assert b"uthorization" not in data and b"Bearer" not in data
 
 
 def test_keys_that_hooks_and_headers_bring_are_not_recorded_either(file: Path) -> None:
-    def put(request: Request) -> None:
-        request.api_key = "sk-of-a-request"
-
-    of_a_hook = FunctionHooks(get_api_key=lambda: "sk-of-a-hook")
-    hooks = HookChain(of_a_hook, FunctionHooks(before_llm_call=put))
+    hooks = HookChain(
+        FunctionHooks(get_api_key=lambda: "sk-of-a-hook"),
+        FunctionHooks(before_llm_call=lambda request: setattr(request, "api_key", "sk-of-a-run")),
+    )
     headers = {"x-token": "other-token", "x-up": "Bearer upstream", "x-env": "plainly"}
-    with serve(Reply("sk-of-a-hook sk-of-a-request other-token upstream plainly")) as server:
+    with serve(Reply("sk-of-a-hook sk-of-a-run other-token upstream plainly")) as server:
         recorded(file, server, hooks=hooks, model={"headers": headers})
-        assert server.heads[0]["authorization"] == "Bearer sk-of-a-request"
+        assert server.heads[0]["authorization"] == "Bearer sk-of-a-run"
     text = file.read_text()
     assert not re.search("sk-of-a|other-token|upstream", text) and "plainly" in text
 
@@ -295,22 +245,6 @@ def test_a_signal_leaves_whole_lines(
     assert result.error and "the trace ends in the middle of this answer" in result.text
 
 
-def test_two_programs_that_write_to_the_same_file_do_not_tear_lines(file: Path) -> None:
-    code = (
-        "import sys; from coder.devtools.trace import Trace\n"
-        "trace = Trace(sys.argv[1]); input()\n"
-        "for number in range(100): trace.record('noted', text=sys.argv[2] * 9000)\n"
-    )
-    argv = [sys.executable, "-c", code, str(file)]
-    children = [subprocess.Popen([*argv, who], stdin=subprocess.PIPE) for who in "ab"]
-    until(lambda: file.exists() and len(file.read_bytes().splitlines()) == 2, "both have begun")
-    for child in children:
-        child.communicate(b"\n", 60)
-    found = of(file, "noted")
-    assert len(found) == 200 and all(len(set(record["text"])) == 1 for record in found)
-    assert sorted(len(records) for records in read(file).traces) == [101, 101]
-
-
 def test_half_a_surrogate_pair_and_bytes_that_are_no_text_come_back(file: Path) -> None:
     circle: dict[str, Any] = {}
     circle["itself"] = circle
@@ -330,9 +264,11 @@ def test_half_a_surrogate_pair_and_bytes_that_are_no_text_come_back(file: Path) 
     calls = [("odd", {"what": what}) for what in ("half", "circle")]
     with serve(Reply(calls=calls), Reply(chunks=chunks)) as server:
         _, result = recorded(file, server, tools=(odd,), prompt="half \udc00")
-    received = b"".join(data for _, data in read(file).exchanges[1].chunks)
-    assert result.text == "♥" and received == b"".join(chunks)
-    assert read(file).exchanges[0].body == server.requests[0]
+    model = ScriptedModel.from_trace(file)
+    _, again = drive(run_loop([], model, (odd,), prompt="half \udc00"))
+    assert result.text == again.text == "♥" and model.requests[0] == server.requests[0]
+    texts = [each["text"] for each in read(file).exchanges[1].of("chunk")]
+    assert "".join(texts).encode("utf-8", "surrogateescape") == b"".join(chunks)
     first, second = of(file, "tool_end")
     assert first["result"]["details"]["half"] == "\ude00" and "unwritable" in second
     assert shown(file).returncode == 0
@@ -351,52 +287,38 @@ def test_a_full_disk_ends_the_trace_and_not_the_run() -> None:
 
 def test_a_run_is_a_table_of_its_steps_with_what_they_took_and_why_it_stopped(file: Path) -> None:
     calls = [("ls", {}), ("ls", {"path": "/nowhere"}), ("bash", {"command": "sleep 0.3"})]
-    with serve(Reply("a", calls), Reply("All done.")) as server:
+    with serve(Reply("a", calls), Reply("once more", status=503), Reply("All done.")) as server:
         recorded(file, server, tools=(ls, bash))
         sent = [int(head["content-length"]) for head in server.heads]
     run = read(file).runs[0]
     first, second = (step.figures for step in run.steps)
-    assert (first.messages, first.new, first.same, first.finish) == (1, 1, None, "tool_calls")
-    assert (second.messages, second.new, second.same, second.finish) == (5, 4, 1.0, "stop")
-    assert first.called == ["ls", "ls", "bash"] and [first.size, second.size] == sent
-    assert first.seconds["tools"] >= 0.3 and second.seconds["tools"] == 0
-    for figures in (first, second, run.figures):
-        assert set(figures.seconds) == {*KINDS}
-        assert sum(figures.seconds.values()) == pytest.approx(figures.wall)
+    assert (first["messages"], first["new"], first["same %"]) == (1, 1, "")
+    assert (second["messages"], second["new"], second["same %"]) == (5, 4, 100)
+    assert (first["finish"], second["finish"], second["retries"]) == ("tool_calls", "stop", 1)
+    assert first["called"] == "ls, ls, bash"
+    assert [first["bytes"], second["bytes"]] == [sent[0], sent[1] + sent[2]]
+    assert 0.3 <= first["tools"] < 5 and second["tools"] == 0 and first["first"] > 0
+    for part in (*run.steps, run):
+        assert sum(part.figures[name] for name in TIMES) == pytest.approx(part.wall, abs=0.05)
     done = shown(file)
     title, head, *rows, why = done.stdout.rstrip().split("\n")
-    assert title.startswith("run 1 of 1 · m at http://127.0.0.1") and why == "stop: All done."
-    assert head.split()[:4] == ["step", "messages", "bytes", "same"]
-    assert [row.split()[0] for row in rows] == ["1", "2", "all"]
-    assert "100 %" in rows[1] and "ls, ls, bash" in rows[0] and "\x1b" not in done.stdout
+    assert title.startswith("run 1 of 1 · m · ") and why == "stop: All done."
+    assert head.split()[:5] == ["step", "messages", "new", "bytes", "same"]
+    assert "cached" not in head, "an empty column"
+    assert [row.split()[0] for row in rows] == ["1", "2", "all"] and "\x1b" not in done.stdout
 
 
-def test_on_a_terminal_the_table_has_no_columns_that_hold_nothing(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serve(Reply("Hello.")) as server:
-        recorded(file, server)
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
-        monkeypatch.setenv(name, value)
-    head = shown(file).stdout.split("\n")[1]
-    assert "finish" in head and "retries" not in head and "cached" not in head
-
-
-@pytest.mark.parametrize(("change", "kept"), [("nothing", 1.0), ("middle", 0.5)])
-def test_the_unchanged_prefix_is_measured_in_bytes(file: Path, change: str, kept: float) -> None:
+def test_a_message_that_changed_shows_in_what_a_cache_can_hold(file: Path) -> None:
     asked = itertools.count()
 
     def alter(request: Request) -> None:
-        if next(asked) and change == "middle":
-            first = request.messages[0] | {"content": "x" * 1000 + "y" * 1000}
-            request.messages = [first, *request.messages[1:]]
+        if next(asked):
+            request.messages[1] = request.messages[1] | {"content": "changed"}
 
-    hooks = FunctionHooks(before_llm_call=alter)
-    with serve(Reply(calls=[("ls", {})]), Reply("once more", status=503), Reply("done")) as server:
-        recorded(file, server, hooks=hooks, prompt="x" * 2000)
-    figures = read(file).runs[0].steps[1].figures
-    assert figures.same == pytest.approx(kept, abs=0.08)
-    assert (figures.messages, figures.new, figures.retries) == (3, 2, 1)
+    messages = [user("x" * 1000), {"role": "assistant", "content": "yes"}, user("y" * 1000)]
+    with serve(Reply(calls=[("ls", {})]), Reply("done")) as server:
+        recorded(file, server, hooks=FunctionHooks(before_llm_call=alter), prompt=messages)
+    assert read(file).runs[0].steps[1].figures["same %"] == pytest.approx(50, abs=4)
 
 
 def test_what_a_sub_agent_asks_is_its_tools_time_and_not_the_steps_request(file: Path) -> None:
@@ -413,43 +335,21 @@ def test_what_a_sub_agent_asks_is_its_tools_time_and_not_the_steps_request(file:
         drive(trace.watch(run_loop([], chat, (task,), prompt="go")))
     assert [exchange.nested for exchange in read(file).exchanges] == [False, True, False]
     first, second = (step.figures for step in read(file).runs[0].steps)
-    assert (first.messages, second.messages, second.new, second.same) == (1, 3, 2, 1.0)
-    assert first.seconds["tools"] >= 0.2
+    assert (first["messages"], second["messages"], second["new"]) == (1, 3, 2)
+    assert second["same %"] == 100 and first["tools"] >= 0.2
 
 
-@pytest.mark.parametrize(
-    ("spans", "expected"),
-    [
-        ([], {"own": 10}),
-        ([("model", 0, 4), ("tools", 5, 9)], {"model": 4, "tools": 4, "own": 2}),
-        ([("tools", 0, 6), ("tools", 2, 8)], {"tools": 8, "own": 2}),
-        (
-            [("tools", 0, 10), ("hooks", 1, 2), ("waits", 4, 8), ("hooks", 5, 6)],
-            {"tools": 5, "hooks": 1, "waits": 4},
-        ),
-        ([("model", -5, 20)], {"model": 10}),
-    ],
-)
-def test_each_moment_of_a_step_is_counted_once(
-    spans: list[tuple[str, float, float]], expected: dict[str, float]
-) -> None:
-    found = shares(spans, 0, 10)
-    assert {kind: value for kind, value in found.items() if value} == expected
-
-
-BEGINNING = b'{"t": 0.0, "of": "a", "type": "trace", "format": 1}\n'
+BEGINNING = b'{"type": "trace", "t": 0.0, "format": 2}\n'
 FOREIGN: dict[str, bytes] = {
     "empty": b"",
     "text": b"hello\n",
     "json": b'{"t": 1}\n',
     "binary": bytes(range(256)) * 4,
     "deep": b"[" * 100_000,
-    "other format": BEGINNING.replace(b"1}", b"2}"),
-    "broken in the middle": BEGINNING + b'{"t": 1.0, "of\n{"t": 2.0, "of": "a", "type": "x"}\n',
-    "another's line": BEGINNING + b'{"t": 2.0, "of": "b", "type": "run_start"}\n',
+    "other format": BEGINNING.replace(b"2}", b"3}"),
     "other shapes": BEGINNING
-    + b'{"t": 1, "of": "a", "type": "run_start"}\n{"t": 1, "of": "a", "type": "step_start"}\n'
-    + b'{"t": 1.0, "of": "a", "type": "request", "n": "x\\u001b[2J", "body": 5}\n',
+    + b'{"t": 1, "type": "run_start"}\n{"t": 1, "type": "step_start"}\n'
+    + b'{"t": 1.0, "type": "request", "n": "x\\u001b[2J", "body": 5}\n',
 }
 
 
@@ -463,22 +363,24 @@ def test_a_file_that_is_no_trace_is_one_clear_line_and_exit_code_2(file: Path, w
         assert done.stderr.startswith(f"coder: {file}: ") and done.stderr.count("\n") == 1
         assert "\x1b" not in done.stderr
     with pytest.raises(TraceError):
-        assert read(file).runs is None
+        ScriptedModel.from_trace(file)
     assert not page.exists()
 
 
 @pytest.mark.parametrize("left", [1, -2])
-def test_a_last_line_that_a_kill_has_cut_is_left_out_and_reported(file: Path, left: int) -> None:
+def test_a_file_goes_on_behind_a_line_that_a_kill_has_cut(file: Path, left: int) -> None:
     with serve(Reply("x")) as server:
         recorded(file, server)
     *whole, last = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(whole) + last[:left])
-    done = shown(file)
-    assert done.returncode == 0 and "no end" in done.stdout and "A line was cut" in done.stdout
-    with serve(Reply("again")) as server:
-        recorded(file, server)
-    recording = read(file)
-    assert recording.cut and [run.why for run in recording.runs][1] == "stop: again"
+    file.chmod(0o644)
+    for answer in ("second", "third"):
+        with serve(Reply(answer)) as server:
+            recorded(file, server)
+    ends = [run.end[1] for run in read(file).runs]
+    assert ends == ["killed, or still at work", "second", "third"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert re.findall(r"^run (\d) of 3 · m ·", shown(file).stdout, re.M) == ["1", "2", "3"]
 
 
 # ---- the page ------------------------------------------------------------------------------------
@@ -490,19 +392,18 @@ EVIL = (
 
 
 class Elements(HTMLParser):
-    """The elements of a page, and whether each is closed in its turn."""
+    """The elements of a page, its text, and whether each element is closed in its turn."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
-        self.seen: list[tuple[str, tuple[str, ...]]] = []
+        self.seen: set[str] = set()
         self.open: list[str] = []
         self.text = ""
         self.feed(page.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, tuple(name for name, _ in attrs)))
-        if tag != "meta":
-            self.open.append(tag)
+        self.seen |= {tag, *(name for name, _ in attrs)}
+        self.open += [tag] if tag != "meta" else []
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -528,26 +429,23 @@ def test_the_page_holds_the_run_and_no_script_whatever_was_written(tmp_path: Pat
     ]
     file, page = tmp_path / "<b>run & rest.jsonl", tmp_path / "page.html"
     with serve(*replies) as server:
-        recorded(file, server, tools=(shout,), prompt=EVIL)
+        recorded(file, server, tools=(shout,), prompt=f"Why? {EVIL}")
     page.write_text("x" * 1_000_000)
     page.chmod(0o644)
     done = shown(file, "--html", page)
     assert (done.returncode, done.stdout) == (0, f"{page}\n"), done
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     elements, source = Elements(page), page.read_text(encoding="utf-8")
-    known = [
-        *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "table", "tr"),
-        *("th", "td", "details", "summary", "pre"),
-    ]
-    assert elements.open == [] and {name for name, _ in elements.seen} <= {*known}
-    assert {each for _, names in elements.seen for each in names} <= {
-        *("lang", "charset", "http-equiv", "content")
+    assert elements.open == [] and elements.seen <= {
+        *("html", "head", "meta", "title", "style", "body", "h1", "p", "table", "tr", "th", "td"),
+        *("details", "summary", "pre", "lang", "charset", "http-equiv", "content", "name"),
     }
     assert source.count("<style>") == 1 and "default-src 'none'" in source
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", source)
-    for text in ("document.title = 'owned'", "onclick='x'", "WORD", "rate_limit", "data: [DONE]"):
+    assert "<h1>Why? &lt;/pre&gt;" in source and "width=device-width" in source
+    assert re.search(r"<details><summary>stop .*</summary><pre>The end\. ", source)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", source + shown(file).stdout)
+    for text in ("document.title = 'owned'", "onclick='x'", "WORD", "rate_limit"):
         assert text in elements.text, text
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown(file).stdout)
     before = file.read_bytes()
     for out, why in ((tmp_path / "no" / "x", "No such file"), (file, "over its own trace")):
         done = shown(file, "--html", out)
@@ -563,7 +461,7 @@ def without_times(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
-            left_out = ("t", "of", "timestamp", "message_id", "seconds", "delay")
+            left_out = ("t", "timestamp", "message_id", "seconds", "delay")
             return {key: plain(item) for key, item in value.items() if key not in left_out}
         return [plain(item) for item in value] if isinstance(value, list) else value
 
@@ -584,7 +482,7 @@ def test_a_recorded_run_is_repeated_with_the_same_events(tmp_path: Path, file: P
     first, second = (Toolset([read_tool, write, edit, bash], cwd=each) for each in folders)
     with serve(*replies) as server:
         recorded(file, server, tools=first, system="Be brief.")
-    model = ScriptedModel.from_trace(file, strict=True)
+    model = ScriptedModel.from_trace(file)
     run = run_loop([], model, second, prompt="go", system="Be brief.", retry=FAST)
     events, result = drive(run)
     assert result.text == "It says two." and (folders[1] / "a.txt").read_text() == "two\n"
@@ -594,38 +492,7 @@ def test_a_recorded_run_is_repeated_with_the_same_events(tmp_path: Path, file: P
     assert without_times(again) == without_times(before)
     assert model.requests == server.requests and len(server.requests) == 6
     _, more = drive(run_loop([], model, prompt="more", retry=FAST))
-    assert more.text == "Error: the trace is at its end, and the run asks for more"
-
-
-def test_strict_names_the_first_difference_and_nothing_else_does(file: Path) -> None:
-    cached, prompt = {"profile": {"cache_key": True}}, f"my key is {KEY}!"
-    with serve(Reply("done")) as server:
-        tools = Toolset([ls], session_id="one")
-        recorded(file, server, prompt=prompt, model=cached, tools=tools)
-
-    def again(words: str, strict: bool) -> str:
-        model = ScriptedModel.from_trace(file, strict=strict)
-        return drive(run_loop([], model, Toolset([ls], session_id="two"), prompt=words))[1].text
-
-    assert again("stop", False) == "done"
-    assert again(prompt, True) == "done", "but for the session and for the key"
-    tools = Toolset([bash])
-    result = drive(run_loop([], ScriptedModel.from_trace(file, strict=True), tools, prompt="a"))[1]
-    assert result.text.startswith("Error: request 1 is not the recorded one: tools[0].function.")
-
-
-@pytest.mark.parametrize(
-    ("asked", "was", "expected"),
-    [
-        ({"a": 1}, {"a": 1}, ""),
-        ({"a": 1, "b": 2}, {"a": 1}, "b is 2 and was None"),
-        ({"a": [1]}, {"a": [1, {"b": 2}]}, "a[1] is None and was {'b': 2}"),
-        ({"a": {"b": "x"}}, {"a": {"b": "y"}}, "a.b is 'x' and was 'y'"),
-        ("a key b", "a *** b", ""),
-    ],
-)
-def test_the_first_difference_of_two_requests(asked: Any, was: Any, expected: str) -> None:
-    assert difference(asked, was) == expected
+    assert more.text == "Error: the script is at its end, and the run asks for more"
 
 
 def test_a_script_without_a_server_answers_in_turn_and_then_reports_its_end() -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coder.cli.config import data_folder, keys_of
 from coder.cli.flags import Flags, program
@@ -188,31 +188,18 @@ def write_export(store: Store, session_id: str, name: str, *keys: str) -> Path:
 
 def trace(words: Sequence[str]) -> int:
     """Show a recorded run as a table of its steps, or write it as a page."""
-    file = needed("coder.devtools.trace_file", "trace")
-    page = needed("coder.devtools.trace_page", "trace")
-    table = needed("coder.cli.trace_table", "trace")
+    report = needed("coder.devtools.trace_report", "trace")
     about = "A run that was recorded with --trace FILE, step by step."
-    flags = _flags("trace", about, page.MEANING)
+    flags = _flags("trace", about, report.MEANING)
     flags.add_argument("file", metavar="FILE")
     html = "write one page with every message instead; it needs no network"
     flags.add_argument("--html", metavar="OUT", help=html)
     given = flags.parse_args(words)
     try:
-        recording = file.read(given.file)
-        with file.understood():
-            text = _page(recording, given, file, page) if given.html else table.tables(recording)
+        text = report.show(given.file, given.html)
     except OSError as error:
-        name = error.filename or given.html or given.file
-        raise ConfigError(table.one_line(f"{name}: {error.strerror}")) from None
-    except file.TraceError as error:
-        raise ConfigError(table.one_line(f"{given.file}: {error}")) from None
+        raise ConfigError(f"{error.filename or given.file}: {error.strerror}") from None
+    except report.TraceError as error:
+        raise ConfigError(f"{given.file}: {error}") from None
     sys.stdout.write(text)
     return 0
-
-
-def _page(recording: Any, given: argparse.Namespace, file: Any, page: Any) -> str:
-    path = Path(given.html)
-    if path.exists() and path.samefile(given.file):
-        raise file.TraceError("the page cannot be written over its own trace")
-    page.write_private(path, page.page(recording, Path(given.file).name))
-    return strip_controls(given.html) + "\n"

@@ -23,6 +23,7 @@ from coder.types import Message
 PROMPT = "The tests of this project fail. Find out why and repair it."
 PACE = 0.02  # seconds between two words, so that one can watch
 SCRIPT = "I am a script, not a language model"
+READ = ("read", {"path": "stats.py"})
 TESTS = ("bash", {"command": "python3 -m unittest 2>&1"})
 
 
@@ -40,17 +41,11 @@ REPAIRED = f"""Repaired, and all 4 tests pass now. What I changed:
 STEPS: list[tuple[str, Reply]] = [
     ("", Reply(f"{SCRIPT}: my answers are fixed. First I look at what is here.", [("ls", {})])),
     (r"\btest_stats\.py\b", Reply("There are tests in test_stats.py. I run them.", [TESTS])),
-    (
-        r"(?s)ZeroDivisionError.*NameError.*^FAILED",
-        Reply(
-            "A `ZeroDivisionError` and a `NameError`, both in stats.py. I read that file.",
-            [("read", {"path": "stats.py"})],
-        ),
-    ),
+    (r"(?s)ZeroDivisionError.*NameError.*^FAILED", Reply("Both are in stats.py.", [READ])),
     (
         r"\bordred\b",
         Reply(
-            "The mean of nothing needs an answer of its own, and `ordred` is a misspelt name.",
+            "The mean of nothing needs an answer, and `ordred` is a misspelt name.",
             [_edit(*MEAN), _edit(*SPREAD)],
         ),
     ),
@@ -71,16 +66,14 @@ def script(body: Body) -> Reply:
     expected, reply = STEPS[min(done, len(STEPS) - 1)]
     if re.search(expected, last, re.M):
         return reply
-    quoted = "\n".join(f"> {line}" for line in last.splitlines()[-8:])
-    return Reply(f"That is not what my script expects, so I stop here:\n{quoted}")
+    return Reply(f"That is not what my script expects, so I stop here:\n{last[-500:]}")
 
 
 def scratch_project() -> Path:
     """A copy of the broken project in a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="coder-demo-"))
-    for source in (Path(__file__).parent / "demo_project").iterdir():
-        if source.is_file():
-            shutil.copy(source, folder)
+    project = Path(__file__).parent / "demo_project"
+    shutil.copytree(project, folder, ignore=shutil.ignore_patterns("__*"), dirs_exist_ok=True)
     return folder
 
 
@@ -95,21 +88,16 @@ def main(argv: list[str]) -> int:
         prog="python -m coder demo", description="Serve the demo's scripted model on loopback."
     )
     parser.add_argument("--port", type=int, default=8321, help="default 8321; 0 takes a free one")
-    arguments = parser.parse_args(
-        [strip_controls(word) for word in argv]
-    )  # an error repeats what was given
-    if not 0 <= arguments.port <= 65535:
-        parser.error("--port has to be a number from 0 to 65535")
+    port = parser.parse_args([strip_controls(word) for word in argv]).port
     try:
-        server = demo_server(arguments.port)
-    except OSError as error:
-        sys.stderr.write(f"port {arguments.port}: {error.strerror}\n")
-        return 2
-    command = f'OPENAI_BASE_URL={server.url} OPENAI_MODEL=script python -m coder "{PROMPT}"'
+        server = demo_server(port)
+    except (OSError, OverflowError) as error:
+        parser.error(f"port {port}: {getattr(error, 'strerror', error)}")
     sys.stderr.write(
         f"A scripted model, no language model, at {server.url} (model: script). "
-        f"Try, in another terminal:\n  {command}\nCtrl+C ends it.\n"
+        f"Try, in another terminal:\n  OPENAI_BASE_URL={server.url} OPENAI_MODEL=script "
+        f'python -m coder "{PROMPT}"\nCtrl+C ends it.\n'
     )
     with contextlib.suppress(KeyboardInterrupt):
-        server.serve()
+        server.serve_forever()
     return 0

@@ -5,19 +5,18 @@
         for event in trace.watch(run_loop(messages, model, tools, hooks=trace.hooks(hooks))):
             ...
 
-One JSON object a line, {"t": seconds since the trace began, "of": which trace, "type": ...}. The
-type is that of an event, with the event's fields, or one of these:
+One JSON object a line, {"t": seconds since the trace began, "type": ...}. The type is that of an
+event, with the event's fields, or one of these:
 
-    trace        the first line: {"format": 1, "started": seconds since the epoch}
+    trace        the first line: {"format": 2, "started": seconds since the epoch}
     model        {"name", "address", "context_window", "profile", "extra_body", "budgets"}
     request      {"n": its number, "bytes", "body": the JSON as it was sent}
     response     {"n", "status", "headers"}, unless the request was refused
-    chunk        {"n", "text"}, or "base64" of what is no UTF-8
+    chunk        {"n", "text"}, bytes that are no UTF-8 as lone surrogates (surrogateescape)
     response_end {"n", "error": null or the fields of the ModelError, "body" of a refusal};
                  missing where the request was given up
     hook         {"hook", "place", "seconds"}: its own time
     reply        {"to": the type of the event that asked, "answer", "seconds": how long it took}
-    raised       {"error"}: the exception that ended the run
 
 Deltas are not recorded, since the chunks hold them. Keys are written as ***, from when they are
 known; one that a model writes in pieces stands in the chunks in pieces.
@@ -25,12 +24,9 @@ known; one that a model writes in pieces stands in the chunks in pieces.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import os
-import re
-import secrets
 import stat
 import time
 from collections.abc import Callable
@@ -41,7 +37,6 @@ from pathlib import Path
 from typing import Any
 
 from coder.ai import ChatModel
-from coder.devtools.trace_file import FORMAT, open_file
 from coder.events import (
     Event,
     Events,
@@ -59,32 +54,24 @@ from coder.providers.address import shown_url
 from coder.tools.environment import header_secret
 from coder.types import ModelError, Request, RunResult
 
+FORMAT = 2
 DELTAS = (TextDelta, ReasoningDelta, ToolCallDelta)
-HEADERS = re.compile(
-    r"content-(type|encoding|length)|date|server|via|cf-ray|retry-after.*"
-    r"|.*ratelimit.*|.*request-?id|.*processing-ms"
-)
-ERROR = ("kind", "message", "status", "request_id", "retryable", "retry_after", "param", "loading")
-START = b'{"t": 0.0, "of": '  # how a trace begins
-
-Run = Events[RunResult]
 
 
 class Trace:
-    """Appends to a file that only its owner can read. A line is one write, so that several
-    processes may share a file, and a process that is killed leaves whole lines.
+    """Appends to a file that only its owner can read. A line is one write, so a process that is
+    killed leaves whole lines.
 
     Raises OSError where the file cannot be written, ValueError where it holds something else. What
-    fails later ends the trace and not the run: `failure` says why, and `watch` yields one notice.
+    fails later ends the trace and not the run: `watch` yields one notice.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.failure = ""
+        self._failure = ""  # not reported yet
         self._redactor = Redactor(instead="***")
         self._numbers = count(1)  # of the requests
-        self._id = secrets.token_hex(4)
         self._start = time.monotonic()
-        self._file = _opened(path)
+        self._file = _open(path)
         self.record("trace", format=FORMAT, started=time.time())
 
     def __enter__(self) -> Trace:
@@ -99,12 +86,10 @@ class Trace:
         if file >= 0:
             os.close(file)
 
-    # -- where it looks
-
     def attach(self, model: ChatModel) -> None:
         """Record what this model sends and receives, from now on."""
         endpoint = model.endpoint
-        with suppress(ModelError):  # one that no header can carry is never sent
+        with suppress(ModelError):  # a key that no header can carry is never sent
             self.hide(endpoint.key_for(None))
         for name, value in endpoint.headers.items():
             self.hide(header_secret(name, value))
@@ -119,22 +104,24 @@ class Trace:
         )
         model.tap = self.tap
 
-    def watch(self, run: Run) -> Run:
+    def watch(self, run: Events[RunResult]) -> Events[RunResult]:
         """The same run; its events are recorded before they are passed on, replies afterwards."""
-        try:
-            with Returning(run) as events:
-                for event in events:
-                    self.event(event)
-                    passed = time.monotonic()
-                    yield event
-                    self._reply(event, time.monotonic() - passed)
-                    if self.failure and self._file >= 0:
-                        self.close()
-                        yield Notice(f"The trace ends here: {self.failure}.")
-            return events.value
-        except BaseException as error:
-            self.record("raised", error=f"{type(error).__name__}: {error}".removesuffix(": "))
-            raise
+        with Returning(run) as events:
+            for event in events:
+                if not isinstance(innermost(event), DELTAS):
+                    self.record(**event.to_dict())
+                passed = time.monotonic()
+                yield event
+                self._reply(innermost(event), time.monotonic() - passed)
+                if self._failure:
+                    yield Notice(f"The trace ends here: {self._failure}.")
+                    self._failure = ""
+        return events.value
+
+    def _reply(self, asked: Event, seconds: float) -> None:
+        if hasattr(asked, "reply"):
+            answer = getattr(asked, "answer", getattr(asked, "allowed", None))
+            self.record("reply", to=asked.type, answer=answer, seconds=round(seconds, 6))
 
     def hooks(self, hooks: Hooks) -> HookChain:
         """The same hooks, each call timed; the members of a chain one by one."""
@@ -146,91 +133,63 @@ class Trace:
         """Write *** wherever this key occurs, also inside JSON."""
         self._redactor.hide(key)
 
-    # -- what it writes
-
-    def event(self, event: Event) -> None:
-        """Record an event, unless it is a delta."""
-        if isinstance(innermost(event), DELTAS):
-            return
-        try:
-            self.record(**event.to_dict())
-        except (TypeError, ValueError, RecursionError) as error:  # a tool's details hold anything
-            self.record(event.type, unwritable=str(error))
-
-    def _reply(self, event: Event, seconds: float) -> None:
-        asked = innermost(event)
-        if hasattr(asked, "reply"):
-            answer = getattr(asked, "answer", getattr(asked, "allowed", None))
-            self.record("reply", to=asked.type, answer=answer, seconds=round(seconds, 6))
-
     def tap(self, sent: bytes) -> Callable[[Any], None]:
         """The `tap` of a ChatModel."""
         number = next(self._numbers)
-        head = json.dumps({"n": number, "bytes": len(sent)})[1:-1].encode()
-        self._write("request", head + b', "body": ' + sent)
+        self._write("request", b'"n": %d, "bytes": %d, "body": %s' % (number, len(sent), sent))
 
         def receive(got: Any) -> None:
             if isinstance(got, bytes):
-                self.record("chunk", n=number, **self._chunk(got))
+                self.record("chunk", n=number, text=got.decode("utf-8", "surrogateescape"))
             elif got is None:
                 self.record("response_end", n=number, error=None)
             elif isinstance(got, ModelError):
-                body = {"body": got.body.decode("utf-8", "replace")} if got.body else {}
-                fields = {name: getattr(got, name) for name in ERROR}
-                self.record("response_end", n=number, error=fields, **body)
+                error = {each.name: getattr(got, each.name) for each in dataclasses.fields(got)}
+                body = error.pop("body").decode("utf-8", "surrogateescape")
+                self.record("response_end", n=number, error=error, body=body)
             else:
-                headers = {k: v for k, v in got.headers.items() if HEADERS.fullmatch(k.lower())}
+                headers = {k: v for k, v in got.headers.items() if "cookie" not in k.lower()}
                 self.record("response", n=number, status=got.status_code, headers=headers)
 
         return receive
 
-    def _chunk(self, data: bytes) -> dict[str, str]:
-        try:
-            return {"text": data.decode()}
-        except UnicodeDecodeError:
-            return {"base64": base64.b64encode(self._redactor.data(data)).decode()}
-
     def record(self, type: str, **fields: Any) -> None:  # noqa: A002 (the name in the file)
-        """Append one line. Raises TypeError or ValueError for what is no JSON."""
-        line = json.dumps(fields, ensure_ascii=False, default=repr, skipkeys=True)[1:-1]
-        self._write(type, line.encode("utf-8", "backslashreplace"))  # half a surrogate pair
+        """Append one line."""
+        try:
+            text = json.dumps(fields, ensure_ascii=False, default=repr, skipkeys=True)
+        except (ValueError, RecursionError) as error:  # the details of a tool hold anything
+            text = json.dumps({"unwritable": str(error)})
+        self._write(type, text[1:-1].encode("utf-8", "backslashreplace"))  # surrogates as \udc80
 
     def _write(self, kind: str, fields: bytes) -> None:
-        if self._file < 0 or self.failure:
+        if self._file < 0:
             return
-        seconds = round(time.monotonic() - self._start, 6) if kind != "trace" else 0.0
-        head = json.dumps({"t": seconds, "of": self._id, "type": kind})[:-1].encode()
+        seconds = round(time.monotonic() - self._start, 6)
+        head = json.dumps({"type": kind, "t": seconds})[:-1].encode()
         line = head + (b", " if fields else b"") + self._redactor.data(fields) + b"}\n"
         try:
-            if os.write(self._file, line) < len(line):
-                self.failure = "the disk is full"
+            os.write(self._file, line)
         except OSError as error:
-            self.failure = error.strerror or str(error)
+            self._failure = error.strerror or str(error)
+            self.close()
 
 
-def _opened(path: str | Path) -> int:
-    """A file to append to: a new one, a trace, or no regular file at all."""
-    file = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def _open(path: str | Path) -> int:
+    """A descriptor to append to. What a kill has left of a last line is ended."""
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         facts = os.fstat(file)
+        if facts.st_size:
+            if not os.pread(file, 100, 0).startswith(b'{"type": "trace"'):
+                raise ValueError("it holds something else than a trace")
+            if os.pread(file, 1, facts.st_size - 1) != b"\n":
+                os.write(file, b"\n")
         if stat.S_ISREG(facts.st_mode):
-            if facts.st_size:
-                _end_line(file, Path(path), facts.st_size)
             os.fchmod(file, 0o600)
     except BaseException:
         os.close(file)
         raise
     return file
-
-
-def _end_line(file: int, path: Path, size: int) -> None:
-    """End a line of a trace that a kill has cut. Raises ValueError for a file that is no trace."""
-    with path.open("rb") as there:
-        if there.read(len(START)) != START[:size]:
-            raise ValueError("it holds something else than a trace")
-        there.seek(-1, os.SEEK_END)
-        if there.read(1) != b"\n":
-            os.write(file, b"\n")
 
 
 class TimedHooks(Hooks):

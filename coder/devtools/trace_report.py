@@ -1,0 +1,342 @@
+"""Read a trace, and show it: a table of its steps as text, or one HTML page.
+
+    for run in read("run.jsonl").runs:
+        for step in run.steps:
+            print(step.figures["model"])
+
+trace.py says what the lines are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from operator import eq
+from pathlib import Path
+from typing import Any
+
+from coder.devtools.trace import FORMAT
+from coder.history import text_of
+from coder.permissions.sanitize import strip_controls
+from coder.types import CoderError, Message
+
+BROKEN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
+MEANING = (
+    "new: messages since the step before · same %: of the messages before that begin this request "
+    "unchanged, so that a provider's cache can hold them · in, cached, out: tokens · first (byte), "
+    "model, tools, hooks, waits (for the next attempt, for the user), own (coder's work): seconds"
+)
+
+Record = dict[str, Any]
+
+
+class TraceError(CoderError):
+    """The file is no trace, or a broken one."""
+
+
+# ---- what a trace holds --------------------------------------------------------------------------
+
+
+@dataclass
+class Exchange:
+    """One request and its answer: their lines. `nested`: made while a tool ran, so by a sub-agent.
+    `previous`: the messages of the request before it in the main conversation."""
+
+    request: Record
+    nested: bool
+    previous: list[Message]
+    answer: list[Record] = field(default_factory=list)
+
+    @property
+    def messages(self) -> list[Message]:
+        return list(self.request["body"]["messages"])
+
+    @property
+    def kept(self) -> int:
+        """How many messages of the previous request begin this one unchanged."""
+        return [*map(eq, self.previous, self.messages), False].index(False)
+
+    @property
+    def same(self) -> int:
+        """The same in percent of the previous request's bytes."""
+        return 100 * len(json.dumps(self.previous[: self.kept])) // len(json.dumps(self.previous))
+
+    def of(self, kind: str) -> list[Record]:
+        return [record for record in self.answer if record["type"] == kind]
+
+    def after(self, kind: str) -> list[float]:
+        """When lines of the answer came, in seconds after the request."""
+        return [record["t"] - self.request["t"] for record in self.of(kind)]
+
+
+@dataclass
+class Part:
+    """A step, or a run with its steps: the lines from its start to its end, and the requests there."""
+
+    records: list[Record] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    steps: list[Part] = field(default_factory=list)
+
+    def of(self, kind: str) -> list[Record]:
+        return [record for record in self.records if record["type"] == kind]
+
+    @property
+    def wall(self) -> float:
+        """Seconds from its start to its end."""
+        return float(self.records[-1]["t"] - self.records[0]["t"])
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """What the columns of the table show, by their names."""
+        asked = [each for each in self.exchanges if not each.nested]
+        last, ends = asked[-1:], self.of("step_end")
+        figures = {
+            "messages": sum(len(each.messages) for each in last),
+            "new": sum(len(each.messages) - len(asked[0].previous) for each in last),
+            "bytes": sum(each.request["bytes"] for each in asked),
+            "same %": min((each.same for each in asked if each.previous), default=""),
+            "in": sum(end["usage"]["input"] for end in ends),
+            "cached": sum(end["usage"]["cached"] for end in ends),
+            "out": sum(end["usage"]["output"] for end in ends),
+            "first": sum(first for each in last for first in each.after("chunk")[:1]),
+            **self._seconds(asked),
+            "retries": len(self.of("retry")),
+            "finish": "".join(end["finish_reason"] for end in ends[-1:]),
+            "called": ", ".join(record["name"] for record in self.of("tool_start")),
+        }
+        return figures | (dict.fromkeys(("same %", "first", "finish"), "") if self.steps else {})
+
+    def _seconds(self, asked: list[Exchange]) -> dict[str, float]:
+        """Where the time went."""
+        hooks, ends = self.of("hook"), self.of("tool_end")
+        in_tools = [each for each in hooks if each["place"].endswith("_tool_call")]
+        delays = sum(record["delay"] for record in self.of("retry"))
+        seconds = {
+            "model": sum(sum(each.after("response_end")) for each in asked),
+            "tools": max(0.0, _sum(ends) - _sum(in_tools)),
+            "hooks": _sum(hooks),
+            "waits": _sum(self.of("reply")) + delays,
+        }
+        return seconds | {"own": max(0.0, self.wall - sum(seconds.values()))}
+
+    @property
+    def model(self) -> str:
+        return str(self.exchanges[0].request["body"]["model"]) if self.exchanges else "no model"
+
+    @property
+    def asked(self) -> str:
+        """The words that a run began with."""
+        said = (record["message"] for record in self.of("message_end"))
+        return next((text_of(each) for each in said if each["role"] == "user"), "(went on)")
+
+    @property
+    def end(self) -> tuple[str, str]:
+        """(why a run stopped, its answer or what went wrong)."""
+        if not (ends := self.of("run_end")):
+            return "no end", "killed, or still at work"
+        error = ends[0]["error"]
+        text = f"{error['kind']}: {error['message']}" if error else ends[0]["text"]
+        return str(ends[0]["stop_reason"]), str(text)
+
+
+def _sum(records: list[Record]) -> float:
+    return float(sum(record.get("seconds", 0.0) for record in records))
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Recording:
+    """What a file holds: its runs, all requests, also those outside of runs, and its first line
+    about a model."""
+
+    runs: list[Part] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    model: Record = field(default_factory=dict)
+
+
+def read(path: str | Path) -> Recording:
+    """Read a file; lines that a kill has cut are left out. Raises OSError or TraceError."""
+    lines = Path(path).read_bytes().split(b"\n")
+    records = [record for record in map(_parse_line, lines) if record]
+    if not records or (records[0]["type"], records[0].get("format")) != ("trace", FORMAT):
+        raise TraceError("it is no trace")
+    with understood():
+        return _recording(records)
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Raise TraceError where a line does not hold what trace.py writes."""
+    try:
+        yield
+    except BROKEN as error:
+        raise TraceError(f"a line is broken: {type(error).__name__}: {error}"[:200]) from error
+
+
+def _parse_line(line: bytes) -> Record | None:
+    try:
+        value: Record = json.loads(line)
+        return value | {"t": float(value["t"]), "type": str(value["type"])}
+    except BROKEN:
+        return None
+
+
+def _recording(records: list[Record]) -> Recording:
+    made, under_way = Recording(), list[Part]()
+    for record in records:
+        kind = record["type"]
+        if kind == "trace":  # another process begins
+            under_way, tools, previous, sent = [], 0, list[Message](), dict[int, Exchange]()
+        elif kind == "model":
+            made.model = made.model or record
+        elif kind == "run_start":
+            under_way, tools = [Part()], 0
+            made.runs += under_way
+        elif kind == "step_start":
+            under_way[1:] = [Part()]
+            under_way[0].steps.append(under_way[1])
+        elif kind == "request":
+            exchange = sent[record["n"]] = Exchange(record, tools > 0, previous)
+            previous = previous if exchange.nested else exchange.messages
+            for requests in (made.exchanges, *(part.exchanges for part in under_way)):
+                requests.append(exchange)
+        elif kind in ("response", "chunk", "response_end"):
+            sent[record["n"]].answer.append(record)
+        tools += (kind == "tool_start") - (kind == "tool_end")
+        for part in under_way:
+            part.records.append(record)
+        if kind in ("run_end", "step_end"):
+            del under_way[kind == "step_end" :]
+    return made
+
+
+# ---- showing -------------------------------------------------------------------------------------
+
+
+def show(file: str, html: str = "") -> str:
+    """The table of a trace; or the path of the page that was written. Raises OSError or TraceError."""
+    with understood():
+        recording = read(file)
+        if not html:
+            return table(recording)
+        text = page(recording, Path(file).name).encode("utf-8", "replace")
+    if os.path.exists(html) and os.path.samefile(html, file):
+        raise TraceError("the page cannot be written over its own trace")
+    with open(html, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+        os.fchmod(out.fileno(), 0o600)
+        out.write(text)
+    return f"{_one_line(html)}\n"
+
+
+def table(recording: Recording) -> str:
+    """A table for each run, a line for each step, without columns that hold nothing."""
+    lines: list[str] = []
+    for number, run in enumerate(recording.runs, 1):
+        of = f"run {number} of {len(recording.runs)}"
+        rows = _rows(run)
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines.append(f"{of} · {_one_line(run.model)} · {run.wall:.2f} s")
+        lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        lines += [_one_line(": ".join(run.end))[:300], ""]
+    return "\n".join(lines or ["There is no run in it.", ""])
+
+
+def _rows(run: Part) -> list[list[str]]:
+    """A heading, a row for each step, and one for all."""
+    parts = [*run.steps, run]
+    columns = [["step", *(str(number) for number in range(1, len(parts))), "all"]]
+    for name in run.figures:
+        cells = [_cell(part.figures[name]) for part in parts]
+        columns += [[name, *cells]] if {*cells} - {"", "0.00"} else []
+    return [list(row) for row in zip(*columns)]
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else _one_line(str(value or ""))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(strip_controls(text).split())
+
+
+# It holds no script and may load nothing.
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}</title><style>
+:root {{ color-scheme: light dark }}
+body {{ margin: 1rem auto; max-width: 75rem; padding: 0 .7rem; font: 15px/1.5 system-ui }}
+h1, summary {{ overflow-wrap: anywhere }}
+h1 {{ font-size: 1.2rem; white-space: pre-wrap }}
+table {{ display: block; overflow-x: auto }}
+th, td {{ padding: .1rem .5rem; text-align: right }}
+details {{ margin: .3rem 0 .3rem .5rem }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; max-height: 32rem; overflow-y: auto }}
+</style></head><body>
+{runs}
+<p>{meaning}</p></body></html>
+"""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # not allowed in HTML
+# The lines that are shown; the others are repeated in these, or of interest to programs only.
+SHOWN = {
+    *("request", "message_end", "tool_update", "tool_end", "nested", "retry", "compacted"),
+    *("notice", "hook_failed", "permission_asked", "question_asked", "doom_loop", "reply"),
+}
+
+
+def page(recording: Recording, title: str) -> str:
+    """The whole page of a trace: each run with what was asked, its answer, the table, and the steps
+    to unfold. Messages that a request only repeats are left out."""
+    runs = [_run(run) for run in recording.runs] or ["<p>There is no run in it.</p>"]
+    return PAGE.format(title=_text(title), meaning=_text(MEANING), runs="\n".join(runs))
+
+
+def _run(run: Part) -> str:
+    reason, text = run.end
+    head, *rows = _rows(run)
+    table = _row("th", head) + "".join(_row("td", row) for row in rows)
+    steps = "".join(_step(step, number) for number, step in enumerate(run.steps, 1))
+    answer = _fold(f"{reason} · {run.wall:.2f} s · {run.model}", f"<pre>{_text(text)}</pre>")
+    return f"<h1>{_text(run.asked)}</h1>\n{answer}<table>{table}</table>\n{steps}"
+
+
+def _row(cell: str, texts: list[str]) -> str:
+    return f"<tr>{''.join(f'<{cell}>{_text(text)}</{cell}>' for text in texts)}</tr>"
+
+
+def _step(step: Part, number: int) -> str:
+    sent = {each.request["n"]: each for each in step.exchanges}
+    inside = ""
+    for record in step.records:
+        if record["type"] == "request":
+            exchange = sent[record["n"]]
+            new = exchange.messages[exchange.kept :]
+            record = record | {"body": record["body"] | {"messages": new}}
+        if record["type"] in SHOWN:
+            inside += _line(record)
+    what = step.figures["called"] or step.figures["finish"]
+    return _fold(f"step {number} · {step.wall:.2f} s · {what}", inside)
+
+
+def _line(record: Record) -> str:
+    fields = {name: value for name, value in record.items() if name not in ("t", "type")}
+    start = json.dumps(fields, ensure_ascii=False)[:160]
+    whole = json.dumps(fields, ensure_ascii=False, indent=1)
+    return _fold(f"{record['t']:.3f} s · {record['type']} · {start}", f"<pre>{_text(whole)}</pre>")
+
+
+def _fold(title: str, inside: str) -> str:
+    return f"<details><summary>{_text(title)}</summary>{inside}</details>\n"
+
+
+def _text(text: str) -> str:
+    return escape(CONTROL.sub("", text))
