@@ -137,7 +137,7 @@ def test_what_passes_is_tried_again_with_waits_that_grow(tmp_path: Path) -> None
 @pytest.mark.case("NET-07")
 def test_a_server_that_goes_away_is_tried_again_with_waits_that_grow(tmp_path: Path) -> None:
     def last_words(body: Body) -> Reply:
-        server._server.socket.close()
+        server.socket.close()
         return Reply(chunks=pieces(Reply(calls=[("ls", {})])), close="reset")
 
     with (
