@@ -128,7 +128,7 @@ def https(certificates: Path, name: str = "good") -> Iterator[ScriptedServer]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
     server = serve(Reply("well"))
-    server._server.socket = context.wrap_socket(server._server.socket, server_side=True)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
     server.url = f"https://localhost:{server.port}/v1"
     with server:
         yield server
