@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -14,7 +13,7 @@ from rich.cells import cell_len
 from coder.cli.questions import exact_diff, fold_blanks
 from coder.cli.render import Renderer
 from coder.cli.screen import RowWriter, Screen, last_columns, one_line
-from coder.events import Event, PermissionAsked, ToolEnd, ToolStart
+from coder.events import Event, Notice, PermissionAsked, TextDelta, ToolEnd, ToolStart
 from coder.permissions.sanitize import (
     TerminalSanitizer,
     escape_invisible,
@@ -258,16 +257,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STEPS = {
-    "answer": Screen.answer,
+    "write": Screen.write,
     "thought": lambda screen, text: (
         screen.finish_line(),
-        screen.thought(text),
+        screen.write(text, "dim"),
         screen.finish_line(),
     ),
     "line": Screen.line,
     "listed": lambda screen, text: screen.listed("head ", text),
-    "exact": Screen.exact_line,
-    "status": lambda screen, text: screen.status(text[:20], only_stalls=True),
+    "exact": lambda screen, text: screen.exact_line((text, "bold"), (text, "")),
+    "status": lambda screen, text: screen.status(text[:20], 9),
     "typed": lambda screen, text: screen.show_typed(text),
 }
 Steps = st.lists(
@@ -277,10 +276,8 @@ Steps = st.lists(
 
 @calm
 @given(Steps)
-@example([("status", "a"), ("typed", "x"), ("answer", "a" * 40), ("answer", " b"), ("line", "c")])
-@example(
-    [("status", "a"), ("answer", "a" * 85), ("typed", "x"), ("answer", "b" * 40), ("typed", "")]
-)
+@example([("status", "a"), ("typed", "x"), ("write", "a" * 40), ("write", " b"), ("line", "c")])
+@example([("status", "a"), ("write", "a" * 85), ("typed", "x"), ("write", "b" * 40), ("typed", "")])
 def test_what_waits_and_what_is_typed_never_tears_what_is_written(
     steps: list[tuple[str, str]],
 ) -> None:
@@ -292,7 +289,7 @@ def test_what_waits_and_what_is_typed_never_tears_what_is_written(
         for kind, text in steps:
             if kind not in without:
                 STEPS[kind](screen, text)  # type: ignore[operator]
-        screen.status("")
+        screen.status()
         screen.finish_line()
         shown.append(stream.rows())
     assert shown[0] == shown[1]
@@ -301,13 +298,13 @@ def test_what_waits_and_what_is_typed_never_tears_what_is_written(
 def test_what_is_typed_while_text_streams_stands_on_a_row_of_its_own() -> None:
     stream = Tty()
     screen = Screen(stream)
-    screen.status("waiting", only_stalls=True)
+    screen.status(limit=9)
     for number in range(60):
-        screen.answer(f"word{number} ")
+        screen.write(f"word{number} ")
         screen.show_typed("> typing" + "!" * (number // 2))
         assert stream.rows()[-1] == "> typing" + "!" * (number // 2)
         assert f"word{number}" in stream.rows()[-2]
-    screen.status("")
+    screen.status()
     screen.finish_line()
     assert " ".join(stream.rows()).split() == [f"word{number}" for number in range(60)]
 
@@ -316,7 +313,7 @@ def test_text_is_appended_and_not_written_again_while_nothing_stands_below_it() 
     stream = Tty()
     screen = Screen(stream)
     for piece in ("Hel", "lo", " you", " and", " me\n", "again"):
-        screen.answer(piece)
+        screen.write(piece)
     assert stream.getvalue() == "Hello you and me\nagain"
 
 
@@ -335,16 +332,16 @@ def test_the_terminal_gets_the_styles_that_it_wants(
         monkeypatch.setenv(name, value)
     stream = Tty()
     screen = Screen(stream)
-    screen.status("waiting")
+    screen.status("waiting", 9)
     screen.line("a", "bold red")
-    screen.thought("b")
+    screen.write("b", "dim")
     screen.finish_line()
     assert stream.getvalue() == shown
 
 
 @calm
 @given(st.lists(st.tuples(st.sampled_from(list(STEPS)), ANYTHING), max_size=20))
-@example([("answer", "\x9b1"), ("line", ""), ("line", "\x1b"), ("answer", "[m")])
+@example([("write", "\x9b1"), ("line", ""), ("line", "\x1b"), ("write", "[m")])
 def test_a_file_gets_no_escape_and_no_repainting(steps: list[tuple[str, str]]) -> None:
     stream = io.StringIO()
     screen = Screen(stream)
@@ -354,16 +351,15 @@ def test_a_file_gets_no_escape_and_no_repainting(steps: list[tuple[str, str]]) -
     assert not set(stream.getvalue()) & (DRIVES | HIDES)
 
 
-def test_a_line_begins_at_the_beginning_of_a_line_on_whichever_stream_the_answer_is() -> None:
+def test_the_answer_may_have_a_stream_of_its_own_and_lines_begin_at_the_beginning_of_a_line() -> (
+    None
+):
     stream, answers = io.StringIO(), Tty()
-    for screen in (Screen(stream), Screen(stream, answers)):
-        screen.answer("half")
-        screen.line("whole", "red")
-        screen.line()
-        screen.finish_line()
-        screen.finish_line()
-    assert stream.getvalue() == "half\nwhole\n\n" + "whole\n\n"
-    assert answers.getvalue() == "half\n"
+    for screen in (Screen(stream), Screen(answers)):
+        render = Renderer(Screen(stream), screen)
+        render(TextDelta("half"))
+        render(Notice("whole"))
+    assert stream.getvalue() == "half\nwhole\nwhole\n" and answers.getvalue() == "half\n"
 
 
 # ---- events ------------------------------------------------------------------------------
@@ -371,7 +367,8 @@ def test_a_line_begins_at_the_beginning_of_a_line_on_whichever_stream_the_answer
 
 def shown_of(*events: Event) -> list[str]:
     stream = io.StringIO()
-    render: Callable[[Event], None] = Renderer(Screen(stream))
+    screen = Screen(stream)
+    render = Renderer(screen, screen)
     for event in events:
         render(event)
     return stream.getvalue().splitlines()
@@ -401,6 +398,8 @@ def test_a_change_that_was_asked_about_is_not_shown_again_and_one_to_decide_on_i
     assert shown_of(ToolStart("1", "edit", {}, "edit f"), asked, made) == ["● edit f"]
     removed = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n--- x\n+++ \x1b[8m\n"
     assert list(exact_diff(removed)) == [
+        ("  --- a/f", "red"),
+        ("  +++ b/f", "green"),
         ("  @@ -1 +1 @@", "cyan"),
         ("  --- x", "red"),
         ("  +++ <U+001B>[8m", "green"),

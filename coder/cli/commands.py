@@ -261,7 +261,7 @@ class Commands:
             self.screen.line("Nothing was done yet.", "dim")
         elif changes := snapshots.diff(None if argument == "all" else snapshots.runs[-1]):
             for line, style in exact_diff(changes):
-                self.screen.exact_line(line, style)
+                self.screen.exact_line((line, style))
         else:
             self.screen.line("No file was changed.", "dim")
 

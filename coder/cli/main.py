@@ -246,7 +246,6 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
         return leave.code
     finally:
         keyboard.close()
-        screen.title("")
         kept = repl.conversation.close() if repl else ""
         for text in repl.app.left_behind() if repl else ():
             screen.line(text, "yellow")

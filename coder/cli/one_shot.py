@@ -120,7 +120,8 @@ def _show_events(app: App, arguments: argparse.Namespace, session_id: str | None
         return
     with contextlib.ExitStack() as stack:
         quiet = stack.enter_context(open(os.devnull, "w")) if arguments.quiet else None
-        screen = Screen(quiet or sys.stderr, sys.stdout)
+        one_terminal = sys.stdout.isatty() and sys.stderr.isatty() and not quiet
+        screen = Screen(sys.stdout if one_terminal else quiet or sys.stderr)
         try:
             yield _progress(app, arguments, session_id, screen)
         except SystemExit as end:
@@ -129,7 +130,7 @@ def _show_events(app: App, arguments: argparse.Namespace, session_id: str | None
                     screen.line(f"stopped by {number.name}", "dim")
             raise
         finally:
-            screen.status("")
+            screen.status()
             screen.finish_line()
 
 
@@ -138,9 +139,11 @@ def _progress(
 ) -> Show:
     """Show progress on `screen`: also what the model says before it is done; only the last of it is the answer."""
     to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
-    render = Renderer(screen, show_text=to_terminal, verbose=arguments.verbose, limits=app.stalls)
+    answers = screen if screen.stream is sys.stdout else Screen(sys.stdout)
+    shown = answers if to_terminal else None
+    render = Renderer(screen, shown, verbose=arguments.verbose, limits=app.stalls)
     keyboard = Keyboard(data_folder() / "history")
-    ask = Prompter(screen, render.subagents, keyboard) if arguments.can_ask else None
+    ask = Prompter(render, keyboard) if arguments.can_ask else None
 
     def show(event: Event) -> None:
         message = event.message if isinstance(event, MessageEnd) and not to_terminal else {}

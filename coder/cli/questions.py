@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from coder.cli.input import Keyboard
-from coder.cli.render import DIFF_STYLES
-from coder.cli.screen import Screen, cell_count
-from coder.cli.wording import diff_lines
-from coder.cli.workers import Subagents, unwrap
-from coder.events import DoomLoop, Event, PermissionAsked, QuestionAsked
+from coder.cli.render import Renderer, Row, diff_rows
+from coder.cli.screen import cell_count
+from coder.events import DoomLoop, Event, Nested, PermissionAsked, QuestionAsked
 from coder.permissions.rules import fits
 from coder.permissions.sanitize import escape_invisible, is_invisible
 
 PAGE_ROWS = 200  # shown at once: no terminal can be scrolled back for ever
-MAX_BLANKS = 60  # in a row
 HEADINGS = {
     "bash": "Run this command?",
     "edit": "Make this change?",
@@ -28,19 +25,16 @@ HEADINGS = {
     "unconfined": "Run this command outside the sandbox?",
 }
 
-Line = tuple[str, str]  # text, style
 
-
-def exact_diff(changes: str) -> Iterator[Line]:
+def exact_diff(changes: str) -> Iterator[Row]:
     """All of a diff, with its styles, and with what cannot be seen made visible."""
-    for kind, line in diff_lines(changes):
-        text = fold_blanks(escape_invisible(line.expandtabs(4)))
-        yield f"  {text}", DIFF_STYLES.get(kind, "dim")
+    for line, style in diff_rows(changes):
+        yield f"  {fold_blanks(escape_invisible(line))}", style
 
 
 def fold_blanks(text: str) -> str:
     """With a number in the place of blanks that would push the rest out of sight."""
-    text = re.sub(f"[ \t]{{{MAX_BLANKS},}}", lambda run: f" <{len(run[0])} blanks> ", text)
+    text = re.sub("[ \t]{60,}", lambda run: f" <{len(run[0])} blanks> ", text)
     return re.sub(
         r"\n(?:[ \t]*\n){4,}", lambda run: f"\n<{run[0].count(chr(10)) - 1} empty lines>\n", text
     )
@@ -49,110 +43,92 @@ def fold_blanks(text: str) -> str:
 class Prompter:
     """Answer the events that ask, from the terminal."""
 
-    def __init__(self, screen: Screen, subagents: Subagents, keyboard: Keyboard) -> None:
-        self.screen, self.subagents, self.keyboard = screen, subagents, keyboard
+    def __init__(self, render: Renderer, keyboard: Keyboard) -> None:
+        self.render, self.screen, self.keyboard = render, render.screen, keyboard
 
     def __call__(self, event: Event) -> None:
-        worker = self.subagents.worker_of(event)
-        who = worker.name if worker else ""
-        match unwrap(event)[2]:
+        name = self.render.name_of(event)
+        asks = f"{name} asks: " if name else ""
+        while isinstance(event, Nested):
+            event = event.event
+        match event:
             case PermissionAsked() as asked:
-                self._ask_permission(asked, f"{who} asks: " if who else "")
-            case DoomLoop(name=name, count=count) as repeated:
-                what = f"{who or 'The model'} calls {name} {count} times in a row"
-                self.screen.line(f"{what} with the same arguments.", "yellow")
-                answer = self.keyboard.answer("Run it again? [y/N] ")
-                repeated.reply(answer.lower() in ("y", "yes"))
-            case QuestionAsked(question=question, options=options) as asked:
-                self.screen.line(f"{f'{who} asks: ' if who else ''}{question}", "bold")
+                rows = list(_question(asked))
+                self.screen.line(
+                    f"{asks}{HEADINGS.get(asked.permission) or asked.permission}", "bold"
+                )
+                if self._show(rows):
+                    prompt = self._choices(asked)
+                    while problem := _reply(asked, self.keyboard.answer(prompt)):
+                        self.screen.line(problem, "yellow")
+            case DoomLoop(name=name, count=count):
+                what = f"{asks}{name} was called {count} times in a row with the same arguments."
+                self.screen.line(what, "yellow")
+                event.reply(self.keyboard.answer("Run it again? [y/N] ").lower() in ("y", "yes"))
+            case QuestionAsked(question=question, options=options):
+                self.screen.line(f"{asks}{question}", "bold")
                 for number, option in enumerate(options, 1):
                     self.screen.line(f"  {number}. {option}")
                 answer = self.keyboard.answer("answer: ")
                 by_number = dict(zip(map(str, range(1, len(options) + 1)), options))
-                asked.reply(by_number.get(answer, answer))
+                event.reply(by_number.get(answer, answer))
 
-    # -- permission
-
-    def _ask_permission(self, event: PermissionAsked, who: str) -> None:
-        """Show all of it, and ask until the answer means something."""
-        reason = self._show_pages(list(self._question(event, who)))
-        if reason is not None:
-            event.reply("no", reason)
-            return
-        prompt = self._choices(event)
-        while problem := self._take_answer(event, self.keyboard.answer(prompt)):
-            self.screen.line(problem, "yellow")
-
-    def _question(self, event: PermissionAsked, who: str) -> Iterator[Line]:
-        yield f"{who}{HEADINGS.get(event.permission, f'Allow {event.permission}?')}", "bold"
-        for line in fold_blanks(escape_invisible(event.pattern)).split("\n"):
-            yield f"  {line}", "bold"
-        if event.why:
-            yield f"  ({escape_invisible(event.why)})", "yellow"
-        if event.detail:
-            yield from exact_diff(event.detail)
-        if hidden := sum(map(is_invisible, event.pattern + event.detail)):
-            characters = f"{hidden} character{'s' if hidden != 1 else ''}"
-            yield (
-                f"Warning: {characters} that cannot be seen or would drive the terminal; "
-                "each is shown as <U+…>.",
-                "yellow",
-            )
+    def _show(self, rows: list[Row]) -> bool:
+        """Show all of it, page by page; False where the user does not want to see the rest."""
+        shown = page = 0
+        for place, row in enumerate(rows):
+            self.screen.exact_line(row)
+            taken = 1 + cell_count(row[0]) // self.screen.width
+            shown, page = shown + taken, page + taken
+            if page >= PAGE_ROWS and (left := len(rows) - place - 1):
+                if (
+                    self.keyboard.answer(f"-- {left} more lines: m shows them, Enter denies -- ")
+                    != "m"
+                ):
+                    return False
+                page = 0
+        if shown >= shutil.get_terminal_size().lines - 2:
+            self.screen.line(f"({shown} rows, more than the screen shows.)", "yellow")
+        return True
 
     def _choices(self, event: PermissionAsked) -> str:
         """The prompt, behind a line with what "always" would store."""
         if not event.remember:
             return "[y]es, [n]o (or Enter), or why not: "
-        exactly = event.remember == event.pattern
         pattern = f"{event.permission}: {escape_invisible(event.remember)}"
+        what = "exactly this" if event.remember == event.pattern else pattern
         self.screen.line(
-            f"[a]lways allows {'exactly this' if exactly else pattern} in this session, "
-            "`a PATTERN` what fits it. Enter alone denies."
+            f"[a]lways allows {what} in this session, `a PATTERN` what fits it. Enter alone denies."
         )
         return "[y]es, [a]lways, [n]o, or why not: "
 
-    def _take_answer(self, event: PermissionAsked, answer: str) -> str:
-        """Reply with it; or why it is no answer. A word without a meaning is the reason for a denial."""
-        word, _, rest = answer.partition(" ")
-        pattern = rest.strip()
-        match word.lower():
-            case "y" | "yes" if not pattern:
-                event.reply("once")
-            case "a" | "always" if pattern and not (
-                event.remember and fits(pattern, event.pattern)
-            ):
-                why = "does not match this" if event.remember else "cannot be remembered for this"
-                return f"{escape_invisible(pattern)} {why}. To give it as a reason, begin with `n`."
-            case "a" | "always" if not event.remember:
-                return "This cannot be allowed for the session: y or n."
-            case "a" | "always":
-                if pattern:
-                    what = f"{event.permission}: {escape_invisible(pattern)}"
-                    self.screen.line(f"From now on, this session: {what}", "dim")
-                event.reply("always", remember=pattern)
-            case "n" | "no":
-                event.reply("no", pattern)
-            case _:
-                event.reply("no", answer)
-        return ""
 
-    def _show_pages(self, lines: Sequence[Line]) -> str | None:
-        """Show all lines, page by page; where the user does not want to see the rest, the reason of a denial."""
-        rows = page = 0
-        for left, (text, style) in zip(range(len(lines) - 1, -1, -1), lines):
-            self.screen.exact_line(text, style)
-            taken = max(1, -(-cell_count(text.expandtabs()) // self.screen.width))
-            rows, page = rows + taken, page + taken
-            if page >= PAGE_ROWS and left:
-                prompt = f"-- {left} more lines; Enter shows them, n denies -- "
-                answer = self.keyboard.answer(prompt)
-                if answer or self.keyboard.given_up:
-                    word, _, reason = answer.partition(" ")
-                    if word.lower() in ("n", "no", "y", "yes", "a", "always"):
-                        return reason.strip()
-                    return answer
-                page = 0
-        if rows >= shutil.get_terminal_size().lines - 1:
-            more = f"({rows} rows, more than the screen shows: it begins further up.)"
-            self.screen.line(more, "yellow")
-        return None
+def _question(event: PermissionAsked) -> Iterator[Row]:
+    for line in fold_blanks(escape_invisible(event.pattern)).split("\n"):
+        yield f"  {line}", "bold"
+    if event.why:
+        yield f"  ({escape_invisible(event.why)})", "yellow"
+    if event.detail:
+        yield from exact_diff(event.detail)
+    if hidden := sum(map(is_invisible, event.pattern + event.detail)):
+        yield f"Warning: {hidden} invisible or control characters, each shown as <U+…>.", "yellow"
+
+
+def _reply(event: PermissionAsked, answer: str) -> str:
+    """Reply with it; or why it is no answer. Words without a meaning are the reason of a denial."""
+    word, _, rest = answer.partition(" ")
+    rest = rest.strip()
+    match word.lower():
+        case "y" | "yes" if not rest:
+            event.reply("once")
+        case "a" | "always" if not event.remember:
+            return "This cannot be allowed for the session: y or n."
+        case "a" | "always" if rest and not fits(rest, event.pattern):
+            return f"{escape_invisible(rest)} does not match this. A reason begins with `n`."
+        case "a" | "always":
+            event.reply("always", remember=rest)
+        case "n" | "no":
+            event.reply("no", rest)
+        case _:
+            event.reply("no", answer)
+    return ""

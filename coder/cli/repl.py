@@ -14,11 +14,9 @@ from coder.cli.questions import Prompter
 from coder.cli.render import Renderer, print_history
 from coder.cli.screen import Screen
 from coder.cli.typeahead import COMMAND, TypeAhead
-from coder.events import Event, RunEnd, Status
+from coder.events import Event, RunEnd
 from coder.history import user
 from coder.types import ToolError
-
-WINDOW_TITLES = {"idle": "coder: ", "busy": "coder at work: ", "retry": "coder waits: "}
 
 
 class Repl:
@@ -39,8 +37,8 @@ class Repl:
             screen,
             keyboard,
         )
-        self.render = Renderer(screen, verbose=verbose, limits=app.stalls)
-        self.prompter = Prompter(screen, self.render.subagents, keyboard)
+        self.render = Renderer(screen, screen, verbose=verbose, limits=app.stalls)
+        self.prompter = Prompter(self.render, keyboard)
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)
         self.typeahead.redact = keyboard.redact = app.redact
         app.agent.subscribe(self.typeahead)
@@ -111,7 +109,7 @@ class Repl:
         try:
             yield
         except KeyboardInterrupt:
-            self.screen.status("")
+            self.screen.status()
             self.screen.finish_line()
             if self.app.interrupts.presses > 1:
                 raise Leave(130) from None
@@ -120,14 +118,6 @@ class Repl:
         if not (isinstance(event, RunEnd) and self.app.interrupts.ended):
             self.render(event)
         self.prompter(event)
-        if isinstance(event, Status) and event.state in ("preparing", "waiting"):
-            self._set_title(event.status)
-        elif isinstance(event, RunEnd):  # its last line is on the screen
-            self._set_title("idle")
-
-    def _set_title(self, status: str) -> None:
-        name = self.conversation.title or self.app.cwd.name
-        self.screen.title(f"{WINDOW_TITLES[status]}{name}")
 
     def _run_command(self, command: str, add: bool) -> None:
         """Run the user's own command; no question is asked."""

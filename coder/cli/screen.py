@@ -13,77 +13,46 @@ import re
 import shutil
 import threading
 import time
-from functools import cached_property
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from coder.permissions.sanitize import TerminalSanitizer, strip_controls
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.1  # seconds
-FILE_WIDTH = 200  # columns of a stream that is no terminal: a file or a log
 STALL = 5.0  # seconds without data from which they are counted on the screen
+FILE_WIDTH = 200  # columns of a stream that is no terminal: a file or a log
 ERASE_ROW = "\r\x1b[K"
+STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 # Of text in rows
 WIDE = "\u3001-\u9fff\uac00-\ud7af\uff00-\uffef"  # scripts without blanks
-BREAK = re.compile(f"(?<=[ \u3000])(?=[^ \u3000])|(?<=[{WIDE}])(?=[^ ])|(?<=[^ ])(?=[{WIDE}])")
+BREAK = re.compile(f"(?<=[ {WIDE}])(?=[^ ])|(?<=[^ ])(?=[{WIDE}])")
 PIECE = re.compile("\n|[^\n]{1,512}")
-FENCES = ("```", "~~~")
 
 
 class Screen:
-    """Write to a stream, in colour where it takes it, with a status row while the user waits.
+    """Write to a stream: styled where it takes styles, with a status row where it is a terminal."""
 
-    `answers`: the stream of the model's text, where it is another one (stdout beside stderr). On a stream that is no
-    terminal, or a dumb one, nothing is wrapped or repainted.
-    """
-
-    def __init__(self, stream: TextIO, answers: TextIO | None = None) -> None:
-        both = answers is not None and answers.isatty() and stream.isatty()
-        self.stream = answers if answers and both else stream
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
         self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
-        # rich looks at these variables. Where it would write no style it is not loaded.
-        self._styles = stream.isatty() or any(
-            map(os.environ.get, ("FORCE_COLOR", "TTY_COMPATIBLE"))
-        )
-        self._answers = Screen(answers) if answers and not both else self
+        self.styled = self.live or bool(os.environ.get("FORCE_COLOR"))
         self._sanitizer, self._rows = TerminalSanitizer(), RowWriter()
         self._row = self._row_style = ""  # under way, as it stands on the screen
-        self._lock = threading.RLock()
-        self.label = ""  # of the status
-        self._limit = math.inf
-        self._only_stalls = False
-        self._since = self._last_data = 0.0
         self._status_row = ""  # as it stands on the screen
-        self._typed = ""
-        self._title = ""
+        self._label, self._limit, self._typed = "", math.inf, ""
+        self._since = self._last_data = 0.0
+        self._lock = threading.RLock()
         self._ticker: threading.Thread | None = None
 
     @property
     def width(self) -> int:
         return shutil.get_terminal_size().columns if self.stream.isatty() else FILE_WIDTH
 
-    @cached_property
-    def console(self) -> Console:
-        """rich on our stream: it knows the terminal's colours, NO_COLOR and FORCE_COLOR."""
-        from rich.console import Console
+    # -- text
 
-        return Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-    # -- text that streams
-
-    def answer(self, text: str) -> None:
-        """Append text of the model's answer."""
-        self._answers._stream(text, "")
-
-    def thought(self, text: str) -> None:
-        """Append text of the model's reasoning."""
-        self._stream(text, "dim")
-
-    def _stream(self, text: str, style: str) -> None:
+    def write(self, text: str, style: str = "") -> None:
+        """Append text that streams; it is broken between words."""
         text = self._sanitizer.feed(text)
         if self.live:
             finished = self._rows.feed(text, self.width)
@@ -94,66 +63,56 @@ class Screen:
 
     def finish_line(self) -> None:
         """End the row under way."""
-        if self._answers is not self:
-            self._answers.finish_line()
-        self._stream(self._sanitizer.flush(), self._row_style)
+        if rest := self._sanitizer.flush():
+            self.write(rest, self._row_style)
         self._rows = RowWriter()
         if self._row:
             self._draw(f"{self._row}\n", "", self._row_style)
 
-    # -- whole lines
-
     def line(self, text: str = "", style: str = "") -> None:
         """Append a line, broken between words where the terminal is too narrow for it."""
         text = strip_controls(text)
-        self.exact_line(wrap(text, self.width) if self.live else text, style)
+        self.exact_line((wrap(text, self.width) if self.live else text, style))
 
     def listed(self, head: str, text: str) -> None:
         """Append a line: `head`, and behind it the text, with a hanging indent."""
         column = cell_count(head)
         text = wrap(strip_controls(text), max(10, self.width - column))
-        self.exact_line(head + text.replace("\n", "\n" + " " * column))
+        self.exact_line((head + text.replace("\n", "\n" + " " * column), ""))
 
-    def exact_line(self, text: str, style: str = "") -> None:
-        """Append a line, broken only by the terminal: what the user decides on."""
-        self.styled_line((text, style))
-
-    def styled_line(self, *parts: tuple[str, str]) -> None:
-        """Append a line of several (text, style) parts; a style is one of rich, such as "bold red"."""
+    def exact_line(self, *parts: tuple[str, str]) -> None:
+        """Append a line of (text, style) parts, broken only by the terminal."""
         self.finish_line()
-        text = "".join(self._styled(strip_controls(text), style) for text, style in parts)
-        self._draw(f"{text}\n", "")
+        line = "".join(self._style(strip_controls(text), style) for text, style in parts)
+        self._draw(f"{line}\n", "")
 
-    def _styled(self, text: str, style: str) -> str:
-        if not (style and text and self._styles):
+    def _style(self, text: str, style: str) -> str:
+        """The text with words of STYLES, such as "bold red"; NO_COLOR leaves bold and dim."""
+        if not (style and self.styled and text.strip()):
             return text
-        from rich.text import Text
-
-        with self.console.capture() as capture:
-            self.console.print(Text(text, style), end="")
-        return capture.get()
+        codes = [STYLES[word] for word in style.split()]
+        if os.environ.get("NO_COLOR"):
+            codes = [code for code in codes if code < 30]
+        return f"\x1b[{';'.join(map(str, codes))}m{text}\x1b[0m" if codes else text
 
     # -- the status row
 
-    def status(self, label: str, limit: float = math.inf, *, only_stalls: bool = False) -> None:
-        """Show `label` with a spinner and the seconds below the output, from now on; "" ends it.
+    def status(self, label: str = "", limit: float = math.inf) -> None:
+        """Show `label` below the output with the seconds since there was none; data has come just now.
 
-        After `limit` seconds without another call the program gives up: from STALL on, these are counted as well.
-        `only_stalls`: nothing is shown before that.
+        After `limit` seconds without another call the program gives up: from STALL on these are counted, also
+        without a label.
         """
         with self._lock:
             self._last_data = time.monotonic()
-            if label and (not self.label or only_stalls != self._only_stalls):
+            if not self._label:
                 self._since = self._last_data
-            self.label, self._limit, self._only_stalls = label, limit, only_stalls
-            if self._typed or not label:
+            self._label, self._limit = label, limit
+            if not (label or limit < math.inf):
                 self._draw("", self._row, self._row_style)
-            if label and self.live and self._ticker is None:
+            elif self.live and self._ticker is None:
                 self._ticker = threading.Thread(target=self._tick, daemon=True)
                 self._ticker.start()
-
-    def restart_clock(self) -> None:
-        self._since = self._last_data = time.monotonic()
 
     def show_typed(self, text: str) -> None:
         """Show in the status row what the user types."""
@@ -161,42 +120,32 @@ class Screen:
             self._typed = re.sub(r"\s", " ", strip_controls(text))
             self._draw("", self._row, self._row_style)
 
-    def title(self, text: str) -> None:
-        """Set the window's title; "" for none of ours."""
-        if self.live and text != self._title:
-            with self._lock:
-                self._title = text
-                self._send(f"\x1b]0;{one_line(text, 60) if text else ''}\x07")
-
     def _tick(self) -> None:
         while True:
             time.sleep(FRAME)
-            with self._lock, contextlib.suppress(OSError, ValueError):  # the stream may be closed
-                if not self.label:
+            with self._lock, contextlib.suppress(ValueError):  # the stream may be closed
+                if not self._label and self._limit == math.inf:
                     self._ticker = None
                     return
                 self._draw("", self._row, self._row_style)
 
     def _status(self, now: float) -> str:
         """The status row as it should be now; "" for none."""
-        if not (self.live and self.label):
+        if not (self.live and (self._label or self._limit < math.inf)):
             return ""
         room = self.width - 1
-        typed = last_columns(self._typed, room if self._only_stalls else room * 2 // 3)
-        room -= cell_count(typed) + 1 if typed else 0
-        started = self._last_data + STALL if self._only_stalls else self._since + 2 * FRAME
-        waiting = self._waiting(now, room) if now > started and room >= 10 else ""
-        return " ".join(filter(None, [waiting, typed]))
-
-    def _waiting(self, now: float, room: int) -> str:
-        """The label with a spinner, the seconds, and those without data."""
-        spinner = SPINNER[int(now / FRAME) % len(SPINNER)]
+        typed = last_columns(self._typed, room * 2 // 3 if self._label else room)
+        room -= cell_count(typed) + 1
         waited, silent = now - self._since, now - self._last_data
+        stalls = silent >= STALL and self._limit < math.inf
+        if room < 10 or not (stalls or (self._label and waited >= 2 * FRAME)):
+            return typed
         seconds = f" {waited:.0f}s" if waited >= 1 else ""
-        if silent >= STALL and self._limit < math.inf:
-            long = f" · no data for {silent:.0f}s of {self._limit:g}s"
-            seconds = long if len(long) + 12 < room else f" {silent:.0f}/{self._limit:g}s"
-        return one_line(one_line(f"{spinner} {self.label}", room - len(seconds)) + seconds, room)
+        if stalls:
+            seconds = f" no data for {silent:.0f}s of {self._limit:g}s"
+        label = f"{SPINNER[int(now / FRAME) % len(SPINNER)]} {self._label}"
+        waiting = one_line(one_line(label, room - len(seconds)) + seconds, room)
+        return f"{waiting} {typed}" if typed else waiting
 
     # -- drawing
 
@@ -207,22 +156,18 @@ class Screen:
         """
         with self._lock:
             text, status = finished + row, self._status(time.monotonic())
-            below = ("\r\n" if row else "") + f"\x1b[2m{status}\x1b[0m" if status else ""
             if text == self._row and status == self._status_row:
                 return
+            below = ("\r\n" if row else "") + self._style(status, "dim") if status else ""
             if text == self._row and status and self._status_row:
-                changed = f"{ERASE_ROW}\x1b[2m{status}\x1b[0m"
+                changed = ERASE_ROW + self._style(status, "dim")
             elif not self._status_row and text.startswith(self._row):
-                changed = self._styled(text[len(self._row) :], style) + below
+                changed = self._style(text[len(self._row) :], style) + below
             else:
-                changed = self._erase() + self._styled(text, style) + below
+                up = f"\x1b[A{ERASE_ROW}" if self._row and self._status_row else ""
+                changed = ERASE_ROW + up + self._style(text, style) + below
             self._row, self._row_style, self._status_row = row, style, status
             self._send(changed)
-
-    def _erase(self) -> str:
-        """What takes the row under way and the status off the screen."""
-        up = "\x1b[A" + ERASE_ROW if self._row and self._status_row else ""
-        return ERASE_ROW + up
 
     def _send(self, text: str) -> None:
         try:
@@ -234,14 +179,13 @@ class Screen:
 
 
 # ---- text in rows ------------------------------------------------------------------------
-# ASCII is measured here. Other text is measured by rich, which takes 60 ms to load.
 
 
 def cell_count(text: str) -> int:
     """How many columns a text takes."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len
+    from rich.cells import cell_len  # late: 60 ms
 
     return cell_len(text)
 
@@ -251,14 +195,14 @@ def one_line(text: str, width: int) -> str:
     width = max(10, width)
     line = strip_controls(text[: 4 * width + 100]).expandtabs(4)
     line = re.sub(r" *\n\s*", " ", line).rstrip()
-    return line if cell_count(line) <= width else f"{line[: _fitting(line, width - 1)]}…"
+    return line if cell_count(line) <= width else f"{_start(line, width - 1)}…"
 
 
 def last_columns(text: str, width: int) -> str:
     """The text, or its end behind an ellipsis where it is wider than `width` columns."""
     if cell_count(text) <= width:
         return text
-    return f"…{text[::-1][: _fitting(text[::-1], width - 1)][::-1]}"
+    return f"…{_start(text[::-1], width - 1)[::-1]}"
 
 
 def wrap(text: str, width: int) -> str:
@@ -267,14 +211,13 @@ def wrap(text: str, width: int) -> str:
     return rows.feed(text, width) + rows.row
 
 
-def _fitting(text: str, width: int) -> int:
-    """How many characters of the text fit into `width` columns."""
+def _start(text: str, width: int) -> str:
+    """As much of the text as fits into `width` columns."""
     if text.isascii():
-        return width
-    end = used = 0
-    while end < len(text) and (used := used + cell_count(text[end])) <= width:
-        end += 1
-    return end
+        return text[:width]
+    from rich.cells import chop_cells
+
+    return chop_cells(text, width)[0]
 
 
 class RowWriter:
@@ -294,28 +237,21 @@ class RowWriter:
         for piece in PIECE.findall(text):
             if piece == "\n":
                 finished.append(f"{self.row.rstrip(' ')}\n")
-                self._in_code ^= self._is_fence()
+                self._in_code ^= self._line_start.lstrip().startswith(("```", "~~~"))
                 self.row = self._line_start = ""
                 continue
-            self._line_start = (self._line_start + piece)[:80]
-            self.row += piece
-            if "\t" in piece:
-                self.row = self.row.expandtabs()
+            self._line_start = (self._line_start + piece)[:20]
+            self.row = (self.row + piece).expandtabs()
             while cell_count(self.row.rstrip(" ")) > width:
                 finished.append(self._take_row(width))
         return "".join(finished)
 
-    def _is_fence(self) -> bool:
-        return self._line_start.lstrip().startswith(FENCES)
-
     def _take_row(self, width: int) -> str:
-        end = _fitting(self.row, width) or 1
-        places: list[int] = []
-        if not (self._in_code or self._is_fence()):
-            after_blanks = len(self.row) - len(self.row[end:].lstrip(" "))
-            places = [found.start() for found in BREAK.finditer(self.row, 0, after_blanks + 1)]
-        if not places:
-            row, self.row = self.row[:end], self.row[end:]
-            return row
-        row, self.row = self.row[: places[-1]].rstrip(" "), self.row[places[-1] :]
-        return f"{row}\n" if row else ""  # an indented word that fits only without its indentation
+        end = len(_start(self.row, width)) or 1
+        next_word = len(self.row) - len(self.row[end:].lstrip(" "))
+        breaks = [] if self._in_code else list(BREAK.finditer(self.row, 0, next_word + 1))
+        at = breaks[-1].start() if breaks else end
+        row, self.row = self.row[:at], self.row[at:]
+        if breaks:  # an indented word that fits only without its indentation leaves no row
+            return f"{row.rstrip(' ')}\n" if row.strip(" ") else ""
+        return row

@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Any
 
 MARK_PASTES, MARK_NONE = "\x1b[?2004h", "\x1b[?2004l"
-# Bracketed paste off, attributes reset, cursor visible, title cleared
-RESET = f"{MARK_NONE}\x1b[0m\x1b[?25h\x1b]0;\x07"
+# Bracketed paste off, attributes reset, cursor visible
+RESET = f"{MARK_NONE}\x1b[0m\x1b[?25h"
 IFLAG, OFLAG, LFLAG = 0, 1, 3  # places in termios' list
 
 Attributes = list[Any]

@@ -1,8 +1,7 @@
-"""Words for the screen: how a run ended, what it used, an error, a session in a list, a diff as lines with their kinds."""
+"""Words for the screen: how a run ended, what it used, an error, a session in a list."""
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ STOPPED = {
     "aborted": "stopped by the user",
     "error": "failed",
 }
+AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds, unit
 
 
 def summary(event: RunEnd, seconds: float) -> str:
@@ -50,64 +50,21 @@ def tokens(usage: Usage) -> str:
     return f"{text}, {about}${usage.cost:.{2 if usage.cost >= 1 else 4}f}"
 
 
-def elapsed(seconds: float) -> str:
-    return f"  {seconds:.1f}s" if seconds >= 0.1 else ""
-
-
 def count(number: int) -> str:
     if number < 1000:
         return str(number)
     return f"{number / 1000:.1f}k" if number < 1_000_000 else f"{number / 1e6:.2f}M"
 
 
-# ---- sessions ----------------------------------------------------------------------------
-
-AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds, unit
-
-
 def session_line(info: SessionInfo) -> str:
     """A session in a list: id, age, what it is about, its messages."""
     about = " ".join(strip_controls(info.title or info.first).split())
-    return f"{info.id}  {age(info.updated):>8}  {about}  ({message_count(info.messages)})"
+    seconds = max(0.0, time.time() - info.updated / 1000)
+    age = next(
+        (f"{seconds / size:.0f} {unit} ago" for size, unit in AGES if seconds >= size), "now"
+    )
+    return f"{info.id}  {age:>8}  {about}  ({message_count(info.messages)})"
 
 
 def message_count(messages: int) -> str:
     return f"{messages} message{'' if messages == 1 else 's'}"
-
-
-def age(milliseconds: int) -> str:
-    """How long ago, in the largest unit."""
-    seconds = max(0.0, time.time() - milliseconds / 1000)
-    ages = (f"{seconds / size:.0f} {unit} ago" for size, unit in AGES if seconds >= size)
-    return next(ages, "now")
-
-
-# ---- diffs -------------------------------------------------------------------------------
-
-
-def diff_lines(changes: str) -> list[tuple[str, str]]:
-    """(kind, line) of a unified diff: "+", "-", " ", "@", or "f" for a file's name where there are several.
-
-    A line is a header by its place, not by its look: a line that is removed may begin with dashes, too.
-    """
-    lines = []
-    old = new = 0  # lines left of the hunk
-    for line in changes.removesuffix("\n").split("\n"):
-        if old or new:
-            old, new = old - (line[:1] != "+"), new - (line[:1] != "-")
-            lines.append((line[:1], line))
-        elif hunk := re.match(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", line):
-            old, new = (int(each or 1) for each in hunk.groups())
-            lines.append(("@", line))
-        elif line.startswith("+++ "):
-            lines.append(("f", f"  {line[4:].removeprefix('b/')}"))
-        elif not line.startswith("--- "):
-            lines.append((" ", line))
-    several = sum(kind == "f" for kind, _ in lines) > 1
-    return lines if several else [each for each in lines if each[0] != "f"]
-
-
-def changed_lines(changes: str) -> str:
-    """How many lines a diff adds and removes: "  +2 -1"; "" for no diff."""
-    kinds = [kind for kind, _ in diff_lines(changes)]
-    return f"  +{kinds.count('+')} -{kinds.count('-')}" if changes else ""
