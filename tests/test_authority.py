@@ -88,9 +88,7 @@ def test_a_folder_may_forbid_and_may_not_allow(tmp_path: Path) -> None:
     rules.write_text('{"*": "allow", "bash": {"mkdir *": "deny"}}')
     with serve(Reply("", calls=calls), Reply("Done.")) as server:
         err = once(tmp_path, server, "go").err
-        assert (
-            "a folder can only deny and ask" in err and "restricts the permissions (1 rule)" in err
-        )
+        assert "can only deny and ask: 1 of its 2 rules count" in err
         once(tmp_path, server, "-y", "go")
     assert not (tmp_path / "ws" / "made2").exists()
     first = answers(server.requests[1])

@@ -40,9 +40,6 @@ PLAIN = {
     "make 2>&1 | tail -5": [["make"], ["tail", "-5"]],
     "a >/dev/null 2>&1 && b > /dev/null x 2> /dev/null;c </dev/null": [["a"], ["b", "x"], ["c"]],
     "a 2>/dev/null|b &>/dev/null": [["a"], ["b"]],
-    "set -euo pipefail; command -v node; printf '%s\\n' a": [
-        *(["set", "-euo", "pipefail"], ["command", "-v", "node"], ["printf", "%s\\n", "a"])
-    ],
 }
 
 

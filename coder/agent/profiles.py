@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from coder.agent.prompt import RULES
-from coder.permissions.ownership import check_ownership
-from coder.permissions.rules import Rule, RulesError, rules_of
+from coder.permissions.rules import Rule, RulesError, check_ownership, rules_of
 
 Mode = Literal["primary", "subagent", "all"]
 MAX_BYTES = 1 << 16  # of a file

@@ -39,7 +39,7 @@ from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions
 from coder.permissions.rules import (
     Rule,
-    unmatched_rules,
+    useless_rules,
 )
 from coder.providers.errors import RetryPolicy
 from coder.toolset import Tool
@@ -329,7 +329,7 @@ def build_app(settings: Settings, arguments: argparse.Namespace, can_ask: bool) 
     app.notices += [
         *notices,
         *remarks,
-        *unmatched_rules(permissions.rules + permissions.flags, kinds),
+        *useless_rules(permissions.rules + permissions.flags, kinds),
     ]
     if sandbox:
         app.notices += sandbox.notices

@@ -98,7 +98,7 @@ def _of_the_user() -> Source:
     path = config_folder() / ".env"
     if not path.is_file():
         return {}
-    from coder.permissions.ownership import check_ownership  # late: only where there is a file
+    from coder.permissions.rules import check_ownership  # late: only where there is a file
 
     try:
         check_ownership(path)

@@ -21,7 +21,6 @@ from coder.permissions.rules import (
     load_rules,
     load_workspace_rules,
     rule_of,
-    shadowed_rules,
 )
 from coder.tools.bash import bash
 from coder.tools.edit import edit
@@ -101,4 +100,4 @@ def load_permissions(arguments: argparse.Namespace, can_ask: bool) -> tuple[Perm
         can_ask=can_ask,
         yolo=arguments.yolo,
     )
-    return permissions, shadowed_rules([*rules, *flags]) + remarks
+    return permissions, remarks

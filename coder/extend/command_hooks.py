@@ -20,7 +20,7 @@ from typing import Any
 from coder.abort import Abort
 from coder.extend.guard import Guard
 from coder.hooks import FunctionHooks, HookChain, Hooks
-from coder.permissions.ownership import check_ownership
+from coder.permissions.rules import check_ownership
 from coder.tools.process import Ending, output_of
 from coder.toolset import ToolContext
 from coder.types import Completion, DeniedError, ModelError, Request, ToolCall, ToolResult

@@ -7,7 +7,7 @@
         api.subscribe(log)
 
 A plugin is code with all of the user's rights. One that fails to load, or that another user could have written
-(ownership.py), is reported and left out, whole. Its tools ask for permission with `ctx.ask` like any other.
+(rules.py), is reported and left out, whole. Its tools ask for permission with `ctx.ask` like any other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from coder.events import Event
 from coder.extend.guard import Guard
 from coder.hooks import Hooks
-from coder.permissions.ownership import check_ownership
+from coder.permissions.rules import check_ownership
 from coder.toolset import Tool, tool_of
 
 GROUP = "coder.plugins"

@@ -3,10 +3,11 @@
     Permissions(rules_of({"bash": {"pytest *": "allow"}, "edit": "allow"}), can_ask=True)
 
 Rules come from the user's configuration, the agent and flags, in this order, and the last that fits
-decides; where none fits the defaults do. Four things can only make that stricter: the built-in protections
-(protected.py), what the agent denies or asks about, the rules of the workspace, and for a sub-agent all
-that holds for its parent. A command line takes the strictest answer of its parts; one that is not plainly
-understood (shell.py) is never allowed by a pattern, while a deny is tried at every word of it.
+decides; where none fits the defaults do. Four things can only make that stricter: the built-in
+protections (protected.py), what the agent denies or asks about, the rules of the workspace, and for
+a sub-agent all that holds for its parent. A command line takes the strictest answer of its parts;
+one that is not plainly understood (shell.py) is never allowed by a pattern, while a deny is tried
+at every word of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from coder.events import DoomLoop, Event, Outcome, PermissionAsked, PermissionReplied
 from coder.hooks import Hooks
-from coder.permissions.protected import ShellLocation, protected
+from coder.permissions.protected import protected, read_only
 from coder.permissions.rules import (
     ALLOW,
     FLAG,
@@ -40,23 +41,20 @@ from coder.permissions.shell import deny_texts, joined, parse, word_starts
 from coder.toolset import Tool, ToolContext
 from coder.types import DeniedError, ToolCall, ToolResult
 
-DEFAULTS: dict[str, Action] = dict.fromkeys(
-    ("edit", "bash", "external_directory", "doom_loop", "unconfined"), "ask"
-)
+ASK = ("edit", "bash", "external_directory", "doom_loop", "unconfined")
+DEFAULTS: dict[str, Action] = dict.fromkeys(ASK, "ask")  # all else is allowed
 # The kind of tools that are not called like theirs.
 KINDS = {"write": "edit", "apply_patch": "edit", "grep": "read", "glob": "read", "ls": "read"}
+ASKING = {"read", "edit", "write", "apply_patch", "bash", "task"}  # these tools ask by themselves
 MAX_COMMAND = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
-# Of the kind read, and asked about under their own names only where a rule names them.
-LOOKING = {"grep", "glob", "ls"}
-PATHS = {"read", "edit", "external_directory", *LOOKING}
-ASKING = {"read", "edit", "bash", "task"}  # their tools ask, with what they are about to touch
 
 
 class Permissions(Hooks):
     """Decides with `rules` of the user, `agent`'s, `flags` of the command line, and `workspace`'s.
 
-    `private`: coder's own folders, which no edit touches unasked. `can_ask`: the user reads the events;
-    else a question is denied. `yolo` answers yes to every question that is not `even_with_yolo`.
+    `private`: coder's own folders, which no edit touches unasked. `can_ask`: the user reads the
+    events; else a question is denied. `yolo` answers yes to every question that is not
+    `even_with_yolo`.
     """
 
     def __init__(
@@ -104,89 +102,88 @@ class Permissions(Hooks):
         if permission in ("bash", "unconfined"):
             own = self._decide_command(permission, text, cwd)
         else:
-            kinds = [permission, tool, "read" if permission in LOOKING else ""]
-            own = self._decide_path(tuple(filter(None, kinds)), text, cwd)
+            own = self._decide_path(permission, text, cwd, tool)
         if self.parent is None:
             return own
         return strictest([own, self.parent.judge(permission, text, cwd, tool)])
 
-    def _decide_path(self, kinds: tuple[str, ...], text: str, cwd: Path) -> Decision:
+    def _decide_path(self, permission: str, text: str, cwd: Path, tool: str) -> Decision:
         """Decide on an action on one path, or on a tool from elsewhere."""
-        permission, texts = kinds[0], _path_names(kinds[0], text, cwd)
-        rule = last_match(kinds, texts, self.ordered)
-        action = rule.action if rule else DEFAULTS.get(permission, "allow")
-        decision = self._tightened(kinds, texts, rule, action)
-        pattern = _always_pattern(permission, text)
+        kinds = (permission, tool, KINDS.get(permission, permission))
+        names, pattern = _names(kinds[2], text, cwd), _always_pattern(permission, text)
+        rule = last_match(kinds, names, self.ordered)
+        by_flag = rule is not None and rule.source == FLAG
+        found = self._tighten(
+            rule.action if rule else DEFAULTS.get(permission, "allow"), kinds, names, not by_flag
+        )
         reason, even_with_yolo = protected(permission, text, self.private, cwd)
-        if reason and not _lifts_protection(rule):
+        if reason and not (
+            rule and by_flag and rule.action == "allow" and rule.pattern.strip("*?")
+        ):
             pattern = "" if permission == "edit" else text
-            decision = strictest([decision, Decision("ask", even_with_yolo=even_with_yolo)])
-        is_known = pattern and any((permission, each) in self.memory for each in texts)
-        if decision.action == "ask" and is_known:
+            found = strictest([found, Decision("ask", even_with_yolo=even_with_yolo)])
+        is_known = pattern and any((permission, name) in self.memory for name in names)
+        if found.action == "ask" and is_known:
             return ALLOW
-        return replace(decision, always_pattern=pattern, reason=reason)
+        return replace(found, always_pattern=pattern, reason=reason)
 
-    def _tightened(
-        self,
-        kinds: tuple[str, ...],
-        texts: Collection[str],
-        rule: Rule | None,
-        action: Action,
-        agent_asks: bool = True,
+    def _tighten(
+        self, action: Action, kinds: Sequence[str], names: Sequence[str], agent_asks: bool
     ) -> Decision:
-        """Add what the workspace and the agent deny or ask about; a flag lifts an agent's question.
+        """Add what the workspace and the agent deny or ask about.
 
         An agent's question stays one under -y, since a plan is to change nothing.
         """
         found = [Decision(action)]
-        if workspace := last_match(kinds, texts, self.workspace):
-            found.append(Decision(workspace.action))
-        agent = last_match(kinds, texts, self.agent)
-        is_by_flag = rule is not None and rule.source == FLAG
-        if agent and agent.action == "deny":
-            found.append(Decision("deny"))
-        elif agent and agent.action == "ask" and agent_asks and not is_by_flag:
-            found.append(Decision("ask", even_with_yolo=True))
+        if limit := last_match(kinds, names, self.workspace):
+            found.append(Decision(limit.action))
+        limit = last_match(kinds, names, self.agent)
+        if limit and (agent_asks or limit.action != "ask"):
+            found.append(Decision(limit.action, even_with_yolo=limit.action == "ask"))
         return strictest(found)
 
     def _decide_command(self, permission: str, command: str, cwd: Path) -> Decision:
         """Decide on a command line: the strictest answer of its parts.
 
-        Outside the sandbox ("unconfined") only a rule that names it or the user allows, and -y does not.
+        Outside the sandbox ("unconfined") only a rule that names it or the user allows, and -y
+        does not.
         """
         outside = permission == "unconfined"
         if self._is_line_denied(command):
             return Decision("deny")
         if (permission, command) in self.memory.exact:
             return ALLOW
-        rules = self.ordered
-        if outside:
-            rules = [
-                each for each in rules if each.action == "deny" or each.permission == permission
-            ]
         parts = parse(command) if len(command) <= MAX_COMMAND else None
-        here = ShellLocation(cwd, lambda path: self.judge("read", str(path), cwd).action == "allow")
-        answers = [self._decide_part(permission, part, here, rules) for part in parts or []]
-        if not parts:
-            answers = [self._tightened((permission,), (command,), None, "ask")]
-        found = strictest(answers)
-        reason = "it would run outside the sandbox" if outside else ""
-        even_with_yolo = found.even_with_yolo or outside
-        return replace(found, always_pattern=command, even_with_yolo=even_with_yolo, reason=reason)
+        if parts:
+            free = read_only(
+                parts, cwd, lambda path: self.judge("read", path, cwd).action == "allow"
+            )
+            found = strictest(
+                self._decide_part(permission, joined(argv), is_free and not outside)
+                for argv, is_free in zip(parts, free)
+            )
+        else:
+            found = self._tighten("ask", (permission,), (command,), agent_asks=True)
+        return replace(
+            found,
+            always_pattern=command,
+            reason="it would run outside the sandbox" if outside else "",
+            even_with_yolo=found.even_with_yolo or outside,
+        )
 
-    def _decide_part(
-        self, permission: str, argv: Sequence[str], here: ShellLocation, rules: Sequence[Rule]
-    ) -> Decision:
+    def _decide_part(self, permission: str, text: str, is_free: bool) -> Decision:
         """Decide on one simple command of a plain line."""
-        kinds, texts = (permission,), (joined(argv),)
-        is_read_only = here.is_read_only(argv)  # called for each part, since it follows a cd
-        unasked = is_read_only and permission == "bash"
-        rule = last_match(kinds, texts, rules)
-        action: Action = rule.action if rule else "allow" if unasked else "ask"
-        agent_asks = not unasked or rule is not None
-        decision = self._tightened(kinds, texts, rule, action, agent_asks)
-        is_known = (permission, texts[0]) in self.memory
-        return ALLOW if decision.action == "ask" and is_known else decision
+        rules = self.ordered
+        if permission == "unconfined":  # `bash: allow` and `*: allow` do not mean it
+            rules = [
+                rule for rule in rules if rule.action == "deny" or rule.permission == permission
+            ]
+        rule = last_match((permission,), (text,), rules)
+        agent_asks = rule.source != FLAG if rule else not is_free
+        action = rule.action if rule else "allow" if is_free else "ask"
+        found = self._tighten(action, (permission,), (text,), agent_asks)
+        is_known = found.action == "ask" and (permission, text) in self.memory
+        return ALLOW if is_known else found
 
     def _is_line_denied(self, command: str) -> bool:
         """Tell whether anything is denied that this command line may run, however long it is.
@@ -203,15 +200,13 @@ class Permissions(Hooks):
         whole, inner = deny_texts(command)
         if any(_is_denied(text, layers) for text in whole):
             return True
-        anchored = [
-            [rule for rule in layer if rule.action != "deny" or rule.pattern[:1] != "*"]
-            for layer in layers
+        layers = [
+            [r for r in each if r.action != "deny" or r.pattern[:1] != "*"] for each in layers
         ]
-        denies = any_of(
-            rule.pattern for layer in anchored for rule in layer if rule.action == "deny"
-        )
+        patterns = [rule.pattern for each in layers for rule in each if rule.action == "deny"]
+        denies = any_of(patterns)  # first, since it needs no copy of the rest of the line
         return any(
-            denies.fullmatch(text, at) and _is_denied(text[at:], anchored)
+            denies.fullmatch(text, at) and _is_denied(text[at:], layers)
             for text in inner
             for at in word_starts(text)
         )
@@ -241,19 +236,16 @@ class Permissions(Hooks):
             )
         if not self.can_ask:
             raise DeniedError(_denial(permission, decision))
-        asked = PermissionAsked(
-            ctx.call_id, permission, targets, decision.always_pattern, detail, why=decision.reason
-        )
+        pattern, why = decision.always_pattern, decision.reason
+        asked = PermissionAsked(ctx.call_id, permission, targets, pattern, detail, why=why)
         yield asked
         yield PermissionReplied(asked.id, asked.answer)
         ctx.abort.check()  # Ctrl+C at the question stops the run
         if asked.answer == "no":
             reason = f": {asked.reason}" if asked.reason else ""
             raise DeniedError(f"the user refused{reason}. Do not try it another way.")
-        if asked.answer == "always" and decision.always_pattern and asked.remember:
-            self.memory.add(
-                permission, asked.remember, own=asked.remember != decision.always_pattern
-            )
+        if asked.answer == "always" and pattern and asked.remember:
+            self.memory.add(permission, asked.remember, own=asked.remember != pattern)
         return True
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
@@ -261,11 +253,11 @@ class Permissions(Hooks):
         ctx.secret = lambda path: self.judge("read", path, ctx.cwd).action != "allow"
         if self.denied(call.name):
             raise DeniedError(f"a rule denies the tool {call.name}.")
-        arguments = call.arguments or {}
-        if call.name in LOOKING:
-            yield from self.authorize(ctx, call.name, [str(arguments.get("path") or ".")], "")
-        elif KINDS.get(call.name, call.name) not in ASKING:
+        if call.name not in ASKING:
+            arguments = call.arguments or {}
             text = json.dumps(arguments, ensure_ascii=False)
+            if KINDS.get(call.name) == "read":
+                text = str(arguments.get("path") or ".")
             if (yield from self.authorize(ctx, call.name, [text], "")):
                 ctx.authorize = partial(self.authorize, tool=call.name, answered=call.name)
         return None
@@ -298,20 +290,16 @@ def _is_denied(text: str, layers: Iterable[Sequence[Rule]]) -> bool:
     return any(rule is not None and rule.action == "deny" for rule in found)
 
 
-def _path_names(permission: str, text: str, cwd: Path) -> tuple[str, ...]:
+def _names(permission: str, text: str, cwd: Path) -> list[str]:
     """The names of one path that a pattern may mean: as given, absolute, relative to the workspace.
 
     A folder's name has one more form, with a slash behind it, so that `folder/*` fits it as well.
     """
-    if permission not in PATHS:
-        return (text,)
+    if permission not in ("read", "edit", "external_directory"):
+        return [text]
     place = cwd / text
-    names = [text, str(place)]
-    if place.is_relative_to(cwd):
-        names.append(str(place.relative_to(cwd)))
-    if permission == "external_directory":
-        names.append(f"{place}/".replace("//", "/"))
-    return tuple(dict.fromkeys(names))
+    names = [text, str(place), os.path.relpath(place, cwd)]
+    return [*names, f"{place}/".replace("//", "/")] if permission == "external_directory" else names
 
 
 def _always_pattern(permission: str, text: str) -> str:
@@ -325,21 +313,15 @@ def _always_pattern(permission: str, text: str) -> str:
 
 def _denial(permission: str, decision: Decision) -> str:
     """Say, where no user can be asked, how the user can allow it, for the model to pass on."""
-    way = "only the user can do it, or allow it in a session."
-    if not decision.even_with_yolo:
-        pattern = decision.always_pattern
-        has_flag = pattern and (permission != "bash" or parse(pattern) is not None)
-        flag = f", or --allow {shlex.quote(f'{permission}:{pattern}')}" if has_flag else ""
-        way = f"-y allows it{_truncate(flag)}."
+    pattern = decision.always_pattern
+    if decision.even_with_yolo:
+        way = "only the user can do it, or allow it in a session."
+    elif pattern and (permission != "bash" or parse(pattern)):
+        way = f"-y allows it, or --allow {_truncate(shlex.quote(f'{permission}:{pattern}'))}."
+    else:
+        way = "-y allows it."
     why = f" ({decision.reason})" if decision.reason else ""
     return f"{permission} needs permission{why}, and no user can be asked here; {way}"
-
-
-def _lifts_protection(rule: Rule | None) -> bool:
-    """Tell whether a rule is a flag that names more than a kind: only that lifts a protection."""
-    if rule is None or rule.source != FLAG or rule.action != "allow":
-        return False
-    return bool(rule.pattern.strip("*?"))
 
 
 def _truncate(text: str) -> str:

@@ -8,15 +8,11 @@ configuration), and files that hold secrets.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from pathlib import Path, PurePath
 
-from coder.tools.process import environment
 from coder.tools.secrets import holds_secrets
 from coder.tools.workspace import real
 
@@ -72,82 +68,38 @@ def _bare_name(name: str) -> str:
     return "".join(c for c in name.casefold() if unicodedata.category(c) != "Cf")
 
 
-# ---- commands --------------------------------------------------------------------------------------------
+# ---- commands --------------------------------------------------------------------------------
 
 # No option of these writes or runs something; without a file they read a pipe.
-READERS = {"cat", "head", "tail", "wc"}
+READERS = {"cat", "head", "tail", "wc", "ls"}
 BUILTINS = {"echo", "true", "pwd"}
 OPTION = re.compile(r"-[A-Za-z0-9]+|--[a-z-]+")  # behind `=` may be a file (wc --files0-from=)
-COUNTING, COUNT = ("-n", "-c"), re.compile(r"[+-]?\d+")  # head -n 5: the number is no file
-MAX_MOVES = 2  # `cd` in a line that are followed; each one doubles the places
+COUNT = re.compile(r"(?:head|tail) -[nc] [+-]?\d+")
 
 
-class ShellLocation:
-    """The folders that a command line may be in, as far as it has been read: each `cd` may have failed.
+def read_only(
+    commands: Sequence[Sequence[str]], workspace: Path, readable: Callable[[str], bool]
+) -> list[bool]:
+    """Tell which commands of a plain line only read, inside the workspace.
 
-    There is none where that is not known any more. `readable`: may a file be read without a question?
+    The line may begin with a `cd` into a folder of it; that may fail, so what follows has to be
+    free in both places. Behind a command that does more, a path may lead elsewhere (`ln -s / x`).
+    `readable`: may a file be read without a question?
     """
-
-    def __init__(
-        self,
-        workspace: Path,
-        readable: Callable[[Path], bool] = lambda path: not holds_secrets(path),
-    ) -> None:
-        self.workspace = Path(os.path.realpath(workspace))
-        self.readable = readable
-        self.places = {self.workspace}
-        self.moves = 0
-
-    def is_read_only(self, argv: Sequence[str]) -> bool:
-        """Tell whether this command only reads, inside the workspace.
-
-        To be called for each command of a line in its order: behind one that does more, a path may
-        lead elsewhere (`ln -s / x`).
-        """
-        name, arguments = argv[0], argv[1:]
-        if name == "cd":
-            self._follow_cd(arguments)
-            return bool(self.places)
-        if name in BUILTINS:
-            return True
-        words = [
-            word
-            for before, word in zip(["", *arguments], arguments)
-            if not (OPTION.fullmatch(word) or (before in COUNTING and COUNT.fullmatch(word)))
-        ]
-        reads = (name in READERS and (not words or self._are_readable(words))) or (
-            name == "ls" and self._are_readable(words or ["."])
-        )
-        has_option = any(word.startswith("-") for word in words)
-        if reads and not has_option and _is_the_systems(name, self.workspace):
-            return True
-        self.places.clear()
-        return False
-
-    def _follow_cd(self, arguments: Sequence[str]) -> None:
-        """Follow a `cd`, unless it goes up: bash does that by the letters, the kernel by the links."""
-        self.moves += 1
-        target = arguments[0] if len(arguments) == 1 else "-"
-        is_known = not target.startswith("-") and ".." not in PurePath(target).parts
-        if not is_known or self.moves > MAX_MOVES:
-            self.places.clear()
-        self.places |= {real(place / target) for place in self.places}
-        if not all(path.is_relative_to(self.workspace) for path in self.places):
-            self.places.clear()
-
-    def _are_readable(self, words: Iterable[str]) -> bool:
-        paths = [real(place / word) for word in words for place in self.places]
-        return bool(paths) and all(
-            path.is_relative_to(self.workspace) and self.readable(path) for path in paths
-        )
-
-
-@cache
-def _is_the_systems(name: str, workspace: Path) -> bool:
-    """Tell whether the program of this name is none of the workspace's (.venv/bin, direnv's bin)."""
-    found = shutil.which(name, path=environment().get("PATH", os.defpath))
-    if not found:
-        return False
-    return not any(
-        Path(each).is_relative_to(workspace) for each in (found, os.path.realpath(found))
-    )
+    top = real(workspace)
+    places, free = [top], list[bool]()
+    for name, *words in commands:
+        if name == "cd" and not free and len(words) == 1 and ".." not in PurePath(words[0]).parts:
+            places.append(real(top / words[0]))
+            is_free = places[1].is_relative_to(top) and not words[0].startswith("-")
+        else:
+            words = words[2:] if COUNT.fullmatch(" ".join([name, *words[:2]])) else words
+            words = [word for word in words if not OPTION.fullmatch(word)]
+            paths = [real(place / word) for place in places for word in words]
+            is_inside = all(path.is_relative_to(top) and readable(str(path)) for path in paths)
+            is_known = bool(places or not words) and not any(word[:1] == "-" for word in words)
+            is_free = name in BUILTINS or (name in READERS and is_known and is_inside)
+        if not is_free:
+            places.clear()
+        free.append(is_free)
+    return free

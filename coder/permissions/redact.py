@@ -5,11 +5,10 @@
     model = ChatModel("gpt-5", api_key="sk-...", redact=redactor.data)
     hooks = HookChain(..., Redaction(redactor))  # last, so that it gets what the other hooks return
 
-A key is found as it is, or as JSON escapes it. Whatever enters the conversation is redacted when
-it does: results and answers by the hook, prompts by the caller. So the history holds no key, and
-is not searched again. The model redacts what it reads from the server, piece by piece, for the
-screen. This prevents accidents: a program that reads a key can write it in another way or in
-pieces, and a key that arrives in two pieces of a stream is shown while it streams.
+A key is found as it is, or as JSON escapes it. Whatever enters the conversation is redacted when it
+does: results and answers by the hook, prompts by the caller, and for the screen the model redacts
+what it reads from the server. This prevents accidents: a program that reads a key can write it in
+another way or in pieces, and a key that arrives in two pieces of a stream is shown.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from coder.types import Completion, Request, ToolCall, ToolResult
 
 HIDDEN = "[API key, not shown]"
 MIN_KEY = 8  # characters
-PLACEHOLDER = re.compile(  # what users write where a local server wants a key and does not check it
-    r"(?:(?:not|none|no|any(?:thing)?|sk|api|key|dummy|fake|test(?:ing)?|local(?:host)?|placeholder"
-    r"|required?|need(?:ed)?|your|my|here|ollama|llama|vllm|lm|studio|empty|null|secret|token|change"
-    r"|me|password|example|xx+|0+|12345678(?:90?)?)[-_. ]?)++",
+# What users write where a local server wants a key and does not check it
+PLACEHOLDER = re.compile(
+    r"anything|placeholder|password|localhost|lm-studio|not-(needed|required)|your-api-key"
+    r"|sk-no-key(-required)?|no-key-required|x{8,}|12345678|123456789|1234567890",
     re.I,
 )
 WRITING = {"write", "edit", "apply_patch"}
@@ -50,10 +49,9 @@ class Redactor:
     def hide(self, key: str | None) -> None:
         """Replace this key, too, from now on, unless it is too short or a placeholder."""
         key = (key or "").strip()
-        if len(key) < MIN_KEY or PLACEHOLDER.fullmatch(key):
-            return
-        spellings = {*self._spellings, key, json.dumps(key)[1:-1]}
-        self._spellings = sorted(spellings, key=len, reverse=True)
+        if len(key) >= MIN_KEY and not PLACEHOLDER.fullmatch(key):
+            spellings = {*self._spellings, key, json.dumps(key)[1:-1]}
+            self._spellings = sorted(spellings, key=len, reverse=True)
 
     def text(self, text: str) -> str:
         for spelling in self._spellings:
@@ -72,18 +70,17 @@ class Redactor:
 
 def redacted(value: Any, redact: Callable[[str], str]) -> Any:
     """Redact every string in a JSON value; the same object where nothing changed."""
+    new = value
     if isinstance(value, str):
-        new: Any = redact(value)
+        new = redact(value)
     elif isinstance(value, list):
         new = [redacted(item, redact) for item in value]
     elif isinstance(value, dict):
         new = {redact(name): redacted(item, redact) for name, item in value.items()}
-    else:
-        return value
     return value if new == value else new
 
 
-# ---- the conversation and logs ----------------------------------------------------------------------
+# ---- the conversation and logs -------------------------------------------------------------------
 
 
 class Redaction(Hooks):
@@ -112,11 +109,9 @@ class Redaction(Hooks):
             )
         return None
 
-    def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult | None:
+    def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult:
         content, details = self.redactor.value(result.content), self.redactor.value(result.details)
-        if content is result.content and details is result.details:
-            return None
-        return ToolResult(content, result.is_error, details)
+        return dataclasses.replace(result, content=content, details=details)
 
 
 def redact_logs(redactor: Redactor) -> None:
@@ -127,51 +122,52 @@ def redact_logs(redactor: Redactor) -> None:
     """
     make = logging.getLogRecordFactory()
 
+    def clean(text: str) -> str:
+        return redactor.text(strip_controls(text))
+
     def make_redacted(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         try:
-            text = record.getMessage()
+            record.msg = clean(record.getMessage())
         except (TypeError, ValueError, LookupError, OverflowError):  # not fitting its arguments
-            text = f"{record.msg} {record.args!r}"
-        record.msg, record.args = redactor.text(strip_controls(text)), ()
+            record.msg = clean(f"{record.msg} {record.args!r}")
+        record.args = ()
         if record.exc_info:
-            raised = logging.Formatter().formatException(record.exc_info)
-            record.exc_text, record.exc_info = redactor.text(strip_controls(raised)), None
+            record.exc_text = clean(logging.Formatter().formatException(record.exc_info))
+            record.exc_info = None
         return record
 
     logging.setLogRecordFactory(make_redacted)
 
 
-# ---- what looks like a secret ----------------------------------------------------------------------------
+# ---- what looks like a secret --------------------------------------------------------------------
 
 REMOVED = "[removed]"
-KEY_SHAPES = re.compile(
-    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
-    r"|\b(?:(?:sk|rk|pk)-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
-    r"|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b|AIza[\w-]{30,}"
-    r"|hf_[A-Za-z0-9]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})",
-    re.S,
-)
-# The other patterns begin with a word and have bounds, so that the time is linear in the text.
-HEADER = re.compile(
-    r"(?i)(authorization\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?(?:(?:bearer|basic|token|digest)\s{1,3})?)"
-    r"[^\s\"'\\]+"
-)
-ADDRESS = re.compile(r"(://[^\s/:@\"']{0,100}:)[^\s/@\"']{1,300}(?=@)")
+# What is kept is in the first group. Each begins with a word and has bounds, so that the time is
+# linear in the text.
+SHAPES = [
+    re.compile(
+        r"()(?:-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
+        r"|\b(?:(?:sk|rk|pk)-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+        r"|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b|AIza[\w-]{30,}"
+        r"|hf_[A-Za-z0-9]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}))",
+        re.S,
+    ),
+    re.compile(  # a header
+        r"(?i)(authorization\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?(?:(?:bearer|basic|token)\s{1,3})?)"
+        r"[^\s\"'\\]+"
+    ),
+    re.compile(r"(://[^\s/:@\"']{0,100}:)[^\s/@\"']{1,300}(?=@)"),  # an address with a password
+    re.compile(  # as in JSON and in code, where the value is one word
+        r"(?i)((?:key|token|secret|passw|credential|auth)[\w-]{0,40}\\?[\"']?\s{0,3}[:=]\s{0,3}"
+        r"\\?([\"']))[^\s\"'\\]{8,}(?=\\?\2)"
+    ),
+]
 VARIABLE = re.compile(r"(\b([A-Z][A-Z0-9_]*)=)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"']+)")  # as in a .env
-MEMBER = re.compile(  # as in JSON and in code, where the value is one word
-    r"(?i)((?:key|token|secret|passw|credential|auth)[\w-]{0,40}\\?[\"']?\s{0,3}[:=]\s{0,3}\\?([\"']))"
-    r"[^\s\"'\\]{8,}(?=\\?\2)"
-)
 
 
 def without_secrets(text: str) -> str:
     """Replace what is a secret by its shape or by the name before it: for what is exported."""
-
-    def variable(found: re.Match[str]) -> str:
-        return found[1] + REMOVED if is_secret(found[2]) else found[0]
-
-    text = KEY_SHAPES.sub(REMOVED, text)
-    for pattern in (HEADER, ADDRESS):
-        text = pattern.sub(rf"\1{REMOVED}", text)
-    return MEMBER.sub(rf"\1{REMOVED}", VARIABLE.sub(variable, text))
+    for shape in SHAPES:
+        text = shape.sub(rf"\1{REMOVED}", text)
+    return VARIABLE.sub(lambda each: each[1] + REMOVED if is_secret(each[2]) else each[0], text)

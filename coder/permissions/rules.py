@@ -2,30 +2,33 @@
 
     {"edit": "allow", "bash": {"*": "ask", "git diff *": "allow"}, "read": {"secrets/*": "deny"}}
 
-A kind is what a tool asks permission for (`read`, `edit`, `bash`, `task`, `external_directory`, `doom_loop`,
-`unconfined`) or a tool's name. A path is tried relative to the workspace and absolute. In a pattern `*` is any
-run of characters, slashes too, and `?` is one; all of the text has to fit. A pattern that ends in a
-blank and a star holds without arguments as well: `git diff *` is also `git diff`. `~/` is the home.
+A kind is what a tool asks permission for (`read`, `edit`, `bash`, `task`, `external_directory`,
+`doom_loop`, `unconfined`) or a tool's name. A path is tried relative to the workspace and absolute.
+In a pattern `*` is any run of characters, slashes too, and `?` is one; all of the text has to fit.
+A pattern that ends in a blank and a star holds without arguments as well: `git diff *` is also
+`git diff`. `~/` is the home.
 """
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import re
+import stat
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from coder.permissions.ownership import check_ownership
 from coder.tools.repository import read_small_file
 
 Action = Literal["allow", "ask", "deny"]
-STRICT: dict[Action, int] = {"allow": 0, "ask": 1, "deny": 2}
-MAX_FILE = 1 << 16  # bytes of a file of rules that are read
+MAX_FILE = 1 << 16  # bytes of a workspace's rules that are read
 FLAG = "a flag"
+ANYTHING = "\ue000" * 100  # stands for the star of one pattern where another is tried on it
 
 
 class RulesError(Exception):
@@ -39,17 +42,13 @@ class Rule:
     permission: str
     pattern: str
     action: Action
-    source: str = ""
+    source: str = "given"
 
     def __str__(self) -> str:
-        return f"{self.action} {self.permission}: {self.pattern}"
-
-    @property
-    def described(self) -> str:
-        return f"`{self}` ({self.source or 'given'})"
+        return f"`{self.action} {self.permission}: {self.pattern}` ({self.source})"
 
 
-# ---- patterns --------------------------------------------------------------------------------------------
+# ---- patterns ------------------------------------------------------------------------------------
 
 
 def fits(pattern: str, text: str) -> bool:
@@ -69,12 +68,9 @@ def any_of(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(compiled) or r"(?!)", re.S)
 
 
-def _expression(pattern: str, one: str = ".") -> str:
+def _expression(pattern: str) -> str:
     """A regular expression that takes what is between two stars where it first fits, for good."""
-    first, *middle = (
-        "".join(one if each == "?" else re.escape(each) for each in piece)
-        for piece in pattern.split("*")
-    )
+    first, *middle = (re.escape(piece).replace(r"\?", ".") for piece in pattern.split("*"))
     last = f".*{middle.pop()}" if middle else ""
     return first + "".join(f"(?>.*?{piece})" for piece in middle if piece) + last
 
@@ -101,43 +97,24 @@ def denies_all(kinds: Collection[str], rules: Sequence[Rule]) -> bool:
     return False
 
 
-def shadowed_rules(rules: Sequence[Rule]) -> list[str]:
-    """Sentences about rules that never count, since a later one fits wherever they do."""
+def useless_rules(rules: Sequence[Rule], kinds: Collection[str]) -> list[str]:
+    """Sentences about rules that never count: a later one covers them, or there is no such kind."""
     sentences = []
     for place, rule in enumerate(rules):
-        later = [other for other in rules[place + 1 :] if other.action != rule.action]
-        if over := next((other for other in later if _covers(other, rule)), None):
-            sentences.append(
-                f"The rule {rule.described} has no effect: {over.described} comes later and "
-                "covers it. The last rule that fits decides."
-            )
+        names = rule.permission.replace("*", ANYTHING), rule.pattern.replace("*", ANYTHING)
+        for later in rules[place + 1 :]:
+            is_covered = fits(later.permission, names[0]) and fits(later.pattern, names[1])
+            if is_covered and later.action != rule.action:
+                why = f"{later} comes later and covers it"
+                sentences.append(f"The rule {rule} has no effect: {why}.")
+                break
+        if not any(fits(rule.permission, kind) for kind in kinds):
+            why = f"there is no kind and no tool {rule.permission!r}"
+            sentences.append(f"The rule {rule} has no effect: {why}.")
     return sentences
 
 
-def unmatched_rules(rules: Sequence[Rule], names: Collection[str]) -> list[str]:
-    """Sentences about rules whose kind is none of these names."""
-    return [
-        f"The rule {rule.described} has no effect: there is no kind and no tool {rule.permission!r}."
-        for rule in rules
-        if not any(fits(rule.permission, name) for name in names)
-    ]
-
-
-def _covers(later: Rule, rule: Rule) -> bool:
-    return _is_wider(later.permission, rule.permission) and _is_wider(later.pattern, rule.pattern)
-
-
-def _is_wider(wide: str, narrow: str) -> bool:
-    """Tell whether a pattern fits all that another one fits; only a star covers the other's star."""
-    if not narrow.strip("*"):
-        return bool(wide) and not wide.strip("*")
-    expression = re.compile(_expression(wide, one="[^\ue000]"), re.S)
-    return bool(expression.fullmatch(narrow.replace("*", "\ue000")))
-
-
-# ---- decisions -------------------------------------------------------------------------------------------
-
-PATTERNS = ("edit", "external_directory")  # kinds for which "always" is not exactly what was asked
+# ---- decisions -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +135,10 @@ ALLOW = Decision("allow")
 
 def strictest(decisions: Iterable[Decision]) -> Decision:
     """Deny before ask before allow; of several questions the one that -y does not answer."""
+    strict = get_args(Action).index
     return max(
         decisions,
-        key=lambda each: (STRICT[each.action], each.even_with_yolo, not each.always_pattern),
+        key=lambda each: (strict(each.action), each.even_with_yolo, not each.always_pattern),
         default=ALLOW,
     )
 
@@ -182,13 +160,13 @@ class Memory:
 
     def add(self, permission: str, remember: str, own: bool) -> None:
         """Store what was shown: all edits, a folder, or exactly a text; `own`: a pattern of the user's."""
-        if own or permission in PATTERNS:
+        if own or permission in ("edit", "external_directory"):
             self.rules.append(Rule(permission, remember, "allow", "you"))
         else:
             self.exact.add((permission, remember))
 
 
-# ---- reading rules ---------------------------------------------------------------------------------------
+# ---- reading rules -------------------------------------------------------------------------------
 
 
 def rule_of(text: str, action: Action, source: str = FLAG) -> Rule:
@@ -201,20 +179,16 @@ def rule_of(text: str, action: Action, source: str = FLAG) -> Rule:
     return Rule(permission, _expand_home(pattern.strip()) or "*", action, source)
 
 
-def rules_of(data: Any, source: str = "") -> list[Rule]:
+def rules_of(data: Any, source: str = "given") -> list[Rule]:
     """Read the rules in a JSON object, in their order. Raises RulesError."""
     if not isinstance(data, dict):
-        example = '{"bash": {"git diff *": "allow"}}'
-        raise RulesError(
-            f"rules have to be an object such as {example}, not {json.dumps(data)[:60]}"
-        )
+        raise RulesError('rules have to be an object such as {"bash": {"git diff *": "allow"}}')
     rules = []
     for permission, entry in data.items():
-        patterns = entry if isinstance(entry, dict) else {"*": entry}
-        for pattern, action in patterns.items():
+        for pattern, action in (entry if isinstance(entry, dict) else {"*": entry}).items():
             if action not in get_args(Action):
-                wrong, known = json.dumps(action)[:60], ", ".join(get_args(Action))
-                raise RulesError(f"{permission}: {pattern}: {wrong} is not one of {known}")
+                wrong = json.dumps(action)[:60]
+                raise RulesError(f"{permission}: {pattern}: {wrong} is not one of allow, ask, deny")
             rules.append(Rule(permission, _expand_home(pattern), action, source))
     return rules
 
@@ -222,6 +196,20 @@ def rules_of(data: Any, source: str = "") -> list[Rule]:
 def _expand_home(pattern: str) -> str:
     home = os.path.realpath(os.path.expanduser("~"))
     return home + pattern[1:] if pattern.startswith("~/") else pattern
+
+
+def _parse(text: str, source: str) -> list[Rule]:
+    """Raises RulesError."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            raise RulesError(f"a name stands there twice: {', '.join(name for name, _ in pairs)}")
+        return found
+
+    try:
+        return rules_of(json.loads(text, object_pairs_hook=once), source)
+    except (ValueError, RecursionError) as error:
+        raise RulesError(str(error)) from None
 
 
 def load_rules(path: Path) -> list[Rule]:
@@ -233,21 +221,9 @@ def load_rules(path: Path) -> list[Rule]:
         return []
     try:
         check_ownership(path)
-        return rules_of(_parse_json(path.read_text("utf-8")), path.name)
-    except (OSError, ValueError, RulesError, RecursionError) as error:
+        return _parse(path.read_text("utf-8"), path.name)
+    except (OSError, ValueError, RulesError) as error:
         raise RulesError(f"{path}: {error}") from None
-
-
-def _parse_json(text: str) -> Any:
-    """Read JSON in which no name stands twice: the first of two would be lost. Raises ValueError."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"{', '.join(sorted(twice))} stands there twice")
-        return dict(pairs)
-
-    return json.loads(text, object_pairs_hook=once)
 
 
 def load_workspace_rules(folder: Path) -> tuple[list[Rule], list[str]]:
@@ -260,18 +236,38 @@ def load_workspace_rules(folder: Path) -> tuple[list[Rule], list[str]]:
     if data is None:
         return [], []
     try:
-        rules = rules_of(_parse_json(data.decode("utf-8", "replace")), name)
-    except (ValueError, RulesError, RecursionError) as error:
+        rules = _parse(data.decode("utf-8", "replace"), name)
+    except RulesError as error:
         return [], [f"{name} is ignored: {error}"]
     kept = [rule for rule in rules if rule.action != "allow"]
-    notes = [f"{name} restricts the permissions ({_count_rules(len(kept))})."] if kept else []
-    if allowed := len(rules) - len(kept):
-        notes.append(
-            f"{name} has {_count_rules(allowed)} that would allow something, ignored: "
-            "a folder can only deny and ask."
-        )
-    return kept, notes
+    note = f"{name} can only deny and ask: {len(kept)} of its {len(rules)} rules count."
+    return kept, [note] if rules else []
 
 
-def _count_rules(number: int) -> str:
-    return f"{number} rule{'s' if number != 1 else ''}"
+# ---- whose file it is ----------------------------------------------------------------------------
+
+
+def check_ownership(path: Path) -> None:
+    """Raise PermissionError, in one line, where another user may have written or replaced this file.
+
+    OSError where there is none. A link may lead into a folder that all share, if users can replace
+    only their own files there (the sticky bit).
+    """
+    target = path.resolve(strict=True)
+    for place in (path.parent, target, target.parent):
+        status = place.stat()
+        if status.st_uid not in (os.geteuid(), 0):
+            raise PermissionError(f"{place} belongs to another user")
+        by_group = status.st_mode & stat.S_IWGRP and not _is_ours_alone(status.st_gid)
+        is_shared = place != path.parent and status.st_mode & stat.S_ISVTX
+        if (by_group or status.st_mode & stat.S_IWOTH) and not is_shared:
+            raise PermissionError(f"other users can write to {place} (fix: chmod go-w)")
+
+
+def _is_ours_alone(number: int) -> bool:
+    """Tell whether this is the user's own group, as systems with umask 002 have it."""
+    try:
+        name, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(number)
+    except KeyError:
+        return False
+    return group.gr_name == name and {*group.gr_mem} <= {name}

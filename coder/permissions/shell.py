@@ -4,13 +4,13 @@ r"""Read bash command lines without running them: strictly for an allow, loosely
     parse("ls $(touch x)")           -> None: not plain
     deny_texts("sh -c 't\ouch x'")   -> what a deny is tried on, at each of `word_starts`
 
-A *plain* command line consists of words and of the separators `&&`, `||`, `;`, `|` and line end, and bash
-runs exactly the simple commands that `parse` lists, or fewer (`&&`, `||`). All that bash would expand,
-substitute, redirect to a file or read as a keyword is not plain; a pattern never allows it. The strict
-lexer is compared with real bash on random strings (tests/test_shell.py).
+A *plain* command line consists of words and of the separators `&&`, `||`, `;`, `|` and line end,
+and bash runs exactly the simple commands that `parse` lists, or fewer (`&&`, `||`). All that bash
+would expand, substitute, redirect to a file or read as a keyword is not plain. The strict lexer is
+compared with real bash on random strings (tests/test_shell.py).
 
-A deny needs no knowledge of the programs that run others (sudo, xargs, sh -c): it is tried at every
-word of the text. Nothing here is recursive, and all of it is linear in the length of the command.
+A deny needs no knowledge of the programs that run others (sudo, xargs, sh -c): it is tried at
+every word of the text. All of this is linear in the length of the command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 
 Argv = list[str]
 
-# ---- plain command lines ---------------------------------------------------------------------------------
+# ---- plain command lines -------------------------------------------------------------------------
 
 PLAIN = r"A-Za-z0-9_./,:=@%+^\-"  # the characters of a word without quotes
 SEPARATOR = r"&&|\|\||[;|\n]"
@@ -32,24 +32,21 @@ LINE = re.compile(rf"(?:[ \t]*+(?:{SEPARATOR}|{NULL}|{WORD}))*+[ \t]*+")
 PIECE = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^'\"]+)")
 # A program's name holds no blank: "ls /../x" is no call of ls.
 PROGRAM = re.compile(r"[A-Za-z0-9_./,:@+][A-Za-z0-9_./,:@%+^\-]*+")
-RESERVED = re.compile(
-    r"if|then|elif|else|fi|for|in|case|esac|select|while|until|do|done|function|time|coproc"
-)
-# Builtins that change what the rest of the line means, or that run or assign what is in their arguments.
+# Keywords; and builtins that change what the rest of the line means, or that run or assign what is
+# in their arguments.
 ODD = re.compile(
-    r"alias|bind|builtin|compgen|complete|compopt|enable|fc|getopts|hash|history|jobs|let|mapfile"
-    r"|read|readarray|shopt|unalias"
+    r"if|then|elif|else|fi|for|in|case|esac|select|while|until|do|done|function|time|coproc"
+    r"|alias|bind|builtin|command|compgen|complete|compopt|enable|fc|getopts|hash|history|jobs|let"
+    r"|mapfile|printf|read|readarray|set|shopt|unalias"
 )
 # These evaluate the subscript of a variable's name: test -v 'a[$(touch x)]' runs touch.
 EVALUATING = re.compile(r"declare|export|local|readonly|test|typeset|unset|wait")
-# `set -k` makes x=1 behind a command an assignment, so only known settings are plain.
-SETTING = re.compile(r"[-+][euxo]++|pipefail|errexit|nounset|xtrace")
 
 
 def parse(command: str) -> list[Argv] | None:
     """Split a plain command line into its simple commands, in order; None where it is not plain.
 
-    Redirections to and from the null device, and `2>&1`, are left out where they stand behind a command.
+    Redirections to and from the null device, and `2>&1`, are left out.
     """
     if not command.replace("\n", "").replace("\t", "").isprintable() or not LINE.fullmatch(command):
         return None
@@ -58,7 +55,7 @@ def parse(command: str) -> list[Argv] | None:
     waits = False  # behind `&&`, `||` or `|`, where a command has to come
     for separator, word in TOKEN.findall(command):
         if word:
-            argv.append(_unquoted(word))
+            argv.append("".join(map("".join, PIECE.findall(word))))
         elif argv and separator:
             commands.append(argv)
             argv, waits = [], separator not in (";", "\n")
@@ -71,35 +68,18 @@ def parse(command: str) -> list[Argv] | None:
     return commands if all(map(_is_plain_call, commands)) else None
 
 
-def _unquoted(word: str) -> str:
-    if "'" not in word and '"' not in word:
-        return word
-    return "".join(single or double or bare for single, double, bare in PIECE.findall(word))
-
-
 def _is_plain_call(argv: Argv) -> bool:
     """Tell whether bash runs this program as it stands, and nothing else because of its arguments."""
-    if argv[0] == "command":
-        options = ("command", "-p", "-v", "-V", "--")
-        inner = next((at for at, word in enumerate(argv) if word not in options), None)
-        return inner is None or _is_plain_call(argv[inner:])
-    name = argv[0]
-    if RESERVED.fullmatch(name) or ODD.fullmatch(name) or not PROGRAM.fullmatch(name):
+    if ODD.fullmatch(argv[0]) or not PROGRAM.fullmatch(argv[0]):
         return False
-    if name == "set":
-        return all(SETTING.fullmatch(word) for word in argv[1:])
-    if name == "printf":
-        return len(argv) == 1 or not argv[1].startswith("-v")
-    if EVALUATING.fullmatch(name):
-        return not any("$" in word or "`" in word for word in argv)
-    return True
+    return not (EVALUATING.fullmatch(argv[0]) and re.search("[$`]", joined(argv)))
 
 
 def joined(argv: Sequence[str]) -> str:
     """Join an argv to the text that patterns are tried on: quotes gone, one space between words.
 
-    Only a word that is empty or holds a blank or a single quote keeps quotes, always single ones, so
-    that no two argvs have the same text: `git 'status x'` is no `git status`.
+    A word that is empty or holds a blank or a quote keeps them, so that no two argvs have the same
+    text: `git 'status x'` is no `git status`.
     """
     return " ".join(
         "'" + word.replace("'", r"'\''") + "'" if not word or " " in word or "'" in word else word
@@ -107,7 +87,7 @@ def joined(argv: Sequence[str]) -> str:
     )
 
 
-# ---- what a deny is tried on -----------------------------------------------------------------------------
+# ---- what a deny is tried on ---------------------------------------------------------------------
 
 CONTINUED = re.compile(r"\\\n")
 FIELD_SEPARATOR = re.compile(r"\$(?:\{IFS[^}\s]{0,20}\}|IFS)(?:\$\d)?")
