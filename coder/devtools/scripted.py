@@ -215,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             body = json.loads(raw)
-            body["messages"][0]["role"]
+            _ = [] + body["messages"]
         except (ValueError, TypeError, LookupError):
             self._json(400, {"error": {"message": "the body has to be JSON with messages"}})
             return
