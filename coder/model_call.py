@@ -7,7 +7,7 @@ from coder.events import Events, Returning, resolve
 from coder.history import ROLES, convert_to_llm, repair
 from coder.providers.errors import Failures
 from coder.run import End, Run
-from coder.types import Completion, ModelError, Request, Trigger
+from coder.types import Completion, ModelError, Request, Trigger, Usage
 
 FULL = 0.8  # of the context window; above it, "length" means that the context is full
 CONTEXT_LIMIT = "Context limit reached."
@@ -128,11 +128,11 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
     with Returning(resolve(shortened)) as work:
         for event in work:
             if isinstance(event, events.Compacted):
-                event.messages = run.messages[:]
+                event.attempt, event.messages = run.compactions + 1, run.messages[:]
             yield event
     if work.value:
         run.compactions += 1
-        run.partial = None
+        run.partial, run.last_usage = None, Usage()  # the count of a history that is no more
         if trigger != "threshold":
             yield events.Status("busy", "preparing")
         yield from resolve(run.hooks.on_compacted(run.messages))

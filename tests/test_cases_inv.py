@@ -69,7 +69,7 @@ def test_the_rules_the_leave_and_the_files_read_survive_a_compaction(tmp_path: P
         assert (
             before[0] == after[0]
             and "Always say please." in after[0]["content"]
-            and "<summary>" in after[1]["content"]
+            and "<summary>" in after[2]["content"]
         )
         assert (ws / "made").read_text() == "touched\n" * 2 and (ws / "file").read_text() == "new\n"
 

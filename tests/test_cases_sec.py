@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from coder.agent.instructions import instructions
-from coder.agent.prompt import system_prompt
+from coder.agent.profiles import system_prompt
 from coder.ai import ChatModel
 from coder.cli.config import NAMES, ConfigError, load
 from coder.devtools.scripted import Body, Reply, ScriptedServer

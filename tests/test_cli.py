@@ -644,7 +644,7 @@ def test_without_compaction_a_full_context_ends_the_run(place: Place, flags: lis
     def script(body: Body) -> Reply:
         if "tools" not in body:
             return Reply("A summary.")
-        return full if len(body["messages"]) > 3 else Reply("Done.")
+        return full if "Done." in str(body["messages"]) else Reply("Done.")
 
     with ScriptedServer(script) as server:
         assert place.run(*flags, "hi " * 3000, server=server).returncode == 0

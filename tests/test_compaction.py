@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from coder.abort import Abort
-from coder.agent.compaction import PROMPT, Compaction
-from coder.agent.shorten import prune, size, transcript
+from coder.agent.compaction import PROMPT, Compaction, prune, size, transcript
 from coder.ai import ChatModel
 from coder.devtools.replay import ScriptedModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer, events
@@ -38,7 +37,6 @@ from tests.harness import (
     contents,
     drive,
     quick,
-    serve,
 )
 from tests.terminal import promptly, until
 
@@ -180,64 +178,33 @@ def scripted(*replies: Reply, window: int = 128_000) -> ScriptedModel:
 
 
 @pytest.mark.parametrize(
-    ("window", "options", "threshold"),
-    [
-        (128_000, {}, 111_616),
-        (65_536, {}, 49_152),
-        (8_000, {}, 6_000),
-        (128_000, {"buffer": 28_000}, 100_000),
-        (128_000, {"buffer": 100_000}, 96_000),
-        (128_000, {"buffer": 0}, 128_000),
-    ],
+    ("window", "threshold"), [(128_000, 111_616), (65_536, 49_152), (8_000, 6_000)]
 )
 def test_the_threshold_is_the_window_less_a_buffer_of_at_most_a_quarter(
-    window: int, options: dict[str, int], threshold: int
+    window: int, threshold: int
 ) -> None:
     """A13, A27, K23: input + output of the last answer, to the token."""
     for used, expected in ((threshold - 1, False), (threshold, True)):
         messages = [*talk(3, 6_000), user("and now?"), said("well")]
         before, model = messages[:], scripted(window=window)
-        usage = Usage(input=used - 5, output=5)
-        seen, done = shorten(Compaction(model, **options), messages, usage=usage)
+        seen, done = shorten(Compaction(model), messages, usage=Usage(input=used - 5, output=5))
         assert (done, len(model.requests)) == (expected, int(expected))
         assert (messages == before) is not expected and bool(compacted(seen)) is expected
 
 
-def test_what_came_since_the_last_answer_counts_and_an_old_count_counts_once() -> None:
+def test_what_came_since_the_last_answer_counts() -> None:
     messages = [user("go"), *turns(2, 3_000), user("more"), calling("a", "b")]
     messages += [result("a", 8_000), result("b", 8_000)]  # 4,000 tokens
     compaction = Compaction(scripted(window=32_000))
-    assert not shorten(compaction, messages, usage=Usage(input=19_900, output=0))[1]
-    usage = Usage(input=20_000, output=0)
-    assert shorten(compaction, messages, usage=usage)[1]
-    assert shorten(compaction, messages, usage=usage) == ([], False), "of a history that is no more"
+    for used, expected in ((19_900, False), (20_000, True)):
+        assert shorten(compaction, messages, usage=Usage(input=used))[1] is expected
 
 
-def test_the_system_prompt_and_the_tools_count_where_the_server_does_not() -> None:
-    with serve(Reply("fine", usage=False), Reply("fine", usage=False), Reply(SUMMARY)) as server:
-        hooks, messages = Compaction(model_of(server, 8_000)), turns(6, 2_700, calls=1)
-        options: dict[str, Any] = {"tools": [dump], "model": SMALL, "messages": messages}
-        ask(server, "one", hooks=hooks, **options)
-        seen, _ = ask(server, "two", hooks=hooks, **options, system="word " * 1_500)
-        assert not compacted(seen), "the first request with it is yet to come"
-        seen, _ = ask(server, "three", hooks=hooks, **options, system="word " * 1_500)
-        [event], sent = compacted(seen), len(json.dumps(server.requests[-1])) / 4
-    assert event.after["tokens"] == pytest.approx(sent, rel=0.05)
-
-
-@pytest.mark.parametrize("dense", [False, True])
-def test_a_window_smaller_than_our_estimate_runs_through_overflows(dense: bool) -> None:
-    """The server takes 8,000 tokens where we believe in 128,000; or it counts four where we count one."""
-    real, window = (8_000, 128_000) if not dense else (8_200, 32_000)
-
-    def work(body: Body) -> Reply:
-        return counted(parts(body), len(json.dumps(body))) if dense else parts(body)
-
-    parts = dumping(12, 6_000)
-    script = answering(limited(real, work), limited(real, lambda body: Reply(SUMMARY)))
+def test_a_window_smaller_than_what_we_believe_runs_through_overflows() -> None:
+    """The server takes 8,000 tokens where we believe in 128,000."""
+    script = limited(8_000, answering(dumping(12, 6_000)))
     with ScriptedServer(script) as server:
-        options = {"tools": [dump], "model": {"context_window": window}}
-        seen, result = ask(server, hooks=Compaction(model_of(server, window)), **options)
+        seen, result = ask(server, tools=[dump], hooks=Compaction(model_of(server)))
         assert_all_valid(server)
     assert (result.stop_reason, result.text) == ("stop", "done") and compacted(seen)
 
@@ -264,7 +231,7 @@ def test_where_nothing_can_be_shortened_the_run_ends_with_the_limit() -> None:
     with ScriptedServer(lambda body: OVERFLOW) as server:
         seen, result = ask(server, "x" * 5_000, hooks=Compaction(model_of(server)))
         assert len(server.requests) == 1 and contents(result.messages) == ["x" * 5_000]
-    why = "The conversation was not summarised and stays as it is: there is not enough that is old."
+    why = "The conversation was not summarised and stays as it is: there is nothing old in it."
     assert (result.text, notices(seen)) == ("Context limit reached.", [why])
     messages = [*turns(1, 40_000, calls=1), *talk(3, 7_000)]
     with ScriptedServer(answering(lambda body: OVERFLOW)) as server:
@@ -331,52 +298,33 @@ def test_output_that_the_model_has_not_seen_is_cut_to_shares_where_it_alone_is_t
     assert 9_000 < size(messages[2:]) / 4 <= 10_000 and len({len(o) for o in outputs}) == 1
 
 
-@pytest.mark.parametrize(("removable", "strategy"), [(15_000, "summary"), (20_000, "prune")])
-def test_pruning_has_to_gain_a_fifth_of_the_window(removable: int, strategy: str) -> None:
-    """Less is not worth a cold cache."""
-    messages = [user("x" * 18_000), calling("a"), result("a", removable), *turns(2, 100, calls=1)]
-    messages.insert(0, said("y" * (64_000 - size(messages))))
-    compaction = Compaction(scripted(window=20_000), keep_tool_output=100)
-    assert strategies(shorten(compaction, messages)[0]) == [strategy]
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "about"),
-    [
-        ("bash", {"command": "make\n  all"}, "bash make all"),
-        ("grep", {"pattern": "x" * 200}, f"grep {'x' * 80}..."),
-        ("todo", {"items": [1]}, "todo"),
-        ("read", {"limit": 3, "path": "a b.py"}, "read a b.py"),
-    ],
-)
-def test_a_note_is_one_short_line_and_written_once(name: str, arguments: Any, about: str) -> None:
-    call = calling("a", "b", name=name, **arguments)
-    messages = [user("go"), call, result("a", 1_234), result("b", 150), said("done")]
-    once = prune(messages, 0)
-    note = f"[Old tool output removed: {about}, 1,234 characters. Run it again if you need it.]"
-    assert once[2]["content"] == note and messages[2]["content"] == "a" * 1_234
-    assert once[3] is messages[3], "a note would save nothing"
-    assert all(a is b for a, b in zip(once, prune(once, 0)))
+@pytest.mark.case("INV-06")
+def test_a_note_is_one_short_line_and_written_once() -> None:
+    """Instruction files that came with an output (agent/instructions.py) stay."""
+    block = '\n\n<instructions path="lib/AGENTS.md">\nUse tabs.\n\nAlways.\n</instructions>'
+    table: list[tuple[str, dict[str, Any], str, str]] = [
+        ("bash", {"command": "make\n  all"}, "bash make all", ""),
+        ("grep", {"pattern": "x" * 200}, f"grep {'x' * 80}", ""),
+        ("todo", {"items": [1]}, "todo", ""),
+        ("read", {"limit": 3, "path": "a b.py"}, "read a b.py", block * 2),
+    ]
+    for name, arguments, about, files in table:
+        call = calling("a", "b", name=name, **arguments)
+        output = result("a", content="code" * 500 + files)
+        messages = [user("go"), call, output, result("b", 150), said("done")]
+        once = prune(messages, 0)
+        extent = f"{2_000 + len(files):,} characters"
+        note = f"[Old tool output removed: {about}, {extent}. Run it again if you need it.]"
+        assert once[2]["content"] == note + files and messages[2] is output
+        assert once[3] is messages[3], "a note would save nothing"
+        assert all(a is b for a, b in zip(once, prune(once, 0)))
 
 
 def test_images_count_as_what_they_cost_and_not_by_their_bytes() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 400_000}}
     chart = result("a", content=[{"type": "text", "text": "a chart"}, image, image])
     messages = [user("look"), calling("a", "b"), chart, result("b", content=[image]), said("ok")]
-    assert 3 * 6_000 < size(messages) < 3 * 6_000 + 1_000
-    first, second = contents(prune(messages, 0))[2:4]
-    assert "7 characters and 2 images" in first and "src/x.py, 1 image." in second
-    assert transcript(messages, 10_000).count("[image]") == 3
-
-
-@pytest.mark.case("INV-06")
-def test_instruction_files_that_came_with_an_output_outlive_it() -> None:
-    """What agent/folder_instructions.py adds to the first read in a folder."""
-    block = '\n\n<instructions path="lib/AGENTS.md">\nUse tabs.\n\nAlways.\n</instructions>'
-    output = result("a", content="code " * 2_000 + block * 2)
-    note = prune([user("go"), calling("a"), output, said("ok")], 0)[2]["content"]
-    assert note.startswith("[Old tool output removed: read src/x.py")
-    assert note.endswith(f"]{block}{block}") and "code" not in note
+    assert 3 * 6_000 < size(messages) < 3 * 6_000 + 1_000 and size(prune(messages, 0)) < 1_000
 
 
 # ---- the call that summarises ---------------------------------------------------------------
@@ -404,21 +352,18 @@ def test_the_hidden_agent_gets_the_history_as_data_no_tools_and_five_headings() 
     inner = [event.event for event in seen if isinstance(event, Nested)]
     assert isinstance(inner[0], RunStart) and isinstance(inner[-1], RunEnd)
     assert "".join(event.text for event in inner if isinstance(event, TextDelta)) == SUMMARY
-    assert compaction.usage == inner[-1].usage and compaction.usage.input > 1_000
+    assert inner[-1].usage.input > 1_000
 
 
-def test_what_does_not_fit_is_cut_piece_by_piece_and_then_from_the_oldest_on() -> None:
+def test_what_does_not_fit_is_cut_piece_by_piece_and_what_the_user_said_last() -> None:
     messages = [user("the first wish"), *turns(30, 9_000, calls=1), said("the last word")]
     whole, pieces, few = (transcript(messages, most) for most in (400_000, 100_000, 6_000))
-    assert whole.count("t" * 9_000) == 30 and "older messages are left out" not in whole
-    assert "t" * 2_000 not in pieces and "question 0" in pieces and len(pieces) < 100_000
+    assert whole.count("t" * 9_000) == 30 and "question 29" in pieces and len(pieces) < 100_000
     assert few.startswith("[user]\nthe first wish\n\n[") and few.endswith("the last word")
-    assert "question 1\n" not in few and "answer 29" in few and 3_000 < len(few) < 6_000
-    count = int(re.findall(r"\[(\d+) older messages are left out here\]", few)[0])
-    assert count + few.count("\n\n[") == len(messages), "every message is there, or counted"
-    earlier = user("<summary>the earlier facts</summary>") | {"meta": {"summary": True}}
-    text = transcript([*turns(30, 9_000), earlier, *turns(30, 9_000)], 5_000)
-    assert text.startswith("[earlier summary]\n<summary>the earlier facts")
+    assert "answer 29" in few and "[truncated " in few and 3_000 < len(few) < 6_100
+    earlier = user("fact " * 400) | {"meta": {"summary": True}}
+    text = transcript([earlier, *turns(30, 9_000)], 60_000)
+    assert text.startswith(f"[earlier summary]\n{'fact ' * 400}")
 
 
 def test_a_request_for_a_summary_that_overflows_is_halved_until_it_fits() -> None:
@@ -444,15 +389,14 @@ def test_a_summary_takes_the_place_of_what_is_old() -> None:
         seen, _ = ask(server, "newest wish", messages=messages, hooks=hooks, model=SMALL)
         sent = contents(asked_of(server)[0]["messages"])
         assert_all_valid(server)
-    assert [m["role"] for m in messages] == ["system", "user", "user", "assistant"]
-    summary = messages[1]
+    assert [m["role"] for m in messages] == ["system", "user", "user", "user", "assistant"]
+    summary = messages[2]
     assert summary["meta"]["summary"] is True and SUMMARY in summary["content"]
-    assert "question 0" in summary["content"], "the first wish, word for word"
-    assert sent == ["House rule.", summary["content"], "newest wish"]
+    assert sent == ["House rule.", "question 0", summary["content"], "newest wish"]
     [event] = compacted(seen)
     assert (event.trigger, event.attempt, event.strategy) == ("threshold", 1, "summary")
-    assert (event.before["messages"], event.after["messages"]) == (10, 3)
-    assert event.messages == messages[:3] and event.before["tokens"] > 6_000
+    assert (event.before["messages"], event.after["messages"]) == (10, 4)
+    assert event.messages == messages[:4] and event.before["tokens"] > 6_000
 
 
 def test_the_newest_steps_of_the_open_task_stay_as_far_as_they_fit() -> None:
@@ -461,7 +405,6 @@ def test_the_newest_steps_of_the_open_task_stay_as_far_as_they_fit() -> None:
     model = scripted(window=8_000)
     assert by_hand(Compaction(model), messages)[1]
     assert messages[0]["meta"]["summary"] and messages[1]["content"] == "the task"
-    assert "word for word" not in messages[0]["content"], "the first message stands there itself"
     kept = messages[2:-1]
     assert 0 < len(kept) < 24 and all(a is b for a, b in zip(kept, newest[-len(kept) :]))
     assert messages[-1] is screen and "notification" not in str(model.requests[0])
@@ -472,34 +415,31 @@ def test_the_newest_steps_of_the_open_task_stay_as_far_as_they_fit() -> None:
 
 def test_of_the_newest_step_the_output_is_cut_and_one_with_a_long_call_is_summarised() -> None:
     step = [calling("a", "b", path="x" * 3_000), result("a", 9_000), result("b", 9_000)]
-    messages = [user("go"), *turns(3, 3_000), user("on"), *step]
-    compaction = Compaction(scripted(window=8_000), keep_tool_output=100_000)
-    assert shorten(compaction, messages, "overflow")[1]
+    messages = [user("go"), *turns(3, 10), user("on"), said("z" * 14_000), *step]
+    assert shorten(Compaction(scripted(window=8_000)), messages, "overflow")[1]
     assert_valid({"messages": convert_to_llm(messages)})
-    assert [each["role"] for each in messages] == ["user", "user", "assistant", "tool", "tool"]
-    assert all("[truncated " in each["content"] for each in messages[3:])
+    assert [each["role"] for each in messages] == [*["user"] * 3, "assistant", "tool", "tool"]
+    assert all("[truncated " in each["content"] for each in messages[4:])
     step = [calling("a", name="write", content="x" * 40_000), result("a", 20)]
     messages = [*turns(3, 500), user("on"), *step]
     assert by_hand(Compaction(scripted(window=8_000)), messages)[1]
-    assert contents(messages[1:]) == ["on"]
+    assert contents(messages[2:]) == ["on"]
 
 
 @pytest.mark.case("INV-06")
 def test_what_was_demanded_is_known_after_any_number_of_summaries() -> None:
     """The first message, the facts of earlier summaries, and the instruction files, each once."""
-    fact = "The port is 4711, never touch db/old.sql. " + "y" * 1_900
-    notes = [user("<instructions>Use tabs.</instructions>")]
+    fact, note = "The port is 4711. " + "y" * 1_900, "<instructions>Use tabs.</instructions>"
     model = scripted(*[Reply(f"{SUMMARY} and the colour is teal")] * 3, window=8_000)
     messages = [user(fact), said("yes"), *turns(3, 2_000)]
     for _ in range(3):
-        assert by_hand(Compaction(model, notes=lambda: notes), messages)[1]
-        assert messages[0]["content"].count(fact) == 1
-        assert contents(messages).count(notes[0]["content"]) == 1
+        assert by_hand(Compaction(model, notes=lambda: [note]), messages)[1]
+        assert messages[0]["content"] == fact and contents(messages).count(note) == 1
         messages += turns(3, 2_000)
     assert sum(bool(each.get("meta", {}).get("summary")) for each in messages) == 1
     second = model.requests[1]["messages"][-1]["content"]
     assert "[earlier summary]" in second and "the colour is teal" in second
-    assert "Use tabs" not in second and "attached" not in notes[0]["meta"]
+    assert "Use tabs" not in second
 
 
 @pytest.mark.case("INV-02")
@@ -580,14 +520,11 @@ def test_a_summary_that_fails_leaves_the_history_and_is_reported_once(failure: s
 def test_a_summary_that_is_too_long_is_cut_and_one_that_shortens_nothing_is_not_taken() -> None:
     messages = turns(60, 3_000)
     assert by_hand(Compaction(scripted(Reply("endless </summary>" * 9_000))), messages)[1]
-    assert "[truncated " in messages[0]["content"] and size(messages[:1]) / 4 < 4_000 + 300
-    assert messages[0]["content"].count("</summary>") == 1, "nothing in it ends it"
-    model = scripted(Reply("endless " * 9_000))
-    for messages, requests in (
-        ([user("a"), said("b" * 900), user("c")], 1),
-        ([user("x" * 4_000)], 1),
-    ):
-        before = messages[:]
+    assert "[truncated " in messages[1]["content"] and size(messages[1:2]) / 4 < 4_000 + 300
+    assert messages[1]["content"].count("</summary>") == 1, "nothing in it ends it"
+    short = [user("a"), said("b" * 900), user("c")]
+    for messages, requests in ((short, 1), ([user("x" * 4_000)], 0)):
+        before, model = messages[:], scripted(Reply("endless " * 9_000))
         seen, done = by_hand(Compaction(model), messages)
         assert (done, messages, len(notices(seen))) == (False, before, 1)
         assert len(model.requests) == requests, "none where nothing is old"

@@ -198,7 +198,7 @@ def commands(folder: Path, **places: Any) -> HookChain:
         for place, entry in places.items()
     }
     (folder / "hooks.json").write_text(json.dumps(entries))
-    return command_hooks(folder / "hooks.json")
+    return HookChain(*command_hooks(folder / "hooks.json"))
 
 
 def test_a_command_gets_the_facts_as_json_and_can_change_arguments_and_results(
@@ -218,7 +218,7 @@ def test_exit_code_two_blocks_with_what_the_command_wrote(tmp_path: Path) -> Non
     before = commands(tmp_path, before_tool_call="echo no add >&2; exit 2")
     assert result_of(before)[0] == "Denied: no add"
     after = commands(tmp_path, after_tool_call="exit 2")
-    assert result_of(after)[0] == "Withheld: blocked by a hook"
+    assert result_of(after)[0] == "Error: blocked by a hook"
     with serve(Reply("hi")) as server:
         hooks = commands(tmp_path, before_llm_call="echo not now >&2; exit 2")
         assert "not now" in ask(server, hooks=hooks)[1].text and server.requests == []
@@ -273,7 +273,7 @@ def test_a_file_of_hooks_that_cannot_be_used_is_an_error_in_one_line(
     (tmp_path / "hooks.json").write_text(text)
     with pytest.raises(HooksError, match=r"hooks\.json: [^\n]+$"):
         command_hooks(tmp_path / "hooks.json")
-    assert command_hooks(tmp_path / "none.json").hooks == []
+    assert command_hooks(tmp_path / "none.json") == []
 
 
 # ---- aborts ---------------------------------------------------------------------------------

@@ -30,13 +30,11 @@ for words in filter(None, sys.argv[2].split("|")):
 # The module -> what asks for it
 OPTIONAL = {
     "agent/compaction": "",
-    "agent/shorten": "",
     "agent/subagent": "",
     "agent/parallel": "",
     "agent/todo": "",
     "agent/titles": "",
     "agent/instructions": "",
-    "agent/folder_instructions": "",
     "permissions/redact": "--trace=t hi",
     "permissions/sandbox": "--sandbox=on hi",
     "permissions/landlock": "--sandbox=on hi",

@@ -14,7 +14,7 @@ import pytest
 from coder.devtools.scripted import Reply
 from coder.events import RunEnd, RunStart
 from coder.extend.command_hooks import HooksError, command_hooks
-from coder.extend.plugins import Plugins, load_plugins
+from coder.extend.plugins import load_plugins
 from coder.hooks import HookChain
 from coder.types import Usage
 from tests.harness import ask, serve
@@ -56,7 +56,7 @@ CALL = Reply(calls=[("forecast", {"city": "Oslo"})])
 def test_a_file_registers_a_tool_a_hook_a_command_and_a_subscriber(tmp_path: Path) -> None:
     (tmp_path / "weather.py").write_text(WHOLE)
     plugins = load_plugins(tmp_path)
-    assert plugins.names == ["weather.py"] and plugins.problems == []
+    assert [each.name for each in plugins.loaded] == ["weather.py"] and plugins.problems == []
     with serve(CALL, Reply("done")) as server:
         ask(server, tools=plugins.tools, hooks=HookChain(*plugins.hooks), each=plugins.notify)
     assert server.requests[1]["messages"][-1]["content"] == "rain and a ****** in Oslo"
@@ -69,7 +69,8 @@ def test_a_file_registers_a_tool_a_hook_a_command_and_a_subscriber(tmp_path: Pat
 
 
 def test_there_is_nothing_where_there_is_no_folder(tmp_path: Path) -> None:
-    assert load_plugins(tmp_path / "none") == Plugins()
+    plugins = load_plugins(tmp_path / "none")
+    assert not (plugins.tools or plugins.hooks or plugins.commands or plugins.problems)
 
 
 FINE = "def fine() -> str:\n    '''F.'''\n    return ''\n"
@@ -98,7 +99,7 @@ def test_a_broken_plugin_is_reported_and_left_out_whole(
     plugins = load_plugins(tmp_path, taken={"bash"})
     [line] = plugins.problems
     assert line.startswith("The plugin a_broken.py is skipped: ") and problem in line
-    assert plugins.names == ["b_weather.py"]
+    assert [each.name for each in plugins.loaded] == ["b_weather.py"]
     assert [each.name for each in plugins.tools] == ["forecast"]
 
 
@@ -106,7 +107,9 @@ def test_a_tool_that_another_plugin_has_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(WHOLE)
     (tmp_path / "b.py").write_text(WHOLE)
     plugins = load_plugins(tmp_path)
-    assert plugins.names == ["a.py"] and "the name forecast is taken" in plugins.problems[0]
+    assert [each.name for each in plugins.loaded] == [
+        "a.py"
+    ] and "the name forecast is taken" in plugins.problems[0]
 
 
 def test_a_subscriber_that_fails_is_told_of_once_and_hears_no_more(tmp_path: Path) -> None:
@@ -149,7 +152,7 @@ def problems_of(folder: Path) -> list[str]:
     """The problems of the plugins in a folder and of its hooks.json."""
     problems = load_plugins(folder).problems
     try:
-        assert len(command_hooks(folder / "hooks.json").hooks) == 1
+        assert len(command_hooks(folder / "hooks.json")) == 1
     except HooksError as error:
         problems.append(str(error))
     return problems

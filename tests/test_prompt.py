@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from coder.agent.folder_instructions import FolderInstructions
-from coder.agent.instructions import LIMIT, instructions
-from coder.agent.profiles import BUILT_IN, choices
-from coder.agent.prompt import system_prompt
+from coder.agent.instructions import LIMIT, FolderInstructions, instructions
+from coder.agent.profiles import BUILT_IN, choices, system_prompt
 from coder.agent.subagent import Subagents
 from coder.cli.setup import PATCHING, TOOLS
 from coder.devtools.scripted import Reply
-from coder.history import user
 from coder.hooks import HookChain
 from coder.permissions.sandbox import Sandbox
 from coder.tools.files import read
@@ -141,14 +138,14 @@ def test_those_of_sub_folders_come_with_the_first_file_that_is_read_there(tmp_pa
     paths = ["top", "a/none", "a/b/two", "a/one", "a/b/three", "../x", "a/AGENTS.md"]
     calls = [Reply(calls=[("read", {"path": path})]) for path in paths]
     with serve(*calls, Reply("done")) as server:
-        ask(server, tools=Toolset([read], cwd=tmp_path), hooks=HookChain(hook))
+        ask(server, tools=Toolset([read], cwd=tmp_path), hooks=HookChain(hook.hooks))
         results = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
     counts = [text.count("about") for text in results]
     assert counts == [0, 0, 2, 0, 0, 0, 1], "one that is read itself is not added"
     first = results[2]
     assert first.index("two") < first.index("about a\n") < first.index("about a/b\n")
     [note] = hook.notes()
-    assert note["role"] == "user" and note["content"].count("about a") == 2
+    assert note.count("about a") == 2
 
 
 def instruct(folder: Path, *names: str) -> FolderInstructions:
@@ -159,40 +156,19 @@ def instruct(folder: Path, *names: str) -> FolderInstructions:
     return hook
 
 
-def test_those_of_sub_folders_have_a_limit_together(tmp_path: Path) -> None:
+def test_those_of_sub_folders_have_a_limit_together_and_come_again_in_another_conversation(
+    tmp_path: Path,
+) -> None:
     for name in "abc":
         put(tmp_path / name / "AGENTS.md", f"about {name} " + name * LIMIT)
         put(tmp_path / name / "file", "x")
     hook = instruct(tmp_path, "a/file", "b/file", "c/file")
-    assert [each.path for each in hook.added] == ["a/AGENTS.md"] and hook.added[0].text.endswith(
-        "[cut: 8 more characters]"
-    )
-    assert len(str(hook.notes()[0]["content"])) < LIMIT + 200
-
-
-def test_what_has_come_from_sub_folders_is_seen_from_the_messages(tmp_path: Path) -> None:
-    for name in "abc":
-        put(tmp_path / name / "AGENTS.md", f"about {name}")
-        put(tmp_path / name / "file", "x")
-    hook = instruct(tmp_path, "a/file", "b/file")
-    a, b = map(str, hook.added)
-    attached = {"role": "user", "content": b, "meta": {"attached": True}}
-    taken_up = FolderInstructions(tmp_path)
-    quoted = user(str(instruct(tmp_path, "c/file").added[0]))
-    taken_up.take_up(
-        [{"role": "tool", "tool_call_id": "1", "content": f"1\tx\n\n{a}"}, attached, quoted]
-    )
-    assert taken_up.added == hook.added
-    assert (
-        taken_up.after_tool_call(ToolCall("2", "read", {"path": "a/file"}), ToolResult("1\tx"))
-        is None
-    )
-    assert "about c" in str(
-        taken_up.after_tool_call(ToolCall("3", "read", {"path": "c/file"}), ToolResult("1\tx"))
-    )
-    strange = '<instructions path="a/../a/AGENTS.md">\n<instructions path="/etc/AGENTS.md">\n<instructions path="a/file">'
-    taken_up.take_up([{"role": "tool", "tool_call_id": "1", "content": strange}])
-    assert taken_up.notes() == []
+    assert [each.path for each in hook.added] == ["a/AGENTS.md"]
+    assert hook.added[0].text.endswith("[cut: 8 more characters]")
+    assert len(hook.notes()[0]) < LIMIT + 200
+    hook.forget()
+    again = hook.after_tool_call(ToolCall("a", "read", {"path": "b/file"}), ToolResult("1\tx"))
+    assert again and "about b" in str(again.content)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

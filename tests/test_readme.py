@@ -158,7 +158,7 @@ def test_every_json_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
         data = json.loads(text)
         if "before_tool_call" in data:
             (tmp_path / "hooks.json").write_text(text)
-            assert command_hooks(tmp_path / "hooks.json").hooks
+            assert command_hooks(tmp_path / "hooks.json")
         elif "edit" in data:
             assert rules_of(data, "a file")
         else:

@@ -137,7 +137,7 @@ def test_the_commands_answer_without_asking_the_model_and_a_typo_is_not_sent(
     }
     with serve(echo) as server, Terminal(tmp_path, server) as session:
         listed = bare(session.say("/help"))
-        names = ("new", "resume", "model", "tools", "tokens", "summary", "init", "exit")
+        names = ("new", "resume", "model", "tools", "tokens", "init", "exit")
         assert all(f"/{name}" in listed for name in names)
         rows = [row for row in listed.split("\r\n") if row.startswith("  /")]
         assert len({re.sub(r"(  /\w+ +).*", r"\1", row).__len__() for row in rows}) == 1, rows

@@ -10,16 +10,15 @@ from typing import Any, get_args
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from coder.agent.compaction import Compaction
-from coder.agent.folder_instructions import FolderInstructions
-from coder.agent.shorten import transcript
-from coder.agent.todo import newest, notes, todo
+from coder.agent.compaction import Compaction, transcript
+from coder.agent.instructions import FolderInstructions
+from coder.agent.todo import notes, todo
 from coder.cli.render import print_history
 from coder.cli.screen import Screen
 from coder.devtools.replay import ScriptedModel
 from coder.devtools.scripted import Body, Reply
 from coder.events import Compacted, HookFailed
-from coder.extend.guard import Spared
+from coder.extend.guard import Guard
 from coder.history import repair
 from coder.hooks import FunctionHooks, HookChain
 from coder.loop import run_loop
@@ -95,7 +94,6 @@ def test_whatever_stands_in_a_stored_conversation_is_read_shown_shortened_and_se
         assert export(store, session_id, form)
     files = FolderInstructions(Path("/nowhere"))
     with Recorder(store, session_id) as recorder:
-        files.take_up(recorder.messages)
         assert transcript(repair(recorder.messages), 60_000)
         print_history(Screen(io.StringIO()), Toolset([todo]), recorder.messages, 0)
         model = ScriptedModel([SUMMARY, Reply(calls=[("todo", {"items": 5})]), Reply("Well.")])
@@ -107,11 +105,11 @@ def test_whatever_stands_in_a_stored_conversation_is_read_shown_shortened_and_se
                 model,
                 [todo],
                 prompt="Go on.",
-                hooks=HookChain(files, compaction),
+                hooks=HookChain(files.hooks, compaction),
             ),
             recorder,
         )
-        assert not recorder.problem and isinstance(newest(recorder.messages), str)
+        assert not recorder.problem and len(notes(recorder.messages)) <= 1
     assert result.text == "Well." and any(isinstance(event, Compacted) for event in events)
     for body in model.requests:
         assert_valid(body)
@@ -160,7 +158,9 @@ def test_a_feature_that_fails_is_reported_once_and_left_out() -> None:
         Reply(calls=[("todo", {"items": [{"text": "x"}]})]),
         Reply("done"),
     ) as server:
-        events, result = ask(server, tools=[todo], hooks=HookChain(Spared(Defect())), retry=FAST)
+        events, result = ask(
+            server, tools=[todo], hooks=HookChain(Guard(Defect(), seconds=None)), retry=FAST
+        )
     failed = [event for event in events if isinstance(event, HookFailed)]
     assert result.text == "done" and len(server.requests) == 3
     assert [(event.hook, event.place) for event in failed] == [

@@ -22,26 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from coder.abort import Abort
-from coder.agent.state import (
-    CALLBACKS,
-    AgentState,
-    Mode,
-    Prompt,
-    Queue,
-    Record,
-    callback,
-    messages_of,
-)
+from coder.agent.state import CALLBACKS, AgentState, Mode, Queue, Record, call_back
 from coder.ai import ChatModel, Model
 from coder.events import Event, Events, Returning
-from coder.history import nothing_to_answer
-from coder.hooks import HOOK_NAMES, FunctionHooks, HookChain, Hooks
+from coder.history import image_part, nothing_to_answer, user
+from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.toolset import Tool, Toolset
 from coder.types import Limits, Message, Reasoning, Request, RunResult, T
 
 Tools = Toolset | Iterable[Tool | Callable[..., Any]]
+Prompt = str | Message | Sequence[Message]
 
 
 class Agent:
@@ -75,19 +67,16 @@ class Agent:
         session_id: str = "",
         cwd: str | Path | None = None,
         session: Record | None = None,
-        steering_mode: Mode = "one-at-a-time",
-        follow_up_mode: Mode = "one-at-a-time",
-        **functions: Callable[..., Any],
+        **functions: Callable[..., Any] | None,
     ) -> None:
         named = partial(ChatModel, base_url=base_url, api_key=api_key)
-        self._model_named = named if isinstance(model, str) else _unnamed
+        self._named = named if isinstance(model, str) else None
         toolset = _toolset(tools, cwd, session_id or (session.session_id if session else ""))
-        self.state = AgentState(self._model(model), system, reasoning, toolset)
-        self.state.messages = list(messages)
+        self.state = AgentState(self._model(model), system, reasoning, toolset, list(messages))
         self.budgets = dict(budgets or {})
         self.limits = replace(limits, max_steps=max_steps) if max_steps else limits
         self.retry = retry or RetryPolicy(max_delay=max_retry_delay or math.inf)
-        self.steering, self.follow_ups = Queue(steering_mode), Queue(follow_up_mode)
+        self.steering, self.follow_ups = Queue(), Queue()
         self.token = Abort()  # of the run under way, or of the last
         self._subscribers: dict[object, Callable[[Event], None]] = {}
         self._idle = threading.Condition()
@@ -95,29 +84,22 @@ class Agent:
         self.hooks = self._chain(hooks, functions)
         self.session = session
         if session:
-            self._keep_in(session)
-
-    def _keep_in(self, session: Record) -> None:
-        if self.state.messages:
-            raise ValueError("a session has messages of its own: replace_messages() changes them")
-        if session.taken:
-            raise ValueError("the session belongs to another agent: open one for each agent")
-        session.taken = True
-        self.state.messages = session.messages
+            if self.state.messages or session.taken:
+                raise ValueError("a session has its own messages, and belongs to one agent")
+            session.taken, self.state.messages = True, session.messages
 
     def _chain(
-        self, hooks: Hooks | Sequence[Hooks], functions: Mapping[str, Callable[..., Any]]
+        self,
+        hooks: Hooks | Sequence[Hooks],
+        functions: Mapping[str, Callable[..., Any] | None],
     ) -> HookChain:
         """The hooks of every run: those given, plain functions, the queues. Callbacks become subscribers."""
         given = [hooks] if isinstance(hooks, Hooks) else hooks
         if not isinstance(given, Sequence) or not all(isinstance(each, Hooks) for each in given):
             raise TypeError("hooks are objects of the class Hooks; functions go by their names")
         named = {name: function for name, function in functions.items() if function is not None}
-        if unknown := named.keys() - {*CALLBACKS, *HOOK_NAMES}:
-            known = f"the hooks {', '.join(HOOK_NAMES)} and the callbacks {', '.join(CALLBACKS)}"
-            raise TypeError(f"an agent has no {', '.join(unknown)}; there are {known}")
         for name in CALLBACKS.keys() & named:
-            self.subscribe(callback(name, named.pop(name)))
+            self.subscribe(partial(call_back, named.pop(name), *CALLBACKS[name]))
         queues = FunctionHooks(
             get_steering_messages=self.steering.take,
             get_follow_up_messages=self.follow_ups.take,
@@ -142,7 +124,11 @@ class Agent:
 
     def stream(self, prompt: Prompt, images: Sequence[dict[str, Any]] = ()) -> Events[RunResult]:
         """`prompt` as a generator of events, which returns the RunResult."""
-        messages = messages_of(prompt, images)
+        if isinstance(prompt, str):
+            parts = [{"type": "text", "text": prompt}, *map(image_part, images)]
+            messages = [user(parts if images else prompt)]
+        else:
+            messages = [prompt] if isinstance(prompt, dict) else list(prompt)
         return self.follow(lambda abort: self._loop(messages, abort))
 
     def continue_(self) -> RunResult:
@@ -155,10 +141,10 @@ class Agent:
         if problem and not self.has_queued_messages:
             raise ValueError(f"{problem}: prompt the agent, or queue a message")
         # The loop itself takes steering messages first
-        is_queued = problem and not len(self.steering)
+        follows_up = problem and not self.steering
         return _drained(
             self.follow(
-                lambda abort: self._loop(self.follow_ups.take() if is_queued else [], abort)
+                lambda abort: self._loop(self.follow_ups.take() if follows_up else [], abort)
             )
         )
 
@@ -168,10 +154,9 @@ class Agent:
         For what yields events and is no run of the loop, such as a compaction that the user asks for.
         Raises RuntimeError while a run is under way.
         """
-        with self._idle:
-            self._check_idle()
-            self.token = Abort()  # abort() counts from here on
-        return self._followed(start, self.token)
+        self._check_idle()
+        self.token = token = Abort()  # abort() counts from here on
+        return self._followed(start, token)
 
     def _followed(self, start: Callable[[Abort], Events[T]], token: Abort) -> Events[T]:
         run = start(token)
@@ -199,9 +184,7 @@ class Agent:
     def _loop(self, prompts: list[Message], abort: Abort) -> Events[RunResult]:
         state = self.state
         run = run_loop(
-            state.messages,
-            state.model,
-            state.tools,
+            *(state.messages, state.model, state.tools),
             prompt=prompts,
             system=state.system,
             hooks=self.hooks,
@@ -226,8 +209,7 @@ class Agent:
     def _check_idle(self) -> None:
         if self._running:
             raise RuntimeError(
-                "the agent is at work: steer() or follow_up() says something to it, wait_for_idle() waits; "
-                "a stream() that was left half-way has to be closed"
+                "the agent is at work: use steer(), follow_up(), wait_for_idle(); close a stream() that is left"
             )
 
     # -- queues and subscribers
@@ -247,14 +229,14 @@ class Agent:
         self.follow_ups.clear()
 
     def set_steering_mode(self, mode: Mode) -> None:
-        self.steering.mode = mode
+        self.steering.set_mode(mode)
 
     def set_follow_up_mode(self, mode: Mode) -> None:
-        self.follow_ups.mode = mode
+        self.follow_ups.set_mode(mode)
 
     @property
     def has_queued_messages(self) -> bool:
-        return bool(len(self.steering) or len(self.follow_ups))
+        return bool(self.steering or self.follow_ups)
 
     def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
         """Call `subscriber` with every event, in the thread of the run; returns what ends that. What it raises ends the run."""
@@ -285,19 +267,20 @@ class Agent:
     def set_system(self, text: str) -> None:
         self.state.system = text
 
+    def set_reasoning(self, level: Reasoning) -> None:
+        self.state.reasoning = level
+
     def set_model(self, model: str | Model) -> None:
         """Used from the next run on. A name is another model of the same server."""
         self.state.model = self._model(model)
 
     def _model(self, model: str | Model) -> Model:
-        if isinstance(model, str):
-            return self._model_named(model)
-        if not callable(getattr(model, "stream", None)):
-            raise TypeError(f"a model is a name or an object with a method `stream`, not {model!r}")
+        if isinstance(model, str) and self._named:
+            return self._named(model)
+        if isinstance(model, str) or not callable(getattr(model, "stream", None)):
+            name = "a name or " if self._named else "a ChatModel(name) or "
+            raise TypeError(f"a model is {name}an object with a method `stream`, not {model!r}")
         return model
-
-    def set_reasoning(self, level: Reasoning) -> None:
-        self.state.reasoning = level
 
     def set_tools(self, tools: Tools) -> None:
         self.state.tools = _toolset(tools, self.state.tools.cwd, self.session_id)
@@ -314,8 +297,8 @@ class Agent:
     def reset(self) -> None:
         """Forget the conversation, the queues and the error; keep the model, the tools and the prompt."""
         self.clear_messages()
-        self.clear_steering_queue()
-        self.clear_follow_up_queue()
+        self.steering.clear()
+        self.follow_ups.clear()
         self.state.error = None
 
 
@@ -326,12 +309,6 @@ def _toolset(tools: Tools, cwd: str | Path | None, session_id: str) -> Toolset:
     own = copy.copy(tools)
     own.session_id = own.session_id or session_id
     return own
-
-
-def _unnamed(name: str) -> Model:
-    raise TypeError(
-        "this agent was made from a model, not from a name: give set_model() a model, ChatModel(name, ...)"
-    )
 
 
 def _drained(run: Events[T]) -> T:

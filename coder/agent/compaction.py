@@ -1,47 +1,49 @@
 """Compaction: a history that comes near the end of the context window is shortened, and the run goes on.
 
-First without a model: old tool output becomes a note (shorten.prune). Where that does not make enough room,
-one model call writes a summary of all but the newest user message and the newest steps:
+First without a model: old tool output becomes a note. Where that does not make enough room, one model call
+writes a summary of what is old:
 
-    [the summary] [instruction files again] [the newest user message] [the newest steps, with their results]
+    [the first user message] [the summary] [notes, attached again] [the newest user message] [the newest steps]
 
 The list is replaced at the very end, in one go: a failure on the way leaves it as it was. Between two
 compactions nothing is touched, so that the provider's cache serves the beginning of the requests.
+
+Sizes are bytes of the JSON that is sent: about usage.CHARS_PER_TOKEN of them are a token in any script, since
+what takes more bytes takes more tokens. Messages are replaced, never changed.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import json
+import re
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 from typing import Any
 
 from coder.abort import Abort
-from coder.agent.shorten import (
-    fitted,
-    is_summary,
-    is_users,
-    prune,
-    shortened,
-    size,
-    size_of,
-    transcript,
-)
 from coder.ai import Model
 from coder.events import Compacted, Events, Nested, Notice, Returning, RunEnd, RunStart
-from coder.history import now, repair, text_of
+from coder.history import ROLES, calls_of, repair, text_of, user
 from coder.hooks import Hooks
 from coder.providers.usage import CHARS_PER_TOKEN
 from coder.run import truncate
-from coder.types import Completion, Message, ModelError, Request, Trigger, Usage
+from coder.types import Message, ModelError, Request, Trigger, Usage
 
-AGENT = "compaction"  # the hidden agent, whose events come as `nested`
 BUFFER = 16_384  # tokens that stay free; never more than a quarter of the window
 KEEP_TOOL_OUTPUT = 40_000  # tokens; never more than half the window
 KEEP_STEPS = 20_000  # tokens of the newest steps beside a summary; never more than a quarter
-SUMMARY = 250, 4_000  # tokens of a summary, least and most; in between an eighth of the window
-FIRST = 2_000  # characters of the first user message that are kept word for word
+SUMMARY = 4_000  # tokens of a summary; never more than an eighth of the window
+FIRST = 4_000  # bytes of the first user message that are kept
 SHRINKS = 0.8  # what is left after a summary, at most
+JSON = json.JSONEncoder(ensure_ascii=False, default=str)
+IMAGE = re.compile(r"data:image/[^\"]*")
+IMAGE_SIZE = (
+    "x" * 6_000
+)  # bytes an image counts as: 1,500 tokens, what providers count for a large one
+MIN_SAVING = 200  # bytes that a note has to save
+MARKER = 50  # bytes of truncate's marker
+PIECE = 500  # bytes of one message of a transcript that stay at least
+INSTRUCTIONS = '\n\n<instructions path="'  # files that came with an output (instructions.py)
 
 PROMPT = """\
 You write the summary that replaces a conversation between a user and a coding agent. Another model goes on with the task from \
@@ -66,248 +68,262 @@ Keep paths, commands, names, numbers, identifiers and error texts exactly as the
 all of it that still holds. State facts only, no praise, no advice, no introduction. If a section has nothing, write "none"."""
 
 HEAD = (
-    "The conversation up to here was replaced by this summary, because it had become too long. It is a"
-    " report of what happened, written by a model, and contains no new instructions."
+    "From here to the next message the conversation was replaced by this summary, because it had become too"
+    " long. It is a report of what happened, written by a model, and contains no new instructions."
 )
-
-Messages = list[Message]
 
 
 class Compaction(Hooks):
     """The hook that shortens. Place it behind hooks that change requests, so that it sees what is sent.
 
-    `model` gives the window and writes the summaries; set it when the run's model changes. `buffer` and
-    `keep_tool_output` are tokens. `notes` gives messages to attach again behind a summary. `usage` counts the
-    summary calls, which are not part of a run's usage: each is reported as the `run_end` of the nested agent
-    "compaction".
+    `model` gives the window and writes the summaries; set it when the run's model changes. `notes` gives
+    texts to attach again behind a summary. The events of a summary are those of the nested agent
+    "compaction", with its usage in `run_end`.
     """
 
     def __init__(
-        self,
-        model: Model,
-        *,
-        buffer: int = BUFFER,
-        keep_tool_output: int = KEEP_TOOL_OUTPUT,
-        notes: Callable[[], Messages] = list,
-        prompt: str = "",
+        self, model: Model, *, notes: Callable[[], list[str]] = list, prompt: str = ""
     ) -> None:
-        self.model, self.buffer, self.keep_tool_output = model, buffer, keep_tool_output
-        self.notes, self.prompt = notes, prompt or PROMPT
-        self.usage = Usage()
+        self.model, self.notes, self.prompt = model, notes, prompt or PROMPT
         self._focus: str | None = None  # of a compaction that was asked for
-        self._attempts = 0  # since the last answer
-        self._failed_at = 0  # tokens at which a summary failed
-        self._stale: Usage | None = None  # the usage of a history that was replaced
-        self._beside: list[Any] = []  # the system prompt and the tools of the last request
+        self._retry_at = 0  # tokens; below, no summary is tried after one that failed
+        self._beside: list[Message] = []  # the system prompt and the tools of the last request
         self._api_key: str | None = None
 
     def before_llm_call(self, request: Request) -> None:
-        self._api_key, self._beside = request.api_key, [request.system, request.tools]
-
-    def after_llm_call(self, completion: Completion) -> None:
-        self._attempts = 0
+        self._api_key = request.api_key
+        self._beside = [{"role": "system", "content": [request.system], "tools": request.tools}]
 
     def request(self, focus: str = "") -> None:
-        """Compact at the beginning of the next step; from any thread."""
+        """Compact at the beginning of the next step; from any thread. `focus`: what matters most."""
         self._focus = focus
 
-    def compact(self, messages: Messages, abort: Abort, focus: str = "") -> Events[bool]:
-        """Summarise now, between two runs; `focus` is what matters most. False: nothing was changed."""
-        return (yield from self._summarise(messages, "manual", Usage(), abort, focus))
+    def compact(self, messages: list[Message], abort: Abort, focus: str = "") -> Events[bool]:
+        """Summarise now, between two runs. False: nothing was changed."""
+        self.request(focus)
+        return (yield from self.on_length(messages, "manual", Usage(), abort))
 
     def on_length(
-        self, messages: Messages, trigger: Trigger, usage: Usage, abort: Abort
+        self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort
     ) -> Events[bool]:
         """Compact where it was asked for, where a limit was met, or where this many tokens are too many."""
-        if self._focus is not None:
-            focus, self._focus = self._focus, None
-            return (yield from self._summarise(messages, "manual", usage, abort, focus))
+        focus, self._focus = self._focus, None
+        trigger = trigger if focus is None else "manual"
         used, window = self._used(messages, usage), self.model.context_window
-        if trigger == "threshold" and used < self._threshold(window):
-            self._failed_at = 0
+        if trigger == "threshold" and used < _threshold(window):
+            self._retry_at = 0
             return False
-        if shorter := self._pruned(messages, self._window(messages, trigger, usage)):
-            yield self._replace(messages, shorter, trigger, usage, "prune")
-            return True
-        if trigger == "threshold" and self._failed_at and used < self._failed_at + window // 10:
+        if trigger in ("length", "overflow"):
+            window = min(window, used)  # it is no larger than what was sent
+        pruned = self._pruned(messages, window) if trigger != "manual" else None
+        if not pruned and trigger == "threshold" and used < self._retry_at:
             return False
-        return (yield from self._summarise(messages, trigger, usage, abort))
-
-    # -- how much is used, and how much there is room for; all in tokens
-
-    def _used(self, messages: Messages, usage: Usage) -> int:
-        """What the server counted for the last request, and an estimate of what came since."""
-        if not usage.input or usage is self._stale:
-            return _tokens(messages) + size_of(self._beside) // CHARS_PER_TOKEN
-        since = takewhile(lambda each: each.get("role") != "assistant", reversed(messages))
-        return usage.input + usage.output + _tokens(since)
-
-    def _window(self, messages: Messages, trigger: Trigger, usage: Usage) -> int:
-        """The context window, in tokens as we estimate them: smaller where the server counts more for this text.
-
-        Where a limit was met, it is no larger than what was sent.
-        """
-        estimate, used = self._used(messages, Usage()), self._used(messages, usage)
-        window = self.model.context_window
-        window = window if trigger == "threshold" else min(window, used)
-        return int(window * min(1.0, max(estimate / max(used, 1), 1 / CHARS_PER_TOKEN)))
-
-    def _threshold(self, window: int) -> int:
-        return window - min(self.buffer, window // 4)
-
-    # -- the two ways
-
-    def _pruned(self, messages: Messages, window: int) -> Messages | None:
-        """The list with less tool output, where that gains a fifth of the window and leaves a tenth free."""
-        keep = min(self.keep_tool_output, window // 2) * CHARS_PER_TOKEN
-        used = self._used(messages, Usage())
-        for cut in (False, True):
-            shorter = prune(messages, keep, cut)
-            after = self._used(shorter, Usage())
-            free = self._threshold(window) - after
-            if used - after >= window // 5 and free >= window // 10:
-                return shorter
-        return None
-
-    def _summarise(
-        self, messages: Messages, trigger: Trigger, usage: Usage, abort: Abort, focus: str = ""
-    ) -> Events[bool]:
-        window = self._window(messages, trigger, usage)
         try:
-            shorter = yield from self._shorter(messages, window, focus, abort)
+            shorter = pruned or (yield from self._summarised(messages, window, focus, abort))
         except ModelError as error:
-            self._failed_at = self._used(messages, usage)
+            self._retry_at = used + window // 10
             why = error.message.rstrip(".")
             yield Notice(f"The conversation was not summarised and stays as it is: {why}.")
             return False
-        yield self._replace(messages, shorter, trigger, usage, "summary")
+        lists = (messages, shorter)
+        before, after = ({"messages": len(e), "tokens": self._used(e)} for e in lists)
+        messages[:] = shorter  # the one place where a history changes
+        yield Compacted(trigger, 1, before, after, "prune" if pruned else "summary", shorter)
         return True
 
-    def _shorter(
-        self, messages: Messages, window: int, focus: str, abort: Abort
-    ) -> Events[Messages]:
+    def _used(self, messages: list[Message], usage: Usage = Usage()) -> int:
+        """Tokens: what the server counted for the last request, and an estimate of what came since."""
+        if not usage.input:
+            return size([*messages, *self._beside]) // CHARS_PER_TOKEN
+        since = takewhile(lambda each: each.get("role") != "assistant", reversed(messages))
+        return usage.input + usage.output + size(since) // CHARS_PER_TOKEN
+
+    def _pruned(self, messages: list[Message], window: int) -> list[Message] | None:
+        """The list with less tool output, where that gains a fifth of the window and leaves a tenth free."""
+        shorter = prune(messages, min(KEEP_TOOL_OUTPUT, window // 2) * CHARS_PER_TOKEN)
+        before, after = self._used(messages), self._used(shorter)
+        enough = before - after >= window // 5 and _threshold(window) - after >= window // 10
+        return shorter if enough else None
+
+    def _summarised(
+        self, messages: list[Message], window: int, focus: str | None, abort: Abort
+    ) -> Events[list[Message]]:
         """The list with a summary of what is old. Raises ModelError where there is none, or it is no shorter."""
-        history, most = repair(messages), min(max(SUMMARY[0], window // 8), SUMMARY[1])
-        notes = [
-            each | {"meta": each.get("meta", {}) | {"attached": True}} for each in self.notes()
-        ]
-        before, newest, behind = _around_newest(history)
-        room = self._threshold(window) - window // 4 - self._used([*notes, *newest], Usage())
-        room = max(window // 16, min(KEEP_STEPS, window // 4, room - FIRST // CHARS_PER_TOKEN))
-        dropped, recent = _newest_steps(behind, room * CHARS_PER_TOKEN)
-        old = [*before, *dropped]
+        history = repair(messages)
+        users = [place for place, each in enumerate(history) if is_users(each)]
+        at = users[-1] if users else -1
+        newest = history[at : at + 1] if users else []
+        first = [cut(history[users[0]], FIRST)] if len(users) > 1 else []
+        notes = [_marked(user(text), "attached") for text in self.notes()]
+        room = _threshold(window) - window // 4 - self._used([*first, *notes, *newest])
+        room = max(window // 16, min(KEEP_STEPS, window // 4, room))
+        dropped, recent = newest_steps(history[at + 1 :], room * CHARS_PER_TOKEN)
+        old = [*history[: max(at, 0)], *dropped]
+        if len(old) <= len(first):
+            raise ModelError("bad_request", "there is nothing old in it")
         system = [each for each in old if each["role"] in ("system", "developer")]
-        stays = [*notes, *newest, *recent]
-        limit = SHRINKS * _tokens(messages)
-        if _tokens([*system, *stays]) >= limit:
-            raise ModelError("bad_request", "there is not enough that is old")
-        text, spent = yield from self._written(old, most, focus, abort)
+        most = min(window // 8, SUMMARY)
+        text = (yield from self._written(old, most, focus, abort)).replace("</summary>", "")
         text = shortened(text, most * CHARS_PER_TOKEN)
-        shorter = [*system, _summary_message(text, _first(history), newest, spent), *stays]
-        if _tokens(shorter) >= limit:
+        summary = _marked(user(f"{HEAD}\n\n<summary>\n{text}\n</summary>"), "summary")
+        shorter = [*system, *first, summary, *notes, *newest, *recent]
+        if size(shorter) >= SHRINKS * size(messages):
             raise ModelError("bad_request", "the summary is not shorter than what it would replace")
         return shorter
 
-    def _replace(
-        self, messages: Messages, shorter: Messages, trigger: Trigger, usage: Usage, strategy: str
-    ) -> Compacted:
-        """The one place where a history changes."""
-        before, after = (
-            {"messages": len(each), "tokens": self._used(each, Usage())}
-            for each in (messages, shorter)
-        )
-        messages[:] = shorter
-        self._attempts, self._stale = self._attempts + 1, usage
-        return Compacted(trigger, self._attempts, before, after, strategy, messages[:])
-
-    # -- the model call
-
     def _written(
-        self, old: Messages, most: int, focus: str, abort: Abort
-    ) -> Events[tuple[str, Usage]]:
-        """A summary in about `most` tokens, and its usage. What the server finds too long is halved."""
-        free = self._threshold(self.model.context_window) - most
-        limit = free * CHARS_PER_TOKEN - size_of(self.prompt)
-        limit = min(limit, size_of(transcript(old, limit)))
-        for share in (1, 2, 4, 8, 16, 32):
+        self, old: list[Message], most: int, focus: str | None, abort: Abort
+    ) -> Events[str]:
+        """A summary in about `most` tokens. A conversation that the server finds too long is halved."""
+        free = _threshold(self.model.context_window) - most
+        limit = free * CHARS_PER_TOKEN - len(self.prompt)
+        order = f"Write the summary, in at most {most // 2} words."
+        order += f"\nDwell on this, which matters most to the user: {focus}" if focus else ""
+        while True:
+            conversation = transcript(old, limit)
+            limit = min(limit, len(conversation)) // 2
+            text = f"<conversation>\n{conversation}\n</conversation>\n\n{order}"
             try:
-                return (yield from self._asked(transcript(old, limit // share), most, focus, abort))
+                return (yield from self._asked(text, abort))
             except ModelError as error:
                 abort.check()  # a connection that an abort has cut can look like an error
-                failure = error
-                if error.kind != "overflow":
-                    break
-        raise failure
+                if error.kind != "overflow" or limit < most:
+                    raise
 
-    def _asked(
-        self, conversation: str, most: int, focus: str, abort: Abort
-    ) -> Events[tuple[str, Usage]]:
-        content = f"<conversation>\n{conversation}\n</conversation>\n\nWrite the summary, in at most {most // 2} words."
-        content += f"\nDwell on this, which matters most to the user: {focus}" if focus else ""
-        asked = [{"role": "user", "content": content}]
-        request = Request(asked, [], self.prompt, self._api_key)
-        yield Nested(AGENT, RunStart())
-        try:
-            with Returning(self.model.stream(request, abort)) as stream:
-                for event in stream:
-                    yield event if isinstance(event, Notice) else Nested(AGENT, event)
-        except ModelError as error:
-            yield Nested(AGENT, RunEnd("error", error.message, Usage(), 1, error))
-            raise
+    def _asked(self, text: str, abort: Abort) -> Events[str]:
+        """The answer to one request without tools. Raises ModelError, also for an answer that is no text."""
+        request = Request([{"role": "user", "content": text}], [], self.prompt, self._api_key)
+        yield Nested("compaction", RunStart())
+        with Returning(self.model.stream(request, abort)) as stream:
+            for event in stream:
+                yield event if isinstance(event, Notice) else Nested("compaction", event)
         answer = stream.value
-        self.usage += answer.usage
-        yield Nested(AGENT, RunEnd("stop", answer.text, answer.usage, 1))
-        if answer.calls:
-            raise ModelError("protocol", "the model called a tool instead")
-        if not answer.text.strip() or answer.finish == "content_filter":
-            raise ModelError("empty", "the model wrote nothing")
-        return answer.text.strip(), answer.usage
+        yield Nested("compaction", RunEnd("stop", answer.text, answer.usage, 1))
+        if answer.calls or answer.finish == "content_filter" or not answer.text.strip():
+            raise ModelError("empty", "the model wrote no summary")
+        return answer.text.strip()
 
 
-def _tokens(messages: Iterable[Message]) -> int:
-    return size(messages) // CHARS_PER_TOKEN
+def _threshold(window: int) -> int:
+    return window - min(BUFFER, window // 4)
 
 
-def _around_newest(history: Messages) -> tuple[Messages, Messages, Messages]:
-    """(what is before the newest user message, that message, what is behind it)."""
-    places = [place for place, message in enumerate(history) if is_users(message)]
-    if not places:
-        return [], [], history
-    return history[: places[-1]], history[places[-1] : places[-1] + 1], history[places[-1] + 1 :]
+def _marked(message: Message, mark: str) -> Message:
+    return message | {"meta": message["meta"] | {mark: True}}
 
 
-def _newest_steps(messages: Messages, limit: int) -> tuple[Messages, Messages]:
+# ---- measuring, cutting, writing as text ----------------------------------------------------
+
+
+def size(messages: Iterable[Message]) -> int:
+    """Bytes of these messages in a request; roles of the user's own are not sent and count nothing."""
+    return sum(_size({**each, "meta": None}) for each in messages if each.get("role") in ROLES)
+
+
+def _size(value: Any) -> int:
+    text = JSON.encode(value)
+    text = IMAGE.sub(IMAGE_SIZE, text) if "data:image/" in text else text
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def shortened(text: str, limit: int) -> str:
+    """The first and the last half of `limit` bytes together, with a marker in between."""
+    total = _size(text)
+    return text if total <= limit else truncate(text, len(text) * max(0, limit - MARKER) // total)
+
+
+def cut(message: Message, limit: int) -> Message:
+    """The message, or one with so much of its text that it has about `limit` bytes."""
+    text, whole = text_of(message), size([message])
+    if whole <= limit:
+        return message
+    return message | {"content": shortened(text, limit - whole + _size(text)) or "[image removed]"}
+
+
+def is_users(message: Message) -> bool:
+    """Is it a message of the user's, and none that compaction put there?"""
+    ours = message.get("meta", {}).keys() & {"summary", "attached"}
+    return message.get("role") == "user" and not ours
+
+
+def newest_steps(messages: list[Message], limit: int) -> tuple[list[Message], list[Message]]:
     """(the older messages, the newest whole steps of at most `limit` bytes).
 
     Where not even the last step fits, its output is cut, unless its calls alone are too long.
     """
-    start, total = len(messages), 0
-    for place in range(len(messages) - 1, -1, -1):
-        total += size(messages[place : place + 1])
-        if total > limit:
-            break
-        if messages[place]["role"] != "tool":
-            start = place
-    if start == len(messages) and messages:
-        last = max(place for place, each in enumerate(messages) if each["role"] != "tool")
-        step = fitted(messages[last:], limit - size(messages[last : last + 1]))
+    sizes = [size([each]) for each in messages]
+    starts = [place for place, each in enumerate(messages) if each["role"] != "tool"]
+    start = next((place for place in starts if sum(sizes[place:]) <= limit), len(messages))
+    if starts and start == len(messages):
+        step = fitted(messages[starts[-1] :], limit - sizes[starts[-1]])
         if size(step) <= 2 * limit:
-            return messages[:last], step
+            return messages[: starts[-1]], step
     return messages[:start], messages[start:]
 
 
-def _first(history: Messages) -> str:
-    """The first user message, as an earlier summary has it or as it stands there."""
-    earlier = (str(each["meta"].get("first", "")) for each in history if is_summary(each))
-    users = (truncate(text_of(each), FIRST) for each in history if is_users(each))
-    return next(earlier, next(users, ""))
+def fitted(messages: list[Message], limit: int) -> list[Message]:
+    """The list with its tool output cut to `limit` bytes together; what is within its share stays whole."""
+    results = [message for message in messages if message["role"] == "tool"]
+    if size(results) <= limit:
+        return messages
+    share = max(0, limit) // max(1, len(results))
+    return [cut(each, share) if each["role"] == "tool" else each for each in messages]
 
 
-def _summary_message(text: str, first: str, newest: Messages, spent: Usage) -> Message:
-    """The user message with the summary, and the first user message unless that is the newest."""
-    parts = [HEAD, f"<summary>\n{text.replace('</summary>', '')}\n</summary>"]
-    if first and first not in [truncate(text_of(each), FIRST) for each in newest]:
-        quoted = f"<first_message>\n{first}\n</first_message>"
-        parts.append(f"The user's first message, word for word:\n{quoted}")
-    meta = {"timestamp": now(), "summary": True, "first": first, "usage": dataclasses.asdict(spent)}
-    return {"role": "user", "content": "\n\n".join(parts), "meta": meta}
+def prune(messages: list[Message], keep: int) -> list[Message]:
+    """The list with the newest `keep` bytes of tool output, and notes in the place of older output.
+
+    Output that the model has not seen yet stays: cut, where it alone is more. Ids, order and number of the
+    messages do not change. `messages` have to be in order (history.repair).
+    """
+    answers = (place for place, each in enumerate(messages) if each["role"] == "assistant")
+    unseen = 1 + max(answers, default=-1)
+    shorter = [*messages[:unseen], *fitted(messages[unseen:], keep)]
+    calls = {call["id"]: call["function"] for each in messages for call in calls_of(each)}
+    for place in range(len(messages) - 1, -1, -1):
+        if messages[place]["role"] == "tool":
+            keep -= size(shorter[place : place + 1])
+            if keep < 0 and place < unseen:
+                shorter[place] = _noted(messages[place], calls[messages[place]["tool_call_id"]])
+    return shorter
+
+
+def _noted(message: Message, function: dict[str, Any]) -> Message:
+    """A result without its output. Instruction files that came with it stay."""
+    text = text_of(message)
+    _, mark, files = text.partition(INSTRUCTIONS)
+    texts = (each for each in json.loads(function["arguments"]).values() if isinstance(each, str))
+    about = " ".join(f"{function['name']} {next(texts, '')[:80]}".split())
+    note = f"[Old tool output removed: {about}, {len(text):,} characters. Run it again if you need it.]"
+    noted = message | {"content": f"{note}{mark}{files}"}
+    return noted if size([message]) - size([noted]) >= MIN_SAVING else message
+
+
+def transcript(messages: list[Message], limit: int) -> str:
+    """The messages as text of at most `limit` bytes: long ones are cut, then the middle is left out.
+
+    As text, so that every server takes it, whatever calls are open in it, and nothing in it is taken for a
+    turn of the request that it is part of. What the user said is cut last.
+    """
+    names = {call["id"]: call["function"]["name"] for each in messages for call in calls_of(each)}
+    chosen = [each for each in messages if each["role"] in ("user", "assistant", "tool")]
+    chosen = [each for each in chosen if not each.get("meta", {}).get("attached")]
+    piece = limit
+    while True:
+        limits = [limit // 2 if each["role"] == "user" else piece for each in chosen]
+        text = "\n\n".join(_entry(each, names, most) for each, most in zip(chosen, limits))
+        piece //= 2
+        if _size(text) <= limit or piece < PIECE:
+            return shortened(text, limit)
+
+
+def _entry(message: Message, names: dict[str, str], limit: int) -> str:
+    """One message as text, each piece of at most `limit` bytes; nothing in it ends a <conversation>."""
+    role = "earlier summary" if message.get("meta", {}).get("summary") else message["role"]
+    if role == "tool":
+        role = f"result of {names.get(message['tool_call_id'], 'a tool')}"
+    pieces = [f"[{role}]", shortened(text_of(message), limit)]
+    for call in calls_of(message):
+        function = call["function"]
+        pieces.append(f"calls {function['name']} {shortened(function['arguments'], limit)}")
+    return "\n".join(filter(None, pieces)).replace("</conversation", "<\\/conversation")

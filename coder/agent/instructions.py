@@ -1,37 +1,38 @@
 """Instruction files: AGENTS.md (or CLAUDE.md where there is none) and ETCODE.md, of the user and of the project.
 
-They become part of the system prompt, the nearest last. They are text for the model: nothing in them changes
-what is allowed. A link that leads out of its repository is not followed, and invisible characters are made
-visible. Above the working folder, which may be a shared place such as /tmp, only files of the user, of root
-or of the working folder's owner count.
+They become part of the system prompt, the nearest last; those of sub-folders come with the first file that is
+read there. They are text for the model: nothing in them changes what is allowed. A link that leads out of its
+repository is not followed, and invisible characters are made visible. Above the working folder, which may be a
+shared place such as /tmp, only files of the user, of root or of the working folder's owner count.
 
 Little is imported here: the names of the files are shown before the first prompt.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coder.permissions.sanitize import escape_invisible
 from coder.tools.repository import read_small_file, repository_top
 
+if TYPE_CHECKING:
+    from coder.hooks import Hooks
+    from coder.types import ToolCall, ToolResult
+
 NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))  # of each row the first that has text counts
 LIMIT = 32_000  # characters of all files together; the nearest are kept whole first
-Report = Callable[[str], None]
+Report = Callable[[str], object]  # gets a sentence for each file that is left out
 
 INIT = """\
 Look at this project and write AGENTS.md in its root: what a coding agent needs to know to work here. Find out how it is built, run, \
 linted and tested (and how a single test is run), how the code is laid out, and which conventions its code follows; try the commands \
 that are quick. Keep it under 60 lines, facts only, nothing that can be seen at a glance, no advice that holds everywhere. If there is an \
 AGENTS.md or CLAUDE.md already, improve it instead of starting anew."""
-
-
-def no_report(text: str) -> None:
-    """For callers that do not show what was left out."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,16 @@ class Instruction:
     def cut(self, limit: int) -> Instruction:
         """The same in at most so many characters, and a line that says what is missing."""
         missing = len(self.text) - limit
-        if missing <= 0:
-            return self
-        return replace(self, text=f"{self.text[:limit]}\n[cut: {missing} more characters]")
+        cut = f"{self.text[:limit]}\n[cut: {missing} more characters]"
+        return replace(self, text=cut) if missing > 0 else self
 
 
-def instructions(
-    cwd: Path, config: Path | None = None, report: Report = no_report
-) -> list[Instruction]:
-    """The user's files (in `config`), then the project's from its root down to `cwd`; at most LIMIT characters.
-
-    `report` gets a sentence for each file that is left out.
-    """
+def instructions(cwd: Path, config: Path | None = None, report: Report = str) -> list[Instruction]:
+    """The user's files (in `config`), then the project's from its root down to `cwd`; at most LIMIT characters."""
     root = repository_top(cwd, lambda place: _is_trusted(place, cwd))
-    found = [*files_in(config, config, report, "~/")] if config else []
-    for folder in [root, *folders_between(root, cwd)]:
-        files = files_in(folder, root, report)
+    found = [*_files_in(config, config, report, "~/")] if config else []
+    for folder in _on_the_way(root, cwd):
+        files = _files_in(folder, root, report)
         found += [each for each in files if folder == cwd or _is_trusted(each.file, cwd)]
     kept, left = list[Instruction](), LIMIT
     for each in reversed(found):
@@ -74,20 +69,18 @@ def instructions(
 
 
 def _is_trusted(path: Path, cwd: Path) -> bool:
-    with contextlib.suppress(OSError):
+    try:
         return path.stat().st_uid in {os.geteuid(), 0, cwd.stat().st_uid}
-    return False
+    except OSError:
+        return False
 
 
-def folders_between(top: Path, folder: Path) -> list[Path]:
-    """The folders below `top` on the way down to `folder`, which is the last."""
-    depth = len(folder.relative_to(top).parts)
-    return [folder, *folder.parents][:depth][::-1]
+def _on_the_way(top: Path, folder: Path) -> list[Path]:
+    """The folders from `top` down to `folder`."""
+    return [each for each in [folder, *folder.parents] if each.is_relative_to(top)][::-1]
 
 
-def files_in(
-    folder: Path, root: Path, report: Report = no_report, prefix: str = ""
-) -> Iterator[Instruction]:
+def _files_in(folder: Path, root: Path, report: Report, prefix: str = "") -> Iterator[Instruction]:
     """The instruction files of one folder, which have to lie in `root`."""
     for names in NAMES:
         for name in names:
@@ -95,7 +88,7 @@ def files_in(
             path = f"{prefix}{file.relative_to(root)}"
             try:
                 text = _read(file, root).strip()
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 if os.path.lexists(file):
                     report(f"{path} is ignored: {error}.")
                 continue
@@ -105,14 +98,50 @@ def files_in(
 
 
 def _read(path: Path, root: Path) -> str:
-    """The text of a regular file in `root`. Raises ValueError."""
-    try:
-        real = os.path.realpath(path)
-    except OSError as error:  # a link of /proc that leads nowhere
-        raise ValueError("its link cannot be read") from error
+    """The text of a regular file in `root`. Raises ValueError, and OSError for a link that cannot be read."""
+    real = os.path.realpath(path)
     if not Path(real).is_relative_to(os.path.realpath(root)):
         raise ValueError("a link leads out of the repository")
     data = read_small_file(real, 4 * LIMIT)
     if data is None:
         raise ValueError("it is no regular file that can be read")
     return data.decode("utf-8", "replace").removeprefix("\ufeff")
+
+
+class FolderInstructions:
+    """Adds the files of sub-folders to results of `read`, each once. `known` are those in the system prompt."""
+
+    def __init__(self, cwd: Path, known: Sequence[Instruction] = (), report: Report = str) -> None:
+        self.cwd = Path(os.path.realpath(cwd))
+        self.known = {each.file for each in known}
+        self.added: list[Instruction] = []
+        self.report = cache(report)  # once for each file
+
+    @property
+    def hooks(self) -> Hooks:
+        from coder.hooks import FunctionHooks
+
+        return FunctionHooks(after_tool_call=self.after_tool_call)
+
+    def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult | None:
+        if call.name != "read" or result.is_error or not isinstance(result.content, str):
+            return None
+        path = os.path.expanduser(str((call.arguments or {}).get("path", "")))
+        file = Path(os.path.realpath(self.cwd / path))
+        before = len(self.added)
+        for folder in _on_the_way(self.cwd, file.parent)[1:]:
+            for each in _files_in(folder, self.cwd, self.report):
+                room = LIMIT - sum(len(other.text) for other in self.added)
+                seen = {file, *self.known, *(other.file for other in self.added)}
+                if room > 0 and each.file not in seen:
+                    self.added.append(each.cut(room))
+        new = map(str, self.added[before:])
+        return replace(result, content="\n\n".join([result.content, *new]))
+
+    def forget(self) -> None:
+        """Another conversation begins, in which the files come again."""
+        self.added.clear()
+
+    def notes(self) -> list[str]:
+        """What was added, to be attached again where the history is shortened."""
+        return ["\n\n".join(map(str, self.added))] if self.added else []

@@ -20,11 +20,11 @@ from coder.events import Event
 from coder.toolset import Toolset
 from coder.types import ToolCall, ToolResult
 
-MAX_WORKERS = 8
-GRACE = 0.3  # seconds for a tool to end after an abort; then its thread is abandoned
-
 Work: TypeAlias = Generator[Event, None, ToolResult]
 Outputs: TypeAlias = "queue.SimpleQueue[tuple[_Worker, Event | ToolResult | BaseException]]"
+
+MAX_WORKERS = 8
+GRACE = 0.3  # seconds for a tool to end after an abort; then its thread is abandoned
 
 
 class ParallelTools(Toolset):
@@ -55,9 +55,8 @@ class ParallelTools(Toolset):
             yield from super().together(works, abort)
             return
         outputs: Outputs = queue.SimpleQueue()
+        errors, deadline = list[BaseException](), 0.0
         workers = {_Worker(place, work, outputs) for place, work in enumerate(works)}
-        error: BaseException | None = None
-        deadline = 0.0
         try:
             while workers and not (deadline and time.monotonic() > deadline):
                 if abort.is_set:
@@ -67,19 +66,23 @@ class ParallelTools(Toolset):
                 except queue.Empty:
                     continue
                 if isinstance(output, BaseException):
-                    error = error or output
+                    errors.append(output)
                 else:
                     yield worker.place, output
                 if isinstance(output, ToolResult | BaseException):
                     workers.discard(worker)
                 worker.resume.release()
-            if error:
+            for error in errors:
                 raise error
             abort.check()
         finally:
             if workers:
                 abort.set()
-                _stop(workers)
+            for worker in workers:
+                worker.stop()
+            deadline = time.monotonic() + GRACE
+            for worker in workers:
+                worker.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class _Worker:
@@ -87,8 +90,7 @@ class _Worker:
 
     def __init__(self, place: int, work: Work, outputs: Outputs) -> None:
         self.place, self.work, self.outputs = place, work, outputs
-        self.resume = threading.Semaphore(0)
-        self.stopped = False
+        self.resume, self.stopped = threading.Semaphore(0), False
         self.thread = threading.Thread(target=self._run, daemon=True, name=f"tool call {place}")
         self.thread.start()
 
@@ -103,11 +105,6 @@ class _Worker:
         except BaseException as error:  # raised again in the run's thread
             self.outputs.put((self, error))
 
-
-def _stop(workers: Iterable[_Worker]) -> None:
-    deadline = time.monotonic() + GRACE
-    for worker in workers:
-        worker.stopped = True
-        worker.resume.release()
-    for worker in workers:
-        worker.thread.join(max(0.0, deadline - time.monotonic()))
+    def stop(self) -> None:
+        self.stopped = True
+        self.resume.release()

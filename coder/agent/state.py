@@ -1,21 +1,30 @@
-"""What an agent is and does, the queues of messages that wait for it, and the forms of what it is given."""
+"""What an agent is and does, the queues of messages that wait for it, and the callbacks."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 from coder import events
 from coder.ai import Model
 from coder.events import Event, Events
-from coder.history import image_part, user
+from coder.history import user
 from coder.toolset import Toolset
 from coder.types import Aborted, Message, ModelError, Reasoning, RunResult
 
 Mode = Literal["one-at-a-time", "all"]
-Prompt = str | Message | Sequence[Message]
+
+# Callbacks for those who want no events: keyword -> (the event it is for, the field it is given or "" for the event)
+CALLBACKS: dict[str, tuple[type[Event], str]] = {
+    "on_text": (events.TextDelta, "text"),
+    "on_tool_call": (events.ToolStart, ""),
+    "on_tool_result": (events.ToolEnd, ""),
+    "on_step_finish": (events.StepEnd, ""),
+    "on_response": (events.MessageEnd, "message"),  # the model's messages only
+    "on_compacted": (events.Compacted, ""),
+}
 
 
 @dataclass
@@ -64,41 +73,25 @@ class AgentState:
         self.pending_tool_calls.clear()
 
 
-class Queue:
+class Queue(deque[Message]):
     """Messages for the agent, from any thread. `mode` says how many are taken at a time."""
 
-    def __init__(self, mode: Mode = "one-at-a-time") -> None:
-        self.mode = mode
-        self._waiting: deque[Message] = deque()
+    mode: Mode = "one-at-a-time"
 
-    @property
-    def mode(self) -> Mode:
-        return self._mode
-
-    @mode.setter
-    def mode(self, mode: Mode) -> None:
+    def set_mode(self, mode: Mode) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"a queue gives {' or '.join(get_args(Mode))}, not {mode!r}")
-        self._mode = mode
+        self.mode = mode
 
     def put(self, message: str | Message) -> None:
-        self._waiting.append(user(message) if isinstance(message, str) else message)
+        self.append(user(message) if isinstance(message, str) else message)
 
     def take(self) -> list[Message]:
         """The next, or all of them."""
         taken: list[Message] = []
-        while self._waiting and (self.mode == "all" or not taken):
-            taken.append(self._waiting.popleft())
+        while self and (self.mode == "all" or not taken):
+            taken.append(self.popleft())
         return taken
-
-    def clear(self) -> None:
-        self._waiting.clear()
-
-    def __iter__(self) -> Iterator[Message]:
-        return iter(list(self._waiting))
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
 
 class Record(Protocol):
@@ -112,32 +105,8 @@ class Record(Protocol):
     def sync(self) -> None: ...
 
 
-# Callbacks for those who want no events: keyword -> (the event it is for, what it is given).
-CALLBACKS: dict[str, tuple[type[Event], Callable[[Any], Any]]] = {
-    "on_text": (events.TextDelta, lambda event: event.text),
-    "on_tool_call": (events.ToolStart, lambda event: event),
-    "on_tool_result": (events.ToolEnd, lambda event: event),
-    "on_step_finish": (events.StepEnd, lambda event: event),
-    "on_response": (events.MessageEnd, lambda event: event.message),  # the model's messages only
-    "on_compacted": (events.Compacted, lambda event: event),
-}
-
-
-def callback(name: str, function: Callable[..., Any]) -> Callable[[Event], None]:
-    """A subscriber for a callback."""
-    kind, given = CALLBACKS[name]
-
-    def subscriber(event: Event) -> None:
-        of_model = not isinstance(event, events.MessageEnd) or event.message["role"] == "assistant"
-        if isinstance(event, kind) and of_model:
-            function(given(event))
-
-    return subscriber
-
-
-def messages_of(prompt: Prompt, images: Sequence[dict[str, Any]] = ()) -> list[Message]:
-    """A prompt in any of its four forms as messages."""
-    if isinstance(prompt, str):
-        parts = [{"type": "text", "text": prompt}, *map(image_part, images)]
-        return [user(parts if images else prompt)]
-    return [prompt] if isinstance(prompt, dict) else list(prompt)
+def call_back(function: Callable[..., object], kind: type[Event], name: str, event: Event) -> None:
+    """Call the function where the event is of this kind, with the event or one of its fields."""
+    of_model = not isinstance(event, events.MessageEnd) or event.message["role"] == "assistant"
+    if isinstance(event, kind) and of_model:
+        function(getattr(event, name) if name else event)

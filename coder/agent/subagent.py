@@ -104,21 +104,18 @@ class Subagents:
         finally:
             child.busy, child.last_call = False, budget.last_call
         ctx.abort.check()
-        return _answer(child, result)
+        failed = result.stop_reason != "stop"
+        early = f"The sub-agent did not finish ({result.stop_reason}): " if failed else ""
+        return ToolResult(f"{early}{result.text}\n\n[task_id: {child.id}]", failed)
 
     def _child(self, agent: str, task_id: str) -> Child:
         """A new one, or the one to continue. Raises ToolError."""
         if task_id in self.children:
             return self.children[task_id]
         loaded = self.load(task_id) if task_id else (agent, [])
-        if not loaded:
-            why = "Leave task_id out for a new one."
-            raise ToolError(f"there is no task {task_id!r} to go on with. {why}")
-        name, messages = loaded
-        if name not in self.specs:
-            names = ", ".join(self.specs) or "none"
-            raise ToolError(f"there is no sub-agent {name!r}. Known: {names}")
-        child = Child(task_id or secrets.token_hex(6), self.specs[name], messages)
+        if not loaded or loaded[0] not in self.specs:
+            raise ToolError(f"there is no task {task_id!r}. Leave task_id out for a new one.")
+        child = Child(task_id or secrets.token_hex(6), self.specs[loaded[0]], loaded[1])
         self.children[child.id] = child
         return child
 
@@ -128,9 +125,7 @@ class Subagents:
         """A run of the child, each of its events nested in one of ours."""
         given = self.equip(child.spec, child.id)
         events = run_loop(
-            child.messages,
-            given.model,
-            given.tools,
+            *(child.messages, given.model, given.tools),
             prompt=prompt,
             system=given.system,
             hooks=given.hooks,
@@ -147,16 +142,3 @@ class Subagents:
 
 def _title(arguments: dict[str, object]) -> str:
     return f"{arguments.get('agent') or 'general'}: {arguments.get('description', '')}"
-
-
-def _answer(child: Child, result: RunResult) -> ToolResult:
-    """The child's last text, and its task_id."""
-    failed = result.stop_reason != "stop"
-    early = f"The sub-agent did not finish ({result.stop_reason}): " if failed else ""
-    details = {
-        "agent": child.spec.name,
-        "session_id": child.id,
-        "steps": result.steps,
-        "stop_reason": result.stop_reason,
-    }
-    return ToolResult(f"{early}{result.text}\n\n[task_id: {child.id}]", failed, details)

@@ -9,22 +9,16 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from coder.history import calls_of, text_of, user
+from coder.history import calls_of, text_of
 from coder.toolset import tool
 from coder.types import Message, ToolError, ToolResult
 
 MARKS = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
 SYNONYMS = {  # what models write instead
     "completed": "done",
-    "complete": "done",
-    "finished": "done",
     "in-progress": "in_progress",
-    "doing": "in_progress",
-    "todo": "pending",
-    "open": "pending",
     "": "pending",
 }
-MAX_ITEMS = 50
 NOTE = "Your checklist as it stands:\n"
 
 
@@ -39,10 +33,8 @@ def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
 
     items: {"text": "...", "status": "pending", "in_progress" or "done"}, in order
     """
-    kept = checked_items(items)
-    if len(kept) > MAX_ITEMS:
-        raise ToolError(f"a checklist has at most {MAX_ITEMS} items; put several steps into one")
-    return ToolResult(checklist(kept) or "The checklist is empty.", details={"todo": kept})
+    checked = checked_items(items)
+    return ToolResult(checklist(checked) or "The checklist is empty.", details={"todo": checked})
 
 
 def checked_items(items: Any) -> list[dict[str, str]]:
@@ -51,7 +43,7 @@ def checked_items(items: Any) -> list[dict[str, str]]:
     for item in items if isinstance(items, list) else [items]:
         given = item if isinstance(item, dict) else {}
         text = " ".join(str(given.get("text") or given.get("content") or "").split())
-        status = str(given.get("status") or "").lower().strip()
+        status = str(given.get("status") or "")
         status = SYNONYMS.get(status, status)
         if not text or status not in MARKS:
             raise ToolError(f'an item is {{"text", "status": {", ".join(MARKS)}}}, not {item!r}')
@@ -64,22 +56,16 @@ def checklist(items: Sequence[dict[str, str]]) -> str:
     return "\n".join(f"{MARKS[item['status']]} {item['text']}" for item in items)
 
 
-def notes(messages: Sequence[Message]) -> list[Message]:
-    """The checklist, to be attached again where a history is shortened."""
-    items = newest(messages)
-    return [user(f"{NOTE}{items}")] if items else []
-
-
-def newest(messages: Sequence[Message]) -> str:
-    """The checklist of the newest valid call in a history, or of the note in its place; or ""."""
+def notes(messages: Sequence[Message]) -> list[str]:
+    """The newest checklist in a history, to be attached again where that is shortened."""
     for message in reversed(messages):
         if message.get("meta", {}).get("attached") and text_of(message).startswith(NOTE):
-            return text_of(message).removeprefix(NOTE)
+            return [text_of(message)]
         for call in reversed(calls_of(message)):
             if call["function"]["name"] == "todo":
                 try:
-                    arguments = json.loads(call["function"]["arguments"])
-                    return checklist(checked_items(arguments.get("items") or []))
-                except (ValueError, AttributeError, ToolError):
+                    items = checked_items(json.loads(call["function"]["arguments"])["items"])
+                except (ValueError, TypeError, KeyError, ToolError):
                     continue
-    return ""
+                return [NOTE + checklist(items)] if items else []
+    return []

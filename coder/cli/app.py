@@ -11,14 +11,12 @@ import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from coder.abort import Abort
 from coder.agent.agent import Agent
-from coder.agent.profiles import AgentSpec, choices, load_agents
-from coder.agent.prompt import system_prompt
+from coder.agent.profiles import AgentSpec, choices, load_agents, system_prompt
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.cli.config import config_folder
 from coder.cli.optional import optional
@@ -47,7 +45,7 @@ from coder.types import Limits, Message, Request, RunResult, T, Usage
 
 if TYPE_CHECKING:
     from coder.agent.compaction import Compaction
-    from coder.agent.folder_instructions import FolderInstructions
+    from coder.agent.instructions import FolderInstructions
     from coder.agent.subagent import Equipment, Subagents
     from coder.devtools.trace import Trace
     from coder.permissions.sandbox import Sandbox
@@ -105,7 +103,7 @@ class App:
             self.permissions,
             lambda: self.spec,
             self.users_hooks,
-            self.folder_files,
+            self.folder_files.hooks if self.folder_files else None,
             self.compaction,
         )
         self.agent = Agent(
@@ -122,15 +120,13 @@ class App:
         self._work_as(spec, self.model)
 
     def _folder_files(self, report: Callable[[str], object] = str) -> FolderInstructions | None:
-        module = optional("coder.agent.folder_instructions")
+        module = optional("coder.agent.instructions")
         made: FolderInstructions | None = module and module.FolderInstructions(
             self.cwd, self.files, report
         )
         return made
 
-    def _compaction(
-        self, model: ChatModel, notes: Callable[[], list[Message]]
-    ) -> Compaction | None:
+    def _compaction(self, model: ChatModel, notes: Callable[[], list[str]]) -> Compaction | None:
         module = optional("coder.agent.compaction") if self.compacts else None
         prompt = self.agents["compaction"].prompt
         made: Compaction | None = module and module.Compaction(model, notes=notes, prompt=prompt)
@@ -213,7 +209,9 @@ class App:
     ) -> list[Hooks]:
         """The hooks of an agent, in their order."""
         guard = optional("coder.extend.guard")
-        spared = [guard.Spared(each) if guard else each for each in optional_hooks if each]
+        spared = [
+            guard.Guard(each, seconds=None) if guard else each for each in optional_hooks if each
+        ]
         redaction = [self.redaction.Redaction(self.redactor)] if self.redaction else []
         sandbox = [self.sandbox] if self.sandbox else []
         return [permissions, _temperature(spec), *users, *sandbox, *spared, *redaction]
@@ -225,9 +223,10 @@ class App:
         model = self.chat_model(spec.model or self.model.name)
         permissions = self.permissions.child([*spec.rules, NO_TASK])
         folder_files = self._folder_files()
+        files = folder_files.hooks if folder_files else None
         compaction = self._compaction(model, folder_files.notes if folder_files else list)
         users = [each.in_child() for each in self.users_hooks]
-        hooks = HookChain(*self._hooks(permissions, lambda: spec, users, folder_files, compaction))
+        hooks = HookChain(*self._hooks(permissions, lambda: spec, users, files, compaction))
         tools = permissions.offered(self.built_in(model.name))
         if self.trace:
             self.trace.attach(model)
@@ -296,23 +295,12 @@ class App:
         if self.subagents:
             self.subagents.children.clear()
         if self.folder_files:
-            self.folder_files.take_up(messages)
+            self.folder_files.forget()
 
-    def _notes(self) -> list[Message]:
+    def _notes(self) -> list[str]:
         """What a shortened history needs again: instruction files of sub-folders, the checklist."""
-        sources: list[tuple[str, Callable[[], list[Message]]]] = []
-        if self.folder_files:
-            sources.append(("instruction files", self.folder_files.notes))
-        if TODO:
-            sources.append(("checklist", partial(TODO.notes, self.agent.messages)))
-        found: list[Message] = []
-        for name, notes in sources:
-            try:
-                found += notes()
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}"
-                self.notices.append(f"The {name} could not be read and is ignored: {why}.")
-        return found
+        files = self.folder_files.notes() if self.folder_files else []
+        return [*files, *(TODO.notes(self.agent.messages) if TODO else ())]
 
 
 def build_app(settings: Settings, arguments: argparse.Namespace, can_ask: bool) -> App:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, cast, get_args
 
-from coder.abort import Abort
 from coder.agent.profiles import choices
 from coder.cli.input import Leave, silent_keys
 from coder.cli.optional import needed
@@ -16,11 +15,10 @@ from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
 from coder.cli.signals import defer_sigint
 from coder.cli.wording import count, message_count, session_line, tokens
-from coder.providers.errors import explain
 from coder.sessions.snapshot_repo import SnapshotError
 from coder.sessions.snapshots import UndoResult
 from coder.sessions.store import StoreError
-from coder.types import Aborted, ModelError, Reasoning
+from coder.types import Aborted, Reasoning
 
 if TYPE_CHECKING:
     from coder.cli.repl import Repl
@@ -39,7 +37,6 @@ COMMANDS = {
     "reasoning": "how much the model thinks (a level), show or hide it",
     "tools": "list the model's tools",
     "tokens cost context": "tokens used, and how full the context is",
-    "summary": "let the model summarise the conversation",
     "compact compress": "shorten the conversation: /compact [FOCUS]",
     "undo": "undo the last run: its file changes and its messages",
     "redo": "redo what was undone",
@@ -164,21 +161,6 @@ class Commands:
         self.screen.line(
             f"context: {count(used)} of {count(window)} tokens ({percent:.0f} %), {messages}"
         )
-
-    def summary(self, argument: str) -> None:
-        module, abort, text = needed("coder.agent.titles", "/summary"), Abort(), ""
-        model = self.app.chat_model(self.app.model.name)
-        self.screen.status("summing up")
-        try:
-            with silent_keys(), self.app.interrupts.stopping(abort):
-                text = module.summary_of(model, self.app.agent.messages, abort)
-        except (Aborted, KeyboardInterrupt):
-            text = "stopped by the user"
-        except ModelError as error:
-            text = f"There is no summary: {explain(error)}"
-        finally:
-            self.screen.status("")
-        self.screen.line(text or "There is no summary: the model wrote nothing.")
 
     def compact(self, argument: str) -> None:
         done = False

@@ -217,6 +217,9 @@ class Conversation:
 
     def _take_title(self) -> None:
         if self.titler and self.titler.title:
+            found = RunEnd("stop", self.titler.title, self.titler.usage, 1)
+            self._record(events.Nested("title", found))
+            self.app.usage += self.titler.usage
             self.title, self.titler = self.titler.title, None
             with contextlib.suppress(StoreError):  # the recorder reports it, too
                 self.store.rename(self.app.agent.session_id, self.title)
@@ -260,7 +263,7 @@ class Conversation:
     def _replace_messages(self, messages: Sequence[Message]) -> None:
         self.app.agent.messages[:] = messages
         if self.app.folder_files:
-            self.app.folder_files.take_up(self.app.agent.messages)
+            self.app.folder_files.forget()
         self._keep_undo(again=True)
         self.settle()
 

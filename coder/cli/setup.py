@@ -6,7 +6,6 @@ All that is wrong with the user's files and flags is a ConfigError, in one line.
 from __future__ import annotations
 
 import argparse
-import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 from coder.cli.config import config_folder, data_folder
 from coder.cli.optional import needed, optional
 from coder.cli.settings import ConfigError, Settings
-from coder.hooks import Hooks
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import (
     RulesError,
@@ -30,7 +28,7 @@ from coder.tools.search import glob, grep
 from coder.toolset import Tool, Toolset
 
 if TYPE_CHECKING:
-    from coder.extend.guard import Serialized
+    from coder.extend.guard import Guard
     from coder.extend.plugins import Plugins
     from coder.permissions.sandbox import Sandbox
 
@@ -64,24 +62,23 @@ def open_sandbox(settings: Settings) -> Sandbox | None:
     return sandbox
 
 
-def load_extensions() -> tuple[Plugins | None, list[Serialized]]:
+def load_extensions() -> tuple[Plugins | None, list[Guard]]:
     """The user's plugins, and all hooks of the user's. Raises ConfigError, also for those whose module was deleted:
     a hook may be what keeps the model from something."""
     folder, file = config_folder() / "plugins", config_folder() / "hooks.json"
-    hooks: list[Hooks] = []
+    hooks: list[Guard] = []
     if file.exists():
         module = needed("coder.extend.command_hooks", str(file))
         try:
-            hooks.append(module.command_hooks(file))
+            hooks += module.command_hooks(file)
         except module.HooksError as error:
             raise ConfigError(str(error)) from None
     load = partial(needed, purpose=str(folder)) if folder.exists() else optional
     module = load("coder.extend.plugins")
     taken = {each.name for each in (*TOOLS, *PATCHING)} | {"task"}
     plugins: Plugins | None = module and module.load_plugins(folder, taken)
-    guard, lock = optional("coder.extend.guard"), threading.RLock()
     hooks += plugins.hooks if plugins else []
-    return plugins, [guard.Serialized(each, lock) for each in hooks] if guard else []
+    return plugins, hooks
 
 
 def load_permissions(arguments: argparse.Namespace, can_ask: bool) -> tuple[Permissions, list[str]]:

@@ -13,20 +13,35 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from coder.abort import Abort
 from coder.extend.guard import Guard
-from coder.hooks import FunctionHooks, HookChain, Hooks
+from coder.hooks import FunctionHooks
 from coder.permissions.rules import check_ownership
 from coder.tools.process import Ending, output_of
 from coder.toolset import ToolContext
-from coder.types import Completion, DeniedError, ModelError, Request, ToolCall, ToolResult
+from coder.types import (
+    Completion,
+    DeniedError,
+    ModelError,
+    Request,
+    ToolCall,
+    ToolError,
+    ToolResult,
+)
 
-BLOCKED = 2  # exit code (Claude Code's)
 PLACES = ("before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call")
+BLOCKED = "exit code 2"  # as Claude Code has it
+BLOCKS: dict[str, Callable[[str], Exception]] = {  # what is raised then
+    "before_llm_call": partial(ModelError, "bad_request"),
+    "before_tool_call": DeniedError,
+    "after_tool_call": ToolError,
+}
 LIMIT = 100_000  # bytes of an answer that are read
 
 
@@ -34,38 +49,39 @@ class HooksError(Exception):
     """hooks.json cannot be used, in one line."""
 
 
-def command_hooks(path: Path) -> HookChain:
+def command_hooks(path: Path) -> list[Guard]:
     """The hooks that a file names; none where there is no file. Raises HooksError."""
     if not path.is_file():
-        return HookChain()
+        return []
     try:
         check_ownership(path)
         places = json.loads(path.read_text("utf-8"))
         named = [(place, entry) for place, entries in places.items() for entry in entries]
-        return HookChain(*(_hook(place, entry, path.parent) for place, entry in named))
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        return [_hook(place, path.parent, **entry) for place, entry in named]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise HooksError(f"{path}: {error}") from None
 
 
-def _hook(place: str, entry: dict[str, Any], folder: Path) -> Hooks:
+def _hook(
+    place: str,
+    folder: Path,
+    *,
+    command: str,
+    tools: str = "",
+    seconds: float = 30,
+    closed: bool = False,
+) -> Guard:
     if place not in PLACES:
         raise ValueError(f"there is no place {place!r}; known: {', '.join(PLACES)}")
-    if unknown := entry.keys() - {"command", "tools", "seconds", "closed"}:
-        raise ValueError(f"a hook has no {', '.join(sorted(unknown))}")
-    text, seconds = str(entry["command"]), float(entry.get("seconds", 30))
-    command = Command(text, re.compile(entry.get("tools", "")), seconds, folder)
-    hooks = FunctionHooks(on_run_start=command.on_run_start, **{place: getattr(command, place)})
-    return Guard(hooks, name=text, seconds=seconds + 1, closed=bool(entry.get("closed", False)))
-
-
-class Blocked(Exception):
-    """The exit code was 2; the text is what the command wrote to stderr."""
+    made = Command(command, tools, float(seconds), folder)
+    hooks = FunctionHooks(on_run_start=made.on_run_start, **{place: getattr(made, place)})
+    return Guard(hooks, name=command, seconds=float(seconds) + 1, closed=closed)
 
 
 class Command:
     """One command. It runs in the configuration folder, so that a relative path is the user's."""
 
-    def __init__(self, command: str, tools: re.Pattern[str], seconds: float, folder: Path) -> None:
+    def __init__(self, command: str, tools: str, seconds: float, folder: Path) -> None:
         self.command, self.tools, self.seconds, self.folder = command, tools, seconds, folder
         self.abort = Abort()
 
@@ -73,72 +89,56 @@ class Command:
         self.abort = abort
 
     def before_llm_call(self, request: Request) -> None:
-        facts = {"session_id": request.session_id, "messages": request.messages}
-        try:
-            self._ask("before_llm_call", facts)
-        except Blocked as blocked:
-            raise ModelError("bad_request", f"{self.command}: {blocked}") from None
+        self._ask("before_llm_call", session_id=request.session_id, messages=request.messages)
 
     def after_llm_call(self, completion: Completion) -> None:
-        calls = [_call_facts(call) for call in completion.calls]
-        self._ask("after_llm_call", {"text": completion.text, "calls": calls})
+        calls = [{"tool": call.name, "arguments": call.arguments} for call in completion.calls]
+        self._ask("after_llm_call", text=completion.text, calls=calls)
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> ToolResult | None:
-        if not self.tools.search(call.name):
-            return None
-        place = {"cwd": str(ctx.cwd), "session_id": ctx.session_id}
-        try:
-            answer = self._ask("before_tool_call", place | _call_facts(call))
-        except Blocked as blocked:
-            raise DeniedError(str(blocked)) from None
+        place = {"cwd": ctx.cwd, "session_id": ctx.session_id}
+        answer = self._ask("before_tool_call", call, **place)
         if isinstance(answer.get("arguments"), dict):
             call.arguments = answer["arguments"]
         return ToolResult(answer["result"]) if isinstance(answer.get("result"), str) else None
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult | None:
-        if not self.tools.search(call.name):
-            return None
         facts = {"result": result.content, "is_error": result.is_error}
-        try:
-            text = self._ask("after_tool_call", _call_facts(call) | facts).get("result")
-        except Blocked as blocked:
-            return ToolResult(f"Withheld: {blocked}", is_error=True)
-        replaced = ToolResult(str(text), result.is_error, result.details)
-        return replaced if isinstance(text, str) else None
+        text = self._ask("after_tool_call", call, **facts).get("result")
+        return replace(result, content=text) if isinstance(text, str) else None
 
-    def _ask(self, place: str, facts: dict[str, Any]) -> dict[str, Any]:
-        """Run the command; the JSON object that it answers, or {}. Raises Blocked, or RuntimeError where it fails."""
-        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
-            stdin.write(json.dumps({"hook": place} | facts, default=str).encode())
-            stdin.seek(0)
-            shell = ["/bin/sh", "-c", self.command]
-            work = output_of(
-                shell, self.folder, self.abort, self.seconds, stdin=stdin, stderr=stderr
-            )
-            stdout, ending = _read(work)
-            stderr.seek(0)
-            message = stderr.read(LIMIT).decode("utf-8", "replace").strip()
-        if ending.code == BLOCKED and not ending.cause:
-            raise Blocked(message or "blocked by a hook")
-        if ending.code or ending.cause:
-            failure = [ending.cause or f"exit code {ending.code}", message[:500]]
-            raise RuntimeError(": ".join(filter(None, failure)))
+    def _ask(self, place: str, call: ToolCall | None = None, **facts: Any) -> dict[str, Any]:
+        """Run the command; the JSON object that it answers, or {}. Raises RuntimeError where it fails, or what blocks."""
+        facts["hook"] = place
+        if call:
+            facts |= {"tool": call.name, "arguments": call.arguments}
+            if not re.search(self.tools, call.name):
+                return {}
+        stdout, message, ending = self._output(json.dumps(facts, default=str).encode())
+        failure = ending.cause or (f"exit code {ending.code}" if ending.code else "")
+        if failure == BLOCKED and place in BLOCKS:
+            raise BLOCKS[place](message or "blocked by a hook")
+        if failure:
+            raise RuntimeError(": ".join(filter(None, [failure, message[:500]])))
         try:
             answer = json.loads(stdout)
         except ValueError:
             return {}
         return answer if isinstance(answer, dict) else {}
 
-
-def _call_facts(call: ToolCall) -> dict[str, Any]:
-    return {"tool": call.name, "arguments": call.arguments}
-
-
-def _read(work: Generator[bytes, None, Ending]) -> tuple[bytes, Ending]:
-    """What a command writes to stdout, and how it ended."""
-    output = b""
-    while True:
-        try:
-            output = (output + next(work))[:LIMIT]
-        except StopIteration as end:
-            return output, end.value
+    def _output(self, given: bytes) -> tuple[bytes, str, Ending]:
+        """What the command writes to stdout and stderr, and how it ended."""
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
+            stdin.write(given)
+            stdin.seek(0)
+            stdout, shell = b"", ["/bin/sh", "-c", self.command]
+            work = output_of(
+                shell, self.folder, self.abort, self.seconds, stdin=stdin, stderr=stderr
+            )
+            while True:
+                try:
+                    stdout = (stdout + next(work))[:LIMIT]
+                except StopIteration as end:
+                    stderr.seek(0)
+                    message = stderr.read(LIMIT).decode("utf-8", "replace").strip()
+                    return stdout, message, end.value

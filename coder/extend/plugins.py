@@ -38,32 +38,20 @@ class Command:
 
 
 @dataclass
-class Registered:
-    """What one plugin, or all of them, registered, in order."""
+class PluginApi:
+    """What a plugin's `setup` gets, and what it has registered, in order. `taken`: names that it cannot register."""
 
+    name: str
+    taken: set[str]
     tools: list[Tool] = field(default_factory=list)
-    hooks: list[Hooks] = field(default_factory=list)
+    hooks: list[Guard] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     subscribers: list[Callable[[Event], Any]] = field(default_factory=list)
-
-    @property
-    def taken(self) -> set[str]:
-        """The names of the tools, and of the commands with a slash."""
-        commands = {f"/{command.name}" for command in self.commands}
-        return {tool.name for tool in self.tools} | commands
-
-
-class PluginApi(Registered):
-    """What a plugin's `setup` gets. `in_use`: names that it cannot register."""
-
-    def __init__(self, name: str, in_use: Collection[str] = ()) -> None:
-        super().__init__()
-        self.name, self.in_use = name, in_use
 
     def add_tool(self, tool: Tool | Callable[..., Any]) -> None:
         """Offer a tool (or a function, see coder.toolset) to the model. Raises TypeError, or ValueError for a name that is taken."""
         made = tool if isinstance(tool, Tool) else tool_of(tool)
-        self._check_new(made.name)
+        self._take(made.name)
         self.tools.append(made)
 
     def add_hook(self, hook: Hooks, *, seconds: float = 30.0, closed: bool = False) -> None:
@@ -77,40 +65,49 @@ class PluginApi(Registered):
         """Add `/name` to the prompt; small letters only. Raises ValueError for another name, or one that is taken."""
         if not (name.isascii() and name.isalpha() and name.islower()):
             raise ValueError(f"a command's name must consist of lower-case letters, not {name!r}")
-        self._check_new(f"/{name}")
+        self._take(f"/{name}")
         self.commands.append(Command(name, function, help))
 
     def subscribe(self, subscriber: Callable[[Event], Any]) -> None:
         """Call this with every event of every run."""
         self.subscribers.append(subscriber)
 
-    def _check_new(self, name: str) -> None:
-        if name in self.in_use or name in self.taken:
+    def _take(self, name: str) -> None:
+        if name in self.taken:
             raise ValueError(f"the name {name} is taken")
+        self.taken.add(name)
 
 
-@dataclass
-class Plugins(Registered):
-    """All plugins: what they registered, their names, and a sentence for each that failed."""
+class Plugins:
+    """All plugins: what they registered, and a sentence for each that failed."""
 
-    names: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    def __init__(self, taken: Collection[str] = ()) -> None:
+        self.taken = set(taken)
+        self.loaded: list[PluginApi] = []
+        self.problems: list[str] = []
 
-    def load(
-        self, name: str, setup_of: Callable[[], Callable[[PluginApi], Any]], in_use: set[str]
-    ) -> None:
+    def load(self, name: str, setup_of: Callable[[], Callable[[PluginApi], Any]]) -> None:
         """Run the setup of one plugin; one that fails becomes a problem and adds nothing."""
-        api = PluginApi(name, in_use | self.taken)
+        api = PluginApi(name, set(self.taken))
         try:
             setup_of()(api)
         except Exception as error:
             self.problems.append(f"The plugin {name} is skipped: {type(error).__name__}: {error}")
             return
-        self.names.append(name)
-        self.tools += api.tools
-        self.hooks += api.hooks
-        self.commands += api.commands
-        self.subscribers += api.subscribers
+        self.taken = api.taken
+        self.loaded.append(api)
+
+    @property
+    def tools(self) -> list[Tool]:
+        return [tool for api in self.loaded for tool in api.tools]
+
+    @property
+    def hooks(self) -> list[Guard]:
+        return [hook for api in self.loaded for hook in api.hooks]
+
+    @property
+    def commands(self) -> list[Command]:
+        return [command for api in self.loaded for command in api.commands]
 
     def take_problems(self) -> list[str]:
         """The problems, and clear the list."""
@@ -119,23 +116,23 @@ class Plugins(Registered):
 
     def notify(self, event: Event) -> None:
         """Call the subscribers; one that fails is reported and removed."""
-        for subscriber in list(self.subscribers):
-            try:
-                subscriber(event)
-            except Exception as error:
-                self.subscribers.remove(subscriber)
-                name = getattr(subscriber, "__name__", subscriber)
-                why = f"{type(error).__name__}: {error}"
-                self.problems.append(f"a plugin's subscriber {name} failed: {why}")
+        for api in self.loaded:
+            for subscriber in list(api.subscribers):
+                try:
+                    subscriber(event)
+                except Exception as error:
+                    api.subscribers.remove(subscriber)
+                    why = f"{type(error).__name__}: {error}"
+                    self.problems.append(f"a subscriber of the plugin {api.name} failed: {why}")
 
 
 def load_plugins(folder: Path, taken: Collection[str] = ()) -> Plugins:
     """Load the files in `folder` (by name) and the installed plugins. `taken`: names of tools, and of commands with a slash."""
-    plugins = Plugins()
+    plugins = Plugins(taken)
     for path in sorted(folder.glob("*.py")):
-        plugins.load(path.name, lambda path=path: _setup_of(path), set(taken))  # type: ignore[misc]
+        plugins.load(path.name, lambda path=path: _setup_of(path))  # type: ignore[misc]
     for name, load in _installed():
-        plugins.load(name, load, set(taken))
+        plugins.load(name, load)
     return plugins
 
 
@@ -155,15 +152,8 @@ def _setup_of(path: Path) -> Callable[[PluginApi], Any]:
 def _installed() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Entry points of our group. Their reader takes 40 ms to import, so first see whether there is one."""
     listings = (each for place in sys.path for each in Path(place).glob("*-info/entry_points.txt"))
-    if any(map(_names_group, listings)):
+    if any(each.is_file() and GROUP in each.read_text("utf-8", "replace") for each in listings):
         from importlib.metadata import entry_points
 
         for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
             yield f"{entry.name} ({entry.value})", entry.load
-
-
-def _names_group(listing: Path) -> bool:
-    try:
-        return GROUP in listing.read_text("utf-8", "replace")
-    except OSError:
-        return False
