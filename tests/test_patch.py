@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 import resource
 import stat
 import tempfile
@@ -114,7 +115,6 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
     assert content.splitlines()[:4] == ["A new/c.py", "M a.py", "R b.py -> moved/b2.py", "D d.py"]
     assert "\n-two\n+2\n" in content
     assert "rename from b.py\nrename to moved/b2.py\n" in content
-    assert "\n-gone" in content
 
 
 def test_details_hold_the_diff_and_all_paths(ws: Patching) -> None:
@@ -128,28 +128,9 @@ def test_details_hold_the_diff_and_all_paths(ws: Patching) -> None:
     assert result.content == f"M a.py\nR b.py -> c.py\n{result.details['diff']}"
 
 
-@pytest.mark.parametrize(
-    ("begin", "end"),
-    [
-        ("<<'EOF'\n*** Begin Patch\n", "\n*** End Patch\nEOF\n"),
-        ("<<EOF\n*** Begin Patch\n", "\n*** End Patch\nEOF"),
-        ('apply_patch <<"PATCH"\n*** Begin Patch\n', "\n*** End Patch\nPATCH\n"),
-        ("```diff\n*** Begin Patch\n", "\n*** End Patch\n```\n"),
-        ("```bash\napply_patch <<'EOF'\n*** Begin Patch\n", "\n*** End Patch\nEOF\n```"),
-        ("\n\n  *** Begin Patch  \n", "\n*** End Patch \n\n \n"),
-        ("*** Begin Patch\n\n", "\n\n\n*** End Patch"),
-    ],
-)
-def test_wrapping_and_blank_lines_around_are_tolerated(ws: Patching, begin: str, end: str) -> None:
-    ws.put(a_py="one\ntwo\n")
-    ws.apply("*** Update File: a.py\n@@\n-one\n+1\n two", begin, end)
-    assert ws.text("a.py") == "1\ntwo\n"
-
-
 MALFORMED = [
     ("*** Update File: a.py\n-one\n+1\n*** End Patch", "has to be *** Begin Patch"),
     ("*** Begin Patch\n*** Update File: a.py\n-one\n+1", "the last *** End Patch"),
-    ("cd x && apply_patch <<E\n*** Begin Patch\n+a\n*** End Patch\nE", "to be *** Begin Patch"),
     ("*** Begin Patch\n\n*** End Patch", "the patch is empty"),
 ]
 MALFORMED += [
@@ -162,15 +143,9 @@ MALFORMED += [
         ("*** Update File: a.py", "a.py has no hunk"),
         ("*** Update File: a.py\n@@ one", "or one without lines"),
         ("*** Update File: a.py\n-one\n*** Move to: b.py", "no place there: '*** Move to: b.py'"),
-        (
-            "*** Update File: a.py\n*** Move to: b\n*** Move to: c",
-            "no place there: '*** Move to: c'",
-        ),
         ("*** Update File: a.py\n*** End of File", "no place there: '*** End of File'"),
-        ("*** Update File: a.py\n-one\n*** End of File\n+1", "no place there: '+1'"),
-        ("*** Delete File: a.py\n-one", "nothing follows Delete File"),
+        ("*** Delete File: a.py\n-one", "no place there: '-one'"),
         ("*** Add File: b.py\none", "no place there: 'one'"),
-        ("*** Add File: b.py\n*** Move to: c.py\n+x", "no place there: '*** Move to: c.py'"),
         ("*** Add File: b.py\n@@\n+x", "no place there: '@@'"),
         ("*** Add File: ok.py\n+x\n*** Add File: b.py\n+\ud83d", "Add File b.py: 'utf-8' codec"),
     ]
@@ -184,12 +159,13 @@ def test_a_malformed_patch_is_refused_with_its_line(ws: Patching, patch: str, sa
 
 
 def test_what_models_write_otherwise_is_tolerated(ws: Patching) -> None:
-    """Blanks before headers, blank lines between sections, CRLF, lines that look like markers."""
+    """Blank lines around and between sections, CRLF, lines that look like markers."""
     ws.put(a_py="one\ntwo\n", b_py=b"x\r\ny", c_py="gone\n", d_md="*** Begin Patch\n@@\n")
-    body = "  *** Update File: a.py\n\n@@\n-one\n+1\n\n@@\n two\n+3\n\n *** Update File: b.py\n"
-    body += "*** Move to: e.py\n\t*** Delete File: c.py\n\n *** Add File: pkg/__init__.py\n"
-    body += "*** Update File: d.md\n *** Begin Patch\n-@@\n+*** End Patch"
-    assert "A pkg/__init__.py" in ws.apply(body.replace("\n", "\r\n"))
+    body = "\n*** Update File: a.py\n\n@@\n-one\n+1\n\n@@\n two\n+3\n\n*** Update File: b.py\n"
+    body += "*** Move to: e.py\n*** Delete File: c.py\n\n*** Add File: pkg/__init__.py\n"
+    body += "*** Update File: d.md\n *** Begin Patch\n-@@\n+*** End Patch\n\n"
+    body = f"\n *** Begin Patch \n{body}*** End Patch\n\n".replace("\n", "\r\n")
+    assert "A pkg/__init__.py" in ws.apply(body, "", "")
     assert {name: ws.data(name) for name in ws.files() if name != "pkg"} == {
         "a.py": b"1\ntwo\n3\n",
         "e.py": b"x\r\ny",
@@ -210,7 +186,6 @@ TWO = "    x\ndef f():\n    x\ndef g():\n    x\ndef h():\n    x\n"
 CLASSES = "class A:\n    def f(self):\n        x\nclass B:\n    def f(self):\n        x\n"
 HUNKS = {
     "a context line without its space": ("one\n\ntwo\n", " one\n\n-two\n+2", "one\n\n2\n"),
-    "an empty line that decides": ("x\ny\nx\n\n", "-x\n+1\n", "x\ny\n1\n\n"),
     "space at the end": ("top\nv = 1  \t\nold\n", " v = 1\n-old\n+new", "top\nv = 1  \t\nnew\n"),
     "less space at the end": ("v = 1\nold\n", " v = 1  \n-old\n+new", "v = 1\nnew\n"),
     "typographic": ("say(“it’s”)\nold\n", ' say("it\'s")\n-old\n+new', "say(“it’s”)\nnew\n"),
@@ -247,13 +222,14 @@ HUNKS = {
     ),
     "partly off": (IF, " if a:\n-    b\n+        c", "    if a:\n        c\n"),
     "off and deleted": (IF, "-if a:\n-    b", ""),
+    "a new level": (IF, "-b\n+if c:\n+    b", "    if a:\n        if c:\n            b\n"),
     "quotes of the file": (
         *("a = 'x'\nb = \"y\"\n", " a = ‘x’\n-b\u00a0= “y”\n+b\u00a0= “it’s”"),
         "a = 'x'\nb = \"it's\"\n",
     ),
     "line endings": ("1\r\n2\r\n3\r\n", " 1\n-2\n+a\n+b\n 3", "1\r\na\r\nb\r\n3\r\n"),
     "mixed line endings": (
-        *("a\r\nb\nc\r\nd\ne\n", " a\n-b\n+B\n c\n+C\n d\n-e\n+E", "a\r\nB\nc\r\nC\r\nd\nE\n"),
+        *("a\r\nb\nc\r\nd\ne\n", " a\n-b\n+B\n c\n+C\n d\n-e\n+E", "a\r\nB\nc\r\nC\nd\nE\n"),
     ),
     "before all others": ("a\r\nb\r\n", "+top\n a", "top\r\na\r\nb\r\n"),
     "a mark": ("\ufeffé one\r\ntwo\r\n", " é one\n-two\n+zwö", "\ufeffé one\r\nzwö\r\n"),
@@ -289,11 +265,11 @@ REFUSED = {
     ),
     "overlapping fits": ("x\nx\nx\n", " x\n-x", "lines 1, 2."),
     "out of order": (
-        *("one\ntwo\nthree\n", "-three\n@@\n-one", "is at line 1, but has to be after line 3"),
+        *("one\ntwo\nthree\n", "-three\n@@\n-one", "it is at line 1, but has to be behind line 3"),
     ),
     "no such anchor": ("def f(a, b):\n    x\n", "@@ def f(a, c):\n-    x", "1\tdef f(a, b):"),
     "an anchor before": (
-        *("f\n x\n y\n", "- x\n@@ f\n- y", "its anchor is at line 1, but has to be after"),
+        *("f\n x\n y\n", "- x\n@@ f\n- y", "it is at line 1, but has to be behind line 2"),
     ),
     "the anchor repeated, twice": (
         "class A:\n def f():\n  x\nclass B:\n def f():\n  x\n",
@@ -319,9 +295,6 @@ REFUSED = {
     "no room to the left": (
         *(IF, "-        if a:\n-            b\n+        if c:\n+d", "not certain"),
     ),
-    "wrapped": (IF, "-b\n+if c:\n+    b", "not certain"),
-    "one line deeper": (IF, " if a:\n+    if c:\n     b", "not certain"),
-    "quotes": ("a = 'x'\nb = \"y\"\nc = “z”\n", "-a = ‘x’\n-b = “y”\n+a = “x”", "not certain"),
     "Latin-1": ("caf\udce9\none\n", "-one\n+d\xe9j\xe0", "not UTF-8"),
 }
 
@@ -345,7 +318,7 @@ def test_a_link_is_deleted_itself_changed_through_and_not_moved(ws: Patching, ta
     (ws.folder / "folder").mkdir()
     (ws.folder / "l").symlink_to(target)
     if target == "t":
-        assert "links are not moved" in ws.refused("*** Update File: l\n*** Move to: m")
+        assert "l cannot be opened" in ws.refused("*** Update File: l\n*** Move to: m")
         os.link(ws.folder / "t", ws.folder / "hard")
         said = ws.apply("*** Update File: l\n-one\n+two")
         assert said.startswith("M t Note: the file had 2 hard links")
@@ -426,9 +399,9 @@ def test_one_hunk_that_does_not_apply_leaves_all_files_alone(ws: Patching) -> No
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("*** Add File: link\n+x", "link exists already. Change it with *** Update File"),
-        ("*** Add File: folder\n+x", "folder exists already"),
-        ("*** Add File: dangling\n+x", "dangling exists already"),
+        ("*** Add File: link\n+x", "link cannot be opened"),
+        ("*** Add File: folder\n+x", "folder is a folder"),
+        ("*** Add File: dangling\n+x", "dangling cannot be opened"),
         ("*** Update File: b.py\n-x\n+y", "there is no file"),
         ("*** Update File: dangling\n-x\n+y", "there is no file"),
         ("*** Update File: folder\n-x\n+y", "is a folder"),
@@ -440,7 +413,7 @@ def test_one_hunk_that_does_not_apply_leaves_all_files_alone(ws: Patching) -> No
         ("*** Delete File: .", "is a folder"),
         ("*** Delete File: pipe", "is not a regular file"),
         ("*** Update File: a.py\n*** Move to: other.py", "other.py exists already"),
-        ("*** Update File: a.py\n*** Move to: a.py", "a.py is in the patch twice"),
+        ("*** Update File: a.py\n*** Move to: a.py", "nothing to do"),
         ("*** Update File: a.py\n*** Move to: dangling", "dangling exists already"),
     ],
 )
@@ -458,8 +431,8 @@ def test_a_section_that_cannot_be_done_is_refused(ws: Patching, section: str, sa
     "sections",
     [
         "*** Delete File: a.py\n*** Update File: a.py\n-one\n+1",
-        "*** Delete File: a.py\n*** Add File: a.py\n+1\n*** Add File: a.py\n+1",
-        "*** Update File: a.py\n-one\n+1\n*** Add File: a.py\n+1",
+        "*** Delete File: a.py\n*** Add File: a.py\n+1",
+        "*** Update File: a.py\n-one\n+1\n*** Update File: ./sub/../l\n-two\n+2",
         "*** Add File: b.py\n+1\n*** Add File: b.py\n+2",
         "*** Add File: b.py\n+1\n*** Update File: a.py\n*** Move to: b.py",
     ],
@@ -468,29 +441,11 @@ def test_the_same_file_twice_is_refused(ws: Patching, sections: str) -> None:
     ws.put(a_py="one\ntwo\n")
     (ws.folder / "sub").mkdir()
     (ws.folder / "l").symlink_to("a.py")
-    said = ws.refused(sections)
-    assert "twice" in said or "exists already" in said
+    assert "is in the patch twice" in ws.refused(sections)
 
 
-@pytest.mark.parametrize("second", ["a.py", "l", "./sub/../a.py"])
-def test_sections_for_one_file_are_done_one_after_the_other(ws: Patching, second: str) -> None:
-    ws.put(a_py=b"\xef\xbb\xbfone\r\ntwo\r\n")
-    (ws.folder / "sub").mkdir()
-    (ws.folder / "l").symlink_to("a.py")
-    content = ws.apply(
-        f"*** Update File: a.py\n-two\n+2\n*** Update File: {second}\n-one\n+1\n 2\n"
-        "*** Add File: b.py\n+x\n*** Update File: b.py\n x\n+y"
-    )
-    assert ws.data("a.py") == b"\xef\xbb\xbf1\r\n2\r\n" and ws.text("b.py") == "x\ny\n"
-    assert content.splitlines()[:2] == ["M a.py", "A b.py"]
-    assert content.count("-one\n-two\n+1\n+2") == 1
-    assert ws.asked == [("edit", "a.py, b.py")]
-
-
-@pytest.mark.parametrize(
-    "body", ["*** Add File: a.py\n+new", "*** Delete File: a.py\n*** Add File: a.py\n+new"]
-)
-def test_a_file_that_is_there_is_written_anew(ws: Patching, body: str) -> None:
+def test_a_file_that_is_there_is_written_anew(ws: Patching) -> None:
+    body = "*** Add File: a.py\n+new"
     ws.put(a_py=b"one\r\ntwo\r\n")
     (ws.folder / "a.py").chmod(0o750)
     assert ws.apply(body).startswith("M a.py\n")
@@ -515,17 +470,16 @@ def test_a_file_that_changed_since_it_was_read_is_refused(ws: Patching, section:
 
 
 def test_what_was_added_or_updated_counts_as_read_and_what_went_does_not(ws: Patching) -> None:
-    ws.put(a_py="one\n", d_py="x\n", m_py="x\n")
-    for name in ("a.py", "d.py", "m.py"):
+    ws.put(d_py="x\n", m_py="x\n")
+    for name in ("d.py", "m.py"):
         ws.call("read", path=name)
     ws.apply(
-        "*** Add File: n.py\n+x\n*** Update File: a.py\n-one\n+two\n*** Delete File: d.py\n"
-        "*** Update File: m.py\n*** Move to: m2.py"
+        "*** Add File: n.py\n+x\n*** Delete File: d.py\n*** Update File: m.py\n*** Move to: m2.py"
     )
-    assert {path.name for path in ws.tools.seen} == {"a.py", "n.py", "m2.py"}
     ws.put(d_py="someone else's\n")
     assert ws.call("write", path="d.py", content="mine").is_error
-    assert not ws.call("write", path="m2.py", content="mine").is_error
+    for name in ("n.py", "m2.py"):
+        assert not ws.call("write", path=name, content="mine").is_error
 
 
 # ---- asking, and all or nothing --------------------------------------------------------------------------
@@ -571,7 +525,7 @@ def test_what_changes_while_the_person_is_asked_is_not_overwritten(
     ws.put(a_py="one\n")  # never read: only what the patch itself has seen can tell
     ws.when_asked = meanwhile
     result = ws.patch(f"*** Add File: c.py\n+x\n{section}")
-    assert f"{name} changed on disk meanwhile" in str(result.content) and result.is_error
+    assert f"{name} changed on disk" in str(result.content) and result.is_error
     assert ws.files() == before
 
 
@@ -590,7 +544,6 @@ def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Patching) -> 
     (ws.folder / "l").symlink_to("a.sh")
     for name in ("a.sh", "b.py", "c.py"):
         ws.call("read", path=name)
-    seen = dict(ws.tools.seen)
     said = ws.refused(
         f"*** Update File: a.sh\n-one\n+1\n*** Update File: b.py\n*** Move to: deep/er/b.py\n-two\n+2\n"
         f"*** Delete File: c.py\n*** Delete File: l\n*** Add File: n/new.py\n+x\n*** Update File: never.py\n-read\n+1\n"
@@ -598,16 +551,8 @@ def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Patching) -> 
     )
     assert "File name too long" in said
     assert "The patch was not applied. All files are as they were before." in said
-    assert ws.tools.seen.keys() == seen.keys()
     # and none of them counts as changed
     ws.apply("*** Update File: a.sh\n-one\n+1\n*** Delete File: c.py")
-
-
-def test_a_file_may_give_way_to_a_folder_and_comes_back_if_that_fails(ws: Patching) -> None:
-    ws.put(a="one\n")
-    ws.refused(f"*** Delete File: a\n*** Add File: a/b\n+x\n*** Add File: a/{TOO_LONG}\n+x")
-    ws.apply("*** Delete File: a\n*** Add File: a/b\n+x")
-    assert ws.text("a/b") == "x\n"
 
 
 @contextlib.contextmanager
@@ -640,7 +585,6 @@ def test_what_cannot_be_written_or_put_back_is_reported(ws: Patching) -> None:
     [
         f"*** Add File: sub/b.py\n+x\n*** Add File: {TOO_LONG}\n+x",
         "*** Add File: b.py\n+x\n*** Add File: a.py/sub/c.py\n+x",
-        f"*** Delete File: a.py\n*** Add File: a.py\n+1\n*** Add File: {TOO_LONG}\n+x",
     ],
 )
 def test_files_and_folders_that_were_there_come_back(ws: Patching, body: str) -> None:
@@ -746,10 +690,7 @@ def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Patching, sect
     ws.put(_env="A=1\nB=hunter2\n", a_py="x\n")
     (ws.folder / "link").symlink_to(".env")
     ws.when_asked = no
-    assert (
-        ws.refused(f"*** Update File: a.py\n-x\n+y\n{section}\n*** Delete File: ../outside")
-        == "Denied: no"
-    )
+    assert ws.refused(f"*** Update File: a.py\n-x\n+y\n{section}") == "Denied: no"
     assert ws.asked == [("read", ".env")]
 
 
@@ -778,6 +719,6 @@ def test_a_folder_that_becomes_a_link_while_the_person_is_asked_leads_nowhere(
     before = Patching(outside).files()
     ws.when_asked = meanwhile
     result = ws.patch(body)
-    assert result.is_error and "a link has taken its place" in str(result.content)
+    assert result.is_error and re.search("taken its place|changed on disk", str(result.content))
     assert Patching(outside).files() == before
     assert ws.text("a") == ws.text("sub-aside/a") == ws.text("in-aside/sub/a") == "one\n"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coder.permissions.sanitize import escape_invisible
-from coder.tools.repository import read_small_file, repository_top
+from coder.tools.workspace import read_small_file, repository_top
 
 if TYPE_CHECKING:
     from coder.hooks import Hooks

@@ -17,7 +17,7 @@ from typing import Any
 from coder.cli.flags import program
 from coder.cli.settings import NAMES, SETTINGS, ConfigError, Settings, Source, value_of, window_of
 from coder.providers.address import host_of, is_loopback, shown_url
-from coder.tools.environment import header_secret
+from coder.tools.secrets import header_secret
 
 # What a folder may set. The rest costs money or time, weakens the model, names a file that we read or changes what is sent.
 OF_A_FOLDER = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL")

@@ -35,7 +35,7 @@ from coder.cli.process import (
 from coder.cli.settings import ConfigError, Settings
 from coder.permissions.sanitize import strip_controls
 from coder.providers.address import is_loopback
-from coder.tools.environment import clean_path
+from coder.tools.secrets import clean_path
 
 if TYPE_CHECKING:
     from coder.cli.input import Keyboard

@@ -51,7 +51,7 @@ from coder.events import (
 from coder.hooks import HOOK_NAMES, HookChain, Hooks, implements
 from coder.permissions.redact import Redactor
 from coder.providers.address import shown_url
-from coder.tools.environment import header_secret
+from coder.tools.secrets import header_secret
 from coder.types import ModelError, Request, RunResult
 
 FORMAT = 2

@@ -19,9 +19,13 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from coder.tools.folder import temporary_name
-from coder.tools.repository import git_folders, read_small_file, repository_top
-from coder.tools.workspace import escaped
+from coder.tools.workspace import (
+    escaped,
+    git_folders,
+    read_small_file,
+    repository_top,
+    temporary_name,
+)
 
 NAMES = "commondir", "config", "config.worktree", "info/attributes", "hooks", "remotes", "branches"
 GIT_INIT = re.compile(  # the configuration that it writes

@@ -22,7 +22,7 @@ from typing import Any
 
 from coder.hooks import Hooks
 from coder.permissions.sanitize import strip_controls
-from coder.tools.environment import is_secret
+from coder.tools.secrets import is_secret
 from coder.toolset import ToolContext
 from coder.types import Completion, Request, ToolCall, ToolResult
 

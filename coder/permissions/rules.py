@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from coder.tools.repository import read_small_file
+from coder.tools.workspace import read_small_file
 
 Action = Literal["allow", "ask", "deny"]
 MAX_FILE = 1 << 16  # bytes of a workspace's rules that are read

@@ -30,12 +30,12 @@ from coder.permissions.git_guard import Changes, GitGuard, describe
 from coder.permissions.landlock import FULL_ABI, LandlockError, available, can_filter, restrict
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
 from coder.tools.process import private_folder
-from coder.tools.repository import (
+from coder.tools.workspace import (
     git_folders,
     read_path,
     read_small_file,
+    real,
     repository_top,
-    resolved,
 )
 from coder.toolset import Tool, ToolContext
 from coder.types import CoderError, DeniedError, ToolCall, ToolResult
@@ -271,5 +271,5 @@ def writable_git_folders(workspace: Path) -> list[Path]:
         return [shared]
     config = os.fsdecode(read_small_file(folder / "config", 1 << 20) or b"")
     worktree = re.search(r"^\s*worktree = ([^\0\n]+)$", config, re.M)
-    leads_back = worktree is not None and resolved(folder / worktree[1]) == top
+    leads_back = worktree is not None and real(folder / worktree[1]) == top
     return [folder] if folder == pointer or leads_back else []

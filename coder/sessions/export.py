@@ -25,7 +25,7 @@ from coder.permissions.redact import REMOVED, Redactor, redacted, without_secret
 from coder.providers.reasoning import REASONING, THINK
 from coder.sessions.rows import loaded
 from coder.sessions.store import SessionInfo, Store, StoreError
-from coder.tools.environment import is_secret
+from coder.tools.secrets import is_secret
 from coder.types import Message
 
 Format = Literal["md", "json", "html"]

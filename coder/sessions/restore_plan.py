@@ -12,7 +12,7 @@ from typing import Any
 
 from coder.sessions.file_changes import Pair, WorkspaceFiles
 from coder.sessions.snapshot_repo import SnapshotError, SnapshotRepo
-from coder.tools.folder import folder_of, remove, remove_folder, temporary_name
+from coder.tools.workspace import folder_of, remove, temporary_name
 from coder.types import ToolError
 
 Step = dict[str, Any]  # as RunSnapshot has it
@@ -104,7 +104,7 @@ class RestorePlan:
 def _remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
         with contextlib.suppress(OSError, ToolError):
-            remove_folder(folder)
+            remove(folder, os.rmdir)
 
 
 def _is_folder(path: Path) -> bool:

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools.process import environment
-from coder.tools.repository import git_folders, read_small_file, repository_top
-from coder.tools.workspace import escaped
+from coder.tools.workspace import escaped, git_folders, read_small_file, repository_top
 from coder.types import CoderError
 
 KEPT_DAYS = 30

@@ -39,7 +39,7 @@ from coder.events import (
 from coder.sessions.file_changes import SECONDS, Pair, WorkspaceFiles
 from coder.sessions.restore_plan import RestorePlan, is_relative, net_change
 from coder.sessions.snapshot_repo import SnapshotError, SnapshotRepo
-from coder.tools.workspace import diff
+from coder.tools.edit import diff
 from coder.types import Message, ToolError
 
 ERRORS = (SnapshotError, sqlite3.Error, OSError)

@@ -23,9 +23,7 @@ from coder.types import ToolError, ToolResult
 
 DEFAULT_TIMEOUT = 120  # seconds
 MAX_TIMEOUT = 600
-KEEP = (
-    14_000  # characters of the head and of the tail each: under the 30,000 that the loop passes on
-)
+KEEP = 14_000  # characters of head and tail each: under the 30,000 that the loop passes on
 MAX_SAVED = 1 << 30  # bytes of output: an endless command must not fill the disk
 SHOW_EVERY = 0.1  # seconds between two updates
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
@@ -107,10 +105,10 @@ class Output:
     def __init__(self) -> None:
         self.bytes = 0
         self.saved = ""  # the path of the file
-        self._cut = 0  # characters between head and tail
+        self._written = self._characters = 0
         self._head = self._tail = ""
         self._unsaved = bytearray()
-        self._can_save = True
+        self._is_saving = True
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._file: IO[bytes] | None = None
 
@@ -119,44 +117,40 @@ class Output:
         text = self._decoder.decode(data)
         room = 2 * KEEP - len(self._head)
         self._head += text[:room]
-        tail = self._tail + text[room:]
-        self._cut += max(0, len(tail) - KEEP)
-        self._tail = tail[-KEEP:]
+        self._tail = (self._tail + text[room:])[-KEEP:]
+        self._characters += len(text)
         self.bytes += len(data)
-        self._unsaved += data
-        if self._tail:
-            self._save()
+        if self._is_saving:
+            self._unsaved += data
+            if self._tail:
+                self._save()
         return text
 
     def _save(self) -> None:
-        """Write what has come. A file that cannot be whole, on a full disk, is removed."""
+        """Write what has come, until MAX_SAVED or the disk is full."""
         try:
-            if self._can_save and not self._file:
+            if not self._file:
                 folder = private_folder()
                 fd, self.saved = tempfile.mkstemp(dir=folder, prefix="output-", suffix=".txt")
                 self._file = os.fdopen(fd, "wb", buffering=0)
-            if self._file:
-                data = self._unsaved[: max(0, MAX_SAVED - self._file.tell())]
-                if data and self._file.write(data) != len(data):
-                    raise OSError("the disk is full")
+            size = self._file.write(self._unsaved[: MAX_SAVED - self._written])
+            self._written += size
+            self._is_saving = size == len(self._unsaved)
         except OSError:
-            self.close()
-            with contextlib.suppress(OSError):
-                os.unlink(self.saved)
-            self.saved, self._can_save = "", False
+            self._is_saving = False
         self._unsaved.clear()
 
     def text(self) -> str:
         """The whole, or head and tail with a marker that says what is missing."""
-        if not self._tail:
-            return self._head.rstrip("\n")
         head, tail = self._head[:KEEP], (self._head[KEEP:] + self._tail)[-KEEP:]
-        missing = len(self._head) + self._cut + len(self._tail) - len(head) - len(tail)
-        return f"{head}\n\n... [truncated {missing} characters] ...\n\n{tail}".rstrip("\n")
+        missing = self._characters - len(head) - len(tail)
+        middle = f"\n\n... [truncated {missing} characters] ...\n\n" if missing else ""
+        return f"{head}{middle}{tail}".rstrip("\n")
 
     def note(self) -> str:
         """Where the whole is, if it is in a file."""
-        part = f"the first {MAX_SAVED:,} bytes" if self.bytes > MAX_SAVED else "the whole output"
+        is_whole = self._written == self.bytes
+        part = "the whole output" if is_whole else f"the first {self._written:,} bytes"
         return f"[{part} of {self.bytes:,} bytes: {self.saved}]" if self.saved else ""
 
     def close(self) -> None:

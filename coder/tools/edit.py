@@ -1,54 +1,58 @@
 """edit: replace a piece of text in a file, or say what to do where it is not found.
 
-Five rungs are tried in turn, each taken only where one place fits; only that span changes. No
-looser rung follows: a wrong edit costs more than a failure that shows the right place.
+The text is looked for as it is, then line by line: without white space at the ends, in another
+indentation, with plain quotes and dashes. A rung is taken only where one place fits: a wrong edit
+costs more than a failure that shows the right place.
+
+Lines are changed as in a patch, which is applied with the same functions (patch.py): a space before a
+line that stays, - before one that goes, + before a new one. Lines that stay are not written.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Generator, Iterator
-from itertools import chain, islice
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import accumulate, groupby, islice
 from typing import Any
 
-from coder.tools.advice import advice
-from coder.tools.matching import (
-    Lines,
-    Place,
-    View,
-    indentation,
-    lines_of,
-    loosest,
-    marked_lines,
-    numbered,
-    opens,
-    plain,
-)
 from coder.tools.workspace import (
     Text,
     ask_to_show,
-    diff,
     load,
     refuse_changed,
-    refuse_other,
     save,
     shown,
+    state_of,
     to_write,
 )
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
-MAX_PLACES = 100_000  # in one call; each takes memory
-MAX_DIFF = 4_000_000  # places times lines that are compared for a diff: about a second
+MAX_LISTED = 20  # places that an error names
+MAX_COMPARED = 4_000  # differing lines of both texts; difflib takes seconds for many more
+HUNK = re.compile(r"(?<=[-+])\d+")  # the first numbers of a hunk's header
 
-# By whole lines or by characters, and in which view.
-RUNGS: tuple[tuple[bool, View], ...] = (
-    (False, str),
-    (True, str.rstrip),
-    (True, str.strip),
-    (False, plain),
-    (True, loosest),
+Place = tuple[int, int, str]  # start and end in a text, and what belongs there
+View = Callable[[str], str]
+
+# What is written for plain characters
+PUNCTUATION = str.maketrans(
+    "‘’‚‛“”„‟‐‑‒–—―−\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000",
+    "''''\"\"\"\"-------" + 13 * " ",
 )
+
+
+def plain(line: str) -> str:
+    return line.translate(PUNCTUATION)
+
+
+def loosest(line: str) -> str:
+    return plain(line).strip()
+
+
+VIEWS: tuple[View, ...] = (str, str.rstrip, str.strip, loosest)
 
 
 @tool
@@ -64,68 +68,45 @@ def edit(
     replace_all: replace every occurrence
     """
     target = to_write(ctx, path)
-    name = shown(ctx, target)
+    name, known = shown(ctx, target), state_of(target)
     if not old_string:
         way = "To create a file use write; to insert, give the line beside the place."
         raise ToolError(f"old_string is empty. {way}")
-    if old_string == new_string:
-        raise ToolError("old_string and new_string are the same: nothing to do")
     yield from ask_to_show(ctx, target)
     file = load(ctx, target)
-    refuse_changed(ctx, target)
     old, new = (text.replace("\r\n", "\n") for text in (old_string, new_string))
     lines = Lines(file)
-    places = find_places(lines, old, new, replace_all, name)
-    text = lines.spliced(chain.from_iterable(places))
+    count = lines.text.count(old) if replace_all else 0
+    if count:
+        text = lines.restored(lines.text.replace(old, new.replace("\n", lines.newline)))
+    else:
+        text = lines.spliced(_find_change(lines, old, new, name))
     if text == file.text:
-        raise ToolError(f"{name} would stay as it is: nothing to do")
-    data = file.encoded(text)
-    changes = _diff_of(file, lines, places, name)
+        raise ToolError(f"old_string and new_string are the same in {name}: nothing to do")
+    data, changes = file.encoded(text), diff(file.text, text, name)
     yield from ctx.ask("edit", name, changes)
-    refuse_other(ctx, target, file)
+    refuse_changed(ctx, target, known)
     note = save(ctx, target, data)
-    many = f" in {len(places)} places" if len(places) > 1 else ""
+    many = f" in {count} places" if count > 1 else ""
     text = f"Edited {name}{many}.{note}\n{changes}"
     return ToolResult(text, details={"diff": changes, "path": str(target)})
 
 
-def _diff_of(file: Text, lines: Lines, places: list[list[Place]], name: str) -> str:
-    """The diff; of the first places alone where there are many: it takes places times lines."""
-    some = places[: max(1, MAX_DIFF // (len(lines.lines) + 1))]
-    more = f"\n(the first {len(some)} of {len(places)} places)" if len(some) < len(places) else ""
-    return diff(file.text, lines.spliced(chain.from_iterable(some)), name) + more
-
-
-def find_places(file: Lines, old: str, new: str, every: bool, name: str) -> list[list[Place]]:
-    """For each place that fits, in order, its changes.
-
-    Raises ToolError with the way out where there is none, or more than one.
-    """
-    ended = old.endswith("\n") or not new
-    wanted, given = lines_of(old), lines_of(new) if ended else new.split("\n")
-    text = file.text if file.ended else file.text[:-1]
-    for whole, view in RUNGS:
-        if whole:
-            starts = file.fits(wanted, view) if old.strip() else []
-        else:
-            starts = list(islice(_starts_of(view(text), view(old)), MAX_PLACES))
-        if len(starts) == MAX_PLACES:
-            way = "Give more text, or use a command."
-            raise ToolError(f"old_string is in {name} {MAX_PLACES:,} times or more. {way}")
-        if len(starts) > 1 and not every:
-            lines = [at + 1 if whole else text.count("\n", 0, at) + 1 for at in starts[:20]]
-            places = f"{len(starts)} times, at lines {', '.join(map(str, lines))}"
-            way = "Give more of the text around the one you mean, or set replace_all."
-            raise ToolError(f"old_string is in {name} {places}. {way}")
-        if starts and whole:
-            body = marked_lines(wanted, given)
-            return [
-                file.changes(at, body, twice=True) for at in _without_overlaps(starts, len(wanted))
-            ]
-        if starts:
-            return [
-                [_change_of_span(file, at, old, new)] for at in _without_overlaps(starts, len(old))
-            ]
+def _find_change(file: Lines, old: str, new: str, name: str) -> list[Place]:
+    """What changes at the one place that fits. Raises ToolError where there is none, or more."""
+    wanted, given = lines_of(old), lines_of(new)
+    starts = list(islice(_starts_of(file.text, old), MAX_LISTED))
+    found = [file.text.count("\n", 0, at) for at in starts]
+    if not starts and old.strip():
+        found = next(filter(None, (file.fits(wanted, view) for view in VIEWS[1:])), [])
+    if len(found) > 1:
+        places = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
+        way = "Give more of the text around the one you mean, or set replace_all."
+        raise ToolError(f"old_string is in {name} at lines {places}. {way}")
+    if starts:
+        return [_change_of_span(file.text, starts[0], old, new)]
+    if found:
+        return file.changes(found[0], marked_lines(wanted, given))
     raise ToolError(advice(file.lines, wanted, given, name, ("old_string", "new_string")))
 
 
@@ -137,50 +118,221 @@ def _starts_of(text: str, piece: str) -> Iterator[int]:
         at = text.find(piece, at + 1)
 
 
-def _without_overlaps(starts: list[int], size: int) -> list[int]:
-    """Those that do not overlap one before."""
-    apart = starts[:1]
-    for start in starts[1:]:
-        if start >= apart[-1] + size:
-            apart.append(start)
-    return apart
-
-
-def _change_of_span(file: Lines, start: int, old: str, new: str) -> Place:
-    """The change of a span that fits by characters.
-
-    A line that is whole but for white space goes with that and its newline; no lines are joined.
-    """
-    text, end = file.text, start + len(old)
-    if text[start:end] != old:
-        new = file.respelled(text[start:end], old, new)
-    first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
-    before = text[first:start]
-    closed, alone = old.endswith("\n"), not before.strip()
-    if not new and alone and closed:
-        return Place(first, end, "")
-    if not new and alone and old.strip() and old[0] != "\n" and not text[end:last].strip():
-        return Place(first, last + 1, "")
+def _change_of_span(text: str, start: int, old: str, new: str) -> Place:
+    """The change of a span. What is a line but for white space goes with that and its newline."""
+    end, closed = start + len(old), old.endswith("\n")
+    first = text.rfind("\n", 0, start) + 1
+    is_alone = not text[first:start].strip() and (closed or text[end : end + 1] == "\n")
+    if not new and is_alone and old.strip():
+        return first, end if closed else end + 1, ""
     if closed and not new.endswith("\n") and new != old[:-1]:
-        new += "\n"
-    if before and alone and old.split("\n")[0].strip() and new.strip():
-        line = before + old.split("\n")[0]
-        if indentation(new) == indentation(line):
-            start = first
-        elif indentation(new) != indentation(old) or not _is_indentation_clear(line, old, new):
-            number = text.count("\n", 0, start) + 1
-            raise ToolError(
-                "old_string begins behind the indentation of its line, so the indentation of "
-                "new_string is not certain. Write whole lines in both. The line is:\n"
-                + numbered([line], number)
-            )
-    return Place(start, end, new)
+        new += "\n"  # no lines are joined
+    return start, end, new
 
 
-def _is_indentation_clear(line: str, old: str, new: str) -> bool:
-    """Is the indentation of the second new line and on certain, if the old text lacks its own?"""
-    first, *rest = [each for each in lines_of(new) if each.strip()]
-    if not rest or (not indentation(old) and len(old.strip().split("\n")) > 1):
-        return True
-    deeper = indentation(old) or opens(first) or re.match(r"\s*[]})?:.+*/|&-]", rest[0])
-    return not deeper and all(each.startswith(indentation(line)) for each in rest)
+# ---- lines ----------------------------------------------------------------------------------
+
+
+class Lines:
+    """A file's text with a newline at its end, and its lines.
+
+    Where all lines end in CRLF, the text has plain endings. In a file with both endings a CR is white
+    space at the end of its line, and new lines get the ending that most have.
+    """
+
+    def __init__(self, file: Text) -> None:
+        ends = file.text.count("\n")
+        self.is_crlf = file.text.count("\r\n") == ends > 0
+        self.newline = "\n" if self.is_crlf else file.newline
+        self.is_ended = not file.text or file.text.endswith("\n")
+        text = file.text.replace("\r\n", "\n") if self.is_crlf else file.text
+        self.text = text if self.is_ended else f"{text}\n"
+        self.lines = self.text.split("\n")[:-1]
+        self.starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
+
+    def restored(self, text: str) -> str:
+        """A changed text as it belongs into the file."""
+        text = text if self.is_ended else text.removesuffix("\n")
+        return text.replace("\n", "\r\n") if self.is_crlf else text
+
+    def spliced(self, places: Iterable[Place]) -> str:
+        """The file's text with the places filled."""
+        parts, at = list[str](), 0
+        for start, end, new in places:
+            parts += [self.text[at:start], new.replace("\n", self.newline)]
+            at = end
+        return self.restored("".join([*parts, self.text[at:]]))
+
+    def fits(self, wanted: Sequence[str], view: View, start: int = 0) -> list[int]:
+        """From `start`, the lines at which all the wanted ones are in a view, shifted alike."""
+        seen, sought = [view(line) for line in self.lines], [view(line) for line in wanted]
+        size = len(sought)
+        return [
+            at
+            for at in range(start, len(seen) - size + 1)
+            if seen[at : at + size] == sought
+            and shift(self.lines[at : at + size], wanted) is not None
+        ]
+
+    def changes(self, at: int, body: Sequence[str]) -> list[Place]:
+        """What the marked lines change where their old ones fit at line `at`. Raises ToolError."""
+        old, places = lines_without("+", body), list[Place]()
+        own = self.lines[at : at + len(old)]
+        if own == list(map(plain, own)) and old != list(map(plain, old)):
+            body = list(map(plain, body))
+        body = _reindented(own, body, at)
+        for stays, lines in groupby(body, lambda line: line[0] == " "):
+            group = list(lines)
+            end = at + len(lines_without("+", group))
+            if not stays:
+                new = "".join(f"{line}\n" for line in lines_without("-", group))
+                places.append((self.starts[at], self.starts[end], new))
+            at = end
+        return places
+
+
+def lines_of(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def lines_without(mark: str, body: Iterable[str]) -> list[str]:
+    """The old lines are those without +, the new ones those without -."""
+    return [line[1:] for line in body if line[0] != mark]
+
+
+def marked_lines(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    """The marked lines that turn one text into the other; white space at an end is no change."""
+    body = list[str]()
+    before, after = ([line.rstrip() for line in lines] for lines in (old, new))
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, before, after, False).get_opcodes():
+        body += [(" " if tag == "equal" else "-") + line for line in old[a:b]]
+        body += [f"+{line}" for line in new[c:d] if tag != "equal"]
+    return body
+
+
+def shift(own: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
+    """(white space that the file has more, has less) in front; None where lines differ in that."""
+    both = [(line, want) for line, want in zip(own, wanted) if want.strip()]
+    pairs = [(_indentation(line), _indentation(want)) for line, want in both]
+    ours, theirs = pairs[0] if pairs else ("", "")
+    shorter = ours.endswith(theirs)
+    more, less = (ours.removesuffix(theirs), "") if shorter else ("", theirs.removesuffix(ours))
+    return (more, less) if all(less + line == more + want for line, want in pairs) else None
+
+
+def _indentation(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _reindented(own: Sequence[str], body: Sequence[str], at: int) -> Sequence[str]:
+    """The marked lines, with the new ones in the indentation of the file, whose lines are `own`.
+
+    Where the old ones lack it, so do mostly the new ones; raises ToolError where that is uncertain.
+    """
+    old = [line for line in body if line[0] != "+"]
+    more, less = shift(own, [line[1:] for line in old]) or ("", "")
+    added = [line[1:] for line in body if line[0] == "+" and line[1:].strip()]
+    if not added or not (more or less):
+        return body
+    gone = [(line[1:], mine) for line, mine in zip(old, own) if line[0] == "-"]
+    theirs, ours, new = (
+        _least(line for line, _ in gone),
+        _least(line for _, line in gone),
+        _least(added),
+    )
+    if gone and new == ours:
+        return body
+    if (gone and new != theirs) or not all(line.startswith(less) for line in added):
+        raise ToolError(
+            "the file has the old lines in another indentation, and whether the new ones lack it too "
+            "is not certain. Write both with the indentation of the file. Its lines are:\n"
+            + numbered(own, at + 1)
+        )
+    return [
+        f"+{more}{line[1:].removeprefix(less)}" if line[0] == "+" and line[1:].strip() else line
+        for line in body
+    ]
+
+
+def _least(lines: Iterable[str]) -> int:
+    return min((len(_indentation(line)) for line in lines if line.strip()), default=-1)
+
+
+def numbered(lines: Sequence[str], first: int) -> str:
+    return "\n".join(f"{number}\t{line}" for number, line in enumerate(lines[:40], first))
+
+
+# ---- what to do where nothing fits ----------------------------------------------------------
+
+
+def advice(
+    lines: list[str], old: list[str], new: list[str], name: str, what: tuple[str, str]
+) -> str:
+    """What a model needs to mend a change: the nearest lines with numbers and the likely cause.
+
+    `what`: how the call names its old and its new text.
+    """
+    if any(line.strip() for line in new):
+        made = [at for at in range(len(lines)) if lines[at : at + len(new)] == new]
+        if len(made) == 1:
+            end = f"{what[1]} is, at line {made[0] + 1}: this edit seems to be made already."
+            return f"{what[0]} is not in {name}, but {end}"
+    bare = [re.sub(r"^\s*\d+(\t|\||: )", "", line) for line in old]
+    first = _nearest(lines, [line.strip() for line in bare])
+    if first is None:
+        way = "Read the file, or search for the text with grep."
+        return f"{what[0]} is not in {name}, nor anything like it. {way}"
+    near, cause = lines[first : first + len(old)], "It differs, or the file has changed."
+    if bare != old:
+        cause = "It seems to hold line numbers, which are not part of the file."
+    elif ["".join(line.split()) for line in near] == ["".join(line.split()) for line in old]:
+        cause = "White space differs (indentation, or space inside a line)."
+    around = numbered(lines[max(0, first - 1) : first + len(old) + 1], max(1, first))
+    way = f"Copy {what[0]} from them, without the line numbers."
+    return f"{what[0]} is not in {name}. {cause} The nearest lines are:\n{around}\n{way}"
+
+
+def _nearest(lines: list[str], wanted: list[str]) -> int | None:
+    """The first of the lines that are most like the wanted ones; rare lines count most."""
+    bare, votes = [line.strip() for line in lines], defaultdict[int, float](float)
+    places = defaultdict[str, list[int]](list)
+    for at, line in enumerate(bare):
+        places[line].append(at)
+    for offset, line in enumerate(wanted):
+        for at in places[line] if line else ():
+            votes[max(0, at - offset)] += 1 / len(places[line])
+    if votes:
+        return max(votes, key=lambda at: votes[at])
+    longest = max(wanted, key=len, default="")
+    like = difflib.get_close_matches(longest, bare[:5000], 1)
+    return max(0, bare.index(like[0]) - wanted.index(longest)) if like else None
+
+
+# ---- what has changed -----------------------------------------------------------------------
+
+
+def diff(old: str, new: str, name: str) -> str:
+    """A unified diff with three lines around; in words where no line differs but its ending."""
+    before, after = old.splitlines(), new.splitlines()
+    if before == after:
+        return "(only line endings, or the newline at the end, differ)" if old != new else ""
+    head = _in_common(before, after)
+    first, last = max(0, head - 3), max(0, _in_common(before[head:][::-1], after[head:][::-1]) - 3)
+    before, after = (lines[first : len(lines) - last] for lines in (before, after))
+    if len(before) + len(after) <= MAX_COMPARED:
+        lines = list(difflib.unified_diff(before, after, lineterm=""))[2:]
+    else:  # all in one hunk
+        lines = [f"@@ -1,{len(before)} +1,{len(after)} @@", *(f"-{line}" for line in before)]
+        lines += [f"+{line}" for line in after]
+    lines = [
+        HUNK.sub(lambda number: f"{int(number[0]) + first}", line) if line[0] == "@" else line
+        for line in lines
+    ]
+    text = "\n".join([f"--- a/{name}", f"+++ b/{name}", *lines])
+    return text.encode("utf-8", "replace").decode()
+
+
+def _in_common(lines: list[str], others: list[str]) -> int:
+    """The number of lines that both begin with."""
+    pairs = enumerate(zip(lines, others))
+    return next((at for at, (a, b) in pairs if a != b), min(len(lines), len(others)))

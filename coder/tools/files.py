@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import io
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any, BinaryIO
 
-from coder.tools.folder import open_in
+from coder.tools.edit import diff
 from coder.tools.workspace import (
-    MAX_EDIT,
-    diff,
+    FILE,
     escaped,
+    folder_of,
     load,
     opened,
     refuse_changed,
-    refuse_other,
     save,
     shown,
     similar_names,
     stamp,
+    state_of,
     to_read,
     to_write,
 )
@@ -30,9 +29,10 @@ from coder.types import ToolError, ToolResult
 
 MAX_LINES = 2000  # of one read
 MAX_LINE = 2000  # characters shown of one line
+MAX_BYTES = 4 * MAX_LINE + 4  # of a line that are kept: more than is shown
 MAX_READ = 28_000  # characters of one read: under the 30,000 that the loop passes on
 MAX_ENTRIES = 500  # of one ls
-PIECE = 1 << 20  # bytes
+PIECE = 1 << 18  # bytes
 
 
 @tool(concurrent=True)
@@ -50,8 +50,11 @@ def read(
     yield from ctx.ask("read", shown(ctx, target))
     first, wanted = max(1, offset), min(max(1, limit), MAX_LINES)
     with opened(target) as fd, open(fd, "rb", closefd=False) as file:
-        info = os.fstat(fd)
-        lines, total = _page(_text(file, info.st_size, shown(ctx, target)), first, wanted, ctx)
+        info, head = os.fstat(fd), file.read(8192)
+        if b"\0" in head:
+            raise ToolError(f"{shown(ctx, target)} is a binary file of {info.st_size:,} bytes")
+        file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
+        lines, total = _page(file, first, wanted, ctx)
         ctx.seen[target] = stamp(info)
     if not total:
         return ToolResult("(the file is empty)")
@@ -64,67 +67,30 @@ def read(
     return ToolResult(text, details={"lines": total})
 
 
-def _text(file: BinaryIO, size: int, name: str) -> BinaryIO:
-    """The file without its mark, a small one in UTF-16 as UTF-8. Raises ToolError for binary."""
-    head = file.read(8192)
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and size <= MAX_EDIT:
-        text = (head + file.read()).decode("utf-16", "replace")
-        return io.BytesIO(text.encode("utf-8", "replace"))
-    if b"\0" in head:
-        raise ToolError(f"{name} is a binary file of {size:,} bytes")
-    file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
-    return file
-
-
 def _page(file: BinaryIO, first: int, wanted: int, ctx: ToolContext) -> tuple[list[str], int]:
     """(the lines from `first`, as many as are wanted and have room, the number of all lines)."""
-    lines, room = list[str](), MAX_READ
-    number = passed = _skip(file, first - 1, ctx)
-    for number, line in enumerate(_lines(file, ctx), passed + 1):
-        if number < first:
-            continue
-        text = line.rstrip(b"\r\n").decode("utf-8", "replace")
-        if len(text) > MAX_LINE:
-            text = text[:MAX_LINE] + " … (line cut)"
-        if len(lines) == wanted or (lines and len(text) > room):
-            return lines, number + _count(file, ctx)
-        lines.append(text)
-        room -= len(text) + 8
-    return lines, number
-
-
-def _skip(file: BinaryIO, lines: int, ctx: ToolContext) -> int:
-    """Pass over pieces of a file that end before so many lines; returns the lines passed."""
-    start, end, passed = file.tell(), file.seek(0, os.SEEK_END), 0
-    file.seek(start)
-    while (start := file.tell()) + PIECE < end:
-        ctx.abort.check()
-        following = passed + file.read(PIECE).count(b"\n")
-        if following >= lines:
-            break
-        passed = following
-    file.seek(start)
-    return passed
-
-
-def _lines(file: BinaryIO, ctx: ToolContext) -> Iterator[bytes]:
-    """Each line, or what may be shown of it."""
-    while line := file.readline(PIECE):
-        ctx.abort.check()
-        piece = line
-        while len(piece) == PIECE and not piece.endswith(b"\n"):
-            piece = file.readline(PIECE)
-            ctx.abort.check()
-        yield line[: 4 * MAX_LINE + 4]
-
-
-def _count(file: BinaryIO, ctx: ToolContext) -> int:
-    """The number of lines that are left in a file."""
-    count, last = 0, b""
+    found, passed, rest = list[bytes](), 0, b""
     while piece := file.read(PIECE):
         ctx.abort.check()
-        count, last = count + piece.count(b"\n"), piece[-1:]
-    return count + (last not in (b"", b"\n"))
+        count = piece.count(b"\n")
+        if count and (len(found) >= wanted or passed + count + 1 < first):
+            rest = piece[piece.rfind(b"\n") + 1 :]  # its lines are only counted
+        else:
+            *whole, rest = (rest + piece).split(b"\n")
+            found += [line[:MAX_BYTES] for line in whole[max(0, first - passed - 1) :][:wanted]]
+        passed, rest = passed + count, rest[:MAX_BYTES]
+    if rest:
+        passed += 1
+        found += [rest] if passed >= first else []
+    lines, room = list[str](), MAX_READ
+    for line in found[:wanted]:
+        text = line.rstrip(b"\r").decode("utf-8", "replace")
+        text = text if len(text) <= MAX_LINE else text[:MAX_LINE] + " … (line cut)"
+        if lines and len(text) > room:
+            break
+        lines.append(text)
+        room -= len(text) + 8
+    return lines, passed
 
 
 @tool
@@ -136,19 +102,18 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     content: the whole new content
     """
     target = to_write(ctx, path)
-    name, old, new = shown(ctx, target), None, content
-    if os.path.lexists(target):
+    name, known, old, new = shown(ctx, target), state_of(target), None, content
+    if known:
         with opened(target):
             if target not in ctx.seen:
                 way = "Read it first, or change it with edit."
                 raise ToolError(f"{name} exists and was not read in this session. {way}")
-        refuse_changed(ctx, target)
         old = load(ctx, target)
         new = content.replace("\r\n", "\n").replace("\n", "\r\n") if old.newline != "\n" else new
     data = old.encoded(new) if old else content.encode()
     changes = diff(old.text if old else "", new, name)
     yield from ctx.ask("edit", name, changes)
-    refuse_other(ctx, target, old)
+    refuse_changed(ctx, target, known)
     note = save(ctx, target, data)
     text = f"{'Overwrote' if old else 'Created'} {name} ({len(content.splitlines())} lines).{note}"
     return ToolResult(text, details={"diff": changes, "path": str(target)})
@@ -162,13 +127,13 @@ def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
     """
     target = yield from to_read(ctx, path)
     try:
-        folder = open_in(target, ".")
+        with folder_of(target / "any") as at:
+            folder = os.open(".", FILE, dir_fd=at)
     except NotADirectoryError:
         raise ToolError(f"{path} is a file: use read") from None
     except OSError as error:
-        raise ToolError(
-            f"{path} cannot be listed: {error.strerror}{similar_names(target)}"
-        ) from None
+        end = f"{error.strerror}{similar_names(target)}"
+        raise ToolError(f"{path} cannot be listed: {end}") from None
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         lines = [_entry(folder, entry) for entry in entries[:MAX_ENTRIES]]

@@ -1,7 +1,7 @@
 """apply_patch: changes to several files in one call, in the format that OpenAI's models know.
 
-Promises: all or nothing; nothing outside the workspace; what the patch does not name stays byte for
-byte (line endings, mark, encoding, mode, links).
+All of the patch is planned before anything is written, and a write that fails is taken back with those
+before it: all or nothing. What the patch does not name stays byte for byte.
 """
 
 from __future__ import annotations
@@ -9,32 +9,40 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coder.tools.folder import remove, remove_folder, rename, temporary_name
-from coder.tools.hunks import HEADER, Section, apply_hunks, parse
+from coder.tools.edit import MAX_LISTED, VIEWS, Lines, Place, advice, diff, lines_without
 from coder.tools.workspace import (
+    Text,
     ask_to_show,
-    decoded,
-    diff,
-    inside,
+    folder_of,
     load,
     opened,
     refuse_changed,
-    resolve,
+    remove,
     save,
     shown,
-    stamp,
+    state_of,
+    temporary_name,
     to_write,
 )
 from coder.toolset import ToolContext, tool
-from coder.types import DeniedError, ToolError, ToolResult
+from coder.types import ToolError, ToolResult
 
-INDENTED = re.compile(r"^[ \t]+(?=\*\*\* (?:(?:Add|Update|Delete) File|Move to):)", re.MULTILINE)
+HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: *(\S.*?)\s*")
+MOVE = re.compile(r"\*\*\* Move to: *(\S.*?)\s*")
+ANCHOR = re.compile(
+    r"@@(?: ?-\d+(?:,\d+)? \+\d+(?:,\d+)? @@)? ?(.*?)\s*"
+)  # git's numbers: never right
+FORMAT = (
+    "A section begins with *** Add File:, *** Update File: or *** Delete File: and a path. In a new "
+    "file each line begins with +, in a hunk with a space (stays), - (goes) or + (new)."
+)
+MARKS = {"Add": "+", "Delete": "", "Update": " -+"}  # what a line may begin with
 
 
 def files_named(arguments: dict[str, Any]) -> str:
@@ -59,246 +67,238 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
 
     patch: the whole patch; paths are relative to the workspace
     """
-    try:
-        plan = yield from _make_plan(ctx, patch)
-    except ToolError as error:
-        # A blank before a header makes it a line that stays, which the file does not have
-        bare = INDENTED.sub("", patch)
-        if isinstance(error, DeniedError) or bare == patch:
-            raise
-        plan = yield from _make_plan(ctx, bare)
-    changes = list(plan.changes.values())
+    sections, places, changes = parse(patch), list[Path](), list[Change]()
+    for section in sections:
+        with _about(section):
+            follow = section.kind == "Update" and not section.move
+            places.append(to_write(ctx, section.path, follow))
+    yield from ask_to_show(ctx, *places)
+    known = dict[Path, Any]()  # the state of each place that the patch touches
+    for section, place in zip(sections, places):
+        with _about(section):
+            changes.append(_plan(ctx, section, place, known))
     whole = "\n".join(change.diff for change in changes)
-    yield from ctx.ask("edit", [name for change in changes for name in change.names], whole)
-    for place, state in plan.states.items():  # they may have changed while permission was asked
-        if state != (_state_of(place) if os.path.lexists(place) else None):
-            problem = "changed on disk meanwhile. No file was changed. Read it again first."
-            raise ToolError(f"{shown(ctx, place)} {problem}")
+    yield from ctx.ask("edit", [shown(ctx, place) for place in known], whole)
+    for place, state in known.items():  # they may have changed while permission was asked
+        refuse_changed(ctx, place, state)
     ctx.abort.check()
     notes = _write_all(ctx, changes)
-    names = [f"{change.letter} {' -> '.join(change.names)}" for change in changes]
-    summary = "\n".join(f"{name}{note}" for name, note in zip(names, notes))
-    paths = [str(place) for change in changes for place in (change.source, change.place) if place]
-    return ToolResult(f"{summary}\n{whole}", details={"diff": whole, "paths": paths})
+    summary = "\n".join(f"{change.title}{note}" for change, note in zip(changes, notes))
+    details = {"diff": whole, "paths": [str(place) for place in known]}
+    return ToolResult(f"{summary}\n{whole}", details=details)
+
+
+# ---- the format -----------------------------------------------------------------------------
+
+
+@dataclass
+class Hunk:
+    """`body` holds lines with their mark: space, - or +."""
+
+    anchors: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    at_end: bool = False
+
+
+@dataclass
+class Section:
+    """What the patch says of one file; a new one is a single hunk."""
+
+    kind: str
+    path: str
+    move: str = ""
+    hunks: list[Hunk] = field(default_factory=list)
+
+
+def parse(patch: str) -> list[Section]:
+    """The sections of a patch. Raises ToolError with the line that is wrong."""
+    lines, sections = patch.strip().replace("\r\n", "\n").split("\n"), list[Section]()
+    if [line.strip() for line in lines[:1] + lines[-1:]] != ["*** Begin Patch", "*** End Patch"]:
+        wanted = "has to be *** Begin Patch, the last *** End Patch"
+        raise ToolError(f"the first line of the patch {wanted}. Send it whole.")
+    for line in lines[1:-1]:
+        if header := HEADER.fullmatch(line):
+            sections.append(Section(header[1], header[2]))
+        elif line.strip() if not sections else not _take_line(sections[-1], line):
+            raise ToolError(f"this line of the patch has no place there: {line[:200]!r}. {FORMAT}")
+    for section in sections:
+        for hunk in section.hunks:  # empty lines at the end only set it apart
+            filled = max((at for at, line in enumerate(hunk.body, 1) if line), default=0)
+            hunk.body = [line or " " for line in hunk.body[:filled]]
+        is_whole = section.hunks or section.move or section.kind != "Update"
+        if not is_whole or not all(hunk.body for hunk in section.hunks):
+            raise ToolError(f"*** Update File: {section.path} has no hunk, or one without lines")
+    if not sections:
+        raise ToolError(f"the patch is empty. {FORMAT}")
+    return sections
+
+
+def _take_line(section: Section, line: str) -> bool:
+    """Take a line into the section; False if it does not belong there."""
+    hunk = section.hunks[-1] if section.hunks else None
+    if section.kind == "Update" and (move := MOVE.fullmatch(line)) and not hunk:
+        section.move = move[1]
+    elif section.kind == "Update" and (anchor := ANCHOR.fullmatch(line)):
+        if not hunk or hunk.body:
+            section.hunks.append(hunk := Hunk())
+        hunk.anchors += [anchor[1]] if anchor[1] else []
+    elif section.kind == "Update" and hunk and line.rstrip() == "*** End of File":
+        hunk.at_end = True
+    elif line and line[0] not in MARKS[section.kind]:
+        return False
+    elif hunk:
+        hunk.body.append(line)
+    elif line:
+        section.hunks.append(Hunk(body=[line]))
+    return True
+
+
+# ---- where a hunk goes ----------------------------------------------------------------------
+
+
+def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
+    """The file's text with the hunks in it. Raises ToolError for one without a certain place."""
+    lines, places, done = Lines(file), list[Place](), 0
+    for number, hunk in enumerate(hunks, 1):
+        try:
+            at = _locate(lines, hunk, done, name, number == len(hunks))
+            places += lines.changes(at, hunk.body)
+        except ToolError as error:
+            raise ToolError(f"hunk {number} of {len(hunks)}: {error}") from None
+        done = at + len(lines_without("+", hunk.body))
+    return lines.spliced(places)
+
+
+def _locate(lines: Lines, hunk: Hunk, start: int, name: str, is_last: bool) -> int:
+    """The first line of the one place that fits, or of the first one after the anchors."""
+    for anchor in hunk.anchors:
+        start = _find(lines, Hunk(body=[f" {anchor}"]), start, name)[0] + 1
+    size = len(lines_without("+", hunk.body))
+    if not size and is_last and not hunk.anchors:
+        return len(lines.lines)
+    # Models repeat the anchor as the first line of the hunk: its own line is looked at too.
+    found = _find(lines, hunk, start - 1 if hunk.anchors and size else start, name)
+    if len(found) > 1 and (not hunk.anchors or found[0] < start):
+        fits = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
+        way = "Give more lines that stay around the change, or an anchor (@@ LINE) above it."
+        raise ToolError(f"it fits at lines {fits}. {way}")
+    return found[0]
+
+
+def _find(lines: Lines, hunk: Hunk, start: int, name: str) -> list[int]:
+    """Where the old lines are, from `start`, in the strictest view that finds them."""
+    old, new = lines_without("+", hunk.body), lines_without("-", hunk.body)
+    first = max(start, len(lines.lines) - len(old)) if hunk.at_end else start
+    if found := next(filter(None, (lines.fits(old, view, first) for view in VIEWS)), []):
+        return found
+    if found := next(filter(None, (lines.fits(old, view) for view in VIEWS)), []):
+        where = "at the end of the file" if hunk.at_end else f"behind line {start}"
+        way = "Put hunks in the order of the file."
+        raise ToolError(f"it is at line {found[0] + 1}, but has to be {where}. {way}")
+    new = new if any(line[0] == "+" for line in hunk.body) else []
+    raise ToolError(advice(lines.lines, old, new, name, ("its old text", "its new text")))
 
 
 # ---- what will be done ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Change:
-    """What the patch does to one place. Without `data` the file goes; `source` is moved there."""
+    """What a section does: `data` takes the place of `old`, and what is `gone` goes."""
 
-    name: str
+    title: str
+    diff: str
     place: Path
-    was: str = ""  # the text before
-    old: bytes | None = None  # the bytes before, where they are to be put back
-    text: str = ""
     data: bytes | None = None
-    source: Path | None = None
-    source_name: str = ""
-
-    @property
-    def letter(self) -> str:
-        if self.data is None:
-            return "D"
-        return "R" if self.source else "A" if self.old is None else "M"
-
-    @property
-    def names(self) -> list[str]:
-        return [self.source_name, self.name] if self.source else [self.name]
-
-    @property
-    def diff(self) -> str:
-        name = self.source_name or self.name
-        changed = diff(self.was, self.text, name)
-        if self.source:
-            return f"rename from {name}\nrename to {self.name}\n{changed}".rstrip("\n")
-        return changed or f"{self.letter} {name}"
+    old: bytes | None = None
+    gone: Path | None = None
 
 
-class Plan:
-    """The changes of a patch, computed before anything is written.
+@contextlib.contextmanager
+def _about(section: Section) -> Iterator[None]:
+    """Name the section in an error."""
+    try:
+        yield
+    except (ToolError, OSError, UnicodeError) as error:
+        way = "No file was changed. Send the whole patch again, corrected."
+        raise ToolError(f"{section.kind} File {section.path}: {error}\n{way}") from None
 
-    `states` are those of all places that it touches, None for a place where nothing is.
-    """
 
-    def __init__(self, ctx: ToolContext) -> None:
-        self.ctx = ctx
-        self.changes: dict[Path, Change] = {}
-        self.states: dict[Path, object] = {}
-
-    def take(self, section: Section) -> None:
-        """Plan a section. Raises ToolError, OSError, UnicodeError."""
-        {"Add": self._add, "Update": self._update, "Delete": self._delete}[section.kind](section)
-
-    def _delete(self, section: Section) -> None:
-        place, text = _entry_at(self.ctx, section.path), ""
-        name = self._claim_place(place)
+def _plan(ctx: ToolContext, section: Section, place: Path, known: dict[Path, Any]) -> Change:
+    """Plan a section. Raises ToolError, OSError, UnicodeError."""
+    name, state = shown(ctx, place), state_of(place)
+    to = to_write(ctx, section.move, follow=False) if section.move else place
+    if known.keys() & {place, to}:
+        raise ToolError("it is in the patch twice. Put all that changes in it into one section.")
+    if to != place and state_of(to):
+        raise ToolError(f"{shown(ctx, to)} exists already. Take another name.")
+    known |= {place: state, to: state if to == place else None}
+    if section.kind == "Delete":
         if not place.is_symlink():
-            refuse_changed(self.ctx, place)
-            with contextlib.suppress(ToolError):  # a binary file has no text to show, but may go
-                text = load(self.ctx, place).text
-        self.changes[place] = Change(name, place, text)
-
-    def _add(self, section: Section) -> None:
-        """A new file; one that is there, or that the patch deletes, is written anew."""
-        place = _entry_at(self.ctx, section.path)
-        text = "".join(f"{line[1:]}\n" for hunk in section.hunks for line in hunk.body)
-        if place in self.changes and self.changes[place].data is None:
-            change = self._load_change(place, self.changes.pop(place).name)
-        elif place not in self.states and os.path.isfile(place) and not place.is_symlink():
-            change = self._load_change(place, self._claim_place(place))
-        else:
-            name = self._claim_place(place, new=True)
-            self.changes[place] = Change(name, place, text=text, data=text.encode())
-            return
-        file = decoded(change.old or b"", change.name)
-        text = text.replace("\n", file.newline)
-        self.changes[place] = replace(change, text=text, data=file.encoded(text))
-
-    def _update(self, section: Section) -> None:
-        place = to_write(self.ctx, section.path)
-        change = self.changes.get(place)  # of an earlier section
-        if not change or change.data is None or (section.move and change.old is None):
-            change = self._load_change(place, self._claim_place(place))
-        file = decoded((change.old if change.data is None else change.data) or b"", change.name)
-        text = apply_hunks(file, section.hunks, change.name)
-        if not section.move and text == file.text:
-            raise ToolError("its old and new lines are the same: nothing to do")
-        change = replace(change, text=text, data=file.encoded(text))
-        if section.move:
-            change = self._move_change(change, section)
-        self.changes[change.place] = change
-
-    def _move_change(self, change: Change, section: Section) -> Change:
-        name, source = change.name, change.place
-        if _entry_at(self.ctx, section.path) != source:
-            way = f"Name {name} itself, or use mv."
-            raise ToolError(f"it is a link to {name}, and links are not moved. {way}")
-        to = _entry_at(self.ctx, section.move)
-        new = self._claim_place(to, new=True)
-        self.changes.pop(source, None)
-        return replace(change, name=new, place=to, old=None, source=source, source_name=name)
-
-    def _load_change(self, place: Path, name: str) -> Change:
-        refuse_changed(self.ctx, place)
-        file = load(self.ctx, place)
-        return Change(name, place, file.text, file.encoded(file.text))
-
-    def _claim_place(self, place: Path, new: bool = False) -> str:
-        """Note the state of a place that the patch touches for the first time; returns its name."""
-        name = shown(self.ctx, place)
-        if place in self.states:
-            way = "Put all that changes in it into one section."
-            raise ToolError(f"{name} is in the patch twice. {way}")
-        if new and os.path.lexists(place):
-            way = "Change it with *** Update File, or take another name."
-            raise ToolError(f"{name} exists already. {way}")
-        self.states[place] = None if new else _state_of(place)
-        return name
-
-
-def _make_plan(ctx: ToolContext, patch: str) -> Generator[Any, None, Plan]:
-    """What the patch does to each file."""
-    sections, plan = parse(patch), Plan(ctx)
-    yield from ask_to_show(ctx, *_places_to_show(ctx, sections))
-    for section in sections:
-        try:
-            plan.take(section)
-        except (ToolError, OSError, UnicodeError) as error:
-            raise ToolError(
-                f"{section.kind} File {section.path}: {error}\n"
-                "No file was changed. Send the whole patch again, corrected."
-            ) from None
-    return plan
-
-
-def _places_to_show(ctx: ToolContext, sections: list[Section]) -> list[Path]:
-    """The files of which the patch shows lines; what is wrong with a path is reported later."""
-    places = list[Path]()
-    for section in sections:
-        with contextlib.suppress(ToolError):
-            place = (to_write if section.kind == "Update" else _entry_at)(ctx, section.path)
-            places += [place] if section.kind != "Add" or os.path.lexists(place) else []
-    return places
-
-
-def _entry_at(ctx: ToolContext, path: str) -> Path:
-    """The place of a path itself: folders resolved, a link at its end not followed.
-
-    Raises ToolError for one outside the workspace.
-    """
-    resolve(ctx, path)  # raises for what is no path
-    given = ctx.cwd / os.path.expanduser(path)
-    place = resolve(ctx, str(given.parent)) / given.name
-    if not inside(ctx, place):
-        raise ToolError(f"{path} is outside the workspace {ctx.cwd}: nothing is written there")
-    return place
-
-
-def _state_of(place: Path) -> object:
-    """What changes with a file or link. Raises ToolError for what is missing or neither."""
-    if place.is_symlink():
-        return os.readlink(place)
-    with opened(place) as fd:
-        return stamp(os.fstat(fd))
+            with opened(place):
+                refuse_changed(ctx, place, ctx.seen.get(place, state))
+        return Change(f"D {name}", f"D {name}", place, gone=place)
+    file = load(ctx, place) if state or section.kind == "Update" else Text("")
+    if section.kind == "Add":
+        text = "".join(line[1:] + file.newline for hunk in section.hunks for line in hunk.body)
+    else:
+        text = apply_hunks(file, section.hunks, name)
+    data, changed = file.encoded(text), diff(file.text, text, name)
+    if to != place:
+        new = shown(ctx, to)
+        whole = f"rename from {name}\nrename to {new}\n{changed}".rstrip("\n")
+        return Change(f"R {name} -> {new}", whole, to, data, gone=place)
+    if state and text == file.text:
+        raise ToolError("its old and new lines are the same: nothing to do")
+    title = f"{'M' if state else 'A'} {name}"
+    return Change(title, changed or title, place, data, file.encoded(file.text) if state else None)
 
 
 # ---- doing it -------------------------------------------------------------------------------
 
 
 def _write_all(ctx: ToolContext, changes: list[Change]) -> list[str]:
-    """Do all changes, or put back what was done. Returns a note for each."""
-    seen, undo, aside = dict(ctx.seen), list[Callable[[], object]](), list[Path]()
+    """Do all changes, or take back what was done. Returns a note for each, mostly empty."""
+    undo, aside = list[Callable[[], object]](), list[Path]()
     try:
         notes = [_write(ctx, change, undo, aside) for change in changes]
     except BaseException as error:
-        problems = [problem for step in reversed(undo) if (problem := _undo_step(step))]
-        known = {place: ctx.seen.get(place, before) for place, before in seen.items()}
-        ctx.seen.clear()
-        ctx.seen.update(known)
+        problems = list(filter(None, map(_problem_of, reversed(undo))))
         if not isinstance(error, OSError | ToolError):
             raise
         end = "All files are as they were before."
         end = f"Not all could be put back: {'; '.join(problems)}" if problems else end
         raise ToolError(f"{error}\nThe patch was not applied. {end}") from None
     for place in aside:
-        with contextlib.suppress(OSError, ToolError):
-            remove(place)
+        _problem_of(partial(remove, place))
     return notes
 
 
 def _write(
     ctx: ToolContext, change: Change, undo: list[Callable[[], object]], aside: list[Path]
 ) -> str:
-    """Do one change; each step is noted in `undo` before it, so that an interrupt loses nothing."""
-    note, place, gone = "", change.place, change.source
+    """Do one change, and note how it is undone: a file that goes first only loses its name."""
+    note, place, old, gone = "", change.place, change.old, change.gone
     if change.data is not None:
-        missing = [folder for folder in place.parents if not folder.exists()]
-        undo += [partial(remove_folder, folder) for folder in reversed(missing)]
-        undo.append(partial(_put_back, ctx, place, change.old))
-        note = save(ctx, place, change.data, like=change.source)
-    else:
-        gone = place
-    if gone:  # it only loses its name until all else is done: so it can come back whole
+        made = [folder for folder in place.parents if not folder.exists()]
+        undo += [partial(remove, folder, os.rmdir) for folder in reversed(made)]
+        note = save(ctx, place, change.data, os.lstat(gone) if gone else None)
+        undo.append(partial(remove, place) if old is None else partial(save, ctx, place, old))
+    if gone:
         hidden = gone.with_name(temporary_name())
-        undo.append(partial(rename, hidden, gone.name))
-        rename(gone, hidden.name)
+        _rename(gone, hidden.name)
+        undo.append(partial(_rename, hidden, gone.name))
         aside.append(hidden)
-        ctx.seen.pop(gone, None)
     return note
 
 
-def _put_back(ctx: ToolContext, place: Path, old: bytes | None) -> None:
-    if old is None and os.path.lexists(place):
-        remove(place)
-    elif old is not None and place.read_bytes() != old:
-        save(ctx, place, old)
+def _rename(place: Path, name: str) -> None:
+    with folder_of(place) as folder:
+        os.rename(place.name, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def _undo_step(step: Callable[[], object]) -> str:
-    """Undo a step and return what went wrong, mostly nothing. One that was not made needs none."""
+def _problem_of(step: Callable[[], object]) -> str:
+    """Take a step back and return what went wrong. One that was not made needs none."""
     try:
         step()
     except (FileNotFoundError, NotADirectoryError):

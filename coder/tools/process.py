@@ -1,8 +1,7 @@
 """Child processes: started apart from the terminal, read with bounded memory, never left behind.
 
 A child gets a session of its own, so that it has no terminal to ask for passwords or to take keys
-from, and the null device as its input. It is over when the process is over, not when the pipe is:
-a background child that holds the pipe open does not hold us up, and may live on until we end.
+from. It is over when the process is over, not when the pipe is: a background child may live on.
 
 A time-out, an abort and our own end kill all that is left, also what has made a session of its own:
 the children of each command carry its mark in their environment. After a kill -9 of ours a guard
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from coder.abort import TICK, Abort
-from coder.tools.environment import clean_path, is_secret
+from coder.tools.secrets import clean_path, is_secret
 from coder.toolset import Confinement
 from coder.types import ToolError
 
@@ -46,13 +45,10 @@ STEERING = re.compile(
     "|RIPGREP_CONFIG_PATH|LD_PRELOAD|LD_AUDIT|BASH_FUNC_.*",
     re.S,
 )
-NO_PAGER = dict.fromkeys(("PAGER", "GIT_PAGER", "MANPAGER"), "cat")
-NO_QUESTION = dict.fromkeys(
-    ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_ASKPASS", "SSH_ASKPASS"), "true"
-)
+EDITORS = ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_ASKPASS", "SSH_ASKPASS")
 QUIET = {
-    **NO_PAGER,
-    **NO_QUESTION,
+    **dict.fromkeys(("PAGER", "GIT_PAGER", "MANPAGER"), "cat"),
+    **dict.fromkeys(EDITORS, "true"),
     "TERM": "dumb",
     "GIT_TERMINAL_PROMPT": "0",
     "SSH_ASKPASS_REQUIRE": "never",
@@ -62,19 +58,18 @@ QUIET = {
 
 # A shell that reads until this process is gone, then kills what carries the mark, three times, since
 # that may start others meanwhile. It runs in the background of one that ends at once: a program that
-# waits for its children does not wait for it. The pipe also ends where a program closes all its
-# files: the start time tells whether the process lives.
+# waits for its children does not wait for it.
 GUARD = """
-lives() { read -r facts <"/proc/$1/stat" && set -- "$2" ${facts##*) } && [ "$2" != Z ] && [ "${21}" = "$1" ]; }
+exec 3<&0
 {
   read -r line
-  while lives "$1" "$2"; do sleep 1; done
   for turn in 1 2 3; do
     grep -lsF -e "$0" /proc/[0-9]*/environ | while IFS=/ read -r root proc number file; do kill -9 "$number"; done
   done
 } <&3 &
 """
 
+SILENT: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
 _started: set[int] = set()  # groups that may have left members
 _run = f"{os.getpid()}-{os.urandom(6).hex()}"
 
@@ -226,22 +221,10 @@ def _start_guard() -> None:
     atexit.register(stop_all)
     if not os.path.isdir("/proc/self"):
         return
-    start_time = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     reader, _ = os.pipe()
-    files = [
-        (os.POSIX_SPAWN_DUP2, reader, 3),
-        *((os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)),
-    ]
-    with contextlib.suppress(OSError):  # no sh: a kill -9 leaves what it leaves
-        started = os.posix_spawn(
-            "/bin/sh",
-            ["sh", "-c", GUARD, f"{MARK}={_run}", str(os.getpid()), start_time],
-            {"PATH": os.defpath},
-            file_actions=files,
-            setsid=True,
-        )
-        os.waitpid(started, 0)
-    os.close(reader)
+    with open(reader, "rb") as ours, contextlib.suppress(OSError):  # without sh there is none
+        argv = ["/bin/sh", "-c", GUARD, f"{MARK}={_run}"]
+        subprocess.run(argv, env={"PATH": os.defpath}, stdin=ours, start_new_session=True, **SILENT)
 
 
 def stop_all() -> None:
@@ -256,8 +239,8 @@ def stop_all() -> None:
 @cache
 def private_folder() -> str:
     """A folder of this process alone (0700), removed with it, and those of killed processes."""
-    for left in Path(tempfile.gettempdir()).glob("coder-*-*"):
-        _clear_away(left)
+    for mark in Path(tempfile.gettempdir()).glob(f"coder-*/{OURS}"):
+        _clear_away(mark.parent)
     folder = tempfile.mkdtemp(prefix=f"coder-{os.getpid()}-")
     fcntl.flock(os.open(folder, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_EX)  # as long as we live
     Path(folder, OURS).touch()  # when it is locked: without this nobody clears it away
@@ -266,18 +249,11 @@ def private_folder() -> str:
 
 
 def _clear_away(folder: Path) -> None:
-    """Remove a private folder of the user's that no process holds.
-
-    The number in its name may be that of a process in another container: the lock decides.
-    """
-    number = re.fullmatch(r"coder-(\d+)-\w+", folder.name)
-    if not number or os.path.exists(f"/proc/{number[1]}/stat") or not os.path.exists(folder / OURS):
-        return
+    """Remove a private folder that no process holds: the kernel gives the lock back at any end."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(fd).st_uid == os.geteuid():
-                shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(fd)

@@ -1,9 +1,9 @@
 """Files of the workspace: where a path leads, opening, exact text, replacing.
 
-Promises: regular files only, judged on the open descriptor; no write outside the workspace, also
-through links and where a folder becomes one meanwhile; a file is wholly old or wholly new; mode,
-encoding, links and line endings stay; what changed on disk since it was read is not overwritten.
-A kill -9 during a write leaves the old file and a .coder-*.tmp.
+A path that was checked may lead elsewhere a moment later, when one of its folders has become a link.
+So a folder is opened once, compared with its path, and all else is named relative to its descriptor.
+A file is wholly old or wholly new; mode, owner, encoding and line endings stay; what changed on disk
+since it was read is not overwritten. A kill -9 during a write leaves the old file and a .coder-*.tmp.
 """
 
 from __future__ import annotations
@@ -14,28 +14,23 @@ import difflib
 import os
 import re
 import stat
-from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from coder.tools.folder import file_info, folder_of, open_in, replace_in
 from coder.tools.process import private_folder
-from coder.tools.secrets import secret_for
+from coder.tools.secrets import holds_secrets
 from coder.toolset import ToolContext
 from coder.types import ToolError
 
 MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
-MAX_COMPARED = 20_000  # lines of both texts together; difflib takes seconds for more
-KERNEL = ("/proc/", "/sys/", "/dev/")  # process and device files look regular and are not
-MEMORY = "/dev/shm/"  # these are files
+KERNEL = re.compile("/(?:proc|sys|dev(?!/shm/))/")  # what is there may look regular and is not
 # What `escaped` writes
 ESCAPE = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U00(?:0[0-9a-f]|10)[0-9a-f]{4}|[nrt])")
 
-
-# ---- where ----------------------------------------------------------------------------------
+# ---- where a path leads ---------------------------------------------------------------------
 
 
 def resolve(ctx: ToolContext, path: str) -> Path:
@@ -61,33 +56,34 @@ def real(place: Path) -> Path:
         raise ToolError(f"{place} cannot be resolved: {error.strerror}") from None
 
 
-def inside(ctx: ToolContext, target: Path) -> bool:
-    """Component by component: /ws-evil is not inside /ws."""
-    return target.is_relative_to(ctx.cwd)
-
-
 def to_read(ctx: ToolContext, path: str) -> Generator[Any, None, Path]:
     """The place to read; permission is asked for one outside the workspace."""
     target = resolve(ctx, path)
-    if str(target).startswith(KERNEL) and not str(target).startswith(MEMORY):
+    if KERNEL.match(str(target)):
         raise ToolError(f"{path} is a device or process file and is not read")
     saved = private_folder.cache_info().currsize and os.path.realpath(private_folder())
-    if not inside(ctx, target) and not (saved and target.is_relative_to(saved)):
+    if not target.is_relative_to(ctx.cwd) and not (saved and target.is_relative_to(saved)):
         yield from ctx.ask("external_directory", str(target))
     return target
 
 
-def to_write(ctx: ToolContext, path: str) -> Path:
-    """The place to write; a place outside the workspace, also behind a link, is refused."""
+def to_write(ctx: ToolContext, path: str, follow: bool = True) -> Path:
+    """The place to write; one outside the workspace, also behind a link, is refused.
+
+    Without `follow` a link at the end of the path is the place itself.
+    """
     target = resolve(ctx, path)
-    if not inside(ctx, target):
+    if not follow:
+        given = ctx.cwd / os.path.expanduser(path)
+        target = real(given.parent) / given.name
+    if not target.is_relative_to(ctx.cwd):
         raise ToolError(f"{path} is outside the workspace {ctx.cwd}: nothing is written there")
     return target
 
 
 def shown(ctx: ToolContext, target: Path) -> str:
     """The path as listings and results have it."""
-    return str(target.relative_to(ctx.cwd)) if inside(ctx, target) else str(target)
+    return str(target.relative_to(ctx.cwd) if target.is_relative_to(ctx.cwd) else target)
 
 
 def escaped(name: str) -> str:
@@ -98,20 +94,61 @@ def escaped(name: str) -> str:
     return "".join(c if c.isprintable() else escape for c, escape in escapes)
 
 
+def is_secret(ctx: ToolContext, name: str) -> bool:
+    """Is a file only read with permission: does a rule ask about it, or else its name?"""
+    return (ctx.secret or holds_secrets)(name)
+
+
 def ask_to_show(ctx: ToolContext, *targets: Path) -> Generator[Any, None, None]:
     """Ask for permission to read: a diff and advice show lines of a file that is changed."""
-    if names := [name for target in targets if secret_for(ctx)(name := shown(ctx, target))]:
+    if names := [name for target in targets if is_secret(ctx, name := shown(ctx, target))]:
         yield from ctx.ask("read", names)
 
 
-# ---- opening and reading --------------------------------------------------------------------
+# ---- folders and files by descriptor --------------------------------------------------------
+
+# To name things in it a folder need not be readable; O_PATH is Linux's.
+FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+# Opening never waits, as it would for a FIFO.
+FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+
+
+@contextlib.contextmanager
+def folder_of(place: Path, make: bool = False) -> Iterator[int]:
+    """A descriptor of the folder that a path without links is in; `make` makes missing folders.
+
+    Raises OSError, and ToolError where the folder is not at its path, or behind a link.
+    """
+    there = next((each for each in place.parents if not make or os.path.lexists(each)), place)
+    fd = os.open(there, FOLDER)
+    try:
+        if not _is_at(fd, there):
+            reason = "its folder is not where it was, or a link has taken its place"
+            raise ToolError(f"{place} is left as it is: {reason}")
+        for part in place.parent.relative_to(there).parts:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=fd)
+            fd, above = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=fd), fd
+            os.close(above)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_at(fd: int, folder: Path) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}") == str(folder)
+    except OSError:  # no Linux, or no /proc
+        same = os.path.samestat(os.fstat(fd), os.lstat(folder))
+        return same and os.path.realpath(folder) == str(folder)
 
 
 @contextlib.contextmanager
 def opened(target: Path) -> Iterator[int]:
     """A descriptor of a regular file at a path without links. Raises ToolError."""
     try:
-        fd = open_in(target.parent, target.name or ".")
+        with folder_of(target) as folder:
+            fd = os.open(target.name or ".", FILE, dir_fd=folder)
     except FileNotFoundError:
         raise ToolError(f"there is no file {target}{similar_names(target)}") from None
     except OSError as error:
@@ -136,144 +173,29 @@ def similar_names(target: Path) -> str:
     return ""
 
 
-def stamp(info: os.stat_result) -> tuple[int, ...]:
-    """What changes with the content of a file."""
-    return info.st_ino, info.st_size, info.st_mtime_ns
+def temporary_name() -> str:
+    """For a file that is to take another one's place in its folder."""
+    return f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
-def refuse_changed(ctx: ToolContext, target: Path) -> None:
-    """Raises ToolError where a file changed since it was last read or written here."""
-    before = ctx.seen.get(target)
-    if before is not None and before != stamp(os.stat(target)):
-        name = shown(ctx, target)
-        raise ToolError(f"{name} changed on disk since it was read. Read it again first.")
+def remove(place: Path, how: Callable[..., None] = os.unlink) -> None:
+    """Remove a file or a link itself, or with os.rmdir a folder. Raises ToolError, OSError."""
+    with folder_of(place) as folder:
+        how(place.name, dir_fd=folder)
 
 
-def refuse_other(ctx: ToolContext, target: Path, before: Text | None) -> None:
-    """Raises ToolError where the content is not what the call worked from (None: no file).
-
-    It may have changed while permission was asked.
-    """
-    if (load(ctx, target) if os.path.lexists(target) else None) != before:
-        name = shown(ctx, target)
-        raise ToolError(f"{name} changed on disk in the meantime. Read it again first.")
-
-
-# ---- text and bytes -------------------------------------------------------------------------
-
-NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-STRAY = re.compile("[\udc80-\udcff]")  # how a byte that is no UTF-8 is decoded
-BOMS = {
-    codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF16_LE: "utf-16-le",
-    codecs.BOM_UTF16_BE: "utf-16-be",
-}
-
-
-@dataclass(frozen=True)
-class Text:
-    """The content of a file, and how to get its bytes back.
-
-    Bytes that are no UTF-8 survive as surrogates.
-    """
-
-    text: str
-    encoding: str = "utf-8"
-    bom: bytes = b""
-
-    @cached_property
-    def newline(self) -> str:
-        """The line ending that most lines have."""
-        return "\r\n" if self.text.count("\r\n") * 2 > self.text.count("\n") else "\n"
-
-    @cached_property
-    def breaks(self) -> list[int]:
-        """Where each CRLF stands in the text with plain line endings."""
-        found = enumerate(re.finditer("\r\n", self.text))
-        return [each.start() - number for number, each in found]
-
-    def encoded(self, text: str) -> bytes:
-        """`text` in this file's encoding. Raises ToolError where it would be read otherwise."""
-        stray = STRAY.search(self.text)
-        if stray and Counter(NOT_ASCII.findall(text)) - Counter(NOT_ASCII.findall(self.text)):
-            raise ToolError(
-                "the file is not UTF-8: only ASCII can be added to it. Use a command that knows "
-                "its encoding."
-            )
-        return self.bom + text.encode(self.encoding, "surrogateescape" if stray else "strict")
-
-
-def decoded(data: bytes, name: str) -> Text:
-    """The text in `data`. Raises ToolError for a binary file."""
-    bom = next((each for each in BOMS if data.startswith(each)), b"")
-    encoding = BOMS.get(bom, "utf-8")
-    if encoding == "utf-8":
-        if b"\0" in data[:8192]:
-            raise ToolError(f"{name} is a binary file of {len(data):,} bytes")
-        return Text(data[len(bom) :].decode(encoding, "surrogateescape"), encoding, bom)
-    try:
-        return Text(data[len(bom) :].decode(encoding), encoding, bom)
-    except UnicodeDecodeError:
-        problem = "begins like UTF-16 and is not: use a command to change it"
-        raise ToolError(f"{name} {problem}") from None
-
-
-def load(ctx: ToolContext, target: Path) -> Text:
-    """The whole text of a file that is to be edited."""
-    with opened(target) as fd, open(fd, "rb", closefd=False) as file:
-        size, name = os.fstat(fd).st_size, shown(ctx, target)
-        if size > MAX_EDIT:
-            raise ToolError(f"{name} has {size:,} bytes, too large to edit here: use a command")
-        return decoded(file.read(), name)
-
-
-def diff(old: str, new: str, name: str) -> str:
-    """A unified diff with three lines around; in words where no line differs but its ending."""
-    before, after = old.splitlines(), new.splitlines()
-    if len(before) + len(after) > MAX_COMPARED:
-        lines = _one_hunk(before, after, name)
-    else:
-        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="")
-    text = "\n".join(lines).encode("utf-8", "replace").decode()
-    return text or ("(only line endings, or the newline at the end, differ)" if old != new else "")
-
-
-def _one_hunk(before: list[str], after: list[str], name: str) -> Iterator[str]:
-    """A diff from the first line that differs to the last; equal lines in between are in it."""
-    start = _in_common(before, after)
-    if start == len(before) == len(after):
-        return
-    end = _in_common(before[start:][::-1], after[start:][::-1])
-    first, last = max(0, start - 3), min(len(before), len(before) - end + 3)
-    old, new = before[start : len(before) - end], after[start : len(after) - end]
-    size = last - first
-    yield from (f"--- a/{name}", f"+++ b/{name}")
-    yield f"@@ -{first + 1},{size} +{first + 1},{size - len(old) + len(new)} @@"
-    yield from (f" {line}" for line in before[first:start])
-    yield from (f"-{line}" for line in old)
-    yield from (f"+{line}" for line in new)
-    yield from (f" {line}" for line in before[len(before) - end : last])
-
-
-def _in_common(lines: list[str], others: list[str]) -> int:
-    """The number of lines that both begin with."""
-    pairs = enumerate(zip(lines, others))
-    return next((at for at, (a, b) in pairs if a != b), min(len(lines), len(others)))
-
-
-# ---- writing --------------------------------------------------------------------------------
-
-
-def save(ctx: ToolContext, target: Path, data: bytes, like: Path | None = None) -> str:
+def save(ctx: ToolContext, target: Path, data: bytes, like: os.stat_result | None = None) -> str:
     """Put `data` in the place of a file and remember it as it is now. Returns a note, mostly empty.
 
     The file gets owner and mode of the one that it replaces, or of `like`. Raises ToolError; the
     file is then as it was.
     """
+    old = None
     try:
         with folder_of(target, make=True) as folder:
-            old = file_info(folder, target.name)
-            replace_in(folder, target.name, data, _info(like) if like else old)
+            with contextlib.suppress(FileNotFoundError):
+                old = os.stat(target.name, dir_fd=folder, follow_symlinks=False)
+            _replace(folder, target.name, data, like or old)
             ctx.seen[target] = stamp(os.stat(target.name, dir_fd=folder, follow_symlinks=False))
     except OSError as error:
         problem = f"could not be written, and is as it was: {error.strerror}"
@@ -283,6 +205,127 @@ def save(ctx: ToolContext, target: Path, data: bytes, like: Path | None = None) 
     return ""
 
 
-def _info(place: Path) -> os.stat_result | None:
-    with folder_of(place) as folder:
-        return file_info(folder, place.name)
+def _replace(folder: int, name: str, data: bytes, like: os.stat_result | None) -> None:
+    """Put `data` in the place of a file at once and durably, with owner and mode of `like`."""
+    temporary = temporary_name()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
+            file.write(data)
+            file.flush()
+            if like:
+                with contextlib.suppress(OSError):  # first: this clears the mode's special bits
+                    os.fchown(file.fileno(), like.st_uid, like.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
+            os.fsync(file.fileno())
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+# ---- changed by others ----------------------------------------------------------------------
+
+
+def stamp(info: os.stat_result) -> tuple[int, ...]:
+    """What changes with the content of a file."""
+    return info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def state_of(place: Path) -> tuple[int, ...] | None:
+    """The stamp of a file, or of a link itself; None where there is nothing."""
+    return stamp(os.lstat(place)) if os.path.lexists(place) else None
+
+
+def refuse_changed(ctx: ToolContext, place: Path, known: tuple[int, ...] | None) -> None:
+    """Raises ToolError where a file is not in the state that the model, or the question, knows."""
+    if state_of(place) != known:
+        name = shown(ctx, place)
+        raise ToolError(f"{name} changed on disk since it was read. Read it again first.")
+
+
+# ---- text and bytes -------------------------------------------------------------------------
+
+STRAY = re.compile("[\udc80-\udcff]")  # how a byte that is no UTF-8 is decoded
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a file. Bytes that are no UTF-8 survive in it as surrogates."""
+
+    text: str
+    bom: bytes = b""
+
+    @cached_property
+    def newline(self) -> str:
+        """The line ending that most lines have."""
+        return "\r\n" if self.text.count("\r\n") * 2 > self.text.count("\n") else "\n"
+
+    def encoded(self, text: str) -> bytes:
+        """The bytes of a changed text. Raises ToolError where they would be read otherwise."""
+        stray = STRAY.search(self.text)
+        if stray and not all(map(str.isascii, set(text) - set(self.text))):
+            way = "Use a command that knows its encoding."
+            raise ToolError(f"the file is not UTF-8: only ASCII can be added to it. {way}")
+        return self.bom + text.encode("utf-8", "surrogateescape" if stray else "strict")
+
+
+def load(ctx: ToolContext, target: Path) -> Text:
+    """The whole text of a file that is to be changed. Raises ToolError, also where it changed."""
+    with opened(target) as fd, open(fd, "rb", closefd=False) as file:
+        size, name = os.fstat(fd).st_size, shown(ctx, target)
+        if target in ctx.seen:
+            refuse_changed(ctx, target, ctx.seen[target])
+        if size > MAX_EDIT:
+            raise ToolError(f"{name} has {size:,} bytes, too large to edit here: use a command")
+        data = file.read()
+    if b"\0" in data[:8192]:
+        raise ToolError(f"{name} is a binary file of {size:,} bytes")
+    bom = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
+    return Text(data[len(bom) :].decode("utf-8", "surrogateescape"), bom)
+
+
+# ---- the repository -------------------------------------------------------------------------
+
+MAX_POINTER = 1 << 16  # bytes of a file that names a folder
+
+
+def repository_top(folder: Path, counts: Callable[[Path], bool] = os.path.lexists) -> Path:
+    """The folder that holds `.git`: this folder, or the first above it whose `.git` `counts`.
+
+    Where there is none, the folder itself.
+    """
+    if os.path.lexists(folder / ".git"):
+        return folder
+    return next((each for each in folder.parents if counts(each / ".git")), folder)
+
+
+def git_folders(top: Path) -> list[Path]:
+    """The folder that `.git` is or names (of a linked worktree or a submodule), links resolved.
+
+    For a linked worktree also the repository's own folder, which all worktrees share; it is last.
+    What `.git` names may be hostile: a caller that reads or writes there checks it itself.
+    """
+    pointer = read_path(top / ".git")
+    named = top / pointer.removeprefix("gitdir:").strip()
+    folder = real(named if pointer.startswith("gitdir:") else top / ".git")
+    shared = read_path(folder / "commondir")
+    return [folder, real(folder / shared)] if shared else [folder]
+
+
+def read_path(file: Path) -> str:
+    """The path that is the text of a small file; "" where there is none."""
+    text = os.fsdecode(read_small_file(file, MAX_POINTER) or b"").strip()
+    return "" if "\0" in text else text
+
+
+def read_small_file(path: str | os.PathLike[str], most: int) -> bytes | None:
+    """At most `most` bytes of a regular file; None where there is none that can be read.
+
+    Links are not followed, and opening does not wait for the other end of a pipe.
+    """
+    with contextlib.suppress(OSError, ValueError), open(os.open(path, FILE), "rb") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file.read(most)
+    return None
