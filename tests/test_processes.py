@@ -266,7 +266,7 @@ BACKGROUND = {
     "silent": "sleep 300 & echo hi",
     "writing": "(while :; do echo x; sleep .01; done) & echo hi",
     "apart": "setsid sleep 300 & echo hi",
-    "a flood": "yes & echo hi",
+    "a flood": "echo hi; yes &",
     "output elsewhere": "sleep 300 >/dev/null 2>&1 & disown; echo hi",
 }
 
