@@ -1,13 +1,13 @@
 """Check the arguments of a call by the JSON schema of its tool.
 
-Checked are type, enum, required, properties, additionalProperties and items, at any depth: what `@tool` writes.
-Other words of a schema that was written by hand are left to the tool.
+Checked are type, enum, required, properties, additionalProperties and items, at any depth. Other
+keywords are ignored: what they describe goes to the function as it came.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+from contextlib import suppress
 from typing import Any
 
 from coder.types import ToolError
@@ -36,25 +36,26 @@ def fit(value: Any, schema: Any, where: str) -> Any:
         raise ToolError(f"{where} has to be one of {', '.join(map(str, schema['enum']))}")
     if isinstance(value, list):
         return [fit(each, schema.get("items"), f"{where}[{n}]") for n, each in enumerate(value)]
-    return _fit_members(value, schema, where) if isinstance(value, dict) else value
+    return _members(value, schema, where) if isinstance(value, dict) else value
 
 
-def _fit_members(value: dict[str, Any], schema: dict[str, Any], where: str) -> dict[str, Any]:
+def _members(value: dict[str, Any], schema: dict[str, Any], where: str) -> dict[str, Any]:
     properties, required = schema.get("properties") or {}, schema.get("required") or ()
-    others = schema.get("additionalProperties", True)
     names = f"Its parameters: {', '.join(properties)}"
-    if unknown := [name for name in value if name not in properties and others is False]:
+    unknown = [name for name in value if name not in properties]
+    if unknown and schema.get("additionalProperties") is False:
         raise ToolError(f"{where} has no parameter {', '.join(unknown)}. {names}")
-    schemas = {name: properties.get(name, others) for name in value}
-    given = {n: each for n, each in value.items() if each is not None or _takes_null(schemas[n])}
+    given = {
+        n: each for n, each in value.items() if each is not None or _may_be_null(properties, n)
+    }
     if missing := [name for name in required if name not in given]:
         raise ToolError(f"{where} needs {', '.join(missing)}. {names}")
     inside = f"{where}{'.' if ': ' in where else ': '}"
-    return {name: fit(each, schemas[name], inside + name) for name, each in given.items()}
+    return {name: fit(each, properties.get(name), inside + name) for name, each in given.items()}
 
 
-def _takes_null(schema: Any) -> bool:
-    return not isinstance(schema, dict) or "null" in (schema.get("type") or ["null"])
+def _may_be_null(properties: dict[str, Any], name: str) -> bool:
+    return "null" in properties.get(name, {}).get("type", "null")
 
 
 def _of_type(value: Any, kinds: str | list[str], where: str) -> Any:
@@ -64,7 +65,7 @@ def _of_type(value: Any, kinds: str | list[str], where: str) -> Any:
         return value
     other = value
     if isinstance(value, str):
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             other = json.loads(value)
     if "integer" in kinds and isinstance(other, float) and other.is_integer():
         other = int(other)

@@ -7,7 +7,7 @@
             case ToolStart(title=title):
                 print(title)
 
-`Event` is the union of all classes, so that `match` and `event.type == "..."` narrow for a type checker.
+`Event` is the union of all classes, so that `match` and `isinstance` narrow for a type checker.
 `to_dict()` is the line of `--output-format stream-json`. An event with a `reply` method asks something: the
 consumer calls it before it takes the next event; without a reply the answer is no.
 
@@ -35,42 +35,41 @@ State = Literal[
 class BaseEvent:
     """Base of all events: makes a dataclass of each subclass. `type` is the name of the class in snake_case."""
 
+    type: ClassVar[str]
+
     def __init_subclass__(cls) -> None:
         dataclass(cls)
-        if "type" not in vars(cls):  # an event of a plugin's own
-            cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()  # type: ignore[attr-defined]
+        cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def to_dict(self) -> dict[str, Any]:
         """{"type": ..., fields by name}. Fields with repr=False (replies, whole histories) are left out."""
-        return {"type": getattr(self, "type", "event")} | _fields_of(self)
+        return {"type": self.type} | _fields_of(self)
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
-    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    fields = dataclasses.fields(value)
     return {each.name: json_value(getattr(value, each.name)) for each in fields if each.repr}
 
 
 def json_value(value: Any) -> Any:
-    """Events, errors and dataclasses as dicts; everything else as it is."""
+    """Events, errors and dataclasses as dicts, also in a list; everything else as it is."""
     if isinstance(value, BaseEvent | ModelError):
         return value.to_dict()
     if isinstance(value, list):
         return [json_value(item) for item in value]
-    is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return _fields_of(value) if is_instance else value
+    return _fields_of(value) if dataclasses.is_dataclass(value) else value
 
 
 # ---- a run and its steps ---------------------------------------------------------------------------------
 
 
 class RunStart(BaseEvent):
-    type: ClassVar[Literal["run_start"]] = "run_start"
+    """The first event of a run."""
 
 
 class RunEnd(BaseEvent):
     """`text` is the answer, or why there is none; `error` is what stopped it, with "error" and some "length"."""
 
-    type: ClassVar[Literal["run_end"]] = "run_end"
     stop_reason: StopReason
     text: str
     usage: Usage
@@ -79,12 +78,10 @@ class RunEnd(BaseEvent):
 
 
 class StepStart(BaseEvent):
-    type: ClassVar[Literal["step_start"]] = "step_start"
     step: int
 
 
 class StepEnd(BaseEvent):
-    type: ClassVar[Literal["step_end"]] = "step_end"
     message: Message
     tool_results: list[Message]
     finish_reason: str
@@ -94,7 +91,6 @@ class StepEnd(BaseEvent):
 class Status(BaseEvent):
     """Where the run is; docs/reading-guide.md draws the states and the ways between them."""
 
-    type: ClassVar[Literal["status"]] = "status"
     status: Literal["idle", "busy", "retry"]
     state: State
 
@@ -102,7 +98,6 @@ class Status(BaseEvent):
 class Retry(BaseEvent):
     """Attempt `attempt` (counted per cause) failed; the next one starts after `delay` seconds. Its partial text is void."""
 
-    type: ClassVar[Literal["retry"]] = "retry"
     attempt: int
     delay: float
     error: ModelError
@@ -111,7 +106,6 @@ class Retry(BaseEvent):
 class Compacted(BaseEvent):
     """`before` and `after` are {"messages": n, "tokens": n}; `messages` is the list as it is now."""
 
-    type: ClassVar[Literal["compacted"]] = "compacted"
     trigger: Trigger
     attempt: int
     before: dict[str, int]
@@ -124,29 +118,24 @@ class Compacted(BaseEvent):
 
 
 class MessageStart(BaseEvent):
-    type: ClassVar[Literal["message_start"]] = "message_start"
     message: Message
 
 
 class MessageEnd(BaseEvent):
-    type: ClassVar[Literal["message_end"]] = "message_end"
     message: Message
 
 
 class TextDelta(BaseEvent):
-    type: ClassVar[Literal["text_delta"]] = "text_delta"
     text: str
 
 
 class ReasoningDelta(BaseEvent):
-    type: ClassVar[Literal["reasoning_delta"]] = "reasoning_delta"
     text: str
 
 
 class ToolCallDelta(BaseEvent):
     """A piece of a call while it arrives; `arguments` is raw text, for display only."""
 
-    type: ClassVar[Literal["tool_call_delta"]] = "tool_call_delta"
     id: str
     name: str
     arguments: str
@@ -158,7 +147,6 @@ class ToolCallDelta(BaseEvent):
 class ToolStart(BaseEvent):
     """`arguments` are the model's, before hooks change them; {} where they are unusable."""
 
-    type: ClassVar[Literal["tool_start"]] = "tool_start"
     id: str
     name: str
     arguments: dict[str, Any]
@@ -166,7 +154,6 @@ class ToolStart(BaseEvent):
 
 
 class ToolUpdate(BaseEvent):
-    type: ClassVar[Literal["tool_update"]] = "tool_update"
     id: str
     text: str
 
@@ -174,7 +161,6 @@ class ToolUpdate(BaseEvent):
 class ToolEnd(BaseEvent):
     """`seconds` is the tool's own time, without that of the user's answers."""
 
-    type: ClassVar[Literal["tool_end"]] = "tool_end"
     id: str
     name: str
     result: ToolResult
@@ -185,7 +171,6 @@ class ToolEnd(BaseEvent):
 class Nested(BaseEvent):
     """An event of a sub-agent's run; `session_id` is the sub-agent's, `call_id` the call that it works for."""
 
-    type: ClassVar[Literal["nested"]] = "nested"
     agent: str
     event: Event
     session_id: str = ""
@@ -198,14 +183,12 @@ class Nested(BaseEvent):
 class Notice(BaseEvent):
     """Something the user should know."""
 
-    type: ClassVar[Literal["notice"]] = "notice"
     text: str
 
 
 class HookFailed(BaseEvent):
     """A guarded hook failed or timed out at this place (extend/guard.py)."""
 
-    type: ClassVar[Literal["hook_failed"]] = "hook_failed"
     hook: str
     place: str
     error: str
@@ -216,7 +199,6 @@ class PermissionAsked(BaseEvent):
     """`pattern` is the whole command or path that will be acted on; `remember` is what "always" would store,
     "" where nothing can be; `detail` is a preview (a diff); `why` is the reason for an unexpected question."""
 
-    type: ClassVar[Literal["permission_asked"]] = "permission_asked"
     id: str
     permission: str
     pattern: str
@@ -232,7 +214,6 @@ class PermissionAsked(BaseEvent):
 
 
 class PermissionReplied(BaseEvent):
-    type: ClassVar[Literal["permission_replied"]] = "permission_replied"
     id: str
     answer: Answer
 
@@ -240,7 +221,6 @@ class PermissionReplied(BaseEvent):
 class QuestionAsked(BaseEvent):
     """The model asks the user; without a reply the answer is empty."""
 
-    type: ClassVar[Literal["question_asked"]] = "question_asked"
     id: str
     question: str
     options: list[str]
@@ -253,7 +233,6 @@ class QuestionAsked(BaseEvent):
 class DoomLoop(BaseEvent):
     """The same call for the `count`th time in a row. `reply(True)` lets it run."""
 
-    type: ClassVar[Literal["doom_loop"]] = "doom_loop"
     name: str
     arguments: dict[str, Any]
     count: int

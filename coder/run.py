@@ -112,7 +112,9 @@ class Run:
             self.messages.append(self.answer)
         # Calls that have not started are answered by the repair below
         started, self.open_calls = [each for each in self.open_calls if each.started], []
-        self.messages += [tool_message(each.call.id, self.result_of(each)) for each in started]
+        self.messages += [
+            tool_message(each.call.id, each.result or self.abort_result(each)) for each in started
+        ]
         self.messages += self.pending
         self.pending.clear()
         self.history.repair()
@@ -131,17 +133,12 @@ class Run:
     def abort_reason(self) -> str:
         return ABORTED_BY.get(self.abort.reason, self.abort.reason or "stopped")
 
-    def result_of(self, opened: OpenCall) -> ToolResult:
-        """The result of a call; that of an abort, where the call has none."""
-        if opened.result:
-            return opened.result
-        aborted = self.abort_result(opened)
-        aborted.content = truncate_content(aborted.content, self.limits.max_output)
-        return aborted
-
     def abort_result(self, opened: OpenCall) -> ToolResult:
-        """The result of a tool that was aborted: its output so far."""
-        text = "\n".join(filter(None, ["".join(opened.output), f"[{self.abort_reason}]"]))
+        """The result of a tool that was aborted: its output so far, and why."""
+        output = truncate(
+            "".join(opened.output), self.limits.max_output - len(self.abort_reason) - 99
+        )
+        text = "\n".join(filter(None, [output, f"[{self.abort_reason}]"]))
         return ToolResult(text, is_error=True)
 
     def abort_end(self) -> End:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 
 from coder import events
-from coder.events import Event, Events, Outcome, Returning, innermost, resolve
+from coder.events import Event, Events, innermost, resolve
 from coder.history import NOT_RUN, tool_message
 from coder.run import End, OpenCall, Run, truncate_content
 from coder.toolset import as_failure
-from coder.types import Aborted, Message, T, ToolCall, ToolError, ToolResult
+from coder.types import Aborted, Message, ToolCall, ToolError, ToolResult
 
 ANSWER_CUT = (
     "Not run: the answer was cut at the output limit, so this call may be incomplete. "
@@ -45,7 +45,7 @@ def run_tools(
         yield from run_group(run, [opened for opened in run.open_calls if opened.result is None])
         while run.open_calls:
             opened = run.open_calls[0]
-            message = tool_message(opened.call.id, run.result_of(opened))
+            message = tool_message(opened.call.id, opened.result or run.abort_result(opened))
             results.append(message)
             run.messages.append(message)
             run.open_calls.pop(0)
@@ -66,29 +66,21 @@ def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
     if not_run:
         opened.result = ToolResult(not_run, is_error=True)
     else:
-        opened.result = yield from doom_loop_result(run, opened)
+        opened.result = yield from doom_loop_result(run, call)
     if opened.result:
         yield end_event(opened)
         return
     if call.arguments is None:  # the tool refuses it
         return
     try:
-        hook = run.hooks.before_tool_call(call, opened.ctx)
-        early = require_tool_result("before_tool_call", (yield from ask_hook(run, opened, hook)))
+        early = yield from resolve(run.hooks.before_tool_call(call, opened.ctx))
     except Aborted:
         early = run.abort_result(opened)
     except ToolError as error:
         early = as_failure(error)
     if early:
         yield from finish_call(run, opened, early)
-
-
-def ask_hook(run: Run, opened: OpenCall, outcome: Outcome[T]) -> Events[T]:
-    """What a hook returns about a call; its events are those of the call."""
-    with Returning(resolve(outcome)) as hook:
-        for event in hook:
-            yield from pass_on(run, opened, event)
-    return hook.value
+    opened.started = time.monotonic()  # without the time of hooks and of their questions
 
 
 def run_group(run: Run, calls: list[OpenCall]) -> Events[None]:
@@ -124,8 +116,7 @@ def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
 def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
     """What the hooks make of a result, truncated, and the end event."""
     try:
-        changed = yield from resolve(run.hooks.after_tool_call(opened.call, result))
-        result = require_tool_result("after_tool_call", changed) or result
+        result = (yield from resolve(run.hooks.after_tool_call(opened.call, result))) or result
     except ToolError as error:
         result = as_failure(error)
     except Aborted:
@@ -151,13 +142,13 @@ def doom_loop_end(run: Run, call: ToolCall) -> End | None:
     return End("doom_loop", f"Stopped: {call.name} was called {times}.")
 
 
-def doom_loop_result(run: Run, opened: OpenCall) -> Events[ToolResult | None]:
+def doom_loop_result(run: Run, call: ToolCall) -> Events[ToolResult | None]:
     """The result of a call that came too often in a row; None: run it."""
-    call, count = opened.call, run.budget.last_call[1]
+    count = run.budget.last_call[1]
     if count < run.limits.doom_loop_threshold:
         return None
     question = events.DoomLoop(call.name, call.arguments or {}, count)
-    if (yield from ask_hook(run, opened, run.hooks.on_doom_loop(question))):
+    if (yield from resolve(run.hooks.on_doom_loop(question))):
         run.budget.last_call = ("", 0)
         return None
     return ToolResult(
@@ -166,9 +157,3 @@ def doom_loop_result(run: Run, opened: OpenCall) -> Events[ToolResult | None]:
         "more ends the run.",
         is_error=True,
     )
-
-
-def require_tool_result(hook: str, result: ToolResult | None) -> ToolResult | None:
-    if not isinstance(result, ToolResult | None):
-        raise TypeError(f"{hook} returned {result!r}: a hook returns a ToolResult or None")
-    return result

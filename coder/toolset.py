@@ -23,7 +23,7 @@ import re
 import subprocess
 import types
 import typing
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ class Confinement(Protocol):
 
     @property
     def environment(self) -> Mapping[str, str | None]:
-        """Variables for the child, before ours; None for one that it does not get."""
+        """Variables for the child; None for one that it does not get."""
         ...
 
     def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
@@ -54,7 +54,7 @@ class Confinement(Protocol):
         ...
 
     def ended(self) -> None:
-        """Called once after each start that gave a child, when that is over, on every way out."""
+        """Called once after each start that gave a child, on every way out."""
         ...
 
 
@@ -73,19 +73,13 @@ class ToolContext:
     confine: Confinement | None = None
     budget: Budget | None = None  # of the run, for a tool that starts another one
     redact: Callable[[str], str] = str  # takes the values of keys out (permissions/redact.py)
-    _updates: list[ToolUpdate] = field(default_factory=list, repr=False)
+    updates: list[Event] = field(default_factory=list, repr=False)  # not yielded yet
 
     def update(self, text: str) -> ToolUpdate:
         """Output to show while the tool works: when it yields next, or returns."""
-        self._updates.append(ToolUpdate(self.call_id, self.redact(text)))
-        return self._updates[-1]
-
-    def take_updates(self, event: Event | None = None) -> Iterator[Event]:
-        """The updates that were not yielded yet, and the event, if it is none of them."""
-        updates, self._updates = self._updates, []
-        yield from updates
-        if event is not None and not any(each is event for each in updates):
-            yield event
+        update = ToolUpdate(self.call_id, self.redact(text))
+        self.updates.append(update)
+        return update
 
     def ask(
         self, permission: str, pattern: str | Sequence[str], detail: str = ""
@@ -166,8 +160,6 @@ def tool_of(
     for own, parameter in signature.items():
         if own == context:
             continue
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise TypeError(f"tool {name}: *{own} has no JSON schema; name each parameter")
         if own not in described:
             how = f"in a line `{own}: ...`"
             raise TypeError(f"tool {name}: describe {own!r} in the docstring, {how}")
@@ -287,7 +279,7 @@ class Toolset:
         except Exception as error:
             why = f"{call.name} failed: {type(error).__name__}: {error}"
             result = as_failure(ToolError(why))
-        yield from ctx.take_updates()
+        yield from ctx.updates
         return result
 
 
@@ -298,26 +290,20 @@ def _as_tool(given: Any) -> Any:
 
 def _call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext) -> Generator[Event, None, Any]:
     """Call the function; what a generator yields goes out: events as they are, the rest as updates."""
+    open_schema = "properties" not in tool.parameters  # or one that names its parameters elsewhere
+    schema = tool.parameters if open_schema else {"additionalProperties": False} | tool.parameters
     context = {tool.context: ctx} if tool.context else {}
-    value = tool.function(**_fitting_arguments(tool, arguments), **context)
+    value = tool.function(**fit(arguments, schema, tool.name), **context)
     if not isinstance(value, Generator):
         return value
     with Returning(value) as yielded:
         for each in yielded:
-            yield from ctx.take_updates(
-                each if isinstance(each, BaseEvent) else ctx.update(str(each))
-            )
+            event = each if isinstance(each, BaseEvent) else ctx.update(str(each))
+            if not any(event is update for update in ctx.updates):
+                ctx.updates.append(event)
+            while ctx.updates:
+                yield ctx.updates.pop(0)
     return yielded.value
-
-
-def _fitting_arguments(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as the function takes them. A parameter that the schema does not name is refused, unless
-    the function takes any."""
-    parameters = inspect.signature(tool.function).parameters.values()
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    schema = {"additionalProperties": takes_any or "properties" not in tool.parameters}
-    fitting: dict[str, Any] = fit(arguments, schema | tool.parameters, tool.name)
-    return fitting
 
 
 def as_failure(error: ToolError) -> ToolResult:

@@ -123,14 +123,7 @@ class Completion:
 
 
 class CoderError(Exception):
-    """Base of all errors of this package.
-
-    CoderError
-    ├── ModelError    a model call failed; `kind` says how
-    ├── Aborted       the run's Abort was set
-    └── ToolError     a tool could not do what was asked: the text goes to the model as a result
-        └── DeniedError   it was not allowed
-    """
+    """Base of all errors of this package."""
 
 
 @dataclass(eq=False)

@@ -113,12 +113,9 @@ def test_the_first_that_answers_or_blocks_a_call_is_the_last_that_is_asked() -> 
     assert [event.is_error for event in events if isinstance(event, ToolEnd)] == [True]
 
 
-def test_a_hook_that_does_not_exist_or_returns_something_else_is_named() -> None:
+def test_a_hook_that_does_not_exist_is_named() -> None:
     with pytest.raises(TypeError, match="there is no hook 'before_tool'; known: on_run_start"):
         FunctionHooks(before_tool=lambda: None)
-    wrong = FunctionHooks(after_tool_call=lambda call, result: "x")
-    with serve(CALL) as server, pytest.raises(TypeError, match="after_tool_call returned 'x'"):
-        ask(server, tools=[add], hooks=wrong)
 
 
 # ---- guarded --------------------------------------------------------------------------------

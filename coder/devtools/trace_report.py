@@ -114,13 +114,11 @@ class Part:
 
     def _seconds(self, asked: list[Exchange]) -> dict[str, float]:
         """Where the time went."""
-        hooks, ends = self.of("hook"), self.of("tool_end")
-        in_tools = [each for each in hooks if each["place"].endswith("_tool_call")]
         delays = sum(record["delay"] for record in self.of("retry"))
         seconds = {
             "model": sum(sum(each.after("response_end")) for each in asked),
-            "tools": max(0.0, _sum(ends) - _sum(in_tools)),
-            "hooks": _sum(hooks),
+            "tools": _sum(self.of("tool_end")),
+            "hooks": _sum(self.of("hook")),
             "waits": _sum(self.of("reply")) + delays,
         }
         return seconds | {"own": max(0.0, self.wall - sum(seconds.values()))}
