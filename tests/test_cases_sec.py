@@ -20,7 +20,8 @@ import pytest
 from coder.agent.instructions import instructions
 from coder.agent.profiles import system_prompt
 from coder.ai import ChatModel
-from coder.cli.config import NAMES, ConfigError, load
+from coder.cli.config import ConfigError, load
+from coder.cli.settings import SETTINGS
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.loop import run_loop
 from coder.permissions.permissions import Permissions
@@ -94,7 +95,7 @@ def elsewhere(server: ScriptedServer) -> str:
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without settings, with a home of its own."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in (*NAMES, *PROXIES, "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+    for name in (*SETTINGS, *PROXIES, "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 

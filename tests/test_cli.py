@@ -156,14 +156,6 @@ def test_stdout_is_the_final_text_alone_and_everything_else_is_on_stderr(place: 
     assert asked(server) == "what is in a.txt?" and "content of a" in results(server)[0]
 
 
-def test_a_line_on_stderr_is_not_cut_at_80_columns_where_there_is_no_terminal(place: Place) -> None:
-    command = f"touch {'a-long-name/' * 6}x"
-    with serve(Reply(calls=[("bash", {"command": command})]), Reply("Well.")) as server:
-        done = place.run("go", server=server)
-    assert done.returncode == 0 and "…" not in done.stderr
-    assert f", or --allow 'bash:{command}'" in done.stderr
-
-
 def test_verbose_shows_reasoning_and_whole_outputs_on_stderr(place: Place) -> None:
     (place.ws / "a.txt").write_text("".join(f"line {number} of a\n" for number in range(30)))
     first = Reply("First.", [("read", {"path": "a.txt"})], reasoning="hmm, well")
@@ -227,24 +219,14 @@ def test_a_server_that_nobody_runs_is_worth_another_try_later(place: Place) -> N
     assert done.returncode == 75 and "nothing answers at" in done.stderr
 
 
-def test_a_typo_of_a_subcommand_is_not_sent(place: Place) -> None:
-    typos = {"sesions": "sessions", "exprt x": "export ID", "Export x": "export ID"}
-    typos |= {"help": "--help", "config x": "config", "sessions lst": "sessions", "dem": "demo"}
-    with serve(Reply("?")) as server:
-        for words, meant in (typos | {"export": "export ID", "trce x": "trace FILE"}).items():
-            done = place.run(*words.split(), server=server)
-            assert_one_line(done, f"did you mean `coder {meant}`? To ask the model: coder -p")
-        assert server.requests == []
-
-
-def test_what_is_no_subcommand_is_sent(place: Place) -> None:
-    prompts = ["hello", "fix the tests", "heap", "export the table", "explain a.py"]
+def test_the_name_of_a_subcommand_is_a_prompt_behind_p_or_in_quotes(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
-        for words in (*prompts, "-p sesions", "-p export"):
-            assert place.run(*words.split(), server=server).stdout == "Hello.\n"
-            assert asked(server, -1) == words.removeprefix("-p ")
-        place.run("trace this", server=server)
-        assert asked(server, -1) == "trace this"
+        for words in (["-p", "export", "it"], ["export the table"], ["fix", "the", "tests"]):
+            assert place.run(*words, server=server).stdout == "Hello.\n"
+            assert asked(server, -1) == " ".join(words).removeprefix("-p ")
+        for words in (["export", "the", "table"], ["config", "x"], ["sessions", "lst"]):
+            assert place.run(*words, server=server).returncode == 2
+    assert len(server.requests) == 3
 
 
 def test_nothing_that_drives_a_terminal_is_on_stderr_where_it_is_a_pipe(place: Place) -> None:
@@ -333,6 +315,12 @@ def stream(done: Done) -> list[dict[str, Any]]:
 
 
 def test_json_is_one_object_with_the_named_fields(place: Place) -> None:
+    with serve(Reply("no such key", status=401, headers={"x-request-id": "r7"})) as server:
+        done = place.run("--output-format", "json", "-q", "hi", server=server)
+    assert (done.returncode, done.stderr) == (1, "")
+    end = last(done)
+    error = {"kind": "auth", "message": "no such key", "status": 401, "request_id": "r7"}
+    assert end["error"] == error and (end["stop_reason"], end["steps"]) == ("error", 1)
     with serve(Reply("First.", [("ls", {})]), Reply("Café.\n")) as server:
         done = place.run("--output-format", "json", "hi", server=server)
     assert done.returncode == 0 and done.stdout.count("\n") == 1 and "Café" in done.stdout
@@ -343,16 +331,6 @@ def test_json_is_one_object_with_the_named_fields(place: Place) -> None:
     ]
     roles = [message["role"] for message in end["messages"]]
     assert roles == ["user", "assistant", "tool", "assistant"] and "● ls" in done.stderr
-
-
-def test_json_has_an_error_in_four_fields(place: Place) -> None:
-    with serve(Reply("no such key", status=401, headers={"x-request-id": "r7"})) as server:
-        done = place.run("--output-format", "json", "-q", "hi", server=server)
-    assert (done.returncode, done.stderr) == (1, "")
-    end = json.loads(done.stdout)
-    error = {"kind": "auth", "message": "no such key", "status": 401, "request_id": "r7"}
-    assert end["error"] == error and end["text"] == "Error: no such key"
-    assert (end["stop_reason"], end["steps"]) == ("error", 1)
 
 
 def test_stream_json_of_a_run_with_tools(place: Place) -> None:
@@ -413,7 +391,7 @@ HERE = ["--base-url", "http://127.0.0.1:9/v1", "-m", "m"]
 USAGE_ERRORS = {
     "nothing to do": ["-p"],
     "no key": ["hi"],
-    "invalid int value": ["--max-steps", "many", "hi"],
+    "CODER_MAX_STEPS": [*HERE, "--max-steps", "many", "hi"],
     "unrecognized arguments": ["hi", "--nonsense"],
     "no agent 'none'": [*HERE, "--agent", "none", "hi"],
     "There is no session 'zzz'": [*HERE, "-r", "zzz", "hi"],
@@ -491,12 +469,6 @@ def test_a_notice_at_the_end_of_a_run_comes_before_its_last_line(place: Place) -
 # ---- usage and configuration ---------------------------------------------------------------------
 
 
-def test_a_flag_goes_before_the_environment(place: Place) -> None:
-    with ScriptedServer(turning) as server:
-        done = place.run("--max-steps", "3", "go", server=server, CODER_MAX_STEPS="1")
-    assert (done.returncode, len(server.requests)) == (3, 3)
-
-
 def test_the_program_is_called_as_it_was_started(place: Place) -> None:
     assert place.coder("--help").stdout.startswith("usage: python -m coder ")
     script = str(Path(sys.executable).with_name("coder"))
@@ -514,9 +486,8 @@ ONE_LINE: dict[str, tuple[dict[str, str], list[str]]] = {
     "-C nowhere": (NINE, ["--cwd nowhere: No such file"]),
     "-C a-file": (NINE, ["--cwd a-file: Not a directory"]),
     "-i hi": (NINE, ["-i needs a terminal"]),
-    "--max-steps -1 hi": (NINE, ["CODER_MAX_STEPS", "out of range"]),
-    "--idle-timeout nan hi": (NINE, ["CODER_IDLE_TIMEOUT"]),
-    "--context-window -5 hi": (NINE, ["CODER_CONTEXT_WINDOW"]),
+    "--max-steps -1 hi": (NINE, ["CODER_MAX_STEPS", "has to be"]),
+    "--base-url 127.0.0.1:80 hi": (NINE, ["OPENAI_BASE_URL", "such as http://127.0.0.1"]),
     "--no-session -c hi": (NINE, ["--no-session and -c"]),
     "-r hi": (NINE, ["nothing to do"]),
     "--demo hi": ({}, ["--demo has a task of its own"]),
@@ -531,18 +502,8 @@ def test_what_cannot_be_met_is_one_line_with_the_way_to_mend_it(place: Place, wo
     assert_one_line(place.run(*words.split(), **env), *said)
 
 
-def test_a_base_url_that_is_no_address_is_one_line(place: Place) -> None:
-    urls = ["127.0.0.1:8080/v1", "localhost:8080", "http://[::1", "http://127.0.0.1:x/v1"]
-    urls += ["http://", "ftp://127.0.0.1/", "http://127.0.0.1\n.example/", "http://127.0.0.1:0/v1"]
-    for url in urls:
-        done = place.run("hi", OPENAI_BASE_URL=url, OPENAI_MODEL="m")
-        assert_one_line(done, "OPENAI_BASE_URL", "http://127.0.0.1:8080/v1")
-        done = place.run("--base-url", url, "hi", OPENAI_API_KEY="k", OPENAI_MODEL="m")
-        assert_one_line(done, "OPENAI_BASE_URL")
-
-
 @pytest.mark.parametrize(
-    "words", ["--nonsense", "--max-steps many", "--output-format xml hi", "-C", "demo --port 99999"]
+    "words", ["--nonsense", "--output-format xml hi", "-C", "demo --port 99999"]
 )
 def test_a_bad_flag_shows_the_usage_and_no_traceback(place: Place, words: str) -> None:
     done = place.run(*words.split())
@@ -574,16 +535,25 @@ def test_what_runs_no_model_imports_no_library(place: Place) -> None:
     assert not loaded & (unused | {"coder.ai"})
 
 
-def test_the_settings_that_are_printed_can_be_used(place: Place) -> None:
-    done = place.run("config")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_config_shows_values_and_sources_and_is_a_file_to_start_from(place: Place) -> None:
     place.config.mkdir(parents=True)
+    (place.config / ".env").write_text('CODER_MAX_STEPS=7\nCODER_EXTRA_BODY=\'{"a": "b\\\'c"}\'\n')
     with serve(Reply("Hello.")) as server:
-        text = done.stdout.replace("OPENAI_BASE_URL=", f"OPENAI_BASE_URL={server.url}")
-        (place.config / ".env").write_text(text.replace("OPENAI_MODEL=", "OPENAI_MODEL=mine"))
-        assert place.run("hi").stdout == "Hello.\n" and server.requests[0]["model"] == "mine"
-    assert "coder config`" in place.run("--help").stdout
-    assert "coder config`" in place.run("hi", HOME=str(place.temp), OPENAI_MODEL="m").stderr
+        done = place.run("config", server=server, OPENAI_API_KEY="sk-1234567890")
+        assert (done.returncode, done.stderr) == (0, "") and "1234567890" not in done.stdout
+        lines = done.stdout.splitlines()
+        for name, value, source in (
+            ("CODER_MAX_STEPS", "7", "your .env"),
+            ("OPENAI_MODEL", "m", "the environment"),
+            ("CODER_IDLE_TIMEOUT", "", ""),
+        ):
+            at = lines.index(f"{name}={value}")
+            assert lines[at - 1].endswith(f"; from {source}") is bool(source)
+        (place.config / ".env").write_text(done.stdout)
+        assert place.run("hi").stdout == "Hello.\n"
+    body = server.requests[0]
+    assert (body["model"], body["a"]) == ("m", "b'c")
+    assert "# Missing or wrong: no key" in place.run("config", HOME=str(place.temp)).stdout
 
 
 # ---- what the model may do -----------------------------------------------------------------------
@@ -675,7 +645,7 @@ def test_what_cannot_be_written_to_stdout_is_one_line_and_exit_code_one(place: P
         place.run("--trace", "run.jsonl", "-q", "a question", server=server)
         name = place.run("sessions").stdout.split()[0]
         for command in (
-            *("sessions", "sessions search question", f"sessions show {name}", f"export {name}"),
+            *("sessions", "sessions search question", f"export {name}"),
             *("trace run.jsonl", "-q hi"),
         ):
             unbuffered = "1" if "search" in command else ""
@@ -683,17 +653,9 @@ def test_what_cannot_be_written_to_stdout_is_one_line_and_exit_code_one(place: P
             assert (done.returncode, done.stderr) == (1, FULL), command
 
 
-def test_a_trace_goes_through_pipes_that_have_two_ends(place: Place) -> None:
-    command = "$CODER --trace >(cat > c.jsonl) -q hi && sleep 0.2 && $CODER trace <(sleep 0.2; cat c.jsonl)"
-    with serve(Reply("Hello.")) as server:
-        done = place.shell(command, server)
-    assert (done.returncode, done.stderr, done.stdout[:7]) == (0, "", "Hello.\n")
-    assert "run 1 of 1" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("command", "code"),
-    [("hi", 2), ("sessions", 2), ("export abc", 2), ("--version", 0), ('-C "$HOME" hi', 0)],
+    [("hi", 2), ("sessions", 2), ("--version", 0), ('-C "$HOME" hi', 0)],
 )
 def test_a_removed_folder_is_one_line_where_needed(place: Place, command: str, code: int) -> None:
     with serve(Reply("Hello.")) as server:
@@ -702,58 +664,6 @@ def test_a_removed_folder_is_one_line_where_needed(place: Place, command: str, c
     if code:
         assert (done.stdout, done.stderr.count("\n")) == ("", 1)
         assert "no longer exists" in done.stderr
-
-
-@pytest.mark.parametrize("home", ["relative", "./relative", ""])
-def test_a_home_that_is_no_absolute_path_is_one_line_and_not_read(place: Place, home: str) -> None:
-    config = place.ws / "relative" / ".config" / "coder"
-    config.mkdir(parents=True)
-    (config / ".env").write_text("CODER_MAX_STEPS=many\n")
-    with serve(Reply("Hello.")) as server:
-        for words in ("hi", "sessions", "export abc"):
-            done = place.run(*words.split(), server=server, HOME=home)
-            assert_one_line(done, f"HOME is '{home}'", "absolute path")
-        assert not server.requests
-    left = [config.parent, config, config / ".env"]
-    assert [*(place.ws / "relative").rglob("*")] == left
-
-
-def test_a_clock_that_shows_a_time_before_1970_stops_nothing(place: Place) -> None:
-    (place.home / "sitecustomize.py").write_text(
-        "import time\ntime.time = lambda: -1e8\ntime.time_ns = lambda: -10**17\n"
-    )
-    early = f"{place.home}:{ROOT}"
-    with serve(Reply("First.", [("bash", {"command": "echo hi > a"})]), Reply("Hello.")) as server:
-        done = place.coder("-y", "--trace", "run.jsonl", "hi", server=server, PYTHONPATH=early)
-        assert (done.returncode, done.stdout) == (0, "Hello.\n")
-        again = place.coder("-q", "-c", "again", server=server, PYTHONPATH=early)
-        assert (again.returncode, again.stderr, asked(server, -1)) == (0, "", "again")
-    for words in ("sessions", "sessions search hi", "trace run.jsonl"):
-        done = place.coder(*words.split(), PYTHONPATH=early)
-        assert done.returncode == 0 and done.stdout and not done.stderr
-
-
-BAD_INSTRUCTIONS: dict[str, Callable[[Path], None]] = {
-    "no regular file": os.mkfifo,
-    "leads out of the repository": lambda path: path.symlink_to("/etc/hostname"),
-    "no regular file that can": lambda path: path.symlink_to("nowhere"),
-    "no regular file that": lambda path: path.symlink_to(path),
-}
-
-
-@pytest.mark.parametrize("kind", BAD_INSTRUCTIONS)
-def test_instructions_that_cannot_be_read_are_reported_once(place: Place, kind: str) -> None:
-    (place.ws / "sub").mkdir()
-    (place.ws / "sub" / "a").write_text("content\n")
-    for folder in (place.ws, place.ws / "sub"):
-        BAD_INSTRUCTIONS[kind](folder / "AGENTS.md")
-    reads = [Reply("", [("read", {"path": "sub/a", "limit": number})]) for number in (1, 2)]
-    with serve(*reads, Reply("Hello.")) as server:
-        done = place.run("go", server=server)
-        assert (done.returncode, done.stdout) == (0, "Hello.\n")
-    said = [line for line in done.stderr.splitlines() if "is ignored" in line]
-    files = [line.split(" is ignored")[0] for line in said]
-    assert files == ["AGENTS.md", "sub/AGENTS.md"] and all(kind in line for line in said)
 
 
 PRESS = """
@@ -777,7 +687,7 @@ def test_ctrl_c_during_the_start_ends_it_at_once_without_a_word(place: Place, mo
         done = place.coder("hi", server=server, PYTHONPATH=f"{place.home}:{ROOT}", PRESS=moment)
     assert (done.returncode, done.stdout, server.requests) == (130, "", [])
     assert list(place.temp.iterdir()) == []
-    assert done.stderr in ("", f"m at {server.url.split('/')[2]}\n")
+    assert done.stderr == ""
 
 
 # ---- the key and the conversation stay where they belong ------------------------------------------

@@ -23,7 +23,7 @@ from coder.cli.commands import ALIASES, Commands
 from coder.cli.config import load
 from coder.cli.flags import EXIT_CODES, INTERRUPTED, LIMIT, TRANSIENT, USAGE, parser
 from coder.cli.main import SUBCOMMANDS, main
-from coder.cli.settings import NAMES
+from coder.cli.settings import SETTINGS
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.extend.command_hooks import command_hooks
 from coder.extend.plugins import load_plugins
@@ -216,7 +216,7 @@ def test_every_setting_that_is_exported_is_accepted(tmp_path: Path) -> None:
     for words in commands():
         if words[0] == "export":
             given |= dict(word.split("=", 1) for word in words[1:])
-    assert given.keys() <= set(NAMES) and len(given) >= 5
+    assert given.keys() <= set(SETTINGS) and len(given) >= 5
     load(tmp_path, given | LOCAL)
 
 
@@ -297,7 +297,7 @@ def test_the_tables_of_commands_are_the_program() -> None:
     assert shown == set(known)
     second = PAGES["README.md"].split("\n| command |")[2].split("\n\n")[0]
     subcommands = set(re.findall(r"^\| `coder ([a-z]+)", second, re.M))
-    assert subcommands == SUBCOMMANDS.keys() - {"help"}
+    assert subcommands == set(SUBCOMMANDS)
     also = re.findall(r"`/(\w+)[^|]*\|[^|\n]*\(also `/(\w+)`\)", PAGES["README.md"])
     assert also and all(ALIASES[alias] == name for name, alias in also)
 
@@ -310,11 +310,11 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
 
 def test_the_table_of_settings_is_the_program(tmp_path: Path) -> None:
     table = {quoted(row[0])[0]: row[1:3] for row in rows("docs/settings.md", "setting")}
-    assert tuple(table) == NAMES
+    assert list(table) == list(SETTINGS)
     flags = {
         action.dest: f"`{action.option_strings[-1]}`"
         for action in parser()._actions
-        if action.dest in NAMES
+        if action.dest in SETTINGS
     }
     assert {name: row[0] for name, row in table.items() if row[0]} == flags
     settings = load(tmp_path, {"OPENAI_MODEL": "m"} | LOCAL)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from coder.agent.profiles import choices
@@ -46,14 +48,11 @@ COMMANDS = {
     "exit quit q": "exit (also Ctrl+D)",
 }
 ALIASES = {alias: names.split()[0] for names in COMMANDS for alias in names.split()[1:]}
-ENTRIES = {
-    "!command": "run it in your terminal and add its output to the conversation",
-    "!!command": "only run it",
-    '"""': "begins and ends an entry of several lines; so does \\ at a line's end",
-}
-WHILE_IT_WORKS = (
-    "While the agent works: a line steers it, +line and commands wait until the run ends."
-)
+HELP = '''
+  !command     run it in your terminal and add its output to the conversation
+  !!command    only run it
+  """          begins and ends an entry of several lines; so does \\ at a line's end
+While the agent works: a line steers it, +line and commands wait until the run ends.'''
 RULES = (
     "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
     "plain pwd, ls, cat, head, tail, wc and echo; other commands, edits and paths outside ask."
@@ -93,10 +92,6 @@ class Commands:
 
     def _add(self, command: PluginCommand) -> None:
         """Add a plugin's command. One with a name of ours is left out."""
-        if command.name in self.known or command.name in ALIASES:
-            text = f"The plugin command /{command.name} is ignored: the name is taken."
-            self.app.notices.append(text)
-            return
 
         def run(argument: str) -> None:
             try:
@@ -104,23 +99,26 @@ class Commands:
             except Exception as error:
                 self._warn(f"/{command.name} failed: {type(error).__name__}: {error}")
             else:
-                if output:
-                    self.screen.line(str(output))
+                self.screen.line(str(output or ""))
 
-        self.known[command.name] = command.help, run
+        if command.name in (*self.known, *ALIASES):
+            taken = f"The plugin command /{command.name} is ignored: the name is taken."
+            self.app.notices.append(taken)
+        else:
+            self.known[command.name] = command.help, run
 
     def _warn(self, text: str) -> None:
         self.screen.line(text, "yellow")
 
+    def _note(self, text: str) -> None:
+        self.screen.line(text, "dim")
+
     # -- about the program
 
     def help(self, argument: str) -> None:
-        column = max(map(len, self.known))
         for name, (text, _) in self.known.items():
-            self.screen.listed(f"  /{name:<{column}} ", text)
-        for name, text in ENTRIES.items():
-            self.screen.listed(f"  {name:<{column}}  ", text)
-        self.screen.line(WHILE_IT_WORKS)
+            self.screen.listed(f"  /{name:<11} ", text)
+        self.screen.line(HELP.strip("\n"))
 
     def tools(self, argument: str) -> None:
         for each in self.app.agent.state.tools.tools.values():
@@ -140,7 +138,6 @@ class Commands:
         self.screen.line(f"{self.app.model.name} at {self.app.settings.host}")
 
     def reasoning(self, argument: str) -> None:
-        """The level, and whether reasoning is shown."""
         levels, word, state = get_args(Reasoning), argument.lower(), self.app.agent.state
         if word in levels:
             state.reasoning = cast(Reasoning, word)
@@ -149,18 +146,14 @@ class Commands:
         elif word:
             self._warn(f"/reasoning accepts {', '.join(levels)}, show or hide.")
             return
-        shown = "shown" if self.repl.render.show_reasoning else "hidden"
-        self.screen.line(f"reasoning: {state.reasoning}, {shown}")
+        visible = "shown" if self.repl.render.show_reasoning else "hidden"
+        self.screen.line(f"reasoning: {state.reasoning}, {visible}")
 
     def tokens(self, argument: str) -> None:
-        used = self.app.newest.input + self.app.newest.output
-        window = self.app.model.context_window
-        percent = 100 * used / max(1, window)
-        messages = message_count(len(self.app.agent.messages))
+        used, window = self.app.newest.input + self.app.newest.output, self.app.model.context_window
+        full = f"{count(used)} of {count(window)} tokens ({100 * used / max(1, window):.0f} %)"
         self.screen.line(f"this session: {tokens(self.app.usage)}")
-        self.screen.line(
-            f"context: {count(used)} of {count(window)} tokens ({percent:.0f} %), {messages}"
-        )
+        self.screen.line(f"context: {full}, {message_count(len(self.app.agent.messages))}")
 
     def compact(self, argument: str) -> None:
         done = False
@@ -168,7 +161,7 @@ class Commands:
             done = self.app.compact(argument, self.repl.show)
         self.screen.status("")
         if not done:
-            self.screen.line("The conversation stays as it is.", "dim")
+            self._note("The conversation stays as it is.")
 
     # -- who works, and what is allowed
 
@@ -180,7 +173,7 @@ class Commands:
                 self.screen.listed(f"{mark} {name:<12} ", each.description)
         elif argument in known:
             self.app.work_as(argument)
-            self.screen.line(f"Agent {argument}: {self.app.spec.description}.", "dim")
+            self._note(f"Agent {argument}: {self.app.spec.description}.")
         else:
             self._warn(f"There is no agent {argument}; known: {', '.join(known)}.")
 
@@ -210,59 +203,51 @@ class Commands:
     # -- what the last run did
 
     def undo(self, argument: str) -> None:
-        if self._restore("undoing", self.conversation.undo, "Undone"):
+        if self._restore(self.conversation.undo, "Undone"):
             # The prompt, to be worded in another way
             self.repl.keyboard.early.insert(0, self.conversation.undone[-1].words)
 
     def redo(self, argument: str) -> None:
-        self._restore("redoing", self.conversation.redo, "Redone")
+        self._restore(self.conversation.redo, "Redone")
 
-    def _restore(self, status: str, work: Callable[[], UndoResult], done: str) -> bool:
+    def _restore(self, work: Callable[[], UndoResult], done: str) -> bool:
         """Do what must not be left half done: a Ctrl+C meanwhile changes nothing. Whether it was done."""
         result = UndoResult(problem="Nothing was done.")
-        self.screen.status(status)
-        try:
-            with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
-                result = work()
-        finally:
-            self.screen.status("")
+        with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
+            result = work()
         if result.problem:
             self._warn(" ".join([result.problem, *result.conflicts]))
             return False
         self.screen.line(f"{done}: {_listed(result.paths) or 'no file was changed'}.")
         if result.note:
-            self.screen.line(result.note, "dim")
+            self._note(result.note)
         if result.lost:
-            left = f"Not covered by undo, and left as they are: {_listed(result.lost)}"
-            self.screen.line(left, "dim")
+            self._note(f"Not covered by undo, and left as they are: {_listed(result.lost)}")
         return True
 
     def diff(self, argument: str) -> None:
         snapshots = self.conversation.snapshots
-        if not snapshots.runs:
-            self.screen.line("Nothing was done yet.", "dim")
-        elif changes := snapshots.diff(None if argument == "all" else snapshots.runs[-1]):
-            for line, style in exact_diff(changes):
-                self.screen.exact_line((line, style))
-        else:
-            self.screen.line("No file was changed.", "dim")
+        run = snapshots.runs[-1] if snapshots.runs and argument != "all" else None
+        changes = snapshots.diff(run) if snapshots.runs else ""
+        for part in exact_diff(changes) if changes else [("No file was changed.", "dim")]:
+            self.screen.exact_line(part)
 
     # -- conversations
 
     def new(self, argument: str) -> None:
         self.conversation.begin()
-        self.screen.line("A new conversation.", "dim")
+        self._note("A new conversation.")
 
     def resume(self, argument: str) -> None:
         """By id, or by its number in the list."""
         infos = self.conversation.list()[:MAX_LISTED]
         if not argument:
-            if not infos:
-                self.screen.line("There is no older conversation in this folder.", "dim")
-                return
             for number, info in enumerate(infos, 1):
-                line = one_line(f"{number:>3}  {session_line(info)}", self.screen.width - 1)
-                self.screen.line(line)
+                text = one_line(f"{number:>3}  {session_line(info)}", self.screen.width - 1)
+                self.screen.line(text)
+            if not infos:
+                self._note("There is no older conversation in this folder.")
+                return
             argument = self.repl.keyboard.answer("number or id: ")
         if argument.isdecimal() and 0 < int(argument) <= len(infos):
             argument = infos[int(argument) - 1].id
@@ -271,15 +256,23 @@ class Commands:
             self.repl.replay()
 
     def export(self, argument: str) -> None:
-        """Into the working folder, never over a file that is there."""
-        from coder.cli.subcommands import write_export
-
+        """Into the working folder, never over a file that is there. The ending says the format."""
         if not (recorder := self.conversation.recorder):
             self._warn("This conversation is not kept, so there is nothing to export.")
             return
         self.conversation.sync()
-        store, keys = self.conversation.store, self.app.settings.keys
-        path = write_export(store, recorder.session_id, argument, *keys)
+        module = needed("coder.sessions.export", "/export")
+        path = Path(os.path.expanduser(argument or f"session-{recorder.session_id}.md"))
+        if (form := path.suffix.removeprefix(".") or "md") not in ("md", "html", "json"):
+            raise ConfigError(f"a file of an export ends in .md, .html or .json, not in .{form}")
+        redactor = module.redactor(*self.app.settings.keys)
+        text = module.export(self.conversation.store, recorder.session_id, form, redactor)
+        try:
+            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(number, "w", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from None
         self.screen.line(f"Written to {path}.")
 
 

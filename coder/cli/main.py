@@ -1,7 +1,7 @@
 """The command line: what is to be done, and with what; nothing slow is loaded before it is needed.
 
-`main` sets the process up, `run` does what `task_of` finds in the words: a subcommand, or what `session_of` makes of the
-flags, one run or a session at the prompt.
+`main` sets the process up, `run` does what the words ask for: a subcommand, or with `start` one task or a session
+at the prompt.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import argparse
 import contextlib
 import itertools
 import os
-import shlex
+import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coder import __version__
 from coder.cli.config import config_folder, data_folder, load
-from coder.cli.flags import INTERRUPTED, USAGE, format_of, parser, program
-from coder.cli.lazy import make_lazy
-from coder.cli.optional import needed, optional
+from coder.cli.flags import INTERRUPTED, USAGE, parser, program
+from coder.cli.optional import make_lazy, needed, optional
 from coder.cli.process import (
     drop_api_key,
     has_input,
@@ -32,7 +30,7 @@ from coder.cli.process import (
     private_dir,
     read_stdin,
 )
-from coder.cli.settings import ConfigError, Settings
+from coder.cli.settings import SETTINGS, ConfigError, Settings
 from coder.permissions.sanitize import strip_controls
 from coder.providers.address import is_loopback
 from coder.tools.secrets import clean_path
@@ -42,20 +40,8 @@ if TYPE_CHECKING:
     from coder.cli.repl import Repl
     from coder.cli.screen import Screen
 
+SUBCOMMANDS = ("config", "demo", "export", "sessions", "trace")
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
-MIN_LIKENESS = 0.8  # of difflib: a letter too many, missing, or wrong
-Task = Callable[[], int]  # returns the exit code
-VERBS = ("list", "search", "show", "fork", "rm", "-a", "--all", "-h", "--help")
-
-# name -> (how it is used, whether these words behind the name are it and no prompt)
-SUBCOMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], bool]]] = {
-    "config": ("config", lambda rest: not rest),
-    "demo": ("demo", lambda rest: all(word.startswith("-") or word.isdigit() for word in rest)),
-    "export": ("export ID", lambda rest: len(rest) == 1 or "".join(rest[1:2]).startswith("-")),
-    "help": ("--help", lambda rest: False),
-    "sessions": ("sessions", lambda rest: not rest or rest[0] in VERBS),
-    "trace": ("trace FILE", lambda rest: len(rest) < 2 or any("--html" in word for word in rest)),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     mend_streams()
     try:
         try:
-            if is_subcommand(argv):
+            if argv and argv[0] in SUBCOMMANDS:
                 return run(argv)
             from coder.cli.signals import graceful_shutdown
 
@@ -88,116 +74,32 @@ def run(argv: Sequence[str]) -> int:
     """Do what the words ask for; returns the exit code. What is wrong with them stands on stderr in one line, and on
     stdout in the formats for programs."""
     try:
-        return task_of(argv)()
+        if argv and argv[0] in SUBCOMMANDS:
+            enter(".")
+            return int(getattr(needed("coder.cli.subcommands", argv[0]), argv[0])(argv[1:]))
+        arguments = parser().parse_intermixed_args(argv)
+        enter(arguments.cwd or ".")
+        return demonstrate(arguments) if arguments.demo else start(arguments, prompt_of(arguments))
     except ConfigError as error:
-        problem = str(error)
-    except FileNotFoundError:
-        if _has_folder():
-            raise
-        problem = "the working directory no longer exists: change to another one"
-    sys.stderr.write(f"coder: {strip_controls(problem)}\n")
-    if (output_format := format_of(argv)) != "text":
-        from coder.cli.one_shot import print_refusal
+        sys.stderr.write(f"coder: {strip_controls(str(error))}\n")
+        if output_format := re.search(r"--output-format[ =](json|stream-json)", " ".join(argv)):
+            from coder.cli.one_shot import print_refusal
 
-        print_refusal(problem, output_format)
-    return USAGE
+            print_refusal(str(error), output_format[1])
+        return USAGE
 
 
-def task_of(argv: Sequence[str]) -> Task:
-    """What the words ask for, ready to be called. Raises ConfigError."""
-    if is_subcommand(argv):
-        name = argv[0]
-        return partial(getattr(needed("coder.cli.subcommands", name), name), argv[1:])
-    arguments = parser().parse_intermixed_args(argv)
+def enter(folder: str) -> None:
+    """Work in this folder. Raises ConfigError, also where the present one was removed."""
     try:
-        os.chdir(arguments.cwd)
+        os.chdir(folder)
+        os.getcwd()
     except OSError as error:
-        raise ConfigError(f"--cwd {arguments.cwd}: {error.strerror}") from None
-    if arguments.demo:
-        return partial(demonstrate, arguments)
-    _refuse_typo(arguments)
-    return session_of(arguments, _prompt(arguments))
+        gone = "the working directory no longer exists: change to another one"
+        raise ConfigError(gone if folder == "." else f"--cwd {folder}: {error.strerror}") from None
 
 
-def is_subcommand(argv: Sequence[str]) -> bool:
-    """Whether the words are a subcommand, and no prompt that begins like one."""
-    return bool(argv) and argv[0] in SUBCOMMANDS and SUBCOMMANDS[argv[0]][1](argv[1:])
-
-
-def _has_folder() -> bool:
-    try:
-        return bool(os.getcwd())
-    except OSError:
-        return False
-
-
-# ---- one run, or a session at the prompt ---------------------------------------------------------
-
-
-def session_of(arguments: argparse.Namespace, prompt: str) -> Task:
-    """One run, or a session at the prompt, with its settings read. Raises ConfigError."""
-    terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    one_shot = (bool(prompt) or arguments.print or not terminal) and not arguments.interactive
-    if one_shot and arguments.resume == "":
-        raise ConfigError("-r needs the ID of a conversation here; `coder sessions` lists them")
-    if arguments.interactive and not terminal:
-        raise ConfigError("-i needs a terminal")
-    if one_shot and not prompt and sys.stdin.isatty():
-        prompt = read_stdin().strip()
-    if one_shot and not prompt:
-        raise ConfigError("nothing to do: give a PROMPT, or text on stdin")
-    flags = {name: value for name, value in vars(arguments).items() if name.isupper()}
-    settings = load(Path.cwd(), flags)
-    drop_api_key()
-    if not arguments.no_session:
-        with contextlib.suppress(OSError):  # reported where a session is opened
-            private_dir(data_folder())
-    arguments.trace = _open_trace(arguments.trace)
-    readable = sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
-    arguments.can_ask = terminal and readable
-    arguments.files, arguments.notices = None, []
-    if not one_shot:
-        return partial(open_prompt, settings, arguments, prompt)
-    if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
-        # config.py lets no other characters into an address
-        sys.stderr.write(f"{strip_controls(settings.model)} at {settings.host}\n")
-    from coder.cli.one_shot import one_shot as run_once
-
-    return partial(run_once, settings, arguments, prompt)
-
-
-def demonstrate(arguments: argparse.Namespace) -> int:
-    """The scripted server, a scratch copy of the broken project, and a run over them."""
-    demo = needed("coder.devtools.demo", "--demo")
-    if arguments.prompt or arguments.resume is not None or arguments.continue_:
-        raise ConfigError("--demo has a task of its own: no PROMPT, -c or -r beside it")
-    folder = demo.scratch_project()
-    os.chdir(folder)
-    sys.stderr.write(
-        "This is a demonstration. A script answers in the place of a language model, through a real server on this\n"
-        f"machine; requests, tools, files and tests are real. It works in a scratch copy: {folder}\n\n> {demo.PROMPT}\n"
-    )
-    with demo.demo_server() as server:
-        arguments.no_session, arguments.yolo = True, True
-        arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = server.url, "script"
-        code = session_of(arguments, demo.PROMPT)()
-    sys.stderr.write(f"\nSee for yourself: cd {folder} && python3 -m unittest\n")
-    return code
-
-
-def _refuse_typo(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for what looks like a subcommand: as a prompt it would cost money."""
-    words = arguments.prompt
-    if not 1 <= len(words) <= 2 or arguments.print or arguments.interactive:
-        return
-    for near in get_close_matches(words[0].lower(), SUBCOMMANDS, 1, MIN_LIKENESS):
-        raise ConfigError(
-            f"did you mean `{program()} {SUBCOMMANDS[near][0]}`? "
-            f"To ask the model: {program()} -p {shlex.join(words)}"
-        )
-
-
-def _prompt(arguments: argparse.Namespace) -> str:
+def prompt_of(arguments: argparse.Namespace) -> str:
     """The words of the command line, and stdin where it is no terminal: alone it is the prompt, beside one its context."""
     words = " ".join(arguments.prompt).strip()
     piped = "" if arguments.interactive or not has_input() else read_stdin()
@@ -206,7 +108,56 @@ def _prompt(arguments: argparse.Namespace) -> str:
     return words or piped.strip()
 
 
-def _open_trace(path: str | None) -> object:
+def demonstrate(arguments: argparse.Namespace) -> int:
+    """A run of the scripted model over a scratch copy of the broken project."""
+    demo = needed("coder.devtools.demo", "--demo")
+    if arguments.prompt or arguments.resume is not None or arguments.continue_:
+        raise ConfigError("--demo has a task of its own: no PROMPT, -c or -r beside it")
+    os.chdir(folder := demo.scratch_project())
+    sys.stderr.write(
+        "This is a demonstration. A script answers in the place of a language model, through a real server on this\n"
+        f"machine; requests, tools, files and tests are real. It works in a scratch copy: {folder}\n\n> {demo.PROMPT}\n"
+    )
+    with demo.demo_server() as server:
+        arguments.no_session, arguments.yolo = True, True
+        arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = server.url, "script"
+        code = start(arguments, demo.PROMPT)
+    sys.stderr.write(f"\nSee for yourself: cd {folder} && python3 -m unittest\n")
+    return code
+
+
+def start(arguments: argparse.Namespace, prompt: str) -> int:
+    """One task, or a session at the prompt; returns the exit code. Raises ConfigError."""
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    one_task = not arguments.interactive and bool(prompt or arguments.print or not terminal)
+    if arguments.interactive and not terminal:
+        raise ConfigError("-i needs a terminal")
+    if one_task and arguments.resume == "":
+        raise ConfigError("-r needs the ID of a conversation here; `coder sessions` lists them")
+    if one_task and not prompt and sys.stdin.isatty():
+        prompt = read_stdin().strip()
+    if one_task and not prompt:
+        raise ConfigError("nothing to do: give a PROMPT, or text on stdin")
+    flags = vars(arguments)
+    settings = load(Path.cwd(), {name: flags.get(name) for name in SETTINGS})
+    drop_api_key()
+    if not arguments.no_session:
+        with contextlib.suppress(OSError):  # reported where a session is opened
+            private_dir(data_folder())
+    arguments.trace = open_trace(arguments.trace)
+    readable = sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
+    arguments.can_ask = terminal and readable
+    arguments.files, arguments.notices = None, []
+    if not one_task:
+        return open_prompt(settings, arguments, prompt)
+    if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
+        sys.stderr.write(strip_controls(f"{settings.model} at {settings.host}\n"))
+    from coder.cli.one_shot import one_shot
+
+    return one_shot(settings, arguments, prompt)
+
+
+def open_trace(path: str | None) -> object:
     if path is None:
         return None
     try:

@@ -1,16 +1,17 @@
-"""The settings: one table of names, with what reads their values, and the object that holds them."""
+"""The settings: one table, from which the flags, the environment, the .env files and `coder config` come.
+
+flags.py has the parser, config.py says which of several values counts.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coder.providers.address import host_of
 
@@ -18,25 +19,19 @@ if TYPE_CHECKING:
     from coder.providers.usage import Price
     from coder.types import Reasoning
 
+Reader = Callable[[str], Any]  # raises ValueError, OSError or TypeError for what is no value
+
 # Context windows in tokens, by the beginning of the model's name; the first that fits counts.
 WINDOWS = (
     (r"gpt-5", 400_000),
-    (r"gpt-4\.1", 1_000_000),
-    (r"(gpt-4o|o\d)", 128_000),
+    (r"gpt-4\.1|gemini", 1_000_000),
     (r"claude", 200_000),
-    (r"gemini", 1_000_000),
-    (r"kimi", 256_000),
-    (r"qwen3", 256_000),
-    (r"deepseek", 128_000),
-    (r"script$", 128_000),
+    (r"kimi|qwen3", 256_000),
+    (r"", 128_000),
 )
-DEFAULT_WINDOW = 128_000
-# types.Reasoning, which is slow to import (a test compares)
-LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh")
-DEFAULT_STEPS = 100
-PRICES = '{"gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}, per million tokens'
-ON, OFF = ("on", "1", "true", "yes"), ("off", "0", "false", "no")
-HEADERS = '{"x-gateway-key": "..."}'
+LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh")  # types.Reasoning, slow to import
+ADDRESS = r"https?://([^\s/@?#\\]*@)?([\w.-]+|\[[0-9a-f:.]+\])(:[1-9]\d{0,4})?([/?#][!-~]*)?"
+PRICES = '{"gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}'
 
 
 class ConfigError(Exception):
@@ -46,151 +41,130 @@ class ConfigError(Exception):
 def window_of(model: str) -> int:
     """The context window of a model family, in tokens."""
     name = model.rsplit("/", 1)[-1].lower()
-    return next((tokens for pattern, tokens in WINDOWS if re.match(pattern, name)), DEFAULT_WINDOW)
+    return next(tokens for pattern, tokens in WINDOWS if re.match(pattern, name))
 
 
-# ---- the values of settings; each raises ConfigError ----------------------------------------------
+# ---- what reads a value ----------------------------------------------------------------------------
 
 
-def number(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ConfigError(f"{name} is {text!r}, and has to be a number") from None
-    if not 0 <= value < 1e12:
-        raise ConfigError(f"{name} is {text}, which is out of range")
-    return value
+def matching(pattern: str, convert: Reader = str) -> Reader:
+    """What reads a text that matches a pattern as a whole."""
 
-
-def whole(name: str, text: str) -> int:
-    return int(number(name, text))
-
-
-def one_of(*words: str) -> Callable[[str, str], str]:
-    """What reads a setting that is one of these words."""
-
-    def read(name: str, text: str) -> str:
-        if text.lower() not in words:
-            raise ConfigError(f"{name} is {text!r}, and has to be one of {', '.join(words)}")
-        return text.lower()
+    def read(text: str) -> Any:
+        if not re.fullmatch(pattern, text, re.A | re.I):
+            raise ValueError
+        return convert(text)
 
     return read
 
 
-def switch(name: str, text: str) -> bool:
-    if text.lower() not in (*ON, *OFF):
-        raise ConfigError(f"{name} is {text!r}, and has to be on or off")
-    return text.lower() in ON
+WHOLE = matching(r"\d{1,12}", int)
+NUMBER = matching(r"\d{1,12}(\.\d+)?", float)
+SWITCH = matching("on|off", lambda text: text.lower() == "on")
+LEVEL = matching("|".join(LEVELS), str.lower)
+SANDBOX = matching("auto|on|off", str.lower)
+KEY, URL = matching("[!-~]+"), matching(ADDRESS)
 
 
-def json_object(name: str, text: str, example: str = '{"top_k": 20}') -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError as error:
-        raise ConfigError(f"{name} is no JSON: {error}") from None
+def json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
     if not isinstance(value, dict):
-        raise ConfigError(f"{name} has to be a JSON object, such as {example}")
+        raise ValueError("no object")
     return value
 
 
-def headers(name: str, text: str) -> dict[str, str]:
-    """Raises without the values, which may be secrets."""
-    given = json_object(name, text, HEADERS)
-    for header, value in given.items():
-        good = isinstance(value, str) and value.isascii() and value.isprintable()
-        if not (good and re.fullmatch(r"[\w.!#$%&'*+^`|~-]+", header, re.A)):
-            raise ConfigError(f"{name}: {header!r} is no header with a value that can be sent")
+def headers(text: str) -> dict[str, str]:
+    given = json_object(text)
+    for name, value in given.items():
+        if not re.fullmatch(r"[\w.!#$%&'*+^`|~-]+: [ -~]+", f"{name}: {value}", re.A):
+            raise ValueError(f"{name!r} cannot be sent")
+    return {name: str(value) for name, value in given.items()}
+
+
+def profile(text: str) -> dict[str, Any]:
+    from coder.providers.profiles import profile_of
+
+    profile_of("", "", given := json_object(text))
     return given
 
 
-def prices(name: str, path: str) -> dict[str, Price]:
-    """Of a file: {"model or pattern": {"input": 1.25, "cached": 0.125, "output": 10}}, per million tokens."""
+def prices(path: str) -> dict[str, Price]:
     from coder.providers.usage import Price
 
-    try:
-        given = json.loads(Path(path).expanduser().read_text("utf-8"))
-        found = {
-            model: {key: float(value) for key, value in price.items()}
-            for model, price in given.items()
-        }
-        if any(not 0 <= value < math.inf for price in found.values() for value in price.values()):
-            raise ValueError
-        return {model: Price(**price) for model, price in found.items()}
-    except OSError as error:
-        raise ConfigError(f"{name}: {path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, AttributeError):
-        raise ConfigError(f"{name}: {path} has to be like {PRICES}") from None
+    given = json_object(Path(path).expanduser().read_text("utf-8"))
+    return {model: Price(**price) for model, price in given.items()}
 
 
-def address(name: str, url: str) -> str:
-    """The address of a server."""
-    try:
-        parts = urlsplit(url)
-        host = re.fullmatch(r"[\w.-]+|[0-9a-f:.]+", parts.hostname or "")
-        good = parts.scheme in ("http", "https") and host and parts.port != 0
-    except ValueError:
-        good = False
-    if not good or not url.isprintable() or re.search(r"\][^:/]", url):
-        example = "http://127.0.0.1:8080/v1"
-        raise ConfigError(f"{name} is {url!r}, and has to be an address such as {example}")
-    return url
+# ---- the table -------------------------------------------------------------------------------------
 
 
-def key(name: str, text: str) -> str:
-    if not text.strip().isascii() or not text.strip().isprintable():
-        raise ConfigError(f"{name} holds characters that no header can carry: copy it again")
-    return text.strip()
+class Setting(NamedTuple):
+    """What reads it, what its flag's value is called ("": a switch; None: no flag), what it has to be."""
+
+    read: Reader
+    value: str | None
+    help: str
 
 
-# Name -> (field of Settings, what reads the value, the default), in the order of env.example.
-SETTINGS: dict[str, tuple[str, Callable[[str, str], Any], Any]] = {
-    "OPENAI_API_KEY": ("api_key", key, None),
-    "OPENAI_BASE_URL": ("base_url", address, None),
-    "OPENAI_MODEL": ("model", lambda name, text: text, ""),
-    "CODER_CONTEXT_WINDOW": ("context_window", whole, None),
-    "CODER_REASONING": ("reasoning", one_of(*LEVELS), "off"),
-    "CODER_IDLE_TIMEOUT": ("idle_timeout", number, 180.0),
-    "CODER_FIRST_BYTE_TIMEOUT": ("first_byte_timeout", number, None),
-    "CODER_RETRY_BASE": ("retry_base", number, 2.0),
-    "CODER_MAX_STEPS": ("max_steps", whole, DEFAULT_STEPS),
-    "CODER_MAX_SECONDS": ("max_seconds", number, None),
-    "CODER_PRICES": ("prices", prices, {}),
-    "CODER_PROFILE": ("profile", json_object, {}),
-    "CODER_EXTRA_BODY": ("extra_body", json_object, {}),
-    "CODER_HEADERS": ("headers", headers, {}),
-    "CODER_TITLES": ("titles", switch, True),
-    "CODER_ALLOW_HTTP": ("allow_http", switch, False),
-    "CODER_SANDBOX": ("sandbox", one_of("auto", "on", "off"), "auto"),
-    "CODER_SANDBOX_NETWORK": ("network", switch, True),
+SETTINGS: dict[str, Setting] = {
+    "OPENAI_API_KEY": Setting(KEY, None, "the key, in plain characters"),
+    "OPENAI_BASE_URL": Setting(URL, "URL", "a server, such as http://127.0.0.1:8080/v1"),
+    "OPENAI_MODEL": Setting(str, "NAME", "the model's name"),
+    "CODER_CONTEXT_WINDOW": Setting(WHOLE, "TOKENS", "tokens (default by model family)"),
+    "CODER_REASONING": Setting(LEVEL, "LEVEL", f"one of {', '.join(LEVELS)} (off)"),
+    "CODER_IDLE_TIMEOUT": Setting(
+        NUMBER, "S", "seconds without data until a retry (180; 0: never)"
+    ),
+    "CODER_FIRST_BYTE_TIMEOUT": Setting(NUMBER, None, "seconds until an answer begins (300)"),
+    "CODER_RETRY_BASE": Setting(NUMBER, None, "seconds before the first retry, then doubled (2)"),
+    "CODER_MAX_STEPS": Setting(WHOLE, "N", "a number of model calls per run (100)"),
+    "CODER_MAX_SECONDS": Setting(NUMBER, "S", "a number of seconds per run (no limit)"),
+    "CODER_PRICES": Setting(prices, None, f"a file with prices per million tokens: {PRICES}"),
+    "CODER_PROFILE": Setting(profile, None, 'JSON for profiles.py: {"empty_content": "empty"}'),
+    "CODER_EXTRA_BODY": Setting(json_object, None, 'JSON for every request: {"top_k": 20}'),
+    "CODER_HEADERS": Setting(headers, None, 'JSON of headers: {"x-gateway-key": "..."}'),
+    "CODER_TITLES": Setting(SWITCH, None, "on or off: the model names conversations (on)"),
+    "CODER_ALLOW_HTTP": Setting(SWITCH, "", "on to allow http:// to another machine (off)"),
+    "CODER_SANDBOX": Setting(SANDBOX, "auto|on|off", "auto, on (no command without it) or off"),
+    "CODER_SANDBOX_NETWORK": Setting(SWITCH, "on|off", "on or off: commands have the network (on)"),
 }
-NAMES = tuple(SETTINGS)
-Source = Mapping[str, str]
+SECRET = ("OPENAI_API_KEY", "CODER_HEADERS")  # their values are not shown
 
 
-def value_of(name: str, source: Source) -> Any:
-    """The value of a setting in a source, or its default."""
-    _, parse, default = SETTINGS[name]
-    return parse(name, source[name]) if source.get(name) else default
+def field_of(name: str) -> str:
+    """The field of Settings that has a setting: CODER_MAX_STEPS -> max_steps."""
+    return name.partition("_")[2].lower()
+
+
+def value_of(name: str, text: str) -> Any:
+    """The value of a setting. Raises ConfigError."""
+    setting = SETTINGS[name]
+    try:
+        return setting.read(text)
+    except (OSError, ValueError, TypeError) as error:
+        given = "the value" if name in SECRET else repr(text)
+        why = f" ({error})" if str(error) else ""
+        raise ConfigError(f"{name}: {given} has to be {setting.help}{why}") from None
 
 
 @dataclass(frozen=True)
 class Settings:
     """Everything that decides which model is asked and how."""
 
-    model: str
-    base_url: str | None
-    api_key: str | None
-    context_window: int
-    idle_timeout: float
-    retry_base: float
-    max_steps: int
-    max_seconds: float | None
+    model: str = ""
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    context_window: int = 0
+    idle_timeout: float = 180
+    first_byte_timeout: float | None = None
+    retry_base: float = 2
+    max_steps: int = 100
+    max_seconds: float | None = None
     reasoning: Reasoning = "off"
     titles: bool = True
     allow_http: bool = False
     sandbox: str = "auto"  # or on, off
-    network: bool = True  # in the sandbox
-    first_byte_timeout: float | None = None
+    sandbox_network: bool = True
     prices: Mapping[str, Price] = field(default_factory=dict)
     profile: Mapping[str, Any] = field(default_factory=dict)
     extra_body: Mapping[str, Any] = field(default_factory=dict)

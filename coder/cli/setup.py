@@ -55,7 +55,7 @@ def open_sandbox(settings: Settings) -> Sandbox | None:
     folders = {"config": config_folder(), "data": data_folder()}
     try:
         sandbox: Sandbox = module.Sandbox(
-            Path.cwd(), required=required, network=settings.network, **folders
+            Path.cwd(), required=required, network=settings.sandbox_network, **folders
         )
     except module.SandboxError as error:
         raise ConfigError(f"--sandbox on: {error}") from None

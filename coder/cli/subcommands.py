@@ -4,34 +4,66 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coder.cli.config import data_folder, keys_of
+from coder.cli.config import (
+    ENVIRONMENT,
+    choose,
+    config_folder,
+    data_folder,
+    load,
+    read_sources,
+    secrets,
+    server_place,
+)
 from coder.cli.flags import Flags, program
 from coder.cli.optional import needed
-from coder.cli.settings import ConfigError
+from coder.cli.settings import SECRET, SETTINGS, ConfigError
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls
+from coder.providers.address import shown_url
 
 if TYPE_CHECKING:
     from coder.sessions.store import Store
-
-Verb = Callable[["Store", argparse.Namespace], int]
-FORMATS = ("md", "html", "json")
 
 
 def _flags(name: str, description: str, epilog: str = "") -> Flags:
     return Flags(prog=f"{program()} {name}", description=description, epilog=epilog)
 
 
+def _print(text: str) -> None:
+    sys.stdout.write(strip_controls(text) + "\n")  # titles hold any text, whoever reads the list
+
+
 def config(words: Sequence[str]) -> int:
-    """Print the settings that there are, to be put into a .env."""
-    sys.stdout.write(Path(__file__).parents[1].joinpath("env.example").read_text("utf-8"))
+    """Print each setting with its value and its source, in the form of a .env."""
+    _flags("config", "All settings, as a file for ~/.config/coder/.env.").parse_args(words)
+    problem, server, sources = "", ENVIRONMENT, read_sources(Path.cwd())
+    try:
+        server = server_place(sources)
+        load(Path.cwd())
+    except ConfigError as error:
+        problem = str(error)
+    found = choose(sources, server)
+    _print(f"# Settings belong into {config_folder()}/.env, which only you should be able to read;")
+    _print("# flags and environment variables go before it. A key goes to the server beside it.")
+    for name, setting in SETTINGS.items():
+        text, place = found.get(name, ("", ""))
+        _print(f"# {setting.help}{f'; from {place}' if place else ''}")
+        value = shown_url(text) if name == "OPENAI_BASE_URL" else text
+        _print(f"# {name}=(not shown)" if text and name in SECRET else f"{name}={_quoted(value)}")
+    if problem:
+        _print(f"# Missing or wrong: {problem}")
     return 0
+
+
+def _quoted(value: str) -> str:
+    """A value as a .env has it."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return value if value.isalnum() or not value else f"'{escaped}'"
 
 
 def demo(words: Sequence[str]) -> int:
@@ -44,6 +76,27 @@ def demo(words: Sequence[str]) -> int:
 
 
 # ---- sessions ------------------------------------------------------------------------------------
+
+
+def sessions(words: Sequence[str]) -> int:
+    """List, search, fork and remove what was kept."""
+    flags = _flags("sessions", "The conversations that were kept on this machine.")
+    verbs = flags.add_subparsers(dest="verb", metavar="list|search|fork|rm")
+    flags.add_argument("-a", "--all", action="store_true", help="of all folders")
+    flags.set_defaults(run=_list)
+    listing = verbs.add_parser("list", help="those of this folder, the newest first (the default)")
+    listing.add_argument("-a", "--all", action="store_true", default=argparse.SUPPRESS)
+    for run, name, argument, text in (
+        (_search, "search", "words", "those with these words in title or text"),
+        (_fork, "fork", "id", "make a copy to continue; prints its id"),
+        (_remove, "rm", "ids", "delete them"),
+    ):
+        verb = verbs.add_parser(name, help=text)
+        verb.add_argument(argument, nargs=None if argument == "id" else "+")
+        verb.set_defaults(run=run)
+    given = flags.parse_args(words)
+    with _open_store("sessions") as store:
+        return int(given.run(store, given) or 0)
 
 
 @contextlib.contextmanager
@@ -59,131 +112,47 @@ def _open_store(purpose: str) -> Iterator[Store]:
         raise ConfigError(str(error)) from None
 
 
-def sessions(words: Sequence[str]) -> int:
-    """List, search, show, fork and remove what was kept."""
-    flags = _flags("sessions", "The conversations that were kept on this machine.")
-    verbs = flags.add_subparsers(dest="verb", metavar="list|search|show|fork|rm")
-    flags.add_argument("-a", "--all", action="store_true", help="of all folders")
-    flags.set_defaults(verb="list", run=_list)
-    for name, (run, text, argument, number) in VERBS.items():
-        verb = verbs.add_parser(name, help=text)
-        verb.set_defaults(run=run)
-        if argument:
-            verb.add_argument(argument, nargs=number)
-        else:
-            verb.add_argument(
-                "-a", "--all", action="store_true", default=argparse.SUPPRESS, help="of all folders"
-            )
-    given = flags.parse_args(words)
-    with _open_store("sessions") as store:
-        return int(given.run(store, given))
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(strip_controls(text) + "\n")  # titles hold any text, whoever reads the list
-
-
-def _list(store: Store, given: argparse.Namespace) -> int:
+def _list(store: Store, given: argparse.Namespace) -> None:
     infos = store.sessions(None if given.all else str(Path.cwd()))
     for info in infos:
         _print(f"{session_line(info)}{f'  {info.directory}' if given.all else ''}")
     if not infos:
         where = "" if given.all else " of this folder; --all lists those of others"
         sys.stderr.write(f"There is no conversation{where}.\n")
-    return 0
 
 
-def _search(store: Store, given: argparse.Namespace) -> int:
+def _search(store: Store, given: argparse.Namespace) -> bool:
     found = store.search(" ".join(given.words))
     for each in found:
         _print(f"{session_line(each.session)}  {each.session.directory}\n    {each.snippet}")
-    return 0 if found else 1
+    return not found
 
 
-def _show(store: Store, given: argparse.Namespace) -> int:
-    from coder.cli.render import print_history
-    from coder.cli.screen import Screen
-    from coder.cli.setup import TOOLS  # late: the other verbs need none of these
-    from coder.cli.wording import tokens
-    from coder.sessions.recorder import to_model_messages
-    from coder.toolset import Toolset
-
-    info = store.find(given.id)
-    screen = Screen(sys.stdout)
-    screen.line(
-        f"{session_line(info)}\n{info.directory} · {info.model} · {tokens(info.usage)}", "dim"
-    )
-    print_history(screen, Toolset(TOOLS), to_model_messages(store, info.id), turns=0)
-    return 0
-
-
-def _fork(store: Store, given: argparse.Namespace) -> int:
+def _fork(store: Store, given: argparse.Namespace) -> None:
     _print(store.fork(store.find(given.id).id))
-    return 0
 
 
-def _remove(store: Store, given: argparse.Namespace) -> int:
-    for each in given.id:
-        info = store.find(each)
+def _remove(store: Store, given: argparse.Namespace) -> None:
+    for info in map(store.find, given.ids):
         store.remove(info.id)
         _print(f"removed {session_line(info)}")
-    return 0
 
 
-# What it does, the help, the argument and how many of it there may be
-VERBS: dict[str, tuple[Verb, str, str, str | None]] = {
-    "list": (_list, "those of this folder, the newest first (the default)", "", None),
-    "search": (_search, "those with these words in title or text", "words", "+"),
-    "show": (_show, "what was said, and which tools were called", "id", None),
-    "fork": (_fork, "make a copy to continue; prints its id", "id", None),
-    "rm": (_remove, "delete them", "id", "+"),
-}
-
-
-# ---- export --------------------------------------------------------------------------------------
+# ---- export and trace ----------------------------------------------------------------------------
 
 
 def export(words: Sequence[str]) -> int:
-    """Write a conversation as users read it, on stdout or into a file. Secrets are taken out of it."""
-    flags = _flags("export", "A conversation as readable text, on stdout or in a file.")
+    """Print a conversation as users read it, without secrets."""
+    flags = _flags("export", "A conversation as readable text.")
     flags.add_argument("id", help="see `coder sessions`")
-    flags.add_argument("--format", choices=FORMATS, default="md")
-    output = "a new file; its ending names the format"
-    flags.add_argument("-o", "--output", metavar="FILE", help=output)
+    flags.add_argument("--format", choices=("md", "html", "json"), default="md")
     given = flags.parse_args(words)
-    keys = keys_of(Path.cwd())
     module = needed("coder.sessions.export", "export")
+    redactor = module.redactor(*secrets(read_sources(Path.cwd())))
     with _open_store("export") as store:
-        session_id = store.find(given.id).id
-        if given.output:
-            path = write_export(store, session_id, given.output, *keys)
-            sys.stderr.write(f"Written to {path}.\n")
-            return 0
-        text = module.export(store, session_id, given.format, module.redactor(*keys))
+        text = module.export(store, store.find(given.id).id, given.format, redactor)
     sys.stdout.write(strip_controls(text) if sys.stdout.isatty() else text)
     return 0
-
-
-def write_export(store: Store, session_id: str, name: str, *keys: str) -> Path:
-    """Write the file, private and new. Its ending says its format; without a name it has the session's id. Raises
-    StoreError, and ConfigError for another ending and for a file that cannot be written or exists."""
-    module = needed("coder.sessions.export", "export")
-    path = Path(os.path.expanduser(name or f"session-{session_id}.md"))
-    ending = path.suffix.removeprefix(".") or "md"
-    if ending not in FORMATS:
-        endings = ", ".join(f".{each}" for each in FORMATS)
-        raise ConfigError(f"a file of an export ends in {endings}, not in .{ending}")
-    text = module.export(store, session_id, ending, module.redactor(*keys))
-    try:
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(number, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    return path
-
-
-# ---- trace ---------------------------------------------------------------------------------------
 
 
 def trace(words: Sequence[str]) -> int:
