@@ -19,8 +19,8 @@ from coder.devtools.scripted import Reply, ScriptedServer
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read
-from coder.toolset import Tool, Toolset, tool
-from coder.types import Limits, RunResult, ToolResult
+from coder.toolset import Tool, Toolset
+from coder.types import Limits, RunResult
 from tests.harness import ask, assert_all_valid, serve
 from tests.terminal import until
 from tests.test_cli import Place
@@ -72,34 +72,20 @@ def test_with_good_tools_it_repairs_a_copy_and_reports_each_change(project: Path
     assert again.text.rstrip().endswith("OK")
 
 
-def tool_that_says(name: str, output: str, is_error: bool) -> Tool:
-    @tool(name=name)
-    def fake(path: str = "", command: str = "", old_string: str = "", new_string: str = "") -> Any:
-        """Say something.
-
-        path: unused
-        command: unused
-        old_string: unused
-        new_string: unused
-        """
-        return ToolResult(output, is_error)
-
-    return fake
-
-
 @pytest.mark.parametrize(
-    ("name", "output", "is_error"),
+    ("name", "output"),
     [
-        ("ls", "(empty)", False),
-        ("bash", "Denied: not now", True),
-        ("bash", "Ran 4 tests in 0.1s\n\nFAILED (errors=1)\n[exit code 1]", True),
-        ("edit", "Edited stats.py.", False),  # a lie, which the tests show
+        ("ls", "(empty)"),
+        ("bash", "Denied: not now"),
+        ("bash", "Ran 4 tests in 0.1s\n\nFAILED (errors=1)\n[exit code 1]"),
+        ("edit", "Edited stats.py."),  # a lie, which the tests show
     ],
 )
 def test_a_broken_tool_is_reported_and_no_success_is_claimed(
-    project: Path, name: str, output: str, is_error: bool
+    project: Path, name: str, output: str
 ) -> None:
-    result = run_demo(project, tool_that_says(name, output, is_error))
+    parameters = {"properties": {}, "additionalProperties": True}
+    result = run_demo(project, Tool(name, "Say something.", parameters, lambda **_: output))
     assert result.stop_reason == "stop" and not SUCCESS.search(answers(result)), answers(result)
     assert "not what my script expects" in result.text and suite(project).returncode != 0
     assert name == "edit" or output.splitlines()[-1] in result.text

@@ -22,7 +22,6 @@ from coder.types import (
     Limits,
     Message,
     ToolCall,
-    ToolError,
     ToolResult,
 )
 from tests.harness import (
@@ -325,37 +324,6 @@ def test_a_consumer_may_let_the_repeated_call_run() -> None:
 # ---- tools in the loop ----------------------------------------------------------------------
 
 
-@quick
-def broken(picky: bool = False) -> str:
-    if picky:
-        raise ToolError("try another way")
-    return str(1 / 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "expected"),
-    [
-        ("nope", {}, "there is no tool 'nope'. The tools are: add, broken"),
-        ("add", '{"a": 1', "not valid JSON"),
-        ("add", "[1, 2]", "no JSON object but"),
-        ("add", {"a": 1}, "add needs b"),
-        ("add", {"a": 1, "b": "x"}, "has to be of type integer"),
-        ("add", {"a": 1, "b": 2, "c": 3}, "no parameter c"),
-        ("broken", {}, "broken failed: ZeroDivisionError"),
-        ("broken", {"picky": True}, "Error: try another way"),
-    ],
-)
-def test_what_a_model_or_a_tool_does_wrong_becomes_a_result(
-    name: str, arguments: Any, expected: str
-) -> None:
-    with serve(Reply(calls=[(name, arguments)]), Reply("I see")) as server:
-        events, result = ask(server, tools=[add, broken])
-        assert_all_valid(server)
-    end = next(event for event in events if isinstance(event, ToolEnd))
-    assert end.is_error and expected in str(end.result.content)
-    assert result.text == "I see"
-
-
 A, C = "a" * 15_000, "c" * 15_000
 PETS = [{"type": "dog"}]
 
@@ -381,18 +349,6 @@ def test_output_as_it_is_sent(output: Any, sent: str) -> None:
         ask(server, "in \udc00put", tools=[tell])
         assert_all_valid(server)
         assert server.requests[1]["messages"][-1]["content"] == sent
-
-
-def test_a_page_of_a_file_is_not_cut_again_by_the_loop(tmp_path: Path) -> None:
-    from coder.tools.files import read
-
-    (tmp_path / "f").write_text("".join(f"line {number} {'x' * 50}\n" for number in range(1, 1001)))
-    with serve(Reply(calls=[("read", {"path": "f"})]), Reply("ok")) as server:
-        _, result = ask(server, tools=Toolset([read], cwd=tmp_path))
-    page = result.messages[2]["content"]
-    shown = [int(number) for number in re.findall(r"^(\d+)\t", page, re.M)]
-    assert "truncated" not in page and shown == list(range(1, len(shown) + 1))
-    assert f"offset={len(shown) + 1} " in page
 
 
 def test_a_title_that_cannot_be_made_breaks_nothing() -> None:
