@@ -14,7 +14,7 @@ from operator import is_
 from typing import Any
 
 from coder.providers.request import copied, unchanged
-from coder.providers.text import mend, mend_all, new_id, safe_name
+from coder.providers.text import mend_all, new_id, safe_name
 from coder.types import Message, ToolResult
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
@@ -152,7 +152,7 @@ def repair(messages: list[Message], taken: set[str] | None = None) -> list[Messa
             results = [each for each in turn if each["role"] == "tool"]
             fixed += _with_results(message, results, taken)
         elif role != "tool" and (role != "assistant" or text_of(message)):
-            fixed.append(_clean(message))  # the results are taken with their calls, above
+            fixed.append(message)  # the results are taken with their calls, above
     return fixed
 
 
@@ -167,7 +167,7 @@ def _with_results(message: Message, results: list[Message], taken: set[str]) -> 
         results = [each for each in results if each is not found]
         answers.append(_result(found, fixed["id"]))
     same = all(ours is theirs for ours, theirs in zip(calls, message["tool_calls"]))
-    return [_clean(message if same else message | {"tool_calls": calls}), *answers]
+    return [message if same else message | {"tool_calls": calls}, *answers]
 
 
 def _result(found: Message | None, call_id: str) -> Message:
@@ -175,7 +175,7 @@ def _result(found: Message | None, call_id: str) -> Message:
         return tool_message(call_id, ToolResult(NOT_RUN, is_error=True))
     if found.get("tool_call_id") != call_id or not found.get("content"):
         found = found | {"tool_call_id": call_id, "content": found.get("content") or "(no output)"}
-    return _clean(found)
+    return found
 
 
 def _valid_call(call: dict[str, Any], taken: set[str]) -> dict[str, Any]:
@@ -197,24 +197,8 @@ def _is_object(arguments: Any) -> bool:
         return False
 
 
-def _clean(message: Message) -> Message:
-    """Without what no encoder takes or is nested too deeply; the same object if it had none."""
-    try:
-        cleaned: Message = mend_all(message)
-    except ValueError:
-        cleaned = _only(message, "role", "tool_call_id", "meta")
-        cleaned["content"] = mend(text_of(message)) or "(unreadable)"
-        if "tool_calls" in message:
-            cleaned["tool_calls"] = _plain_calls(message["tool_calls"])
-    return message if cleaned == message else cleaned
-
-
 def _only(value: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: each for name, each in value.items() if name in names}
-
-
-def _plain_calls(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [_only(call, "id", "type", "function") for call in calls]
 
 
 def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
@@ -236,7 +220,8 @@ def _portable(message: Message) -> Message:
     """An assistant message as any model takes it: no thoughts, no signatures."""
     plain = _only(message, "role", "content", "tool_calls")
     if "tool_calls" in plain:
-        plain["tool_calls"] = _plain_calls(plain["tool_calls"])
+        calls = plain["tool_calls"]
+        plain["tool_calls"] = [_only(call, "id", "type", "function") for call in calls]
     return plain
 
 

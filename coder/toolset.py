@@ -20,14 +20,13 @@ import copy
 import inspect
 import json
 import re
-import subprocess
 import types
 import typing
-from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, Union, overload
+from typing import Any, Literal, Union, overload
 
 from coder.abort import Abort
 from coder.arguments import fit
@@ -39,23 +38,6 @@ JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", d
 # Asks for permission: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
 Authorize = Callable[["ToolContext", str, Sequence[str], str], Outcome[Any]]
 Title = str | Callable[[dict[str, Any]], str]
-
-
-class Confinement(Protocol):
-    """What the child processes of a call are started in (permissions/sandbox.py)."""
-
-    @property
-    def environment(self) -> Mapping[str, str | None]:
-        """Variables for the child; None for one that it does not get."""
-        ...
-
-    def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        """Call `start` where its child is confined. Raises what it raises, and ToolError."""
-        ...
-
-    def ended(self) -> None:
-        """Called once after each start that gave a child, on every way out."""
-        ...
 
 
 @dataclass
@@ -70,7 +52,7 @@ class ToolContext:
     seen: dict[Path, Any] = field(default_factory=dict)
     authorize: Authorize | None = None
     secret: Callable[[str], bool] | None = None  # may this file only be searched with permission?
-    confine: Confinement | None = None
+    confine: Any = None  # starts child processes confined (permissions/sandbox.py)
     budget: Budget | None = None  # of the run, for a tool that starts another one
     redact: Callable[[str], str] = str  # takes the values of keys out (permissions/redact.py)
     updates: list[Event] = field(default_factory=list, repr=False)  # not yielded yet

@@ -29,7 +29,6 @@ from typing import IO, Any
 
 from coder.abort import TICK, Abort
 from coder.tools.secrets import clean_path, is_secret
-from coder.toolset import Confinement
 from coder.types import ToolError
 
 GRACE = 0.5  # seconds between TERM and KILL
@@ -105,7 +104,7 @@ def output_of(
     *,
     stdin: IO[bytes] | int | None = None,
     stderr: IO[bytes] | None = None,
-    confine: Confinement | None = None,
+    confine: Any = None,
     variables: Mapping[str, str | None] | None = None,
 ) -> Generator[bytes, None, Ending]:
     """Run a program, yield its output as it comes, b"" when none comes, and return how it ended.
@@ -143,7 +142,7 @@ def _start(
     cwd: Path,
     given: Mapping[str, str | None],
     files: Mapping[str, Any],
-    confine: Confinement | None,
+    confine: Any,
 ) -> subprocess.Popen[bytes]:
     _start_guard()
     variables = {name: value for name, value in given.items() if value is not None}
