@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from coder.hooks import Hooks as Hooks
     from coder.loop import run_loop as run_loop
     from coder.permissions.permissions import Permissions as Permissions
+    from coder.providers.assembler import Price as Price
     from coder.providers.errors import RetryPolicy as RetryPolicy
-    from coder.providers.usage import Price as Price
     from coder.sessions.recorder import SessionStore as SessionStore
     from coder.tools.bash import bash as bash
     from coder.tools.edit import edit as edit
@@ -108,7 +108,7 @@ HOMES = {
     "loop": "run_loop",
     "permissions.permissions": "Permissions",
     "providers.errors": "RetryPolicy",
-    "providers.usage": "Price",
+    "providers.assembler": "Price",
     "sessions.recorder": "SessionStore",
     "tools.bash": "bash",
     "tools.edit": "edit",

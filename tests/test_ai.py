@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, classify
 from coder.types import RunResult
 from tests.harness import FAST, ask, drive, serve
-from tests.terminal import promptly, until
+from tests.terminal import OneShot, add_plugin, promptly, until
 
 
 def test_what_is_meant_for_this_machine_goes_through_no_proxy(
@@ -28,7 +29,7 @@ def test_what_is_meant_for_this_machine_goes_through_no_proxy(
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:8080/v1", "http://[::1]x/v1", "/v1", "ftp://127.0.0.1/v1"]
+    "url", ["localhost:8080/v1", "http://h\u00e4/v1", "/v1", "ftp://127.0.0.1/v1", "http://h:x/v1"]
 )
 def test_an_address_that_is_none_is_said_at_once(url: str) -> None:
     _, result = drive(run_loop([], ChatModel("m", base_url=url), prompt="go", retry=FAST))
@@ -48,6 +49,22 @@ def test_an_address_of_ones_own_never_gets_the_key_of_the_environment(
         ask(server)
         ask(server, model={"api_key": "mine"})
         assert [head["authorization"] for head in server.heads] == ["Bearer none", "Bearer mine"]
+
+
+PLUGIN = """
+import atexit, sys
+
+def setup(api):
+    loaded = lambda: [name for name in ("openai", "httpx2", "http.client", "rich") if name in sys.modules]
+    atexit.register(lambda: sys.stderr.write(f"loaded: {loaded()}\\n"))
+"""
+
+
+def test_a_run_with_an_address_of_ones_own_loads_no_client(tmp_path: Path) -> None:
+    add_plugin(tmp_path, "look.py", PLUGIN)
+    with serve(Reply("Hello.")) as server, OneShot(tmp_path, server, "go") as run:
+        assert run.end() == 0 and run.out == "Hello.\n"
+        assert "loaded: []\n" in run.err
 
 
 def test_extra_fields_and_headers_go_out_with_each_request() -> None:

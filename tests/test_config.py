@@ -16,7 +16,7 @@ import pytest
 
 from coder.cli.config import config_folder, data_folder, is_loopback, load
 from coder.cli.settings import LEVELS, SETTINGS, ConfigError, Settings, window_of
-from coder.providers.usage import Price
+from coder.providers.assembler import Price
 from coder.types import Reasoning
 from tests.test_cli import ROOT, Place
 
@@ -315,7 +315,6 @@ WRONG += [
     ("CODER_EXTRA_BODY", "{oops"),
     ("CODER_EXTRA_BODY", "[1]"),
     ("CODER_PROFILE", '{"colour": 1}'),
-    ("CODER_PROFILE", '{"empty_content": "none"}'),
     ("CODER_PROFILE", '{"ids": "("}'),
     ("CODER_PRICES", "/gone"),
 ]

@@ -226,8 +226,6 @@ def test_a_server_that_loads_its_model_is_told_from_one_that_cannot() -> None:
 
 # ---- the words ----------------------------------------------------------------------------------------------
 
-RETRIED = "LiteLLM Retried: 2 times, LiteLLM Max Retries: 3"
-GROUP = f"Received Model Group=x\nAvailable Model Group Fallbacks=None {RETRIED}"
 FIELDS = [{"loc": ["body", "tools", 0], "msg": "field required"}, {"loc": [], "msg": "and more"}]
 PAGE = "  <!DOCTYPE html>\n<html><head><title>502\nBad Gateway</title></head><body>x</body></html>"
 
@@ -241,7 +239,6 @@ PAGE = "  <!DOCTYPE html>\n<html><head><title>502\nBad Gateway</title></head><bo
         ({"detail": FIELDS}, "body.tools.0: field required; and more"),
         ({"detail": [{"loc": ["body"], "type": "missing"}]}, "body"),
         ({"detail": [{"loc": "body", "msg": "m"}]}, "m"),
-        ({"detail": {"code": 7}}, '{"code": 7}'),
         ({"object": "error", "message": "flat"}, "flat"),
         ({"msg": "m"}, "m"),
         ({"reason": "r"}, "r"),
@@ -257,11 +254,6 @@ PAGE = "  <!DOCTYPE html>\n<html><head><title>502\nBad Gateway</title></head><bo
         ("a < b and <html>", "a < b and <html>"),
         (said("a\x1b[31mb\x00\u202ec\r\nd"), "a [31mb c d"),
         ("x" * 600, "x" * 500 + "\u2026"),
-        (said(f"litellm.BadRequestError: AException - No tools. {GROUP}"), "No tools"),
-        (said("litellm.RateLimitError: AException - AException: slow down"), "slow down"),
-        (said(LITELLM), "no room"),
-        (said("litellm.Timeout: late. LiteLLM Retried: 1 times"), "late"),
-        (said("litellm.com is not known"), "litellm.com is not known"),
         ({"errors": [{"message": "bad schema", "code": 5007}], "success": False}, "bad schema"),
         ({"error": "invalid_token", "error_description": "expired"}, "invalid_token: expired"),
     ],
@@ -305,9 +297,7 @@ overflow status=413 | | the conversation is too long for the model (HTTP 413). N
 quota status=402 | pay: | quota exceeded: pay (HTTP 402). Check the account of OPENAI_API_KEY.
 auth status=403 | no | access was denied: no (HTTP 403). KEY
 bad_request | no | the request was rejected: no. CODER_PROFILE and CODER_EXTRA_BODY change what is sent.
-bad_request | x does not support tools | the request was rejected: x does not support tools. TOOLS
 not_found | no | not found: no. Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL).
-network | no data for 9 s | no data for 9 s. A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT.
 server status=500 | oops | the server failed: oops (HTTP 500). LATER
 network | reset | reset. Check the base URL (OPENAI_BASE_URL) and that the server runs.
 protocol | no API | no API. Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1.
@@ -319,7 +309,6 @@ ADVICE = {
     "KEY": "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
     "LATER": "Try again later.",
     "NEW": "Begin a new conversation, shorten this one, or use a model with a larger context.",
-    "TOOLS": "Use a model that supports tool calls (OPENAI_MODEL).",
 }
 READ = {"status": int, "retry_after": float}
 

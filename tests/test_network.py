@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import json
-import re
 import shlex
 import socket
 import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,7 @@ from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, explain
 from coder.types import RunResult
 from tests.harness import FAST, all_of, ask, drive, serve, types
-from tests.terminal import OneShot, Terminal, promptly, rendered
+from tests.terminal import OneShot, promptly
 
 PROXIES = [
     name
@@ -79,14 +78,14 @@ print(json.dumps([places, [event.type for event in events], events[-1].text]))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{}/v1", ""], ids=["refused", "unknown host"])
-def test_a_server_that_never_answered_is_tried_a_second_time_and_no_more(url: str) -> None:
+def test_a_server_that_never_answered_is_not_tried_again(url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     done = subprocess.run(
         [sys.executable, "-c", CHILD, url.format(port)], capture_output=True, text=True, timeout=60
     )
     places, kinds, text = json.loads(done.stdout)
-    assert len(places) == 2 and "retry" not in kinds
+    assert len(places) == 1 and "retry" not in kinds
     assert text == (
         f"Error: nothing answers at {url.format(port)}"
         if url
@@ -116,6 +115,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("good", "localhost", 9),
         ("old", "localhost", -1),
         ("other", "other.example", 9),
+        ("openai", "api.openai.com", 9),
     ):
         names = f"-subj /CN={name} -addext subjectAltName=DNS:{host}"
         openssl(f"req {key} {names} -keyout {name}.key -out {name}.req")
@@ -137,9 +137,9 @@ def https(certificates: Path, name: str = "good") -> Iterator[ScriptedServer]:
 @pytest.mark.parametrize(
     ("name", "trusted", "said"),
     [
-        ("good", False, "unable to get local issuer certificate. SSL_CERT_FILE names"),
-        ("old", True, "certificate has expired. The server needs"),
-        ("other", True, "certificate is not valid for 'localhost'. OPENAI_BASE_URL needs a name"),
+        ("good", False, "unable to get local issuer certificate. The certificate has"),
+        ("old", True, "certificate has expired. "),
+        ("other", True, "certificate is not valid for 'localhost'. "),
     ],
 )
 def test_a_certificate_that_is_refused_is_said_at_once(
@@ -158,13 +158,9 @@ def test_the_authorities_of_the_environment_count_as_for_the_client_itself(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
     with https(certificates) as server:
         assert talk(server.url)[1].text == "well"
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "no-such.pem"))
-    assert (
-        f"SSL_CERT_FILE is {certificates}/no-such.pem, and cannot be loaded: No such file"
-        in final("https://localhost:9/v1")
-    )
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.key"))
-    assert "SSL_CERT_FILE" in final("https://localhost:9/v1")
+    for wrong in ("no-such.pem", "ca.key"):
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificates / wrong))
+        assert "SSL_CERT_FILE or SSL_CERT_DIR cannot be loaded" in final("https://localhost:9/v1")
 
 
 def test_a_fault_that_will_not_pass_ends_the_program_with_1(
@@ -183,14 +179,6 @@ def test_http_on_an_https_port_and_the_reverse_are_said_at_once(certificates: Pa
         error = talk(server.url.replace("https://", "http://"))[1].error
         assert error and "closed the connection" in error.message
         assert explain(error).endswith("OPENAI_BASE_URL begins with https://.")
-    with serve(
-        Reply(
-            status=400,
-            chunks=[b"<html><title>400 The plain HTTP request was sent to HTTPS port</title>"],
-        )
-    ) as server:  # nginx
-        error = talk(server.url)[1].error
-        assert error and explain(error).endswith("Write https:// in OPENAI_BASE_URL.")
 
 
 # ---- proxies ---------------------------------------------------------------------------------------------
@@ -229,8 +217,10 @@ def proxy(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
 THERE = "https://llm.example/v1"
 
 
-@pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"])
-@pytest.mark.parametrize("status", ["407 Proxy Authentication Required", "403 Forbidden"])
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("HTTPS_PROXY", "407 Proxy Authentication Required"), ("ALL_PROXY", "403 Forbidden")],
+)
 def test_a_proxy_that_refuses_is_named_with_its_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, status: str
 ) -> None:
@@ -239,7 +229,8 @@ def test_a_proxy_that_refuses_is_named_with_its_variable(
         text = final(THERE)
         assert len(asked) == 1 and asked[0].startswith(b"CONNECT llm.example:443")
     assert text.startswith(
-        f"the proxy {address.replace('me:SECRET@', '')} ({name}) does not connect to {THERE}: {status}. Mend that"
+        f"the proxy {address.replace('me:SECRET@', '')} ({name}) does not connect to llm.example:443: "
+        f"HTTP status {status[:3]}. Change that"
     )
 
 
@@ -263,8 +254,8 @@ def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @contextmanager
-def socks(port: int, login: bytes = b"", code: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-    """A SOCKS 5 proxy that passes one connection on to a port of this machine; its port, and the host that was asked for."""
+def tunnel(port: int) -> Iterator[tuple[str, list[bytes]]]:
+    """A proxy that connects one caller to a port of this machine; its address, and what it was asked."""
     asked: list[bytes] = []
 
     def passed(source: socket.socket, target: socket.socket) -> None:
@@ -274,59 +265,59 @@ def socks(port: int, login: bytes = b"", code: int = 0) -> Iterator[tuple[int, l
             target.shutdown(socket.SHUT_WR)
 
     def serve_one(caller: socket.socket) -> None:
+        asked.append(caller.recv(65536))
         with socket.create_connection(("127.0.0.1", port)) as server:
-            caller.recv(100)
-            caller.sendall(b"\x05\x02" if login else b"\x05\x00")
-            if login:
-                bad = caller.recv(100) != b"\x01\x02me\x06SECRET"
-                caller.sendall(bytes([1, bad]))
-            asked.append(caller.recv(300))
-            caller.sendall(bytes([5, code, 0, 1, 127, 0, 0, 1, 0, 0]))
-            if code or not asked[-1]:
-                return
+            caller.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
             back = threading.Thread(target=passed, args=(server, caller), daemon=True)
             back.start()
             passed(caller, server)
             back.join(5)
 
     with listening(serve_one) as door:
-        yield door, asked
+        yield f"http://me:S%3ACRET@127.0.0.1:{door}", asked
 
 
-@pytest.mark.parametrize("login", [b"", b"me:SECRET@"])
-def test_a_socks_proxy_passes_the_connection_on(
-    certificates: Path, monkeypatch: pytest.MonkeyPatch, login: bytes
+def test_a_proxy_passes_the_connection_on_and_gets_its_own_credentials_alone(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
-    with https(certificates) as server, socks(server.port, login) as (port, asked):
-        monkeypatch.setenv("ALL_PROXY", f"socks5://{login.decode()}127.0.0.1:{port}")
+    with https(certificates) as server, tunnel(server.port) as (address, asked):
+        monkeypatch.setenv("ALL_PROXY", address)
         assert talk(server.url)[1].text == "well"
-        assert asked == [b"\x05\x01\x00\x03\x09localhost" + server.port.to_bytes(2, "big")]
+        assert server.heads[0]["authorization"] == "Bearer k"
+        place, word = f"localhost:{server.port}", base64.b64encode(b"me:S:CRET").decode()
+        assert asked[0].decode() == (
+            f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\nProxy-Authorization: Basic {word}\r\n\r\n"
+        )
 
 
-def test_a_socks_proxy_that_does_not_connect_or_refuses_the_password_is_named(
-    monkeypatch: pytest.MonkeyPatch,
+def test_openais_own_server_gets_what_its_client_knows(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serve(Reply("x")) as server:
-        with socks(server.port, code=5) as (port, _):
-            monkeypatch.setenv("ALL_PROXY", f"socks5://127.0.0.1:{port}")
-            said = talk(THERE)[1].text
-            assert f"the proxy socks5://127.0.0.1:{port} (ALL_PROXY) does not connect" in said
-        with socks(server.port, b"yes") as (port, _):
-            monkeypatch.setenv("ALL_PROXY", f"socks5://me:wrong@127.0.0.1:{port}")
-            assert "user or password refused" in final(THERE)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-env")
+    with https(certificates, "openai") as server, tunnel(server.port) as (address, asked):
+        monkeypatch.setenv("HTTPS_PROXY", address)
+        model = ChatModel("m", headers={"x-team": "ours"})
+        assert drive(run_loop([], model, prompt="go", retry=FAST))[1].text == "well"
+        [head] = server.heads
+        assert asked[0].startswith(b"CONNECT api.openai.com:443 ")
+        assert server.paths == ["/v1/chat/completions"] and head["host"] == "api.openai.com"
+        assert (head["openai-organization"], head["x-team"]) == ("org-1", "ours")
+        assert head["authorization"] == "Bearer sk-env" and "OpenAI" in head["user-agent"]
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:port", "socks5://[::1:9", "http://:1"])
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:port", "http://[::1:9", "http://:1", "socks5://127.0.0.1:1080"]
+)
 def test_a_proxy_whose_address_is_none_or_of_another_kind_is_said(
     monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", address)
     events, result = talk(THERE)
     assert result.error and "HTTPS_PROXY" in result.text and "retry" not in types(events)
-    monkeypatch.setenv("HTTPS_PROXY", "socks://127.0.0.1:1080/")
-    why = "HTTPS_PROXY is socks://127.0.0.1:1080, and has to begin with http:// or socks5://"
-    assert final(THERE).startswith(why)
+    assert "socks" not in address or "has to begin with http://" in result.text
 
 
 @pytest.mark.parametrize(
@@ -337,17 +328,9 @@ def test_no_proxy_goes_before_any_proxy(
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
     with https(certificates) as server:
-        monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+        monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
         monkeypatch.setenv("NO_PROXY", excepted.format(server.port))
         assert talk(server.url)[1].text == "well"
-
-
-def test_no_proxy_may_name_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:9")
-    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8, 127.0.0.0/8")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"https://127.0.0.1:{taken.getsockname()[1]}/v1"
-    assert talk(url)[1].text == f"Error: nothing answers at {url}"
 
 
 @pytest.mark.parametrize("through_proxy", [False, True], ids=["TLS", "CONNECT"])
@@ -407,15 +390,14 @@ CUT, CLOSED = "in the middle of the answer", "before an answer"
         (b"content-length: %d\r\n\r\n%s" % (len(BODY), BODY), "well"),
         (b"\r\n" + BODY, "well"),
         (GZIP + chunked(gzip.compress(BODY)), "well"),
-        (b"content-encoding: br\r\n" + CHUNKED + chunked(BODY), "cannot be decoded"),
-        (GZIP + chunked(b"no gzip"), "cannot be decoded"),
+        (GZIP + chunked(b"no gzip"), CUT),
         (CHUNKED + chunked(EVENT[:9], end=b""), CUT),
         (CHUNKED + b"zz\r\n" + BODY, CUT),
         (CHUNKED + b"-5\r\n" + BODY, CUT),
         (b"content-length: 999\r\n\r\n" + EVENT[:9], CUT),
         (b"x" * 70_000, CLOSED),
     ],
-    ids=range(15),
+    ids=range(14),
 )
 @pytest.mark.parametrize("size", [1, 1 << 20], ids=["bytes", "whole"])
 def test_a_body_is_read_in_each_form_and_one_that_is_broken_is_no_answer(
@@ -441,11 +423,9 @@ def test_a_body_is_read_in_each_form_and_one_that_is_broken_is_no_answer(
 
 
 @contextmanager
-def closing(
-    plan: Sequence[int], begun: bytes = b"", hold: float = 0
-) -> Iterator[tuple[str, list[int]]]:
-    """A server that answers so many requests of each connection; the next one it reads, holds for so many seconds, and closes
-    with no more of an answer than `begun`. The number of requests of each connection so far."""
+def closing(plan: Sequence[int], begun: bytes = b"") -> Iterator[tuple[str, list[int]]]:
+    """A server that answers so many requests of each connection; the next one it reads, and closes with no more of an
+    answer than `begun`. The number of requests of each connection so far."""
     seen: list[int] = []
     body = b'data: {"choices": [{"delta": {"content": "well"}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
     head = (
@@ -471,7 +451,6 @@ def closing(
                         file.read(length)
                         seen[-1] += 1
                         if seen[-1] > answers:
-                            time.sleep(hold)
                             caller.sendall(begun)
                             break
                         caller.sendall(head + body)
@@ -500,20 +479,19 @@ def test_a_new_connection_that_is_closed_without_an_answer_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("begun", "hold"),
+    "begun",
     [
-        (b"", 1.5),
-        (b"HTTP/1.1 200 O", 0),
-        (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-", 0),
-        (b"HTTP/1.1 102 Processing\r\n\r\n", 0),
-        (b"oops\r\n\r\n", 0),
+        b"HTTP/1.1 200 O",
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-",
+        b"HTTP/1.1 102 Processing\r\n\r\n",
+        b"oops\r\n\r\n",
     ],
-    ids=["it worked", "status line cut", "headers cut", "interim answer", "no status line"],
+    ids=["status line cut", "headers cut", "interim answer", "no status line"],
 )
-def test_a_request_that_a_server_has_begun_to_work_on_is_not_sent_again_unseen(
-    begun: bytes, hold: float
+def test_a_request_that_a_server_has_begun_to_answer_is_not_sent_again_unseen(
+    begun: bytes,
 ) -> None:
-    with closing([1, 9], begun, hold) as (url, seen):
+    with closing([1, 9], begun) as (url, seen):
         model = ChatModel("m", base_url=url)
         runs = [drive(run_loop([], model, prompt="go", retry=FAST)) for _ in range(2)]
         assert types(runs[1][0]).count("retry") == 1 and seen == [2, 1]
@@ -534,8 +512,7 @@ def test_a_break_in_the_middle_of_an_answer_is_said_with_what_may_be_behind_it()
     for reply in Reply("half an answer", cut=2, close="reset"), Reply("half an answer", cut=2):
         text = explained(reply)
         assert ("in the middle of the answer" in text or "cut off" in text) and "time limit" in text
-    text = explained(Reply(chunks=[]))
-    assert text.startswith("the server sent nothing. ") and "context" in text
+    assert explained(Reply(chunks=[])).startswith("the server sent nothing. ")
 
 
 def test_a_404_shows_where_and_hints_at_v1() -> None:
@@ -597,42 +574,3 @@ def test_attempts_are_numbered_anew_for_each_cause() -> None:
     with serve(busy, busy, limited, Reply("busy again", status=500), Reply("fine")) as server:
         events, _ = ask(server)
     assert [event.attempt for event in all_of(Retry, events)] == [1, 2, 1, 1]
-
-
-def test_a_failure_like_the_one_before_is_said_in_a_few_words(tmp_path: Path) -> None:
-    busy = Reply("the engine is down", status=503)
-    with (
-        serve(busy, busy, Reply("no", status=500), busy, Reply("fine")) as server,
-        OneShot(tmp_path, server, "go") as run,
-    ):
-        assert run.end() == 0
-        assert re.findall(r"(.*)\. Attempt (\d) in 0 s\.", run.err) == [
-            ("The server failed: the engine is down (HTTP 503)", "2"),
-            ("The same error", "3"),
-            ("The server failed: no (HTTP 500)", "4"),
-            ("The server failed: the engine is down (HTTP 503)", "5"),
-        ]
-
-
-@pytest.mark.parametrize("columns", [80, 40])
-def test_the_reason_of_an_attempt_that_failed_is_shown_to_120_characters(
-    tmp_path: Path, columns: int
-) -> None:
-    long = "the engine is down " * 20
-    lost = {"choices": [{"delta": {"content": "half an answer"}}]}
-    with (
-        serve(
-            Reply(long, status=503),
-            Reply(chunks=[b"data: " + json.dumps(lost).encode() + b"\n\n"], close="reset"),
-            Reply("fine"),
-        ) as server,
-        Terminal(tmp_path, server) as terminal,
-    ):
-        terminal.child.setwinsize(24, columns)
-        rows = " ".join(" ".join(rendered(terminal.say("go"), columns)).split())
-        cut = f"The server failed: {long}"[:119].rstrip()
-        assert f"{cut}…. Attempt 2 in 0 s." in rows
-        assert (
-            "The connection broke in the middle of the answer. Attempt 2 in 0 s. The text above is discarded."
-            in rows
-        )

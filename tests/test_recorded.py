@@ -10,7 +10,7 @@ import pytest
 
 from coder.devtools.scripted import Reply
 from coder.events import ReasoningDelta, Retry, StepEnd
-from coder.providers.usage import read_usage
+from coder.providers.assembler import read_usage
 from tests.harness import ask, serve
 
 FILE = Path(__file__).parent.parent.parent / "shared" / "corpora" / "recorded.jsonl"

@@ -25,7 +25,7 @@ from coder.ai import Model
 from coder.events import Compacted, Events, Nested, Notice, Returning, RunEnd, RunStart
 from coder.history import ROLES, calls_of, repair, text_of, user
 from coder.hooks import Hooks
-from coder.providers.usage import CHARS_PER_TOKEN
+from coder.providers.assembler import CHARS_PER_TOKEN
 from coder.run import truncate
 from coder.types import Message, ModelError, Request, Trigger, Usage
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coder.cli.flags import program
 from coder.cli.settings import SETTINGS, ConfigError, Settings, field_of, value_of, window_of
-from coder.providers.address import is_loopback, shown_url
+from coder.providers.text import is_loopback, shown_url
 from coder.tools.secrets import header_secret
 
 KEY, URL, HEADERS = "OPENAI_API_KEY", "OPENAI_BASE_URL", "CODER_HEADERS"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from coder import __version__
 from coder.cli.config import config_folder, data_folder, load
 from coder.cli.flags import INTERRUPTED, USAGE, parser, program
-from coder.cli.optional import make_lazy, needed, optional
+from coder.cli.optional import needed, optional
 from coder.cli.process import (
     drop_api_key,
     has_input,
@@ -32,7 +32,7 @@ from coder.cli.process import (
 )
 from coder.cli.settings import SETTINGS, ConfigError, Settings
 from coder.permissions.sanitize import strip_controls
-from coder.providers.address import is_loopback
+from coder.providers.text import is_loopback
 from coder.tools.secrets import clean_path
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             from coder.cli.signals import graceful_shutdown
 
             hide_process()
-            make_lazy()
             path = os.environ.get("PATH", os.defpath)
             os.environ["PATH"] = clean_path(path)  # also for libraries
             with graceful_shutdown():
@@ -177,7 +176,9 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     from coder.cli.signals import raise_on_sigint
 
     screen = Screen(sys.stdout)
-    keyboard = Keyboard(data_folder() / "history", before_prompt=_load_behind)
+    keyboard = Keyboard(
+        data_folder() / "history", before_prompt=partial(_load_behind, bool(settings.base_url))
+    )
     make_repl = partial(_make_repl, settings, arguments, screen, keyboard)
     repl: Repl | None = None
     screen.line(_banner(settings, arguments))
@@ -240,13 +241,14 @@ def _make_repl(
 
 
 @cache
-def _load_behind() -> None:
+def _load_behind(own_server: bool) -> None:
     """Import what the first run needs, while the user reads and types."""
 
     def import_all() -> None:
-        from coder.providers import http
+        if not own_server:
+            from coder.providers.http import openai_client
 
-        http.load()  # the slowest first
+            openai_client("none")  # the slowest first
         import rich.console  # noqa: F401
 
         optional("coder.cli.repl")

@@ -13,10 +13,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coder.providers.address import host_of
+from coder.providers.text import host_of
 
 if TYPE_CHECKING:
-    from coder.providers.usage import Price
+    from coder.providers.assembler import Price
     from coder.types import Reasoning
 
 Reader = Callable[[str], Any]  # raises ValueError, OSError or TypeError for what is no value
@@ -89,7 +89,7 @@ def profile(text: str) -> dict[str, Any]:
 
 
 def prices(path: str) -> dict[str, Price]:
-    from coder.providers.usage import Price
+    from coder.providers.assembler import Price
 
     given = json_object(Path(path).expanduser().read_text("utf-8"))
     return {model: Price(**price) for model, price in given.items()}

@@ -24,7 +24,7 @@ from coder.cli.optional import needed
 from coder.cli.settings import SECRET, SETTINGS, ConfigError
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls
-from coder.providers.address import shown_url
+from coder.providers.text import shown_url
 
 if TYPE_CHECKING:
     from coder.sessions.store import Store

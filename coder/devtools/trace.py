@@ -50,7 +50,7 @@ from coder.events import (
 )
 from coder.hooks import HOOK_NAMES, HookChain, Hooks, implements
 from coder.permissions.redact import Redactor
-from coder.providers.address import shown_url
+from coder.providers.text import shown_url
 from coder.tools.secrets import header_secret
 from coder.types import ModelError, Request, RunResult
 

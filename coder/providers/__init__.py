@@ -1,6 +1,6 @@
 """What model servers and model families do: requests in the form they want, answers in the form they send.
 
-Promises: a request in the server's own form (profiles.py, request.py), over one kept connection (http.py); an
+Promises: a request in the server's own form (profiles.py, request.py), over a kept connection (http.py, connection.py); an
 answer in one form, whatever the server sent (assembler.py); every failure a ModelError with its kind, and
 whether a retry is worth it (errors.py). Differences between servers are rows of one table.
 

@@ -1,11 +1,10 @@
-"""Classify failed model calls: the error's kind, whether to retry and when, advice for the user.
+"""Failed model calls: the kind of an error, what the user is told, whether and when it is tried again.
 
 One classifier for HTTP answers and for errors inside a stream. The rules come from what real servers send.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -16,6 +15,34 @@ from functools import cache
 from typing import Any
 
 from coder.types import ErrorKind, ModelError
+
+# kind -> (what happened, said before the server's own words; what to do)
+KINDS: dict[ErrorKind, tuple[str, str]] = {
+    "overflow": (
+        "the conversation is too long for the model",
+        "Begin a new conversation, shorten this one, or use a model with a larger context.",
+    ),
+    "rate_limit": ("too many requests", "Try again later."),
+    "quota": ("quota exceeded", "Check the account of OPENAI_API_KEY."),
+    "auth": (
+        "the key was rejected",
+        "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
+    ),
+    "bad_request": (
+        "the request was rejected",
+        "CODER_PROFILE and CODER_EXTRA_BODY change what is sent.",
+    ),
+    "not_found": (
+        "not found",
+        "Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL).",
+    ),
+    "server": ("the server failed", "Try again later."),
+    "incomplete": ("", "If it breaks after the same time again, a proxy may have a time limit."),
+    "empty": ("", "Try again, or use another model (OPENAI_MODEL)."),
+    "network": ("", "Check the base URL (OPENAI_BASE_URL) and that the server runs."),
+    "protocol": ("", "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1."),
+}
+ADVICE = {kind: advice for kind, (_, advice) in KINDS.items()}
 
 # Overflow of the context in the words of the servers (lower case; # stands for a number).
 OVERFLOW = r"""
@@ -45,10 +72,6 @@ AUTH_CODES = {
     *("invalid_api_key", "authentication_error", "invalid_authentication_error"),
     *("permission_error", "no_db_connection"),  # LiteLLM without a database, of a foreign key
 }
-LITELLM = (  # what LiteLLM puts around a message
-    r"(?s)\A(litellm\.\w+: *)+(\w+(Error|Exception)(: *| - *))*|[. ]*\n?Received Model Group=.*"
-    r"|[. ]*LiteLLM Retried: .*"
-)
 THROTTLE_WORDS = r"\brate.?limit|too many requests|throttl|please wait|concurren"
 MODEL_WORDS = (
     r"model_not_found|unknown model\b|(invalid|no such|no) model\b.{0,20}(name|id|found|:)|"
@@ -73,20 +96,20 @@ def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = 
     if status is None or status < 400:  # a numeric code is a status
         status = int(code) if re.fullmatch(r"[45]\d\d", code) else None
     words, headers = f"{code} {kind_word} {message}".lower(), headers or {}
-    asks = f"{message} {_details(body)[:MAX_READ]}"
-    kind, retryable = _kind(status, {code, kind_word}, words, retry_hint({}, asks) is not None)
-    loading = kind == "server" and bool(re.search(LOADING_WORDS, words))
-    said = readable(re.sub(LITELLM, "", message))
+    whole = f"{message} {body}"[: 2 * MAX_READ]  # Gemini puts the wait beside its message
+    kind, retryable = _kind(status, {code, kind_word}, words, retry_hint({}, whole) is not None)
+    loading = kind == "server" and re.search(LOADING_WORDS, words)
     request_id = next((headers[name] for name in REQUEST_IDS if headers.get(name)), "")
+    nothing = f"HTTP status {status}" if status else "an error without a message"
     return ModelError(
         kind,
-        said or (f"HTTP status {status}" if status else "an error without a message"),
+        readable(message) or nothing,
         status=status,
         retryable=retryable,
         request_id=readable(request_id[:100]) or None,
-        retry_after=retry_hint(headers, asks, limited=kind == "rate_limit"),
+        retry_after=retry_hint(headers, whole, limited=kind == "rate_limit"),
         param=param,
-        loading=loading and not re.search(NOT_LOADING, words),
+        loading=bool(loading and not re.search(NOT_LOADING, words)),
     )
 
 
@@ -125,40 +148,31 @@ SAID = ("message", "detail", "msg", "error_description", "reason")
 
 def _fields(body: Any) -> tuple[str, str, str, str]:
     """(code, type, message, param) from any of the shapes that an error comes in."""
+    if isinstance(body, dict) and isinstance(body.get("errors"), list):
+        body = body["errors"] or body
     if isinstance(body, list):  # Gemini: a list of one
         body = next((item for item in body if isinstance(item, dict)), {})
     if not isinstance(body, dict):
         return "", "", str(body or ""), ""
-    if isinstance(body.get("errors"), list):
-        body = next((item for item in body["errors"] if isinstance(item, dict)), body)
     error = body.get("error")
     source = error if isinstance(error, dict) and error else body
-    said = next((_sentence(source[key]) for key in SAID if source.get(key)), "")
-    message = ": ".join(filter(None, [error if isinstance(error, str) else "", said]))
+    parts = [error if isinstance(error, str) else "", _sentence(source)]
     metadata = source.get("metadata")
     if isinstance(metadata, dict) and metadata.get("raw"):  # OpenRouter: the upstream's error
-        message = f"{message}: {metadata['raw']}"
+        parts.append(str(metadata["raw"]))
     code, kind, param = (str(source.get(name) or "") for name in ("code", "type", "param"))
-    return code, kind, message, param
-
-
-def _details(body: Any) -> str:
-    """Where Gemini puts how long to wait: a list beside its message."""
-    body = body[0] if isinstance(body, list) and body else body
-    error = body.get("error") if isinstance(body, dict) else None
-    details = error.get("details") if isinstance(error, dict) else None
-    return str(details) if isinstance(details, list) else ""
+    return code, kind, ": ".join(filter(None, parts)), param
 
 
 def _sentence(said: Any, depth: int = 5) -> str:
-    """Text from what may be a list of complaints, each with its place (FastAPI, Mistral)."""
+    """The text in an error, which may be a list of complaints, each with its place (FastAPI, Mistral)."""
     if not depth or not isinstance(said, list | dict):
-        return str(said)[:MAX_READ] if depth else ""
+        return str(said) if depth else ""
     if isinstance(said, list):
         return "; ".join(_sentence(each, depth - 1) for each in said[:10])
     place = ".".join(map(str, said["loc"])) if isinstance(said.get("loc"), list) else ""
-    inner = next((_sentence(said[key], depth - 1) for key in SAID if said.get(key)), "")
-    return ": ".join(filter(None, [place, inner])) or json.dumps(said, default=str)[:MAX_READ]
+    text = next((_sentence(said[name], depth - 1) for name in SAID if said.get(name)), "")
+    return ": ".join(filter(None, [place, text]))
 
 
 def readable(text: str) -> str:
@@ -170,40 +184,17 @@ def readable(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
-# ---- messages for the user --------------------------------------------------------------------------
-
-# Before the server's own words; the messages of the other kinds are the program's.
-HAPPENED = {
-    "overflow": "the conversation is too long for the model",
-    "rate_limit": "too many requests",
-    "quota": "quota exceeded",
-    "auth": "the key was rejected",
-    "bad_request": "the request was rejected",
-    "not_found": "not found",
-    "server": "the server failed",
-}
-ADVICE = {
-    "overflow": "Begin a new conversation, shorten this one, or use a model with a larger context.",
-    "rate_limit": "Try again later.",
-    "quota": "Check the account of OPENAI_API_KEY.",
-    "auth": "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
-    "bad_request": "CODER_PROFILE and CODER_EXTRA_BODY change what is sent.",
-    "not_found": "Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL).",
-    "server": "Try again later.",
-    "incomplete": "If it breaks after the same time again, a proxy may have a time limit.",
-    "empty": "Try again, or use another model (OPENAI_MODEL).",
-    "network": "Check the base URL (OPENAI_BASE_URL) and that the server runs.",
-    "protocol": "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1.",
-}
+# ---- messages for the user -------------------------------------------------------------------------
 
 
 def happened(error: ModelError) -> str:
     """What happened, in the server's words where it has any: "the key was rejected: bad key (HTTP 401, request r1)"."""
     said = error.message.strip().rstrip(".:")
-    status = f"HTTP {error.status}" if error.status else ""
-    facts = ["" if said == f"HTTP status {error.status}" else status]
-    facts.append(f"request {error.request_id}" if error.request_id else "")
-    what = "access was denied" if error.status == 403 else HAPPENED.get(error.kind, "")
+    facts = [
+        f"HTTP {error.status}" if error.status and "HTTP status" not in said else "",
+        f"request {error.request_id}" if error.request_id else "",
+    ]
+    what = "access was denied" if error.status == 403 else KINDS[error.kind][0]
     known = ", ".join(filter(None, facts))
     return ": ".join(filter(None, [what, said])) + (f" ({known})" if known else "")
 
@@ -211,23 +202,10 @@ def happened(error: ModelError) -> str:
 def explain(error: ModelError) -> str:
     """One line for the user: what happened, and what to do."""
     wait = f"The server asks to wait {error.retry_after:.0f} s." if error.retry_after else ""
-    return " ".join(filter(None, [f"{happened(error)}.", wait, _advice(error)]))
+    return " ".join(filter(None, [f"{happened(error)}.", wait, error.advice or ADVICE[error.kind]]))
 
 
-def _advice(error: ModelError) -> str:
-    refused, text = error.kind in ("bad_request", "not_found"), error.message
-    if error.advice:
-        return error.advice
-    if refused and re.search(r"\btools?\b.{0,40}support|support.{0,40}\btools?\b", text, re.I):
-        return "Use a model that supports tool calls (OPENAI_MODEL)."
-    if refused and re.search(r"http request .{0,20}https (port|server)", text, re.I):  # nginx, Go
-        return "Write https:// in OPENAI_BASE_URL."
-    if error.kind == "network" and text.startswith("no data"):
-        return "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT."
-    return ADVICE.get(error.kind, "")
-
-
-# ---- how long to wait ------------------------------------------------------------------------------------
+# ---- how long to wait ------------------------------------------------------------------------------
 
 WAIT = (
     r"(?:try again in|reset after|retry in|retry after|retrydelay\W{1,5})\s{0,5}"
@@ -236,6 +214,7 @@ WAIT = (
 WAIT_HEADERS = {"retry-after-ms": 0.001, "x-ms-retry-after-ms": 0.001, "retry-after": 1.0}
 # Some servers send these with every answer: they count where a limit was hit.
 RESET_HEADERS = ("x-ratelimit-reset", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens")
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def retry_hint(headers: Mapping[str, str], message: str, limited: bool = True) -> float | None:
@@ -254,18 +233,12 @@ def _seconds(text: str, unit: float) -> float | None:
     try:
         number = float(text) * unit
     except ValueError:
-        return _duration(text) if re.match(r"[\d.]", text) else _until(text)
-    if not math.isfinite(number):
-        return None
+        parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|h|m|s)", text) if text[:1].isdigit() else []
+        number = sum(float(part) * SECONDS[name] for part, name in parts)
+        return number if parts else _until(text)
     if number > 1.5e9:
         number = number / (1000 if number > 1e11 else 1) - time.time()
-    return max(0.0, number)
-
-
-def _duration(text: str) -> float | None:
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|h|m|s)", text)
-    sizes = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-    return sum(float(number) * sizes[unit] for number, unit in parts) if parts else None
+    return max(0.0, number) if math.isfinite(number) else None
 
 
 def _until(date: str) -> float | None:

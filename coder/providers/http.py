@@ -1,44 +1,34 @@
-"""Endpoint: one server's address, its key, and requests to it through the openai client.
+"""Endpoint: one server's address, its key, and requests to it.
 
-The client makes a request; its own transport would read the answer through six layers, so exchange.py sends it. Redirects
-are not followed, since they would carry the conversation to another host. Retries are the loop's.
+Requests are made and sent here. The openai client, whose import takes 0.15 s, supplies what it knows of OpenAI's own server
+(address, organisation, project), and is not imported for any other. Redirects are not followed: they would carry the
+conversation to another host. Retries are the loop's.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qsl, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from coder.abort import Abort
-from coder.providers.address import shown_url
-from coder.providers.connection import Connections
+from coder.providers.connection import Connections, StreamingRequest
 from coder.providers.errors import ADVICE, classify
-from coder.providers.exchange import StreamingRequest
+from coder.providers.text import shown_url
 from coder.types import ModelError
 
-DEFAULT_URL = "https://api.openai.com/v1"  # the client's
 MAX_ERROR = 1_000_000  # bytes of an error's body that are read
-HEADER = re.compile(rb"[!-9;-~]+: [^\r\n\0]*")
-BAD_HEADER = "a header of the request holds what cannot be sent"
-OUR_HEADERS = {
-    *("host", "accept", "accept-encoding", "authorization", "connection"),
-    *("content-length", "content-type", "user-agent"),
-}
+HEADER = re.compile(r"[!-9;-~]+: [\t -~]*")
 
 
 class Endpoint:
-    """Where requests go. `base_url` None is the client's default, and then a missing key is taken from OPENAI_API_KEY;
-    an address given here never gets a key that was not given with it. `key_header`: a further header for the key.
-    `redact` is applied to each piece that is read of an answer."""
+    """Where requests go. `base_url` None is OPENAI_BASE_URL or else OpenAI's own server, and then a missing key is taken
+    from OPENAI_API_KEY; an address given here never gets a key that was not given with it. `key_header`: a further
+    header for the key. `redact` is applied to each piece that is read of an answer."""
 
     path = "/chat/completions"
 
@@ -53,9 +43,8 @@ class Endpoint:
         self.redact = redact
         self.headers = {name.lower(): value for name, value in headers.items()}
         self.address = self._base_of(base_url or os.environ.get("OPENAI_BASE_URL") or "") or None
-        self.connections = Connections(self.address or DEFAULT_URL)
-        self._client: Any = None
-        self._thread = threading.local()  # its request and key
+        self._connections: Connections | None = None
+        self._defaults: dict[str, str] = {}  # headers of each request
 
     def _base_of(self, url: str) -> str:
         """A base URL, also where the address of the call itself was pasted."""
@@ -74,11 +63,14 @@ class Endpoint:
         """
         abort.check()
         key = self.key_for(api_key)
-        request = StreamingRequest(self.connections, abort, seconds, self.redact)
+        connections = self._connections = self._connections or self._connect(key)
+        message = self._head(connections.url, key, len(data)) + data
+        request = StreamingRequest(connections, abort, seconds, self.redact)
         with abort.calling(request.cut):
             try:
-                self._thread.request, self._thread.key = request, key
-                self._send(data)
+                request.send(message)
+                if request.status_code >= 300:
+                    raise self._refusal(request)
                 yield request
             except ModelError as error:  # a server's text may repeat the key that it was sent
                 if len(key) > 7:
@@ -89,91 +81,59 @@ class Endpoint:
                 request.close()
 
     def key_for(self, api_key: str | None) -> str:
-        """The key of a request. Raises ModelError where the client's default server has none, or where no header can
-        carry it; it is not shown."""
-        given = api_key or self.api_key
-        if not (self.address or given or os.environ.get("OPENAI_API_KEY") or self._has_own_key()):
+        """The key of a request. Raises ModelError where OpenAI's own server has none, or where no header can carry it; it
+        is not shown."""
+        key = api_key or self.api_key or ("" if self.base_url else os.environ.get("OPENAI_API_KEY"))
+        own = self.headers.keys() & {"authorization", "api-key", self.key_header}
+        if not (key or self.address or own):
             message = (
                 "no key: set OPENAI_API_KEY, or give api_key= or a base_url=; nothing was sent"
             )
             raise ModelError("auth", message)
-        key = given or ("" if self.base_url else os.environ.get("OPENAI_API_KEY")) or "none"
-        key = key.strip()
+        key = (key or "none").strip()
         if not (key.isascii() and key.isprintable()):
             message = "the key holds characters that no header can carry: copy it again"
             raise ModelError("auth", message)
         return key
 
-    def _has_own_key(self) -> bool:
-        """Whether the user's own headers authorise the request."""
-        return not self.headers.keys().isdisjoint({"authorization", "api-key", self.key_header})
-
-    # -- through the client
-
-    def _send(self, data: bytes) -> None:
-        self._check_address()
-        openai = load()
-        import httpx2  # the openai client's own HTTP library
-
-        try:
-            self._client = self._client or self._new_client(openai)
-            self._client.post(self.path, content=data, cast_to=httpx2.Response, stream=True)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            address = shown_url(self.connections.url)
-            raise ModelError("protocol", f"{address!r} is no base URL") from error
-        except UnicodeEncodeError as error:  # its text holds the header, and that may be a key
-            raise ModelError("protocol", BAD_HEADER) from error
-
-    def _check_address(self) -> None:
-        address = self.connections.url
+    def _connect(self, key: str) -> Connections:
+        """The connections to the server, at the first request. Raises ModelError for an address that is none."""
+        address = self.address
+        if not address:
+            client = openai_client(key)
+            address = str(client.base_url)
+            given = client.default_headers.items()  # some are marked as left out
+            self._defaults = {name.lower(): str(v) for name, v in given if isinstance(v, str)}
         with suppress(ValueError):
             parts = urlsplit(address)
-            if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-                return
+            known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            if known and re.fullmatch("[!-~]+", address):
+                query = f"?{parts.query}" if parts.query else ""  # Azure's ?api-version=
+                url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}{self.path}{query}"
+                return Connections(url, shown_url(address))
         message = f"{shown_url(address)!r} is no base URL: it has to begin with http:// or https://"
         raise ModelError("protocol", message)
 
-    def _new_client(self, openai: Any) -> Any:
-        address, _, query = self.connections.url.partition("?")
-        return openai.OpenAI(
-            base_url=address,
-            api_key=self._thread.key,
-            max_retries=0,
-            timeout=None,  # StreamingRequest has the limits
-            http_client=openai.DefaultHttpxClient(
-                transport=self, follow_redirects=False, trust_env=False
-            ),
-            default_query=dict(parse_qsl(query)),  # Azure's older addresses end in ?api-version=
-            default_headers={"Accept-Encoding": "identity", **self.headers},
-        )
-
-    def handle_request(self, made: Any) -> Any:
-        """Send what the client has made: this is its transport. Raises ModelError, for a refusal too."""
-        import httpx2
-
-        lines = [f"{name}: {value}".encode() for name, value in self._headers(made.headers).items()]
-        if not all(map(HEADER.fullmatch, lines)):
-            raise ModelError("protocol", BAD_HEADER)
-        first = b"%s %s HTTP/1.1" % (made.method.encode(), made.url.raw_path)
-        request: StreamingRequest = self._thread.request
-        request.send(str(made.url), b"\r\n".join([first, *lines, b"", made.content]))
-        if request.status_code >= 300:
-            raise self._refusal(request)
-        return httpx2.Response(request.status_code)
-
-    def close(self) -> None:
-        """For the client, which closes its transport: idle connections end with this object."""
-
-    def _headers(self, made: Mapping[str, str]) -> dict[str, str]:
-        """Those of a request that go to this server. The client adds what it finds in the environment, which may belong
-        to another one."""
-        headers, key = dict(made), self._thread.key
-        if self.base_url:
-            known = OUR_HEADERS | self.headers.keys()
-            headers = {name: value for name, value in headers.items() if name in known}
-        if self.base_url or headers.get("authorization") == f"Bearer {self._client.api_key}":
-            headers["authorization"] = self.headers.get("authorization") or f"Bearer {key}"
-        return headers | ({self.key_header: key} if self.key_header else {})
+    def _head(self, url: str, key: str, size: int) -> bytes:
+        """Request line and headers. Raises ModelError for a header that cannot be sent."""
+        parts = urlsplit(url)
+        headers = {
+            "host": parts.netloc.rpartition("@")[2],
+            "user-agent": "coder",
+            "accept": "application/json",
+            "content-type": "application/json",
+            "authorization": f"Bearer {key}",
+            **self._defaults,
+            "accept-encoding": "identity",
+            **self.headers,
+            **({self.key_header: key} if self.key_header else {}),
+            "content-length": str(size),
+        }
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        if not all(map(HEADER.fullmatch, lines)):  # not shown: it may be a key
+            raise ModelError("protocol", "a header of the request holds what cannot be sent")
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        return "\r\n".join([f"POST {target} HTTP/1.1", *lines, "", ""]).encode()
 
     def _refusal(self, request: StreamingRequest) -> ModelError:
         """The error of a status that is none of success. What can be read of the body counts; some break off."""
@@ -202,21 +162,8 @@ class Endpoint:
         return error
 
 
-def load() -> Any:
-    """What is used of the openai package, which is slow to import: at the first need, and without the garbage collector,
-    which takes an eighth of that time and finds nothing."""
-    collects = gc.isenabled() and "openai._client" not in sys.modules
-    if collects:
-        gc.disable()
-    try:  # waits where another thread is at it
-        from openai._base_client import DefaultHttpxClient  # not the package: see cli/lazy.py
-        from openai._client import OpenAI
-        from openai._utils._logs import setup_logging
+def openai_client(api_key: str) -> Any:
+    """The openai package's client, imported at the first need."""
+    import openai
 
-        setup_logging()  # by OPENAI_LOG, as the package would do
-    except ImportError:  # another version, laid out otherwise
-        from openai import DefaultHttpxClient, OpenAI
-    finally:
-        if collects:
-            gc.enable()
-    return SimpleNamespace(OpenAI=OpenAI, DefaultHttpxClient=DefaultHttpxClient)
+    return openai.OpenAI(api_key=api_key, max_retries=0)

@@ -8,24 +8,28 @@ is not sent again for as long as the process lives.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
-from coder.providers.reasoning import ECHOED, EXTRA_MEMBERS, THINK
 from coder.types import ModelError
 
 EFFORT, BUDGET = "$effort", "$budget"  # in Profile.reasoning: the level's word, and its tokens
+REASONING = ("reasoning_content", "reasoning", "reasoning_text")  # the first that is not empty
+THINK = "think_tag"  # the name under which thoughts between tags enter the history
+ECHOED = (
+    *("reasoning_content", "reasoning_details", "thinking_blocks"),
+    *("extra_content", "reasoning_opaque"),
+)
+EXTRA_MEMBERS = frozenset({*REASONING, *ECHOED, THINK})  # of an assistant message, from its answer
 
 
 @dataclass(frozen=True)
 class Profile:
     """How one model behind one server is asked. The defaults are the plain form, which most servers take."""
 
-    output_limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    system_role: Literal["system", "developer"] = "system"
+    output_limit: str = "max_tokens"  # or "max_completion_tokens"
     stream_options: bool = True  # asks for the usage
     parallel_tool_calls: bool = True  # may be sent, where it is set
     temperature: bool = True  # may be sent, where it is set and the model does not think
@@ -33,13 +37,9 @@ class Profile:
     reasoning: Mapping[str, Any] = field(default_factory=lambda: {"reasoning_effort": EFFORT})
     efforts: Mapping[str, str] = field(default_factory=dict)  # level -> its word here
     least_budget: int = 0  # tokens
-    # content of an assistant message with nothing but calls
-    empty_content: Literal["null", "empty", "absent"] = "null"
+    empty_content: str = "null"  # or "empty" or "absent": of a message with nothing but calls
     tool_name: bool = False  # results carry the tool's name
     strict_turns: bool = False  # no user message directly after a result or another user message
-    tool_images: bool = False  # results may hold images
-    schema_without: tuple[str, ...] = ()  # keywords that a tool's schema must not use
-    typed_schema: bool = False  # each property needs a type
     ids: str = ""  # a pattern that call ids have to match
     echoed: tuple[str, ...] = ECHOED  # members of an assistant message that go back
     reasoning_filled: bool = False  # calls come with reasoning_content, also where it is empty
@@ -54,12 +54,6 @@ def _row(server: str, model: str, **changes: Any) -> Row:
     return server, model, changes
 
 
-# What the schema language of Gemini's own API does not know.
-NOT_GEMINI = (
-    *("$schema", "$ref", "$defs", "definitions", "additionalProperties", "const", "title"),
-    *("exclusiveMinimum", "exclusiveMaximum", "propertyNames", "patternProperties"),
-    *("oneOf", "allOf", "default"),
-)
 LOCAL = r"^(localhost|127\.|\[::1\]|0\.0\.0\.0|10\.|192\.168\.|172\.(1[6-9]|2\d|3[01])\.)"
 GEMINI = r"generativelanguage|aiplatform\.googleapis"
 THINKERS = r"qwen3|glm-4|granite|hunyuan|nemotron"
@@ -99,11 +93,11 @@ TABLE: tuple[Row, ...] = (
     _row(r"openrouter\.ai", "", echoed=("reasoning_details", "extra_content")),
     _row(r"api\.deepseek\.com", "", reasoning=SWITCH, reasoning_filled=True),
     _row(r"moonshot|api\.kimi", "", reasoning=SWITCH, reasoning_filled=True),
-    _row(r"moonshot|api\.kimi", "", cache_key=True, typed_schema=True),
+    _row(r"moonshot|api\.kimi", "", cache_key=True),
     _row(r"\bz\.ai|bigmodel", "", reasoning=SWITCH),
     _row(r"volces\.com", "", reasoning=SWITCH),
     _row(r"dashscope|siliconflow", "", reasoning=QWEN_BUDGET),
-    _row(GEMINI, "", tool_name=True, schema_without=NOT_GEMINI, parallel_tool_calls=False),
+    _row(GEMINI, "", tool_name=True, parallel_tool_calls=False),
     _row(GEMINI, "", efforts={"xhigh": "high"}),
     _row(r"api\.mistral\.ai", "", stream_options=False, empty_content="empty", tool_name=True),
     _row(r"api\.mistral\.ai", "", strict_turns=True, ids=NINE, echoed=(), efforts=MOSTLY_HIGH),
@@ -130,20 +124,15 @@ def profile_of(host: str, model: str, overrides: Mapping[str, Any] | None = None
 
 def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Overrides, each of its field's kind."""
-    hints, checked = get_type_hints(Profile), dict[str, Any]()
-    for name, given in overrides.items():
-        if name not in hints:
-            raise ValueError(f"{name!r} is no field of a profile; known: {', '.join(hints)}")
-        default = getattr(Profile(), name)
-        words = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
-        value = tuple(given) if isinstance(default, tuple) and isinstance(given, list) else given
-        texts = value if isinstance(value, tuple) else ()
-        known_word = not words or value in words
-        if type(value) is not type(default) or not (
-            known_word and all(isinstance(each, str) for each in texts)
-        ):
-            known = f", or {', '.join(words)}" if words else ""
-            raise ValueError(f"{name} cannot be {value!r}; it is {default!r} by default{known}")
+    defaults, checked = vars(Profile()), dict[str, Any]()
+    for name, value in overrides.items():
+        if name not in defaults:
+            raise ValueError(f"{name!r} is no field of a profile; known: {', '.join(defaults)}")
+        default = defaults[name]
+        if isinstance(default, tuple) and isinstance(value, list):
+            value = tuple(map(str, value))
+        if type(value) is not type(default):
+            raise ValueError(f"{name} cannot be {value!r}; it is {default!r} by default")
         checked[name] = value
     try:
         re.compile(checked.get("ids", ""))
@@ -152,12 +141,12 @@ def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-# ---- dropping parameters that the server rejects -----------------------------------------------------------
+# ---- dropping parameters that the server rejects ---------------------------------------------------
 
 LIMITS = ("max_tokens", "max_completion_tokens")
-ADDED = {"stream_options", "prompt_cache_key"}  # by us
-# How an answer is sampled. Other options may be a condition of the user's (store, provider routing), and are kept.
-SAMPLING = {
+# By us, or how an answer is sampled. Other options may be a condition of the user's (store, routing), and are kept.
+DROPPABLE = {
+    *("stream_options", "prompt_cache_key"),
     *("temperature", "top_p", "top_k", "min_p", "seed", "parallel_tool_calls"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", *LIMITS),
 }
@@ -170,16 +159,7 @@ WRONG = (
     r"(allowed|supported|permitted|expected) (values|one of)|expected one of"
 )
 NEAR = 120  # characters between a parameter's name and the word that rejects it
-
-Rejected = frozenset[tuple[str, str]]  # (name, JSON of the value): another value may be taken
-LEARNT: dict[tuple[str, str], Rejected] = {}  # (address, model) -> by all who ask there
-
-
-def rejection(name: str, value: Any) -> tuple[str, str]:
-    """An entry of Rejected. A limit and a member of an old answer are rejected whatever their value."""
-    if name in LIMITS or name in EXTRA_MEMBERS:
-        return name, ""
-    return name, json.dumps(value, sort_keys=True, default=str)
+LEARNT: dict[tuple[str, str], frozenset[str]] = {}  # (address, model) -> rejected members
 
 
 def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile) -> str | None:
@@ -188,14 +168,12 @@ def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile
     if error.kind != "bad_request":
         return None
     text, thinking = error.message, profile.reasoning.keys() & sent.keys()
-    names = sent.keys() & (ADDED | SAMPLING) | thinking
+    names = sent.keys() & DROPPABLE | thinking
     for name in sorted(names, key=lambda each: (each != error.param, -len(each), each)):
         # the word for a reasoning level is ours, so a wrong value counts, too
         words = f"{UNKNOWN}|{WRONG}" if name in thinking else UNKNOWN
-        value = sent[name] if isinstance(sent[name], dict) else {}
-        if any(
-            _rejects(text, each, words) for each in (name, *(k for k in value if "_" in str(k)))
-        ):
+        inner = [key for key in sent[name] if "_" in key] if isinstance(sent[name], dict) else []
+        if any(_rejects(text, each, words) for each in (name, *inner)):
             return name
         if error.param == name and re.search(words, text, re.I):
             return name
@@ -203,17 +181,6 @@ def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile
         return min(thinking)  # Ollama
     members = sorted(EXTRA_MEMBERS & set(_members(sent["messages"])))
     return next((name for name in members if _rejects(text, name, UNKNOWN)), None)
-
-
-def omissions(
-    body: Mapping[str, Any], options: Iterable[str], profile: Profile, rejected: Rejected
-) -> Iterator[str]:
-    """A text for each parameter that the user or a program set and that is left out of a body. A limit that is sent
-    under its other name is none."""
-    wanted = {*options, *profile.reasoning}
-    wanted -= {*LIMITS} if body.keys() & {*LIMITS} else set()
-    for name in sorted(wanted & {name for name, _ in rejected} - body.keys()):
-        yield f"The server rejects {name!r}; it is no longer sent."
 
 
 def _members(messages: list[dict[str, Any]]) -> Iterator[str]:
@@ -230,3 +197,14 @@ def _rejects(text: str, name: str, words: str) -> bool:
     places = re.finditer(rf"(?<![\w-])({re.escape(name)}|{re.escape(camel)})(?![\w-])", text)
     near = (text[max(0, found.start() - NEAR) : found.end() + NEAR] for found in places)
     return any(re.search(words, part, re.I) for part in near)
+
+
+def omissions(
+    body: Mapping[str, Any], options: Iterable[str], profile: Profile, rejected: frozenset[str]
+) -> Iterator[str]:
+    """A text for each parameter that the user or a program set and that is left out of a body. A limit that is sent
+    under its other name is none."""
+    wanted = {*options, *profile.reasoning}
+    wanted -= {*LIMITS} if body.keys() & {*LIMITS} else set()
+    for name in sorted(wanted & rejected - body.keys()):
+        yield f"The server rejects {name!r}; it is no longer sent."

@@ -9,59 +9,49 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from operator import eq
 from typing import Any
 
-from coder.providers.profiles import BUDGET, EFFORT, LIMITS, Profile, Rejected, rejection
-from coder.providers.reasoning import EXTRA_MEMBERS, THINK
+from coder.providers.profiles import BUDGET, EFFORT, EXTRA_MEMBERS, LIMITS, THINK, Profile
 from coder.providers.text import mend, mend_all
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
 BUDGETS: dict[str, int] = {"minimal": 128, "low": 512, "medium": 1024, "high": 2048, "xhigh": 2048}
-NEEDED = {"model", "messages", "tools", "stream"}  # always sent
+NEEDED = {"model", "tools", "stream"}  # always sent
 SYSTEM = {"system", "developer"}
 CALL = {"id", "type", "function"}
 BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # a result and a user message
-EMPTY = {"null": None, "empty": "", "absent": 0}  # 0: no content that a message can have
 
 
-def request_body(
+def request_members(
     model: str,
     request: Request,
     profile: Profile,
-    rejected: Rejected,
+    rejected: frozenset[str],
     extra: Mapping[str, Any],
     budgets: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The JSON that is sent: nothing that is not needed, and at most one system message, the first.
+    """The JSON that is sent beside the messages: nothing that is not needed.
 
-    The profile's values give way to `extra`, and those to the request's own options.
+    The profile's values give way to `extra`, and those to the request's own options. `rejected`: members that
+    the server does not take.
     """
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": provider_messages(request, profile, {name for name, _ in rejected}),
-        "stream": True,
-    }
+    body: dict[str, Any] = {"model": model, "stream": True}
     if profile.stream_options:
         body["stream_options"] = {"include_usage": True}
     if request.tools:  # an empty list is an error on some servers
-        body["tools"] = tool_schemas(request.tools, profile)
+        body["tools"] = request.tools
     if profile.cache_key and request.session_id:
         body["prompt_cache_key"] = request.session_id[:64]
     body |= thinking(profile, request.reasoning, budgets)
     body |= _options(request, extra, profile, rejected)
-    return {
-        name: value
-        for name, value in body.items()
-        if name in NEEDED or not rejected or rejection(name, value) not in rejected
-    }
+    return {name: value for name, value in body.items() if name in NEEDED or name not in rejected}
 
 
-def thinking(
-    profile: Profile, level: Reasoning, budgets: Mapping[str, int] = BUDGETS
-) -> dict[str, Any]:
+def thinking(profile: Profile, level: Reasoning, budgets: Mapping[str, int]) -> dict[str, Any]:
     """The members that ask for this much reasoning; none where it is off or the model cannot be asked."""
     if level == "off":
         return {}
@@ -80,7 +70,7 @@ def thinking(
 
 
 def _options(
-    request: Request, extra: Mapping[str, Any], profile: Profile, rejected: Rejected
+    request: Request, extra: Mapping[str, Any], profile: Profile, rejected: frozenset[str]
 ) -> dict[str, Any]:
     """What is sent besides, without what the model does not take, the output limit under its name here."""
     own = dict(request.options)
@@ -90,28 +80,73 @@ def _options(
         own.pop("parallel_tool_calls", None)
     given = [each[name] for each in (own, extra) for name in LIMITS if name in each]
     options = {name: value for name, value in {**extra, **own}.items() if name not in LIMITS}
-    names = sorted(LIMITS, key=lambda name: name != profile.output_limit)
-    known = [name for name in names if rejection(name, None) not in rejected]
-    if given and known:
-        options[known[0]] = given[0]
-    return options
+    names = sorted({*LIMITS} - rejected, key=lambda name: name != profile.output_limit)
+    return options | ({names[0]: given[0]} if given and names else {})
 
 
 # ---- messages --------------------------------------------------------------------------------------
 
 
-def provider_messages(request: Request, profile: Profile, rejected: set[str]) -> list[Message]:
-    """The messages as the server takes them. `rejected`: names of members that it does not."""
-    own = [{"role": "system", "content": request.system}] if request.system else []
-    system = [each for each in [*own, *request.messages] if each["role"] in SYSTEM]
-    made: list[Message] = []
-    if system:
-        text = mend("\n\n".join(map(text_in, system)))
-        made.append({"role": profile.system_role, "content": text})
+class MessageEncoder:
+    """The bytes of the messages of a request. What a request has in common with the one before is made once."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        # (rejected members, copies of the messages, (messages up to its end, bytes) of each round of them): replaced
+        # as a whole, since another thread may have a request, too
+        self._made: tuple[frozenset[str], list[Message], list[tuple[int, bytes]]]
+        self._made = frozenset(), [], []
+
+    def encoded(self, request: Request, rejected: frozenset[str]) -> bytes:
+        """The messages with commas between them."""
+        of, copies, known = self._made
+        same = unchanged(copies, request.messages) if of == rejected else 0
+        rounds = [each for each in known if each[0] <= same][:-1]  # the last one may go on
+        start = end = rounds[-1][0] if rounds else 0
+        new = request.messages[start:]
+        for messages in _rounds(new):
+            end += len(messages)
+            made = map(encoded, _converted(messages, self.profile, rejected))
+            rounds.append((end, b",".join(made)))
+        self._made = rejected, [*copies[:start], *map(copied, new)], rounds
+        system = map(encoded, _system(request))
+        return b",".join(filter(None, [*system, *(data for _, data in rounds)]))
+
+
+def provider_messages(
+    request: Request, profile: Profile, rejected: frozenset[str]
+) -> list[Message]:
+    """The messages as the server takes them: at most one system message, the first."""
+    rounds = (_converted(each, profile, rejected) for each in _rounds(request.messages))
+    return [*_system(request), *chain.from_iterable(rounds)]
+
+
+def _system(request: Request) -> list[Message]:
+    texts = [text_in(each) for each in request.messages if each["role"] in SYSTEM]
+    text = "\n\n".join(filter(None, [request.system, *texts]))
+    return [{"role": "system", "content": mend(text)}] if text else []
+
+
+def _rounds(messages: list[Message]) -> Iterator[list[Message]]:
+    """Each answer with what follows on it. Nothing in one depends on another."""
+    start = 0
+    for at, message in enumerate(messages):
+        if at and message["role"] == "assistant":
+            yield messages[start:at]
+            start = at
+    if messages:
+        yield messages[start:]
+
+
+def _converted(
+    messages: list[Message], profile: Profile, rejected: frozenset[str]
+) -> list[Message]:
+    """One round as the server takes it, the images of its results in a user message behind them."""
     unwanted = EXTRA_MEMBERS - set(profile.echoed) | rejected
-    images: list[Any] = []  # of the results of one turn
+    made: list[Message] = []
+    images: list[Any] = []
     names: dict[str, str] = {}  # call id -> tool
-    for message in request.messages:
+    for message in messages:
         role = message["role"]
         if role in SYSTEM:
             continue
@@ -171,12 +206,12 @@ def text_in(message: Message) -> str:
     return "\n".join(text for text in parts if isinstance(text, str))
 
 
-def _assistant(message: Message, profile: Profile, unwanted: set[str]) -> Message:
+def _assistant(message: Message, profile: Profile, unwanted: frozenset[str]) -> Message:
     """Only the members that go back, content in the server's form, ids that fit."""
-    if not unwanted.isdisjoint(message):
-        message = {name: value for name, value in message.items() if name not in unwanted}
-    if thought := message.get(THINK):
-        message = {name: value for name, value in message.items() if name != THINK}
+    thought = message.get(THINK) if THINK not in unwanted else None
+    if not unwanted.isdisjoint(message) or thought:
+        message = {k: v for k, v in message.items() if k not in unwanted and k != THINK}
+    if thought:
         message["content"] = f"<think>{thought}</think>\n\n{message.get('content') or ''}"
     calls = message.get("tool_calls")
     if not calls:
@@ -186,15 +221,14 @@ def _assistant(message: Message, profile: Profile, unwanted: set[str]) -> Messag
         message = message | {"tool_calls": made}
     if profile.reasoning_filled and "reasoning_content" not in message:
         message = message | {"reasoning_content": ""}
-    empty = EMPTY[profile.empty_content]
-    if not message.get("content") and message.get("content", 0) != empty:
-        message = {name: value for name, value in message.items() if name != "content"}
-        if profile.empty_content != "absent":
-            message["content"] = empty
+    if not message.get("content") and profile.empty_content != "null":
+        message = message | {"content": ""}
+        if profile.empty_content == "absent":
+            del message["content"]
     return message
 
 
-def _call(call: dict[str, Any], profile: Profile, unwanted: set[str]) -> dict[str, Any]:
+def _call(call: dict[str, Any], profile: Profile, unwanted: frozenset[str]) -> dict[str, Any]:
     if not CALL.issuperset(call):
         known = CALL | set(profile.echoed) - unwanted
         call = {name: value for name, value in call.items() if name in known}
@@ -205,9 +239,8 @@ def _call(call: dict[str, Any], profile: Profile, unwanted: set[str]) -> dict[st
 def _result(message: Message, name: str, profile: Profile) -> tuple[Message, list[Any]]:
     """A result as plain text, which every server takes, and its images, which most take in a user message only."""
     images: list[Any] = []
-    content = message["content"]
-    if isinstance(content, list) and not profile.tool_images:
-        parts = [part for part in content if isinstance(part, dict)]
+    if isinstance(message["content"], list):
+        parts = [part for part in message["content"] if isinstance(part, dict)]
         images = [part for part in parts if not isinstance(part.get("text"), str)]
         nothing = "(see the image below)" if images else "(no output)"
         message = message | {"content": text_in(message) or nothing}
@@ -222,80 +255,6 @@ def _valid_id(call_id: str, profile: Profile) -> str:
     if not profile.ids or re.fullmatch(profile.ids, call_id):
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
-
-
-# ---- tools -----------------------------------------------------------------------------------------
-
-KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
-
-
-def tool_schemas(tools: list[dict[str, Any]], profile: Profile) -> list[dict[str, Any]]:
-    """The tools as the server takes them. Only hand-written schemas use what has to change."""
-    if not (profile.schema_without or profile.typed_schema):
-        return tools
-    made = []
-    for tool in tools:
-        function = tool.get("function") or {}
-        whole = function.get("parameters") or {}
-        known = {**(whole.get("definitions") or {}), **(whole.get("$defs") or {})}
-        schema = _schema(whole, profile, known)
-        made.append(tool | {"function": function | {"parameters": schema}} if function else tool)
-    return made
-
-
-def _schema(
-    schema: Any, profile: Profile, known: dict[str, Any], inside: tuple[str, ...] = ()
-) -> Any:
-    """A schema without rejected keywords: what references and allOf stand for is put in, const and oneOf become enum and
-    anyOf, the rest goes. `known`: the definitions, `inside`: the references around this schema."""
-    if isinstance(schema, list):
-        return [_schema(each, profile, known, inside) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    without = set(profile.schema_without)
-    schema, inside = _resolved(schema, without, known, inside)
-    if "const" in schema and "const" in without:
-        schema = schema | {"enum": [schema["const"]]}
-    if "oneOf" in schema and "oneOf" in without:
-        schema = {"anyOf": schema["oneOf"]} | schema
-    made = {}
-    for key, value in schema.items():
-        if key in without or (key, value) == ("enum", []):
-            continue
-        if key == "properties" and isinstance(value, dict):  # names, which may be keywords
-            inner = {name: _schema(of, profile, known, inside) for name, of in value.items()}
-            made[key] = {name: _typed(of, profile) for name, of in inner.items()}
-        elif key in ("enum", "required", "default", "examples"):
-            made[key] = value
-        else:
-            made[key] = _schema(value, profile, known, inside)
-    return made
-
-
-def _resolved(
-    schema: dict[str, Any], without: set[str], known: dict[str, Any], inside: tuple[str, ...]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(the schema with its reference put in, the references around it): one to itself stands for any object."""
-    while "$ref" in schema and "$ref" in without:
-        name = str(schema["$ref"]).rsplit("/", 1)[-1]
-        target = known.get(name, {}) if name not in (*inside, "#") else {"type": "object"}
-        schema = target | {key: value for key, value in schema.items() if key != "$ref"}
-        inside = (*inside, name)
-    for part in schema["allOf"] if "allOf" in schema.keys() & without else ():
-        whole, inside = _resolved(part, without, known, inside)
-        schema = whole | schema
-    return schema, inside
-
-
-def _typed(schema: Any, profile: Profile) -> Any:
-    """With a type, where the server needs one and it is missing: that of its values, else text."""
-    if not (profile.typed_schema and isinstance(schema, dict)):
-        return schema
-    if schema.keys() & {"type", "anyOf", "oneOf", "allOf", "$ref"}:
-        return schema
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    kind = "object" if "properties" in schema else "array" if "items" in schema else "string"
-    return schema | {"type": KINDS.get(type(values[0]), kind) if values else kind}
 
 
 # ---- copies ----------------------------------------------------------------------------------------
@@ -321,20 +280,20 @@ def copied(value: Any) -> Any:
 NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # escaped; not where the backslash itself is
 
 
-def encoded(body: dict[str, Any]) -> bytes:
-    """The bytes of a request, without what no server accepts (lone surrogates, NUL). Raises ModelError for what is no
+def encoded(value: Any) -> bytes:
+    """The bytes of a part of a request, without what no server accepts (lone surrogates, NUL). Raises ModelError for what is no
     JSON."""
     try:
         try:
-            data = _dumped(body)
+            data = _dumped(value)
             if b"\\u0000" not in data or not NUL.search(data):
                 return data
         except UnicodeEncodeError:
             pass
-        return _dumped(mend_all(body))
+        return _dumped(mend_all(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise ModelError("bad_request", f"what was to be sent is no JSON: {error}") from error
 
 
-def _dumped(body: Any) -> bytes:
-    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+def _dumped(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

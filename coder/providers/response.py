@@ -1,4 +1,4 @@
-"""Reading the body of a response: an event stream, or an answer in one piece, into an Assembler.
+"""Reading an answer: the bytes of its body, an event stream or an answer in one piece, into an Assembler.
 
 The body is read to its end, so that the connection can serve the next request.
 """
@@ -8,30 +8,23 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 from coder.events import Event
-from coder.providers.address import shown_url
 from coder.providers.assembler import Assembler
 from coder.providers.errors import classify
-from coder.types import Completion, ModelError, Request
+from coder.providers.text import shown_url
+from coder.types import Completion, ModelError
 
 AFTER_FINISH = 3.0  # seconds to wait for usage and the end mark after a finish_reason
 AFTER_DONE = 0.25  # seconds to wait for the end of the body after the end mark
-MAX_BODY = 50_000_000  # bytes of an answer that is no event stream
-FIELDS = (b"data:", b"event:", b"id:", b"retry:", b"error:", b":")  # how an event stream may begin
-NO_EVENTS = (b"{", b"[", b"<")  # how none begins, whatever its content type is
+MAX_BODY = 50_000_000  # bytes of an answer in one piece, or of a line: some servers send a whole file in one event
 END_MARKS = {"[done]", "[end]", "</s>"}
-TOO_SMALL = (
-    "Look at its log: the context that it was started with may be too small for the conversation."
-)
-TOOL_MARKUP = re.compile(
-    r"<tool_call>|<\|tool_calls?_(section_)?begin|<function=|<\|python_tag\|>|\[TOOL_CALLS\]"
-)
-MAX_CHARS_PER_TOKEN = 12  # no text has more
+BOM = b"\xef\xbb\xbf"
 # What reading an answer raises whose members are not of the kind that the API has.
 MALFORMED = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 
@@ -52,29 +45,22 @@ def read_answer(
     idle_timeout: float,
     tap: Callable[[Any], object] | None,
 ) -> Iterator[Event]:
-    """The events of the answer, which feed the assembler. `response` is an http.StreamingRequest; `tap` gets it, and each
-    piece of its body."""
+    """The events of the answer, which feed the assembler. `response` is a connection.StreamingRequest; `tap` gets it, and
+    each piece of its body."""
     pieces = response.pieces()
     if tap:
         tap(response)
         pieces = ((tap(piece), piece)[1] for piece in pieces)
     start = b""
-    while len(start.lstrip()) < len(max(FIELDS, key=len)) + 3 and (piece := next(pieces, b"")):
+    while len(start.lstrip()) <= len(BOM) and (piece := next(pieces, b"")):
         start += piece
-    if not start.strip():
-        raise ModelError("incomplete", "the server sent nothing", retryable=True, advice=TOO_SMALL)
+    begun = start.removeprefix(BOM).lstrip()
+    if not begun:
+        raise ModelError("incomplete", "the server sent nothing", retryable=True)
     pieces = chain([start], pieces)
-    if is_event_stream(response.headers.get("content-type", "event-stream"), start):
-        return _read_events(pieces, assembler, response.within, idle_timeout)
-    return _read_whole(pieces, assembler, shown_url(str(response.url)))
-
-
-def is_event_stream(content_type: str, start: bytes) -> bool:
-    """By how the body begins: JSON or a page may come under the content type of a stream."""
-    begun = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if begun.startswith(FIELDS):
-        return True
-    return "event-stream" in content_type and not begun.startswith(NO_EVENTS)
+    if begun.startswith((b"{", b"[", b"<")):  # JSON or a page, whatever the content type says
+        return _read_whole(pieces, assembler, shown_url(response.url))
+    return _read_events(pieces, assembler, response.within, idle_timeout)
 
 
 def _read_events(
@@ -103,8 +89,7 @@ def _read_events(
 
 
 def _read_whole(pieces: Iterable[bytes], assembler: Assembler, url: str) -> Iterator[Event]:
-    """A completion or an error in one piece. Behind an error an end mark may follow; behind a completion,
-    more of the answer: then it is no completion."""
+    """A completion, or an error, behind which an end mark may follow, in one piece."""
     body = b""
     for piece in pieces:
         body += piece
@@ -115,9 +100,8 @@ def _read_whole(pieces: Iterable[bytes], assembler: Assembler, url: str) -> Iter
         chunk, end = DECODER.raw_decode(text)
     except ValueError:
         chunk, end = text, len(text)
-    whole = isinstance(chunk, dict) and end == len(text) and chunk.keys() & {"choices", "error"}
-    failed = isinstance(chunk, dict) and (chunk.get("error") or chunk.get("object") == "error")
-    if not (whole or failed):
+    known = isinstance(chunk, dict) and chunk.keys() & {"choices", "error", "object"}
+    if not known or (end < len(text) and "choices" in chunk):
         problem = f"not an API answer from {url}: {classify(None, chunk).message}"
         raise ModelError("protocol", problem)
     yield from assembler.feed(chunk)
@@ -131,8 +115,6 @@ def _finite(digits: str) -> float | None:
 
 # Python reads NaN, Infinity and 1e999, which no server accepts: null, as JavaScript writes them.
 DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
-
-
 _scan: Any = getattr(DECODER, "scan_once")  # noqa: B009 (not in the types)
 
 
@@ -161,10 +143,8 @@ def parse_event(event: str, data: str) -> Any:
     return value
 
 
-# ---- bytes -> events ------------------------------------------------------------------------------
+# ---- bytes -> events -------------------------------------------------------------------------------
 
-BOM = b"\xef\xbb\xbf"
-MAX_LINE = 50_000_000  # bytes: some servers send a whole file in one event
 CUT = "\n"  # the name of an event that the body ended in; no other can be called so
 
 
@@ -199,7 +179,7 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[list[str]]:
         if end < len(chunk):
             held.append(chunk[end:])
             size += len(chunk) - end
-        if size > MAX_LINE:
+        if size > MAX_BODY:
             raise ModelError("protocol", "a line of the event stream is too long")
     if held:
         yield _split(b"".join(held).removeprefix(mark))
@@ -213,7 +193,89 @@ def _split(data: bytes) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-# ---- answers that look right and are not -----------------------------------------------------------------
+# ---- connection -> bytes ---------------------------------------------------------------------------
+
+READ_SIZE = 1 << 15  # bytes
+MAX_HEADER, MAX_HEADERS = 65_536, 200  # bytes of a line, and lines
+STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})\b.*\n")
+CHUNK_HEAD = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,15})[^\n]*\n")
+
+
+def read_head(file: Any) -> tuple[int, dict[str, str]]:
+    """(status, headers with their names in lower case) of an answer. Raises OSError, or ValueError for what is none."""
+    found = STATUS_LINE.match(file.readline(MAX_HEADER))
+    if not found:
+        raise ValueError("no status line")
+    headers: dict[str, str] = {}
+    while (line := file.readline(MAX_HEADER)).strip() and len(headers) < MAX_HEADERS:
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+    if line.strip(b"\r") != b"\n":
+        raise ValueError("the headers are cut or too many")
+    return int(found[1]), headers
+
+
+def body_of(file: Any, headers: Mapping[str, str], wait: Callable[[], object]) -> Iterator[bytes]:
+    """The body of an answer, each piece what one read brings; `wait` is called before each read. Raises OSError where
+    it is cut, ValueError or zlib.error."""
+    chunked = "chunked" in headers.get("transfer-encoding", "").lower()
+    body = _unchunked(file, wait) if chunked else _plain(file, headers.get("content-length"), wait)
+    if headers.get("content-encoding", "identity").lower() == "identity":
+        return body
+    inflate = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress  # although none was asked for
+    return filter(None, map(inflate, body))
+
+
+def _plain(file: Any, length: str | None, wait: Callable[[], object]) -> Iterator[bytes]:
+    left = None if length is None else int(length)  # None: up to the end of the connection
+    while left != 0:
+        wait()
+        data = file.read1(READ_SIZE if left is None else min(left, READ_SIZE))
+        if not data and left:
+            raise ConnectionError("the body is cut")
+        if not data:
+            return
+        left = left and left - len(data)
+        yield data
+
+
+def _unchunked(file: Any, wait: Callable[[], object]) -> Iterator[bytes]:
+    """The payload of a chunked body. What one read brings is one piece, whatever chunks it has."""
+    data, left, last = b"", 0, False  # what is not taken apart yet, what is missing of a chunk
+    while not last:
+        data += _more(file, wait)
+        parts, at = list[bytes](), 0
+        while not last:
+            part = data[at : at + left]
+            parts.append(part)
+            at, left = at + len(part), left - len(part)
+            head = None if left else CHUNK_HEAD.match(data, at)
+            if not head:
+                break
+            at, left = head.end(), int(head[1], 16)
+            last = not left
+        data = data[at:]
+        if payload := b"".join(parts):
+            yield payload
+    data = b"\n" + data  # behind the last chunk: trailers up to an empty line
+    while b"\n\r\n" not in data:
+        data += _more(file, wait)
+
+
+def _more(file: Any, wait: Callable[[], object]) -> bytes:
+    wait()
+    data: bytes = file.read1(READ_SIZE)
+    if not data:
+        raise ConnectionError("the body is cut")
+    return data
+
+
+# ---- answers that look right and are not -----------------------------------------------------------
+
+TOOL_MARKUP = re.compile(
+    r"<tool_call>|<\|tool_calls?_(section_)?begin|<function=|<\|python_tag\|>|\[TOOL_CALLS\]"
+)
+MAX_CHARS_PER_TOKEN = 12  # no text has more
 
 
 def check_context(answer: Completion, window: int) -> None:
@@ -223,20 +285,14 @@ def check_context(answer: Completion, window: int) -> None:
         raise ModelError("overflow", "the context is full")
 
 
-def remarks(answer: Completion, request: Request, window: int) -> Iterator[str]:
+def remarks(answer: Completion, has_tools: bool, sent: bytes, window: int) -> Iterator[str]:
     """What the user should know: a tool call written as text, or a server that must have dropped messages."""
-    if request.tools and not answer.calls and TOOL_MARKUP.search(answer.text[-4000:]):
-        yield (
-            "The model wrote a tool call as text: the server has no tool parser for it, "
-            "or it is not switched on."
-        )
+    if has_tools and not answer.calls and TOOL_MARKUP.search(answer.text[-4000:]):
+        yield "The model wrote a tool call as text: the server's tool parser is missing or off."
     usage = answer.usage
-    texts = (message.get("content") for message in request.messages)
-    sent = sum(len(text) for text in texts if isinstance(text, str))
-    few = MAX_CHARS_PER_TOKEN * usage.input < sent and sent > 16_000
-    if few and not usage.estimated and not usage.cached:
+    few = MAX_CHARS_PER_TOKEN * usage.input < len(sent) and len(sent) > 16_000
+    if few and not (usage.estimated or usage.cached or b'"image_url"' in sent):
         yield (
             "The server counts fewer tokens than the conversation has: perhaps its context is "
-            f"smaller than ours ({window}), and it cuts what does not fit. Give it more, or set "
-            "CODER_CONTEXT_WINDOW."
+            f"smaller than ours ({window}). Give it more, or set CODER_CONTEXT_WINDOW."
         )

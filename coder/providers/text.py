@@ -1,10 +1,11 @@
-"""Strings that every JSON encoder and every server takes: mended text, tool names, call ids."""
+"""Strings that every JSON encoder and every server takes (text, tool names, call ids), and addresses as they are shown."""
 
 from __future__ import annotations
 
 import os
 import re
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 
 def mend(text: str) -> str:
@@ -43,3 +44,34 @@ def safe_name(name: str) -> str:
 def new_id() -> str:
     """Nine alphanumerics: fits every server."""
     return os.urandom(5).hex()[:9]
+
+
+# ---- addresses -------------------------------------------------------------------------------------
+
+
+def is_loopback(url: str | None) -> bool:
+    """Is this a server on this machine, by its address alone? False for what is no URL."""
+    try:
+        host = urlsplit(url or "").hostname or ""
+    except ValueError:
+        return False
+    return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.\d+){3}", host))
+
+
+def host_of(url: str | None) -> str:
+    """host:port of a base URL, without what may stand before an @; the openai client's own server where there is none."""
+    try:
+        return urlsplit(url or "https://api.openai.com").netloc.rpartition("@")[2]
+    except ValueError:
+        return ""
+
+
+def shown_url(url: str) -> str:
+    """An address for an error's line: without user, password and query, which may hold a key, and not too long."""
+    try:
+        parts = urlsplit(url)
+        return urlunsplit(
+            (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
+        ).rstrip("/")[:300]
+    except ValueError:
+        return url.rpartition("@")[2].partition("?")[0][:300]

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from coder.history import calls_of, formed, text_of
 from coder.permissions.redact import REMOVED, Redactor, redacted, without_secrets
-from coder.providers.reasoning import REASONING, THINK
+from coder.providers.profiles import REASONING, THINK
 from coder.sessions.rows import loaded
 from coder.sessions.store import SessionInfo, Store, StoreError
 from coder.tools.secrets import is_secret

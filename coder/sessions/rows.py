@@ -24,7 +24,7 @@ from coder.events import (
     hidden_usage,
 )
 from coder.history import calls_of, formed, now, text_of
-from coder.providers.reasoning import REASONING, THINK
+from coder.providers.profiles import REASONING, THINK
 from coder.providers.request import copied
 from coder.providers.text import mend, mend_all
 from coder.sessions.store import Store, Todo, add_usage, set_todos
