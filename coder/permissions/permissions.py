@@ -19,6 +19,7 @@ from collections.abc import Generator, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from coder.events import DoomLoop, Event, Outcome, PermissionAsked, PermissionReplied
@@ -85,9 +86,11 @@ class Permissions(Hooks):
         return made
 
     @property
-    def ordered(self) -> list[Rule]:
-        """The rules of which the last that fits decides; an agent's `ask` does not lift a deny."""
-        return [*self.rules, *(rule for rule in self.agent if rule.action != "ask"), *self.flags]
+    def layers(self) -> tuple[list[Rule], list[Rule], list[Rule]]:
+        """The rules of which the last that fits decides; those of the agent and of the workspace,
+        which only make that stricter. An agent's `ask` does not lift a deny."""
+        agent = [rule for rule in self.agent if rule.action != "ask"]
+        return [*self.rules, *agent, *self.flags], self.agent, self.workspace
 
     # -- deciding
 
@@ -99,71 +102,47 @@ class Permissions(Hooks):
 
     def judge(self, permission: str, text: str, cwd: Path, tool: str = "") -> Decision:
         """The same without -y."""
-        if permission in ("bash", "unconfined"):
-            own = self._decide_command(permission, text, cwd)
-        else:
-            own = self._decide_path(permission, text, cwd, tool)
-        if self.parent is None:
-            return own
-        return strictest([own, self.parent.judge(permission, text, cwd, tool)])
+        is_command = permission in ("bash", "unconfined")
+        decide = self._decide_command if is_command else self._decide_path
+        own = decide(permission, text, cwd, tool)
+        return (
+            strictest([own, self.parent.judge(permission, text, cwd, tool)]) if self.parent else own
+        )
 
     def _decide_path(self, permission: str, text: str, cwd: Path, tool: str) -> Decision:
         """Decide on an action on one path, or on a tool from elsewhere."""
         kinds = (permission, tool, KINDS.get(permission, permission))
         names, pattern = _names(kinds[2], text, cwd), _always_pattern(permission, text)
-        rule = last_match(kinds, names, self.ordered)
-        by_flag = rule is not None and rule.source == FLAG
-        found = self._tighten(
-            rule.action if rule else DEFAULTS.get(permission, "allow"), kinds, names, not by_flag
-        )
+        found, rule = self._match(kinds, names, DEFAULTS.get(permission, "allow"))
         reason, even_with_yolo = protected(permission, text, self.private, cwd)
-        if reason and not (
-            rule and by_flag and rule.action == "allow" and rule.pattern.strip("*?")
-        ):
+        if reason and not (rule and rule.source == FLAG and rule.pattern.strip("*?")):
             pattern = "" if permission == "edit" else text
             found = strictest([found, Decision("ask", even_with_yolo=even_with_yolo)])
-        is_known = pattern and any((permission, name) in self.memory for name in names)
-        if found.action == "ask" and is_known:
+        if found.action == "ask" and pattern and self.memory.allows(permission, names):
             return ALLOW
         return replace(found, always_pattern=pattern, reason=reason)
 
-    def _tighten(
-        self, action: Action, kinds: Sequence[str], names: Sequence[str], agent_asks: bool
-    ) -> Decision:
-        """Add what the workspace and the agent deny or ask about.
-
-        An agent's question stays one under -y, since a plan is to change nothing.
-        """
-        found = [Decision(action)]
-        if limit := last_match(kinds, names, self.workspace):
-            found.append(Decision(limit.action))
-        limit = last_match(kinds, names, self.agent)
-        if limit and (agent_asks or limit.action != "ask"):
-            found.append(Decision(limit.action, even_with_yolo=limit.action == "ask"))
-        return strictest(found)
-
-    def _decide_command(self, permission: str, command: str, cwd: Path) -> Decision:
+    def _decide_command(self, permission: str, command: str, cwd: Path, tool: str) -> Decision:
         """Decide on a command line: the strictest answer of its parts.
 
-        Outside the sandbox ("unconfined") only a rule that names it or the user allows, and -y
-        does not.
+        Outside the sandbox ("unconfined") only a rule that names it or the user allows, not -y.
         """
-        outside = permission == "unconfined"
+        outside, kinds = permission == "unconfined", (permission,)
         if self._is_line_denied(command):
             return Decision("deny")
         if (permission, command) in self.memory.exact:
             return ALLOW
         parts = parse(command) if len(command) <= MAX_COMMAND else None
-        if parts:
-            free = read_only(
-                parts, cwd, lambda path: self.judge("read", path, cwd).action == "allow"
-            )
-            found = strictest(
-                self._decide_part(permission, joined(argv), is_free and not outside)
-                for argv, is_free in zip(parts, free)
-            )
-        else:
-            found = self._tighten("ask", (permission,), (command,), agent_asks=True)
+        free = read_only(
+            parts or [], cwd, lambda path: self.judge("read", path, cwd).action == "allow"
+        )
+        answers = [] if parts else [Decision("ask"), self._match(kinds, [command], "ask")[0]]
+        for argv, is_free in zip(parts or [], free):
+            names = [joined(argv)]
+            found, _ = self._match(kinds, names, "ask", is_free and not outside)
+            is_known = found.action == "ask" and self.memory.allows(permission, names)
+            answers.append(ALLOW if is_known else found)
+        found = strictest(answers)
         return replace(
             found,
             always_pattern=command,
@@ -171,19 +150,26 @@ class Permissions(Hooks):
             even_with_yolo=found.even_with_yolo or outside,
         )
 
-    def _decide_part(self, permission: str, text: str, is_free: bool) -> Decision:
-        """Decide on one simple command of a plain line."""
-        rules = self.ordered
-        if permission == "unconfined":  # `bash: allow` and `*: allow` do not mean it
-            rules = [
-                rule for rule in rules if rule.action == "deny" or rule.permission == permission
-            ]
-        rule = last_match((permission,), (text,), rules)
-        agent_asks = rule.source != FLAG if rule else not is_free
-        action = rule.action if rule else "allow" if is_free else "ask"
-        found = self._tighten(action, (permission,), (text,), agent_asks)
-        is_known = found.action == "ask" and (permission, text) in self.memory
-        return ALLOW if is_known else found
+    def _match(
+        self, kinds: Sequence[str], names: Sequence[str], default: Action, is_free: bool = False
+    ) -> tuple[Decision, Rule | None]:
+        """The answer of the rules, and the rule that decides. `is_free`: it needs none.
+
+        An agent's question stays one under -y, since a plan is to change nothing, but not where
+        the action is free or a flag decides.
+        """
+        rules, agent, workspace = self.layers
+        if "unconfined" in kinds:  # `bash: allow` and `*: allow` do not mean it
+            rules = [rule for rule in rules if rule.action == "deny" or rule.permission in kinds]
+        rule = last_match(kinds, names, rules)
+        found = [Decision(rule.action if rule else "allow" if is_free else default)]
+        if limit := last_match(kinds, names, workspace):
+            found.append(Decision(limit.action))
+        is_lifted = rule.source == FLAG if rule else is_free
+        limit = last_match(kinds, names, agent)
+        if limit and not (is_lifted and limit.action == "ask"):
+            found.append(Decision(limit.action, even_with_yolo=limit.action == "ask"))
+        return strictest(found), rule
 
     def _is_line_denied(self, command: str) -> bool:
         """Tell whether anything is denied that this command line may run, however long it is.
@@ -191,25 +177,19 @@ class Permissions(Hooks):
         A pattern that begins with a star fits every end of a text it fits, so it is tried on whole
         commands only; else `{"*": "deny", "ls *": "allow"}` would deny the arguments of ls.
         """
-        layers = [
-            [rule for rule in layer if fits(rule.permission, "bash")]
-            for layer in (self.ordered, self.agent, self.workspace)
-        ]
-        if not any(rule.action == "deny" for layer in layers for rule in layer):
+        layers = self.layers
+        rules = [rule for each in layers for rule in each if fits(rule.permission, "bash")]
+        patterns = [rule.pattern for rule in rules if rule.action == "deny"]
+        if not patterns:
             return False
         whole, inner = deny_texts(command)
-        if any(_is_denied(text, layers) for text in whole):
-            return True
-        layers = [
-            [r for r in each if r.action != "deny" or r.pattern[:1] != "*"] for each in layers
-        ]
-        patterns = [rule.pattern for each in layers for rule in each if rule.action == "deny"]
-        denies = any_of(patterns)  # first, since it needs no copy of the rest of the line
-        return any(
-            denies.fullmatch(text, at) and _is_denied(text[at:], layers)
-            for text in inner
-            for at in word_starts(text)
+        denies = any_of(pattern for pattern in patterns if pattern[:1] != "*")
+        places = ((text, at) for text in inner for at in word_starts(text))
+        ends = (text[at:] for text, at in places if denies.fullmatch(text, at))
+        found = (
+            last_match(["bash"], [text], each) for text in chain(whole, ends) for each in layers
         )
+        return any(rule is not None and rule.action == "deny" for rule in found)
 
     # -- what the tools and the loop ask
 
@@ -275,19 +255,12 @@ class Permissions(Hooks):
     def denied(self, name: str) -> bool:
         """Tell whether a tool is denied whatever its arguments."""
         kinds = {name, KINDS.get(name, name)}
-        layers = (self.ordered, self.agent, self.workspace)
-        here = any(denies_all(kinds, rules) for rules in layers)
+        here = any(denies_all(kinds, rules) for rules in self.layers)
         return here or bool(self.parent and self.parent.denied(name))
 
     def offered(self, tools: Iterable[Tool]) -> list[Tool]:
         """The tools that a model gets."""
         return [tool for tool in tools if not self.denied(tool.name)]
-
-
-def _is_denied(text: str, layers: Iterable[Sequence[Rule]]) -> bool:
-    """Tell whether the last rule that fits a command denies it, in one of these layers."""
-    found = (last_match(("bash",), (text,), layer) for layer in layers)
-    return any(rule is not None and rule.action == "deny" for rule in found)
 
 
 def _names(permission: str, text: str, cwd: Path) -> list[str]:

@@ -150,8 +150,10 @@ class Memory:
     exact: set[tuple[str, str]] = field(default_factory=set)  # (kind, text)
     rules: list[Rule] = field(default_factory=list)
 
-    def __contains__(self, asked: tuple[str, str]) -> bool:
-        return asked in self.exact or last_match((asked[0],), (asked[1],), self.rules) is not None
+    def allows(self, permission: str, names: Sequence[str]) -> bool:
+        """Tell whether the user has allowed this, under one of its names."""
+        is_exact = any((permission, name) in self.exact for name in names)
+        return is_exact or last_match([permission], names, self.rules) is not None
 
     def clear(self) -> None:
         """Forget all, for another conversation or another agent."""
