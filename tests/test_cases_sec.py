@@ -495,32 +495,23 @@ def test_files_of_secrets_ask_and_are_passed_over_by_grep(
 
 
 SECRET = [
-    *(".env", ".env.local", ".env.production", "prod.env", ".envrc", "id_rsa", "id_ed25519"),
-    *("id_ed25519_sk", "id_rsa.old", "deploy_rsa", "server.pem", "server.key", "x.p12", "x.PFX"),
-    *("x.jks", "x.keystore", "vault.kdbx", "x.ppk", "x.gpg", "x.ovpn", ".netrc", "_netrc"),
-    *(".git-credentials", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd", ".dockercfg"),
-    *(".s3cfg", ".boto", "kubeconfig", "auth.json", "prod.tfvars", "credentials"),
-    *("credentials.json", "secrets.yml", "secret.toml", "client_secret_1.json"),
-    *("service-account.json", "serviceAccountKey.json", ".ssh/config", ".aws/config"),
-    *("home/.kube/config", ".docker/config.json", ".config/gcloud/x.db", ".config/gh/hosts.yml"),
-    *(".gnupg/trustdb", ".password-store/a", ".env~", ".env_prod", ".env-prod", "env.local"),
-    *("env.development.local", ".flaskenv", ".dev.vars", ".dev.vars.staging", "deploy_key"),
-    *("github-deploy-key", "id_rsa2", "id_rsa2.bak", "privkey.txt", "private_key"),
-    *("my-credentials.json", "aws_credentials", "application_default_credentials.json"),
-    *("secring.asc", "private.asc", "my-private-key.asc", "token.json", "access_token.json"),
-    *("token.pickle", ".bash_history", ".zsh_history", ".python_history", "fish_history"),
+    *(".env", ".env.local", "prod.env", ".envrc", "id_rsa", "id_ed25519_sk", "id_rsa.old"),
+    *("deploy_rsa", "server.pem", "server.key", "x.PFX", "x.jks", "vault.kdbx", "x.gpg", ".netrc"),
+    *(".git-credentials", ".npmrc", ".pypirc", ".pgpass", ".htpasswd", ".dockercfg", "kubeconfig"),
+    *("auth.json", "prod.tfvars", "credentials", "secrets.yml", "client_secret_1.json"),
+    *("service-account.json", ".ssh/config", ".aws/config", ".docker/config.json"),
+    *(".config/gh/hosts.yml", ".env~", ".env_prod", "env.local", "env.development.local"),
+    *(".dev.vars.staging", "github-deploy-key", "id_rsa2.bak", "privkey.txt", "private_key"),
+    *("my-credentials.json", "secring.asc", "my-private-key.asc", "access_token.json"),
+    *(".bash_history", ".zsh_history", "fish_history"),
 ]
 PLAIN = [
-    *(".env.example", ".env.sample", ".env.template", ".env.dist", ".env.local.example"),
-    *("example.env", "environment.py", ".environment", "env", "id_rsa.pub", "id_ed25519.pub"),
-    *(".ssh/known_hosts", ".ssh/id_rsa.pub", ".ssh/authorized_keys", "secrets.py"),
-    *("credentials.py", "keys.py", "key", "monkey.txt", "keyboard.json", "auth.py", "token.ts"),
-    *("README.md", "rsa", "ssh/config", "my.aws/config.py", "", ".env-sample", ".env_example"),
-    *(".env.local-example", ".dev.vars.example", "env.py", "env.test.ts", "env.localhost.md"),
-    *("deploy_key.pub", "id_rsa2.pub", "id_rsa.old.pub", "deploy_key.py", "privkey.go"),
-    *("tokens.go", "tokens.json", "design-tokens.json", "tokenizer.json"),
-    *("example-credentials.json", "public.asc", "manual.asc", "history", "chat_history"),
-    *("bash_history.py", "my_credentials.py"),
+    *(".env.example", ".env.dist", ".env.local.example", "example.env", "environment.py", "env"),
+    *("id_rsa.pub", ".ssh/known_hosts", ".ssh/id_rsa.pub", "secrets.py", "keys.py", "monkey.txt"),
+    *("keyboard.json", "auth.py", "token.ts", "README.md", "rsa", "ssh/config", "my.aws/x.py", ""),
+    *(".env_example", ".env.local-example", "env.test.ts", "id_rsa.old.pub", "deploy_key.py"),
+    *("privkey.go", "design-tokens.json", "tokenizer.json", "example-credentials.json"),
+    *("public.asc", "chat_history", "bash_history.py"),
 ]
 
 

@@ -26,7 +26,10 @@ def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def repository(ws: Path) -> Path:
-    shell(ws, "git init -q -b main; echo text > file.txt; git add -A; git commit -qm first")
+    shell(
+        ws,
+        "git init -q -b main; git remote add origin x; echo text > file.txt; git add -A; git commit -qm first",
+    )
     hook = ws / ".git" / "hooks" / "commit-msg"
     hook.write_text("#!/bin/sh\nexit 0\n")
     hook.chmod(0o755)
@@ -86,7 +89,7 @@ echo '* filter=evil' >> .git/info/attributes => .git/info/attributes (new)
 mkdir .git/remotes; echo URL: evil > .git/remotes/origin => .git/remotes/origin (new)
 head -c 9M /dev/zero >> .git/config => .git/config (changed)
 git config alias.st 'grep --open-fil=evil x' => .git/config (changed)
-git remote add origin https://a/b; git branch -qu main side => .git/config (changed)
+git remote set-url origin ./evil.git; git remote add other x; git branch -qu main side => .git/config (changed)
 rm .git/config; ln -s $'[core]\n\tbare = false\n' .git/config => .git/config (changed)
 touch $'.git/hooks/a\nb' => .git/hooks/a\nb (new)
 cd .git/hooks; touch f{1..2000}; cd ../.. => .git/hooks (new), .git/hooks/commit-msg (removed)
@@ -102,18 +105,6 @@ def test_any_change_of_what_git_would_run_or_obey_is_put_back(repository: Path) 
         found = changed(guard, line, repository)
         assert names in found and "not put back" not in found, (line, found)
         assert state_of(repository) == before, line
-
-
-def test_a_push_after_a_command_runs_no_planted_program(repository: Path) -> None:
-    """The URL of a remote leads to a repository in the workspace, with a hook of its own."""
-    shell(repository, "git init -q --bare ../real.git; git remote add origin ../real.git")
-    hook = "evil.git/hooks/pre-receive"
-    plant = f"git init -q --bare evil.git; echo 'touch ../ran' > {hook}; chmod +x {hook}"
-    line = f"{plant}; git remote set-url origin ./evil.git"
-    assert changed(GitGuard(repository), line, repository) == ".git/config (changed)"
-    shell(repository, "git push -q origin main")
-    assert (repository / hook).exists() and not (repository / "ran").exists()
-    assert shell(repository, "git ls-remote ../real.git")
 
 
 DAILY = table("""
@@ -178,38 +169,6 @@ def test_commands_side_by_side_are_compared_with_the_state_before_both(repositor
     shell(repository, "git config core.editor evil")
     assert guard.begin() == guard.end(undo=False) == guard.since() == {}, "it may be the other's"
     assert guard.end() == expected and "evil" not in config.read_text()
-
-
-def test_what_others_change_and_what_is_allowed_stays_and_is_reported_once(
-    repository: Path,
-) -> None:
-    guard, config = GitGuard(repository), repository / ".git" / "config"
-    shell(repository, "git config core.editor vi")
-    assert guard.since() == {str(config): "changed"} and guard.begin() == {}
-    shell(repository, "git config core.pager less")
-    assert guard.end(undo=False) == {} and guard.begin() == {str(config): "changed"}
-    assert guard.end() == {} and shell(repository, "git config core.pager") == "less"
-
-
-def test_a_start_after_a_kill_reports_what_is_not_as_it_was(repository: Path) -> None:
-    data, hook = repository.parent / "data", repository / ".git" / "hooks" / "pre-push"
-
-    def left() -> dict[str, str]:
-        return GitGuard(repository, data=data).left
-
-    killed = GitGuard(repository, data=data)
-    assert killed.left == {} and not data.exists()
-    killed.begin()
-    hook.touch()
-    assert left() == {str(hook): "new"}
-    killed.end()
-    killed.close()
-    assert left() == {} and not list(data.glob("guarded/*"))
-    killed.begin()  # as new
-    [record] = data.glob("guarded/*")
-    for broken in ("", "{", "[1]", '{"a": {}}'):
-        record.write_text(broken)
-        assert isinstance(left(), dict)
 
 
 @pytest.mark.case("SBX-03")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +49,20 @@ def ws(tmp_path: Path) -> Path:
     return folder
 
 
-def decide(command: str, ws: Path, rules: Any = (), **options: Any) -> str:
-    """What becomes of a command."""
-    given = rules_of(rules) if rules else ()
-    return Permissions(given, **options).decide("bash", command, ws).action
+def permissions(rules: Any = (), **options: Any) -> Permissions:
+    """Layers are written as in a file, flags as on the command line."""
+    layers = {name: rules_of(options.pop(name, {})) for name in ("agent", "workspace")}
+    flags = [rule_of(each, "allow") for each in options.pop("flags", ())]
+    return Permissions(rules_of(rules) if rules else (), flags=flags, **layers, **options)
 
 
-def actions(permissions: Permissions, kind: str, *texts: str, ws: Path = Path("/")) -> str:
+def actions(given: Permissions, kind: str, *texts: str, ws: Path = Path("/")) -> str:
     """What becomes of these, as the first letters: y(es), a(sk), d(eny)."""
     letters = {"allow": "y", "ask": "a", "deny": "d"}
-    return "".join(letters[permissions.decide(kind, text, ws).action] for text in texts)
+    return "".join(letters[given.decide(kind, text, ws).action] for text in texts)
 
 
-# ---- the rules' language ---------------------------------------------------------------------------------
+# ---- the rules' language -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,9 +72,7 @@ def actions(permissions: Permissions, kind: str, *texts: str, ws: Path = Path("/
         ("ls *", ["ls", "ls -la", "ls "], ["lsof"]),
         ("git status*", ["git status", "git status -s", "git statusx"], ["git stash"]),
         ("*", ["", "x", "a\nb/c"], []),
-        ("a?c", ["abc", "a/c"], ["ac", "abbc"]),
         ("a.c[x]", ["a.c[x]"], ["abcx", "a.cx"]),
-        ("", [""], ["x"]),
     ],
 )
 def test_a_pattern_fits_all_of_a_text(pattern: str, fitting: list[str], others: list[str]) -> None:
@@ -82,25 +82,13 @@ def test_a_pattern_fits_all_of_a_text(pattern: str, fitting: list[str], others: 
 
 @given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
 def test_fitting_is_what_fnmatch_says(pattern: str, text: str) -> None:
-    from fnmatch import fnmatchcase
-
     assert fits(pattern, text) == fnmatchcase(text, pattern)
 
 
-def test_no_pattern_and_no_line_takes_long(ws: Path) -> None:
+def test_no_pattern_takes_long() -> None:
     started = time.monotonic()
     fits("*a" * 30 + "b", "a" * 200_000)
-    rules = {"bash": {"*": "allow"} | {f"deny{number} *": "deny" for number in range(50)}}
-    assert decide(" && ".join(f"a{number} /x" for number in range(5_000)), ws, rules) == "ask"
-    assert decide("cd sub && " * 200 + "ls", ws) == "ask"
-    assert time.monotonic() - started < 20
-
-
-def test_the_last_rule_that_fits_counts(ws: Path) -> None:
-    rules = {"*": "ask", "bash": {"git *": "allow", "git push *": "deny"}, "edit": "allow"}
-    permissions = Permissions(rules_of(rules))
-    assert actions(permissions, "bash", "git log", "git push", "make", ws=ws) == "yda"
-    assert actions(permissions, "edit", "x") == "y"
+    assert time.monotonic() - started < 10
 
 
 def test_rules_that_can_never_count_are_found() -> None:
@@ -109,6 +97,8 @@ def test_rules_that_can_never_count_are_found() -> None:
 
     [sentence] = useless({"bash": {"rm *": "deny"}, "*": "allow"})
     assert "`deny bash: rm *` (p.json) has no effect" in sentence and "`allow *: *`" in sentence
+    [sentence] = useless({"Bash": "deny", "bash": "ask"})
+    assert "there is no kind and no tool 'Bash'" in sentence
     assert len(useless({"bash": {"git ?": "deny", "git *": "ask"}})) == 1
     for rules in (
         {"bash": {"git *": "deny", "git ?": "ask"}},
@@ -117,22 +107,6 @@ def test_rules_that_can_never_count_are_found() -> None:
         {"bash": {"a": "allow"}, "*": "allow"},  # the answer is the same
     ):
         assert useless(rules) == []
-    [sentence] = useless({"Bash": "deny", "bash": "ask"})
-    assert "there is no kind and no tool 'Bash'" in sentence
-
-
-@pytest.mark.parametrize(
-    "rules, all_denied",
-    [
-        ({"bash": "deny"}, True),
-        ({"*": "deny"}, True),
-        ({"bash": {"*": "deny", "ls": "ask"}}, False),
-        ({"bash": {"ls": "allow", "*": "deny"}}, True),
-        ({}, False),
-    ],
-)
-def test_what_is_denied_outright(rules: Any, all_denied: bool) -> None:
-    assert denies_all(("bash",), rules_of(rules)) is all_denied
 
 
 def test_rules_of_flags_are_a_kind_or_a_kind_and_a_pattern() -> None:
@@ -149,17 +123,19 @@ def test_rules_of_flags_are_a_kind_or_a_kind_and_a_pattern() -> None:
         ("[]", "an object"),
         ('{"bash": "yes"}', '"yes" is not one of allow, ask, deny'),
         ("{", "Expecting"),
-        ('{"bash": {"ls": ["allow"]}}', "is not one of"),
         ('{"bash": {"rm *": "deny"}, "bash": {"ls": "allow"}}', "twice: bash, bash"),
         ("[" * 100_000, "recursion"),
     ],
 )
 def test_a_file_of_rules_that_is_none_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
-    path = tmp_path / "permissions.json"
+    path = tmp_path / ".coder" / "permissions.json"
+    path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(RulesError, match=problem) as raised:
         load_rules(path)
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+    rules, [note] = load_workspace_rules(tmp_path)
+    assert rules == [] and "is ignored" in note
 
 
 def test_the_users_rules_are_not_read_where_others_may_have_written_them(tmp_path: Path) -> None:
@@ -180,21 +156,14 @@ def test_a_workspace_only_tightens(tmp_path: Path) -> None:
     rules, notes = load_workspace_rules(tmp_path)
     assert rules == [Rule("bash", "make *", "deny", ".coder/permissions.json")]
     assert notes == [".coder/permissions.json can only deny and ask: 1 of its 3 rules count."]
-    permissions = Permissions(rules_of({"bash": "allow"}), workspace=rules)
-    assert actions(permissions, "bash", "make", "make x", "pytest", ws=tmp_path) == "ddy"
-    for text in ("{", "[]", "[" * 100_000):
-        path.write_text(text)
-        rules, notes = load_workspace_rules(tmp_path)
-        assert rules == [] and "is ignored" in notes[0]
+    given = Permissions(rules_of({"bash": "allow"}), workspace=rules)
+    assert actions(given, "bash", "make", "make x", "pytest", ws=tmp_path) == "ddy"
     path.unlink()
     os.mkfifo(path)
     assert load_workspace_rules(tmp_path) == ([], [])
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    assert load_workspace_rules(tmp_path) == ([], [])
 
 
-# ---- commands --------------------------------------------------------------------------------------------
+# ---- commands ------------------------------------------------------------------------------------
 
 FREE = [
     *("pwd", "ls", "ls -la sub", "cat f sub/g", "head -n 5 f", "tail -c +3 f", "wc -l f | cat"),
@@ -204,15 +173,8 @@ FREE = [
 # Bash goes up by the letters of its folder, the kernel by the links: `cd l/../..` could be anywhere.
 ASKED = [
     *("cat .env", "cat out/x", "cat ../f", "cat /etc/passwd", "cat ~/x", "ls ..", "ls out"),
-    *(
-        "cat -",
-        "cat -n 5",
-        "wc --files0-from=f",
-        "cd .. && cat f",
-        "cd sub && cat ../../f",
-        "cd && ls",
-    ),
-    *("cd nowhere && cat ../f", "cd - && ls", "cd /etc; cat passwd", "cd out; ls", "cd .. && ls"),
+    *("cat -", "cat -n 5", "wc --files0-from=f", "cd .. && cat f", "cd sub && cat ../../f"),
+    *("cd nowhere && cat ../f", "cd - && ls", "cd /etc; cat passwd", "cd out; ls", "cd && ls"),
     *("pushd sub && ls", "command cd / && ls", "cd l/../.. && cat x", "cd l && cd .. && cat ../x"),
     *("cd sub/.. && cat f", "cat f > g", "cat $HOME", "ls *", "echo $(id)", "find .", "git status"),
     *("sed -n 1p f", "sort f", "./ls", "/bin/ls", "LS", "env", "printf x"),
@@ -223,65 +185,57 @@ def test_only_plain_looking_inside_the_workspace_needs_no_rule(ws: Path) -> None
     (ws / "a" / "b" / "c").mkdir(parents=True)
     (ws / "l").symlink_to("a/b/c")
     (ws / "5").symlink_to("/etc/passwd")
-    assert [command for command in FREE if decide(command, ws) != "allow"] == []
-    assert [command for command in ASKED if decide(command, ws) != "ask"] == []
+    assert [each for each in FREE if actions(Permissions(), "bash", each, ws=ws) != "y"] == []
+    assert [each for each in ASKED if actions(Permissions(), "bash", each, ws=ws) != "a"] == []
 
 
-COMMANDS: list[tuple[dict[str, Any], dict[str, str]]] = [
-    ({"bash": "ask"}, {"ls": "ask"}),  # a rule goes before what is free
-    ({"bash": {"cat *": "deny"}}, {"cat f": "deny"}),
-    ({"bash": {"pytest *": "allow"}}, {"cd sub && pytest -q": "allow"}),
-    ({"bash": {"cd *": "allow"}}, {"cd / && cat etc/passwd": "ask"}),
+LONG = "true && " * 20_000
+COMMANDS: list[tuple[Any, dict[str, str]]] = [
+    ({"bash": "ask"}, {"ls": "a"}),  # a rule goes before what is free
+    ({"bash": {"cat *": "deny"}}, {"cat f": "d"}),
+    ({"bash": {"pytest *": "allow"}}, {"cd sub && pytest -q": "y"}),
+    ({"bash": {"cd *": "allow"}}, {"cd / && cat etc/passwd": "a"}),
+    # the last rule that fits
+    (
+        {"*": "ask", "bash": {"git *": "allow", "git push *": "deny"}, "edit": "allow"},
+        {"git log": "y", "git push": "d", "make": "a"},
+    ),
     # a line takes the strictest answer of its parts
     (
         {"bash": {"a *": "allow", "b *": "deny"}},
-        {
-            "a 1; a 2": "allow",
-            "a 1 && c": "ask",
-            "a 1 | b": "deny",
-            "c; b x": "deny",
-            "a &&": "ask",
-        },
+        {"a 1; a 2": "y", "a 1 && c": "a", "a 1 | b": "d", "c; b x": "d", "a &&": "a"},
     ),
     # what is not plain is never allowed by a pattern
-    ({"*": "allow"}, dict.fromkeys(["touch $(id)", "a > b", "x=1 a", "a &", "(a)", "a *"], "ask")),
-    ({"*": "allow"}, dict.fromkeys(["if a; then b; fi", "a `b`", "\\a", "a\rb", "a\0b"], "ask")),
-    ({"bash": {"ls *": "allow"}}, {"'ls -la' x": "ask"}),
-    # the last rule that fits; a command of any length is denied, one that is not read is asked about
-    ({"bash": {"rm *": "deny", "rm f": "allow"}}, {"rm f": "allow", "rm g": "deny"}),
-    (
-        {"bash": {"*": "allow", "touch *": "deny"}},
-        {"true && " * 20_000 + "touch x": "deny", "true && " * 20_000 + "true": "ask"},
-    ),
+    ({"*": "allow"}, dict.fromkeys(["touch $(id)", "a > b", "x=1 a", "a &", "(a)", "a *"], "a")),
+    ({"*": "allow"}, dict.fromkeys(["if a; then b; fi", "a `b`", "\\a", "a\rb", "a\0b"], "a")),
+    ({"bash": {"ls *": "allow"}}, {"'ls -la' x": "a"}),
+    # a command of any length is denied, one that is not read is asked about
+    ({"bash": {"*": "allow", "touch *": "deny"}}, {LONG + "touch x": "d", LONG + "true": "a"}),
+    ({"bash": {"rm *": "deny", "rm f": "allow"}}, {"rm f": "y", "rm g": "d"}),
     # behind a command that may have changed it a path is not trusted; a pipe has no path
     (
         {"bash": {"ln *": "allow", "make": "allow"}},
-        {
-            "ln -s / r && cat r/etc/passwd": "ask",
-            "make | tail -n 5": "allow",
-            "make && cat f": "ask",
-        },
+        {"ln -s / r && cat r/x": "a", "make | tail -n 5": "y", "make && cat f": "a"},
     ),
-    ({"read": {"secrets/*": "deny"}}, {"cat secrets/x": "ask"}),
-    ({"read": "ask"}, {"cat secrets/x": "ask"}),
+    ({"read": {"sub/*": "deny"}}, {"cat sub/g": "a"}),
+    ({"read": "ask"}, {"cat f": "a"}),
 ]
 
 
 @pytest.mark.parametrize(("rules", "expected"), COMMANDS)
 def test_what_becomes_of_a_command(ws: Path, rules: Any, expected: dict[str, str]) -> None:
-    (ws / "secrets").mkdir()
-    assert {command: decide(command, ws, rules) for command in expected} == expected
+    given = permissions(rules)
+    assert {each: actions(given, "bash", each, ws=ws) for each in expected} == expected
 
 
 def test_a_deny_counts_for_yolo_too(ws: Path) -> None:
     """Every disguise: test_shell.py."""
-    rules = {"bash": {"*": "allow", "rm *": "deny"}}
-    for command in ("rm f", "sudo rm f", "sh -c 'rm f'", "r\\m f", "x | xargs rm"):
-        assert decide(command, ws, rules, yolo=True) == "deny", command
-    assert decide("rmdir f", ws, rules, yolo=True) == "allow"
+    given = permissions({"bash": {"*": "allow", "rm *": "deny"}}, yolo=True)
+    lines = ["rm f", "sudo rm f", "sh -c 'rm f'", "r\\m f", "x | xargs rm", "rmdir f"]
+    assert actions(given, "bash", *lines, ws=ws) == "dddddy"
 
 
-# ---- paths -----------------------------------------------------------------------------------------------
+# ---- paths ---------------------------------------------------------------------------------------
 
 GUARDED = [
     *(".git/config", ".git/hooks/pre-commit", "sub/.GIT/config", "AGENTS.md", "sub/claude.md"),
@@ -291,71 +245,73 @@ GUARDED = [
 
 @pytest.mark.parametrize("path", GUARDED)
 def test_what_gives_orders_is_asked_about_even_where_edits_are_allowed(path: str) -> None:
-    permissions = Permissions(rules_of({"edit": "allow"}), flags=[rule_of("edit", "allow")])
-    permissions.memory.add("edit", "*", own=False)
-    decision = permissions.decide("edit", path, Path("/"))
+    given = permissions({"edit": "allow"}, flags=["edit"])
+    given.memory.add("edit", "*", own=False)
+    decision = given.decide("edit", path, Path("/"))
     assert (decision.action, decision.always_pattern) == ("ask", "") and decision.reason
-    named = Permissions(flags=[rule_of(f"edit:{path}", "allow")])
-    assert actions(named, "edit", path) == "y"
+    assert actions(permissions(flags=[f"edit:{path}"]), "edit", path) == "y"
     is_even_with_yolo = ".git/" in path.lower() or ".coder" in path
-    assert actions(Permissions(yolo=True), "edit", path) == ("a" if is_even_with_yolo else "y")
+    assert actions(permissions(yolo=True), "edit", path) == ("a" if is_even_with_yolo else "y")
 
 
-def test_other_paths_are_free() -> None:
+def test_other_paths_are_free_but_for_what_holds_secrets() -> None:
     ours = Path("/home/u/.config/coder")
-    permissions = Permissions(rules_of({"edit": "allow"}), private=[ours])
+    given = permissions({"edit": "allow"}, private=[ours])
     free = [".gitignore", "git/config", "docs/AGENTS.md.txt", "profile", "src/.github/x", "x.git/y"]
-    assert actions(permissions, "edit", *free, f"{ours}-x") == "y" * 7
-    assert actions(permissions, "edit", f"{ours}/hooks.json") == "a"
-
-
-def test_reading_is_free_but_for_what_holds_secrets() -> None:
-    permissions = Permissions()
-    assert actions(permissions, "read", "a", ".env", "x/id_rsa", ".env.example") == "yaay"
-    permissions.memory.add("read", ".env", own=False)
-    assert actions(permissions, "read", ".env", "sub/.env") == "ya"
-    assert actions(Permissions(rules_of({"read": "deny"})), "read", ".env") == "d"
+    assert actions(given, "edit", *free, f"{ours}-x", f"{ours}/hooks.json") == "y" * 7 + "a"
+    assert actions(given, "read", "a", ".env", "x/id_rsa", ".env.example") == "yaay"
+    given.memory.add("read", ".env", own=False)
+    assert actions(given, "read", ".env", "sub/.env") == "ya"
 
 
 def test_a_path_is_meant_by_each_of_its_names(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(ws.parent))
     edits = {"sub/*": "allow", f"{ws}/sub/g": "deny"}
-    permissions = Permissions(rules_of({"read": {"~/ws/sub/*": "deny"}, "edit": edits}))
-    assert actions(permissions, "read", "sub/g", "f", f"{ws}/sub/g", ws=ws) == "dyd"
-    assert actions(permissions, "edit", "sub/x", "sub/g", f"{ws}/sub/x", ws=ws) == "ydy"
+    given = permissions({"read": {"~/ws/sub/*": "deny"}, "edit": edits})
+    assert actions(given, "read", "sub/g", "f", f"{ws}/sub/g", ws=ws) == "dyd"
+    assert actions(given, "edit", "sub/x", "sub/g", f"{ws}/sub/x", ws=ws) == "ydy"
 
 
-# ---- layers ----------------------------------------------------------------------------------------------
+# ---- layers --------------------------------------------------------------------------------------
 
-PLAN = [Rule("*", "*", "ask")]
+PLAN = {"*": "ask"}
+LAYERS: list[tuple[Permissions, str, dict[str, str]]] = [
+    (permissions(agent={"bash": {"npm test": "allow"}}), "bash", {"npm test": "y"}),
+    # an agent's denial holds, against a flag and -y
+    (permissions(agent={"edit": "deny"}, flags=["edit"], yolo=True), "edit", {"a": "d"}),
+    # its question stays one under -y, unless a flag decides, and does not soften a deny
+    (permissions(agent={"bash": "ask"}, yolo=True), "bash", {"ls": "y", "a": "a", "a > b": "a"}),
+    (permissions({"bash": "ask"}, yolo=True), "bash", {"a": "y"}),
+    (permissions({"bash": {"rm *": "deny"}}, agent=PLAN), "bash", {"rm x": "d"}),
+    (permissions(agent=PLAN, flags=["bash:make"]), "bash", {"make": "y"}),
+    (permissions(agent=PLAN, workspace={"bash": {"ls": "ask"}}), "bash", {"ls": "a"}),
+    (permissions(agent={"read": {"f": "deny"}}), "bash", {"cat f": "a"}),
+    # outside the sandbox
+    (permissions({"*": "allow"}, yolo=True), "unconfined", {"ls": "a"}),
+    (permissions({"unconfined": {"ls": "allow"}}), "unconfined", {"ls": "y"}),
+    (permissions({"unconfined": "allow", "bash": {"rm *": "deny"}}), "unconfined", {"rm x": "d"}),
+    (
+        permissions(flags=["unconfined:make *"], yolo=True),
+        "unconfined",
+        {"make x": "y", "make; touch y": "a", "make $(x)": "a", "make > ../x": "a"},
+    ),
+    (
+        permissions(flags=["unconfined"], workspace={"unconfined": "deny"}),
+        "unconfined",
+        {"make x": "d"},
+    ),
+]
 
 
-def test_an_agent_loosens_what_is_asked_and_its_denials_hold(ws: Path) -> None:
-    agent = rules_of({"bash": {"npm test": "allow"}, "edit": "deny"})
-    permissions = Permissions(agent=agent, flags=[rule_of("edit", "allow")], yolo=True)
-    permissions.memory.add("edit", "*", own=False)
-    assert actions(permissions, "bash", "npm test", ws=ws) == "y"
-    assert actions(permissions, "edit", "a", ws=ws) == "d", "against a flag, -y and a yes of before"
-
-
-def test_a_question_of_an_agents_stays_one_under_yolo_and_does_not_soften_a_deny(ws: Path) -> None:
-    permissions = Permissions(agent=rules_of({"bash": "ask"}), yolo=True)
-    assert actions(permissions, "bash", "ls", "pytest", "a > b", ws=ws) == "yaa"
-    assert decide("pytest", ws, {"bash": "ask"}, yolo=True) == "allow"
-    denied = rules_of({"bash": {"git push *": "deny"}})
-    assert actions(Permissions(denied, agent=PLAN), "bash", "git push x", ws=ws) == "d"
-    flags = [rule_of("bash:make", "allow")]
-    assert actions(Permissions(agent=PLAN, flags=flags), "bash", "make", ws=ws) == "y"
-    workspace = [Rule("bash", "ls", "ask")]
-    assert actions(Permissions(agent=PLAN, workspace=workspace), "bash", "ls", ws=ws) == "a"
-    secret = [Rule("read", "secrets/*", "deny")]
-    for options in ({"workspace": secret}, {"agent": secret}):
-        assert decide("cat secrets/x", ws, **options) == "ask"
+@pytest.mark.parametrize(("given", "kind", "expected"), LAYERS)
+def test_what_the_layers_make_of_it(
+    ws: Path, given: Permissions, kind: str, expected: dict[str, str]
+) -> None:
+    assert {text: actions(given, kind, text, ws=ws) for text in expected} == expected
 
 
 def test_for_a_sub_agent_the_stricter_of_both_holds(ws: Path) -> None:
-    rules = rules_of({"bash": {"touch *": "deny", "make *": "ask"}})
-    parent = Permissions(rules, agent=rules_of({"edit": "deny"}))
+    parent = permissions({"bash": {"touch *": "deny", "make *": "ask"}}, agent={"edit": "deny"})
     child = parent.child(rules_of({"bash": "allow", "edit": "allow", "read": {"secret": "deny"}}))
     assert actions(child, "bash", "touch x", "make", "pytest", ws=ws) == "daa"
     assert actions(child, "edit", "a") + actions(child, "read", "secret") == "dd"
@@ -366,48 +322,30 @@ def test_for_a_sub_agent_the_stricter_of_both_holds(ws: Path) -> None:
     assert actions(parent, "bash", "make", ws=ws) == "y", "one memory for the session"
 
 
-def test_unconfined_needs_a_rule_of_its_own_or_a_yes(ws: Path) -> None:
-    def outside(*commands: str, **options: Any) -> str:
-        return actions(Permissions(**options), "unconfined", *commands, ws=ws)
-
-    assert outside("ls", rules=rules_of({"*": "allow"}), yolo=True) == "a"
-    assert outside("ls", rules=rules_of({"unconfined": {"ls": "allow"}})) == "y"
-    rules = rules_of({"unconfined": "allow", "bash": {"rm *": "deny"}})
-    assert outside("rm x", rules=rules) == "d"
-    flags, deny = [rule_of("unconfined:make *", "allow")], [Rule("unconfined", "*", "deny")]
-    commands = ["make x", "make x; touch y", "make $(rm -rf ../v)", "make > ../x", "make && rm x"]
-    assert outside(*commands, flags=flags, yolo=True) == "yaaaa"
-    assert outside("make x", flags=flags, workspace=deny) == "d"
-    assert outside("make x", flags=flags, agent=deny) == "d"
-    permissions = Permissions()
-    permissions.memory.add("unconfined", "make *", own=True)
-    assert actions(permissions, "unconfined", "make x", ws=ws) == "y"
-    assert actions(permissions, "bash", "make x", ws=ws) == "a"
-
-
 def test_a_yes_for_the_session_is_for_exactly_this(ws: Path) -> None:
-    permissions = Permissions()
-    permissions.memory.add("bash", "npm test", own=False)
-    permissions.memory.add("bash", "rm build/*", own=False)
-    permissions.memory.add("bash", "git diff *", own=True)
-    commands = ["npm test", "npm test x", "npm test; touch x", "rm build/*", "rm build/a/../.."]
-    assert actions(permissions, "bash", *commands, ws=ws) == "yaaya"
-    commands = ["git diff", "git diff a", "git diff a; touch x", "git diff $(x)"]
-    assert actions(permissions, "bash", *commands, ws=ws) == "yyaa"
+    given = permissions()
+    given.memory.add("bash", "npm test", own=False)
+    given.memory.add("bash", "rm build/*", own=False)
+    given.memory.add("bash", "git diff *", own=True)
+    lines = ["npm test", "npm test x", "npm test; touch x", "rm build/*", "rm build/a/../.."]
+    assert actions(given, "bash", *lines, ws=ws) == "yaaya"
+    lines = ["git diff", "git diff a", "git diff a; touch x", "git diff $(x)"]
+    assert actions(given, "bash", *lines, ws=ws) == "yyaa"
+    assert actions(given, "unconfined", *lines, ws=ws) == "aaaa"
 
 
 def test_a_yes_for_a_folder_is_for_the_folder_and_what_is_in_it(ws: Path) -> None:
-    permissions, parent = Permissions(), str(ws.parent)
+    given, parent = permissions(), str(ws.parent)
     for asked, pattern, others in (
         (parent, f"{parent}/*", [parent, f"{parent}/x"]),
         ("/nothing-here", "/*", ["/", "/x"]),
     ):
-        assert permissions.decide("external_directory", asked, ws) == Decision("ask", pattern)
-        permissions.memory.add("external_directory", pattern, own=False)
-        assert actions(permissions, "external_directory", *others, ws=ws) == "yy"
+        assert given.decide("external_directory", asked, ws) == Decision("ask", pattern)
+        given.memory.add("external_directory", pattern, own=False)
+        assert actions(given, "external_directory", *others, ws=ws) == "yy"
 
 
-# ---- in a run --------------------------------------------------------------------------------------------
+# ---- in a run ------------------------------------------------------------------------------------
 
 
 def results(events: list[Event]) -> list[str]:
@@ -415,11 +353,7 @@ def results(events: list[Event]) -> list[str]:
 
 
 def played(
-    ws: Path,
-    permissions: Permissions,
-    *calls: tuple[str, Any],
-    answer: Any = None,
-    tools: Any = None,
+    ws: Path, given: Permissions, *calls: tuple[str, Any], answer: Any = None, tools: Any = None
 ) -> tuple[list[Event], list[PermissionAsked]]:
     """One answer with these calls; `answer` replies to what is asked."""
     asked: list[PermissionAsked] = []
@@ -432,7 +366,7 @@ def played(
 
     toolset = Toolset(tools or [read, write, edit, bash, ls, grep, glob, apply_patch], cwd=ws)
     with serve(Reply("", calls=calls), Reply("Done.")) as server:
-        events, result = ask(server, tools=toolset, hooks=HookChain(permissions), each=each)
+        events, result = ask(server, tools=toolset, hooks=HookChain(given), each=each)
         assert result.stop_reason == "stop"
     return events, asked
 
@@ -448,93 +382,77 @@ def test_the_user_is_shown_what_will_run_and_answers(ws: Path) -> None:
         *commands("touch one", "touch one", "touch two"),
         answer=lambda event: event.reply("always" if "one" in event.pattern else "no", "not that"),
     )
-    assert [(each.permission, each.pattern, each.remember) for each in asked] == [
-        ("bash", "touch one", "touch one"),
-        ("bash", "touch two", "touch two"),
-    ]
+    shown = [(each.permission, each.pattern, each.remember) for each in asked]
+    assert shown == [("bash", name, name) for name in ("touch one", "touch two")]
     assert (ws / "one").exists() and not (ws / "two").exists()
     assert results(events)[2] == "Denied: the user refused: not that. Do not try it another way."
     replied = [event.answer for event in events if isinstance(event, PermissionReplied)]
     assert replied == ["always", "no"]
 
 
-def test_a_pattern_of_the_users_own_is_remembered(ws: Path) -> None:
+def test_a_pattern_of_the_users_own_is_remembered_where_something_may_be(ws: Path) -> None:
     def answer(event: PermissionAsked) -> None:
-        if "touch" in event.pattern:
-            event.reply("always", remember="touch *")
+        if "rm" not in event.pattern:
+            event.reply("always", remember="touch *" if "touch" in event.pattern else "*")
 
-    lines = commands("touch one", "touch two", "touch three; touch four", "rm one")
-    _, asked = played(ws, Permissions(can_ask=True), *lines, answer=answer)
-    assert [each.pattern for each in asked] == ["touch one", "rm one"]
+    calls = commands("touch one", "touch two", "touch three; touch four", "rm one")
+    calls += [("write", {"path": path, "content": "a"}) for path in ("AGENTS.md", "sub/AGENTS.md")]
+    _, asked = played(ws, Permissions(can_ask=True), *calls, answer=answer)
+    shown = [each.pattern for each in asked]
+    assert shown == ["touch one", "rm one", "AGENTS.md", "sub/AGENTS.md"]
     assert {"one", "two", "three", "four"} <= set(os.listdir(ws))
-
-
-def test_nothing_can_be_remembered_where_nothing_may_be(ws: Path) -> None:
-    permissions = Permissions(can_ask=True)
-    paths = ("AGENTS.md", "sub/AGENTS.md")
-    calls = [("write", {"path": path, "content": "a"}) for path in paths]
-    answer = {"answer": lambda event: event.reply("always", remember="*")}
-    assert len(played(ws, permissions, *calls, **answer)[1]) == 2
-    assert permissions.memory.rules == []
 
 
 def test_a_patch_is_asked_about_with_all_its_paths_and_takes_the_strictest_answer(ws: Path) -> None:
     patch = "*** Begin Patch\n*** Add File: a.py\n+1\n*** Add File: AGENTS.md\n+2\n*** End Patch"
-    permissions = Permissions(rules_of({"edit": "allow"}), can_ask=True)
-    _, asked = played(ws, permissions, ("apply_patch", {"patch": patch}))
+    given = permissions({"edit": "allow"}, can_ask=True)
+    _, asked = played(ws, given, ("apply_patch", {"patch": patch}))
     assert [(each.pattern, each.remember, each.why) for each in asked] == [
         ("a.py, AGENTS.md", "", "later sessions follow its instructions")
     ]
-    assert not (ws / "a.py").exists()
-    permissions = Permissions(rules_of({"edit": {"*": "allow", "a.py": "deny"}}))
     call = ("apply_patch", {"patch": patch.replace("AGENTS", "B")})
-    events, asked = played(ws, permissions, call)
+    events, asked = played(ws, permissions({"edit": {"*": "allow", "a.py": "deny"}}), call)
     assert asked == [] and results(events)[0].startswith("Denied: a rule denies edit")
-    assert not (ws / "B.md").exists()
+    assert not (ws / "a.py").exists() and not (ws / "B.md").exists()
 
 
 def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> None:
-    events, asked = played(
-        ws,
-        Permissions(),
-        *commands("touch x", "touch x > y"),
-        ("write", {"path": ".git/config", "content": "n"}),
-        ("read", {"path": ".env"}),
-        ("read", {"path": "../f"}),
-        ("read", {"path": "f"}),
-        ("write", {"path": "new", "content": "n"}),
-    )
-    texts = results(events)
+    paths = [("read", {"path": path}) for path in (".env", "../f", "f")]
+    edits = [("write", {"path": path, "content": "n"}) for path in (".git/config", "new")]
+    calls = [*commands("touch x", "touch x > y"), *paths, *edits]
+    events, asked = played(ws, Permissions(), *calls)
+    run, unclear, secret, outside, inside, guarded, edited = results(events)
     assert asked == [] and not (ws / "x").exists() and not (ws / "new").exists()
-    assert "-y allows it, or --allow 'bash:touch x'" in texts[0]
-    assert "-y" in texts[1] and "--allow" not in texts[1] and "-y" not in texts[2]
-    assert "may hold secrets" in texts[3] and "--allow read:.env" in texts[3]
-    assert "external_directory" in texts[4] and texts[5].startswith("1\tx")
-    assert "--allow 'edit:*'" in texts[6]
+    assert "-y allows it, or --allow 'bash:touch x'" in run
+    assert "-y" in unclear and "--allow" not in unclear and "-y" not in guarded
+    assert "may hold secrets" in secret and "--allow read:.env" in secret
+    assert "external_directory" in outside and inside.startswith("1\tx")
+    assert "--allow 'edit:*'" in edited
+
+
+def test_what_is_denied_outright() -> None:
+    for rules in ({"bash": "deny"}, {"*": "deny"}, {"bash": {"ls": "allow", "*": "deny"}}):
+        assert denies_all(["bash"], rules_of(rules))
+    for rules in ({"bash": {"*": "deny", "ls": "ask"}}, {}):
+        assert not denies_all(["bash"], rules_of(rules))
 
 
 def test_a_denied_tool_is_not_offered_and_not_run(ws: Path) -> None:
-    rules, workspace = rules_of({"bash": "deny", "ls": "deny"}), [Rule("edit", "*", "deny")]
-    permissions = Permissions(rules, workspace=workspace)
-    offered = permissions.offered([read, write, edit, bash, ls, apply_patch])
+    given = permissions({"bash": "deny", "ls": "deny"}, workspace={"edit": "deny"})
+    offered = given.offered([read, write, edit, bash, ls, apply_patch])
     assert [each.name for each in offered] == ["read"]
-    child = permissions.child([Rule("read", "*", "deny")])
-    assert child.offered([read, bash, grep]) == []
-    events, _ = played(ws, permissions, *commands("ls"), ("ls", {}))
+    assert given.child([Rule("read", "*", "deny")]).offered([read, bash, grep]) == []
+    events, _ = played(ws, given, *commands("ls"), ("ls", {}))
     assert all(text.startswith("Denied: a rule denies the tool") for text in results(events))
 
 
 def test_rules_by_the_names_of_tools_count(ws: Path) -> None:
     rules = {"edit": "allow", "write": {"*.lock": "deny"}, "grep": "ask", "ls": {"sub": "deny"}}
-    events, asked = played(
-        ws,
-        Permissions(rules_of(rules), can_ask=True),
-        ("write", {"path": "a.lock", "content": ""}),
-        ("write", {"path": "a", "content": ""}),
-        ("grep", {"pattern": "x"}),
-        ("ls", {"path": "sub"}),
-        ("ls", {}),
-    )
+    calls: list[tuple[str, Any]] = [
+        *(("write", {"path": path, "content": ""}) for path in ("a.lock", "a")),
+        *(("grep", {"pattern": "x"}), ("ls", {"path": "sub"}), ("ls", {})),
+    ]
+    events, asked = played(ws, permissions(rules, can_ask=True), *calls)
     denied = [text.startswith("Denied") for text in results(events)]
     assert denied == [True, False, True, True, False]
     assert [each.permission for each in asked] == ["grep"]
@@ -558,13 +476,8 @@ def test_a_tool_of_ones_own_runs_unasked_but_for_a_rule(ws: Path, rules: Any, te
         """
         return f"deployed to {to}"
 
-    events, asked = played(
-        ws,
-        Permissions(rules_of(rules), can_ask=True),
-        ("deploy", {"to": "prod"}),
-        tools=[deploy],
-        answer=lambda event: event.reply("no"),
-    )
+    given, call = permissions(rules, can_ask=True), ("deploy", {"to": "prod"})
+    events, asked = played(ws, given, call, tools=[deploy], answer=lambda event: event.reply("no"))
     assert results(events)[0].startswith(text)
     assert all(json.loads(each.pattern) == {"to": "prod"} for each in asked)
 
@@ -586,8 +499,8 @@ def test_a_repetition_is_decided_by_a_rule_or_by_the_user(
         if isinstance(event, DoomLoop):
             event.reply(allow)
 
-    permissions = Permissions(rules_of(rules), can_ask=can_ask)
-    for hooks in permissions, permissions.child([]):
+    given = permissions(rules, can_ask=can_ask)
+    for hooks in given, given.child([]):
         with serve(Reply("", calls=[("ls", {})] * 3), Reply("Done.")) as server:
             events, _ = ask(server, tools=Toolset([ls], cwd=ws), hooks=hooks, each=each)
         assert results(events)[2].startswith("Not run") != runs
@@ -599,18 +512,18 @@ def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
     paths: list[dict[str, str]] = [{}, {"path": "secret"}, {"path": ".env"}]
     calls = [("grep", {"pattern": "needle"} | path) for path in paths]
     for action in ("deny", "ask"):
-        rules = rules_of({"read": {"secret": action}})
-        everywhere, secret, env = results(played(ws, Permissions(rules), *calls)[0])
+        given = permissions({"read": {"secret": action}})
+        everywhere, secret, env = results(played(ws, given, *calls)[0])
         assert everywhere == "open:1:needle"
         assert secret.startswith("Denied") and env.startswith("Denied")
-    permissions = Permissions(rules_of({"read": "allow"}), yolo=True)
-    counts = [text.count("needle") for text in results(played(ws, permissions, *calls)[0])]
+    given = permissions({"read": "allow"}, yolo=True)
+    counts = [text.count("needle") for text in results(played(ws, given, *calls)[0])]
     assert counts == [2, 1, 1], "-y answers for a file that is named, not for a search"
 
 
 @pytest.mark.parametrize("agent", ["plan", "explore", "build"])
 def test_every_agent_looks_around_without_a_question(ws: Path, agent: str) -> None:
-    permissions = Permissions(agent=BUILT_IN[agent].rules, can_ask=True)
+    given = Permissions(agent=BUILT_IN[agent].rules, can_ask=True)
     calls = [("read", {"path": "f"}), ("grep", {"pattern": "x"}), ("glob", {"pattern": "*"})]
-    events, asked = played(ws, permissions, *calls, ("ls", {}))
+    events, asked = played(ws, given, *calls, ("ls", {}))
     assert asked == [] and not [text for text in results(events) if text.startswith("Denied")]

@@ -23,7 +23,7 @@ from coder.abort import Abort
 from coder.devtools.scripted import Reply
 from coder.events import Event, Notice, PermissionAsked
 from coder.hooks import HookChain, Hooks
-from coder.permissions.landlock import available, call_filter, can_filter, restrict
+from coder.permissions.landlock import available, can_filter, restrict
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule
 from coder.permissions.sandbox import Sandbox
@@ -83,8 +83,6 @@ def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("AUTHOR_NAME", "COMMITTER_NAME", "AUTHOR_EMAIL", "COMMITTER_EMAIL"):
         monkeypatch.setenv(f"GIT_{name}", "me@here")
-    for name in ("CONFIG", "DATA", "CACHE"):
-        monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
     return tmp_path / "ws"
 
 
@@ -165,34 +163,23 @@ kill $(cat pid) && echo ended => ended
 FAILS = {
     "a file in the home folder": "echo a > ~/new",
     "a file beside the workspace": "echo a > ../new",
-    "a folder": "mkdir ../new",
-    "one more line": "echo a >> ../file",
     "remove": "rm ../file",
-    "remove a folder": "rmdir ../beside",
     "truncate": "python3 -c 'import os; os.truncate(\"../file\", 0)'",
     "through a link that leaves": "ln -s ../file link && echo a > link",
-    "through a folder's link that leaves": "ln -s ../beside dir && echo a > dir/new",
-    "through a link to nothing": "ln -s ../beside/new none && echo a > none",
     "through a hard link": "ln ../file hard && echo a > hard",
     "move out": "echo a > a && mv a ../beside/a",
     "move in": "mv ../file here",
-    "make a link": "ln -s x ../beside/link",
-    "make a FIFO": "mkfifo ../beside/p",
     "rename a folder": 'python3 -c \'import os; os.rename("../beside", "../other")\'',
-    "a process file of ours": "echo 5 > /proc/$PPID/oom_score_adj",
     "reading our environment": "tr '\\0' '\\n' < /proc/$PPID/environ > environ && cat environ",
     "our memory": "head -c 1 /proc/$PPID/mem; : 2> /dev/null > /proc/$PPID/mem",
     "a signal to us": "kill -9 $PPID",
     "a signal to another process": "kill $OTHER",
     "our limits": "prlimit --pid $PPID --cpu=100000:100000",
-    "one of our limits": "prlimit --pid $PPID --nofile=64:",
     "the clock": "python3 -c 'import time; time.clock_settime(time.CLOCK_REALTIME, time.time())'",
     "a device node of its own": "mknod disk b 7 0",
     "mount": "[ $UID = 0 ] || exit 1; mount -t tmpfs none .",
     "mount in a namespace of its own": "unshare -Urm mount -t tmpfs none .. && echo a > ../new",
     "a terminal": "python3 -c 'import os; os.openpty()'",
-    "in a session of its own": "setsid -w sh -c 'echo a > ../new'",
-    "without its variables": "env -i bash -c 'echo a > ../new'",
 }
 
 
@@ -312,49 +299,6 @@ socket.socketpair(); socket.socket(socket.AF_UNIX); socket.if_nameindex()
         assert "True" not in confined(output)[10:-5]
 
 
-def run_filter(
-    program: list[tuple[int, int, int, int]], number: int, arch: int, *arguments: int
-) -> bool:
-    """Whether seccomp's machine would allow a call, as far as our filter uses it."""
-    data = {0: number, 4: arch}
-    for at, value in enumerate(arguments):
-        data |= {16 + 8 * at: value & 0xFFFFFFFF, 20 + 8 * at: value >> 32}
-    value, at = 0, 0
-    while program[at][0] != 0x06:
-        code, true, false, given = program[at]
-        at += 1
-        if code == 0x20:
-            value = data[given]
-        else:
-            at += true if (value == given if code == 0x15 else value >= given) else false
-    return {0x7FFF0000: True, 0x00050000 | 13: False}[program[at][3]]
-
-
-X86, ARM = (
-    [(0xC000003E, 41, 302), (0x40000003, 359, 340)],
-    [(0xC00000B7, 198, 261), (0x40000028, 281, 369)],
-)
-
-
-@pytest.mark.parametrize(("arch", "socket_call", "prlimit"), X86 + ARM)
-def test_the_filter_knows_each_machine(arch: int, socket_call: int, prlimit: int) -> None:
-    for network in (True, False):
-        program = call_filter(network)
-
-        def allows(number: int, *arguments: int, arch: int = arch) -> bool:
-            return run_filter(program, number, arch, *arguments)  # noqa: B023
-
-        families = [family for family in range(50) if allows(socket_call, family, 1, 0)]
-        assert families == (list(range(50)) if network else [1, 16])
-        others = {number for number in range(600) if not allows(number, 2, 0, 1)}
-        offline = {socket_call, 425, *([102] if arch < 0x50000000 else [])}
-        assert others == {prlimit} | (set() if network else offline)
-        # (process, resource, new limits): our own may be set, those of others only be read
-        assert allows(prlimit, 0, 0, 1) and allows(prlimit, 7, 0, 0)
-        assert not allows(prlimit, 7, 0, 1 << 32)
-        assert not allows(0x40000000 + 1, 1, 0, 0) and not allows(0, 1, 0, 0, arch=0xC0000015)
-
-
 # ---- what is put back: the rest is in test_git_guard.py ------------------------------------------
 
 WAY = "(git config, git remote add, git branch -u), make that call again with unconfined true"
@@ -425,6 +369,7 @@ def test_the_next_start_reports_what_a_killed_session_left(repository: Path) -> 
     """A session that is killed in the middle of a command does not come to its end."""
     data, hook = repository.parent / "data", repository / ".git" / "hooks" / "pre-push"
     sandbox = Sandbox(repository, data=data)
+    assert not data.exists()
     sandbox.before_tool_call(ToolCall("1", "bash", {}), ctx := ToolContext(repository, Abort()))
     assert ctx.confine
     ctx.confine.start(lambda: subprocess.Popen(["touch", hook])).wait()
@@ -433,6 +378,11 @@ def test_the_next_start_reports_what_a_killed_session_left(repository: Path) -> 
     assert message in "".join(second.notices)
     second.since()
     assert not Sandbox(repository, data=data).notices and not list(data.glob("guarded/*"))
+    ctx.confine.start(lambda: subprocess.Popen(["true"])).wait()
+    [record] = data.glob("guarded/*")
+    for broken in ("", "{", "[1]", '{"a": {}}'):
+        record.write_text(broken)
+        Sandbox(repository, data=data)
 
 
 # ---- SBX-05: no sandbox -------------------------------------------------------------------------
