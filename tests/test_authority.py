@@ -218,7 +218,6 @@ def test_a_sub_agents_session_is_kept_and_continued_in_another_process_by_its_pa
         listed = once(tmp_path, server, "sessions").out.strip()
         assert len(listed.splitlines()) == 1, "a child is no conversation of its own"
         child = task_id(text_of(first["messages"][2]))
-        assert "Count." in once(tmp_path, server, "sessions", "show", child).out
 
         def steals(body: Body) -> Reply:
             task = {"description": "x", "prompt": "x", "task_id": child}
@@ -228,8 +227,6 @@ def test_a_sub_agents_session_is_kept_and_continued_in_another_process_by_its_pa
         server.script = steals
         once(tmp_path, server, "three")
         assert "there is no task" in answers(server.requests[-1])[0]
-        once(tmp_path, server, "sessions", "rm", first["session_id"])
-        once(tmp_path, server, "sessions", "show", child, code=2)
     prompts = [body["messages"][0]["content"] for body in server.requests[:6]]
     assert first["usage"]["input"] > 0
     assert sum("another agent" not in prompt for prompt in prompts) == 4
