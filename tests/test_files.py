@@ -157,14 +157,12 @@ def test_going_on_as_told_gives_every_line_once(ws: Workspace) -> None:
     assert "(lines 1-2000 of 5000;" in ws("read", path="a", limit=9999)
 
 
-def test_a_missing_file_is_answered_with_names_that_are_alike(ws: Workspace) -> None:
-    (ws.folder / "config.yaml").touch()
-    message = ws.fails("read", path="config.yml")
-    assert message.startswith(f"Error: there is no file {ws.folder / 'config.yml'}")
-    assert message.endswith(f"Did you mean {ws.folder / 'config.yaml'}?")
-    assert "Did you mean" not in ws.fails("read", path="zzz")
+def test_a_missing_file_is_said(ws: Workspace) -> None:
+    (ws.folder / "file").touch()
+    message = ws.fails("read", path="absent")
+    assert message == f"Error: there is no file {ws.folder / 'absent'}"
     assert "there is no file" in ws.fails("read", path="no/such/folder")
-    assert "Not a directory" in ws.fails("read", path="config.yaml/x")
+    assert "Not a directory" in ws.fails("read", path="file/x")
 
 
 @pytest.mark.parametrize("path", ["", "  ", "a\0b"])
@@ -285,9 +283,8 @@ def test_files_with_odd_names_are_listed_read_and_written(ws: Workspace, name: b
     file = Path(os.fsdecode(os.path.join(os.fsencode(ws.folder), name)))
     file.write_text("content")
     assert ws("ls") == ODD_NAMES[name]
-    for path in (os.fsdecode(name), ODD_NAMES[name]):
-        path = "./~" if path == "~" else path
-        assert ws("read", path=path) == "1\tcontent"
+    path = "./~" if name == b"~" else os.fsdecode(name)
+    assert ws("read", path=path) == "1\tcontent"
     ws("write", path=path, content="changed")
     assert file.read_text() == "changed" and len(ws.names()) == 1
 
@@ -542,7 +539,7 @@ def test_ls_of_what_is_no_folder_and_of_many_entries(ws: Workspace) -> None:
     os.mkfifo(ws.folder / "pipe")
     assert "file is a file: use read" in ws.fails("ls", path="file")
     assert "pipe" in within(5, lambda: ws.fails("ls", path="pipe"))
-    assert ws.fails("ls", path="foldr").endswith(f"Did you mean {ws.folder / 'folder'}?")
+    assert "foldr cannot be listed: No such file" in ws.fails("ls", path="foldr")
     assert "is not read" in ws.fails("ls", path="/proc/self")
     for number in range(503):
         (ws.folder / "folder" / f"{number:03}").touch()

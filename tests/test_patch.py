@@ -131,16 +131,16 @@ def test_details_hold_the_diff_and_all_paths(ws: Patching) -> None:
 MALFORMED = [
     ("*** Update File: a.py\n-one\n+1\n*** End Patch", "has to be *** Begin Patch"),
     ("*** Begin Patch\n*** Update File: a.py\n-one\n+1", "the last *** End Patch"),
-    ("*** Begin Patch\n\n*** End Patch", "the patch is empty"),
+    ("*** Begin Patch\n\n*** End Patch", "is no section of a patch: ''"),
 ]
 MALFORMED += [
     (f"*** Begin Patch\n{sections}\n*** End Patch", said)
     for sections, said in [
-        ("-one\n+1", "no place there: '-one'"),
-        ("*** Rename File: a.py", "no place there: '*** Rename File: a.py'"),
-        ("*** Update File:\n-one", "no place there: '*** Update File:'"),
+        ("-one\n+1", "is no section of a patch: '-one"),
+        ("*** Rename File: a.py", "is no section of a patch: '*** Rename"),
+        ("*** Update File:\n-one", "is no section of a patch: '*** Update File:"),
         ("*** Update File: a.py\none", "no place there: 'one'"),
-        ("*** Update File: a.py", "a.py has no hunk"),
+        ("*** Update File: a.py", "a.py: it has no hunk"),
         ("*** Update File: a.py\n@@ one", "or one without lines"),
         ("*** Update File: a.py\n-one\n*** Move to: b.py", "no place there: '*** Move to: b.py'"),
         ("*** Update File: a.py\n*** End of File", "no place there: '*** End of File'"),

@@ -113,7 +113,7 @@ def command(line: str, **arguments: object) -> Reply:
             "kill -9 $$", "[killed by signal 9 (SIGKILL)]", True, marks=pytest.mark.case("PRC-16")
         ),
         ("echo hi; kill -TERM $$", "hi\n[killed by signal 15 (SIGTERM)]", True),
-        ("(exit 137)", "[exit code 137: SIGKILL]", True),
+        ("(exit 137)", "[exit code 137]", True),
         ("(exit 255)", "[exit code 255]", True),
         ("printf 'no newline'", "no newline", False),
         ("printf '\\n\\n  x\\n\\n\\n'", "\n\n  x", False),

@@ -52,9 +52,18 @@ def run_command(
     yield from ctx.ask(permission, command)
     seconds, output = min(max(1, timeout), MAX_TIMEOUT), Output()
     argv = [shell(), "--noprofile", "--norc", "-c", command]
-    work = output_of(argv, ctx.cwd, ctx.abort, seconds, confine=ctx.confine)
-    with contextlib.closing(work), contextlib.closing(output):
-        ending = yield from _collect(ctx, work, output)
+    ending, updated, fresh = Ending(0), time.monotonic(), ""
+
+    def pieces() -> Generator[bytes, None, None]:
+        nonlocal ending
+        ending = yield from output_of(argv, ctx.cwd, ctx.abort, seconds, confine=ctx.confine)
+
+    with contextlib.closing(pieces()) as work, contextlib.closing(output):
+        for data in work:
+            fresh = (fresh + output.add(data))[-2000:]
+            if fresh and time.monotonic() - updated > SHOW_EVERY:
+                yield ctx.update(fresh)
+                updated, fresh = time.monotonic(), ""
     notes = [_how_it_ended(ending, seconds, ctx.abort.reason), output.note()]
     text = "\n".join(filter(None, [output.text(), *notes]))
     return ToolResult(
@@ -64,22 +73,6 @@ def run_command(
     )
 
 
-def _collect(
-    ctx: ToolContext, work: Generator[bytes, None, Ending], output: Output
-) -> Generator[Any, None, Ending]:
-    """Read to the end, with an update now and then."""
-    updated, fresh = time.monotonic(), ""
-    while True:
-        try:
-            fresh = (fresh + output.add(next(work)))[-2000:]
-        except StopIteration as end:
-            ending: Ending = end.value
-            return ending
-        if fresh and time.monotonic() - updated > SHOW_EVERY:
-            yield ctx.update(fresh)
-            updated, fresh = time.monotonic(), ""
-
-
 def _how_it_ended(ending: Ending, seconds: int, reason: str) -> str:
     if ending.cause == "timeout":
         return f"[timed out after {seconds} s and was stopped; timeout can be up to {MAX_TIMEOUT}]"
@@ -87,16 +80,9 @@ def _how_it_ended(ending: Ending, seconds: int, reason: str) -> str:
         limit = reason == "max_time"
         return f"[{'the time limit of the run was reached' if limit else 'aborted by the user'}]"
     if ending.code < 0:
-        return f"[killed by signal {-ending.code} ({_signal_name(-ending.code)})]"
-    name = _signal_name(ending.code - 128)
-    return f"[exit code {ending.code}{name and f': {name}'}]" if ending.code else ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return ""
+        name = next((each.name for each in signal.Signals if each == -ending.code), "real-time")
+        return f"[killed by signal {-ending.code} ({name})]"
+    return f"[exit code {ending.code}]" if ending.code else ""
 
 
 class Output:

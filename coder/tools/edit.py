@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, islice
+from pathlib import Path
 from typing import Any
 
 from coder.tools.workspace import (
@@ -48,11 +49,7 @@ def plain(line: str) -> str:
     return line.translate(PUNCTUATION)
 
 
-def loosest(line: str) -> str:
-    return plain(line).strip()
-
-
-VIEWS: tuple[View, ...] = (str, str.rstrip, str.strip, loosest)
+VIEWS: tuple[View, ...] = (str, str.rstrip, str.strip, lambda line: plain(line).strip())
 
 
 @tool
@@ -83,13 +80,21 @@ def edit(
         text = lines.spliced(_find_change(lines, old, new, name))
     if text == file.text:
         raise ToolError(f"old_string and new_string are the same in {name}: nothing to do")
-    data, changes = file.encoded(text), diff(file.text, text, name)
-    yield from ctx.ask("edit", name, changes)
+    many = f" in {count} places" if count > 1 else ""
+    result = yield from replace_text(ctx, target, known, file, text, f"Edited {name}{many}.")
+    return ToolResult(f"{result.content}\n{result.details['diff']}", details=result.details)
+
+
+def replace_text(
+    ctx: ToolContext, target: Path, known: Any, old: Text, new: str, done: str
+) -> Generator[Any, None, ToolResult]:
+    """Ask for permission and write, unless the file is not any more in the state that is `known`."""
+    data, changes = old.encoded(new), diff(old.text, new, shown(ctx, target))
+    yield from ctx.ask("edit", shown(ctx, target), changes)
     refuse_changed(ctx, target, known)
     note = save(ctx, target, data)
-    many = f" in {count} places" if count > 1 else ""
-    text = f"Edited {name}{many}.{note}\n{changes}"
-    return ToolResult(text, details={"diff": changes, "path": str(target)})
+    details = {"diff": changes, "path": str(target)}
+    return ToolResult(f"{done}{note}", details=details)
 
 
 def _find_change(file: Lines, old: str, new: str, name: str) -> list[Place]:
@@ -212,15 +217,14 @@ def marked_lines(old: Sequence[str], new: Sequence[str]) -> list[str]:
 
 def shift(own: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
     """(white space that the file has more, has less) in front; None where lines differ in that."""
-    both = [(line, want) for line, want in zip(own, wanted) if want.strip()]
-    pairs = [(_indentation(line), _indentation(want)) for line, want in both]
+    pairs = [(_indent(line), _indent(want)) for line, want in zip(own, wanted) if want.strip()]
     ours, theirs = pairs[0] if pairs else ("", "")
     shorter = ours.endswith(theirs)
     more, less = (ours.removesuffix(theirs), "") if shorter else ("", theirs.removesuffix(ours))
     return (more, less) if all(less + line == more + want for line, want in pairs) else None
 
 
-def _indentation(line: str) -> str:
+def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
@@ -232,15 +236,10 @@ def _reindented(own: Sequence[str], body: Sequence[str], at: int) -> Sequence[st
     old = [line for line in body if line[0] != "+"]
     more, less = shift(own, [line[1:] for line in old]) or ("", "")
     added = [line[1:] for line in body if line[0] == "+" and line[1:].strip()]
-    if not added or not (more or less):
-        return body
     gone = [(line[1:], mine) for line, mine in zip(old, own) if line[0] == "-"]
-    theirs, ours, new = (
-        _least(line for line, _ in gone),
-        _least(line for _, line in gone),
-        _least(added),
-    )
-    if gone and new == ours:
+    theirs, ours = (_least_indent(lines) for lines in zip(*gone)) if gone else (-1, -1)
+    new = _least_indent(added)
+    if not added or not (more or less) or (gone and new == ours):
         return body
     if (gone and new != theirs) or not all(line.startswith(less) for line in added):
         raise ToolError(
@@ -254,8 +253,8 @@ def _reindented(own: Sequence[str], body: Sequence[str], at: int) -> Sequence[st
     ]
 
 
-def _least(lines: Iterable[str]) -> int:
-    return min((len(_indentation(line)) for line in lines if line.strip()), default=-1)
+def _least_indent(lines: Iterable[str]) -> int:
+    return min((len(_indent(line)) for line in lines if line.strip()), default=-1)
 
 
 def numbered(lines: Sequence[str], first: int) -> str:
@@ -272,40 +271,37 @@ def advice(
 
     `what`: how the call names its old and its new text.
     """
-    if any(line.strip() for line in new):
-        made = [at for at in range(len(lines)) if lines[at : at + len(new)] == new]
-        if len(made) == 1:
-            end = f"{what[1]} is, at line {made[0] + 1}: this edit seems to be made already."
-            return f"{what[0]} is not in {name}, but {end}"
-    bare = [re.sub(r"^\s*\d+(\t|\||: )", "", line) for line in old]
+    made = [at for at in range(len(lines)) if any(new) and lines[at : at + len(new)] == new]
+    if len(made) == 1:
+        end = f"{what[1]} is, at line {made[0] + 1}: this edit seems to be made already."
+        return f"{what[0]} is not in {name}, but {end}"
+    bare = [re.sub(r"^\s*\d+(\t|\|)", "", line) for line in old]
     first = _nearest(lines, [line.strip() for line in bare])
-    if first is None:
+    if first < 0:
         way = "Read the file, or search for the text with grep."
         return f"{what[0]} is not in {name}, nor anything like it. {way}"
-    near, cause = lines[first : first + len(old)], "It differs, or the file has changed."
+    cause, near = "It differs, or the file has changed.", lines[first : first + len(old)]
     if bare != old:
         cause = "It seems to hold line numbers, which are not part of the file."
-    elif ["".join(line.split()) for line in near] == ["".join(line.split()) for line in old]:
+    elif "".join("".join(near).split()) == "".join("".join(old).split()):
         cause = "White space differs (indentation, or space inside a line)."
     around = numbered(lines[max(0, first - 1) : first + len(old) + 1], max(1, first))
-    way = f"Copy {what[0]} from them, without the line numbers."
-    return f"{what[0]} is not in {name}. {cause} The nearest lines are:\n{around}\n{way}"
+    return f"{what[0]} is not in {name}. {cause} The nearest lines are:\n{around}"
 
 
-def _nearest(lines: list[str], wanted: list[str]) -> int | None:
-    """The first of the lines that are most like the wanted ones; rare lines count most."""
-    bare, votes = [line.strip() for line in lines], defaultdict[int, float](float)
-    places = defaultdict[str, list[int]](list)
-    for at, line in enumerate(bare):
-        places[line].append(at)
+def _nearest(lines: list[str], wanted: list[str]) -> int:
+    """The first of the lines that are most like the wanted ones, or -1; rare lines count most."""
+    places, votes = defaultdict[str, list[int]](list), defaultdict[int, float](float)
+    for at, line in enumerate(lines):
+        places[line.strip()].append(at)
+    longest = max(wanted, key=len, default="")
+    if not any(line in places for line in wanted if line):
+        like = difflib.get_close_matches(longest, list(places)[:5000], 1)
+        return max(0, places[like[0]][0] - wanted.index(longest)) if like else -1
     for offset, line in enumerate(wanted):
         for at in places[line] if line else ():
             votes[max(0, at - offset)] += 1 / len(places[line])
-    if votes:
-        return max(votes, key=lambda at: votes[at])
-    longest = max(wanted, key=len, default="")
-    like = difflib.get_close_matches(longest, bare[:5000], 1)
-    return max(0, bare.index(like[0]) - wanted.index(longest)) if like else None
+    return max(votes, key=lambda at: votes[at])
 
 
 # ---- what has changed -----------------------------------------------------------------------

@@ -8,17 +8,15 @@ import os
 from collections.abc import Generator
 from typing import Any, BinaryIO
 
-from coder.tools.edit import diff
+from coder.tools.edit import replace_text
 from coder.tools.workspace import (
     FILE,
+    Text,
     escaped,
     folder_of,
     load,
     opened,
-    refuse_changed,
-    save,
     shown,
-    similar_names,
     stamp,
     state_of,
     to_read,
@@ -102,21 +100,16 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     content: the whole new content
     """
     target = to_write(ctx, path)
-    name, known, old, new = shown(ctx, target), state_of(target), None, content
+    known, old, new = state_of(target), Text(""), content
     if known:
-        with opened(target):
-            if target not in ctx.seen:
-                way = "Read it first, or change it with edit."
-                raise ToolError(f"{name} exists and was not read in this session. {way}")
         old = load(ctx, target)
-        new = content.replace("\r\n", "\n").replace("\n", "\r\n") if old.newline != "\n" else new
-    data = old.encoded(new) if old else content.encode()
-    changes = diff(old.text if old else "", new, name)
-    yield from ctx.ask("edit", name, changes)
-    refuse_changed(ctx, target, known)
-    note = save(ctx, target, data)
-    text = f"{'Overwrote' if old else 'Created'} {name} ({len(content.splitlines())} lines).{note}"
-    return ToolResult(text, details={"diff": changes, "path": str(target)})
+        if target not in ctx.seen:
+            way = "Read it first, or change it with edit."
+            raise ToolError(f"{path} exists and was not read in this session. {way}")
+        new = content.replace("\r\n", "\n").replace("\n", old.newline)
+    lines = f"{shown(ctx, target)} ({len(content.splitlines())} lines)."
+    verb = "Overwrote" if known else "Created"
+    return (yield from replace_text(ctx, target, known, old, new, f"{verb} {lines}"))
 
 
 @tool(concurrent=True)
@@ -132,8 +125,7 @@ def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
     except NotADirectoryError:
         raise ToolError(f"{path} is a file: use read") from None
     except OSError as error:
-        end = f"{error.strerror}{similar_names(target)}"
-        raise ToolError(f"{path} cannot be listed: {end}") from None
+        raise ToolError(f"{path} cannot be listed: {error.strerror}") from None
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         lines = [_entry(folder, entry) for entry in entries[:MAX_ENTRIES]]

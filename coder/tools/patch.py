@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +30,20 @@ from coder.tools.workspace import (
     to_write,
 )
 from coder.toolset import ToolContext, tool
-from coder.types import ToolError, ToolResult
+from coder.types import DeniedError, ToolError, ToolResult
 
-HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: *(\S.*?)\s*")
+HEADER = re.compile(r"^\*\*\* (Add|Update|Delete) File: *(\S.*?)[ \t]*$", re.M)
 MOVE = re.compile(r"\*\*\* Move to: *(\S.*?)\s*")
-ANCHOR = re.compile(
-    r"@@(?: ?-\d+(?:,\d+)? \+\d+(?:,\d+)? @@)? ?(.*?)\s*"
-)  # git's numbers: never right
+ANCHOR = re.compile(r"@@(?: ?-[\d,]+ \+[\d,]+ @@)? ?(.*?)\s*")  # git's line numbers: never right
 FORMAT = (
     "A section begins with *** Add File:, *** Update File: or *** Delete File: and a path. In a new "
     "file each line begins with +, in a hunk with a space (stays), - (goes) or + (new)."
 )
-MARKS = {"Add": "+", "Delete": "", "Update": " -+"}  # what a line may begin with
 
 
 def files_named(arguments: dict[str, Any]) -> str:
     """The title of a call: the files that a patch is about."""
-    lines = str(arguments.get("patch", "")).splitlines()
-    return ", ".join(found[2] for line in lines if (found := HEADER.fullmatch(line)))
+    return ", ".join(found[2] for found in HEADER.finditer(str(arguments.get("patch", ""))))
 
 
 @tool(title=files_named)
@@ -67,28 +62,39 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
 
     patch: the whole patch; paths are relative to the workspace
     """
-    sections, places, changes = parse(patch), list[Path](), list[Change]()
-    for section in sections:
-        with _about(section):
-            follow = section.kind == "Update" and not section.move
-            places.append(to_write(ctx, section.path, follow))
-    yield from ask_to_show(ctx, *places)
-    known = dict[Path, Any]()  # the state of each place that the patch touches
-    for section, place in zip(sections, places):
-        with _about(section):
+    changes, known = list[Change](), dict[Path, Any]()  # the state of each place it touches
+    for section in parse(patch):
+        try:
+            place = to_write(ctx, section.path, section.kind == "Update" and not section.move)
+            yield from ask_to_show(ctx, place)
             changes.append(_plan(ctx, section, place, known))
+        except DeniedError:
+            raise
+        except (ToolError, OSError, UnicodeError) as error:
+            way = "No file was changed. Send the whole patch again, corrected."
+            raise ToolError(f"{section.kind} File {section.path}: {error}\n{way}") from None
     whole = "\n".join(change.diff for change in changes)
     yield from ctx.ask("edit", [shown(ctx, place) for place in known], whole)
     for place, state in known.items():  # they may have changed while permission was asked
         refuse_changed(ctx, place, state)
     ctx.abort.check()
-    notes = _write_all(ctx, changes)
-    summary = "\n".join(f"{change.title}{note}" for change, note in zip(changes, notes))
+    _write_all(ctx, changes)
+    summary = "\n".join(f"{change.title}{change.note}" for change in changes)
     details = {"diff": whole, "paths": [str(place) for place in known]}
     return ToolResult(f"{summary}\n{whole}", details=details)
 
 
 # ---- the format -----------------------------------------------------------------------------
+
+
+@dataclass
+class Section:
+    """What the patch says of one file: the lines below its header."""
+
+    kind: str
+    path: str
+    lines: list[str]
+    move: str = ""
 
 
 @dataclass
@@ -100,57 +106,49 @@ class Hunk:
     at_end: bool = False
 
 
-@dataclass
-class Section:
-    """What the patch says of one file; a new one is a single hunk."""
-
-    kind: str
-    path: str
-    move: str = ""
-    hunks: list[Hunk] = field(default_factory=list)
-
-
 def parse(patch: str) -> list[Section]:
-    """The sections of a patch. Raises ToolError with the line that is wrong."""
-    lines, sections = patch.strip().replace("\r\n", "\n").split("\n"), list[Section]()
-    if [line.strip() for line in lines[:1] + lines[-1:]] != ["*** Begin Patch", "*** End Patch"]:
+    """The sections of a patch. Raises ToolError where it is none."""
+    text = patch.strip().replace("\r\n", "\n")
+    found = re.fullmatch(r"\*\*\* Begin Patch *\n(.*?)\n?\*\*\* End Patch", text, re.S)
+    if not found:
         wanted = "has to be *** Begin Patch, the last *** End Patch"
         raise ToolError(f"the first line of the patch {wanted}. Send it whole.")
-    for line in lines[1:-1]:
-        if header := HEADER.fullmatch(line):
-            sections.append(Section(header[1], header[2]))
-        elif line.strip() if not sections else not _take_line(sections[-1], line):
-            raise ToolError(f"this line of the patch has no place there: {line[:200]!r}. {FORMAT}")
-    for section in sections:
-        for hunk in section.hunks:  # empty lines at the end only set it apart
-            filled = max((at for at, line in enumerate(hunk.body, 1) if line), default=0)
-            hunk.body = [line or " " for line in hunk.body[:filled]]
-        is_whole = section.hunks or section.move or section.kind != "Update"
-        if not is_whole or not all(hunk.body for hunk in section.hunks):
-            raise ToolError(f"*** Update File: {section.path} has no hunk, or one without lines")
-    if not sections:
-        raise ToolError(f"the patch is empty. {FORMAT}")
+    before, *parts = HEADER.split(found[1])
+    if before.strip() or not parts:
+        raise ToolError(f"this is no section of a patch: {before.strip()[:200]!r}. {FORMAT}")
+    sections = list[Section]()
+    for kind, path, body in zip(parts[::3], parts[1::3], parts[2::3]):
+        lines = body.strip("\n").split("\n")
+        move = MOVE.fullmatch(lines[0]) if kind == "Update" else None
+        sections.append(Section(kind, path, lines[1:] if move else lines, move[1] if move else ""))
     return sections
 
 
-def _take_line(section: Section, line: str) -> bool:
-    """Take a line into the section; False if it does not belong there."""
-    hunk = section.hunks[-1] if section.hunks else None
-    if section.kind == "Update" and (move := MOVE.fullmatch(line)) and not hunk:
-        section.move = move[1]
-    elif section.kind == "Update" and (anchor := ANCHOR.fullmatch(line)):
-        if not hunk or hunk.body:
-            section.hunks.append(hunk := Hunk())
-        hunk.anchors += [anchor[1]] if anchor[1] else []
-    elif section.kind == "Update" and hunk and line.rstrip() == "*** End of File":
-        hunk.at_end = True
-    elif line and line[0] not in MARKS[section.kind]:
-        return False
-    elif hunk:
-        hunk.body.append(line)
-    elif line:
-        section.hunks.append(Hunk(body=[line]))
-    return True
+def hunks_of(section: Section) -> list[Hunk]:
+    """The hunks; the lines of a new file are one. Raises ToolError with a line that is wrong."""
+    hunks, marks = list[Hunk](), {"Add": ("+",), "Delete": (), "Update": (" ", "-", "+", "")}
+    for line in section.lines:
+        anchor = ANCHOR.fullmatch(line) if section.kind == "Update" else None
+        if anchor and (not hunks or hunks[-1].body):
+            hunks.append(Hunk())
+        if anchor:
+            hunks[-1].anchors += [anchor[1]] if anchor[1] else []
+        elif hunks and line.rstrip() == "*** End of File":
+            hunks[-1].at_end = True
+        elif line and not hunks and line[0] in marks[section.kind]:
+            hunks.append(Hunk(body=[line]))
+        elif hunks and line[:1] in marks[section.kind]:
+            hunks[-1].body.append(line)
+        elif line:
+            raise ToolError(f"this line of the patch has no place there: {line[:200]!r}. {FORMAT}")
+    for hunk in hunks:  # empty lines at the end only set it apart
+        filled = max((at for at, line in enumerate(hunk.body, 1) if line), default=0)
+        hunk.body = [line or " " for line in hunk.body[:filled]]
+    if section.kind == "Update" and not (
+        all(hunk.body for hunk in hunks) and (hunks or section.move)
+    ):
+        raise ToolError("it has no hunk, or one without lines")
+    return hunks
 
 
 # ---- where a hunk goes ----------------------------------------------------------------------
@@ -212,16 +210,7 @@ class Change:
     data: bytes | None = None
     old: bytes | None = None
     gone: Path | None = None
-
-
-@contextlib.contextmanager
-def _about(section: Section) -> Iterator[None]:
-    """Name the section in an error."""
-    try:
-        yield
-    except (ToolError, OSError, UnicodeError) as error:
-        way = "No file was changed. Send the whole patch again, corrected."
-        raise ToolError(f"{section.kind} File {section.path}: {error}\n{way}") from None
+    note: str = ""
 
 
 def _plan(ctx: ToolContext, section: Section, place: Path, known: dict[Path, Any]) -> Change:
@@ -233,16 +222,16 @@ def _plan(ctx: ToolContext, section: Section, place: Path, known: dict[Path, Any
     if to != place and state_of(to):
         raise ToolError(f"{shown(ctx, to)} exists already. Take another name.")
     known |= {place: state, to: state if to == place else None}
-    if section.kind == "Delete":
+    if section.kind == "Delete" and not hunks_of(section):
         if not place.is_symlink():
             with opened(place):
                 refuse_changed(ctx, place, ctx.seen.get(place, state))
         return Change(f"D {name}", f"D {name}", place, gone=place)
     file = load(ctx, place) if state or section.kind == "Update" else Text("")
     if section.kind == "Add":
-        text = "".join(line[1:] + file.newline for hunk in section.hunks for line in hunk.body)
+        text = "".join(line[1:] + file.newline for hunk in hunks_of(section) for line in hunk.body)
     else:
-        text = apply_hunks(file, section.hunks, name)
+        text = apply_hunks(file, hunks_of(section), name)
     data, changed = file.encoded(text), diff(file.text, text, name)
     if to != place:
         new = shown(ctx, to)
@@ -257,52 +246,43 @@ def _plan(ctx: ToolContext, section: Section, place: Path, known: dict[Path, Any
 # ---- doing it -------------------------------------------------------------------------------
 
 
-def _write_all(ctx: ToolContext, changes: list[Change]) -> list[str]:
-    """Do all changes, or take back what was done. Returns a note for each, mostly empty."""
-    undo, aside = list[Callable[[], object]](), list[Path]()
+def _write_all(ctx: ToolContext, changes: list[Change]) -> None:
+    """Do all changes, or take back what was done. A file that goes first only loses its name."""
+    aside, problems = list[Path](), list[str]()
     try:
-        notes = [_write(ctx, change, undo, aside) for change in changes]
-    except BaseException as error:
-        problems = list(filter(None, map(_problem_of, reversed(undo))))
-        if not isinstance(error, OSError | ToolError):
-            raise
+        with contextlib.ExitStack() as undo:
+            for change in changes:
+                place, gone = change.place, change.gone
+                if change.data is not None:
+                    for folder in reversed([each for each in place.parents if not each.exists()]):
+                        undo.callback(_attempt, problems, remove, folder, os.rmdir)
+                    like = os.lstat(gone) if gone else None
+                    change.note = save(ctx, place, change.data, like)
+                    old = change.old
+                    step = (remove, place) if old is None else (save, ctx, place, old)
+                    undo.callback(_attempt, problems, *step)
+                if gone:
+                    aside.append(gone.with_name(temporary_name()))
+                    _rename(gone, aside[-1].name)
+                    undo.callback(_attempt, problems, _rename, aside[-1], gone.name)
+            undo.pop_all()
+    except (OSError, ToolError) as error:
         end = "All files are as they were before."
         end = f"Not all could be put back: {'; '.join(problems)}" if problems else end
         raise ToolError(f"{error}\nThe patch was not applied. {end}") from None
     for place in aside:
-        _problem_of(partial(remove, place))
-    return notes
+        _attempt(problems, remove, place)
 
 
-def _write(
-    ctx: ToolContext, change: Change, undo: list[Callable[[], object]], aside: list[Path]
-) -> str:
-    """Do one change, and note how it is undone: a file that goes first only loses its name."""
-    note, place, old, gone = "", change.place, change.old, change.gone
-    if change.data is not None:
-        made = [folder for folder in place.parents if not folder.exists()]
-        undo += [partial(remove, folder, os.rmdir) for folder in reversed(made)]
-        note = save(ctx, place, change.data, os.lstat(gone) if gone else None)
-        undo.append(partial(remove, place) if old is None else partial(save, ctx, place, old))
-    if gone:
-        hidden = gone.with_name(temporary_name())
-        _rename(gone, hidden.name)
-        undo.append(partial(_rename, hidden, gone.name))
-        aside.append(hidden)
-    return note
+def _attempt(problems: list[str], step: Callable[..., object], *arguments: Any) -> None:
+    """Take a step and note what goes wrong, but for what is not there."""
+    try:
+        step(*arguments)
+    except (OSError, ToolError) as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            problems.append(str(error))
 
 
 def _rename(place: Path, name: str) -> None:
     with folder_of(place) as folder:
         os.rename(place.name, name, src_dir_fd=folder, dst_dir_fd=folder)
-
-
-def _problem_of(step: Callable[[], object]) -> str:
-    """Take a step back and return what went wrong. One that was not made needs none."""
-    try:
-        step()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-    except (OSError, ToolError) as error:
-        return str(error)
-    return ""

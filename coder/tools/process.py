@@ -110,19 +110,15 @@ def output_of(
     """Run a program, yield its output as it comes, b"" when none comes, and return how it ended.
 
     `stdin` and `stderr`: files instead of nothing, and of the common output. `confine`: what the
-    child is kept in. `variables`: for its environment; None for one that it does not get.
-
-    Raises ToolError where it cannot be started. On every way out its group is gone, or, after a
-    normal end, only background children are left.
+    child is kept in. `variables`: for its environment; None for one that it does not get. Raises
+    ToolError where it cannot be started. At the end only background children may be left, and none
+    where it was ended.
     """
     mark = f"{_run}-{time.monotonic_ns()}"
-    changes = {**(confine.environment if confine else {}), **(variables or {}), MARK: mark}
-    files = {
-        "stdin": subprocess.DEVNULL if stdin is None else stdin,
-        "stdout": subprocess.PIPE,
-        "stderr": stderr or subprocess.STDOUT,
-    }
-    process = _start(argv, cwd, {**environment(), **changes}, files, confine)
+    given = environment() | {**(confine.environment if confine else {}), **(variables or {})}
+    env = {name: value for name, value in given.items() if value is not None} | {MARK: mark}
+    files = {"stdin": subprocess.DEVNULL if stdin is None else stdin, "stderr": stderr}
+    process = _start(argv, cwd, env, files, confine)
     cause = "interrupted"
     try:
         cause = yield from _output(process, abort, time.monotonic() + timeout)
@@ -138,18 +134,13 @@ def output_of(
 
 
 def _start(
-    argv: list[str],
-    cwd: Path,
-    given: Mapping[str, str | None],
-    files: Mapping[str, Any],
-    confine: Any,
+    argv: list[str], cwd: Path, env: dict[str, str], files: Any, confine: Any
 ) -> subprocess.Popen[bytes]:
-    _start_guard()
-    variables = {name: value for name, value in given.items() if value is not None}
-
     def popen() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(argv, cwd=cwd, env=variables, start_new_session=True, **files)
+        both = files | {"stdout": subprocess.PIPE, "stderr": files["stderr"] or subprocess.STDOUT}
+        return subprocess.Popen(argv, cwd=cwd, env=env, start_new_session=True, **both)
 
+    _start_guard()
     try:
         process = confine.start(popen) if confine else popen()
     except (OSError, ValueError) as error:

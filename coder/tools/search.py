@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import tempfile
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -50,6 +49,7 @@ RIPGREP_GREP = """--with-filename --line-number --column --no-heading --color=ne
     --engine=auto --crlf --no-context-separator"""
 GIT = "-c core.fsmonitor=false"  # that would start a program
 GIT_GREP = "grep --no-index --null --line-number --column --no-color --no-full-name -I"
+PERL = "(*UCP)(*ANYCRLF)"  # letters of all languages, lines that end in CRLF
 # Of the child: text is in characters, and no repository counts but that of the folder
 VARIABLES = {"LC_ALL": "C.UTF-8", "GIT_DIR": None, "GIT_WORK_TREE": None, "GIT_INDEX_FILE": None}
 
@@ -173,8 +173,7 @@ class Search:
             flags += ["-e", pattern, "--", "-"] if is_file else [*kinds, "-e", pattern, "--", "."]
             return self._records([program, *flags], RIPGREP_RECORD)
         if program := self._program("git"):
-            perl = "(*UCP)(*ANYCRLF)" if not literal and _knows_perl(program) else ""
-            flags += ["-F" if literal else "-P" if perl else "-E", "-e", f"{perl}{pattern}"]
+            flags += ["-F", "-e", pattern] if literal else ["-P", "-e", f"{PERL}{pattern}"]
             paths = [f":(glob)**/{name}" for name in names] or ["."]
             paths = [f":(literal){self.target.name}"] if is_file else paths
             flags += ["--", *paths] if is_file else ["--exclude-standard", "--", *paths]
@@ -248,13 +247,6 @@ class Search:
         # A glob may be meant as seen from the workspace, too
         counts = self.glob.matches(path) or self.glob.matches(name)
         return escaped(name) if counts and not is_secret(self.ctx, name) else ""
-
-
-@cache
-def _knows_perl(git: str) -> bool:
-    """Was it compiled with Perl's syntax (digits as \\d, lookahead)?"""
-    command = [git, "grep", "--no-index", "-P", "-q", "-e", "x", "--", "null"]
-    return subprocess.run(command, cwd="/dev", capture_output=True).returncode == 1
 
 
 # ---- what is found --------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import difflib
 import os
 import re
 import stat
@@ -27,25 +26,15 @@ from coder.types import ToolError
 
 MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
 KERNEL = re.compile("/(?:proc|sys|dev(?!/shm/))/")  # what is there may look regular and is not
-# What `escaped` writes
-ESCAPE = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U00(?:0[0-9a-f]|10)[0-9a-f]{4}|[nrt])")
 
 # ---- where a path leads ---------------------------------------------------------------------
 
 
 def resolve(ctx: ToolContext, path: str) -> Path:
-    """The place that a path of the model's leads to, links followed, relative to the workspace.
-
-    A name that is not there may be meant as our listings write it (`escaped`), since no request can
-    carry a name that is no text.
-    """
+    """The place that a path of the model's leads to, links followed, relative to the workspace."""
     if "\0" in path or not path.strip():
         raise ToolError("the path is empty or holds a NUL")
-    place = ctx.cwd / os.path.expanduser(path)  # Path's expanduser raises for a file named ~x
-    if "\\" in path and not os.path.lexists(place):
-        meant = ctx.cwd / ESCAPE.sub(lambda found: found[0].encode().decode("unicode_escape"), path)
-        place = meant if "\0" not in str(meant) and os.path.lexists(meant) else place
-    return real(place)
+    return real(ctx.cwd / os.path.expanduser(path))  # Path's expanduser raises for a file named ~x
 
 
 def real(place: Path) -> Path:
@@ -88,10 +77,10 @@ def shown(ctx: ToolContext, target: Path) -> str:
 
 def escaped(name: str) -> str:
     """A file name in one line that can be sent: control characters and stray bytes as escapes."""
-    if name.isprintable():
-        return name
-    escapes = ((c, c.encode("unicode_escape", "surrogatepass").decode()) for c in name)
-    return "".join(c if c.isprintable() else escape for c, escape in escapes)
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
+        for each in name
+    )
 
 
 def is_secret(ctx: ToolContext, name: str) -> bool:
@@ -150,7 +139,7 @@ def opened(target: Path) -> Iterator[int]:
         with folder_of(target) as folder:
             fd = os.open(target.name or ".", FILE, dir_fd=folder)
     except FileNotFoundError:
-        raise ToolError(f"there is no file {target}{similar_names(target)}") from None
+        raise ToolError(f"there is no file {target}") from None
     except OSError as error:
         raise ToolError(f"{target} cannot be opened: {error.strerror}") from None
     try:
@@ -162,15 +151,6 @@ def opened(target: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def similar_names(target: Path) -> str:
-    """For the end of an error: names in the folder that are like one that is not there."""
-    with contextlib.suppress(OSError):
-        names = difflib.get_close_matches(target.name, os.listdir(target.parent), 3)
-        if names:
-            return f". Did you mean {', '.join(str(target.parent / name) for name in names)}?"
-    return ""
 
 
 def temporary_name() -> str:
