@@ -5,8 +5,6 @@ Group FIL of the reliability list; its other cases are with the tools, in test_f
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -81,45 +79,6 @@ def test_without_a_person_to_ask_nothing_outside_is_read_searched_or_listed(tmp_
     assert "No files found" in outside[-1]
 
 
-@pytest.mark.case("FIL-02", "FIL-03", "FIL-05", "FIL-07")
-def test_nothing_outside_is_written_whatever_is_allowed(tmp_path: Path) -> None:
-    (tmp_path / "ws-evil").mkdir()
-    (tmp_path / "out").write_text("old\n")
-    (tmp_path / "ws").mkdir()
-    for name, target in (("l", "../out"), ("dangling", "../PWN"), ("folder", "../ws-evil")):
-        (tmp_path / "ws" / name).symlink_to(target)
-    calls = [
-        *reading("l"),
-        *writing("l", "dangling", "folder/PWN", "../ws-evil/PWN", str(tmp_path / "PWN"), "~/PWN"),
-        ("edit", {"path": "l", "old_string": "old", "new_string": "PWN"}),
-    ]
-    seen, *refused = told(tmp_path, *calls, arguments=("-y",))
-    assert "old" in seen and all("outside the workspace" in said for said in refused), refused
-    patches = [
-        "*** Add File: ../PWN\n+x",
-        f"*** Add File: {tmp_path}/PWN\n+x",
-        "*** Update File: mine\n*** Move to: ../PWN\n-m\n+x",
-        "*** Add File: dangling\n+x",
-        "*** Delete File: ../out",
-    ]
-    (tmp_path / "ws" / "mine").write_text("m\n")
-    whole = [
-        (
-            "apply_patch",
-            {"patch": f"*** Begin Patch\n*** Add File: good\n+x\n{patch}\n*** End Patch"},
-        )
-        for patch in patches
-    ]
-    assert all(
-        "No file was changed" in said
-        for said in told(tmp_path, *whole, arguments=("-y", "-m", "gpt-5"))
-    )
-    assert {
-        name: data for name, data in contents(tmp_path).items() if not name.startswith("home/")
-    } == {"out": b"old\n", "ws/mine": b"m\n"}
-    assert not os.path.lexists(tmp_path / "home" / "PWN")
-
-
 # ---- asked about each time -----------------------------------------------------------------------------------
 
 ORDERS = (
@@ -180,28 +139,3 @@ def test_a_yes_to_all_edits_of_the_session_does_not_hold_for_what_gives_orders(
             *["Denied"] * 3,
         ]
     assert sorted(contents(ws)) == ["one", "two"]
-
-
-@pytest.mark.skipif(not Path("/proc/self/exe").is_symlink(), reason="no /proc")
-def test_a_link_that_cannot_be_read_is_an_error_result_and_the_run_goes_on(tmp_path: Path) -> None:
-    """As while it is replaced: it is there, and reading it fails. That of a process which has ended always does."""
-    ended = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-    (tmp_path / "ws" / "sub").mkdir(parents=True)
-    (tmp_path / "ws" / "sub" / "file").write_text("words\n")
-    for name in ("l", "AGENTS.md", "sub/AGENTS.md"):
-        (tmp_path / "ws" / name).symlink_to(f"/proc/{ended.pid}/exe")
-    links = [
-        *reading("l"),
-        *writing("l", "l/a"),
-        ("ls", {"path": "l"}),
-        ("grep", {"pattern": "x", "path": "l"}),
-        ("edit", {"path": "l", "old_string": "a", "new_string": "b"}),
-        ("bash", {"command": "cat l"}),
-    ]
-    shown, *errors = told(tmp_path, *reading("sub/file"), *links)
-    ended.wait()
-    assert shown == "1\twords"
-    assert all(
-        each.startswith("Error: ") and "cannot be resolved: No such file" in each for each in errors
-    ), errors

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coder.abort import Abort
-from coder.devtools.scripted import Body, Reply
+from coder.devtools.scripted import Reply
 from coder.events import Event, Retry, TextDelta, ToolCallDelta, ToolUpdate
 from coder.sessions.recorder import Recorder
 from coder.sessions.store import Store
@@ -18,60 +18,9 @@ from coder.tools.files import read
 from coder.toolset import Toolset, tool
 from coder.types import Message
 from tests.harness import FAST, ask, assert_all_valid, serve
-from tests.terminal import PATIENCE, Terminal, promptly, until
+from tests.terminal import PATIENCE, promptly, until
 
 FINE = Reply("All is well.")
-
-
-# ---- compaction in a session -----------------------------------------------------------------------------
-
-
-@pytest.mark.case("INV-06")
-def test_the_rules_the_leave_and_the_files_read_survive_a_compaction(tmp_path: Path) -> None:
-    ws = tmp_path / "ws"
-    ws.mkdir()
-    (ws / "AGENTS.md").write_text("Always say please.\n")
-    (ws / "file").write_text("old\n")
-    touch = ("bash", {"command": "echo touched >> made"})
-    steps = iter(
-        [
-            Reply(calls=[("read", {"path": "file"}), touch]),
-            Reply("word " * 2_000),
-            Reply("word " * 2_000),
-            Reply("Well."),
-            Reply(
-                calls=[touch, ("edit", {"path": "file", "old_string": "old", "new_string": "new"})]
-            ),
-            FINE,
-        ]
-    )
-
-    def script(body: Body) -> Reply:
-        if "<conversation>" in str(body["messages"][-1]["content"]):
-            return Reply(
-                "## Goal\nGo on.\n## Instructions\nnone\n## Discoveries\nnone\n## Accomplished\nnone\n## Files\nnone"
-            )
-        return next(steps)
-
-    with serve(script) as server, Terminal(tmp_path, server) as terminal:
-        terminal.enter("one")
-        terminal.expect("or why not: ")
-        terminal.enter("a")
-        terminal.prompt()
-        for words in ("two", "three"):
-            terminal.say(words)
-        assert "was shortened" in terminal.say("/compact")
-        terminal.enter("four")
-        terminal.expect("or why not: ")  # for the edit; the command is known
-        terminal.enter("y")
-        terminal.prompt()
-        before, after = server.requests[0]["messages"], server.requests[-1]["messages"]
-        assert (
-            before[0] == after[0]
-            and "Always say please." in after[0]["content"]
-            and "<summary>" in after[2]["content"]
-        )
-        assert (ws / "made").read_text() == "touched\n" * 2 and (ws / "file").read_text() == "new\n"
 
 
 # ---- results and texts of every kind ---------------------------------------------------------------------
@@ -132,9 +81,6 @@ def test_text_that_no_encoder_takes_is_sent_and_saved_and_is_the_same_when_the_s
         mended,
         mended,
     ]
-
-
-# ---- sub-agents ------------------------------------------------------------------------------------------
 
 
 # ---- after an abort --------------------------------------------------------------------------------------

@@ -13,16 +13,14 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coder.tools.edit import diff
-from coder.types import Aborted, DeniedError, ToolCall
+from coder.types import DeniedError, ToolCall
 from tests.harness import to_become_links
 from tests.terminal import promptly
 from tests.workspace import Workspace
@@ -35,16 +33,6 @@ def ws(tmp_path: Path) -> Workspace:
     folder = tmp_path / "ws"
     folder.mkdir()
     return Workspace(folder)
-
-
-def within(seconds: float, work: Callable[[], str]) -> str:
-    """What `work` gives; fails, rather than hangs, where it takes longer."""
-    results: list[str] = []
-    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert results, f"failed, or no answer in {seconds} s"
-    return results[0]
 
 
 CHILD = """
@@ -143,12 +131,9 @@ def test_going_on_as_told_gives_every_line_once(ws: Workspace) -> None:
     """At most 2000 lines at a time, and less than the loop would cut."""
     whole = [f"{number} {'x' * (number % 300)}" for number in range(1, 5001)]
     (ws.folder / "a").write_text("\n".join(whole))
-    lines: list[str] = []
-    offset: str | None = "1"
+    lines, offset = list[str](), "1"
     while offset:
-        text, _, rest = ws("read", path="a", offset=int(offset), limit=9999).partition(
-            "\n\n(lines "
-        )
+        text, _, rest = ws("read", path="a", offset=int(offset)).partition("\n\n(lines ")
         assert len(text) < 30_000
         lines += text.split("\n")
         offset = rest.partition("use offset=")[2].partition(" ")[0]
@@ -165,26 +150,39 @@ def test_a_missing_file_is_said(ws: Workspace) -> None:
     assert "Not a directory" in ws.fails("read", path="file/x")
 
 
-@pytest.mark.parametrize("path", ["", "  ", "a\0b"])
-def test_a_path_that_is_none_is_refused(ws: Workspace, path: str) -> None:
-    for call in ({"name": "read"}, {"name": "write", "content": "x"}, {"name": "ls"}):
-        assert "the path is empty or holds a NUL" in ws.fails(**call, path=path)
+CALLS: tuple[dict[str, Any], ...] = (
+    {"name": "read"},
+    {"name": "write", "content": "x"},
+    {"name": "edit", "old_string": "a", "new_string": "b"},
+)
 
 
-@pytest.mark.case("FIL-09")
-def test_a_fifo_is_refused_at_once(ws: Workspace) -> None:
+@pytest.mark.case("FIL-09", "FIL-10", "FIL-12")
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        *((path, "the path is empty or holds a NUL") for path in ("", "  ", "a\0b")),
+        *((path, "is not a regular file") for path in ("pipe", "to-pipe")),
+        *((path, "symbolic links") for path in ("loop",)),
+        *((path, "cannot be resolved: No such file") for path in ("to-ended",)),
+        *((path, "cannot be opened") for path in ("socket",)),
+        *((path, "is a folder: use ls") for path in (".",)),
+        *((path, "File name too long") for path in ("n" * 300,)),
+    ],
+)
+def test_what_is_no_file_is_refused_at_once(ws: Workspace, path: str, why: str) -> None:
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     os.mkfifo(ws.folder / "pipe")
-    os.symlink("pipe", ws.folder / "link")
-    for path in ("pipe", "link"):
-        for call in (
-            {"name": "read"},
-            {"name": "write", "content": "x"},
-            {"name": "edit", "old_string": "a", "new_string": "b"},
-        ):
-            assert "is not a regular file" in within(
-                5, lambda call=call, path=path: ws.fails(**call, path=path)
-            )
-    assert ws.names() == ["link", "pipe"]
+    links = {"to-pipe": "pipe", "loop": "loop", "to-ended": f"/proc/{ended.pid}/exe"}
+    for name, target in links.items():
+        os.symlink(target, ws.folder / name)
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(ws.folder), promptly():
+        server.bind("socket")  # a relative name, because the length of these is limited
+        for call in CALLS:
+            assert why in ws.fails(**call, path=path)
+    assert ws.names() == ["loop", "pipe", "socket", "to-ended", "to-pipe"]
+    ended.wait()
 
 
 @pytest.mark.case("FIL-10", "FIL-12")
@@ -198,10 +196,10 @@ def test_a_fifo_is_refused_at_once(ws: Workspace) -> None:
 def test_device_and_process_files_are_refused_without_asking(ws: Workspace, path: str) -> None:
     os.symlink("/dev/zero", ws.folder / "zero")
     os.symlink("/proc/self/environ", ws.folder / "environ")
-    message = within(5, lambda: ws.fails("read", path=path))
+    with promptly():
+        message = ws.fails("read", path=path)
     assert "is a device or process file and is not read" in message or "there is no file" in message
-    assert ws.asked == []
-    assert "PATH=" not in message
+    assert ws.asked == [] and "PATH=" not in message
 
 
 @pytest.mark.case("FIL-01", "FIL-02", "FIL-03")
@@ -221,42 +219,15 @@ def test_reading_outside_the_workspace_asks_for_the_place(ws: Workspace, tmp_pat
     assert ws.asked[-1] == ("external_directory", str(tmp_path / "ws-evil"))
 
 
-def test_a_set_abort_stops_a_read(ws: Workspace) -> None:
-    (ws.folder / "a").write_text("text")
-    ws.abort.set()
-    with pytest.raises(Aborted):
-        ws("read", path="a")
-
-
-@contextlib.contextmanager
-def large(path: Path, block: bytes, blocks: int) -> Iterator[None]:
-    """A large file, for as long as the test needs it (pytest keeps the folder)."""
-    with open(path, "wb") as file:
-        for _ in range(blocks):
-            file.write(block)
-    try:
-        yield
-    finally:
-        path.unlink()
-
-
-@pytest.mark.case("FIL-10")
-def test_a_folder_and_a_socket_are_refused_at_once(ws: Workspace) -> None:
-    assert "is a folder: use ls" in ws.fails("read", path=".")
-    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(ws.folder):
-        server.bind("s")  # a relative name, because the length of these is limited
-        server.listen()
-        assert "cannot be opened" in within(5, lambda: ws.fails("read", path="s"))
-
-
 @pytest.mark.case("FIL-28", "FIL-29")
 @needs_proc
 @pytest.mark.parametrize("block", [b"the words of a log\n" * (1 << 16), b"a" * (1 << 20)])
 def test_a_large_file_is_read_in_little_memory(ws: Workspace, block: bytes) -> None:
     total = 100 * block.count(b"\n")
     call = f"run('read', path='a', offset={max(1, total - 1)}, limit=1).content"
-    with large(ws.folder / "a", block, 100):
-        said = child(f"limit_memory(48 << 20); print({call})", ws.folder)
+    (ws.folder / "a").write_bytes(block * 100)
+    said = child(f"limit_memory(48 << 20); print({call})", ws.folder)
+    (ws.folder / "a").unlink()  # pytest keeps the folder
     going_on = f"\n\n(lines {total - 1}-{total - 1} of {total}; use offset={total} to go on)"
     assert said.split("\t")[1] == (
         f"the words of a log{going_on}\n" if total else f"{'a' * 2000} … (line cut)\n"
@@ -267,13 +238,8 @@ ODD_NAMES = {
     b"new\nline": "new\\nline",
     b"-rf": "-rf",
     b"caf\xe9": "caf\\udce9",
-    b"n" * 255: "n" * 255,
-    b"~": "~",
-    b" blank ": " blank ",
     b"\x1b[2J": "\\x1b[2J",
     "é \u202e".encode(): "é \\u202e",
-    "wide\u3000space".encode(): "wide\\u3000space",
-    b"'\"": "'\"",
 }
 
 
@@ -283,19 +249,10 @@ def test_files_with_odd_names_are_listed_read_and_written(ws: Workspace, name: b
     file = Path(os.fsdecode(os.path.join(os.fsencode(ws.folder), name)))
     file.write_text("content")
     assert ws("ls") == ODD_NAMES[name]
-    path = "./~" if name == b"~" else os.fsdecode(name)
+    path = os.fsdecode(name)
     assert ws("read", path=path) == "1\tcontent"
     ws("write", path=path, content="changed")
     assert file.read_text() == "changed" and len(ws.names()) == 1
-
-
-def test_a_name_that_is_too_long_or_a_link_loop_is_an_error_and_no_crash(ws: Workspace) -> None:
-    os.symlink("loop", ws.folder / "loop")
-    assert "File name too long" in ws.fails("read", path="n" * 300)
-    assert "File name too long" in ws.fails("write", path="n" * 300, content="x")
-    assert "symbolic links" in ws.fails("read", path="loop")
-    assert "symbolic links" in ws.fails("write", path="loop", content="x")
-    assert ws.names() == ["loop"]
 
 
 # ---- write: what may be written -------------------------------------------------------------
@@ -351,13 +308,6 @@ def test_nothing_is_written_outside_the_workspace(ws: Workspace, tmp_path: Path,
     assert (tmp_path / "out").read_text() == "old" and sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_file_that_was_deleted_since_it_was_read_is_created_again(ws: Workspace) -> None:
-    (ws.folder / "a").write_text("one")
-    ws("read", path="a")
-    (ws.folder / "a").unlink()
-    assert ws("write", path="a", content="two") == "Created a (1 lines)."
-
-
 @pytest.mark.parametrize("known", [True, False], ids=["existing", "new"])
 def test_what_the_user_writes_meanwhile_is_not_overwritten(ws: Workspace, known: bool) -> None:
     file = ws.folder / "a"
@@ -368,15 +318,6 @@ def test_what_the_user_writes_meanwhile_is_not_overwritten(ws: Workspace, known:
     assert "changed on disk" in ws.fails("write", path="a", content="two")
     assert file.read_text() == "the user's"
     assert ws.names() == ["a"]
-
-
-def test_a_workspace_that_is_reached_through_a_link_is_still_the_workspace(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    os.symlink("real", tmp_path / "alias")
-    ws = Workspace(tmp_path / "alias")
-    ws("write", path=str(tmp_path / "alias" / "a"), content="x")
-    ws("write", path=str(tmp_path / "real" / "b"), content="x")
-    assert ws("ls") == "a\nb"
 
 
 # ---- write: what stays ----------------------------------------------------------------------
@@ -424,16 +365,6 @@ def test_mode_and_owner_stay(ws: Workspace, mode: int) -> None:
     after = file.stat()
     assert stat.S_IMODE(after.st_mode) == mode and file.read_text() == "three"
     assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
-
-
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-def test_a_new_file_follows_the_umask(ws: Workspace, umask: int, mode: int) -> None:
-    before = os.umask(umask)
-    try:
-        ws("write", path="a", content="x")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((ws.folder / "a").stat().st_mode) == mode
 
 
 @pytest.mark.case("FIL-17", "FIL-23")
@@ -497,7 +428,7 @@ while True:
 
 
 @pytest.mark.case("FIL-21")
-@pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.03, 0.05])
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05])
 def test_a_kill_leaves_the_old_or_the_new_file(ws: Workspace, delay: float) -> None:
     """Beside it at most a part of the new one, under a name of ours."""
     (ws.folder / "file").write_bytes(b"b" * (8 << 20))
@@ -524,7 +455,7 @@ def test_ls_marks_folders_links_and_what_is_no_regular_file(ws: Workspace, tmp_p
     os.symlink("missing", ws.folder / "to-nothing")
     os.symlink("loop", ws.folder / "loop")
     os.symlink("/tmp/new\nline", ws.folder / "to-odd")
-    assert within(5, lambda: ws("ls")).split("\n") == [
+    assert ws("ls").split("\n") == [
         *(".hidden", "a/", "b.txt", "loop -> loop", "pipe (not a regular file)"),
         *("to-folder -> a", "to-nothing -> missing", "to-odd -> /tmp/new\\nline"),
     ]
@@ -538,7 +469,7 @@ def test_ls_of_what_is_no_folder_and_of_many_entries(ws: Workspace) -> None:
     (ws.folder / "folder").mkdir()
     os.mkfifo(ws.folder / "pipe")
     assert "file is a file: use read" in ws.fails("ls", path="file")
-    assert "pipe" in within(5, lambda: ws.fails("ls", path="pipe"))
+    assert "pipe" in ws.fails("ls", path="pipe")
     assert "foldr cannot be listed: No such file" in ws.fails("ls", path="foldr")
     assert "is not read" in ws.fails("ls", path="/proc/self")
     for number in range(503):
@@ -548,20 +479,19 @@ def test_ls_of_what_is_no_folder_and_of_many_entries(ws: Workspace) -> None:
     assert lines[499:] == ["499", "(500 of 503 entries; use glob with a pattern)"]
 
 
-XYZ = list("xyz") * 9_000
-MANY = [str(number) for number in range(30_000)]
+XYZ = list("xyz") * 2_000
+MANY = [str(number) for number in range(8_000)]
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (["a"] * 30_000, ["b"] * 30_000),
+        (["a"] * 6_000, ["b"] * 6_000),
         (XYZ, ["new", *XYZ]),
-        (XYZ, [*XYZ[:24_000], "end"]),
+        (XYZ, [*XYZ[:4_000], "end"]),
         ([], MANY),
         (MANY, []),
-        (["s"] * 25_000, ["s"] * 24_000),
-        (MANY, [str(number // 2) for number in range(30_000)]),
+        (MANY, [str(number // 2) for number in range(8_000)]),
     ],
 )
 def test_a_diff_of_many_lines_is_one_hunk_and_takes_no_time(old: list[str], new: list[str]) -> None:
@@ -612,18 +542,6 @@ def test_what_is_read_is_what_was_asked_for(ws: Workspace, tmp_path: Path, aside
     assert ws.asked == [("read", "sub/.env")]
 
 
-def test_a_folder_become_a_link_meanwhile_is_not_listed(ws: Workspace, tmp_path: Path) -> None:
-    (tmp_path / "asked" / "in").mkdir(parents=True)
-    (tmp_path / "private" / "in" / "TOP-SECRET").mkdir(parents=True)
-
-    def meanwhile() -> None:
-        (tmp_path / "asked").rename(tmp_path / "aside")
-        (tmp_path / "asked").symlink_to("private")
-
-    ws.when_asked = meanwhile
-    assert "a link has taken its place" in ws.fails("ls", path=str(tmp_path / "asked" / "in"))
-
-
 FLIP = """
 import ctypes, sys
 library = ctypes.CDLL(None, use_errno=True)
@@ -662,19 +580,3 @@ def test_a_folder_that_becomes_a_link_again_and_again(ws: Workspace, tmp_path: P
     assert refused == {True, False}, "some came at the right moment, some did not"
     kept = next(each for each in (ws.folder / "sub", ws.folder / "link") if not each.is_symlink())
     assert not [each for each in kept.iterdir() if each.suffix == ".tmp"]
-
-
-def test_a_file_is_written_in_a_folder_that_cannot_be_listed() -> None:
-    """By an ordinary user, whom root becomes for it; pytest's own folder is closed to others."""
-    code = "os.chmod(sys.argv[1] + '/closed', 0o300)\nfor name in ('new', 'sub/new'):\n run('write', path='closed/' + name, content='x')\n"
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        closed = Path(folder) / "closed"
-        closed.mkdir()
-        if os.geteuid() == 0:
-            os.chmod(folder, 0o755)
-            os.chown(closed, 65534, 65534)
-            code = f"os.setgroups([])\nos.setgid(65534)\nos.setuid(65534)\n{code}"
-        code += "os.chmod(sys.argv[1] + '/closed', 0o700)\n"
-        child(code, Path(folder))
-        found = {str(path.relative_to(closed)) for path in closed.rglob("*")}
-    assert found == {"new", "sub", "sub/new"}

@@ -119,13 +119,11 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
 
 def test_details_hold_the_diff_and_all_paths(ws: Patching) -> None:
     ws.put(a_py="one\n", b_py="x\n")
-    moved = "*** Update File: b.py\n*** Move to: c.py"
-    result = ws.patch(f"*** Update File: a.py\n-one\n+1\n{moved}")
-    assert result.details["paths"] == [str(ws.folder / name) for name in ("a.py", "b.py", "c.py")]
-    assert result.details["diff"] == (
-        "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-one\n+1\nrename from b.py\nrename to c.py"
-    )
-    assert result.content == f"M a.py\nR b.py -> c.py\n{result.details['diff']}"
+    result = ws.patch("*** Update File: a.py\n-one\n+1\n*** Update File: b.py\n*** Move to: c.py")
+    diff = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-one\n+1\nrename from b.py\nrename to c.py"
+    paths = [str(ws.folder / name) for name in ("a.py", "b.py", "c.py")]
+    assert result.details == {"diff": diff, "paths": paths}
+    assert result.content == f"M a.py\nR b.py -> c.py\n{diff}"
 
 
 MALFORMED = [
@@ -187,41 +185,28 @@ CLASSES = "class A:\n    def f(self):\n        x\nclass B:\n    def f(self):\n  
 HUNKS = {
     "a context line without its space": ("one\n\ntwo\n", " one\n\n-two\n+2", "one\n\n2\n"),
     "space at the end": ("top\nv = 1  \t\nold\n", " v = 1\n-old\n+new", "top\nv = 1  \t\nnew\n"),
-    "less space at the end": ("v = 1\nold\n", " v = 1  \n-old\n+new", "v = 1\nnew\n"),
     "typographic": ("say(“it’s”)\nold\n", ' say("it\'s")\n-old\n+new', "say(“it’s”)\nnew\n"),
-    "plain": ('say("it\'s")\nold\n', " say(“it’s”)\n-old\n+new", 'say("it\'s")\nnew\n'),
     "no-break space": ("a\u00a0b\nold\n", " a b\n-old\n+new", "a\u00a0b\nnew\n"),
     "the strictest fit": ("x  \nx\n", " x\n+here", "x  \nx\nhere\n"),
-    "the strictest fit, shifted": ("  x\nx \n", " x\n+here", "  x\nx \nhere\n"),
-    "the strictest fit, quotes": ("“x”\n'x' \n", " 'x'\n+here", "“x”\n'x' \nhere\n"),
     "in order": ("x\ny\nx\nz\n", "-x\n+1\n y\n@@\n-x\n+2\n z", "1\ny\n2\nz\n"),
     "an anchor": (TWO, "@@ def g():\n-    x\n+    y", TWO.replace("g():\n    x", "g():\n    y")),
-    "an anchor without a blank": (TWO, "@@def h():  \n-    x", TWO[: -len("    x\n")]),
     "an anchor with git's numbers": (
         *(TWO, "@@ -3,2 +3,2 @@ def h():\n-    x", TWO[: -len("    x\n")]),
     ),
-    "git's numbers alone": ("one\ntwo\n", "@@ -7,1 +7,1 @@\n-two\n+2", "one\n2\n"),
     "two anchors": (
         *(CLASSES, "@@ class B:\n@@     def f(self):\n-        x\n+        y"),
         CLASSES.removesuffix("x\n") + "y\n",
     ),
     "the anchor repeated": ("x\nf\nx\n", "@@ f\n f\n-x\n+y", "x\nf\ny\n"),
     "the end of the file": ("x\ny\nx\n", "-x\n+z\n*** End of File", "x\ny\nz\n"),
-    "new lines behind an anchor": ("one\ntwo\n", "@@ one\n+1.5", "one\n1.5\ntwo\n"),
     "new lines at the end": ("one\ntwo\n", "+3\n*** End of File", "one\ntwo\n3\n"),
     "new lines in an empty file": ("", "+first", "first\n"),
     "new lines in the last hunk": ("one\n", "-one\n+1\n@@\n+2\n+\n+3", "1\n2\n\n3\n"),
-    "new lines behind an open end": ("one\r\ntwo", "+three", "one\r\ntwo\r\nthree"),
     "shifted to the right": (IF, "-if a:\n-    b\n+if c:\n+\n+    d", "    if c:\n\n        d\n"),
-    "shifted to the left": (
-        *(IF, "-        if a:\n-            b\n+        if c:\n+            d"),
-        "    if c:\n        d\n",
-    ),
     "only the old lines are off": (
         *(IF, "-if a:\n-    b\n+    if c:\n+        d", "    if c:\n        d\n"),
     ),
     "partly off": (IF, " if a:\n-    b\n+        c", "    if a:\n        c\n"),
-    "off and deleted": (IF, "-if a:\n-    b", ""),
     "a new level": (IF, "-b\n+if c:\n+    b", "    if a:\n        if c:\n            b\n"),
     "quotes of the file": (
         *("a = 'x'\nb = \"y\"\n", " a = ‘x’\n-b\u00a0= “y”\n+b\u00a0= “it’s”"),
@@ -235,11 +220,7 @@ HUNKS = {
     "a mark": ("\ufeffé one\r\ntwo\r\n", " é one\n-two\n+zwö", "\ufeffé one\r\nzwö\r\n"),
     "Latin-1": ("caf\udce9\none\ncr\udce8me\n", "-one\n+two", "caf\udce9\ntwo\ncr\udce8me\n"),
     "an open end 1": ("a\nb", "-b\n+c", "a\nc"),
-    "an open end 2": ("a\r\nb", "-b\n+c\n+d", "a\r\nc\r\nd"),
-    "an open end 3": ("a\nb", "-a\n+x", "x\nb"),
     "an open end 4": ("a\nb", "-b", "a"),
-    "an empty file is left": ("a\n", "-a", ""),
-    "a bare carriage return": ("a\nb\r", "-a\n+x", "x\nb\r"),
     "other separators": (
         *("a\x0cb\u2028c\nold\n", " a\x0cb\u2028c\n-old\n+n\x0b", "a\x0cb\u2028c\nn\x0b\n"),
     ),
@@ -263,11 +244,9 @@ REFUSED = {
     "two fits": (
         *("x = 1\ny\nx = 1\nz\nx = 1 \n", "-x = 1\n+x = 2", "1 of 1: it fits at lines 1, 3. "),
     ),
-    "overlapping fits": ("x\nx\nx\n", " x\n-x", "lines 1, 2."),
     "out of order": (
         *("one\ntwo\nthree\n", "-three\n@@\n-one", "it is at line 1, but has to be behind line 3"),
     ),
-    "no such anchor": ("def f(a, b):\n    x\n", "@@ def f(a, c):\n-    x", "1\tdef f(a, b):"),
     "an anchor before": (
         *("f\n x\n y\n", "- x\n@@ f\n- y", "it is at line 1, but has to be behind line 2"),
     ),
@@ -276,7 +255,6 @@ REFUSED = {
         *("@@  def f():\n  def f():\n-  x\n+  y", "it fits at lines 2, 5."),
     ),
     "the end, twice": ("x\n", "-x\n+y\n@@\n-x\n+z\n*** End of File", "hunk 2 of 2"),
-    "not at the end": ("x\ny\n", "-x\n+z\n*** End of File", "has to be at the end of the file"),
     "new lines anywhere": ("one\ntwo\n", "+new\n@@\n-two\n+2", "it fits at lines 1, 2, 3."),
     "nowhere": (
         *(NOWHERE, "-line 3\n+3\n@@\n def total(items):\n-    return sum(item)\n+    return 0"),
@@ -289,9 +267,7 @@ REFUSED = {
         *("one\n2\nthree\n", " one\n-two\n+2\n three", "its new text is, at line 1: this edit"),
     ),
     "no change": ("one\n", "-one\n+one", "nothing to do"),
-    "no change at all": ("one\n", " one", "nothing to do"),
     "another unit": (IF, "-if a:\n-  b\n+if c:\n+  d", "White space differs"),
-    "a tab": (IF, " if a:\n-\tb\n+\td", "White space differs"),
     "no room to the left": (
         *(IF, "-        if a:\n-            b\n+        if c:\n+d", "not certain"),
     ),
@@ -329,7 +305,7 @@ def test_a_link_is_deleted_itself_changed_through_and_not_moved(ws: Patching, ta
 
 
 @pytest.mark.case("FIL-16")
-@pytest.mark.parametrize("mode", [0o755, 0o640, 0o600])
+@pytest.mark.parametrize("mode", [0o755, 0o600])
 def test_the_mode_stays_also_in_a_move(ws: Patching, mode: int) -> None:
     ws.put(a_sh="one\n", b_sh="one\n")
     for name in ("a.sh", "b.sh"):
@@ -341,13 +317,6 @@ def test_the_mode_stays_also_in_a_move(ws: Patching, mode: int) -> None:
         assert stat.S_IMODE((ws.folder / name).stat().st_mode) == mode
 
 
-def test_a_binary_file_can_be_deleted_and_not_updated(ws: Patching) -> None:
-    ws.put(a_bin=b"\0\1\2\n")
-    assert "binary file" in ws.refused("*** Update File: a.bin\n-x\n+y")
-    assert ws.apply("*** Delete File: a.bin") == "D a.bin\nD a.bin"
-    assert ws.files() == {}
-
-
 # ---- what is refused -------------------------------------------------------------------------------------
 
 
@@ -355,15 +324,14 @@ def test_a_binary_file_can_be_deleted_and_not_updated(ws: Patching) -> None:
 @pytest.mark.parametrize(
     "section",
     [
-        *("*** Add File: ../PWN\n+x", "*** Add File: {out}/PWN\n+x"),
-        *("*** Add File: door/PWN\n+x", "*** Add File: a/../../PWN\n+x"),
+        *("*** Add File: ../PWN\n+x", "*** Add File: {out}/PWN\n+x", "*** Add File: door/PWN\n+x"),
         *("*** Update File: ../secret\n-s\n+x", "*** Update File: link\n-s\n+x"),
-        *("*** Update File: door/secret\n-s\n+x", "*** Update File: good\n*** Move to: ../PWN"),
-        "*** Update File: good\n*** Move to: {out}/PWN\n-g\n+x",
-        "*** Update File: good\n*** Move to: door/PWN",
+        *(
+            "*** Update File: good\n*** Move to: ../PWN",
+            "*** Update File: good\n*** Move to: door/PWN",
+        ),
         *("*** Update File: ../secret\n*** Move to: mine", "*** Delete File: ../secret"),
-        *("*** Delete File: {out}/secret", "*** Delete File: door/secret"),
-        *("*** Add File: ../ws-evil/PWN\n+x", "*** Delete File: ..", "*** Add File: a\0b\n+x"),
+        *("*** Delete File: door/secret", "*** Delete File: ..", "*** Add File: a\0b\n+x"),
     ],
 )
 def test_one_path_outside_the_workspace_rejects_the_whole_patch(ws: Patching, section: str) -> None:
@@ -407,8 +375,6 @@ def test_one_hunk_that_does_not_apply_leaves_all_files_alone(ws: Patching) -> No
         ("*** Update File: folder\n-x\n+y", "is a folder"),
         ("*** Update File: pipe\n-x\n+y", "is not a regular file"),
         ("*** Delete File: b.py", "there is no file"),
-        (f"*** Delete File: {TOO_LONG}", "File name too long"),
-        (f"*** Update File: {TOO_LONG}\n-x\n+y", "File name too long"),
         ("*** Delete File: folder", "is a folder"),
         ("*** Delete File: .", "is a folder"),
         ("*** Delete File: pipe", "is not a regular file"),
@@ -467,19 +433,6 @@ def test_a_file_that_changed_since_it_was_read_is_refused(ws: Patching, section:
     )
     ws.call("read", path="a.py")
     ws.apply(section)
-
-
-def test_what_was_added_or_updated_counts_as_read_and_what_went_does_not(ws: Patching) -> None:
-    ws.put(d_py="x\n", m_py="x\n")
-    for name in ("d.py", "m.py"):
-        ws.call("read", path=name)
-    ws.apply(
-        "*** Add File: n.py\n+x\n*** Delete File: d.py\n*** Update File: m.py\n*** Move to: m2.py"
-    )
-    ws.put(d_py="someone else's\n")
-    assert ws.call("write", path="d.py", content="mine").is_error
-    for name in ("n.py", "m2.py"):
-        assert not ws.call("write", path=name, content="mine").is_error
 
 
 # ---- asking, and all or nothing --------------------------------------------------------------------------
@@ -578,20 +531,6 @@ def test_what_cannot_be_written_or_put_back_is_reported(ws: Patching) -> None:
     problem = f"Not all could be put back: {ws.folder}/a.txt could not be written"
     assert problem in str(result.content)
     assert (ws.text("a.txt"), ws.text("b.txt")) == ("one\n", "two\n")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        f"*** Add File: sub/b.py\n+x\n*** Add File: {TOO_LONG}\n+x",
-        "*** Add File: b.py\n+x\n*** Add File: a.py/sub/c.py\n+x",
-    ],
-)
-def test_files_and_folders_that_were_there_come_back(ws: Patching, body: str) -> None:
-    ws.put(a_py="one\n")
-    ws.apply("*** Add File: sub/a.py\n+x")
-    assert "All files are as they were before" in ws.refused(body)
-    assert ws.text("sub/a.py") == "x\n"
 
 
 # ---- the property ----------------------------------------------------------------------------------------

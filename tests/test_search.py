@@ -17,11 +17,8 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
-from coder.devtools.scripted import Reply
 from coder.tools.search import glob, grep
-from coder.toolset import Toolset
 from coder.types import Aborted, DeniedError, ToolResult
-from tests.harness import ask, serve
 from tests.terminal import promptly, until
 from tests.workspace import Workspace
 
@@ -140,19 +137,9 @@ def test_a_line_ends_before_its_carriage_return(tmp_path: Path, engine: str) -> 
     assert grepped(tmp_path, "^one$", context=1) == ["f:1:one", "f-2-two"]
 
 
-@pytest.mark.parametrize("engine", [param("ripgrep")], indirect=True)
-def test_ripgrep_reads_utf_16(tmp_path: Path, engine: str) -> None:
-    tree(tmp_path, {"bom": b"\xef\xbb\xbfone\n", "wide": "two\none\n".encode("utf-16")})
-    assert grepped(tmp_path, "^one$", context=1) == ["bom:1:one", "wide-1-two", "wide:2:one"]
-    assert grepped(tmp_path, "^one$", path="wide") == ["wide:2:one"]
-
-
-def test_text_in_another_encoding_can_be_sent(tmp_path: Path, engine: str) -> None:
+def test_text_in_another_encoding_is_found(tmp_path: Path, engine: str) -> None:
     tree(tmp_path, {"latin": b"caf\xe9 one\nplain one\n"})
-    with serve(Reply(calls=[("grep", {"pattern": "one"})]), Reply("Done.")) as server:
-        ask(server, tools=Toolset([grep], cwd=tmp_path))
-        sent = server.requests[-1]["messages"][-1]["content"]
-    assert sent == "latin:1:caf\ufffd one\nlatin:2:plain one"
+    assert grepped(tmp_path, "one") == ["latin:1:caf\ufffd one", "latin:2:plain one"]
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", r"\p{Nonsense}"])
@@ -163,10 +150,10 @@ def test_a_pattern_that_is_none_is_reported(tmp_path: Path, engine: str, pattern
     assert "Traceback" not in str(result.content) and len(str(result.content)) < 2000
 
 
-@pytest.mark.parametrize("pattern", ["", "a\0b"])
-def test_an_empty_pattern_is_refused(tmp_path: Path, pattern: str) -> None:
-    result = call(tmp_path, "grep", {"pattern": pattern})
-    assert result.is_error and "empty or holds a NUL" in str(result.content)
+def test_an_empty_pattern_is_refused(tmp_path: Path) -> None:
+    for pattern in ("", "a\0b"):
+        result = call(tmp_path, "grep", {"pattern": pattern})
+        assert result.is_error and "empty or holds a NUL" in str(result.content)
 
 
 # ---- grep: limits ---------------------------------------------------------------------------
@@ -239,30 +226,21 @@ def test_a_search_ends_at_an_abort(
 
 GLOBS = [
     ("*.py", ["a.py", "src/b.py", "src/deep/er/c.py"]),
-    ("c.py", ["src/deep/er/c.py"]),
     ("src/*.py", ["src/b.py"]),
     ("src/**/*.py", ["src/b.py", "src/deep/er/c.py"]),
     ("**/er/**", ["src/deep/er/c.py"]),
     ("src/**", ["src/b.py", "src/d.ts", "src/deep/er/c.py"]),
     ("src/", ["src/b.py", "src/d.ts", "src/deep/er/c.py"]),
-    ("src/*/er/*", ["src/deep/er/c.py"]),
     ("*/deep/*", []),
     ("**/deep/**/*.py", ["src/deep/er/c.py"]),
     ("*.{ts,md}", ["-README.md", "src/d.ts"]),
     ("{src,lib}/*.{py,ts}", ["src/b.py", "src/d.ts"]),
     ("{-README.md,src/{b.py,d.ts}}", ["-README.md", "src/b.py", "src/d.ts"]),
-    ("[a-b].py", ["a.py", "src/b.py"]),
-    ("[!a-b].py", ["src/deep/er/c.py"]),
     ("[^a].py", ["src/b.py", "src/deep/er/c.py"]),
     ("?.py", ["a.py", "src/b.py", "src/deep/er/c.py"]),
-    ("??.py", []),
-    ("-*E*M*.md", ["-README.md"]),
-    ("./src/*.py", ["src/b.py"]),
-    (".hidden", [".hidden"]),
     ("!*.py", ["-README.md", ".gitignore", ".hidden", "src/d.ts"]),
     ("*.PY", []),
     ("[", []),
-    ("src", []),
 ]
 
 
@@ -325,10 +303,8 @@ def test_the_configuration_of_a_repository_starts_nothing_and_leads_nowhere(
     (tmp_path / "run.sh").chmod(0o700)
     ws = tree(tmp_path / "ws", {"a": "one\n"}, repository=True)
     with open(ws / ".git" / "config", "a") as config:
-        config.write(
-            f"worktree = {tmp_path}/outside\nfsmonitor = {tmp_path}/run.sh\n"
-            f"[core]\npager = {tmp_path}/run.sh\n"
-        )
+        run = f"{tmp_path}/run.sh"
+        config.write(f"worktree = {tmp_path}/outside\nfsmonitor = {run}\n[core]\npager = {run}\n")
     assert names(ws) == globbed(ws, "*") == ["a"]
     assert not (tmp_path / "ran").exists()
 
@@ -394,21 +370,13 @@ def test_a_tree_of_traps_is_searched_to_its_end(tmp_path: Path, engine: str) -> 
 
 
 @pytest.mark.case("FIL-09", "FIL-10")
-@pytest.mark.parametrize(
-    ("path", "word"),
-    [
-        ("fifo", "not a regular file"),
-        ("socket", "cannot be opened"),
-        ("nothing", "there is no file"),
-        ("/dev/zero", "not read"),
-        ("/proc/self/environ", "not read"),
-        ("/sys/kernel", "not read"),
-    ],
-)
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, path: str, word: str) -> None:
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    words = {"fifo": "not a regular file", "socket": "cannot be opened", "no": "there is no file"}
+    words |= dict.fromkeys(("/dev/zero", "/proc/self/environ", "/sys/kernel"), "not read")
     with special_files(tmp_path), promptly():
-        result = call(tmp_path, "grep", {"pattern": "one", "path": path})
-    assert result.is_error and word in str(result.content)
+        for path, word in words.items():
+            result = call(tmp_path, "grep", {"pattern": "one", "path": path})
+            assert result.is_error and word in str(result.content)
 
 
 def test_a_link_does_not_lead_out_of_the_workspace(tmp_path: Path, engine: str) -> None:
@@ -441,17 +409,7 @@ def test_a_folder_that_becomes_a_link_while_permission_is_asked_is_not_searched(
     assert "is not where it was" in ws.fails(tool, pattern="*", path="../outside/sub")
 
 
-ODD = [
-    "new\nline",
-    "new\nother\nline",
-    "-rf",
-    "[link=x]",
-    "a:1:b",
-    "*",
-    "'\"",
-    "\x1b[31mred",
-    "tab\there",
-]
+ODD = ["new\nline", "new\nother\nline", "-rf", "[link=x]", "a:1:b", "*", "'\"", "\x1b[31mred"]
 
 
 @pytest.mark.case("FIL-25")

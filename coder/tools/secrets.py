@@ -51,20 +51,15 @@ SECRET = re.compile(
 # A colon and digits before a path are a port; what stands alone before an @ is mostly a token.
 SCHEME = re.compile("(?:basic|bearer|token) +", re.I)  # in front of a header's secret
 PASSWORD = re.compile(r"://[^\s/@:\[]*:(?!\d+[/?#])[^\s@]+@|https?://[^\s/@:?#]+@", re.I)
-HARMLESS = {
-    "SSH_AUTH_SOCK",
-    "XAUTHORITY",  # names of sockets and files, without which git and X do not work
-    "GIT_AUTHOR_NAME",
-    "GIT_AUTHOR_EMAIL",
-    "GIT_AUTHOR_DATE",
-}
+# Names of sockets and files, without which git and X do not work, and of persons
+HARMLESS = re.compile("SSH_AUTH_SOCK|XAUTHORITY|GIT_AUTHOR_(?:NAME|EMAIL|DATE)")
 # Where there is one, nothing reaches the network without its password
 PROXY = re.compile("[a-z]+_proxy", re.I)
 
 
 def is_secret(name: str, value: str = "") -> bool:
     """Is a variable of this name a secret, or does its value hold a password or token?"""
-    return name not in HARMLESS and bool(
+    return not HARMLESS.fullmatch(name) and bool(
         SECRET.search(name) or (PASSWORD.search(value) and not PROXY.fullmatch(name))
     )
 
