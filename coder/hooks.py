@@ -9,7 +9,7 @@ run: it is a bug, and the history is left valid. extend/guard.py has a guard for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -96,6 +96,12 @@ class FunctionHooks(Hooks):
             setattr(self, name, function)
 
 
+# How the answers of several hooks become one; the other hooks are called one after the other.
+FIRST = {"before_tool_call", "get_api_key", "on_length"}  # the first answer counts
+JOINED = {"get_steering_messages", "get_follow_up_messages"}
+CHANGED = {"after_tool_call": 1, "transform_context": 0, "convert_to_llm": 0}  # this argument
+
+
 class HookChain(Hooks):
     """Several hooks as one, called in order: each sees what those before it have changed."""
 
@@ -105,57 +111,16 @@ class HookChain(Hooks):
             setattr(self, name, partial(self._call, name))
 
     def _call(self, name: str, *args: Any) -> Events[Any]:
-        calls = (getattr(hook, name) for hook in self.hooks if implements(hook, name))
-        combine: Callable[..., Events[Any]] = COMBINE.get(name, _call_each)
-        return (yield from combine(calls, *args))
-
-
-# How the answers of several hooks become one; hooks that are not in the table are called one after the other.
-
-Methods = Iterator[Callable[..., Any]]
-
-
-def _call_each(methods: Methods, *args: Any) -> Events[None]:
-    for method in methods:
-        yield from resolve(method(*args))
-
-
-def _first_answer(methods: Methods, *args: Any) -> Events[Any]:
-    for method in methods:
-        if answer := (yield from resolve(method(*args))):
-            return answer
-    return None
-
-
-def _all_messages(methods: Methods) -> Events[list[Message]]:
-    messages: list[Message] = []
-    for method in methods:
-        messages += yield from resolve(method())
-    return messages
-
-
-def _changed_value(place: int, methods: Methods, *args: Any) -> Events[Any]:
-    """Each hook gets the argument at this place as the one before returned it; None keeps it."""
-    values = list(args)
-    for method in methods:
-        answer = yield from resolve(method(*values))
-        values[place] = values[place] if answer is None else answer
-    return values[place]
-
-
-def _doom_loop(methods: Methods, event: DoomLoop) -> Events[bool]:
-    """The first hook decides; without one, the consumer of the events."""
-    return bool((yield from resolve(next(methods, Hooks().on_doom_loop)(event))))
-
-
-COMBINE: dict[str, Callable[..., Events[Any]]] = {
-    "before_tool_call": _first_answer,
-    "get_api_key": _first_answer,
-    "on_length": _first_answer,
-    "on_doom_loop": _doom_loop,
-    "after_tool_call": partial(_changed_value, 1),
-    "transform_context": partial(_changed_value, 0),
-    "convert_to_llm": partial(_changed_value, 0),
-    "get_steering_messages": _all_messages,
-    "get_follow_up_messages": _all_messages,
-}
+        methods = [getattr(hook, name) for hook in self.hooks if implements(hook, name)]
+        if name == "on_doom_loop":  # without a hook the consumer of the events decides
+            return (yield from resolve([*methods, Hooks().on_doom_loop][0](*args)))
+        values, joined, place = list(args), list[Message](), CHANGED.get(name)
+        for method in methods:
+            answer = yield from resolve(method(*values))
+            if answer and name in FIRST:
+                return answer
+            if name in JOINED:
+                joined += answer
+            elif place is not None and answer is not None:
+                values[place] = answer
+        return joined if name in JOINED else None if place is None else values[place]

@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 from coder.devtools.demo import PROMPT, demo_server, scratch_project, script
-from coder.devtools.scripted import Reply, ScriptedServer
+from coder.devtools.scripted import Reply
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read
 from coder.toolset import Tool, Toolset
 from coder.types import Limits, RunResult
 from tests.harness import ask, assert_all_valid, serve
-from tests.terminal import until
 from tests.test_cli import Place
 
 SUCCESS = re.compile(r"repaired|tests? pass", re.I)
@@ -183,41 +182,6 @@ def test_other_requests_get_a_clear_answer(method: str, path: str, body: str, st
     with serve(Reply("x")) as server:
         found, text = request(server.port, body, path, method)
     assert found == status and ("error" in json.loads(text)) == (status != 200)
-
-
-def raw(server: ScriptedServer, end: bytes = b"") -> bytes:
-    """What a stream sends up to these bytes, byte for byte; then the client leaves."""
-    body = json.dumps(HELLO | {"stream": True}).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    data = b""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
-        client.sendall(head.encode() + body)
-        while not end or end not in data:
-            piece = client.recv(65536)
-            assert piece, data
-            data += piece
-    return data
-
-
-def test_its_failures_are_those_that_are_asked_for() -> None:
-    with serve(Reply("slow down", status=429, headers={"retry-after": "7"})) as server:
-        head, _, body = raw(server, b"}}").partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 429 ") and b"retry-after: 7" in head
-        assert json.loads(body) == {"error": {"message": "slow down", "code": 429}}
-    with serve(Reply("one two three", cut=3)) as server:
-        data = raw(server, b"0\r\n\r\n")
-        assert b'" two"' in data and b"three" not in data and b"DONE" not in data
-    with serve(Reply("one two", cut=2, close="hang")) as server:
-        assert b'"one"' in raw(server, b'"one"')
-        until(lambda: server.gone == 1)
-    for reply in (Reply("one two", cut=2, close="reset"), Reply(status=0)):
-        with serve(reply) as server, pytest.raises(ConnectionResetError):
-            raw(server)
-    chunks = [b"data: {nonsense\n\n", b"", b"\xff\xfe\0", b"data: [DONE]\n\n"]
-    with serve(Reply(chunks=chunks, pace=0.01)) as server:
-        body = raw(server, b"0\r\n\r\n").partition(b"\r\n\r\n")[2]
-    written = [b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks if chunk]
-    assert body == b"".join(written) + b"0\r\n\r\n"
 
 
 def test_a_connection_serves_many_requests_and_the_last_reply_repeats() -> None:

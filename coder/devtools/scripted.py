@@ -70,9 +70,9 @@ Script = Callable[[Body], Reply]
 def events(reply: Reply, body: Body) -> Iterator[bytes]:
     """The event stream of a reply, one event at a time."""
     for delta in _deltas(reply):
-        yield _data(_choice(delta=delta, finish_reason=None))
+        yield _event(delta)
     if reply.finish is not None:
-        yield _data(_choice(delta={}, finish_reason=_finish(reply)))
+        yield _event({}, _finish(reply))
     asked = (body.get("stream_options") or {}).get("include_usage")
     if reply.usage and asked:  # unasked, it breaks simple clients
         yield _data({"choices": [], "usage": _usage(reply, body)})
@@ -82,10 +82,8 @@ def events(reply: Reply, body: Body) -> Iterator[bytes]:
 def completion(reply: Reply, body: Body) -> Body:
     """The answer to a request that does not ask for a stream."""
     message = {"role": "assistant", "content": reply.text, "tool_calls": _calls(reply)}
-    return {
-        **_choice(message=message, finish_reason=_finish(reply)),
-        "usage": _usage(reply, body),
-    }
+    choice = {"index": 0, "message": message, "finish_reason": _finish(reply)}
+    return _frame("chat.completion") | {"choices": [choice], "usage": _usage(reply, body)}
 
 
 def _deltas(reply: Reply) -> Iterator[Body]:
@@ -120,13 +118,17 @@ def _finish(reply: Reply) -> str | None:
     return ("tool_calls" if reply.calls else "stop") if reply.finish == "" else reply.finish
 
 
-def _choice(**fields: Any) -> Body:
-    return {"choices": [{"index": 0, **fields}]}
+def _frame(kind: str) -> Body:
+    return {"id": "chatcmpl-script", "object": kind, "created": int(time.time()), "model": MODEL}
+
+
+def _event(delta: Body, finish: str | None = None) -> bytes:
+    return _data({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
 
 
 def _data(chunk: Body) -> bytes:
-    frame = {"id": "chatcmpl-script", "object": "chat.completion.chunk", "model": MODEL}
-    return b"data: " + json.dumps(frame | chunk).encode() + b"\n\n"
+    chunk = _frame("chat.completion.chunk") | chunk
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
 def _usage(reply: Reply, body: Body) -> Body:

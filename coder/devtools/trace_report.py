@@ -96,32 +96,28 @@ class Part:
         """What the columns of the table show, by their names."""
         asked = [each for each in self.exchanges if not each.nested]
         last, ends = asked[-1:], self.of("step_end")
-        figures = {
+        usages = [end["usage"] for end in ends]
+        figures: dict[str, Any] = {
             "messages": sum(len(each.messages) for each in last),
             "new": sum(len(each.messages) - len(asked[0].previous) for each in last),
             "bytes": sum(each.request["bytes"] for each in asked),
             "same %": min((each.same for each in asked if each.previous), default=""),
-            "in": sum(end["usage"]["input"] for end in ends),
-            "cached": sum(end["usage"]["cached"] for end in ends),
-            "out": sum(end["usage"]["output"] for end in ends),
+            "in": sum(usage["input"] for usage in usages),
+            "cached": sum(usage["cached"] for usage in usages),
+            "out": sum(usage["output"] for usage in usages),
             "first": sum(first for each in last for first in each.after("chunk")[:1]),
-            **self._seconds(asked),
+            "model": sum(sum(each.after("response_end")) for each in asked),
+            "tools": _sum("seconds", self.of("tool_end")),
+            "hooks": _sum("seconds", self.of("hook")),
+            "waits": _sum("seconds", self.of("reply")) + _sum("delay", self.of("retry")),
+            "own": 0.0,
             "retries": len(self.of("retry")),
             "finish": "".join(end["finish_reason"] for end in ends[-1:]),
             "called": ", ".join(record["name"] for record in self.of("tool_start")),
         }
+        known = sum(figures[name] for name in ("model", "tools", "hooks", "waits"))
+        figures["own"] = max(0.0, self.wall - known)
         return figures | (dict.fromkeys(("same %", "first", "finish"), "") if self.steps else {})
-
-    def _seconds(self, asked: list[Exchange]) -> dict[str, float]:
-        """Where the time went."""
-        delays = sum(record["delay"] for record in self.of("retry"))
-        seconds = {
-            "model": sum(sum(each.after("response_end")) for each in asked),
-            "tools": _sum(self.of("tool_end")),
-            "hooks": _sum(self.of("hook")),
-            "waits": _sum(self.of("reply")) + delays,
-        }
-        return seconds | {"own": max(0.0, self.wall - sum(seconds.values()))}
 
     @property
     def model(self) -> str:
@@ -143,8 +139,8 @@ class Part:
         return str(ends[0]["stop_reason"]), str(text)
 
 
-def _sum(records: list[Record]) -> float:
-    return float(sum(record.get("seconds", 0.0) for record in records))
+def _sum(name: str, records: list[Record]) -> float:
+    return float(sum(record.get(name, 0.0) for record in records))
 
 
 # ---- reading -------------------------------------------------------------------------------------
