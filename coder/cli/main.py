@@ -7,7 +7,6 @@ at the prompt.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import os
 import re
@@ -22,14 +21,7 @@ from coder import __version__
 from coder.cli.config import config_folder, data_folder, load
 from coder.cli.flags import INTERRUPTED, USAGE, parser, program
 from coder.cli.optional import needed, optional
-from coder.cli.process import (
-    drop_api_key,
-    has_input,
-    hide_process,
-    mend_streams,
-    private_dir,
-    read_stdin,
-)
+from coder.cli.process import drop_api_key, has_input, hide_process, mend_streams, read_stdin
 from coder.cli.settings import SETTINGS, ConfigError, Settings
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import is_loopback
@@ -140,9 +132,6 @@ def start(arguments: argparse.Namespace, prompt: str) -> int:
     flags = vars(arguments)
     settings = load(Path.cwd(), {name: flags.get(name) for name in SETTINGS})
     drop_api_key()
-    if not arguments.no_session:
-        with contextlib.suppress(OSError):  # reported where a session is opened
-            private_dir(data_folder())
     arguments.trace = open_trace(arguments.trace)
     readable = sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
     arguments.can_ask = terminal and readable
@@ -211,9 +200,8 @@ def _banner(settings: Settings, arguments: argparse.Namespace) -> str:
     if module := optional("coder.agent.instructions"):
         arguments.files = module.instructions(Path.cwd(), config_folder(), arguments.notices.append)
     files = ", ".join(each.path for each in arguments.files or ())
-    agent = f" · agent {arguments.agent}" if arguments.agent else ""
     return (
-        f"coder {__version__} · {settings.model} at {settings.host} · {Path.cwd()}{agent}\n"
+        f"coder {__version__} · {settings.model} at {settings.host} · {Path.cwd()}\n"
         + (f"Instructions: {files}\n" if files else "")
         + "/help lists the commands; Ctrl+C stops a run, Ctrl+D exits."
     )

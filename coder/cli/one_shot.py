@@ -7,10 +7,9 @@ what the sanitiser leaves of the answer (sanitize.py); a pipe or a file gets the
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from coder import __version__
@@ -39,56 +38,52 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
     name, wanted = "coder.cli.conversation", arguments.resume or arguments.continue_
     module = needed(name, "-c and -r") if wanted else optional(name)
     conversation = module and module.open_conversation(app, arguments, one_task=True)
+    session_id = (conversation and conversation.session_id) or None
+    one_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    screen = Screen(sys.stdout if one_terminal else sys.stderr)
     try:
-        session_id = (conversation and conversation.session_id) or None
-        with shown(app, arguments, session_id) as show:
-            result = app.follow(app.stream(prompt), show)
-        code = finish(arguments, result)
+        show = show_events(app, arguments, screen, session_id)
+        code = finish(arguments, app.follow(app.stream(prompt), show))
         if conversation:
             conversation.settle()
         return code or int(bool(conversation and conversation.problem))
     finally:
+        screen.status()
+        screen.finish_line()
         if conversation:
             conversation.close()
         for text in app.left_behind():
             sys.stderr.write(f"{strip_controls(text)}\n")
 
 
-@contextlib.contextmanager
-def shown(app: App, arguments: argparse.Namespace, session_id: str | None) -> Iterator[Show]:
+def show_events(
+    app: App, arguments: argparse.Namespace, screen: Screen, session_id: str | None
+) -> Show:
     """What shows an event, as the flags want it."""
-    if arguments.output_format == "stream-json":
-        facts = {"session_id": session_id, "model": app.model.name}
-        facts |= {"cwd": str(app.cwd), "version": __version__}
-        yield lambda event: print_json(
-            event.to_dict() | (facts if isinstance(event, RunStart) else {})
-        )
-        return
-    one_terminal = sys.stdout.isatty() and sys.stderr.isatty()
-    screen = Screen(sys.stdout if one_terminal else sys.stderr)
-    progress = None if arguments.quiet else progress_of(app, arguments, screen)
+    start: dict[str, Any] = {"session_id": session_id, "model": app.model.name}
+    start |= {"cwd": str(app.cwd), "version": __version__}
+    progress = None if arguments.quiet else show_progress(app, arguments, screen)
 
-    def show(event: Event) -> None:
+    def line(event: Event) -> None:
+        print_json(event.to_dict() | (start if isinstance(event, RunStart) else {}))
+
+    def whole(event: Event) -> None:
         if progress:
             progress(event)
-        if arguments.output_format == "json" and isinstance(event, RunEnd):
-            print_json(whole(event, session_id, app.agent.messages))
+        if isinstance(event, RunEnd):
+            print_json(object_of(event, session_id, app.agent.messages))
 
-    try:
-        yield show
-    finally:
-        screen.status()
-        screen.finish_line()
+    formats = {"json": whole, "stream-json": line}
+    return formats.get(arguments.output_format) or progress or (lambda event: None)
 
 
-def progress_of(app: App, arguments: argparse.Namespace, screen: Screen) -> Show:
+def show_progress(app: App, arguments: argparse.Namespace, screen: Screen) -> Show:
     """What shows progress on stderr, and on a terminal the answer while it comes."""
     to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
     stdout = screen if screen.stream is sys.stdout else Screen(sys.stdout)
     answers = stdout if to_terminal else None
     render = Renderer(screen, answers, verbose=arguments.verbose, limits=app.stalls)
-    keyboard = Keyboard(data_folder() / "history")
-    ask = Prompter(render, keyboard) if arguments.can_ask else None
+    ask = Prompter(render, Keyboard(data_folder() / "history")) if arguments.can_ask else None
 
     def show(event: Event) -> None:
         message = event.message if isinstance(event, MessageEnd) and not to_terminal else {}
@@ -135,12 +130,12 @@ def last_answer(messages: Sequence[Message]) -> str:
 def print_refusal(problem: str, output_format: str) -> None:
     """Print the only line of a run that could not begin."""
     end = RunEnd("error", f"Error: {problem}", Usage(), 0)
-    fields = whole(end, None, []) if output_format == "json" else end.to_dict()
+    fields = object_of(end, None, []) if output_format == "json" else end.to_dict()
     error = {"kind": "usage", "message": problem, "status": None, "request_id": None}
     print_json(fields | {"error": error})
 
 
-def whole(end: RunEnd, session_id: str | None, messages: Sequence[Message]) -> dict[str, Any]:
+def object_of(end: RunEnd, session_id: str | None, messages: Sequence[Message]) -> dict[str, Any]:
     """The object that is a whole run, of its last event."""
     fields = {name: value for name, value in end.to_dict().items() if name != "type"}
     return fields | {"session_id": session_id, "messages": messages}
