@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,19 +122,6 @@ def test_an_example_prints_what_stands_below_it(
     assert capsys.readouterr().out == output
 
 
-def test_every_example_is_run() -> None:
-    assert len(EXAMPLES) == len(MODELS)
-    assert len(blocks("python")) == len(EXAMPLES) + 1  # and the plugin
-
-
-def test_the_plugin_of_the_settings_page_loads(tmp_path: Path) -> None:
-    [code] = [each for each in blocks("python") if "def setup(" in each]
-    (tmp_path / "weather.py").write_text(code)
-    loaded = load_plugins(tmp_path)
-    assert ([each.name for each in loaded.tools], loaded.problems) == (["forecast"], [])
-    assert [each.name for each in loaded.commands] == ["umbrella"]
-
-
 def test_the_examples_pass_mypy(tmp_path: Path) -> None:
     for number, code in enumerate(blocks("python")):
         (tmp_path / f"example_{number}.py").write_text(code)
@@ -153,7 +139,16 @@ def test_the_examples_pass_mypy(tmp_path: Path) -> None:
 # ---- files and commands ----------------------------------------------------------------------------------
 
 
-def test_every_json_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
+def test_every_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
+    assert len(EXAMPLES) == len(MODELS)
+    [plugin] = [each for each in blocks("python") if "def setup(" in each]
+    (tmp_path / "weather.py").write_text(plugin)
+    loaded = load_plugins(tmp_path)
+    assert ([each.name for each in loaded.tools], loaded.problems) == (["forecast"], [])
+    [agent] = blocks("markdown")
+    (tmp_path / "review.md").write_text(agent)
+    agents, problems = load_agents(tmp_path)
+    assert (agents["review"].mode, problems) == ("subagent", [])
     for text in blocks("json"):
         data = json.loads(text)
         if "before_tool_call" in data:
@@ -165,13 +160,6 @@ def test_every_json_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
             (tmp_path / "prices.json").write_text(text)
             flags = {"OPENAI_MODEL": "gpt-5", "CODER_PRICES": str(tmp_path / "prices.json")}
             assert load(tmp_path, flags | LOCAL).price_of("gpt-5")
-
-
-def test_the_agent_of_the_settings_page_loads(tmp_path: Path) -> None:
-    [text] = blocks("markdown")
-    (tmp_path / "review.md").write_text(text)
-    agents, problems = load_agents(tmp_path)
-    assert (agents["review"].mode, problems) == ("subagent", [])
 
 
 def commands() -> list[list[str]]:
@@ -268,16 +256,6 @@ def test_the_reading_guide_names_every_file_of_the_core_and_what_is_in_it() -> N
             assert not name.isidentifier() or re.search(rf"\b{name}\b", text), (files, name)
 
 
-def test_on_a_package_page_no_link_leads_nowhere() -> None:
-    tool, readme = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"], PAGES["README.md"]
-    text = readme
-    for each in tool["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
-        text = re.sub(each["pattern"], each["replacement"].replace("\\g", "\\"), text)
-    left = re.findall(r"\]\(([^)]*)\)", text)
-    assert left and all(link.startswith("https://") for link in left)
-    assert len(text.split()) == len(readme.split()) and "\n| providers/ | " in text
-
-
 # ---- tables ----------------------------------------------------------------------------------------------
 
 
@@ -302,12 +280,6 @@ def test_the_tables_of_commands_are_the_program() -> None:
     assert also and all(ALIASES[alias] == name for name, alias in also)
 
 
-def test_the_exit_codes_are_those_of_the_program() -> None:
-    codes = {int(code) for row in rows("README.md", "exit code") for code in row[0].split(",")}
-    assert codes == {*EXIT_CODES.values(), USAGE, LIMIT, TRANSIENT, INTERRUPTED, 143}
-    assert EXIT_CODES["stop"] == 0
-
-
 def test_the_table_of_settings_is_the_program(tmp_path: Path) -> None:
     table = {quoted(row[0])[0]: row[1:3] for row in rows("docs/settings.md", "setting")}
     assert list(table) == list(SETTINGS)
@@ -327,33 +299,35 @@ def test_the_table_of_settings_is_the_program(tmp_path: Path) -> None:
     assert table["CODER_CONTEXT_WINDOW"][1].endswith(f" {settings.context_window}")
 
 
-def test_the_table_of_events_is_the_program() -> None:
-    listed = {
-        name: quoted(row[1]) for row in rows("docs/library.md", "event") for name in quoted(row[0])
-    }
-    assert listed == {
-        each.type: [field.name for field in dataclasses.fields(each) if field.repr]
-        for each in get_args(events.Event)
-    }
+LIMITS = "field of `Limits`"
 
 
-def test_the_words_of_the_events_are_the_program() -> None:
-    assert {quoted(row[0])[0]: quoted(row[1]) for row in rows("docs/library.md", "word")} == {
+def names_of(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind) if field.repr]
+
+
+def columns(heading: str) -> dict[str, list[str]]:
+    """The words of the second column by those of the first."""
+    table = rows("docs/library.md", heading)
+    return {name: quoted(row[1]) for row in table for name in quoted(row[0])}
+
+
+def test_the_tables_of_the_library_are_the_program() -> None:
+    assert columns("event") == {each.type: names_of(each) for each in get_args(events.Event)}
+    assert columns("word") == {
         "stop_reason": [*get_args(types.StopReason)],
-        "usage": [field.name for field in dataclasses.fields(types.Usage)],
+        "usage": names_of(types.Usage),
         "error": [*types.ModelError("server", "").to_dict()],
         "kind": [*get_args(types.ErrorKind), "usage"],
     }
+    assert [quoted(row[0])[0] for row in rows("docs/library.md", "hook")] == [*HOOK_NAMES]
+    assert [*columns("field of `RunResult`")] == names_of(types.RunResult)
+    limits = {quoted(name)[0]: value for name, value, *_ in rows("docs/library.md", LIMITS)}
+    assert limits == {
+        name: str(value) for name, value in dataclasses.asdict(types.Limits()).items()
+    }
 
 
-def test_the_table_of_hooks_is_the_program() -> None:
-    assert tuple(quoted(row[0])[0] for row in rows("docs/library.md", "hook")) == HOOK_NAMES
-
-
-def test_the_tables_of_results_and_limits_are_the_program() -> None:
-    results = rows("docs/library.md", "field of `RunResult`")
-    fields = [field.name for field in dataclasses.fields(types.RunResult)]
-    assert [quoted(row[0])[0] for row in results] == fields
-    limits = rows("docs/library.md", "field of `Limits`")
-    defaults = {name: str(value) for name, value in dataclasses.asdict(types.Limits()).items()}
-    assert {quoted(row[0])[0]: row[1] for row in limits} == defaults
+def test_the_exit_codes_are_those_of_the_program() -> None:
+    codes = {int(code) for row in rows("README.md", "exit code") for code in row[0].split(",")}
+    assert codes == {*EXIT_CODES.values(), USAGE, LIMIT, TRANSIENT, INTERRUPTED, 143}

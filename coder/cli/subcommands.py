@@ -40,30 +40,24 @@ def _print(text: str) -> None:
 
 def config(words: Sequence[str]) -> int:
     """Print each setting with its value and its source, in the form of a .env."""
-    _flags("config", "All settings, as a file for ~/.config/coder/.env.").parse_args(words)
+    _flags("config", "All settings, in the form of ~/.config/coder/.env.").parse_args(words)
     problem, server, sources = "", ENVIRONMENT, read_sources(Path.cwd())
     try:
         server = server_place(sources)
         load(Path.cwd())
     except ConfigError as error:
-        problem = str(error)
+        problem = f"# Missing or wrong: {error}\n"
     found = choose(sources, server)
-    _print(f"# Settings belong into {config_folder()}/.env, which only you should be able to read;")
-    _print("# flags and environment variables go before it. A key goes to the server beside it.")
+    _print(f"# For {config_folder()}/.env, which only you should be able to read")
     for name, setting in SETTINGS.items():
         text, place = found.get(name, ("", ""))
         _print(f"# {setting.help}{f'; from {place}' if place else ''}")
-        value = shown_url(text) if name == "OPENAI_BASE_URL" else text
-        _print(f"# {name}=(not shown)" if text and name in SECRET else f"{name}={_quoted(value)}")
-    if problem:
-        _print(f"# Missing or wrong: {problem}")
+        text = shown_url(text) if name == "OPENAI_BASE_URL" else text
+        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+        quoted = text if text.isalnum() or not text else f"'{escaped}'"
+        _print(f"# {name}=(not shown)" if text and name in SECRET else f"{name}={quoted}")
+    sys.stdout.write(problem)
     return 0
-
-
-def _quoted(value: str) -> str:
-    """A value as a .env has it."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return value if value.isalnum() or not value else f"'{escaped}'"
 
 
 def demo(words: Sequence[str]) -> int:
@@ -81,22 +75,15 @@ def demo(words: Sequence[str]) -> int:
 def sessions(words: Sequence[str]) -> int:
     """List, search, fork and remove what was kept."""
     flags = _flags("sessions", "The conversations that were kept on this machine.")
-    verbs = flags.add_subparsers(dest="verb", metavar="list|search|fork|rm")
-    flags.add_argument("-a", "--all", action="store_true", help="of all folders")
-    flags.set_defaults(run=_list)
-    listing = verbs.add_parser("list", help="those of this folder, the newest first (the default)")
-    listing.add_argument("-a", "--all", action="store_true", default=argparse.SUPPRESS)
-    for run, name, argument, text in (
-        (_search, "search", "words", "those with these words in title or text"),
-        (_fork, "fork", "id", "make a copy to continue; prints its id"),
-        (_remove, "rm", "ids", "delete them"),
-    ):
-        verb = verbs.add_parser(name, help=text)
-        verb.add_argument(argument, nargs=None if argument == "id" else "+")
-        verb.set_defaults(run=run)
-    given = flags.parse_args(words)
+    verb = "list (default), search WORDS, fork ID (prints the copy's), rm IDs"
+    flags.add_argument("verb", nargs="?", default="list", choices=VERBS, help=verb)
+    flags.add_argument("words", nargs="*", help="words in titles and texts, or IDs")
+    flags.add_argument("-a", "--all", action="store_true", help="list those of all folders")
+    given = flags.parse_intermixed_args(words)
+    if bool(given.words) == (given.verb == "list"):
+        flags.error(f"{given.verb} takes {'no words' if given.words else 'words or IDs'}")
     with _open_store("sessions") as store:
-        return int(given.run(store, given) or 0)
+        return VERBS[given.verb](store, given)
 
 
 @contextlib.contextmanager
@@ -112,30 +99,37 @@ def _open_store(purpose: str) -> Iterator[Store]:
         raise ConfigError(str(error)) from None
 
 
-def _list(store: Store, given: argparse.Namespace) -> None:
+def _list(store: Store, given: argparse.Namespace) -> int:
     infos = store.sessions(None if given.all else str(Path.cwd()))
     for info in infos:
         _print(f"{session_line(info)}{f'  {info.directory}' if given.all else ''}")
     if not infos:
         where = "" if given.all else " of this folder; --all lists those of others"
         sys.stderr.write(f"There is no conversation{where}.\n")
+    return 0
 
 
-def _search(store: Store, given: argparse.Namespace) -> bool:
+def _search(store: Store, given: argparse.Namespace) -> int:
     found = store.search(" ".join(given.words))
     for each in found:
         _print(f"{session_line(each.session)}  {each.session.directory}\n    {each.snippet}")
-    return not found
+    return 0 if found else 1
 
 
-def _fork(store: Store, given: argparse.Namespace) -> None:
-    _print(store.fork(store.find(given.id).id))
+def _fork(store: Store, given: argparse.Namespace) -> int:
+    for each in given.words:
+        _print(store.fork(store.find(each).id))
+    return 0
 
 
-def _remove(store: Store, given: argparse.Namespace) -> None:
-    for info in map(store.find, given.ids):
+def _remove(store: Store, given: argparse.Namespace) -> int:
+    for info in map(store.find, given.words):
         store.remove(info.id)
         _print(f"removed {session_line(info)}")
+    return 0
+
+
+VERBS = {"list": _list, "search": _search, "fork": _fork, "rm": _remove}
 
 
 # ---- export and trace ----------------------------------------------------------------------------

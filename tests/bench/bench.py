@@ -1,7 +1,7 @@
 """Speed and memory, measured whole: real processes against a real server on loopback.
 
     python tests/bench/bench.py            all of it (about two minutes)
-    python tests/bench/bench.py start step loop token memory
+    python tests/bench/bench.py start step token memory
 
 Beside each of our figures stands what it is compared with in the same run: the machine's speed drifts. No test runs this.
 """
@@ -16,24 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pexpect
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from coder.abort import Abort  # noqa: E402
-from coder.agent.parallel import ParallelTools  # noqa: E402
 from coder.devtools.scripted import Body, Reply, ScriptedServer  # noqa: E402
-from coder.events import Event, TextDelta  # noqa: E402
-from coder.extend.guard import Guard  # noqa: E402
-from coder.hooks import FunctionHooks, HookChain, Hooks  # noqa: E402
-from coder.loop import run_loop  # noqa: E402
-from coder.toolset import Toolset, tool  # noqa: E402
-from coder.types import Completion, Limits, Request, ToolCall, Usage  # noqa: E402
 
 REPEATS = 7
 # The client's own stream, as a program of ten lines reads it
@@ -140,70 +130,6 @@ def step(home: str) -> None:
         print(f"{'connections':<46} {server.connections:8}")
 
 
-class Tireless:
-    """A model in memory that calls a tool twice, 400 times."""
-
-    name, context_window = "tireless", 10**9
-
-    def __init__(self) -> None:
-        self.step = 0
-
-    def stream(self, request: Request, abort: Abort) -> Iterator[Event]:
-        self.step += 1
-        yield TextDelta("on")
-        names = [f"c{self.step}x{k}" for k in range(2 if self.step <= 400 else 0)]
-        calls = [
-            ToolCall(name, "count", {"number": 2 * self.step + k}) for k, name in enumerate(names)
-        ]
-        function = {"name": "count", "arguments": "{}"}
-        message: dict[str, Any] = {"role": "assistant", "content": "on"}
-        if calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": function} for call in calls
-            ]
-        return Completion("on", calls, "tool_calls" if calls else "stop", message, Usage(1, 1))
-
-
-def count(number: int) -> str:
-    """Count.
-
-    number: any
-    """
-    return str(number)
-
-
-def loop(home: str) -> None:
-    """Processor time of a step with two calls in the bare loop, and with seams in use."""
-
-    def used(hooks: Hooks | None, tools: Toolset) -> float:
-        started = time.process_time()
-        for _ in run_loop(
-            [], Tireless(), tools, prompt="go", limits=Limits(max_steps=500), hooks=hooks
-        ):
-            pass
-        return (time.process_time() - started) / 400
-
-    look = FunctionHooks(
-        before_tool_call=lambda call, ctx: None, after_tool_call=lambda call, result: None
-    )
-    ways: dict[str, Callable[[], float]] = {
-        "a step of the bare loop (no server, two calls)": lambda: used(None, Toolset([count])),
-        "  with three hooks that look": lambda: used(HookChain(look, look, look), Toolset([count])),
-        "  with guarded hooks": lambda: used(HookChain(Guard(look)), Toolset([count])),
-        "  with calls side by side": lambda: used(
-            None, ParallelTools([tool(concurrent=True)(count)])
-        ),
-    }
-    rows: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(REPEATS):
-        for name, measure in ways.items():
-            rows[name].append(measure())
-    bare = 0.0
-    for name, values in rows.items():
-        middle = show(name, values, "ms", 1e3, bare or None)
-        bare = bare or middle
-
-
 def token(home: str) -> None:
     """Processor time of a run with 20,000 tokens less one with 50, per token; the same for the bare client's own stream."""
 
@@ -240,7 +166,7 @@ def memory(home: str) -> None:
 
 if __name__ == "__main__":
     gc.disable()  # the server keeps every request: its collector would stand in our figures
-    parts = {"start": start, "step": step, "loop": loop, "token": token, "memory": memory}
+    parts = {"start": start, "step": step, "token": token, "memory": memory}
     for chosen in sys.argv[1:] or parts:
         with tempfile.TemporaryDirectory() as folder:
             parts[chosen](folder)
