@@ -283,7 +283,11 @@ LAYERS: list[tuple[Permissions, str, dict[str, str]]] = [
     (permissions(agent={"bash": "ask"}, yolo=True), "bash", {"ls": "y", "a": "a", "a > b": "a"}),
     (permissions({"bash": "ask"}, yolo=True), "bash", {"a": "y"}),
     (permissions({"bash": {"rm *": "deny"}}, agent=PLAN), "bash", {"rm x": "d"}),
-    (permissions(agent=PLAN, flags=["bash:make"]), "bash", {"make": "y"}),
+    (
+        permissions(agent=PLAN, flags=["bash:make *"], yolo=True),
+        "bash",
+        {"make": "y", "make $x": "a"},
+    ),
     (permissions(agent=PLAN, workspace={"bash": {"ls": "ask"}}), "bash", {"ls": "a"}),
     (permissions(agent={"read": {"f": "deny"}}), "bash", {"cat f": "a"}),
     # outside the sandbox
@@ -408,7 +412,7 @@ def test_a_patch_is_asked_about_with_all_its_paths_and_takes_the_strictest_answe
     given = permissions({"edit": "allow"}, can_ask=True)
     _, asked = played(ws, given, ("apply_patch", {"patch": patch}))
     assert [(each.pattern, each.remember, each.why) for each in asked] == [
-        ("a.py, AGENTS.md", "", "later sessions follow its instructions")
+        ("a.py, AGENTS.md", "", "programs or later sessions follow what is in it")
     ]
     call = ("apply_patch", {"patch": patch.replace("AGENTS", "B")})
     events, asked = played(ws, permissions({"edit": {"*": "allow", "a.py": "deny"}}), call)

@@ -4,7 +4,7 @@
 
 Rules come from the user's configuration, the agent and flags, in this order, and the last that fits
 decides; where none fits the defaults do. Four things can only make that stricter: the built-in
-protections (protected.py), what the agent denies or asks about, the rules of the workspace, and for
+protections of paths, what the agent denies or asks about, the rules of the workspace, and for
 a sub-agent all that holds for its parent. A command line takes the strictest answer of its parts;
 one that is not plainly understood (shell.py) is never allowed by a pattern, while a deny is tried
 at every word of it.
@@ -24,7 +24,6 @@ from pathlib import Path
 
 from coder.events import DoomLoop, Event, Outcome, PermissionAsked, PermissionReplied
 from coder.hooks import Hooks
-from coder.permissions.protected import protected, read_only
 from coder.permissions.rules import (
     ALLOW,
     FLAG,
@@ -36,9 +35,10 @@ from coder.permissions.rules import (
     denies_all,
     fits,
     last_match,
+    protected,
     strictest,
 )
-from coder.permissions.shell import deny_texts, joined, parse, word_starts
+from coder.permissions.shell import deny_texts, joined, parse, read_only, word_starts
 from coder.toolset import Tool, ToolContext
 from coder.types import DeniedError, ToolCall, ToolResult
 
@@ -113,7 +113,7 @@ class Permissions(Hooks):
         """Decide on an action on one path, or on a tool from elsewhere."""
         kinds = (permission, tool, KINDS.get(permission, permission))
         names, pattern = _names(kinds[2], text, cwd), _always_pattern(permission, text)
-        found, rule = self._match(kinds, names, DEFAULTS.get(permission, "allow"))
+        found, rule = self._match(self.layers[0], kinds, names, DEFAULTS.get(permission, "allow"))
         reason, even_with_yolo = protected(permission, text, self.private, cwd)
         if reason and not (rule and rule.source == FLAG and rule.pattern.strip("*?")):
             pattern = "" if permission == "edit" else text
@@ -132,15 +132,19 @@ class Permissions(Hooks):
             return Decision("deny")
         if (permission, command) in self.memory.exact:
             return ALLOW
-        parts = parse(command) if len(command) <= MAX_COMMAND else None
+        plain = parse(command) if len(command) <= MAX_COMMAND else None
+        rules = self.layers[0] if plain else []  # a pattern allows nothing else
+        if outside:  # `bash: allow` and `*: allow` do not mean it
+            rules = [
+                rule for rule in rules if rule.action == "deny" or rule.permission == permission
+            ]
         free = read_only(
-            parts or [], cwd, lambda path: self.judge("read", path, cwd).action == "allow"
+            plain or [], cwd, lambda path: self.judge("read", path, cwd).action == "allow"
         )
-        answers = [] if parts else [Decision("ask"), self._match(kinds, [command], "ask")[0]]
-        for argv, is_free in zip(parts or [], free):
-            names = [joined(argv)]
-            found, _ = self._match(kinds, names, "ask", is_free and not outside)
-            is_known = found.action == "ask" and self.memory.allows(permission, names)
+        answers = []
+        for text, is_free in zip(map(joined, plain) if plain else [command], free or [False]):
+            found, _ = self._match(rules, kinds, [text], "ask", is_free and not outside)
+            is_known = plain and found.action == "ask" and self.memory.allows(permission, [text])
             answers.append(ALLOW if is_known else found)
         found = strictest(answers)
         return replace(
@@ -151,22 +155,24 @@ class Permissions(Hooks):
         )
 
     def _match(
-        self, kinds: Sequence[str], names: Sequence[str], default: Action, is_free: bool = False
+        self,
+        rules: Sequence[Rule],
+        kinds: Sequence[str],
+        names: Sequence[str],
+        default: Action,
+        is_free: bool = False,
     ) -> tuple[Decision, Rule | None]:
         """The answer of the rules, and the rule that decides. `is_free`: it needs none.
 
         An agent's question stays one under -y, since a plan is to change nothing, but not where
         the action is free or a flag decides.
         """
-        rules, agent, workspace = self.layers
-        if "unconfined" in kinds:  # `bash: allow` and `*: allow` do not mean it
-            rules = [rule for rule in rules if rule.action == "deny" or rule.permission in kinds]
         rule = last_match(kinds, names, rules)
         found = [Decision(rule.action if rule else "allow" if is_free else default)]
-        if limit := last_match(kinds, names, workspace):
+        if limit := last_match(kinds, names, self.workspace):
             found.append(Decision(limit.action))
         is_lifted = rule.source == FLAG if rule else is_free
-        limit = last_match(kinds, names, agent)
+        limit = last_match(kinds, names, self.agent)
         if limit and not (is_lifted and limit.action == "ask"):
             found.append(Decision(limit.action, even_with_yolo=limit.action == "ask"))
         return strictest(found), rule

@@ -17,12 +17,14 @@ import os
 import pwd
 import re
 import stat
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
 
+from coder.tools.secrets import holds_secrets
 from coder.tools.workspace import read_small_file
 
 Action = Literal["allow", "ask", "deny"]
@@ -166,6 +168,45 @@ class Memory:
             self.rules.append(Rule(permission, remember, "allow", "you"))
         else:
             self.exact.add((permission, remember))
+
+
+# ---- protected paths -----------------------------------------------------------------------------
+
+# Files from which a later command, another program or coder itself takes orders.
+EVEN_WITH_YOLO = {".git", ".coder"}  # what a command changes there is undone, so -y allows no edit
+FOLDERS = EVEN_WITH_YOLO | {".vscode", ".idea", ".zed", ".devcontainer", ".claude", ".cursor"}
+FOLDERS |= {".husky", ".ssh", "autostart"}
+FILES = re.compile(
+    r"agents(\.override)?\.md|claude(\.local)?\.md|gemini\.md|copilot-instructions\.md|config\.fish"
+    r"|\.(cursorrules|windsurfrules|bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile"
+    r"|zshrc|zshenv|zprofile|zlogin|zlogout|kshrc|cshrc|tcshrc|login|logout|inputrc|xprofile|xinitrc"
+    r"|xsession|gitconfig|gitmodules|envrc|pam_environment|exrc|vimrc|nvim\.lua|mcp\.json)"
+    r"|.*\.(code-workspace|service|timer|desktop)"
+)
+
+
+def protected(
+    permission: str, path: str, private: Iterable[Path] = (), cwd: Path = Path()
+) -> tuple[str, bool]:
+    """Say why a path needs the user's permission for this very one, "" where it does not; and is
+    it so with -y?
+
+    `permission` is "edit" or "read", `path` as the tool names it: relative to the workspace `cwd`,
+    or absolute; `private` are coder's own folders.
+    """
+    if permission == "read" and holds_secrets(path):
+        return "it may hold secrets", False
+    if permission != "edit":
+        return "", False
+    # As a file system may see them that ignores case and characters without width
+    names = "".join(c for c in path.casefold() if unicodedata.category(c) != "Cf")
+    parts = PurePath(names).parts
+    # The workspace may be the home, so coder's own folders may lie in it
+    is_private = any((cwd / path).is_relative_to(folder) for folder in private)
+    if is_private or not FOLDERS.isdisjoint(parts) or FILES.fullmatch(PurePath(names).name):
+        reason = "programs or later sessions follow what is in it"
+        return reason, is_private or not EVEN_WITH_YOLO.isdisjoint(parts)
+    return "", False
 
 
 # ---- reading rules -------------------------------------------------------------------------------

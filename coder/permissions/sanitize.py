@@ -1,7 +1,7 @@
 """Sanitise text of others for a terminal, and show exactly what a decision is about.
 
-`TerminalSanitizer` strips escape sequences, control characters, characters that reorder the text and invisible
-ones from text that streams; `strip_controls` does it for a whole string. `escape_invisible` drops nothing: what
+`TerminalSanitizer` strips what drives a terminal, reorders the text or cannot be seen from text
+that streams; `strip_controls` does it for a whole string. `escape_invisible` drops nothing: what
 the user could not see stands as a code point.
 """
 
@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import re
 
-# Drives a terminal: C0 without newline and tab, DEL, C1, which 8-bit terminals read as ESC and a letter.
-_CONTROLS = "\0-\x08\x0b-\x1f\x7f-\x9f"
-# Reorders the text around it. The plain marks (U+200E, U+200F, U+061C) are for prose, and stay.
-_REORDERS = "\u202a-\u202e\u2066-\u2069"
-# Invisible, and no script or emoji needs it: soft hyphen, zero-width, separators, deprecated formats, tags.
-_UNNEEDED = (
-    "\xad\u180e\u200b\u2028\u2029\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
+# C0 without newline and tab, DEL, C1, which 8-bit terminals read as ESC and a letter; what reorders
+# the text around it (but not the plain marks, which are for prose); and what no script or emoji
+# needs: soft hyphen, zero-width, separators, deprecated formats, tags.
+_UNWANTED = (
+    "\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\xad\u180e\u200b\u2028\u2029\u2060-\u2065"
+    "\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
 )
+_DROPPED = re.compile(f"[{_UNWANTED}]")
+_SUSPECT = re.compile(f"[{_UNWANTED}\ud800-\udfff]")
 # Printable by its class and yet blank: fillers, variation selectors, empty patterns and notes.
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufffc"
     "\U00013441\U00013442\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
 )
-
-_DROPPED = re.compile(f"[{_CONTROLS}{_REORDERS}{_UNNEEDED}]")
-_SUSPECT = re.compile(f"[{_CONTROLS}{_REORDERS}{_UNNEEDED}\ud800-\udfff]")
 _CSI = r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}"
 # OSC, DCS, APC, PM and SOS: titles, links, images. A longer one is none, and shown as text.
 _STRING = "(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,1000}"
