@@ -1,8 +1,7 @@
 """The list of messages that is the state: building its entries, repairing it, making wire messages.
 
-Servers refuse a history in which a tool call has no result, a result has no call, or a string holds
-what their encoder rejects. `repair` runs before every request, so that a session is usable after
-anything; it is pure and idempotent.
+Servers refuse a history in which a tool call has no result or a result has no call. `repair` runs
+before every request, so that a session is usable after anything; it is pure and idempotent.
 """
 
 from __future__ import annotations

@@ -141,11 +141,6 @@ def test_an_empty_answer_is_asked_for_once_more_and_both_are_paid_for() -> None:
     assert [e.error.message for e in events if isinstance(e, Retry)] == ["the answer was empty"]
 
 
-def test_calls_that_were_announced_and_did_not_come_are_a_failed_attempt() -> None:
-    with serve(call(), Reply("", finish="tool_calls"), Reply("here")) as server:
-        assert ask(server, tools=[add])[1].text == "here"
-
-
 @pytest.mark.case("NET-08")
 def test_an_answer_cut_inside_its_calls_runs_none_of_them(tmp_path: Path) -> None:
     """Neither the one with valid arguments nor the one that is cut."""
@@ -279,12 +274,6 @@ def test_retry_after_is_waited_for_unless_it_is_too_long() -> None:
         _, result = ask(server)
         assert len(server.requests) == 1
     assert result.text == "Error: later (the server asks to wait 86400 s)"
-
-
-def test_one_connection_serves_a_run_also_after_errors_with_a_body() -> None:
-    with serve(call(), call(a=2, b=2), Reply("busy", status=503), Reply("done")) as server:
-        ask(server, tools=[add])
-        assert server.connections == 1 and len(server.requests) == 4
 
 
 # ---- the doom loop --------------------------------------------------------------------------
@@ -461,14 +450,6 @@ def test_the_output_of_an_aborted_tool_is_truncated_once() -> None:
     text = result.messages[-1]["content"]
     assert text.endswith("[aborted by the user]") and 29_900 < len(text) <= 30_000
     assert len(re.findall(r"truncated \d+ characters", text)) == 1
-
-
-def test_an_answer_that_a_compaction_replaces_is_counted() -> None:
-    full = Reply("cut", finish="length")
-    with serve(full, Reply("done")) as server:
-        _, result = ask(server, hooks=SHORTER, model={"context_window": 1})
-    assert len(server.requests) == 2
-    assert (result.usage.output, result.text) == (2, "done")
 
 
 def test_the_time_of_a_call_is_without_the_answers_to_a_hooks_question() -> None:

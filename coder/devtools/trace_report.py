@@ -325,6 +325,7 @@ def _line(record: Record) -> str:
     fields = {name: value for name, value in record.items() if name not in ("t", "type")}
     start = json.dumps(fields, ensure_ascii=False)[:160]
     whole = json.dumps(fields, ensure_ascii=False, indent=1)
+    whole = re.sub(r"(?<!\\)\\n", "\n", whole)  # lines of a text as such
     return _fold(f"{record['t']:.3f} s · {record['type']} · {start}", f"<pre>{_text(whole)}</pre>")
 
 
