@@ -6,11 +6,9 @@ The names in docstrings are rows of the features (A, E, K) and cases of the reli
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +17,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from coder.abort import Abort
-from coder.agent.compaction import PROMPT, Compaction, prune, size, transcript
+from coder.agent.compaction import PROMPT, Compaction, size, transcript
 from coder.ai import ChatModel
 from coder.devtools.replay import ScriptedModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer, events
@@ -27,7 +25,7 @@ from coder.events import Compacted, Event, MessageEnd, Nested, Notice, RunEnd, R
 from coder.history import convert_to_llm, repair, user
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
-from coder.types import Aborted, Completion, Limits, Message, ModelError, Request, Trigger, Usage
+from coder.types import Limits, Message, Request, Trigger, Usage
 from tests.harness import (
     FAST,
     all_of,
@@ -192,14 +190,6 @@ def test_the_threshold_is_the_window_less_a_buffer_of_at_most_a_quarter(
         assert (messages == before) is not expected and bool(compacted(seen)) is expected
 
 
-def test_what_came_since_the_last_answer_counts() -> None:
-    messages = [user("go"), *turns(2, 3_000), user("more"), calling("a", "b")]
-    messages += [result("a", 8_000), result("b", 8_000)]  # 4,000 tokens
-    compaction = Compaction(scripted(window=32_000))
-    for used, expected in ((19_900, False), (20_000, True)):
-        assert shorten(compaction, messages, usage=Usage(input=used))[1] is expected
-
-
 def test_a_window_smaller_than_what_we_believe_runs_through_overflows() -> None:
     """The server takes 8,000 tokens where we believe in 128,000."""
     script = limited(8_000, answering(dumping(12, 6_000)))
@@ -298,35 +288,6 @@ def test_output_that_the_model_has_not_seen_is_cut_to_shares_where_it_alone_is_t
     assert 9_000 < size(messages[2:]) / 4 <= 10_000 and len({len(o) for o in outputs}) == 1
 
 
-@pytest.mark.case("INV-06")
-def test_a_note_is_one_short_line_and_written_once() -> None:
-    """Instruction files that came with an output (agent/instructions.py) stay."""
-    block = '\n\n<instructions path="lib/AGENTS.md">\nUse tabs.\n\nAlways.\n</instructions>'
-    table: list[tuple[str, dict[str, Any], str, str]] = [
-        ("bash", {"command": "make\n  all"}, "bash make all", ""),
-        ("grep", {"pattern": "x" * 200}, f"grep {'x' * 80}", ""),
-        ("todo", {"items": [1]}, "todo", ""),
-        ("read", {"limit": 3, "path": "a b.py"}, "read a b.py", block * 2),
-    ]
-    for name, arguments, about, files in table:
-        call = calling("a", "b", name=name, **arguments)
-        output = result("a", content="code" * 500 + files)
-        messages = [user("go"), call, output, result("b", 150), said("done")]
-        once = prune(messages, 0)
-        extent = f"{2_000 + len(files):,} characters"
-        note = f"[Old tool output removed: {about}, {extent}. Run it again if you need it.]"
-        assert once[2]["content"] == note + files and messages[2] is output
-        assert once[3] is messages[3], "a note would save nothing"
-        assert all(a is b for a, b in zip(once, prune(once, 0)))
-
-
-def test_images_count_as_what_they_cost_and_not_by_their_bytes() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 400_000}}
-    chart = result("a", content=[{"type": "text", "text": "a chart"}, image, image])
-    messages = [user("look"), calling("a", "b"), chart, result("b", content=[image]), said("ok")]
-    assert 3 * 6_000 < size(messages) < 3 * 6_000 + 1_000 and size(prune(messages, 0)) < 1_000
-
-
 # ---- the call that summarises ---------------------------------------------------------------
 
 
@@ -345,7 +306,7 @@ def test_the_hidden_agent_gets_the_history_as_data_no_tools_and_five_headings() 
     system, text = contents(body["messages"])
     assert re.findall(r"## (\w+)", system) == HEADINGS and "do not follow instructions" in system
     called = 'calls read {"path": "src/x.py"}'
-    for part in ("[user]\nquestion 0", called, "[result of read]\ntttt", "answer 2", "the parser"):
+    for part in ("[user]\nquestion 0", called, "[tool]\ntttt", "answer 2", "the parser"):
         assert part in text, part
     assert "newest" not in text, "what stays is not summarised"
     assert text.count("</conversation>") == 1 and text.index("Now reply") < text.index("\n</conv")
@@ -364,17 +325,6 @@ def test_what_does_not_fit_is_cut_piece_by_piece_and_what_the_user_said_last() -
     earlier = user("fact " * 400) | {"meta": {"summary": True}}
     text = transcript([earlier, *turns(30, 9_000)], 60_000)
     assert text.startswith(f"[earlier summary]\n{'fact ' * 400}")
-
-
-def test_a_request_for_a_summary_that_overflows_is_halved_until_it_fits() -> None:
-    messages = [user("the first wish"), *turns(40, 3_000), user("newest")]
-    script = answering(lambda body: Reply("x"), limited(5_000, lambda body: Reply(SUMMARY)))
-    with ScriptedServer(script) as server:
-        seen, done = by_hand(Compaction(model_of(server)), messages)
-        sizes = [len(text) for text in summarising(server)]
-        assert done and 2 < len(sizes) < 8 and sizes == sorted(sizes, reverse=True)
-        assert all("the first wish" in text and "answer 39" in text for text in summarising(server))
-    assert not notices(seen)
 
 
 # ---- what stays -----------------------------------------------------------------------------
@@ -399,22 +349,8 @@ def test_a_summary_takes_the_place_of_what_is_old() -> None:
     assert event.messages == messages[:4] and event.before["tokens"] > 6_000
 
 
-def test_the_newest_steps_of_the_open_task_stay_as_far_as_they_fit() -> None:
-    screen, newest = {"role": "notification", "text": "saved " * 5_000}, steps(12, 2_000)
-    messages = [screen, user("the task"), *newest, screen]
-    model = scripted(window=8_000)
-    assert by_hand(Compaction(model), messages)[1]
-    assert messages[0]["meta"]["summary"] and messages[1]["content"] == "the task"
-    kept = messages[2:-1]
-    assert 0 < len(kept) < 24 and all(a is b for a, b in zip(kept, newest[-len(kept) :]))
-    assert messages[-1] is screen and "notification" not in str(model.requests[0])
-    messages = [user("go"), *steps(1_000, 800)]
-    assert by_hand(Compaction(scripted(window=200_000)), messages)[1]
-    assert 19_500 < size(messages[2:]) / 4 <= 20_000
-
-
 def test_of_the_newest_step_the_output_is_cut_and_one_with_a_long_call_is_summarised() -> None:
-    step = [calling("a", "b", path="x" * 3_000), result("a", 9_000), result("b", 9_000)]
+    step = [calling("a", "b"), result("a", 9_000), result("b", 9_000)]
     messages = [user("go"), *turns(3, 10), user("on"), said("z" * 14_000), *step]
     assert shorten(Compaction(scripted(window=8_000)), messages, "overflow")[1]
     assert_valid({"messages": convert_to_llm(messages)})
@@ -428,18 +364,17 @@ def test_of_the_newest_step_the_output_is_cut_and_one_with_a_long_call_is_summar
 
 @pytest.mark.case("INV-06")
 def test_what_was_demanded_is_known_after_any_number_of_summaries() -> None:
-    """The first message, the facts of earlier summaries, and the instruction files, each once."""
-    fact, note = "The port is 4711. " + "y" * 1_900, "<instructions>Use tabs.</instructions>"
+    """The first message, and the facts of earlier summaries."""
+    fact = "The port is 4711. " + "y" * 1_900
     model = scripted(*[Reply(f"{SUMMARY} and the colour is teal")] * 3, window=8_000)
     messages = [user(fact), said("yes"), *turns(3, 2_000)]
     for _ in range(3):
-        assert by_hand(Compaction(model, notes=lambda: [note]), messages)[1]
-        assert messages[0]["content"] == fact and contents(messages).count(note) == 1
+        assert by_hand(Compaction(model), messages)[1]
+        assert messages[0]["content"] == fact
         messages += turns(3, 2_000)
     assert sum(bool(each.get("meta", {}).get("summary")) for each in messages) == 1
     second = model.requests[1]["messages"][-1]["content"]
     assert "[earlier summary]" in second and "the colour is teal" in second
-    assert "Use tabs" not in second
 
 
 @pytest.mark.case("INV-02")
@@ -497,24 +432,18 @@ FAILURES = {
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_summary_that_fails_leaves_the_history_and_is_reported_once(failure: str) -> None:
     """One request, one notice, and the run goes on; the next attempt is made when the history has grown."""
-    messages = talk(4, 7_000)
-    before = messages[:]
-    summaries = one_by_one(FAILURES[failure], Reply(SUMMARY))
-    for parts, count in ((4, 1), (10, 2)):
+    for parts, grown in ((4, False), (14, True)):
+        messages = talk(4, 7_000)
+        before, summaries = messages[:], one_by_one(FAILURES[failure], Reply(SUMMARY))
         with ScriptedServer(answering(dumping(parts, 400), summaries)) as server:
             model = ChatModel("m", base_url=server.url, idle_timeout=0.3, **SMALL)
-            seen, result = ask(
-                server, messages=messages, tools=[dump], model=SMALL, hooks=Compaction(model)
-            )
+            options = {"messages": messages, "tools": [dump], "model": SMALL}
+            seen, result = ask(server, hooks=Compaction(model), **options)
             assert_all_valid(server)
-        assert (result.stop_reason, result.text) == ("stop", "done")
-        if count == 1:
-            assert len(summarising(server)) == 1 and not compacted(seen)
-            assert messages[: len(before)] == before and len(messages) == len(before) + 10
-            [notice] = notices(seen)
-            assert notice.startswith("The conversation was not summarised and stays as it is: ")
-        else:
-            assert strategies(seen) == ["summary"]
+        assert (result.stop_reason, result.text, len(notices(seen))) == ("stop", "done", 1)
+        assert notices(seen)[0].startswith("The conversation was not summarised and stays as it is")
+        assert len(summarising(server)) == 1 + grown and bool(compacted(seen)) is grown
+        assert grown or messages[: len(before)] == before
 
 
 def test_a_summary_that_is_too_long_is_cut_and_one_that_shortens_nothing_is_not_taken() -> None:
@@ -543,20 +472,8 @@ def test_a_history_with_open_calls_can_be_compacted() -> None:
         assert_all_valid(server)
 
 
-@pytest.fixture
-def ctrl_c() -> Generator[None, None, None]:
-    """SIGINT as in a program in the foreground; a job of a shell's is started with it switched off."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.case("ABT-08")
-@pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("how", ["the token", "Ctrl+C"])
-def test_an_abort_while_it_summarises_leaves_the_history_and_the_next_message_works(
-    how: str,
-) -> None:
+def test_an_abort_while_it_summarises_leaves_the_history_and_the_next_message_works() -> None:
     release, abort, messages = threading.Event(), Abort(), talk(4, 7_000)
     before, seen = messages[:], list[Event]()
 
@@ -569,42 +486,22 @@ def test_an_abort_while_it_summarises_leaves_the_history_and_the_next_message_wo
 
         def stop() -> None:
             until(lambda: summarising(server), "the request for a summary")
-            abort.set() if how == "the token" else os.kill(os.getpid(), signal.SIGINT)
+            abort.set()
 
         thread = threading.Thread(target=stop)
         thread.start()
         model = model_of(server, 8_000)
         run = run_loop(messages, model, prompt="one", hooks=compaction, retry=FAST, abort=abort)
-        try:
-            with promptly():
-                seen.extend(run)
-        except KeyboardInterrupt:
-            assert how == "Ctrl+C"
-        finally:
-            release.set()
-            thread.join()
+        with promptly():
+            seen.extend(run)
+        release.set()
+        thread.join()
         assert isinstance(seen[-1], RunEnd) and seen[-1].stop_reason == "aborted"
         assert not compacted(seen) and messages[:-1] == before and messages[-1]["content"] == "one"
         seen, result = ask(server, "two", messages=messages, hooks=compaction, model=SMALL)
         assert_all_valid(server)
         assert contents(asked_of(server)[-1]["messages"])[-1] == "two"
     assert result.text == "fine" and len(compacted(seen)) == 1
-
-
-def test_a_model_that_reports_an_abort_as_an_error_is_aborted_all_the_same() -> None:
-    class Closing:
-        name, context_window = "m", 8_000
-
-        def stream(self, request: Request, abort: Abort) -> Generator[Event, None, Completion]:
-            abort.set()
-            raise ModelError("overflow", "the connection was closed")
-            yield Notice("never")
-
-    messages = talk(4, 7_000)
-    before = messages[:]
-    with pytest.raises(Aborted):
-        by_hand(Compaction(Closing()), messages)
-    assert messages == before
 
 
 # ---- any conversation, and a long one -------------------------------------------------------

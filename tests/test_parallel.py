@@ -16,9 +16,9 @@ from coder.devtools.scripted import Reply
 from coder.events import Event, PermissionAsked, ToolEnd, ToolStart, ToolUpdate
 from coder.hooks import FunctionHooks
 from coder.loop import run_loop
-from coder.toolset import Tool, ToolContext, tool
+from coder.toolset import Tool, ToolContext
 from coder.types import Message, ToolCall, ToolResult
-from tests.harness import ask, assert_all_valid, serve, types
+from tests.harness import ask, assert_all_valid, contents, quick, serve, types
 from tests.terminal import promptly, until
 
 
@@ -32,43 +32,23 @@ class Meeting:
 
     @property
     def tools(self) -> list[Tool]:
-        @tool(concurrent=True)
         def look(name: str) -> str:
-            """Look, together with the others.
-
-            name: at what
-            """
             self.barrier.wait()
             self.order.append(name)
             return f"saw {name}"
 
-        @tool(concurrent=True)
         def last(name: str) -> Generator[str, None, str]:
-            """Look, and end when it is released.
-
-            name: at what
-            """
             self.barrier.wait()
             yield f"{name} waits"
             assert self.released.wait(20)
             self.order.append(name)
             return f"saw {name}"
 
-        @tool
-        def change(name: str) -> str:
-            """Change something.
+        def sleep(name: str) -> None:
+            self.barrier.wait()
+            self.released.wait(30)
 
-            name: what
-            """
-            self.order.append(name)
-            return f"changed {name}"
-
-        @tool(concurrent=True)
         def wait(ctx: ToolContext, name: str) -> Generator[str, None, str]:
-            """Wait for an abort.
-
-            name: who
-            """
             yield f"{name} began"
             self.barrier.wait()
             try:
@@ -77,15 +57,15 @@ class Meeting:
                 self.order.append(name)
             return "?"
 
-        return [look, last, change, wait]
+        def change(name: str) -> None:
+            self.order.append(name)
+
+        side_by_side = [quick(each, concurrent=True) for each in (look, last, sleep, wait)]
+        return [*side_by_side, quick(change)]
 
 
 def calls(*pairs: tuple[str, str]) -> Reply:
     return Reply(calls=[(name, {"name": about}) for name, about in pairs])
-
-
-def outputs(messages: list[Message]) -> list[Any]:
-    return [message["content"] for message in messages if message["role"] == "tool"]
 
 
 def places(events: list[Event], kind: type[Event]) -> list[int]:
@@ -103,11 +83,9 @@ def test_calls_that_change_nothing_run_side_by_side_and_results_are_in_the_answe
         events, result = ask(server, tools=ParallelTools(meeting.tools), each=release)
         assert_all_valid(server)
     assert result.stop_reason == "stop" and meeting.order[-1] == "a"
-    assert outputs(result.messages) == ["saw a", "saw b", "saw c"]
+    assert contents(result.messages, "tool") == ["saw a", "saw b", "saw c"]
     assert max(places(events, ToolStart)) < min(places(events, ToolEnd))
     assert [event.text for event in events if isinstance(event, ToolUpdate)] == ["a waits"]
-    ids = [event.id for event in events if isinstance(event, ToolStart)]
-    assert [m["tool_call_id"] for m in result.messages if m["role"] == "tool"] == ids
 
 
 def test_a_call_that_changes_something_waits_for_those_before_it_and_those_behind_wait_for_it() -> (
@@ -126,12 +104,7 @@ def test_a_call_that_changes_something_waits_for_those_before_it_and_those_behin
 def test_no_more_than_eight_run_at_a_time_and_one_alone_in_the_runs_own_thread() -> None:
     running, most, where, lock = 0, 0, list[threading.Thread](), threading.Lock()
 
-    @tool(concurrent=True)
     def look(name: str) -> str:
-        """Look.
-
-        name: at what
-        """
         nonlocal running, most
         with lock:
             running, most = running + 1, max(most, running + 1)
@@ -143,9 +116,9 @@ def test_no_more_than_eight_run_at_a_time_and_one_alone_in_the_runs_own_thread()
 
     pairs = [("look", str(number)) for number in range(20)]
     with serve(calls(*pairs), calls(("look", "x")), Reply("done")) as server:
-        _, result = ask(server, tools=ParallelTools([look]))
-    assert outputs(result.messages) == [*map(str, range(20)), "x"] and 1 < most <= MAX_WORKERS
-    assert where[-1] is threading.main_thread() is not where[0]
+        _, result = ask(server, tools=ParallelTools([quick(look, concurrent=True)]))
+    assert contents(result.messages, "tool") == [*map(str, range(20)), "x"]
+    assert 1 < most <= MAX_WORKERS and where[-1] is threading.main_thread() is not where[0]
 
 
 def test_hooks_are_called_in_the_runs_thread_in_the_order_of_the_answer() -> None:
@@ -164,19 +137,15 @@ def test_hooks_are_called_in_the_runs_thread_in_the_order_of_the_answer() -> Non
     hooks = FunctionHooks(before_tool_call=before, after_tool_call=after)
     with serve(calls(("look", "a"), ("look", "b"), ("look", "c")), Reply("done")) as server:
         _, result = ask(server, tools=ParallelTools(meeting.tools), hooks=hooks)
-    assert outputs(result.messages) == ["saw a!", "answered by the hook!", "saw c!"]
+    outputs = ["saw a!", "answered by the hook!", "saw c!"]
+    assert contents(result.messages, "tool") == outputs
     assert seen[:4] == [("before", "a"), ("before", "b"), ("after", "b"), ("before", "c")]
 
 
 def test_a_question_is_answered_before_its_tool_goes_on_while_others_run() -> None:
     meeting = Meeting(2)
 
-    @tool(concurrent=True)
     def outside(ctx: ToolContext, name: str) -> Generator[Event, None, str]:
-        """Go there.
-
-        name: where
-        """
         meeting.barrier.wait()
         asked = PermissionAsked(ctx.call_id, "external_directory", name, name)
         yield asked
@@ -187,8 +156,9 @@ def test_a_question_is_answered_before_its_tool_goes_on_while_others_run() -> No
             event.reply("once" if event.pattern == "a" else "no")
 
     with serve(calls(("outside", "a"), ("outside", "b")), Reply("done")) as server:
-        _, result = ask(server, tools=ParallelTools([outside]), each=reply)
-    assert outputs(result.messages) == ["once", "no"]
+        tools = ParallelTools([quick(outside, concurrent=True)])
+        _, result = ask(server, tools=tools, each=reply)
+    assert contents(result.messages, "tool") == ["once", "no"]
 
 
 # ---- ends in the middle ---------------------------------------------------------------------
@@ -196,27 +166,15 @@ def test_a_question_is_answered_before_its_tool_goes_on_while_others_run() -> No
 
 def test_an_abort_reaches_all_and_a_tool_that_does_not_look_at_it_is_abandoned() -> None:
     meeting, abort = Meeting(4), Abort()
-
-    @tool(concurrent=True)
-    def sleep(name: str) -> str:
-        """Sleep on, whatever happens.
-
-        name: who
-        """
-        meeting.barrier.wait()
-        meeting.released.wait(30)
-        return "awake"
-
     threading.Thread(target=lambda: (meeting.barrier.wait(), abort.set()), daemon=True).start()
-    with (
-        serve(calls(("sleep", "a"), ("wait", "b"), ("wait", "c")), Reply("done")) as server,
-        promptly(10),
-    ):
-        events, result = ask(server, tools=ParallelTools([*meeting.tools, sleep]), abort=abort)
+    pairs = [("sleep", "a"), ("wait", "b"), ("wait", "c")]
+    with serve(calls(*pairs), Reply("done")) as server, promptly(10):
+        events, result = ask(server, tools=ParallelTools(meeting.tools), abort=abort)
     meeting.released.set()
     assert result.stop_reason == "aborted" and sorted(meeting.order) == ["b", "c"]
     aborted = "[aborted by the user]"
-    assert outputs(result.messages) == [aborted, f"b began\n{aborted}", f"c began\n{aborted}"]
+    outputs = [aborted, f"b began\n{aborted}", f"c began\n{aborted}"]
+    assert contents(result.messages, "tool") == outputs
     assert types(events).count("tool_end") == 3
 
 
@@ -227,7 +185,7 @@ def test_a_consumer_that_breaks_off_leaves_ended_tools_and_a_history_in_order(
     meeting, messages = Meeting(2), list[Message]()
     with serve(calls(("wait", "a"), ("wait", "b")), Reply("done")) as server:
         model = ChatModel("m", base_url=server.url)
-        run = run_loop(messages, model, ParallelTools(meeting.tools), prompt="go")
+        run: Any = run_loop(messages, model, ParallelTools(meeting.tools), prompt="go")
         next(event for event in run if isinstance(event, ToolUpdate))
         if error is None:
             run.close()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import grp
 import json
 import os
-import pwd
 import sys
 from pathlib import Path
 
@@ -56,7 +54,7 @@ CALL = Reply(calls=[("forecast", {"city": "Oslo"})])
 def test_a_file_registers_a_tool_a_hook_a_command_and_a_subscriber(tmp_path: Path) -> None:
     (tmp_path / "weather.py").write_text(WHOLE)
     plugins = load_plugins(tmp_path)
-    assert [each.name for each in plugins.loaded] == ["weather.py"] and plugins.problems == []
+    assert plugins.problems == []
     with serve(CALL, Reply("done")) as server:
         ask(server, tools=plugins.tools, hooks=HookChain(*plugins.hooks), each=plugins.notify)
     assert server.requests[1]["messages"][-1]["content"] == "rain and a ****** in Oslo"
@@ -66,11 +64,6 @@ def test_a_file_registers_a_tool_a_hook_a_command_and_a_subscriber(tmp_path: Pat
     assert [(each.name, each.function("Oslo"), each.help) for each in plugins.commands[:1]] == [
         ("umbrella", "yes, in Oslo", "do I need one?")
     ]
-
-
-def test_there_is_nothing_where_there_is_no_folder(tmp_path: Path) -> None:
-    plugins = load_plugins(tmp_path / "none")
-    assert not (plugins.tools or plugins.hooks or plugins.commands or plugins.problems)
 
 
 FINE = "def fine() -> str:\n    '''F.'''\n    return ''\n"
@@ -99,17 +92,7 @@ def test_a_broken_plugin_is_reported_and_left_out_whole(
     plugins = load_plugins(tmp_path, taken={"bash"})
     [line] = plugins.problems
     assert line.startswith("The plugin a_broken.py is skipped: ") and problem in line
-    assert [each.name for each in plugins.loaded] == ["b_weather.py"]
     assert [each.name for each in plugins.tools] == ["forecast"]
-
-
-def test_a_tool_that_another_plugin_has_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(WHOLE)
-    (tmp_path / "b.py").write_text(WHOLE)
-    plugins = load_plugins(tmp_path)
-    assert [each.name for each in plugins.loaded] == [
-        "a.py"
-    ] and "the name forecast is taken" in plugins.problems[0]
 
 
 def test_a_subscriber_that_fails_is_told_of_once_and_hears_no_more(tmp_path: Path) -> None:
@@ -127,19 +110,6 @@ def test_a_subscriber_that_fails_is_told_of_once_and_hears_no_more(tmp_path: Pat
         "run_start",
         "run_end",
     ]
-
-
-def test_a_hook_of_a_plugin_is_guarded(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(
-        "from coder import Hooks\nclass Bad(Hooks):\n    def before_tool_call(self, call, ctx): 1 / 0\n"
-        "def setup(api):\n    api.add_hook(Bad())"
-    )
-    (tmp_path / "b.py").write_text(WHOLE)
-    plugins = load_plugins(tmp_path)
-    with serve(CALL, Reply("done")) as server:
-        events, result = ask(server, tools=plugins.tools, hooks=HookChain(*plugins.hooks))
-    assert result.stop_reason == "stop" and "rain" in server.requests[1]["messages"][-1]["content"]
-    assert [event.hook for event in events if event.type == "hook_failed"] == ["a.py: Bad"]  # type: ignore[attr-defined]
 
 
 # ---- whose a file is -------------------------------------------------------------------------------------
@@ -172,13 +142,7 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_only_the_user_may_write_to_is_run(own: Path) -> None:
-    assert problems_of(own) == [] and (own.parent / "ran").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"), [("a.py", 0o646), ("hooks.json", 0o602), (".", 0o757), (".", 0o1777)]
-)
+@pytest.mark.parametrize(("name", "mode"), [("a.py", 0o646), ("hooks.json", 0o602), (".", 0o1777)])
 def test_what_others_may_write_to_is_reported_and_not_run(own: Path, name: str, mode: int) -> None:
     (own / name).chmod(mode)
     problems = problems_of(own)
@@ -189,34 +153,14 @@ def test_what_others_may_write_to_is_reported_and_not_run(own: Path, name: str, 
 
 
 @as_root
-@pytest.mark.parametrize("name", ["a.py", "hooks.json", "."])
-def test_what_belongs_to_another_user_is_reported_and_not_run(own: Path, name: str) -> None:
-    os.chown(own / name, STRANGER, -1)
-    problems = problems_of(own)
-    assert len(problems) == (2 if name == "." else 1)
-    assert all(line.endswith(f"{own / name} belongs to another user") for line in problems)
-    assert (own.parent / "ran").exists() == (name == "hooks.json")
-
-
-@as_root
-@pytest.mark.parametrize("group", [STRANGER, 1], ids=["of nobody", "daemon"])
-def test_no_group_of_others_may_write(own: Path, group: int) -> None:
-    (own / "hooks.json").chmod(0o664)
-    os.chown(own / "hooks.json", -1, group)
+def test_what_belongs_to_another_user_or_a_group_of_others_may_write_is_not_run(own: Path) -> None:
+    os.chown(own / "a.py", STRANGER, -1)
     [problem] = problems_of(own)
-    assert "other users can write to" in problem
-
-
-def test_a_group_of_the_user_alone_may_write(own: Path) -> None:
-    """Systems with umask 002 give each user such a group."""
-    me, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid())
-    users = {user.pw_name for user in pwd.getpwall() if user.pw_gid == group.gr_gid}
-    if {*group.gr_mem, *users} != {me}:
-        pytest.skip("the group of this process is not its user's alone")
-    for place in (own, own / "a.py", own / "hooks.json"):
-        place.chmod(0o775)
-        os.chown(place, -1, group.gr_gid)
-    assert problems_of(own) == [] and (own.parent / "ran").exists()
+    assert problem.endswith(f"{own / 'a.py'} belongs to another user")
+    assert not (own.parent / "ran").exists()
+    (own / "hooks.json").chmod(0o664)
+    os.chown(own / "hooks.json", -1, STRANGER)
+    assert "other users can write to" in problems_of(own)[1]
 
 
 @pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o777, False), (0o1777, True)])
@@ -298,6 +242,7 @@ def test_nothing_is_loaded_from_the_working_folder(tmp_path: Path) -> None:
 
 
 def test_commands_of_plugins_at_the_prompt(tmp_path: Path) -> None:
+    """One that is taken is reported; controls in what it returns are taken out."""
     add_plugin(tmp_path, "weather.py", WHOLE)
     add_plugin(
         tmp_path,

@@ -13,12 +13,11 @@ from coder.agent.profiles import BUILT_IN, choices, system_prompt
 from coder.agent.subagent import Subagents
 from coder.cli.setup import PATCHING, TOOLS
 from coder.devtools.scripted import Reply
-from coder.hooks import HookChain
 from coder.permissions.sandbox import Sandbox
 from coder.tools.files import read
 from coder.toolset import Tool, Toolset
 from coder.types import ToolCall, ToolResult
-from tests.harness import ask, serve
+from tests.harness import ask, contents, serve
 
 
 def put(path: Path, text: str) -> Path:
@@ -28,34 +27,25 @@ def put(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("tools", [TOOLS, PATCHING])
-@pytest.mark.parametrize("model", ["gpt-5", "gemini-3-pro", "qwen3-coder", "claude-5", ""])
-@pytest.mark.parametrize("sandboxed", [True, False])
+@pytest.mark.parametrize("model", ["gpt-5", "gemini-3-pro", "qwen3-coder", ""])
 def test_prompt_and_tools_are_under_five_point_seven_kilobytes(
-    tools: tuple[Tool, ...], model: str, sandboxed: bool
+    tools: tuple[Tool, ...], model: str
 ) -> None:
     """pi sends 5.7 KB with a plain request, kimi-cli 48.8, codex 39.5."""
-    task = Subagents(
-        choices(BUILT_IN, "subagent", "all"), lambda spec, session_id: pytest.fail("not run")
-    ).tool
-    offered = Sandbox("/").tools([*tools, task]) if sandboxed else [*tools, task]
-    schemas = json.dumps([each.schema for each in offered])
-    assert (
-        len(system_prompt(Path("/home/somebody/project"), model).encode()) + len(schemas.encode())
-        < 5_700
-    )
+    agents = choices(BUILT_IN, "subagent", "all")
+    task = Subagents(agents, lambda spec, session_id: pytest.fail("not run")).tool
+    schemas = json.dumps([each.schema for each in Sandbox("/").tools([*tools, task])])
+    prompt = system_prompt(Path("/home/somebody/project"), model)
+    assert len(prompt.encode()) + len(schemas.encode()) < 5_700
 
 
 def test_the_prompt_names_the_place_and_what_a_family_needs_to_be_told(tmp_path: Path) -> None:
     plain, family = system_prompt(tmp_path), system_prompt(tmp_path, "openai/gpt-5-codex")
-    assert (
-        str(tmp_path) in plain
-        and "do not stop at a plan" in family
-        and "do not stop at a plan" not in plain
-    )
-    assert system_prompt(tmp_path, "x") == plain
+    assert str(tmp_path) in plain and system_prompt(tmp_path, "x") == plain
+    assert "do not stop at a plan" in family and "do not stop at a plan" not in plain
 
 
-# ---- instruction files -------------------------------------------------------------------------------------
+# ---- instruction files ----------------------------------------------------------------------
 
 
 def paths(cwd: Path, config: Path | None = None) -> list[str]:
@@ -64,41 +54,37 @@ def paths(cwd: Path, config: Path | None = None) -> list[str]:
 
 def test_the_users_come_first_then_from_the_repositorys_root_down(tmp_path: Path) -> None:
     ws, config = tmp_path / "ws", tmp_path / "config"
-    put(config / "AGENTS.md", "mine")
-    put(tmp_path / "AGENTS.md", "above the repository")
-    put(ws / "AGENTS.md", "root")
-    put(ws / "CLAUDE.md", "not read: there is an AGENTS.md")
-    put(ws / "a" / "b" / "c" / "ETCODE.md", "beside it")
-    put(ws / "a" / "CLAUDE.md", "a")
-    put(ws / "a" / "b" / "AGENTS.md", "  \n")
-    put(ws / "a" / "b" / "c" / "AGENTS.md", "c")
+    for path, text in (
+        (config / "AGENTS.md", "mine"),
+        (tmp_path / "AGENTS.md", "above the repository"),
+        (ws / "AGENTS.md", "root"),
+        (ws / "CLAUDE.md", "not read: there is an AGENTS.md"),
+        (ws / "a" / "CLAUDE.md", "a"),
+        (ws / "a" / "b" / "AGENTS.md", "  \n"),
+        (ws / "a" / "b" / "c" / "AGENTS.md", "c"),
+        (ws / "a" / "b" / "c" / "ETCODE.md", "beside it"),
+    ):
+        put(path, text)
+    assert paths(ws / "a") == ["CLAUDE.md"], "without a repository"
     (ws / ".git").mkdir()
+    nearest = ["a/b/c/AGENTS.md", "a/b/c/ETCODE.md"]
     assert paths(ws / "a" / "b" / "c", config) == [
         "~/AGENTS.md",
         "AGENTS.md",
         "a/CLAUDE.md",
-        "a/b/c/AGENTS.md",
-        "a/b/c/ETCODE.md",
+        *nearest,
     ]
-    assert paths(ws) == ["AGENTS.md"]
+    assert paths(ws) == ["AGENTS.md"] and paths(tmp_path / "none") == []
     prompt = system_prompt(ws, files=instructions(ws / "a", config))
     assert prompt.index(">\nmine\n<") < prompt.index(">\nroot\n<") < prompt.index(">\na\n<")
 
 
-def test_without_a_repository_only_the_folder_itself_counts(tmp_path: Path) -> None:
-    put(tmp_path / "AGENTS.md", "above")
-    put(tmp_path / "ws" / "AGENTS.md", "here")
-    assert [each.text for each in instructions(tmp_path / "ws")] == ["here"] and instructions(
-        tmp_path / "none"
-    ) == []
-
-
-def test_a_file_that_leads_out_of_the_repository_is_left_out(tmp_path: Path) -> None:
-    secret = put(tmp_path / "id_rsa", "-----BEGIN")
-    ws = tmp_path / "ws"
+def test_a_file_that_leads_out_of_the_repository_is_left_out_and_reported(tmp_path: Path) -> None:
+    secret, ws, reports = put(tmp_path / "id_rsa", "-----BEGIN"), tmp_path / "ws", list[str]()
     ws.mkdir()
     (ws / "AGENTS.md").symlink_to(secret)
-    assert instructions(ws) == []
+    assert instructions(ws, report=reports.append) == []
+    assert [line.partition(":")[0] for line in reports] == ["AGENTS.md is ignored"]
     put(ws / "docs" / "real.md", "linked inside")
     (ws / "AGENTS.md").unlink()
     (ws / "AGENTS.md").symlink_to("docs/real.md")
@@ -111,9 +97,6 @@ def test_what_is_no_file_is_not_waited_for_and_no_text_hides(tmp_path: Path) -> 
     [found] = instructions(tmp_path)
     assert found.text.startswith("be nice<U+200B><U+E0041><U+001B>[8m<U+202E>")
     assert str(found).count("</instructions>") == 1 and "Free." in str(found)
-    (tmp_path / "CLAUDE.md").unlink()
-    (tmp_path / "CLAUDE.md").mkdir()
-    assert instructions(tmp_path) == []
 
 
 def test_all_of_them_have_a_limit_and_the_nearest_is_kept(tmp_path: Path) -> None:
@@ -121,12 +104,8 @@ def test_all_of_them_have_a_limit_and_the_nearest_is_kept(tmp_path: Path) -> Non
     put(tmp_path / "AGENTS.md", "far " * LIMIT)
     put(tmp_path / "sub" / "AGENTS.md", "n" * (LIMIT - 10))
     far, near = instructions(tmp_path / "sub")
-    assert near.text == "n" * (LIMIT - 10)
-    assert (
-        far.text.startswith("far far fa\n[cut: ")
-        and far.text.endswith("more characters]")
-        and len(far.text) < 80
-    )
+    assert near.text == "n" * (LIMIT - 10) and len(far.text) < 80
+    assert far.text.startswith("far far fa\n[cut: ") and far.text.endswith("more characters]")
 
 
 def test_those_of_sub_folders_come_with_the_first_file_that_is_read_there(tmp_path: Path) -> None:
@@ -134,41 +113,35 @@ def test_those_of_sub_folders_come_with_the_first_file_that_is_read_there(tmp_pa
         put(tmp_path / folder / name, f"about {folder}")
     for name in ("top", "a/one", "a/b/two", "a/b/three"):
         put(tmp_path / name, f"{name}\n")
-    hook = FolderInstructions(tmp_path, instructions(tmp_path))
+    files = FolderInstructions(tmp_path, instructions(tmp_path))
     paths = ["top", "a/none", "a/b/two", "a/one", "a/b/three", "../x", "a/AGENTS.md"]
     calls = [Reply(calls=[("read", {"path": path})]) for path in paths]
     with serve(*calls, Reply("done")) as server:
-        ask(server, tools=Toolset([read], cwd=tmp_path), hooks=HookChain(hook.hooks))
-        results = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
+        ask(server, tools=Toolset([read], cwd=tmp_path), hooks=files.hooks)
+        results = contents(server.requests[-1]["messages"], "tool")
     counts = [text.count("about") for text in results]
     assert counts == [0, 0, 2, 0, 0, 0, 1], "one that is read itself is not added"
     first = results[2]
     assert first.index("two") < first.index("about a\n") < first.index("about a/b\n")
-    [note] = hook.notes()
-    assert note.count("about a") == 2
 
 
-def instruct(folder: Path, *names: str) -> FolderInstructions:
-    """A hook that has seen these files being read, one after the other."""
-    hook = FolderInstructions(folder)
-    for name in names:
-        hook.after_tool_call(ToolCall("a", "read", {"path": name}), ToolResult("1\tx"))
-    return hook
-
-
-def test_those_of_sub_folders_have_a_limit_together_and_come_again_in_another_conversation(
+def test_those_of_sub_folders_have_a_limit_and_come_again_in_a_shorter_conversation(
     tmp_path: Path,
 ) -> None:
     for name in "abc":
         put(tmp_path / name / "AGENTS.md", f"about {name} " + name * LIMIT)
         put(tmp_path / name / "file", "x")
-    hook = instruct(tmp_path, "a/file", "b/file", "c/file")
-    assert [each.path for each in hook.added] == ["a/AGENTS.md"]
-    assert hook.added[0].text.endswith("[cut: 8 more characters]")
-    assert len(hook.notes()[0]) < LIMIT + 200
-    hook.forget()
-    again = hook.after_tool_call(ToolCall("a", "read", {"path": "b/file"}), ToolResult("1\tx"))
-    assert again and "about b" in str(again.content)
+
+    def reading(name: str) -> str:
+        call = ToolCall("a", "read", {"path": f"{name}/file"})
+        return str(getattr(files.after_tool_call(call, ToolResult("1\tx")), "content", ""))
+
+    files = FolderInstructions(tmp_path)
+    texts = [reading(name) for name in "abc"]
+    assert ["about" in text for text in texts] == [True, False, False]
+    assert "[cut: 8 more characters]" in texts[0]
+    files.hooks.on_compacted([])
+    assert "about b" in reading("b")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -179,13 +152,12 @@ def test_above_the_folder_only_what_belongs_to_us_the_system_or_its_owner_counts
     put(shared / "AGENTS.md", "a trap")
     put(ws / "AGENTS.md", "here")
     (shared / ".git").mkdir()
-    assert paths(ws) == ["AGENTS.md", "ws/AGENTS.md"]
-    os.chown(shared / "AGENTS.md", 4711, 4711)
-    assert paths(ws) == ["ws/AGENTS.md"]
-    os.chown(ws, 4711, 4711)
-    assert paths(ws) == ["AGENTS.md", "ws/AGENTS.md"]
-    os.chown(ws, 0, 0)
-    os.chown(shared / ".git", 4711, 4711)
-    assert paths(ws) == ["AGENTS.md"]
-    os.chown(ws / "AGENTS.md", 4711, 4711)
-    assert [each.text for each in instructions(ws)] == ["here"]
+    for place, owner, expected in (
+        (ws, 0, ["AGENTS.md", "ws/AGENTS.md"]),
+        (shared / "AGENTS.md", 4711, ["ws/AGENTS.md"]),
+        (ws, 4711, ["AGENTS.md", "ws/AGENTS.md"]),
+        (ws, 0, ["ws/AGENTS.md"]),
+        (shared / ".git", 4711, ["AGENTS.md"]),
+    ):
+        os.chown(place, owner, owner)
+        assert paths(ws) == expected

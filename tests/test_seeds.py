@@ -7,9 +7,6 @@ test_relay.py.
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import copy
 import json
 import os
 import subprocess
@@ -32,8 +29,6 @@ from coder.events import (
     Compacted,
     Event,
     MessageEnd,
-    Nested,
-    PermissionAsked,
     QuestionAsked,
     StepEnd,
     TextDelta,
@@ -44,11 +39,7 @@ from coder.events import (
 from coder.history import user
 from coder.hooks import FunctionHooks
 from coder.loop import run_loop
-from coder.permissions.permissions import Permissions
-from coder.permissions.rules import rules_of
 from coder.providers.errors import RetryPolicy
-from coder.sessions.recorder import SessionStore
-from coder.tool_calls import MAX_CALLS, TOO_MANY
 from coder.toolset import ToolContext, Toolset, tool
 from coder.types import Completion, Limits, Message, ModelError, Request, ToolResult, Usage
 from tests.harness import (
@@ -202,52 +193,6 @@ def test_a_request_is_the_prompt_the_messages_and_the_tools() -> None:
     assert "PRIVATE" not in f"{server.requests}{agent.messages}"
 
 
-def pictures(body: Body) -> list[bytes]:
-    """The bytes of all pictures of a request."""
-    lists = [content for content in contents(body["messages"]) if isinstance(content, list)]
-    parts = [part for each in lists for part in each if part["type"] == "image_url"]
-    urls = [part["image_url"]["url"].partition("data:image/png;base64,") for part in parts]
-    return [base64.b64decode(data, validate=True) for _, _, data in urls]
-
-
-def test_pictures_in_a_prompt_and_in_a_result_arrive_byte_by_byte() -> None:
-    """P12, P43, P44."""
-    red, blue = bytes(range(256)), bytes(range(255, -1, -1))
-
-    @quick
-    def look() -> list[dict[str, Any]]:
-        url = f"data:image/png;base64,{base64.b64encode(blue).decode()}"
-        return [
-            {"type": "text", "text": "blue"},
-            {"type": "image_url", "image_url": {"url": url}},
-        ]
-
-    image = {"type": "image", "data": base64.b64encode(red).decode(), "mimeType": "image/png"}
-    with serve(Reply(calls=[("look", {})]), Reply("Red and blue.")) as server:
-        agent = agent_of(server, tools=[look])
-        agent.prompt("What colours?", [image, image])
-        assert_all_valid(server)
-        assert [pictures(body) for body in server.requests] == [[red, red], [red, red, blue]]
-        in_request = roles(server.requests[1]["messages"])
-    assert in_request == ["user", "assistant", "tool", "user"], "a result of its own is text"
-    assert roles(agent.messages) == ["user", "assistant", "tool", "assistant"]
-
-
-def test_messages_for_the_screen_may_stand_anywhere_and_reach_no_server() -> None:
-    """P02, P04: between a call and its result, too, where a server would refuse them."""
-    function = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
-    call = said("") | {"tool_calls": [{"id": "a", "type": "function", "function": function}]}
-    answer = {"role": "tool", "tool_call_id": "a", "content": "3"}
-    notice = {"role": "notification", "text": "for the screen"}
-    with serve(Reply("ok")) as server:
-        agent = agent_of(server, messages=[notice, user("add"), call, notice, answer])
-        agent.prompt([notice, user("and?")])
-        assert_all_valid(server)
-        assert roles(server.requests[0]["messages"]) == ["user", "assistant", "tool", "user"]
-        assert "screen" not in str(server.requests)
-    assert roles(agent.messages).count("notification") == 3
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -315,31 +260,6 @@ def test_new_messages_are_those_that_ended_and_the_result_has_them_all() -> None
     assert [step.message, *step.tool_results] == result.messages[3:5]
 
 
-def test_reset_forgets_the_conversation_the_queues_and_the_error_and_nothing_else() -> None:
-    """P52, P53."""
-    with serve(Reply("no", status=400)) as server:
-        agent = agent_of(server, system="Be brief.", reasoning="low", session_id="s1")
-        state, model, tools = agent.state, agent.state.model, agent.state.tools
-        agent.run("go")
-        agent.steer("x")
-        agent.follow_up("y")
-        assert state.error and agent.has_queued_messages and agent.messages
-        agent.reset()
-    state = agent.state
-    assert (state.error, agent.has_queued_messages, agent.messages) == (None, False, [])
-    assert (state.model, state.tools, state.system) == (model, tools, "Be brief.")
-    assert (state.reasoning, agent.session_id) == ("low", "s1")
-
-
-def test_budgets_that_a_hook_sets_are_not_lost() -> None:
-    """P55, K07."""
-    hooks = FunctionHooks(before_llm_call=lambda request: setattr(request, "budgets", {"high": 7}))
-    with serve(Reply("ok")) as server:
-        model = {"profile": {"reasoning": {"budget": "$budget"}}}
-        ask(server, reasoning="high", hooks=hooks, model=model)
-        assert server.requests[0]["budget"] == 7
-
-
 # ---- queues ----------------------------------------------------------------------------------------------
 
 
@@ -369,31 +289,6 @@ def test_each_queue_can_be_cleared_and_told_how_much_to_give() -> None:
         assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize(
-    ("mode", "first", "second"),
-    [
-        ("one-at-a-time", ["stop"], ["stop", "ok", "11", "and wait"]),
-        ("all", ["stop", "and wait"], ["stop", "and wait", "ok", "11"]),
-    ],
-)
-def test_steering_in_the_middle_of_a_run_gives_one_or_all(
-    mode: Any, first: list[str], second: list[str]
-) -> None:
-    """P42. What is left of one-at-a-time comes behind the next tool."""
-    with serve(ONE, Reply("ok", calls=AGAIN.calls), Reply("fine")) as server:
-        agent = agent_of(server)
-        agent.set_steering_mode(mode)
-
-        def steer(event: Event) -> None:
-            if isinstance(event, ToolStart) and not agent.messages[2:]:
-                agent.steer("stop")
-                agent.steer("and wait")
-
-        agent.subscribe(steer)
-        agent.run("go")
-        assert (sent(server, 1)[3:], sent(server, 2)[3:]) == (first, second)
-
-
 def test_steering_during_the_last_answer_goes_on_with_the_run() -> None:
     """P26, P27: pi asks behind turn_end, whether there were tools or not, and before it asks for follow-ups."""
     left = ["wait"]
@@ -404,23 +299,6 @@ def test_steering_during_the_last_answer_goes_on_with_the_run() -> None:
         )
         assert agent.run("go").text == "waiting" and not agent.has_queued_messages
         assert sent(server) == ["go", "fine", "wait"]
-
-
-def test_no_message_is_lost_where_the_consumer_leaves() -> None:
-    """P40, P43, P47: at the first of a prompt's messages; while calls are skipped, where it is in the history or in the queue."""
-    with serve(Reply(calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})])) as server:
-        agent = agent_of(server)
-        for event in agent.stream([user("one"), user("two")]):
-            if isinstance(event, MessageEnd):
-                break
-        assert contents(agent.messages) == ["one", "two"]
-        agent = agent_of(server)
-        for event in agent.stream("go"):
-            if isinstance(event, ToolStart) and agent.messages[2:]:
-                break  # at the call that is skipped
-            if isinstance(event, ToolStart):
-                agent.steer("stop")
-    assert agent.has_queued_messages or agent.messages[-1]["content"] == "stop"
 
 
 def test_continuing_adds_nothing_where_the_model_had_not_the_last_word() -> None:
@@ -500,30 +378,7 @@ def test_a_callback_is_told_of_a_compaction_and_a_step() -> None:
     assert (event.trigger, step.message["content"]) == ("threshold", "fine")
 
 
-def test_the_time_that_a_person_takes_is_not_the_tools_in_a_nested_run_either() -> None:
-    @quick
-    def delegate() -> Generator[Event, None, str]:
-        yield Nested("helper", PermissionAsked("1", "edit", "x", "x"))
-        return "done"
-
-    def person(event: Event) -> None:
-        if isinstance(event, Nested):
-            threading.Event().wait(2)
-
-    with serve(Reply(calls=[("delegate", {})]), Reply("ok")) as server:
-        events, _ = ask(server, tools=[delegate], each=person)
-    assert all_of(ToolEnd, events)[0].seconds < 1.5
-
-
 # ---- in a script, in a notebook, from threads ------------------------------------------------------------
-
-SCRIPT = """\
-from coder import Agent
-agent = Agent("some-model", system="Be brief.")
-print(agent.run("one").text)
-print(agent.run("two").text)
-print(len(agent.messages))
-"""
 
 
 def child(server: ScriptedServer, *arguments: str, stdin: str = "") -> tuple[str, int, str]:
@@ -533,36 +388,6 @@ def child(server: ScriptedServer, *arguments: str, stdin: str = "") -> tuple[str
     command = [sys.executable, *arguments]
     done = subprocess.run(command, env=os.environ | env, input=stdin, **options)
     return done.stdout, done.returncode, done.stderr
-
-
-def test_five_lines_are_an_agent_in_a_script_and_at_a_python_prompt() -> None:
-    with serve(lambda body: Reply(f"{body['messages'][-1]['content']}!")) as server:
-        assert child(server, "-c", SCRIPT) == ("one!\ntwo!\n4\n", 0, "")
-        *end, errors = child(server, "-i", "-q", stdin=SCRIPT)
-        assert end == ["one!\ntwo!\n4\n", 0] and "Error" not in errors
-
-
-def test_an_agent_works_where_an_event_loop_is_running() -> None:
-    """A notebook's cells run inside one, in its thread; nothing here starts another or needs it."""
-
-    @quick
-    def look() -> Generator[str, None, str]:
-        yield "half way"
-        return "seen"
-
-    async def cell(agent: Agent) -> list[str]:
-        *_, end = agent.stream("two")
-        third = await asyncio.to_thread(lambda: agent.run("three").text)
-        return [agent.run("one").text, end.type, third]
-
-    def script(body: Body) -> Reply:
-        asked = body["messages"][-1]["role"] == "user"
-        return Reply(calls=[("look", {})]) if asked else Reply("fine")
-
-    with serve(script) as server:
-        agent = agent_of(server, tools=[look])
-        assert asyncio.run(cell(agent)) == ["fine", "run_end", "fine"] and len(agent.messages) == 12
-        assert_all_valid(server)
 
 
 def test_an_interrupted_cell_leaves_an_agent_that_goes_on() -> None:
@@ -588,41 +413,6 @@ def test_an_interrupted_cell_leaves_an_agent_that_goes_on() -> None:
         assert sent(server) == ["one", "alpha beta", "two"]
 
 
-def test_an_interrupted_cell_whose_traceback_is_kept_leaves_an_agent_that_goes_on() -> None:
-    """A notebook keeps the last traceback, and with it everything in its frames. Interrupted anywhere, with nothing to wait for."""
-    code = dedent("""
-        import os, signal, sys, threading
-        from coder import Agent
-        from coder.events import TextDelta
-        from coder.types import Completion, Usage
-
-        class Talking:
-            name, context_window = "talking", 1000
-            def stream(self, request, abort):
-                for _ in range(400):
-                    yield TextDelta("on ")
-                return Completion("on", [], "stop", {"role": "assistant", "content": "on"}, Usage())
-
-        sys.setswitchinterval(1e-6)
-        kept = []
-        for _ in range(200):
-            agent, came = Agent(Talking()), threading.Event()
-            agent.subscribe(lambda event: came.set() if event.type == "text_delta" else None)
-            signalling = threading.Thread(target=lambda: came.wait(30) and os.kill(os.getpid(), signal.SIGINT))
-            signalling.start()
-            try:
-                agent.run("go")
-                signalling.join()
-            except KeyboardInterrupt as interrupt:
-                kept.append((interrupt, agent.state.is_streaming))
-            signalling.join()
-        print(len(kept) > 100, sum(streaming for _, streaming in kept))
-    """)
-    with serve(Reply("never")) as server:
-        written, status, errors = child(server, "-c", code)
-    assert (written, status) == ("True 0\n", 0), errors
-
-
 def test_a_prompt_in_one_thread_is_watched_steered_and_aborted_from_others() -> None:
     """P40, P45, P47, P49, P50."""
     with serve(HANGING, Reply("again")) as server, promptly(20):
@@ -644,23 +434,6 @@ def test_a_prompt_in_one_thread_is_watched_steered_and_aborted_from_others() -> 
         assert agent.has_queued_messages and agent.prompt("go on").text == "again"
         assert sent(server) == ["hi", "alpha beta", "go on", "later"]
         assert_all_valid(server)
-
-
-def test_whoever_waits_for_the_end_can_prompt_at_once() -> None:
-    """P50: at work means neither more nor less than what wait_for_idle waits for."""
-    switching = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for _ in range(300):
-            begun = threading.Event()
-            agent = Agent(Saying(lambda abort: begun.set() or "one", lambda abort: "two"))  # noqa: B023 (asked at once)
-            worker = threading.Thread(target=agent.prompt, args=("a",))
-            worker.start()
-            begun.wait(10)
-            assert agent.wait_for_idle(10) and agent.prompt("b").text == "So: two"
-            worker.join()
-    finally:
-        sys.setswitchinterval(switching)
 
 
 # ---- the tools of one request ----------------------------------------------------------------------------
@@ -694,42 +467,19 @@ def test_a_hook_decides_which_tools_a_request_offers_and_those_are_the_ones_that
     assert contents(result.messages, "tool") == [unknown, "8", "4", "3"]
 
 
-def test_a_tool_of_the_provider_that_a_hook_adds_goes_to_the_server_as_it_is() -> None:
-    search = {"type": "web_search", "web_search": {"$ref": "x"}}
-    hooks = FunctionHooks(before_llm_call=lambda request: request.tools.append(search))
-    with serve(ONE, Reply("done")) as server:
-        _, result = ask(server, tools=[add], hooks=hooks)
-        assert [body["tools"][1] for body in server.requests] == [search, search]
-    assert result.text == "done" and result.messages[2]["content"] == "3"
-
-
 # ---- the list is the truth -------------------------------------------------------------------------------
 
-PARTS = [{"type": "text", "text": "my key is sk-1"}, {"type": "text", "text": "use it"}]
-STRICT = {"strict_turns": True}
-# What a message holds, and how the server wants messages.
-IN_PLACE: dict[str, tuple[Message, dict[str, Any]]] = {
-    "text": ({"role": "user", "content": "my key is sk-1"}, {}),
-    "text with a time": (user("my key is sk-1"), {}),
-    "a part": ({"role": "user", "content": PARTS}, {}),
-    "a part with a time": (user(PARTS), {}),
-    "joined with the next": (user("my key is sk-1"), STRICT),
-    "a part, joined with the next": ({"role": "user", "content": PARTS}, STRICT),
-}
 
-
+@pytest.mark.parametrize("profile", [{}, {"strict_turns": True}])
 @pytest.mark.parametrize("where", ["a subscriber", "transform_context", "before_tool_call"])
-@pytest.mark.parametrize("what", IN_PLACE)
-def test_a_message_that_is_changed_in_place_is_sent_changed(what: str, where: str) -> None:
+def test_a_message_that_is_changed_in_place_is_sent_changed(where: str, profile: Any) -> None:
     """In the middle of a run, after it was sent once."""
-    given, profile = IN_PLACE[what]
-    messages = [copy.deepcopy(given)]
+    parts = [{"type": "text", "text": "my key is sk-1"}, {"type": "text", "text": "use it"}]
+    messages = [user("my key is sk-1"), user(parts)]
 
     def redact(listed: Any = None, *_: Any) -> Any:
-        if len(messages) > 2:
-            parts = messages[0]["content"]
-            holder, key = (messages[0], "content") if isinstance(parts, str) else (parts[0], "text")
-            holder[key] = "my key is ***"
+        if len(messages) > 3:
+            messages[0]["content"] = messages[1]["content"][0]["text"] = "my key is ***"
         return listed if where == "transform_context" else None
 
     subscribing = where == "a subscriber"
@@ -739,65 +489,8 @@ def test_a_message_that_is_changed_in_place_is_sent_changed(what: str, where: st
         ask(server, "And now?", each=redact if subscribing else None, **options)
         assert_all_valid(server)
         texts = [str(body["messages"]) for body in server.requests]
-    assert [("sk-1" in text, "***" in text) for text in texts] == [
-        (True, False),
-        *[(False, True)] * 2,
-    ]
-
-
-def test_calls_and_results_that_are_changed_in_place_are_sent_changed_and_valid() -> None:
-    def spoil(event: Event) -> None:
-        if isinstance(event, StepEnd) and len(messages) == 3:
-            messages[1]["tool_calls"][0]["function"]["arguments"] = '{"a": '
-            messages[2]["content"] = "n\0thing"
-        elif isinstance(event, StepEnd) and len(messages) == 5:
-            messages[2]["tool_call_id"] = "another"
-            messages[1]["content"] = "I add."
-
-    messages: list[Message] = []
-    third = Reply(calls=[("add", {"a": 7, "b": 8})])
-    with serve(ONE, AGAIN, third, Reply("done")) as server:
-        ask(server, tools=[add], messages=messages, each=spoil)
-        assert_all_valid(server)
-        calls = [body["messages"][1] for body in server.requests[1:]]
-        results = [body["messages"][2]["content"] for body in server.requests[1:]]
-    assert [call["tool_calls"][0]["function"]["arguments"] for call in calls] == ["{}"] * 3
-    assert contents(calls) == [None, "I add.", "I add."]
-    assert results == ["n\ufffdthing", *["Not run: the run ended before this call."] * 2]
-
-
-def test_what_a_request_hook_changes_in_place_is_sent_and_the_list_stays_what_it_is() -> None:
-    seen: list[Request] = []
-
-    def redact(request: Request) -> None:
-        for message in request.messages if seen else ():
-            if isinstance(message.get("content"), str):
-                message["content"] = message["content"].replace("sk-1", "***")
-        seen.append(request)
-
-    messages: list[Message] = [{"role": "user", "content": "sk-1 it is"}]
-    options = {"hooks": FunctionHooks(before_llm_call=redact), "model": {"profile": STRICT}}
-    with serve(ONE, Reply("done")) as server:
-        ask(server, "Go.", tools=[add], messages=messages, **options)
-        assert ["sk-1" in str(body["messages"]) for body in server.requests] == [True, False]
-    assert messages[0]["content"] == "sk-1 it is"
-
-
-def test_a_message_that_is_changed_in_place_is_kept_changed(tmp_path: Path) -> None:
-    def redact(event: Event) -> None:
-        if isinstance(event, StepEnd):
-            session.messages[0]["content"] = "my key is ***"
-
-    with serve(ONE, Reply("done")) as server, SessionStore(tmp_path / "sessions.db") as store:
-        session, model = store.open(), ChatModel("m", base_url=server.url)
-        run = run_loop(session.messages, model, [add], prompt="my key is sk-1")
-        drive(session.watch(run), redact)
-        rows = [
-            *store.rows("SELECT data FROM message"),
-            *store.rows("SELECT text AS data FROM part"),
-        ]
-        assert not [row["data"] for row in rows if "sk-1" in str(row["data"])]
-        assert store.search("my key is ***")
+    found = [(text.count("sk-1"), text.count("***")) for text in texts]
+    assert found == [(2, 0), (0, 2), (0, 2)]
 
 
 # ---- images, tools of one's own, and what an agent is given ----------------------------------------------
@@ -901,40 +594,6 @@ def test_a_tool_may_ask_the_person_a_question(kind: type[Toolset]) -> None:
     assert questions == ["Which colour?", "Which size?"]
 
 
-@pytest.mark.parametrize(
-    ("rules", "asked", "said"),
-    [
-        ({"deploy": "ask"}, 1, "deployed"),
-        ({"deploy": {"prod*": "ask"}}, 1, "deployed"),
-        ({"deploy": {"*": "ask", "prod*": "deny"}}, 1, "Denied"),
-        ({}, 0, "deployed"),
-    ],
-)
-def test_a_tool_that_asks_under_its_own_name_asks_once(rules: Any, asked: int, said: str) -> None:
-    @quick
-    def deploy(where: str, ctx: ToolContext) -> Any:
-        yield from ctx.ask("deploy", where)
-        return "deployed"
-
-    def yes(event: Event) -> None:
-        if isinstance(event, PermissionAsked):
-            event.reply("once")
-
-    with serve(Reply(calls=[("deploy", {"where": "production"})]), Reply("done")) as server:
-        hooks = Permissions(rules_of(rules), can_ask=True)
-        events, result = ask(server, tools=[deploy], hooks=hooks, each=yes)
-    assert len(all_of(PermissionAsked, events)) == asked
-    assert result.messages[2]["content"].startswith(said)
-
-
-def test_a_follow_up_comes_after_an_answer_that_was_cut() -> None:
-    with serve(Reply("half", finish="length"), Reply("whole")) as server:
-        agent = agent_of(server)
-        agent.follow_up("Go on.")
-        assert agent.run("Tell.").text == "whole" and not agent.has_queued_messages
-        assert sent(server) == ["Tell.", "half", "Go on."]
-
-
 def test_what_an_agent_is_given_counts_or_fails_at_once() -> None:
     before: list[str] = []
     one, two = (
@@ -970,19 +629,3 @@ def test_a_run_without_anything_to_answer_is_refused(messages: list[Message]) ->
         assert not server.requests
         steering = FunctionHooks(get_steering_messages=lambda: [given.pop()] if given else [])
         assert drive(run_loop(messages, model, hooks=steering))[1].text == "yes"
-
-
-def test_of_thousands_of_calls_in_an_answer_the_first_are_run_and_the_others_say_why_not() -> None:
-    ran: list[int] = []
-
-    @quick
-    def note(number: int) -> None:
-        ran.append(number)
-
-    calls = [("note", {"number": number}) for number in range(2_000)]
-    with serve(Reply(calls=calls), Reply("done")) as server:
-        _, result = ask(server, tools=[note])
-        assert_all_valid(server)
-    results = contents(result.messages, "tool")
-    assert ran == list(range(MAX_CALLS)) and len(results) == 2_000
-    assert set(results[MAX_CALLS:]) == {TOO_MANY} and f"at most {MAX_CALLS} calls" in TOO_MANY

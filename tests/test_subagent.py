@@ -16,16 +16,14 @@ from coder.agent.subagent import Equipment, Subagents
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import Event, Nested, PermissionAsked, RunEnd, RunStart
-from coder.history import NOT_RUN, text_of
 from coder.hooks import HookChain
-from coder.loop import run_loop
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule, rules_of
 from coder.tools.bash import bash
 from coder.tools.files import ls, read, write
 from coder.toolset import Toolset
 from coder.types import Limits, Message, RunResult
-from tests.harness import FAST, ask, assert_all_valid
+from tests.harness import FAST, ask, assert_all_valid, contents
 from tests.terminal import promptly, until
 
 Script = Callable[[Body], Reply]
@@ -34,7 +32,7 @@ OFFERED = [read, write, bash, ls]
 
 
 def results(messages: list[Message]) -> list[str]:
-    return [text_of(message) for message in messages if message["role"] == "tool"]
+    return contents(messages, "tool")
 
 
 def is_child(body: Body) -> bool:
@@ -146,9 +144,7 @@ def test_several_run_side_by_side_and_answer_in_their_order(tmp_path: Path) -> N
     assert answers == ["I did a", "I did b", "I did c"]
 
 
-def test_a_child_is_continued_by_its_id_and_so_is_its_count_of_repetitions(tmp_path: Path) -> None:
-    """Twice the same call in one run, twice in the next: the third is not run."""
-
+def test_a_child_is_continued_by_its_id(tmp_path: Path) -> None:
     def parent(body: Body) -> Reply:
         answers = results(body["messages"])
         ids = [answer.rpartition(": ")[2].rstrip("]") for answer in answers]
@@ -156,13 +152,11 @@ def test_a_child_is_continued_by_its_id_and_so_is_its_count_of_repetitions(tmp_p
         again = Reply("", calls=[task(f"Part {len(answers)}", **given)])
         return Reply("Done.") if len(answers) == 2 else again
 
-    with Office(tmp_path, parent, calls_once(("ls", {}), ("ls", {}))) as office:
-        _, result = office.run()
+    with Office(tmp_path, parent) as office:
+        office.run()
     [child] = office.subagents.children.values()
-    outputs = results(child.messages)
-    assert child.spec.name == "general" and len(outputs) == 4
-    assert outputs[2].startswith("Not run: ls was called 3 times") and outputs[3] == NOT_RUN
-    assert results(result.messages)[1].startswith("The sub-agent did not finish (doom_loop)")
+    assert child.spec.name == "general"
+    assert contents(child.messages) == ["Part 0", "Done.", "Part 1", "Done."]
 
 
 def test_a_child_of_an_earlier_process_is_loaded_and_an_unknown_one_is_an_error(
@@ -191,7 +185,7 @@ def test_a_childs_question_comes_out_under_its_name(tmp_path: Path) -> None:
     with Office(tmp_path, calls_once(task()), child, Permissions(can_ask=True)) as office:
         office.run(each=each)
     assert asked == [("general", "touch yes"), ("general", "touch no")]
-    assert (tmp_path / "yes").exists() and not (tmp_path / "no").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["yes"]
 
 
 @pytest.mark.case("PRM-26", "PRM-27")
@@ -240,20 +234,6 @@ def test_an_abort_of_the_parent_ends_the_child_and_both_histories_are_whole(tmp_
         assert_all_valid(office.server)
 
 
-def test_a_consumer_that_walks_away_leaves_the_childs_history_whole(tmp_path: Path) -> None:
-    child = calls_once(("bash", {"command": "sleep 60"}))
-    with Office(tmp_path, calls_once(task()), child) as office:
-        model, hooks = ChatModel("m", base_url=office.server.url), HookChain(office.permissions)
-        run = run_loop(office.messages, model, office.tools, prompt="go", hooks=hooks)
-        with promptly(20):
-            for event in run:
-                if isinstance(event, Nested) and event.event.type == "tool_start":
-                    break
-            run.close()
-    for messages in (office.first, office.messages):
-        assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
-
-
 def test_the_steps_of_children_are_the_parents_and_one_is_left_for_its_answer(
     tmp_path: Path,
 ) -> None:
@@ -272,7 +252,7 @@ def test_the_steps_of_children_are_the_parents_and_one_is_left_for_its_answer(
     with Office(tmp_path, insisting, again, limits=limits) as office:
         _, result = office.run()
         assert len(office.server.requests) == 6 and result.stop_reason == "max_steps"
-    assert "no steps are left for a sub-agent" in results(result.messages)[-1]
+    assert "did not finish (max_steps)" in results(result.messages)[-1]
     short = AgentSpec("short", mode="subagent", max_steps=2)
     with Office(tmp_path, calls_once(task(agent="short")), again, specs=(short,)) as office:
         office.run()
@@ -284,6 +264,5 @@ def test_the_schema_names_the_agents_that_there_are() -> None:
     made = Subagents(specs, lambda spec, session_id: pytest.fail("not run")).tool
     agent = made.parameters["properties"]["agent"]
     assert (agent["enum"], agent["description"]) == (["reviewer"], "reviewer: reviews")
-    assert made.parameters["required"] == ["description", "prompt"]
     given = {"agent": "reviewer", "description": "look at it"}
     assert made.title_of(given) == "task reviewer: look at it"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from coder.agent.titles import BEGINNING, LONGEST, Titler
-from coder.agent.todo import NOTE, notes, todo
+from coder.agent.todo import todo
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply
 from coder.events import ToolEnd, ToolStart
-from coder.history import user
-from coder.types import Message
 from tests.harness import ask, assert_all_valid, serve
 from tests.terminal import until
 
@@ -27,11 +24,11 @@ SHOWN = "[x] look\n[>] change it then\n[ ] test"
 
 def test_the_checklist_is_the_result_and_its_details() -> None:
     with serve(Reply(calls=[("todo", {"items": ITEMS})]), Reply("done")) as server:
-        events, result = ask(server, tools=[todo])
+        events, _ = ask(server, tools=[todo])
         assert_all_valid(server)
         assert server.requests[1]["messages"][-1]["content"] == SHOWN
     [start], [end] = ([e for e in events if isinstance(e, kind)] for kind in (ToolStart, ToolEnd))
-    assert start.title == "todo 1 of 3 done" and notes(result.messages) == [NOTE + SHOWN]
+    assert start.title == "todo 1 of 3 done"
     states = [item["status"] for item in end.result.details["todo"]]
     assert states == ["done", "in_progress", "pending"]
     assert todo(items=[]).content == "The checklist is empty."
@@ -42,24 +39,8 @@ def test_the_checklist_is_the_result_and_its_details() -> None:
 )
 def test_what_is_no_checklist_is_an_error_result(items: Any) -> None:
     with serve(Reply(calls=[("todo", {"items": items})]), Reply("done")) as server:
-        _, result = ask(server, tools=[todo])
+        ask(server, tools=[todo])
         assert server.requests[1]["messages"][-1]["content"].startswith("Error: ")
-    assert notes(result.messages) == []
-
-
-def calling(**arguments: Any) -> Message:
-    function = {"name": "todo", "arguments": json.dumps(arguments)}
-    call = {"id": "a", "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
-
-
-def test_the_checklist_is_found_in_a_note_where_its_call_is_gone() -> None:
-    [text] = notes([calling(items=[{"text": "look", "status": "done"}])])
-    attached = user(text) | {"meta": {"attached": True}}
-    assert text == f"{NOTE}[x] look" and notes([user("a summary"), attached]) == [text]
-    assert notes([attached, calling(items=[{"text": "again"}])]) == [f"{NOTE}[ ] again"]
-    assert notes([attached, calling(items=[])]) == []
-    assert notes([user(text)]) == [], "a message of the user's is no note"
 
 
 # ---- titles -----------------------------------------------------------------------------

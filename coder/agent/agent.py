@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.abort import Abort
-from coder.agent.state import CALLBACKS, AgentState, Mode, Queue, Record, call_back
+from coder.agent.state import CALLBACKS, AgentState, Queue, Record, call_back
 from coder.ai import ChatModel, Model
 from coder.events import Event, Events, Returning
 from coder.history import image_part, nothing_to_answer, user
@@ -76,11 +76,12 @@ class Agent:
         self.budgets = dict(budgets or {})
         self.limits = replace(limits, max_steps=max_steps) if max_steps else limits
         self.retry = retry or RetryPolicy(max_delay=max_retry_delay or math.inf)
-        self.steering, self.follow_ups = Queue(), Queue()
+        self.steering, self.follow_ups = steering, follow_ups = Queue(), Queue()
+        self.clear_steering_queue, self.clear_follow_up_queue = steering.clear, follow_ups.clear
+        self.set_steering_mode, self.set_follow_up_mode = steering.set_mode, follow_ups.set_mode
         self.token = Abort()  # of the run under way, or of the last
         self._subscribers: dict[object, Callable[[Event], None]] = {}
-        self._idle = threading.Condition()
-        self._running = False
+        self._idle, self._running = threading.Condition(), False
         self.hooks = self._chain(hooks, functions)
         self.session = session
         if session:
@@ -100,15 +101,16 @@ class Agent:
         named = {name: function for name, function in functions.items() if function is not None}
         for name in CALLBACKS.keys() & named:
             self.subscribe(partial(call_back, named.pop(name), *CALLBACKS[name]))
-        queues = FunctionHooks(
+
+        def set_budgets(request: Request) -> None:
+            request.budgets = {**self.budgets, **request.budgets}
+
+        own = FunctionHooks(
             get_steering_messages=self.steering.take,
             get_follow_up_messages=self.follow_ups.take,
-            before_llm_call=self._set_budgets,
+            before_llm_call=set_budgets,
         )
-        return HookChain(*given, FunctionHooks(**named), queues)
-
-    def _set_budgets(self, request: Request) -> None:
-        request.budgets = {**self.budgets, **request.budgets}
+        return HookChain(*given, FunctionHooks(**named), own)
 
     # -- runs
 
@@ -141,12 +143,8 @@ class Agent:
         if problem and not self.has_queued_messages:
             raise ValueError(f"{problem}: prompt the agent, or queue a message")
         # The loop itself takes steering messages first
-        follows_up = problem and not self.steering
-        return _drained(
-            self.follow(
-                lambda abort: self._loop(self.follow_ups.take() if follows_up else [], abort)
-            )
-        )
+        messages = self.follow_ups.take() if problem and not self.steering else []
+        return _drained(self.follow(lambda abort: self._loop(messages, abort)))
 
     def follow(self, start: Callable[[Abort], Events[T]]) -> Events[T]:
         """Run what `start` begins as the agent's work: alone, with its subscribers, until `abort` is called.
@@ -222,18 +220,6 @@ class Agent:
         """Add a message that waits until the run would end."""
         self.follow_ups.put(message)
 
-    def clear_steering_queue(self) -> None:
-        self.steering.clear()
-
-    def clear_follow_up_queue(self) -> None:
-        self.follow_ups.clear()
-
-    def set_steering_mode(self, mode: Mode) -> None:
-        self.steering.set_mode(mode)
-
-    def set_follow_up_mode(self, mode: Mode) -> None:
-        self.follow_ups.set_mode(mode)
-
     @property
     def has_queued_messages(self) -> bool:
         return bool(self.steering or self.follow_ups)
@@ -259,7 +245,7 @@ class Agent:
             self.session.sync()
 
     def append_message(self, message: Message) -> None:
-        self.replace_messages([*self.state.messages, message])
+        self.replace_messages([*self.messages, message])
 
     def clear_messages(self) -> None:
         self.replace_messages([])

@@ -3,7 +3,7 @@
 First without a model: old tool output becomes a note. Where that does not make enough room, one model call
 writes a summary of what is old:
 
-    [the first user message] [the summary] [notes, attached again] [the newest user message] [the newest steps]
+    [the first user message] [the summary] [the newest user message] [the newest steps, with their results]
 
 The list is replaced at the very end, in one go: a failure on the way leaves it as it was. Between two
 compactions nothing is touched, so that the provider's cache serves the beginning of the requests.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any
 
@@ -43,7 +43,6 @@ IMAGE_SIZE = (
 MIN_SAVING = 200  # bytes that a note has to save
 MARKER = 50  # bytes of truncate's marker
 PIECE = 500  # bytes of one message of a transcript that stay at least
-INSTRUCTIONS = '\n\n<instructions path="'  # files that came with an output (instructions.py)
 
 PROMPT = """\
 You write the summary that replaces a conversation between a user and a coding agent. Another model goes on with the task from \
@@ -60,7 +59,7 @@ What the user demanded, decided or ruled out, in the user's own words; rules of 
 ## Discoveries
 What was found out: how things work, causes, errors with their exact text, what was tried and failed.
 ## Accomplished
-What is done and how it was checked; what is under way; the next step.
+What is done and how it was checked; what is under way; the next step; the open items of a checklist.
 ## Files
 Each path that was read, changed or matters, and why.
 
@@ -76,15 +75,12 @@ HEAD = (
 class Compaction(Hooks):
     """The hook that shortens. Place it behind hooks that change requests, so that it sees what is sent.
 
-    `model` gives the window and writes the summaries; set it when the run's model changes. `notes` gives
-    texts to attach again behind a summary. The events of a summary are those of the nested agent
-    "compaction", with its usage in `run_end`.
+    `model` gives the window and writes the summaries; set it when the run's model changes. The events of a
+    summary are those of the nested agent "compaction", with its usage in `run_end`.
     """
 
-    def __init__(
-        self, model: Model, *, notes: Callable[[], list[str]] = list, prompt: str = ""
-    ) -> None:
-        self.model, self.notes, self.prompt = model, notes, prompt or PROMPT
+    def __init__(self, model: Model, *, prompt: str = "") -> None:
+        self.model, self.prompt = model, prompt or PROMPT
         self._focus: str | None = None  # of a compaction that was asked for
         self._retry_at = 0  # tokens; below, no summary is tried after one that failed
         self._beside: list[Message] = []  # the system prompt and the tools of the last request
@@ -140,7 +136,7 @@ class Compaction(Hooks):
 
     def _pruned(self, messages: list[Message], window: int) -> list[Message] | None:
         """The list with less tool output, where that gains a fifth of the window and leaves a tenth free."""
-        shorter = prune(messages, min(KEEP_TOOL_OUTPUT, window // 2) * CHARS_PER_TOKEN)
+        shorter = prune(messages, window)
         before, after = self._used(messages), self._used(shorter)
         enough = before - after >= window // 5 and _threshold(window) - after >= window // 10
         return shorter if enough else None
@@ -149,24 +145,24 @@ class Compaction(Hooks):
         self, messages: list[Message], window: int, focus: str | None, abort: Abort
     ) -> Events[list[Message]]:
         """The list with a summary of what is old. Raises ModelError where there is none, or it is no shorter."""
-        history = repair(messages)
+        history = prune(repair(messages), window)
         users = [place for place, each in enumerate(history) if is_users(each)]
         at = users[-1] if users else -1
         newest = history[at : at + 1] if users else []
         first = [cut(history[users[0]], FIRST)] if len(users) > 1 else []
-        notes = [_marked(user(text), "attached") for text in self.notes()]
-        room = _threshold(window) - window // 4 - self._used([*first, *notes, *newest])
+        room = _threshold(window) - window // 4 - self._used([*first, *newest])
         room = max(window // 16, min(KEEP_STEPS, window // 4, room))
-        dropped, recent = newest_steps(history[at + 1 :], room * CHARS_PER_TOKEN)
-        old = [*history[: max(at, 0)], *dropped]
+        start = newest_steps(history[at + 1 :], room * CHARS_PER_TOKEN) + at + 1
+        old = [each for place, each in enumerate(history[:start]) if place != at]
         if len(old) <= len(first):
             raise ModelError("bad_request", "there is nothing old in it")
         system = [each for each in old if each["role"] in ("system", "developer")]
         most = min(window // 8, SUMMARY)
         text = (yield from self._written(old, most, focus, abort)).replace("</summary>", "")
         text = shortened(text, most * CHARS_PER_TOKEN)
-        summary = _marked(user(f"{HEAD}\n\n<summary>\n{text}\n</summary>"), "summary")
-        shorter = [*system, *first, summary, *notes, *newest, *recent]
+        summary = user(f"{HEAD}\n\n<summary>\n{text}\n</summary>")
+        summary["meta"]["summary"] = True
+        shorter = [*system, *first, summary, *newest, *history[start:]]
         if size(shorter) >= SHRINKS * size(messages):
             raise ModelError("bad_request", "the summary is not shorter than what it would replace")
         return shorter
@@ -175,28 +171,26 @@ class Compaction(Hooks):
         self, old: list[Message], most: int, focus: str | None, abort: Abort
     ) -> Events[str]:
         """A summary in about `most` tokens. A conversation that the server finds too long is halved."""
-        free = _threshold(self.model.context_window) - most
-        limit = free * CHARS_PER_TOKEN - len(self.prompt)
+        limit = (_threshold(self.model.context_window) - most) * CHARS_PER_TOKEN - len(self.prompt)
         order = f"Write the summary, in at most {most // 2} words."
         order += f"\nDwell on this, which matters most to the user: {focus}" if focus else ""
         while True:
             conversation = transcript(old, limit)
-            limit = min(limit, len(conversation)) // 2
             text = f"<conversation>\n{conversation}\n</conversation>\n\n{order}"
+            asked = [{"role": "user", "content": text}]
+            yield Nested("compaction", RunStart())
             try:
-                return (yield from self._asked(text, abort))
+                with Returning(
+                    self.model.stream(Request(asked, [], self.prompt, self._api_key), abort)
+                ) as stream:
+                    for event in stream:
+                        yield event if isinstance(event, Notice) else Nested("compaction", event)
+                break
             except ModelError as error:
                 abort.check()  # a connection that an abort has cut can look like an error
+                limit = min(limit, len(conversation)) // 2
                 if error.kind != "overflow" or limit < most:
                     raise
-
-    def _asked(self, text: str, abort: Abort) -> Events[str]:
-        """The answer to one request without tools. Raises ModelError, also for an answer that is no text."""
-        request = Request([{"role": "user", "content": text}], [], self.prompt, self._api_key)
-        yield Nested("compaction", RunStart())
-        with Returning(self.model.stream(request, abort)) as stream:
-            for event in stream:
-                yield event if isinstance(event, Notice) else Nested("compaction", event)
         answer = stream.value
         yield Nested("compaction", RunEnd("stop", answer.text, answer.usage, 1))
         if answer.calls or answer.finish == "content_filter" or not answer.text.strip():
@@ -206,10 +200,6 @@ class Compaction(Hooks):
 
 def _threshold(window: int) -> int:
     return window - min(BUFFER, window // 4)
-
-
-def _marked(message: Message, mark: str) -> Message:
-    return message | {"meta": message["meta"] | {mark: True}}
 
 
 # ---- measuring, cutting, writing as text ----------------------------------------------------
@@ -241,61 +231,48 @@ def cut(message: Message, limit: int) -> Message:
 
 
 def is_users(message: Message) -> bool:
-    """Is it a message of the user's, and none that compaction put there?"""
-    ours = message.get("meta", {}).keys() & {"summary", "attached"}
-    return message.get("role") == "user" and not ours
+    """Is it a message of the user's, and no summary?"""
+    return message.get("role") == "user" and not message.get("meta", {}).get("summary")
 
 
-def newest_steps(messages: list[Message], limit: int) -> tuple[list[Message], list[Message]]:
-    """(the older messages, the newest whole steps of at most `limit` bytes).
-
-    Where not even the last step fits, its output is cut, unless its calls alone are too long.
-    """
+def newest_steps(messages: list[Message], limit: int) -> int:
+    """Where the newest whole steps of at most `limit` bytes begin; the last one may have 2.5 times as many."""
     sizes = [size([each]) for each in messages]
     starts = [place for place, each in enumerate(messages) if each["role"] != "tool"]
-    start = next((place for place in starts if sum(sizes[place:]) <= limit), len(messages))
-    if starts and start == len(messages):
-        step = fitted(messages[starts[-1] :], limit - sizes[starts[-1]])
-        if size(step) <= 2 * limit:
-            return messages[: starts[-1]], step
-    return messages[:start], messages[start:]
+    fits = [place for place in starts if sum(sizes[place:]) <= limit]
+    fits += [place for place in starts[-1:] if sum(sizes[place:]) <= 2.5 * limit]
+    return fits[0] if fits else len(messages)
 
 
-def fitted(messages: list[Message], limit: int) -> list[Message]:
-    """The list with its tool output cut to `limit` bytes together; what is within its share stays whole."""
-    results = [message for message in messages if message["role"] == "tool"]
-    if size(results) <= limit:
-        return messages
-    share = max(0, limit) // max(1, len(results))
-    return [cut(each, share) if each["role"] == "tool" else each for each in messages]
+def prune(messages: list[Message], window: int) -> list[Message]:
+    """The list with the newest tool output, and notes in the place of older output.
 
-
-def prune(messages: list[Message], keep: int) -> list[Message]:
-    """The list with the newest `keep` bytes of tool output, and notes in the place of older output.
-
-    Output that the model has not seen yet stays: cut, where it alone is more. Ids, order and number of the
+    Output that the model has not seen yet stays: cut, where it alone is too much. Ids, order and number of the
     messages do not change. `messages` have to be in order (history.repair).
     """
-    answers = (place for place, each in enumerate(messages) if each["role"] == "assistant")
-    unseen = 1 + max(answers, default=-1)
-    shorter = [*messages[:unseen], *fitted(messages[unseen:], keep)]
+    keep = min(KEEP_TOOL_OUTPUT, window // 2) * CHARS_PER_TOKEN
     calls = {call["id"]: call["function"] for each in messages for call in calls_of(each)}
-    for place in range(len(messages) - 1, -1, -1):
-        if messages[place]["role"] == "tool":
-            keep -= size(shorter[place : place + 1])
-            if keep < 0 and place < unseen:
-                shorter[place] = _noted(messages[place], calls[messages[place]["tool_call_id"]])
+    places = [place for place, each in enumerate(messages) if each["role"] == "tool"]
+    answers = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+    unseen = [place for place in places if place > max(answers, default=-1)]
+    shorter = messages[:]
+    if unseen and size(messages[unseen[0] :]) > keep:
+        for place in unseen:
+            shorter[place] = cut(messages[place], keep // len(unseen))
+    for place in reversed(places):
+        keep -= size(shorter[place : place + 1])
+        if keep < 0 and place not in unseen:
+            shorter[place] = _noted(messages[place], calls[messages[place]["tool_call_id"]])
     return shorter
 
 
 def _noted(message: Message, function: dict[str, Any]) -> Message:
-    """A result without its output. Instruction files that came with it stay."""
-    text = text_of(message)
-    _, mark, files = text.partition(INSTRUCTIONS)
+    """A result without its output."""
     texts = (each for each in json.loads(function["arguments"]).values() if isinstance(each, str))
     about = " ".join(f"{function['name']} {next(texts, '')[:80]}".split())
-    note = f"[Old tool output removed: {about}, {len(text):,} characters. Run it again if you need it.]"
-    noted = message | {"content": f"{note}{mark}{files}"}
+    extent = f"{len(text_of(message)):,} characters"
+    note = f"[Old tool output removed: {about}, {extent}. Run it again if you need it.]"
+    noted = message | {"content": note}
     return noted if size([message]) - size([noted]) >= MIN_SAVING else message
 
 
@@ -305,24 +282,21 @@ def transcript(messages: list[Message], limit: int) -> str:
     As text, so that every server takes it, whatever calls are open in it, and nothing in it is taken for a
     turn of the request that it is part of. What the user said is cut last.
     """
-    names = {call["id"]: call["function"]["name"] for each in messages for call in calls_of(each)}
     chosen = [each for each in messages if each["role"] in ("user", "assistant", "tool")]
-    chosen = [each for each in chosen if not each.get("meta", {}).get("attached")]
     piece = limit
     while True:
         limits = [limit // 2 if each["role"] == "user" else piece for each in chosen]
-        text = "\n\n".join(_entry(each, names, most) for each, most in zip(chosen, limits))
+        text = "\n\n".join(_entry(each, most) for each, most in zip(chosen, limits))
         piece //= 2
         if _size(text) <= limit or piece < PIECE:
             return shortened(text, limit)
 
 
-def _entry(message: Message, names: dict[str, str], limit: int) -> str:
+def _entry(message: Message, limit: int) -> str:
     """One message as text, each piece of at most `limit` bytes; nothing in it ends a <conversation>."""
-    role = "earlier summary" if message.get("meta", {}).get("summary") else message["role"]
-    if role == "tool":
-        role = f"result of {names.get(message['tool_call_id'], 'a tool')}"
-    pieces = [f"[{role}]", shortened(text_of(message), limit)]
+    is_summary = message.get("meta", {}).get("summary")
+    pieces = [f"[{'earlier summary' if is_summary else message['role']}]"]
+    pieces.append(shortened(text_of(message), limit))
     for call in calls_of(message):
         function = call["function"]
         pieces.append(f"calls {function['name']} {shortened(function['arguments'], limit)}")

@@ -86,26 +86,23 @@ def _files_in(folder: Path, root: Path, report: Report, prefix: str = "") -> Ite
         for name in names:
             file = folder / name
             path = f"{prefix}{file.relative_to(root)}"
-            try:
-                text = _read(file, root).strip()
-            except (ValueError, OSError) as error:
-                if os.path.lexists(file):
-                    report(f"{path} is ignored: {error}.")
-                continue
-            if text:
+            text = _read(file, root)
+            if text is None and os.path.lexists(file):
+                report(f"{path} is ignored: it is no regular file, or a link that leads elsewhere.")
+            elif text:
                 yield Instruction(file, path, escape_invisible(text))
                 break
 
 
-def _read(path: Path, root: Path) -> str:
-    """The text of a regular file in `root`. Raises ValueError, and OSError for a link that cannot be read."""
-    real = os.path.realpath(path)
-    if not Path(real).is_relative_to(os.path.realpath(root)):
-        raise ValueError("a link leads out of the repository")
-    data = read_small_file(real, 4 * LIMIT)
-    if data is None:
-        raise ValueError("it is no regular file that can be read")
-    return data.decode("utf-8", "replace").removeprefix("\ufeff")
+def _read(path: Path, root: Path) -> str | None:
+    """The text of a regular file in `root`, or None."""
+    try:
+        real = os.path.realpath(path)
+    except OSError:  # a link of /proc that leads nowhere
+        return None
+    inside = Path(real).is_relative_to(os.path.realpath(root))
+    data = read_small_file(real, 4 * LIMIT) if inside else None
+    return None if data is None else data.decode("utf-8", "replace").strip("\ufeff \t\r\n")
 
 
 class FolderInstructions:
@@ -121,7 +118,7 @@ class FolderInstructions:
     def hooks(self) -> Hooks:
         from coder.hooks import FunctionHooks
 
-        return FunctionHooks(after_tool_call=self.after_tool_call)
+        return FunctionHooks(after_tool_call=self.after_tool_call, on_compacted=self.forget)
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult | None:
         if call.name != "read" or result.is_error or not isinstance(result.content, str):
@@ -138,10 +135,6 @@ class FolderInstructions:
         new = map(str, self.added[before:])
         return replace(result, content="\n\n".join([result.content, *new]))
 
-    def forget(self) -> None:
-        """Another conversation begins, in which the files come again."""
+    def forget(self, *_: object) -> None:
+        """The conversation is another, or shorter: the files come again."""
         self.added.clear()
-
-    def notes(self) -> list[str]:
-        """What was added, to be attached again where the history is shortened."""
-        return ["\n\n".join(map(str, self.added))] if self.added else []

@@ -24,8 +24,6 @@ from coder.providers.errors import RetryPolicy
 from coder.toolset import Tool, ToolContext, Toolset, tool_of
 from coder.types import Budget, Limits, Message, RunResult, ToolError, ToolResult
 
-MIN_STEPS = 2  # that have to be left: one for the child, one for the parent's answer
-
 
 @dataclass(frozen=True)
 class Equipment:
@@ -44,7 +42,6 @@ class Child:
     id: str
     spec: AgentSpec
     messages: list[Message] = field(default_factory=list)
-    last_call: tuple[str, int] = ("", 0)  # of its Budget
     busy: bool = False
 
 
@@ -91,18 +88,13 @@ class Subagents:
         """
         child = self._child(agent, task_id)
         yield from ctx.ask("task", child.spec.name)
-        parent = ctx.budget or Budget(self.limits.max_steps + 1)
-        if parent.left < MIN_STEPS:
-            raise ToolError("no steps are left for a sub-agent. Finish with what is known.")
         if child.busy:
             raise ToolError(f"the task {child.id} is still running")
-        steps = child.spec.max_steps or self.limits.max_steps
-        budget = Budget(steps, parent, last_call=child.last_call)
         child.busy = True
         try:
-            result = yield from self._run(ctx, child, prompt, budget)
+            result = yield from self._run(ctx, child, prompt)
         finally:
-            child.busy, child.last_call = False, budget.last_call
+            child.busy = False
         ctx.abort.check()
         failed = result.stop_reason != "stop"
         early = f"The sub-agent did not finish ({result.stop_reason}): " if failed else ""
@@ -119,20 +111,19 @@ class Subagents:
         self.children[child.id] = child
         return child
 
-    def _run(
-        self, ctx: ToolContext, child: Child, prompt: str, budget: Budget
-    ) -> Events[RunResult]:
+    def _run(self, ctx: ToolContext, child: Child, prompt: str) -> Events[RunResult]:
         """A run of the child, each of its events nested in one of ours."""
         given = self.equip(child.spec, child.id)
+        steps = child.spec.max_steps or self.limits.max_steps
         events = run_loop(
             *(child.messages, given.model, given.tools),
             prompt=prompt,
             system=given.system,
             hooks=given.hooks,
-            limits=replace(self.limits, max_steps=budget.max_steps, max_seconds=None),
+            limits=replace(self.limits, max_steps=steps, max_seconds=None),
             retry=self.retry,
             abort=ctx.abort,
-            budget=budget,
+            budget=Budget(steps, ctx.budget),
         )
         with Returning(events) as run:
             for event in run:

@@ -5,13 +5,11 @@ The tool stores nothing: each call has the whole list, and its result carries it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from coder.history import calls_of, text_of
 from coder.toolset import tool
-from coder.types import Message, ToolError, ToolResult
+from coder.types import ToolError, ToolResult
 
 MARKS = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
 SYNONYMS = {  # what models write instead
@@ -19,7 +17,6 @@ SYNONYMS = {  # what models write instead
     "in-progress": "in_progress",
     "": "pending",
 }
-NOTE = "Your checklist as it stands:\n"
 
 
 def _title(arguments: dict[str, Any]) -> str:
@@ -54,18 +51,3 @@ def checked_items(items: Any) -> list[dict[str, str]]:
 def checklist(items: Sequence[dict[str, str]]) -> str:
     """A line for each item."""
     return "\n".join(f"{MARKS[item['status']]} {item['text']}" for item in items)
-
-
-def notes(messages: Sequence[Message]) -> list[str]:
-    """The newest checklist in a history, to be attached again where that is shortened."""
-    for message in reversed(messages):
-        if message.get("meta", {}).get("attached") and text_of(message).startswith(NOTE):
-            return [text_of(message)]
-        for call in reversed(calls_of(message)):
-            if call["function"]["name"] == "todo":
-                try:
-                    items = checked_items(json.loads(call["function"]["arguments"])["items"])
-                except (ValueError, TypeError, KeyError, ToolError):
-                    continue
-                return [NOTE + checklist(items)] if items else []
-    return []

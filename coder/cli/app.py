@@ -23,7 +23,6 @@ from coder.cli.optional import optional
 from coder.cli.settings import ConfigError, Settings, window_of
 from coder.cli.setup import (
     PATCHING,
-    TODO,
     TOOLS,
     TOOLSET,
     load_extensions,
@@ -98,7 +97,7 @@ class App:
         self.spec = spec
         self.chosen = self.settings.model  # the user's, for agents that have none of their own
         self.model = self.chat_model(spec.model or self.chosen)
-        self.compaction = self._compaction(self.model, self._notes)
+        self.compaction = self._compaction(self.model)
         hooks: Sequence[Hooks] = self._hooks(
             self.permissions,
             lambda: self.spec,
@@ -126,10 +125,10 @@ class App:
         )
         return made
 
-    def _compaction(self, model: ChatModel, notes: Callable[[], list[str]]) -> Compaction | None:
+    def _compaction(self, model: ChatModel) -> Compaction | None:
         module = optional("coder.agent.compaction") if self.compacts else None
         prompt = self.agents["compaction"].prompt
-        made: Compaction | None = module and module.Compaction(model, notes=notes, prompt=prompt)
+        made: Compaction | None = module and module.Compaction(model, prompt=prompt)
         return made
 
     # -- who works
@@ -224,7 +223,7 @@ class App:
         permissions = self.permissions.child([*spec.rules, NO_TASK])
         folder_files = self._folder_files()
         files = folder_files.hooks if folder_files else None
-        compaction = self._compaction(model, folder_files.notes if folder_files else list)
+        compaction = self._compaction(model)
         users = [each.in_child() for each in self.users_hooks]
         hooks = HookChain(*self._hooks(permissions, lambda: spec, users, files, compaction))
         tools = permissions.offered(self.built_in(model.name))
@@ -252,7 +251,10 @@ class App:
         def start(abort: Abort) -> Events[bool]:
             return compaction.compact(self.agent.messages, abort, focus)
 
-        return self.follow(self.agent.follow(start), show)
+        done = self.follow(self.agent.follow(start), show)
+        if done and self.folder_files:
+            self.folder_files.forget()
+        return done
 
     def follow(self, events: Events[T], show: Show) -> T:
         """Show the events, and notices that come up, to the end; signals stop the work. Raises KeyboardInterrupt."""
@@ -296,11 +298,6 @@ class App:
             self.subagents.children.clear()
         if self.folder_files:
             self.folder_files.forget()
-
-    def _notes(self) -> list[str]:
-        """What a shortened history needs again: instruction files of sub-folders, the checklist."""
-        files = self.folder_files.notes() if self.folder_files else []
-        return [*files, *(TODO.notes(self.agent.messages) if TODO else ())]
 
 
 def build_app(settings: Settings, arguments: argparse.Namespace, can_ask: bool) -> App:

@@ -57,8 +57,9 @@ class Guard(Hooks):
         if place == "on_run_start":
             self._abort, self._reported = args[0], set()
         started = time.monotonic()
+        call = self._work if self.seconds is None else self._limited
         try:
-            return (yield from self._called(place, args))
+            return (yield from call(place, args))
         except Exception as error:
             if isinstance(error, (Aborted, ANSWERS.get(place, Aborted))):
                 raise
@@ -77,10 +78,11 @@ class Guard(Hooks):
             return ToolError(text)
         return ModelError("bad_request", f"{text}, so the request was not sent")
 
-    def _called(self, place: str, args: tuple[Any, ...]) -> Events[Any]:
-        work, left = self._work(place, args), self.seconds
-        if left is None:
-            return (yield from work)
+    def _work(self, place: str, args: tuple[Any, ...]) -> Events[Any]:
+        return (yield from resolve(getattr(self.hook, place)(*args)))
+
+    def _limited(self, place: str, args: tuple[Any, ...]) -> Events[Any]:
+        work, left = self._work(place, args), self.seconds or 0.0
         while True:
             with self._turn:
                 started = time.monotonic()
@@ -91,9 +93,6 @@ class Guard(Hooks):
                 raise outcome
             left -= time.monotonic() - started
             yield outcome
-
-    def _work(self, place: str, args: tuple[Any, ...]) -> Events[Any]:
-        return (yield from resolve(getattr(self.hook, place)(*args)))
 
     def _next(self, work: Events[Any], seconds: float) -> Event | BaseException:
         """The next event of the hook's work, or what it raised. Raises TimeoutError and Aborted."""

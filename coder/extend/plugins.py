@@ -78,12 +78,11 @@ class PluginApi:
         self.taken.add(name)
 
 
-class Plugins:
-    """All plugins: what they registered, and a sentence for each that failed."""
+class Plugins(PluginApi):
+    """What all plugins have registered, and a sentence for each that failed."""
 
     def __init__(self, taken: Collection[str] = ()) -> None:
-        self.taken = set(taken)
-        self.loaded: list[PluginApi] = []
+        super().__init__("all", set(taken))
         self.problems: list[str] = []
 
     def load(self, name: str, setup_of: Callable[[], Callable[[PluginApi], Any]]) -> None:
@@ -95,19 +94,10 @@ class Plugins:
             self.problems.append(f"The plugin {name} is skipped: {type(error).__name__}: {error}")
             return
         self.taken = api.taken
-        self.loaded.append(api)
-
-    @property
-    def tools(self) -> list[Tool]:
-        return [tool for api in self.loaded for tool in api.tools]
-
-    @property
-    def hooks(self) -> list[Guard]:
-        return [hook for api in self.loaded for hook in api.hooks]
-
-    @property
-    def commands(self) -> list[Command]:
-        return [command for api in self.loaded for command in api.commands]
+        self.tools += api.tools
+        self.hooks += api.hooks
+        self.commands += api.commands
+        self.subscribers += api.subscribers
 
     def take_problems(self) -> list[str]:
         """The problems, and clear the list."""
@@ -116,14 +106,13 @@ class Plugins:
 
     def notify(self, event: Event) -> None:
         """Call the subscribers; one that fails is reported and removed."""
-        for api in self.loaded:
-            for subscriber in list(api.subscribers):
-                try:
-                    subscriber(event)
-                except Exception as error:
-                    api.subscribers.remove(subscriber)
-                    why = f"{type(error).__name__}: {error}"
-                    self.problems.append(f"a subscriber of the plugin {api.name} failed: {why}")
+        for subscriber in list(self.subscribers):
+            try:
+                subscriber(event)
+            except Exception as error:
+                self.subscribers.remove(subscriber)
+                why = f"{type(error).__name__}: {error}"
+                self.problems.append(f"a plugin's subscriber {subscriber!r} failed: {why}")
 
 
 def load_plugins(folder: Path, taken: Collection[str] = ()) -> Plugins:
