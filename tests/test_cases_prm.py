@@ -1,7 +1,8 @@
 """Ways around the permissions, group PRM of the reliability list: a bypass is seen by the file PWN.
 
-The other cases of the group: PRM-17 in test_authority.py, PRM-26 and 27 in test_subagent.py, PRM-30 and 31 in test_cases_trm.py, PRM-32
-in test_shell.py. Attacks that are no more than a line are tried in bash itself first, so that a case cannot pass by not working.
+The other cases: PRM-17 in test_authority.py, PRM-21 in test_cases_sec.py, PRM-26 and 27 in
+test_subagent.py, PRM-30 and 31 in test_cases_trm.py, PRM-32 in test_shell.py. Attacks of one line
+are tried in bash itself first, so that a case cannot pass by not working.
 """
 
 from __future__ import annotations
@@ -262,20 +263,6 @@ def test_no_variable_lasts_from_one_command_to_the_next(tmp_path: Path) -> None:
     lines = ["export GIT_EXTERNAL_DIFF=./x.sh", "git diff"]
     first, second = results(ws, lines, Permissions(rules_of(rules)))
     assert first == "(no output)" and "+other" in second and not (ws / "PWN").exists()
-
-
-@pytest.mark.case("PRM-21")
-def test_programs_and_start_files_of_the_folder_are_not_taken_for_the_systems(
-    ws: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("ls", ".bashrc", ".bash_profile", ".profile", "env.sh"):
-        (ws / name).write_text(SCRIPT)
-        (ws / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f".:{os.environ['PATH']}")
-    for name in ("BASH_ENV", "ENV"):
-        monkeypatch.setenv(name, str(ws / "env.sh"))
-    [found] = results(ws, ["ls"], Permissions(rules_of(READING)))
-    assert not (ws / "PWN").exists() and "env.sh\nf\n" in found
 
 
 # ---- asking ----------------------------------------------------------------------------------------------

@@ -285,14 +285,20 @@ def test_nothing_of_ours_listens_on_a_socket(tmp_path: Path) -> None:
         other.stdin.close()
 
 
-def test_programs_in_the_workspace_are_not_taken_for_the_systems(tmp_path: Path, ws: Path) -> None:
+@pytest.mark.case("PRM-21")
+def test_programs_and_start_files_in_the_workspace_are_not_taken_for_the_systems(
+    tmp_path: Path, ws: Path
+) -> None:
     """PATH has the folder that one stands in, in all the ways it can."""
-    for name in ("uname", "git", "bash", "sh", "rg", "ls", "env", "python3", "tty", "stty"):
+    start = (".bashrc", ".bash_profile", ".profile", "env.sh")
+    for name in ("uname", "git", "bash", "sh", "rg", "ls", "env", "python3", "tty", "stty", *start):
         (ws / name).write_text(f"#!/bin/sh\necho {name} >>'{ws}/PWN'\n")
         (ws / name).chmod(0o755)
     calls = [*commands("ls; git --version; uname"), ("grep", {"pattern": "PWN"})]
     calls.append(("write", {"path": "new", "content": "x\n"}))
-    with played(tmp_path, *calls, PATH=f".::./:../ws:{os.environ['PATH']}:") as (server, _):
+    env = dict.fromkeys(("BASH_ENV", "ENV"), f"{ws}/env.sh")
+    env["PATH"] = f".::./:../ws:{os.environ['PATH']}:"
+    with played(tmp_path, *calls, **env) as (server, _):
         assert not (ws / "PWN").exists(), (ws / "PWN").read_text()
     assert "git version" in results(server)[0] and "uname:2:" in results(server)[1]
 

@@ -98,7 +98,7 @@ def test_rules_that_can_never_count_are_found() -> None:
     [sentence] = useless({"bash": {"rm *": "deny"}, "*": "allow"})
     assert "`deny bash: rm *` (p.json) has no effect" in sentence and "`allow *: *`" in sentence
     [sentence] = useless({"Bash": "deny", "bash": "ask"})
-    assert "there is no kind and no tool 'Bash'" in sentence
+    assert "there is no such kind" in sentence
     assert len(useless({"bash": {"git ?": "deny", "git *": "ask"}})) == 1
     for rules in (
         {"bash": {"git *": "deny", "git ?": "ask"}},
@@ -246,7 +246,7 @@ GUARDED = [
 @pytest.mark.parametrize("path", GUARDED)
 def test_what_gives_orders_is_asked_about_even_where_edits_are_allowed(path: str) -> None:
     given = permissions({"edit": "allow"}, flags=["edit"])
-    given.memory.add("edit", "*", own=False)
+    given.memory.append(Rule("edit", "*", "allow", "you", False))
     decision = given.decide("edit", path, Path("/"))
     assert (decision.action, decision.always_pattern) == ("ask", "") and decision.reason
     assert actions(permissions(flags=[f"edit:{path}"]), "edit", path) == "y"
@@ -260,7 +260,7 @@ def test_other_paths_are_free_but_for_what_holds_secrets() -> None:
     free = [".gitignore", "git/config", "docs/AGENTS.md.txt", "profile", "src/.github/x", "x.git/y"]
     assert actions(given, "edit", *free, f"{ours}-x", f"{ours}/hooks.json") == "y" * 7 + "a"
     assert actions(given, "read", "a", ".env", "x/id_rsa", ".env.example") == "yaay"
-    given.memory.add("read", ".env", own=False)
+    given.memory.append(Rule("read", ".env", "allow", "you", True))
     assert actions(given, "read", ".env", "sub/.env") == "ya"
 
 
@@ -322,15 +322,15 @@ def test_for_a_sub_agent_the_stricter_of_both_holds(ws: Path) -> None:
     assert actions(parent, "read", "secret") == "y"
     parent.agent = []
     assert actions(child, "edit", "a") == "a", "the parent's agent of now"
-    child.memory.add("bash", "make", own=False)
+    child.memory.append(Rule("bash", "make", "allow", "you", True))
     assert actions(parent, "bash", "make", ws=ws) == "y", "one memory for the session"
 
 
 def test_a_yes_for_the_session_is_for_exactly_this(ws: Path) -> None:
     given = permissions()
-    given.memory.add("bash", "npm test", own=False)
-    given.memory.add("bash", "rm build/*", own=False)
-    given.memory.add("bash", "git diff *", own=True)
+    given.memory.append(Rule("bash", "npm test", "allow", "you", True))
+    given.memory.append(Rule("bash", "rm build/*", "allow", "you", True))
+    given.memory.append(Rule("bash", "git diff *", "allow", "you", False))
     lines = ["npm test", "npm test x", "npm test; touch x", "rm build/*", "rm build/a/../.."]
     assert actions(given, "bash", *lines, ws=ws) == "yaaya"
     lines = ["git diff", "git diff a", "git diff a; touch x", "git diff $(x)"]
@@ -345,7 +345,7 @@ def test_a_yes_for_a_folder_is_for_the_folder_and_what_is_in_it(ws: Path) -> Non
         ("/nothing-here", "/*", ["/", "/x"]),
     ):
         assert given.decide("external_directory", asked, ws) == Decision("ask", pattern)
-        given.memory.add("external_directory", pattern, own=False)
+        given.memory.append(Rule("external_directory", pattern, "allow", "you", False))
         assert actions(given, "external_directory", *others, ws=ws) == "yy"
 
 

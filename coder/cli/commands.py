@@ -186,11 +186,10 @@ class Commands:
         given = self.app.permissions
         self.screen.line(RULES)
         own = [*given.rules, *given.agent, *given.flags]
-        for rule in [*own, *given.workspace, *given.memory.rules]:
-            text = f"{rule.permission}: {rule.pattern}  ({rule.source})"
+        for rule in [*own, *given.workspace, *given.memory]:
+            exactly = "exactly " if rule.is_exact else ""
+            text = f"{rule.permission}: {exactly}{rule.pattern}  ({rule.source})"
             self.screen.listed(f"  {rule.action:<6} ", text)
-        for kind, text in sorted(given.memory.exact):
-            self.screen.listed("  allow  ", f"{kind}: exactly {text}  (you, this session)")
         if given.yolo:
             self._warn("  All other questions are answered yes (yolo).")
 

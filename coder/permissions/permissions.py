@@ -29,7 +29,6 @@ from coder.permissions.rules import (
     FLAG,
     Action,
     Decision,
-    Memory,
     Rule,
     any_of,
     denies_all,
@@ -74,7 +73,7 @@ class Permissions(Hooks):
         self.private = [Path(os.path.realpath(folder)) for folder in private]
         self.can_ask, self.yolo = can_ask, yolo
         self.parent: Permissions | None = None
-        self.memory = Memory()
+        self.memory: list[Rule] = []  # what the user has allowed in this session
 
     def child(self, agent: Sequence[Rule]) -> Permissions:
         """Make those of a sub-agent: its rules over the user's, and nothing that is not allowed here.
@@ -118,7 +117,7 @@ class Permissions(Hooks):
         if reason and not (rule and rule.source == FLAG and rule.pattern.strip("*?")):
             pattern = "" if permission == "edit" else text
             found = strictest([found, Decision("ask", even_with_yolo=even_with_yolo)])
-        if found.action == "ask" and pattern and self.memory.allows(permission, names):
+        if found.action == "ask" and pattern and last_match([permission], names, self.memory):
             return ALLOW
         return replace(found, always_pattern=pattern, reason=reason)
 
@@ -130,7 +129,7 @@ class Permissions(Hooks):
         outside, kinds = permission == "unconfined", (permission,)
         if self._is_line_denied(command):
             return Decision("deny")
-        if (permission, command) in self.memory.exact:
+        if last_match(kinds, [command], [rule for rule in self.memory if rule.is_exact]):
             return ALLOW
         plain = parse(command) if len(command) <= MAX_COMMAND else None
         rules = self.layers[0] if plain else []  # a pattern allows nothing else
@@ -144,7 +143,7 @@ class Permissions(Hooks):
         answers = []
         for text, is_free in zip(map(joined, plain) if plain else [command], free or [False]):
             found, _ = self._match(rules, kinds, [text], "ask", is_free and not outside)
-            is_known = plain and found.action == "ask" and self.memory.allows(permission, [text])
+            is_known = plain and found.action == "ask" and last_match(kinds, [text], self.memory)
             answers.append(ALLOW if is_known else found)
         found = strictest(answers)
         return replace(
@@ -231,7 +230,11 @@ class Permissions(Hooks):
             reason = f": {asked.reason}" if asked.reason else ""
             raise DeniedError(f"the user refused{reason}. Do not try it another way.")
         if asked.answer == "always" and pattern and asked.remember:
-            self.memory.add(permission, asked.remember, own=asked.remember != pattern)
+            is_shown = asked.remember == pattern  # else a pattern of the user's
+            is_exact = is_shown and permission not in ("edit", "external_directory")
+            self.memory.append(
+                Rule(permission, asked.remember, "allow", "you, this session", is_exact)
+            )
         return True
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:

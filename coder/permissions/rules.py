@@ -19,7 +19,7 @@ import re
 import stat
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
@@ -39,12 +39,13 @@ class RulesError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`source` says where it comes from, for the user."""
+    """`source` says where it comes from, for the user; `is_exact`: the pattern means itself."""
 
     permission: str
     pattern: str
     action: Action
     source: str = "given"
+    is_exact: bool = False
 
     def __str__(self) -> str:
         return f"`{self.action} {self.permission}: {self.pattern}` ({self.source})"
@@ -60,8 +61,9 @@ def fits(pattern: str, text: str) -> bool:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    whole, bare = _expression(pattern), pattern.removesuffix(" *")
-    return re.compile(f"(?:{whole})|(?:{_expression(bare)})" if bare != pattern else whole, re.S)
+    bare = pattern.removesuffix(" *")
+    rest = "(?: .*)?" if bare != pattern else ""
+    return re.compile(_expression(bare) + rest, re.S)
 
 
 def any_of(patterns: Iterable[str]) -> re.Pattern[str]:
@@ -83,7 +85,9 @@ def last_match(
     """The last rule that fits one of the kinds and one of the texts, which are names for the same."""
     for rule in reversed(rules):
         is_kind = any(fits(rule.permission, kind) for kind in kinds)
-        if is_kind and any(fits(rule.pattern, text) for text in texts):
+        is_itself = rule.is_exact and rule.pattern in texts
+        is_fitting = not rule.is_exact and any(fits(rule.pattern, text) for text in texts)
+        if is_kind and (is_itself or is_fitting):
             return rule
     return None
 
@@ -103,16 +107,13 @@ def useless_rules(rules: Sequence[Rule], kinds: Collection[str]) -> list[str]:
     """Sentences about rules that never count: a later one covers them, or there is no such kind."""
     sentences = []
     for place, rule in enumerate(rules):
-        names = rule.permission.replace("*", ANYTHING), rule.pattern.replace("*", ANYTHING)
+        kind, pattern = (x.replace("*", ANYTHING) for x in (rule.permission, rule.pattern))
+        why = "" if any(fits(rule.permission, each) for each in kinds) else "there is no such kind"
         for later in rules[place + 1 :]:
-            is_covered = fits(later.permission, names[0]) and fits(later.pattern, names[1])
+            is_covered = fits(later.permission, kind) and fits(later.pattern, pattern)
             if is_covered and later.action != rule.action:
                 why = f"{later} comes later and covers it"
-                sentences.append(f"The rule {rule} has no effect: {why}.")
-                break
-        if not any(fits(rule.permission, kind) for kind in kinds):
-            why = f"there is no kind and no tool {rule.permission!r}"
-            sentences.append(f"The rule {rule} has no effect: {why}.")
+        sentences += [f"The rule {rule} has no effect: {why}."] if why else []
     return sentences
 
 
@@ -143,31 +144,6 @@ def strictest(decisions: Iterable[Decision]) -> Decision:
         key=lambda each: (strict(each.action), each.even_with_yolo, not each.always_pattern),
         default=ALLOW,
     )
-
-
-@dataclass
-class Memory:
-    """What the user has allowed for this session. It is not saved with the session."""
-
-    exact: set[tuple[str, str]] = field(default_factory=set)  # (kind, text)
-    rules: list[Rule] = field(default_factory=list)
-
-    def allows(self, permission: str, names: Sequence[str]) -> bool:
-        """Tell whether the user has allowed this, under one of its names."""
-        is_exact = any((permission, name) in self.exact for name in names)
-        return is_exact or last_match([permission], names, self.rules) is not None
-
-    def clear(self) -> None:
-        """Forget all, for another conversation or another agent."""
-        self.exact.clear()
-        self.rules.clear()
-
-    def add(self, permission: str, remember: str, own: bool) -> None:
-        """Store what was shown: all edits, a folder, or exactly a text; `own`: a pattern of the user's."""
-        if own or permission in ("edit", "external_directory"):
-            self.rules.append(Rule(permission, remember, "allow", "you"))
-        else:
-            self.exact.add((permission, remember))
 
 
 # ---- protected paths -----------------------------------------------------------------------------
