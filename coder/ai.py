@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from coder.abort import Abort
-from coder.events import Event, Events, Notice
+from coder.events import Events, Notice
 from coder.providers.assembler import CHARS_PER_TOKEN, Assembler, Price
 from coder.providers.http import Endpoint
-from coder.providers.profiles import LEARNT, Profile, droppable_param, omissions, profile_of
+from coder.providers.profiles import LEARNT, LIMITS, Profile, droppable_param, profile_of
 from coder.providers.request import (
     BUDGETS,
     MessageEncoder,
@@ -93,8 +93,6 @@ class ChatModel:
         for _ in range(MAX_REJECTIONS):
             rejected = self._rejected(tried)
             members = self._members(request, rejected)
-            options = (*self.extra_body, *request.options)
-            yield from self._notices(omissions(members, options, self.profile, rejected))
             messages = self.encoder.encoded(request, rejected)
             data = b'{"messages":[%s],%s' % (messages, encoded(members)[1:])
             assembler = Assembler(names, self.profile.echoed)
@@ -107,10 +105,16 @@ class ChatModel:
                 if name is None or assembler.begun:
                     raise
                 tried, failure = tried | {name}, error
+                wanted = {*self.extra_body, *request.options, *self.profile.reasoning} - {*LIMITS}
+                if name in wanted:
+                    yield Notice(f"The server rejects {name!r}; it is no longer sent.")
             else:
                 self._learn(tried)
                 has_tools = bool(request.tools)
-                yield from self._notices(remarks(answer, has_tools, data, self.context_window))
+                for text in remarks(answer, has_tools, data, self.context_window):
+                    if text not in self._noticed:
+                        self._noticed.add(text)
+                        yield Notice(text)
                 return answer
         raise failure
 
@@ -129,13 +133,6 @@ class ChatModel:
 
     def _learn(self, tried: frozenset[str]) -> None:
         LEARNT[self._place] = self._rejected(tried)
-
-    def _notices(self, texts: Iterable[str]) -> Iterator[Event]:
-        """Each text once in the life of this model."""
-        for text in texts:
-            if text not in self._noticed:
-                self._noticed.add(text)
-                yield Notice(text)
 
     def _answer(
         self, data: bytes, request: Request, assembler: Assembler, abort: Abort

@@ -387,7 +387,6 @@ def test_an_html_page_is_judged_by_its_status(word: str) -> None:
         ({"retry-after": "0"}, "", 0.0),
         ({"retry-after-ms": "700", "retry-after": "9"}, "", 0.7),
         ({"x-ms-retry-after-ms": "600", "retry-after": "9"}, "", 0.6),
-        ({"retry-after": "0", "x-ratelimit-reset": "9"}, "", 0.0),
         ({"retry-after": "Mon, 01 Jan 2024 00:00:00 GMT"}, "", 0.0),
         ({"retry-after": "soon"}, "", None),
         ({"retry-after": "inf"}, "", None),
@@ -396,14 +395,6 @@ def test_an_html_page_is_judged_by_its_status(word: str) -> None:
         ({"retry-after": "7 parsecs"}, "", None),
         ({"retry-after-ms": "soon", "retry-after": "4"}, "", 4.0),
         ({"retry-after": "soon"}, "try again in 3s", 3.0),
-        ({"x-ratelimit-reset": "5"}, "", 5.0),
-        ({"x-ratelimit-reset-requests": "1.57s"}, "", 1.57),
-        ({"x-ratelimit-reset-tokens": "6m0s"}, "", 360.0),
-        ({"x-ratelimit-reset-requests": "120ms"}, "", 0.12),
-        ({"x-ratelimit-reset-requests": "1h1m1s"}, "", 3661.0),
-        ({"x-ratelimit-reset": "soon", "x-ratelimit-reset-tokens": "2s"}, "", 2.0),
-        ({"x-ratelimit-reset": "1600000000"}, "", 0.0),
-        ({"x-ratelimit-reset": "1600000000000"}, "", 0.0),
         ({"retry-after": "2"}, "try again in 9s", 2.0),
         ({}, "Please try again in 600ms. Thank you", 0.6),
         ({}, "Try again in 1.2s.", 1.2),
@@ -423,12 +414,9 @@ def test_the_wait_is_found_in_every_form(headers: Any, message: str, seconds: fl
     assert retry_hint(headers, message) == (seconds if seconds is None else pytest.approx(seconds))
 
 
-@pytest.mark.parametrize("header", ["retry-after", "x-ratelimit-reset"])
-def test_a_moment_is_a_wait_from_now_on(header: str) -> None:
-    then = time.time() + 1000
-    for moment in (str(then), str(int(then * 1000)), formatdate(then, usegmt=True)):
-        hint = retry_hint({header: moment}, "")
-        assert hint is not None and 900 < hint <= 1000, moment
+def test_a_moment_is_a_wait_from_now_on() -> None:
+    hint = retry_hint({"retry-after": formatdate(time.time() + 1000, usegmt=True)}, "")
+    assert hint is not None and 900 < hint <= 1000
 
 
 def test_the_hint_reaches_the_retry_from_headers_and_from_words() -> None:
@@ -452,13 +440,6 @@ def test_geminis_wait_stands_in_its_details() -> None:
     ):
         error = classify(429, [said(message, code=429, details=details)])
         assert (error.kind, error.retryable, error.retry_after) == ("rate_limit", True, 7.0)
-
-
-@pytest.mark.parametrize("status", [503, 400])
-def test_when_a_rate_limit_is_reset_means_nothing_to_another_error(status: int) -> None:
-    headers = {"x-ratelimit-reset-requests": "2m59.56s", "x-ratelimit-reset-tokens": "7.66s"}
-    error = classify(status, said("over capacity", code="tool_use_failed"), headers)
-    assert error.retryable and RetryPolicy().delay(error, 1) is not None
 
 
 def test_the_policy_doubles_with_jitter_up_to_a_cap_and_never_waits_less_than_it_is_asked() -> None:

@@ -25,7 +25,7 @@ from coder.events import Event, Retry
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, explain
 from coder.types import RunResult
-from tests.harness import FAST, all_of, ask, drive, serve, types
+from tests.harness import FAST, ask, drive, serve, types
 from tests.terminal import OneShot, promptly
 
 PROXIES = [
@@ -567,10 +567,3 @@ def test_every_failure_that_outlives_the_retries_comes_with_advice(reply: Reply)
     assert result.text.startswith("Failed after 5 errors: ") and result.error
     said = explain(result.error)
     assert said.count(". ") and said.endswith("."), said
-
-
-def test_attempts_are_numbered_anew_for_each_cause() -> None:
-    busy, limited = Reply("busy", status=503), Reply("slow down", status=429)
-    with serve(busy, busy, limited, Reply("busy again", status=500), Reply("fine")) as server:
-        events, _ = ask(server)
-    assert [event.attempt for event in all_of(Retry, events)] == [1, 2, 1, 1]

@@ -10,6 +10,7 @@ import base64
 import errno
 import math
 import os
+import re
 import select
 import socket
 import threading
@@ -17,9 +18,8 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from coder.abort import TICK, Abort
 from coder.providers.errors import ADVICE
@@ -75,11 +75,12 @@ class StreamingRequest:
     def close(self) -> None:
         """Leave the connection to the next request, if this one's answer was read to its end."""
         sock, self._socket = self._socket, None  # what is kept is not cut any more
-        if sock and self._reusable and not self.abort.is_set:
-            self.connections.keep(sock)
-        elif sock:
+        if sock:
             self._file.close()
-            sock.close()
+            if self._reusable and not self.abort.is_set:
+                self.connections.keep(sock)
+            else:
+                sock.close()
 
     def send(self, message: bytes) -> None:
         """Send a request and read the head of its answer. Raises ModelError or Aborted."""
@@ -169,6 +170,10 @@ class Connections:
         self._idle: list[socket.socket] = []
         self._tls: ssl.SSLContext | None = None
 
+    def __del__(self) -> None:
+        for sock in self._idle:
+            sock.close()
+
     def idle(self) -> socket.socket | None:
         """One that the server has not closed: it has sent nothing, so an end is all that can be read."""
         while self._idle:
@@ -187,8 +192,8 @@ class Connections:
 
     def open(self, check: Callable[[], object]) -> socket.socket:
         """A new one. Raises ModelError, and what `check` raises, which is called meanwhile."""
-        proxy = proxy_of(self.url)
-        self._place = str(proxy or self.address)
+        proxy, self._place = proxy_of(self.url)
+        self._place = self._place or self.address
         try:
             return _in_background(lambda: self._connected(proxy), check)
         except (OSError, ValueError) as error:
@@ -196,21 +201,37 @@ class Connections:
             failure.advice = failure.advice or (PAST_PROXY if proxy else "")
             raise failure from error
 
-    def _connected(self, proxy: Proxy | None) -> socket.socket:
+    def _connected(self, proxy: str) -> socket.socket:
         """A connection that is ready for a request. Raises OSError (ssl.SSLError is one) or ModelError."""
         server = urlsplit(self.url)
-        first = urlsplit(proxy.url) if proxy else server
+        first = urlsplit(proxy or self.url)
         tls = self._context() if server.scheme == "https" else None  # at first: it may not be there
         port = first.port or (443 if first.scheme == "https" else 80)
         sock = socket.create_connection((first.hostname or "", port), CONNECT_TIMEOUT)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if proxy:
-                _tunnel(sock, proxy, server.hostname or "", server.port or 443)
+                self._tunnel(sock, first, server.netloc.rpartition("@")[2])
             return tls.wrap_socket(sock, server_hostname=server.hostname) if tls else sock
         except BaseException:
             sock.close()
             raise
+
+    def _tunnel(self, sock: socket.socket, proxy: SplitResult, place: str) -> None:
+        """Let a proxy connect to the server (CONNECT)."""
+        place = place if re.search(r":\d+$", place) else f"{place}:443"
+        head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n"
+        if proxy.username or proxy.password:
+            word = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}"
+            head += f"Proxy-Authorization: Basic {base64.b64encode(word.encode()).decode()}\r\n"
+        sock.sendall(f"{head}\r\n".encode())
+        with sock.makefile("rb", buffering=0) as file:
+            status, _ = read_head(file)
+        if status >= 300:
+            message = f"{self._place} does not connect to {place}: HTTP status {status}"
+            if status >= 500:  # it may do so later
+                raise ModelError("network", message, retryable=True, advice=PAST_PROXY)
+            raise ModelError("protocol", message, advice=PAST_PROXY)
 
     def _context(self) -> ssl.SSLContext:
         """TLS with the authorities of SSL_CERT_FILE or SSL_CERT_DIR, else the system's. Raises ModelError."""
@@ -265,69 +286,33 @@ def _has_certificates(folder: str | None) -> bool:
     return bool(folder) and any(name.endswith(".0") for name in os.listdir(folder))
 
 
-@dataclass(frozen=True)
-class Proxy:
-    """A proxy of the environment; `variable` is the name that it was found under."""
-
-    url: str
-    variable: str
-
-    def __str__(self) -> str:
-        return f"the proxy {shown_url(self.url)} ({self.variable})"
-
-
-def proxy_of(url: str) -> Proxy | None:
-    """The environment's proxy for a server, unless NO_PROXY excepts it. Only for https: a proxy would read the key of
-    an http request. Raises ModelError for a proxy of another kind than HTTP."""
+def proxy_of(url: str) -> tuple[str, str]:
+    """(the URL of the environment's proxy for a server, what to call it); empty where NO_PROXY excepts it. Only for https:
+    a proxy would read the key of an http request. Raises ModelError for a proxy of another kind than HTTP."""
     parts = urlsplit(url)
     variable = next((name for name in PROXIES if os.environ.get(name)), "")
-    if (
-        parts.scheme != "https"
-        or not variable
-        or _is_excepted(parts.hostname or "", parts.port or 443)
-    ):
-        return None
+    if parts.scheme != "https" or not variable:
+        return "", ""
+    excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    places = (f".{parts.hostname}", f".{parts.hostname}:{parts.port or 443}")
+    for name in filter(None, (each.strip().lstrip(".").lower() for each in excepted.split(","))):
+        if name == "*" or any(place.endswith(f".{name}") for place in places):
+            return "", ""
     address = os.environ[variable]
     address = address if "://" in address else f"http://{address}"
     if not address.lower().startswith("http://"):
         message = f"{variable} is {shown_url(address)}, and has to begin with http://"
         raise ModelError("protocol", message, advice=PAST_PROXY)
-    return Proxy(address, variable)
-
-
-def _is_excepted(host: str, port: int) -> bool:
-    """Does NO_PROXY name this host, with its port or without, or a domain that it is in?"""
-    excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    names = [name.strip().lstrip(".").lower() for name in excepted.split(",") if name.strip()]
-    places = (f".{host}", f".{host}:{port}")
-    return "*" in names or any(place.endswith(f".{name}") for place in places for name in names)
-
-
-def _tunnel(sock: socket.socket, proxy: Proxy, host: str, port: int) -> None:
-    """Let a proxy connect to the server (CONNECT)."""
-    parts = urlsplit(proxy.url)
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n"
-    if parts.username or parts.password:
-        word = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
-        head += f"Proxy-Authorization: Basic {base64.b64encode(word.encode()).decode()}\r\n"
-    sock.sendall(f"{head}\r\n".encode())
-    with sock.makefile("rb", buffering=0) as file:
-        status, _ = read_head(file)
-    if status >= 300:
-        failed = status >= 500  # and may do better later
-        message = f"{proxy} does not connect to {place}: HTTP status {status}"
-        kind = "network" if failed else "protocol"
-        raise ModelError(kind, message, retryable=failed, advice=PAST_PROXY)  # type: ignore[arg-type]
+    return address, f"the proxy {shown_url(address)} ({variable})"
 
 
 def _in_background(
     connect: Callable[[], socket.socket], check: Callable[[], object]
 ) -> socket.socket:
     """What `connect` returns or raises, run in a worker thread. `check` is called every TICK seconds; where it raises, a
-    connection that comes later is closed."""
+    connection that comes later is closed by its end."""
     outcome: list[socket.socket | BaseException] = []
-    done, unwanted = threading.Event(), threading.Event()
+    done = threading.Event()
 
     def work() -> None:
         try:
@@ -335,16 +320,10 @@ def _in_background(
         except BaseException as error:
             outcome.append(error)
         done.set()
-        if unwanted.is_set() and isinstance(outcome[0], socket.socket):
-            outcome[0].close()
 
     threading.Thread(target=work, daemon=True, name="connect").start()
     while not done.wait(TICK):
-        try:
-            check()
-        except BaseException:
-            unwanted.set()
-            raise
+        check()
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]

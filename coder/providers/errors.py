@@ -107,7 +107,7 @@ def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = 
         status=status,
         retryable=retryable,
         request_id=readable(request_id[:100]) or None,
-        retry_after=retry_hint(headers, whole, limited=kind == "rate_limit"),
+        retry_after=retry_hint(headers, whole),
         param=param,
         loading=bool(loading and not re.search(NOT_LOADING, words)),
     )
@@ -212,15 +212,12 @@ WAIT = (
     r"([\d.]{1,20}\s?(?:ms|m|h|s)?[\dms.]{0,20})"
 )
 WAIT_HEADERS = {"retry-after-ms": 0.001, "x-ms-retry-after-ms": 0.001, "retry-after": 1.0}
-# Some servers send these with every answer: they count where a limit was hit.
-RESET_HEADERS = ("x-ratelimit-reset", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens")
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def retry_hint(headers: Mapping[str, str], message: str, limited: bool = True) -> float | None:
-    """Seconds that the server asks to wait: by a header, else by its text. `limited`: a rate limit was hit."""
-    units = WAIT_HEADERS | (dict.fromkeys(RESET_HEADERS, 1.0) if limited else {})
-    for name, unit in units.items():
+def retry_hint(headers: Mapping[str, str], message: str) -> float | None:
+    """Seconds that the server asks to wait: by a header, else by its text."""
+    for name, unit in WAIT_HEADERS.items():
         if name in headers and (seconds := _seconds(headers[name], unit)) is not None:
             return seconds
     found = re.search(WAIT, message, re.I)
@@ -228,7 +225,7 @@ def retry_hint(headers: Mapping[str, str], message: str, limited: bool = True) -
 
 
 def _seconds(text: str, unit: float) -> float | None:
-    """A number of `unit`s, an epoch time in s or ms, a duration such as 6m0s, or an HTTP date; None if none of them."""
+    """A number of `unit`s, a duration such as 6m0s, or an HTTP date; None if none of them."""
     text = text[:100].strip()
     try:
         number = float(text) * unit
@@ -236,8 +233,6 @@ def _seconds(text: str, unit: float) -> float | None:
         parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|h|m|s)", text) if text[:1].isdigit() else []
         number = sum(float(part) * SECONDS[name] for part, name in parts)
         return number if parts else _until(text)
-    if number > 1.5e9:
-        number = number / (1000 if number > 1e11 else 1) - time.time()
     return max(0.0, number) if math.isfinite(number) else None
 
 
@@ -278,16 +273,13 @@ class Failures:
 
     def __init__(self, policy: RetryPolicy, limit: int) -> None:
         self.policy, self.limit = policy, limit
-        self.errors = 0
-        self.attempts = 0  # in a row of the same cause
-        self._cause: tuple[str, bool] = ("", False)
+        self.errors = self.attempts = 0  # an attempt that found the server loading is no error
         self._loading_since = 0.0
 
     def delay(self, error: ModelError) -> float | None:
         """Seconds to wait, None to give up."""
-        cause, now = (error.kind, error.loading), time.monotonic()
-        self.attempts = self.attempts + 1 if cause == self._cause else 1
-        self._cause = cause
+        now = time.monotonic()
+        self.attempts += 1
         self._loading_since = (self._loading_since or now) if error.loading else 0.0
         if not error.loading or now - self._loading_since > self.policy.loading:
             self.errors += 1

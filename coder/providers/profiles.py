@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -197,14 +197,3 @@ def _rejects(text: str, name: str, words: str) -> bool:
     places = re.finditer(rf"(?<![\w-])({re.escape(name)}|{re.escape(camel)})(?![\w-])", text)
     near = (text[max(0, found.start() - NEAR) : found.end() + NEAR] for found in places)
     return any(re.search(words, part, re.I) for part in near)
-
-
-def omissions(
-    body: Mapping[str, Any], options: Iterable[str], profile: Profile, rejected: frozenset[str]
-) -> Iterator[str]:
-    """A text for each parameter that the user or a program set and that is left out of a body. A limit that is sent
-    under its other name is none."""
-    wanted = {*options, *profile.reasoning}
-    wanted -= {*LIMITS} if body.keys() & {*LIMITS} else set()
-    for name in sorted(wanted & rejected - body.keys()):
-        yield f"The server rejects {name!r}; it is no longer sent."
