@@ -243,17 +243,3 @@ def test_a_server_that_never_ends_to_load_is_given_up() -> None:
     with serve(Reply("Loading model", status=503)) as server, promptly(20):
         _, result = ask(server, retry=RetryPolicy(base=0, loading=1.0))
         assert result.error and result.error.loading and 5 <= len(server.requests) < 40
-
-
-def test_an_address_of_the_environment_counts_for_what_the_server_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with serve(Reply("x")) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        monkeypatch.setenv("OPENAI_API_KEY", "sk-env")
-        chat = ChatModel("m")
-        assert drive(run_loop([], chat, prompt="go", retry=FAST))[1].text == "x"
-        assert (
-            chat.profile.output_limit == "max_tokens"
-            and server.heads[0]["authorization"] == "Bearer sk-env"
-        )

@@ -26,7 +26,7 @@ from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, explain
 from coder.types import RunResult
 from tests.harness import FAST, ask, drive, serve, types
-from tests.terminal import OneShot, promptly
+from tests.terminal import promptly
 
 PROXIES = [
     name
@@ -161,15 +161,6 @@ def test_the_authorities_of_the_environment_count_as_for_the_client_itself(
     for wrong in ("no-such.pem", "ca.key"):
         monkeypatch.setenv("SSL_CERT_FILE", str(certificates / wrong))
         assert "SSL_CERT_FILE or SSL_CERT_DIR cannot be loaded" in final("https://localhost:9/v1")
-
-
-def test_a_fault_that_will_not_pass_ends_the_program_with_1(
-    tmp_path: Path, certificates: Path
-) -> None:
-    with https(certificates) as server, OneShot(tmp_path, server, "go") as run:
-        assert run.end() == 1
-        assert "Error: the certificate of" in run.err
-        assert "Attempt" not in run.err
 
 
 def test_http_on_an_https_port_and_the_reverse_are_said_at_once(certificates: Path) -> None:
@@ -466,16 +457,6 @@ def test_a_request_on_a_connection_that_the_server_has_left_is_sent_once_more_un
         runs = [drive(run_loop([], model, prompt="go", retry=FAST)) for _ in range(3)]
         assert [result.text for _, result in runs] == ["well"] * 3 and seen == [2, 2]
     assert not [event for events, _ in runs for event in events if isinstance(event, Retry)]
-
-
-def test_a_new_connection_that_is_closed_without_an_answer_counts() -> None:
-    with closing([1, 0, 9]) as (url, seen):
-        model = ChatModel("m", base_url=url)
-        runs = [drive(run_loop([], model, prompt="go", retry=FAST)) for _ in range(2)]
-        retries = [event.error.message for event in runs[1][0] if isinstance(event, Retry)]
-        assert seen == [2, 1, 1]
-        assert retries == [f"{url} closed the connection before an answer"]
-        assert runs[1][1].text == "well"
 
 
 @pytest.mark.parametrize(

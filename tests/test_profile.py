@@ -17,11 +17,10 @@ from coder.events import Event, Notice
 from coder.history import convert_to_llm
 from coder.hooks import Hooks
 from coder.loop import run_loop
-from coder.providers.profiles import TABLE, Profile
+from coder.providers.profiles import Profile
 from coder.providers.request import BUDGETS, encoded
-from coder.providers.text import host_of
 from coder.toolset import Toolset
-from coder.types import Message, ModelError, Request, RunResult
+from coder.types import Message, Request, RunResult
 from tests import harness
 from tests.harness import FAST, ask, assert_all_valid, drive, quick, types
 
@@ -303,16 +302,6 @@ def test_each_server_and_family_is_asked_in_its_own_way(
             )
 
 
-def test_every_row_of_the_table_has_a_case() -> None:
-    def has_case(server: str, family: str) -> bool:
-        return any(
-            re.search(server, host_of(url).lower()) and re.search(family, name.lower())
-            for url, name, _ in CASES
-        )
-
-    assert [row for row in TABLE if not has_case(*row[:2])] == []
-
-
 def test_the_plain_form_has_nothing_that_is_not_needed() -> None:
     with serve(Reply("x")) as server:
         ask(server)
@@ -324,16 +313,6 @@ def test_the_plain_form_has_nothing_that_is_not_needed() -> None:
         "messages": [{"role": "system", "content": "Be kind."}, ours],
         "tools": [say.schema],
     }
-
-
-def test_an_address_of_the_environment_is_not_taken_for_openai(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with serve(Reply("x")) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        chat = ChatModel("m", api_key="k")
-        drive(run_loop([], chat, Toolset(session_id="s"), prompt="go", retry=FAST))
-    assert server.requests and "prompt_cache_key" not in server.requests[0]
 
 
 # ---- every field can be overridden ------------------------------------------------------------------------
@@ -406,38 +385,6 @@ def test_what_a_program_sets_wins_over_extra_body_and_that_over_the_table() -> N
 # ---- how much to think -------------------------------------------------------------------------------------
 
 
-def test_a_level_goes_out_with_every_request() -> None:
-    with serve(Reply(calls=[("say", {"text": "x"})]), Reply("x")) as server:
-        ask(server, reasoning="minimal", tools=[say])
-    assert [body["reasoning_effort"] for body in server.requests] == ["minimal"] * 2
-
-
-def test_budgets_are_those_of_the_levels_unless_others_are_given() -> None:
-    def budgets(base_url: str, **given: int) -> list[int]:
-        chat = ChatModel("m", base_url=base_url, api_key="k", budgets=BUDGETS | given)
-        bodies = [chat.body(Request([], reasoning=level)) for level in LEVELS]  # type: ignore[arg-type]
-        return [b.get("thinking_budget") or b["thinking"]["budget_tokens"] for b in bodies]
-
-    assert budgets(QWEN) == [128, 512, 1024, 2048, 2048]
-    assert budgets(QWEN, low=7, xhigh=9999) == [128, 7, 1024, 2048, 9999]
-    assert budgets("https://api.anthropic.com/v1", medium=3000) == [1024, 1024, 3000, 2048, 2048]
-
-
-def test_a_model_that_thinks_gets_no_temperature() -> None:
-    with serve(Reply("x")) as server:
-        ask(server, hooks=Options(temperature=0.3, top_p=0.9))
-        ask(server, hooks=Options(temperature=0.3, top_p=0.9), reasoning="low")
-    sent_values = [(body.get("temperature"), body.get("top_p")) for body in server.requests]
-    assert sent_values == [(0.3, 0.9), (None, 0.9)]
-
-
-@pytest.mark.parametrize("given", ["max_tokens", "max_completion_tokens"])
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_the_output_limit_goes_out_once_and_under_its_name_here(given: str, name: str) -> None:
-    body = body_for(profile={"output_limit": name}, options={given: 5})
-    assert {key: value for key, value in body.items() if key.startswith("max_")} == {name: 5}
-
-
 # ---- parameters that the server rejects ----------------------------------------------------------------------
 
 # More requests than any of these tests makes: a fault must not become an endless loop
@@ -463,18 +410,6 @@ def until_without(member: str, saying: Reply) -> Callable[[Body], Reply]:
     """A server that takes no request with this member."""
     left = iter(range(MAX_ASKED))
     return lambda body: saying if has(body, member) and next(left, -1) >= 0 else Reply("fine")
-
-
-def refusing(*members: str) -> ScriptedServer:
-    """A server that takes none of these members, and names one at a time."""
-    left = iter(range(MAX_ASKED))
-
-    def script(body: Body) -> Reply:
-        named = next((name for name in members if name in body), "")
-        bad = refusal(f"Unknown parameter: '{named}'", named)
-        return bad if named and next(left, -1) >= 0 else Reply("fine")
-
-    return serve(script)
 
 
 THOUGHT = [
@@ -603,17 +538,6 @@ def test_an_output_limit_that_is_rejected_goes_out_under_its_other_name(given: s
     assert [body.get("max_completion_tokens") for body in server.requests] == [None, 7, 7]
 
 
-def test_parameters_are_dropped_one_by_one_also_both_names_of_the_output_limit() -> None:
-    both = ("max_tokens", "max_completion_tokens")
-    with refusing("top_k", "seed", *both, "stream_options") as server:
-        extra = {"model": {"extra_body": {"top_k": 3}}}
-        events, end = ask(server, hooks=Options(seed=1, max_tokens=7), **extra)
-    notices = [event.text for event in events if isinstance(event, Notice)]
-    assert end.text == "fine" and len(server.requests) == 6 and "retry" not in types(events)
-    found = [re.findall(r"'(\w+)'", text) for text in notices]
-    assert found == [["top_k"], ["seed"]]
-
-
 BACK = "The reasoning_content in the thinking mode must be passed back to the API."
 STRANGE_CODE = {"message": "stream_options is not supported", "code": "invalid_api_key"}
 CALLED = {"messages": [said("a"), calling(call("a")), result("a")]}
@@ -673,14 +597,6 @@ def test_an_answer_that_began_is_not_asked_for_again() -> None:
     assert end.error and len(server.requests) == 1
 
 
-def test_a_member_of_a_call_that_the_server_names_is_dropped() -> None:
-    history = [said("a"), calling(call("a", extra_content={"google": {}})), result("a")]
-    no = refusal("messages.1.tool_calls.0.extra_content: Extra inputs are not permitted")
-    with serve(lambda body: no if "extra_content" in json.dumps(body) else Reply("fine")) as server:
-        _, end = ask(server, messages=history)
-    assert end.text == "fine" and len(server.requests) == 2
-
-
 # ---- messages ----------------------------------------------------------------------------------------------
 
 
@@ -689,12 +605,6 @@ def test_content_of_a_message_with_nothing_but_calls_is_null_empty_or_absent() -
     for form, content in (("null", None), ("empty", ""), ("absent", "absent")):
         contents = [m.get("content", "absent") for m in sent(history, empty_content=form)]
         assert contents == [content, "ok", "I look.", "ok"]
-
-
-def test_a_list_of_calls_that_is_null_is_none() -> None:
-    history = [said("go"), said("Hello.", "assistant", tool_calls=None), said("more")]
-    for profile in ({}, {"strict_turns": True}, {"empty_content": "empty"}, {"tool_name": True}):
-        assert [m["content"] for m in sent(history, **profile)] == ["go", "Hello.", "more"]
 
 
 def test_a_result_carries_the_name_of_its_own_tool() -> None:
@@ -722,21 +632,6 @@ def test_strict_turns_put_an_answer_between_a_result_and_the_user() -> None:
     assert sent(history, strict_turns=True) == strict and sent(history) == history
 
 
-@pytest.mark.parametrize(
-    ("contents", "joined"),
-    [
-        (["a", "b", "c"], "a\n\nb\n\nc"),
-        (["a", [picture()]], [words("a"), picture()]),
-        ([[picture()], "b"], [picture(), words("b")]),
-        ([[words("a")], [words("b")], "c"], [words("a"), words("b"), words("c")]),
-    ],
-)
-def test_user_messages_in_a_row_are_one_in_strict_turns(contents: list[Any], joined: Any) -> None:
-    history = [said(content) for content in contents]
-    before = copy.deepcopy(history)
-    assert sent(history, strict_turns=True) == [said(joined)] and history == before
-
-
 @quick
 def look(name: str) -> list[dict[str, Any]]:
     return [words(f"seen {name}"), picture(name)]
@@ -745,16 +640,6 @@ def look(name: str) -> list[dict[str, Any]]:
 @quick
 def say(text: str) -> str:
     return text
-
-
-def test_pictures_of_a_turn_follow_all_its_results_in_one_message() -> None:
-    calls = [("look", {"name": "A"}), ("say", {"text": "hello"}), ("look", {"name": "B"})]
-    with serve(Reply(calls=calls), Reply("fine")) as server:
-        ask(server, tools=[look, say])
-        assert_all_valid(server)
-    _, _, *results, last = server.requests[1]["messages"]
-    assert [each["content"] for each in results] == ["seen A", "hello", "seen B"]
-    assert last["content"][1:] == [picture("A"), picture("B")]
 
 
 def test_each_turn_has_its_own_pictures_and_a_user_message_comes_behind_them() -> None:
@@ -786,33 +671,6 @@ def test_ids_that_do_not_match_are_replaced_alike_in_call_and_result(pattern: st
     for new, old in zip(made, IDS.values()):
         assert new == old or not re.fullmatch(pattern, old)
     assert ids_of(sent(history)) == given * 2, "an id goes back as it came"
-
-
-def test_an_id_becomes_the_same_in_every_process() -> None:
-    history = [calling(call("functions.look:0")), result("functions.look:0")]
-    assert ids_of(sent(history, MISTRAL)) == ["ec0002042"] * 2
-
-
-def test_thoughts_between_tags_go_back_between_tags() -> None:
-    for form in ("null", "empty", "absent"):
-        history = [calling(call("a"), think_tag="hm"), result("a"), said("x", "assistant")]
-        made = sent(history, echoed=["think_tag"], empty_content=form)
-        assert made[0] == calling(call("a"), content="<think>hm</think>\n\n")
-    assert sent(history)[0] == calling(call("a"))
-
-
-def test_members_of_a_call_go_back_only_where_they_are_wanted() -> None:
-    history = [calling(call("a", extra_content={"google": {}}, strange=1)), result("a")]
-    assert sent(history)[0]["tool_calls"] == [call("a", extra_content={"google": {}})]
-    assert sent(history, echoed=[])[0]["tool_calls"] == [call("a")]
-    assert sent(history, echoed=["strange"])[0]["tool_calls"] == [call("a", strange=1)]
-
-
-def test_there_is_one_system_message_and_it_is_first() -> None:
-    messages = body_for(messages=[said("Old.", "system"), said("go")], system="Be kind.")[
-        "messages"
-    ]
-    assert messages == [said("Be kind.\n\nOld.", "system"), said("go")]
 
 
 EVERYTHING: dict[str, Any] = {
@@ -956,14 +814,6 @@ def test_reasoning_goes_back_under_the_name_it_came_with_or_not_at_all(
     assert server.requests[1]["messages"][1] == answer
 
 
-def test_calls_carry_reasoning_content_even_where_nothing_was_thought() -> None:
-    history = [calling(call("a")), result("a"), said("done", "assistant")]
-    made = sent(history, "https://api.deepseek.com")  # Kimi, too
-    assert [m.get("reasoning_content") for m in made] == ["", None, None]
-    made = sent(history, "https://api.deepseek.com", reasoning_filled=False)
-    assert not any("reasoning_content" in m for m in made)
-
-
 def test_messages_lose_what_is_not_the_apis_and_what_only_their_model_understands() -> None:
     stamp: Message = {"meta": {"timestamp": 1}}
     own, foreign = {"meta": {"timestamp": 1, "model": "m"}}, {"meta": {"model": "other"}}
@@ -1042,11 +892,3 @@ def test_an_option_that_is_no_json_is_an_error_and_nothing_is_sent(value: object
             _, end = ask(server, **options)
             assert end.error and end.error.kind == "bad_request" and "no JSON" in end.text
         assert not server.requests
-
-
-def test_an_option_of_any_depth_is_an_error_and_no_crash() -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    with pytest.raises(ModelError, match="no JSON"):
-        encoded({"a": deep})
