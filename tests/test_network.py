@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
-import json
 import shlex
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +23,7 @@ from coder.events import Event, Retry
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, explain
 from coder.types import RunResult
-from tests.harness import FAST, ask, drive, serve, types
+from tests.harness import FAST, drive, serve, types
 from tests.terminal import promptly
 
 PROXIES = [
@@ -60,37 +58,15 @@ def final(url: str) -> str:
 
 # ---- nobody there ----------------------------------------------------------------------------------------
 
-CHILD = """
-import json, socket, sys
-places = []
-def hook(event, arguments):
-    if event == "socket.connect":
-        places.append(arguments[1][:2])
-    if event == "socket.getaddrinfo" and arguments[0] == "api.openai.com":
-        places.append(arguments[0])
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-sys.addaudithook(hook)
-from coder import ChatModel, run_loop
-from coder.providers.errors import RetryPolicy
-events = list(run_loop([], ChatModel("m", base_url=sys.argv[1] or None, api_key="k"), prompt="go", retry=RetryPolicy(base=0.01)))
-print(json.dumps([places, [event.type for event in events], events[-1].text]))
-"""
 
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:{}/v1", ""], ids=["refused", "unknown host"])
-def test_a_server_that_never_answered_is_not_tried_again(url: str) -> None:
+@pytest.mark.parametrize("place", ["127.0.0.1:{}", "no-such-host.invalid"])
+def test_a_server_that_never_answered_is_not_tried_again(place: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, url.format(port)], capture_output=True, text=True, timeout=60
-    )
-    places, kinds, text = json.loads(done.stdout)
-    assert len(places) == 1 and "retry" not in kinds
-    assert text == (
-        f"Error: nothing answers at {url.format(port)}"
-        if url
-        else "Error: the host of https://api.openai.com/v1 is not known: Name or service not known"
-    )
+        url = f"http://{place.format(taken.getsockname()[1])}/v1"
+    events, result = talk(url)
+    assert "retry" not in types(events) and result.error and result.error.kind == "network"
+    known = f"the host of {url} is not known: " if "invalid" in url else f"nothing answers at {url}"
+    assert result.text.startswith(f"Error: {known}")
 
 
 # ---- certificates ----------------------------------------------------------------------------------------
@@ -223,15 +199,6 @@ def test_a_proxy_that_refuses_is_named_with_its_variable(
         f"the proxy {address.replace('me:SECRET@', '')} ({name}) does not connect to llm.example:443: "
         f"HTTP status {status[:3]}. Change that"
     )
-
-
-def test_a_proxy_that_fails_is_tried_again_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with proxy(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n") as (address, asked):
-        monkeypatch.setenv("HTTPS_PROXY", address)
-        events, result = talk(THERE)
-        assert types(events).count("retry") == 4
-        assert "(HTTPS_PROXY) does not connect" in result.text
-        assert len(asked) == 5
 
 
 def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,22 +496,3 @@ def test_a_redirect_is_said_with_the_address_to_take() -> None:
         "URL/v1/chat/completions redirects to URL/api/v2; redirects are not followed (HTTP 308). "
         "Set OPENAI_BASE_URL to where the server is."
     )
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        Reply("oops", status=500),
-        Reply("slow down", status=429),
-        Reply("half", cut=2),
-        Reply(status=0),
-        Reply(chunks=[b"data: {oops\n\n"]),
-    ],
-    ids=range(5),
-)
-def test_every_failure_that_outlives_the_retries_comes_with_advice(reply: Reply) -> None:
-    with serve(reply) as server:
-        _, result = ask(server)
-    assert result.text.startswith("Failed after 5 errors: ") and result.error
-    said = explain(result.error)
-    assert said.count(". ") and said.endswith("."), said

@@ -16,7 +16,7 @@ from coder.ai import ChatModel
 from coder.devtools.scripted import Reply
 from coder.events import Event, Notice, ReasoningDelta, Retry, TextDelta
 from coder.loop import run_loop
-from coder.providers.assembler import Assembler, Price, ThinkTag, joined, read_usage
+from coder.providers.assembler import Assembler, Price, ThinkTag, read_usage
 from coder.providers.profiles import ECHOED
 from coder.providers.response import CUT, sse
 from coder.providers.tool_call_deltas import ToolCallAssembler, parse_arguments
@@ -240,25 +240,6 @@ def test_thoughts_are_shown_once_and_go_back_under_their_name(
     assert all(shown) and ("".join(shown) == thoughts or "\ufffd" in "".join(shown))
 
 
-def part(**members: Any) -> list[dict[str, Any]]:
-    return [{"type": "t"} | members]
-
-
-@pytest.mark.parametrize(
-    ("pieces", "whole"),
-    [
-        (["a", "b"], "ab"),
-        ([{"a": 1, "b": 1}, {"b": 2, "c": None}], {"a": 1, "b": 2}),
-        ([part(text="a"), part(text="b", signature="s")], part(text="ab", signature="s")),
-        ([part(text="a"), part(text="b", type="u")], part(text="a") + part(text="b", type="u")),
-        ([part(text="a", id=1), part(text="b", id=2)], part(text="a", id=1) + part(text="b", id=2)),
-        ([part(data="A"), part(data="B")], part(data="A") + part(data="B")),
-    ],
-)
-def test_pieces_of_a_member_are_joined(pieces: list[Any], whole: Any) -> None:
-    assert joined(pieces) == whole
-
-
 # ---- calls -----------------------------------------------------------------------------------------------
 
 # (pieces, calls): a piece as in piece(), a call as "id name arguments", ? for an id that was made
@@ -383,38 +364,6 @@ def test_arguments_are_an_object_or_unusable_and_nothing_that_is_missing_is_made
 
 
 # ---- ends, text, usage -----------------------------------------------------------------------------------
-
-ENDINGS = {
-    "length": "length max_tokens MAX_TOKENS model_length max_output_tokens",
-    "content_filter": "content_filter sensitive SAFETY refusal guardrail_intervened ERROR_TOXIC"
-    " RECITATION PROHIBITED_CONTENT BLOCKLIST SPII",
-    "server": "error network_error insufficient_system_resource abort MALFORMED_FUNCTION_CALL"
-    " UNEXPECTED_TOOL_CALL",
-    "stop": "stop eos eos_token end end_turn stop_sequence STOP COMPLETE TOO_MANY_TOOL_CALLS tool_calls"
-    " because",
-}
-WORDS = [(word, finish) for finish, words in ENDINGS.items() for word in words.split()]
-
-
-@pytest.mark.parametrize(("word", "finish"), [*WORDS, ("", "stop"), (None, "incomplete")])
-def test_the_word_at_the_end(word: str | None, finish: str) -> None:
-    """K22: any other is an end. With text; with calls, which count whatever the word is, but for a filter; and with nothing."""
-
-    def end(*chunks: Any) -> str:
-        more = [chunk("eos" if word else None), chunk(word or None), {"choices": []}, chunk()]
-        try:
-            answer, _ = assemble(*chunks, *more, done=word == "")
-        except ModelError as error:
-            assert error.retryable
-            return error.kind
-        assert answer.finish_reason == (word or "")
-        assert bool(answer.calls) == (calls in chunks and finish != "content_filter")
-        return answer.finish
-
-    calls = chunk(tool_calls=[piece("0 a look {}")])
-    assert end(chunk(content="x")) == finish
-    assert end(calls) == ("tool_calls" if finish == "stop" else finish)
-    assert end() == ("empty" if word in ("tool_calls", "") else finish)
 
 
 CALLING = chunk(tool_calls=[piece("0 i look {}")])
@@ -666,23 +615,6 @@ def test_what_is_malformed_or_an_error_fails_the_attempt_and_no_more(bad: list[b
     assert error.kind == ("server" if "oops" in error.message or b"[1]" in bad[-1] else "protocol")
 
 
-LATE = stream(chunk(content="y"), done=False)
-
-
-@pytest.mark.parametrize(
-    ("finish", "end"),
-    [(None, end) for end in ("[DONE] ", " [DONE]\t", "[done]", "[END]", "</s>")]
-    + [("stop", end) for end in ("bye", "{bad", "END OF STREAM")],
-)
-def test_an_end_mark_may_be_written_otherwise(finish: str | None, end: str) -> None:
-    """Behind a finish reason, whatever is no JSON is one."""
-    answer = stream(chunk(finish, content="x"), done=False)
-    with serve(
-        Reply(chunks=[*answer, f"data: {end}\n\n".encode(), *LATE]), Reply("again")
-    ) as server:
-        assert ask(server)[1].text == "x" and len(server.requests) == 1
-
-
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 def test_a_number_that_is_none_in_an_echoed_member_leaves_the_history_json(number: str) -> None:
     extra: dict[str, Any] = {"extra_content": {"of": {"n": "NUMBER", "m": 0.5}}}
@@ -710,27 +642,6 @@ NEWER = [{"index": 0, "id": "i", "type": "function", "function": FUNCTION}]
 def test_a_call_in_both_forms_or_among_nulls_is_one_call(chunks: list[Any]) -> None:
     answer, _ = assemble(*chunks, chunk("tool_calls"))
     assert [(call.id, call.arguments) for call in answer.calls] == [("i", {"path": "a"})]
-
-
-THINKING = [
-    {"type": "thinking", "thinking": "I ", "signature": ""},
-    {"type": "thinking", "thinking": "look.", "signature": None},
-    {"type": "thinking", "thinking": "", "signature": "c2ln"},
-    {"type": "thinking", "thinking": "", "signature": "bmVk"},
-    {"type": "thinking", "thinking": "", "signature": "bmV4dA=="},
-    {"type": "redacted_thinking", "data": "x1"},
-    {"type": "redacted_thinking", "data": "x2"},
-    {"type": "thinking", "thinking": "And a", "signature": "czI="},
-    {"type": "thinking", "thinking": "gain", "signature": "czM="},
-]
-
-
-def test_thinking_blocks_are_kept_whole() -> None:
-    """As LiteLLM in front of Claude streams them."""
-    deltas = [chunk(thinking_blocks=[each]) for each in THINKING]
-    first = {"type": "thinking", "thinking": "I look.", "signature": "c2ln"}
-    message = assemble(*deltas, CALLING)[0].message
-    assert message["thinking_blocks"] == [first, *THINKING[3:]]
 
 
 PINGS = [b": ping\n\n"] * 80
