@@ -337,7 +337,7 @@ def test_a_retry_takes_back_the_text_of_the_failed_attempt() -> None:
         retry 1 incomplete
         status retry
         status busy
-        retry 1 server
+        retry 2 server
         status retry
         status busy
         """,
