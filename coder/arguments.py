@@ -45,17 +45,11 @@ def _members(value: dict[str, Any], schema: dict[str, Any], where: str) -> dict[
     unknown = [name for name in value if name not in properties]
     if unknown and schema.get("additionalProperties") is False:
         raise ToolError(f"{where} has no parameter {', '.join(unknown)}. {names}")
-    given = {
-        n: each for n, each in value.items() if each is not None or _may_be_null(properties, n)
-    }
-    if missing := [name for name in required if name not in given]:
+    if missing := [name for name in required if name not in value]:
         raise ToolError(f"{where} needs {', '.join(missing)}. {names}")
+    given = {name: each for name, each in value.items() if each is not None or name in required}
     inside = f"{where}{'.' if ': ' in where else ': '}"
     return {name: fit(each, properties.get(name), inside + name) for name, each in given.items()}
-
-
-def _may_be_null(properties: dict[str, Any], name: str) -> bool:
-    return "null" in properties.get(name, {}).get("type", "null")
 
 
 def _of_type(value: Any, kinds: str | list[str], where: str) -> Any:

@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,7 @@ from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import (
-    Compacted,
     Event,
-    MessageEnd,
-    MessageStart,
-    Retry,
-    RunEnd,
-    RunStart,
-    ToolEnd,
-    ToolStart,
 )
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
@@ -156,40 +147,3 @@ def to_become_links(workspace: Path, outside: Path, text: str) -> Callable[[], N
             (workspace / name).symlink_to(outside / name)
 
     return meanwhile
-
-
-@dataclass
-class Mirror:
-    """The state of an agent as its events alone tell it."""
-
-    messages: list[Message] = field(default_factory=list)
-    streaming: bool = False
-    coming: bool = False  # an answer
-    pending: set[str] = field(default_factory=set)
-    error: object = None
-
-    def apply(self, event: Event) -> None:
-        match event:
-            case RunStart():
-                self.streaming, self.error = True, None
-            case MessageStart(message=message):
-                self.coming = message["role"] == "assistant"
-            case MessageEnd(message=message):
-                self.coming = False
-                if (
-                    message["role"] != "assistant"
-                    or message.get("content")
-                    or message.get("tool_calls")
-                ):
-                    self.messages.append(message)
-            case Retry():
-                self.coming = False
-            case Compacted(messages=messages):
-                self.coming, self.messages = False, list(messages)
-            case ToolStart(id=call_id):
-                self.pending.add(call_id)
-            case ToolEnd(id=call_id):
-                self.pending.discard(call_id)
-            case RunEnd(error=error):
-                self.streaming, self.coming, self.error = False, False, error
-                self.pending.clear()

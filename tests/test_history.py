@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,27 +83,30 @@ def result(call_id: str, content: Any = "ok") -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
-def test_a_call_without_a_result_gets_one_right_behind_it() -> None:
-    fixed = repair([user("go"), call("a", "b"), result("a"), user("and?")])
-    assert [m.get("content") for m in fixed] == ["go", None, "ok", NOT_RUN, "and?"]
+REPAIRS: dict[str, tuple[list[Message], list[Any]]] = {
+    "a call without a result gets one right behind it": (
+        [user("go"), call("a", "b"), result("a"), user("and?")],
+        ["go", None, "ok", NOT_RUN, "and?"],
+    ),
+    "results come in the order of their calls and only once": (
+        [call("a", "b"), result("b", "B"), result("a", "A"), result("a", "2"), result("z", "Z")],
+        [None, "A", "B"],
+    ),
+    "a result that comes after a user message moves to its call": (
+        [call("a"), user("meanwhile"), result("a", "A")],
+        [None, "A", "meanwhile"],
+    ),
+    "empty answers go and empty results say so": (
+        [user("x"), {"role": "assistant", "content": ""}, call("a"), result("a", "")],
+        ["x", None, "(no output)"],
+    ),
+}
 
 
-def test_results_come_in_the_order_of_their_calls_and_only_once() -> None:
-    fixed = repair(
-        [
-            call("a", "b"),
-            result("b", "B"),
-            result("a", "A"),
-            result("a", "again"),
-            result("z", "stray"),
-        ]
-    )
-    assert [m.get("content") for m in fixed] == [None, "A", "B"]
-
-
-def test_a_result_that_comes_after_a_user_message_moves_to_its_call() -> None:
-    fixed = repair([call("a"), user("meanwhile"), result("a", "A")])
-    assert [m.get("content") for m in fixed] == [None, "A", "meanwhile"]
+@pytest.mark.parametrize("what", REPAIRS)
+def test_a_repaired_list(what: str) -> None:
+    messages, contents = REPAIRS[what]
+    assert [m.get("content") for m in repair(messages)] == contents
 
 
 def test_an_id_that_was_used_before_is_made_new_for_the_call_and_its_result() -> None:
@@ -125,11 +129,6 @@ def test_broken_arguments_and_names_are_made_acceptable() -> None:
     }
     function = repair([message, result("a")])[0]["tool_calls"][0]["function"]
     assert function == {"name": "multi_tool_use_parallel", "arguments": "{}"}
-
-
-def test_empty_answers_go_and_empty_results_say_so() -> None:
-    fixed = repair([user("x"), {"role": "assistant", "content": ""}, call("a"), result("a", "")])
-    assert [m.get("content") for m in fixed] == ["x", None, "(no output)"]
 
 
 def test_a_message_that_is_replaced_or_changed_in_place_early_in_the_list_is_noticed() -> None:

@@ -175,7 +175,11 @@ def test_a_value_that_does_not_fit_is_refused_and_what_fits_is_named(
     [
         ("read", {"file_path": "a"}, "read has no parameter file_path. Its parameters: path, off"),
         ("write", {"path": "a"}, "write needs content. Its parameters: path, content"),
-        ("write", {"path": "a", "content": None}, "write needs content."),
+        (
+            "write",
+            {"path": "a", "content": None},
+            "write: content has to be of type string, not null",
+        ),
         ("bash", {}, "there is no tool 'bash'. The tools are: read, write, edit, ls, apply_patch"),
         ("read", None, "the arguments are cut off. Send one JSON object."),
     ],

@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from coder.abort import Abort
@@ -79,29 +80,18 @@ class _Player(Endpoint):
         end = ModelError("protocol", "the script is at its end, and the run asks for more")
         reply, error = next(self.left, (Reply(status=0), end))
         abort.wait(reply.hold)
-        response = _Response(reply, body, error, abort)
-        if error and not response.chunks:
+        chunks = reply.body(body) if reply.status == 200 else ()
+        if error and not chunks:
             raise error
-        yield response
 
+        def pieces() -> Iterator[bytes]:
+            for chunk in chunks:
+                yield chunk
+                abort.wait(reply.pace)
+            abort.wait(math.inf if reply.close == "hang" else 0.0)
+            if error:
+                raise error
 
-class _Response:
-    """An answer as the HTTP library gives it."""
-
-    status_code, url = 200, "script"
-
-    def __init__(self, reply: Reply, body: Body, error: ModelError | None, abort: Abort) -> None:
-        self.reply, self.error, self.abort = reply, error, abort
-        self.chunks = reply.body(body) if reply.status == 200 else ()
-        self.headers = {"content-type": "text/event-stream"} | reply.headers
-
-    def pieces(self) -> Iterator[bytes]:
-        for chunk in self.chunks:
-            yield chunk
-            self.abort.wait(self.reply.pace)
-        self.abort.wait(math.inf if self.reply.close == "hang" else 0.0)
-        if self.error:
-            raise self.error
-
-    def within(self, seconds: float) -> None:
-        """There are no deadlines."""
+        headers = {"content-type": "text/event-stream"} | reply.headers
+        no_deadline = {"within": lambda seconds: None, "status_code": 200, "url": "script"}
+        yield SimpleNamespace(headers=headers, pieces=pieces, **no_deadline)
