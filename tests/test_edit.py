@@ -115,7 +115,7 @@ def test_what_an_edit_changes(ws: Editing, case: str) -> None:
 
 
 NEAREST, SPACE = "The nearest lines are", "White space differs"
-UNCERTAIN = "is not certain. Write both with the indentation of the file. Its lines are:"
+UNCERTAIN = "the file has these lines in another indentation"
 LINES_1_3 = "old_string is in a at lines 1, 3."
 
 REFUSALS = {

@@ -269,7 +269,7 @@ REFUSED = {
     "no change": ("one\n", "-one\n+one", "nothing to do"),
     "another unit": (IF, "-if a:\n-  b\n+if c:\n+  d", "White space differs"),
     "no room to the left": (
-        *(IF, "-        if a:\n-            b\n+        if c:\n+d", "not certain"),
+        *(IF, "-        if a:\n-            b\n+        if c:\n+d", "another indentation"),
     ),
     "Latin-1": ("caf\udce9\none\n", "-one\n+d\xe9j\xe0", "not UTF-8"),
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, islice
 from pathlib import Path
@@ -180,12 +180,12 @@ class Lines:
         ]
 
     def changes(self, at: int, body: Sequence[str]) -> list[Place]:
-        """What the marked lines change where their old ones fit at line `at`. Raises ToolError."""
+        """What the marked lines change where their old ones fit at line `at`."""
         old, places = lines_without("+", body), list[Place]()
         own = self.lines[at : at + len(old)]
         if own == list(map(plain, own)) and old != list(map(plain, old)):
             body = list(map(plain, body))
-        body = _reindented(own, body, at)
+        body = _reindented(own, body)
         for stays, lines in groupby(body, lambda line: line[0] == " "):
             group = list(lines)
             end = at + len(lines_without("+", group))
@@ -228,24 +228,22 @@ def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _reindented(own: Sequence[str], body: Sequence[str], at: int) -> Sequence[str]:
+def _reindented(own: Sequence[str], body: Sequence[str]) -> Sequence[str]:
     """The marked lines, with the new ones in the indentation of the file, whose lines are `own`.
 
-    Where the old ones lack it, so do mostly the new ones; raises ToolError where that is uncertain.
+    Where the old ones lack it, so may the new ones. Raises ToolError where that is uncertain.
     """
     old = [line for line in body if line[0] != "+"]
     more, less = shift(own, [line[1:] for line in old]) or ("", "")
     added = [line[1:] for line in body if line[0] == "+" and line[1:].strip()]
-    gone = [(line[1:], mine) for line, mine in zip(old, own) if line[0] == "-"]
-    theirs, ours = (_least_indent(lines) for lines in zip(*gone)) if gone else (-1, -1)
+    replaced = [(line[1:], mine) for line, mine in zip(old, own) if line[0] == "-"]
+    theirs, ours = map(_least_indent, zip(*replaced)) if replaced else (-1, -1)
     new = _least_indent(added)
-    if not added or not (more or less) or (gone and new == ours):
+    if not (more or less) or not added or (replaced and new == ours):
         return body
-    if (gone and new != theirs) or not all(line.startswith(less) for line in added):
+    if (replaced and new != theirs) or not all(line.startswith(less) for line in added):
         raise ToolError(
-            "the file has the old lines in another indentation, and whether the new ones lack it too "
-            "is not certain. Write both with the indentation of the file. Its lines are:\n"
-            + numbered(own, at + 1)
+            "the file has these lines in another indentation. Write it as the file has it."
         )
     return [
         f"+{more}{line[1:].removeprefix(less)}" if line[0] == "+" and line[1:].strip() else line
@@ -255,10 +253,6 @@ def _reindented(own: Sequence[str], body: Sequence[str], at: int) -> Sequence[st
 
 def _least_indent(lines: Iterable[str]) -> int:
     return min((len(_indent(line)) for line in lines if line.strip()), default=-1)
-
-
-def numbered(lines: Sequence[str], first: int) -> str:
-    return "\n".join(f"{number}\t{line}" for number, line in enumerate(lines[:40], first))
 
 
 # ---- what to do where nothing fits ----------------------------------------------------------
@@ -285,23 +279,19 @@ def advice(
         cause = "It seems to hold line numbers, which are not part of the file."
     elif "".join("".join(near).split()) == "".join("".join(old).split()):
         cause = "White space differs (indentation, or space inside a line)."
-    around = numbered(lines[max(0, first - 1) : first + len(old) + 1], max(1, first))
-    return f"{what[0]} is not in {name}. {cause} The nearest lines are:\n{around}"
+    around = enumerate(lines[max(0, first - 1) : first + min(len(old), 40) + 1], max(1, first))
+    text = "\n".join(f"{number}\t{line}" for number, line in around)
+    return f"{what[0]} is not in {name}. {cause} The nearest lines are:\n{text}"
 
 
 def _nearest(lines: list[str], wanted: list[str]) -> int:
-    """The first of the lines that are most like the wanted ones, or -1; rare lines count most."""
-    places, votes = defaultdict[str, list[int]](list), defaultdict[int, float](float)
-    for at, line in enumerate(lines):
-        places[line.strip()].append(at)
-    longest = max(wanted, key=len, default="")
-    if not any(line in places for line in wanted if line):
-        like = difflib.get_close_matches(longest, list(places)[:5000], 1)
-        return max(0, places[like[0]][0] - wanted.index(longest)) if like else -1
-    for offset, line in enumerate(wanted):
-        for at in places[line] if line else ():
-            votes[max(0, at - offset)] += 1 / len(places[line])
-    return max(votes, key=lambda at: votes[at])
+    """The first of the lines around the rarest of the wanted ones, or one like it; -1 for none."""
+    bare = [line.strip() for line in lines]
+    count = Counter(bare)
+    known = [line for line in wanted if line and count[line]]
+    anchor = min(known, key=lambda line: count[line]) if known else max(wanted, key=len)
+    like = (known and [anchor]) or difflib.get_close_matches(anchor, bare[:5000], 1)
+    return max(0, bare.index(like[0]) - wanted.index(anchor)) if like else -1
 
 
 # ---- what has changed -----------------------------------------------------------------------

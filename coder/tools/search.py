@@ -25,6 +25,7 @@ from typing import Any
 
 from coder.tools.process import environment, output_of
 from coder.tools.workspace import (
+    ask_to_show,
     escaped,
     folder_of,
     is_secret,
@@ -53,10 +54,8 @@ PERL = "(*UCP)(*ANYCRLF)"  # letters of all languages, lines that end in CRLF
 # Of the child: text is in characters, and no repository counts but that of the folder
 VARIABLES = {"LC_ALL": "C.UTF-8", "GIT_DIR": None, "GIT_WORK_TREE": None, "GIT_INDEX_FILE": None}
 
-Records = Generator[tuple[Any, ...], None, None]
 # A path, the number of a line, the column of the match (none in a line of context), the line
-RIPGREP_RECORD = re.compile(rb"(.*?)\0(\d+)(?::(\d+):|-)(.*)", re.S)
-GIT_RECORD = re.compile(rb"(.*?)\0(\d+)\0(?:(\d+)\0)?(.*)", re.S)
+RECORD = re.compile(rb"(.*?)\0(\d+)(?:([:\0])(\d+)\3|[-\0])(.*)", re.S)
 
 
 @tool(concurrent=True)
@@ -82,8 +81,8 @@ def grep(
     limit: lines to return, default 100
     """
     target = yield from to_read(ctx, path)
-    if not target.is_dir() and is_secret(ctx, name := shown(ctx, target)):
-        yield from ctx.ask("read", name)
+    if not target.is_dir():
+        yield from ask_to_show(ctx, target)
     if "\0" in pattern or not pattern:
         raise ToolError("the pattern is empty or holds a NUL")
     flags = [f"-C{min(max(0, context), 20)}", *(["-i"] if ignore_case else [])]
@@ -93,7 +92,7 @@ def grep(
         contextlib.closing(search.grep(pattern, literal, flags)) as records,
     ):
         name_of = cache(search.name_of)
-        for place, number, column, line in records:
+        for place, number, _, column, line in records:
             if not (label := name_of(os.fsdecode(place))):
                 continue
             if len(lines) == most:
@@ -163,21 +162,39 @@ class Search:
     glob: Glob
     notes: list[str] = field(default_factory=list)
 
-    def grep(self, pattern: str, literal: bool, flags: list[str]) -> Records:
-        """Each line as (path, number, column of the match or None, text)."""
-        is_file, names = self.file is not None, self.glob.names()
+    def grep(
+        self, pattern: str, literal: bool, flags: list[str]
+    ) -> Generator[tuple[Any, ...], None, None]:
+        """The groups of each RECORD in the output; a path may hold line breaks."""
+        rest, is_empty = b"", True
+        with contextlib.closing(self._output(self._command(pattern, literal, flags))) as output:
+            for data in output:
+                *lines, last = data.split(b"\n")
+                for line in lines:
+                    found = RECORD.fullmatch(rest + line)
+                    between = line == b"--" and not rest  # groups of context
+                    rest = b"" if found or between else rest + line + b"\n"
+                    if found:
+                        is_empty = False
+                        yield found.groups()
+                rest = (rest + last)[:MAX_KEPT]
+        if is_empty and self.notes:
+            raise ToolError("\n".join(self.notes))
+
+    def _command(self, pattern: str, literal: bool, flags: list[str]) -> list[str]:
+        is_file = self.file is not None
+        names = [] if is_file else self.glob.names()
         if program := self._program("rg"):
-            kinds = [flag for name in names for flag in ("--type-add", f"chosen:{name}")]
-            kinds += ["--type=chosen"] if names else []
-            flags += [*RIPGREP.split(), *RIPGREP_GREP.split(), *(["-F"] if literal else [])]
-            flags += ["-e", pattern, "--", "-"] if is_file else [*kinds, "-e", pattern, "--", "."]
-            return self._records([program, *flags], RIPGREP_RECORD)
+            flags += [flag for name in names for flag in ("--type-add", f"chosen:{name}")]
+            flags += [*(["--type=chosen"] if names else []), *(["-F"] if literal else [])]
+            command = [program, *RIPGREP.split(), *RIPGREP_GREP.split(), *flags, "-e", pattern]
+            return [*command, "--", "-" if is_file else "."]
         if program := self._program("git"):
             flags += ["-F", "-e", pattern] if literal else ["-P", "-e", f"{PERL}{pattern}"]
             paths = [f":(glob)**/{name}" for name in names] or ["."]
-            paths = [f":(literal){self.target.name}"] if is_file else paths
-            flags += ["--", *paths] if is_file else ["--exclude-standard", "--", *paths]
-            return self._records([program, *GIT.split(), *GIT_GREP.split(), *flags], GIT_RECORD)
+            command = [program, *GIT.split(), *GIT_GREP.split(), *flags]
+            exclude = ["--exclude-standard", "--", *paths]
+            return [*command, *(["--", f":(literal){self.target.name}"] if is_file else exclude)]
         raise ToolError("a search needs ripgrep or git, and this machine has neither")
 
     def names(self) -> Iterable[str]:
@@ -204,23 +221,6 @@ class Search:
         places = environment().get("PATH", os.defpath).split(os.pathsep)
         places = [each for each in places if not Path(each).resolve().is_relative_to(self.ctx.cwd)]
         return shutil.which(name, path=os.pathsep.join(places) or os.defpath)
-
-    def _records(self, command: list[str], record: re.Pattern[bytes]) -> Records:
-        """The groups of each record in the output; a path may hold line breaks."""
-        rest, is_empty = b"", True
-        with contextlib.closing(self._output(command)) as output:
-            for data in output:
-                *lines, last = data.split(b"\n")
-                for line in lines:
-                    found = record.fullmatch(rest + line)
-                    between = line == b"--" and not rest  # groups of context
-                    rest = b"" if found or between else rest + line + b"\n"
-                    if found:
-                        is_empty = False
-                        yield found.groups()
-                rest = (rest + last)[:MAX_KEPT]
-        if is_empty and self.notes:
-            raise ToolError("\n".join(self.notes))
 
     def _output(self, command: list[str]) -> Generator[bytes, None, None]:
         """The output. Raises Aborted, and ToolError at a time-out."""

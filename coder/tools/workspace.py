@@ -88,10 +88,10 @@ def is_secret(ctx: ToolContext, name: str) -> bool:
     return (ctx.secret or holds_secrets)(name)
 
 
-def ask_to_show(ctx: ToolContext, *targets: Path) -> Generator[Any, None, None]:
-    """Ask for permission to read: a diff and advice show lines of a file that is changed."""
-    if names := [name for target in targets if is_secret(ctx, name := shown(ctx, target))]:
-        yield from ctx.ask("read", names)
+def ask_to_show(ctx: ToolContext, target: Path) -> Generator[Any, None, None]:
+    """Ask for permission to show lines of a secret file, in a diff or an error."""
+    if is_secret(ctx, name := shown(ctx, target)):
+        yield from ctx.ask("read", name)
 
 
 # ---- folders and files by descriptor --------------------------------------------------------
