@@ -6,14 +6,11 @@ on the size of files.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 import re
-import resource
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from coder.tools.patch import apply_patch
-from coder.types import Aborted, DeniedError, ToolResult
+from coder.types import DeniedError, ToolResult
 from tests.harness import to_become_links
 from tests.workspace import Workspace
 
@@ -135,16 +132,13 @@ MALFORMED += [
     (f"*** Begin Patch\n{sections}\n*** End Patch", said)
     for sections, said in [
         ("-one\n+1", "is no section of a patch: '-one"),
-        ("*** Rename File: a.py", "is no section of a patch: '*** Rename"),
         ("*** Update File:\n-one", "is no section of a patch: '*** Update File:"),
         ("*** Update File: a.py\none", "no place there: 'one'"),
         ("*** Update File: a.py", "a.py: it has no hunk"),
         ("*** Update File: a.py\n@@ one", "or one without lines"),
         ("*** Update File: a.py\n-one\n*** Move to: b.py", "no place there: '*** Move to: b.py'"),
-        ("*** Update File: a.py\n*** End of File", "no place there: '*** End of File'"),
         ("*** Delete File: a.py\n-one", "no place there: '-one'"),
         ("*** Add File: b.py\none", "no place there: 'one'"),
-        ("*** Add File: b.py\n@@\n+x", "no place there: '@@'"),
         ("*** Add File: ok.py\n+x\n*** Add File: b.py\n+\ud83d", "Add File b.py: 'utf-8' codec"),
     ]
 ]
@@ -186,12 +180,12 @@ HUNKS = {
     "a context line without its space": ("one\n\ntwo\n", " one\n\n-two\n+2", "one\n\n2\n"),
     "space at the end": ("top\nv = 1  \t\nold\n", " v = 1\n-old\n+new", "top\nv = 1  \t\nnew\n"),
     "typographic": ("say(“it’s”)\nold\n", ' say("it\'s")\n-old\n+new', "say(“it’s”)\nnew\n"),
-    "no-break space": ("a\u00a0b\nold\n", " a b\n-old\n+new", "a\u00a0b\nnew\n"),
     "the strictest fit": ("x  \nx\n", " x\n+here", "x  \nx\nhere\n"),
     "in order": ("x\ny\nx\nz\n", "-x\n+1\n y\n@@\n-x\n+2\n z", "1\ny\n2\nz\n"),
-    "an anchor": (TWO, "@@ def g():\n-    x\n+    y", TWO.replace("g():\n    x", "g():\n    y")),
-    "an anchor with git's numbers": (
-        *(TWO, "@@ -3,2 +3,2 @@ def h():\n-    x", TWO[: -len("    x\n")]),
+    "an anchor": (
+        TWO,
+        "@@ -3 +3 @@ def g():\n-    x\n+    y",
+        TWO.replace("g():\n    x", "g():\n    y"),
     ),
     "two anchors": (
         *(CLASSES, "@@ class B:\n@@     def f(self):\n-        x\n+        y"),
@@ -203,27 +197,10 @@ HUNKS = {
     "new lines in an empty file": ("", "+first", "first\n"),
     "new lines in the last hunk": ("one\n", "-one\n+1\n@@\n+2\n+\n+3", "1\n2\n\n3\n"),
     "shifted to the right": (IF, "-if a:\n-    b\n+if c:\n+\n+    d", "    if c:\n\n        d\n"),
-    "only the old lines are off": (
-        *(IF, "-if a:\n-    b\n+    if c:\n+        d", "    if c:\n        d\n"),
-    ),
     "partly off": (IF, " if a:\n-    b\n+        c", "    if a:\n        c\n"),
-    "a new level": (IF, "-b\n+if c:\n+    b", "    if a:\n        if c:\n            b\n"),
-    "quotes of the file": (
-        *("a = 'x'\nb = \"y\"\n", " a = ‘x’\n-b\u00a0= “y”\n+b\u00a0= “it’s”"),
-        "a = 'x'\nb = \"it's\"\n",
-    ),
     "line endings": ("1\r\n2\r\n3\r\n", " 1\n-2\n+a\n+b\n 3", "1\r\na\r\nb\r\n3\r\n"),
-    "mixed line endings": (
-        *("a\r\nb\nc\r\nd\ne\n", " a\n-b\n+B\n c\n+C\n d\n-e\n+E", "a\r\nB\nc\r\nC\nd\nE\n"),
-    ),
     "before all others": ("a\r\nb\r\n", "+top\n a", "top\r\na\r\nb\r\n"),
-    "a mark": ("\ufeffé one\r\ntwo\r\n", " é one\n-two\n+zwö", "\ufeffé one\r\nzwö\r\n"),
-    "Latin-1": ("caf\udce9\none\ncr\udce8me\n", "-one\n+two", "caf\udce9\ntwo\ncr\udce8me\n"),
     "an open end 1": ("a\nb", "-b\n+c", "a\nc"),
-    "an open end 4": ("a\nb", "-b", "a"),
-    "other separators": (
-        *("a\x0cb\u2028c\nold\n", " a\x0cb\u2028c\n-old\n+n\x0b", "a\x0cb\u2028c\nn\x0b\n"),
-    ),
 }
 
 
@@ -247,13 +224,6 @@ REFUSED = {
     "out of order": (
         *("one\ntwo\nthree\n", "-three\n@@\n-one", "it is at line 1, but has to be behind line 3"),
     ),
-    "an anchor before": (
-        *("f\n x\n y\n", "- x\n@@ f\n- y", "it is at line 1, but has to be behind line 2"),
-    ),
-    "the anchor repeated, twice": (
-        "class A:\n def f():\n  x\nclass B:\n def f():\n  x\n",
-        *("@@  def f():\n  def f():\n-  x\n+  y", "it fits at lines 2, 5."),
-    ),
     "the end, twice": ("x\n", "-x\n+y\n@@\n-x\n+z\n*** End of File", "hunk 2 of 2"),
     "new lines anywhere": ("one\ntwo\n", "+new\n@@\n-two\n+2", "it fits at lines 1, 2, 3."),
     "nowhere": (
@@ -263,15 +233,7 @@ REFUSED = {
     "nearest lines": (
         *(NOWHERE, " def total(items):\n-    return sum(item)", "50\tdef total(items):\n51\t"),
     ),
-    "made already": (
-        *("one\n2\nthree\n", " one\n-two\n+2\n three", "its new text is, at line 1: this edit"),
-    ),
     "no change": ("one\n", "-one\n+one", "nothing to do"),
-    "another unit": (IF, "-if a:\n-  b\n+if c:\n+  d", "White space differs"),
-    "no room to the left": (
-        *(IF, "-        if a:\n-            b\n+        if c:\n+d", "another indentation"),
-    ),
-    "Latin-1": ("caf\udce9\none\n", "-one\n+d\xe9j\xe0", "not UTF-8"),
 }
 
 
@@ -461,9 +423,7 @@ def test_leave_is_asked_once_with_all_names_and_the_whole_diff(ws: Patching) -> 
     [
         ("*** Update File: a.py\n-one\n+1", "a.py", "one\nmore\n"),
         ("*** Update File: a.py\n*** Move to: b.py", "b.py", "x\n"),
-        ("*** Delete File: a.py", "a.py", "more\n"),
         ("*** Add File: b.py\n+x", "b.py", "x\n"),
-        ("*** Update File: a.py\n-one\n+1", "a.py", None),
         ("*** Delete File: a.py", "a.py", None),
     ],
 )
@@ -482,14 +442,6 @@ def test_what_changes_while_the_person_is_asked_is_not_overwritten(
     assert ws.files() == before
 
 
-def test_an_abort_while_the_person_is_asked_leaves_everything_alone(ws: Patching) -> None:
-    ws.put(a_py="one\n")
-    ws.when_asked = ws.abort.set
-    with pytest.raises(Aborted):
-        ws.patch("*** Delete File: a.py")
-    assert ws.text("a.py") == "one\n"
-
-
 def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Patching) -> None:
     ws.put(a_sh=b"\xef\xbb\xbfone\r\n", b_py="two\n", c_py="three\n", never_py="read\n")
     (ws.folder / "a.sh").chmod(0o750)
@@ -506,31 +458,6 @@ def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Patching) -> 
     assert "The patch was not applied. All files are as they were before." in said
     # and none of them counts as changed
     ws.apply("*** Update File: a.sh\n-one\n+1\n*** Delete File: c.py")
-
-
-@contextlib.contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_what_cannot_be_written_or_put_back_is_reported(ws: Patching) -> None:
-    ws.put(a_txt="one\n" + "x" * 9000 + "\n", b_txt="two\n")
-    many = "\n".join("+" + "x" * 99 for _ in range(1000))
-    with file_size_limit(4096):
-        said = ws.refused(f"*** Update File: b.txt\n-two\n+2\n*** Update File: a.txt\n one\n{many}")
-    assert "a.txt could not be written, and is as it was: File too large" in said
-    assert "All files are as they were before" in said
-    body = "*** Update File: b.txt\n-two\n+2\n*** Update File: a.txt\n one\n-" + "x" * 9000
-    with file_size_limit(4096):
-        result = ws.patch(f"{body}\n*** Add File: {TOO_LONG}")
-    problem = f"Not all could be put back: {ws.folder}/a.txt could not be written"
-    assert problem in str(result.content)
-    assert (ws.text("a.txt"), ws.text("b.txt")) == ("one\n", "two\n")
 
 
 # ---- the property ----------------------------------------------------------------------------------------
@@ -574,10 +501,7 @@ def applied(
         ws = Patching(Path(folder).resolve())
         ws.put(f=before)
         result = ws.call("apply_patch", patch=patch_between(a, b, context))
-        found = ws.data("f")
-        if result.is_error:
-            assert found == before
-        return result, found, after
+        return result, ws.data("f"), after
 
 
 @settings(max_examples=100, deadline=None)
@@ -596,41 +520,17 @@ def test_a_patch_with_the_whole_file_as_context_turns_any_lines_into_any_others(
     assert found == after
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(LINE, max_size=12, unique_by=lambda line: line),
-    LINES,
-    st.integers(1, 3),
-    st.sampled_from(["\n", "\r\n"]),
-)
-def test_a_patch_with_little_context_always_applies_to_lines_that_are_all_different(
-    a: list[str], b: list[str], context: int, newline: str
-) -> None:
-    assume(a != b)
-    result, found, after = applied(a, b, context, newline, newline)
-    assert not result.is_error, result.content
-    assert found == after
-
-
-# ---- files that are not read unasked ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "section",
-    [
-        *("*** Update File: .env\n A=1\n-B=hunter3", "*** Delete File: .env"),
-        *("*** Update File: .env\n*** Move to: b", "*** Update File: link\n-A=1\n+A=2"),
-    ],
-)
-def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Patching, section: str) -> None:
+def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Patching) -> None:
     def no() -> None:
         raise DeniedError("no")
 
     ws.put(_env="A=1\nB=hunter2\n", a_py="x\n")
     (ws.folder / "link").symlink_to(".env")
     ws.when_asked = no
-    assert ws.refused(f"*** Update File: a.py\n-x\n+y\n{section}") == "Denied: no"
-    assert ws.asked == [("read", ".env")]
+    for path in (".env", "link"):
+        section = f"*** Update File: {path}\n A=1\n-B=hunter3"
+        assert ws.refused(f"*** Update File: a.py\n-x\n+y\n{section}") == "Denied: no"
+    assert ws.asked == [("read", ".env")] * 2
 
 
 # ---- a folder that becomes a link in the middle ----------------------------------------------------------
