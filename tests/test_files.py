@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from coder.tools.edit import diff
-from coder.types import DeniedError, ToolCall
+from coder.types import ToolCall
 from tests.harness import to_become_links
 from tests.terminal import promptly
 from tests.workspace import Workspace
@@ -75,19 +75,6 @@ needs_proc = pytest.mark.skipif(
 )
 
 
-def test_a_denial_is_the_result_and_the_content_is_not_sent(ws: Workspace) -> None:
-    (ws.folder / "secret").write_text("TOP SECRET")
-
-    def deny() -> None:
-        raise DeniedError("the user refused")
-
-    ws.when_asked = deny
-    assert ws.fails("read", path="secret") == "Denied: the user refused"
-    assert ws.fails("write", path="new", content="x") == "Denied: the user refused"
-    assert ws.asked == [("read", "secret"), ("edit", "new")]
-    assert ws.names() == ["secret"]
-
-
 # ---- read -----------------------------------------------------------------------------------
 
 
@@ -101,20 +88,17 @@ READS: list[tuple[str | bytes, dict[str, int], str]] = [
     (TEN, {"offset": -5, "limit": 0}, "1\tline 1\n\n(lines 1-1 of 10; use offset=2 to go on)"),
     (TEN, {"offset": 11}, "Error: offset 11 is past the end: the file has 10 lines"),
     (LONG, {"offset": 2, "limit": 2}, "2\tÄÖ\n3\tnext\n\n(lines 2-3 of 5; use offset=4 to go on)"),
-    (
-        LONG,
-        {"offset": 4, "limit": 1},
-        f"4\t{'y' * 2000} … (line cut)\n\n(lines 4-4 of 5; use offset=5",
-    ),
+    (LONG, {"offset": 4}, f"4\t{'y' * 2000} … (line cut)\n5\tend"),
     (LONG, {"offset": 5}, "5\tend"),
     ("x\n" * (1 << 20), {"limit": 1}, "1\tx\n\n(lines 1-1 of 1048576; use offset=2 to go on)"),
-    ("x\n" * (1 << 20) + "e", {"limit": 1}, "1\tx\n\n(lines 1-1 of 1048577; use"),
-    ("x\n" + "e" * (3 << 20), {"limit": 1}, "1\tx\n\n(lines 1-1 of 2; use"),
-    (f"{'é' * 2000}\n{'é' * 2001}\n", {}, f"1\t{'é' * 2000}\n2\t{'é' * 2000} … (line cut)"),
-    ("😀" * 8001, {}, f"1\t{'😀' * 2000} … (line cut)"),
+    (
+        "x\n" * (1 << 20) + "e",
+        {"limit": 1},
+        "1\tx\n\n(lines 1-1 of 1048577; use offset=2 to go on)",
+    ),
+    (f"{'😀' * 2000}\n{'é' * 2001}\n", {}, f"1\t{'😀' * 2000}\n2\t{'é' * 2000} … (line cut)"),
     (b"one\r\ntwo\r\n", {}, "1\tone\n2\ttwo"),
     (codecs.BOM_UTF8 + b"one\ntwo\n", {}, "1\tone\n2\ttwo"),
-    ("one\n".encode("utf-16"), {}, "Error: a is a binary file of 10 bytes"),
     (b"caf\xe9\n", {}, "1\tcaf\ufffd"),
     (b"\x7fELF\0\0" + bytes(4000), {}, "Error: a is a binary file of 4,006 bytes"),
 ]
@@ -123,8 +107,7 @@ READS: list[tuple[str | bytes, dict[str, int], str]] = [
 @pytest.mark.parametrize(("content", "part", "text"), READS, ids=map(str, range(len(READS))))
 def test_read_shows(ws: Workspace, content: str | bytes, part: dict[str, int], text: str) -> None:
     (ws.folder / "a").write_bytes(content if isinstance(content, bytes) else content.encode())
-    said = str(ws.run(ToolCall("1", "read", {"path": "a"} | part)).content)
-    assert said == text or (said.startswith(text) and "(lines" in text)
+    assert ws.run(ToolCall("1", "read", {"path": "a"} | part)).content == text
 
 
 def test_going_on_as_told_gives_every_line_once(ws: Workspace) -> None:
@@ -142,14 +125,6 @@ def test_going_on_as_told_gives_every_line_once(ws: Workspace) -> None:
     assert "(lines 1-2000 of 5000;" in ws("read", path="a", limit=9999)
 
 
-def test_a_missing_file_is_said(ws: Workspace) -> None:
-    (ws.folder / "file").touch()
-    message = ws.fails("read", path="absent")
-    assert message == f"Error: there is no file {ws.folder / 'absent'}"
-    assert "there is no file" in ws.fails("read", path="no/such/folder")
-    assert "Not a directory" in ws.fails("read", path="file/x")
-
-
 CALLS: tuple[dict[str, Any], ...] = (
     {"name": "read"},
     {"name": "write", "content": "x"},
@@ -163,11 +138,11 @@ CALLS: tuple[dict[str, Any], ...] = (
     [
         *((path, "the path is empty or holds a NUL") for path in ("", "  ", "a\0b")),
         *((path, "is not a regular file") for path in ("pipe", "to-pipe")),
-        *((path, "symbolic links") for path in ("loop",)),
-        *((path, "cannot be resolved: No such file") for path in ("to-ended",)),
-        *((path, "cannot be opened") for path in ("socket",)),
-        *((path, "is a folder: use ls") for path in (".",)),
-        *((path, "File name too long") for path in ("n" * 300,)),
+        ("loop", "symbolic links"),
+        ("to-ended", "cannot be resolved: No such file"),
+        ("socket", "cannot be opened"),
+        (".", "is a folder: use ls"),
+        ("n" * 300, "File name too long"),
     ],
 )
 def test_what_is_no_file_is_refused_at_once(ws: Workspace, path: str, why: str) -> None:
@@ -186,20 +161,13 @@ def test_what_is_no_file_is_refused_at_once(ws: Workspace, path: str, why: str) 
 
 
 @pytest.mark.case("FIL-10", "FIL-12")
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/dev/zero", "/dev/stdin", "/proc/self/environ", "/proc/self/mem", "/sys/kernel/notes"),
-        *("/dev/../proc/self/environ", "zero", "environ"),
-    ],
-)
-def test_device_and_process_files_are_refused_without_asking(ws: Workspace, path: str) -> None:
+def test_device_and_process_files_are_refused_without_asking(ws: Workspace) -> None:
     os.symlink("/dev/zero", ws.folder / "zero")
-    os.symlink("/proc/self/environ", ws.folder / "environ")
+    paths = ["/dev/zero", "/proc/self/environ", "/proc/1/mem", "/dev/../proc/self/environ", "zero"]
     with promptly():
-        message = ws.fails("read", path=path)
-    assert "is a device or process file and is not read" in message or "there is no file" in message
-    assert ws.asked == [] and "PATH=" not in message
+        for path in paths:
+            assert "is a device or process file and is not read" in ws.fails("read", path=path)
+    assert ws.asked == []
 
 
 @pytest.mark.case("FIL-01", "FIL-02", "FIL-03")
@@ -332,8 +300,6 @@ def test_what_the_user_writes_meanwhile_is_not_overwritten(ws: Workspace, known:
         (codecs.BOM_UTF8 + b"one", "zwö", codecs.BOM_UTF8 + "zwö".encode()),
         (b"caf\xe9", "coffee", b"coffee"),
         (b"caf\xe9", "café", "is not UTF-8: only ASCII can be added"),
-        (b"caf\xe9", "caf\udcea", "is not UTF-8: only ASCII can be added"),
-        (b"text", "\udcff", "surrogates not allowed"),
         (b"text", "\ud83d", "surrogates not allowed"),
     ],
 )
@@ -488,8 +454,6 @@ MANY = [str(number) for number in range(8_000)]
     [
         (["a"] * 6_000, ["b"] * 6_000),
         (XYZ, ["new", *XYZ]),
-        (XYZ, [*XYZ[:4_000], "end"]),
-        ([], MANY),
         (MANY, []),
         (MANY, [str(number // 2) for number in range(8_000)]),
     ],
@@ -540,43 +504,3 @@ def test_what_is_read_is_what_was_asked_for(ws: Workspace, tmp_path: Path, aside
     ws.when_asked = meanwhile
     assert "TOP-SECRET" not in ws.fails("read", path="sub/.env")
     assert ws.asked == [("read", "sub/.env")]
-
-
-FLIP = """
-import ctypes, sys
-library = ctypes.CDLL(None, use_errno=True)
-names = [name.encode() for name in sys.argv[1:]]
-if library.renameat2(-100, names[0], -100, names[1], 2):
-    sys.exit("no RENAME_EXCHANGE")
-print("begun", flush=True)
-while True:
-    library.renameat2(-100, names[0], -100, names[1], 2)
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RENAME_EXCHANGE is Linux's")
-def test_a_folder_that_becomes_a_link_again_and_again(ws: Workspace, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (ws.folder / "sub").mkdir()
-    (ws.folder / "link").symlink_to(outside)
-    with subprocess.Popen(
-        [sys.executable, "-c", FLIP, "sub", "link"],
-        cwd=ws.folder,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as flip:
-        try:
-            assert flip.stdout and flip.stdout.readline() == "begun\n"
-            refused: set[bool] = set()
-            for number in range(20_000):
-                call = ToolCall("1", "write", {"path": f"sub/{number}", "content": "PWN"})
-                refused.add(ws.run(call).is_error)
-                if number >= 500 and len(refused) == 2:
-                    break
-        finally:
-            flip.kill()
-    assert list(outside.iterdir()) == []
-    assert refused == {True, False}, "some came at the right moment, some did not"
-    kept = next(each for each in (ws.folder / "sub", ws.folder / "link") if not each.is_symlink())
-    assert not [each for each in kept.iterdir() if each.suffix == ".tmp"]
