@@ -87,7 +87,7 @@ def ws(tmp_path: Path) -> Patching:
 
 def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
     ws.put(a_py="one\ntwo\nthree\n", b_py="x\ny\n", d_py="gone\n")
-    content = ws.apply("""
+    result = ws.patch("""
 *** Add File: new/c.py
 +first
 +
@@ -105,22 +105,15 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
 +z
 *** Delete File: d.py
 """)
+    content = str(result.content)
     assert ws.text("new/c.py") == "first\n\nthird\n"
     assert ws.text("a.py") == "one\n2\nthree\n"
     assert ws.text("moved/b2.py") == "x\nz\n"
     assert not (ws.folder / "b.py").exists() and not (ws.folder / "d.py").exists()
     assert content.splitlines()[:4] == ["A new/c.py", "M a.py", "R b.py -> moved/b2.py", "D d.py"]
-    assert "\n-two\n+2\n" in content
+    assert "\n-two\n+2\n" in content and result.details["diff"] in content
+    assert len(result.details["paths"]) == 5
     assert "rename from b.py\nrename to moved/b2.py\n" in content
-
-
-def test_details_hold_the_diff_and_all_paths(ws: Patching) -> None:
-    ws.put(a_py="one\n", b_py="x\n")
-    result = ws.patch("*** Update File: a.py\n-one\n+1\n*** Update File: b.py\n*** Move to: c.py")
-    diff = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-one\n+1\nrename from b.py\nrename to c.py"
-    paths = [str(ws.folder / name) for name in ("a.py", "b.py", "c.py")]
-    assert result.details == {"diff": diff, "paths": paths}
-    assert result.content == f"M a.py\nR b.py -> c.py\n{diff}"
 
 
 MALFORMED = [
@@ -315,15 +308,9 @@ def test_one_path_outside_the_workspace_rejects_the_whole_patch(ws: Patching, se
 @pytest.mark.case("FIL-08")
 def test_one_hunk_that_does_not_apply_leaves_all_files_alone(ws: Patching) -> None:
     ws.put(a_py="one\n", b_py="two\n", c_py="three\n")
-    said = ws.refused(
-        "*** Update File: a.py\n-one\n+1\n*** Update File: b.py\n*** Move to: b2.py\n-two\n+2\n"
-        "*** Add File: n/new.py\n+x\n*** Delete File: a2.py\n*** Update File: c.py\n-four\n+4"
-    )
-    assert "Delete File a2.py" in said
-    assert "Update File c.py: hunk 1 of 1" in ws.refused(
-        "*** Update File: a.py\n-one\n+1\n*** Update File: b.py\n-two\n+2\n*** Update File: c.py\n-four\n+4"
-    )
-    assert ws.asked == []
+    first = "*** Update File: a.py\n-one\n+1\n*** Update File: b.py\n*** Move to: b2.py\n-two\n+2"
+    said = ws.refused(f"{first}\n*** Add File: n/new.py\n+x\n*** Update File: c.py\n-four\n+4")
+    assert "Update File c.py: hunk 1 of 1" in said and ws.asked == []
 
 
 @pytest.mark.parametrize(
@@ -402,20 +389,15 @@ def test_a_file_that_changed_since_it_was_read_is_refused(ws: Patching, section:
 
 def test_leave_is_asked_once_with_all_names_and_the_whole_diff(ws: Patching) -> None:
     ws.put(a_py="one\n", b_py="x\n", d_bin=b"\0")
-    ws.when_asked = lambda: asked_before.update(ws.files())
     asked_before: dict[str, object] = {}
+    ws.when_asked = lambda: asked_before.update(ws.files())
     before = ws.files()
-    ws.apply(
-        "*** Update File: a.py\n-one\n+two\n*** Update File: b.py\n*** Move to: c.py\n-x\n+y\n*** Delete File: d.bin\n"
-        "*** Add File: e.py\n+new"
-    )
+    moved = "*** Update File: b.py\n*** Move to: c.py\n-x\n+y\n*** Delete File: d.bin"
+    ws.apply(f"*** Update File: a.py\n-one\n+two\n{moved}\n*** Add File: e.py\n+new")
     [shown] = ws.details
-    assert ws.asked == [("edit", "a.py, b.py, c.py, d.bin, e.py")]
-    assert all(
-        piece in shown
-        for piece in ("-one\n+two", "rename from b.py\nrename to c.py", "-x\n+y", "D d.bin", "+new")
-    )
-    assert asked_before == before
+    pieces = ["-one\n+two", "rename from b.py\nrename to c.py", "-x\n+y", "D d.bin", "+new"]
+    assert all(piece in shown for piece in pieces)
+    assert ws.asked == [("edit", "a.py, b.py, c.py, d.bin, e.py")] and asked_before == before
 
 
 @pytest.mark.parametrize(

@@ -132,14 +132,10 @@ def test_what_a_pattern_finds(
         ]
 
 
-def test_a_line_ends_before_its_carriage_return(tmp_path: Path, engine: str) -> None:
-    tree(tmp_path, {"f": "one\r\ntwo\r\n"})
+def test_of_other_endings_and_encodings_lines_are_found(tmp_path: Path, engine: str) -> None:
+    tree(tmp_path, {"f": "one\r\ntwo\r\n", "latin": b"caf\xe9 one\n"})
     assert grepped(tmp_path, "^one$", context=1) == ["f:1:one", "f-2-two"]
-
-
-def test_text_in_another_encoding_is_found(tmp_path: Path, engine: str) -> None:
-    tree(tmp_path, {"latin": b"caf\xe9 one\nplain one\n"})
-    assert grepped(tmp_path, "one") == ["latin:1:caf\ufffd one", "latin:2:plain one"]
+    assert grepped(tmp_path, "caf") == ["latin:1:caf\ufffd one"]
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", r"\p{Nonsense}"])
@@ -152,8 +148,7 @@ def test_a_pattern_that_is_none_is_reported(tmp_path: Path, engine: str, pattern
 
 def test_an_empty_pattern_is_refused(tmp_path: Path) -> None:
     for pattern in ("", "a\0b"):
-        result = call(tmp_path, "grep", {"pattern": pattern})
-        assert result.is_error and "empty or holds a NUL" in str(result.content)
+        assert "empty or holds a NUL" in Workspace(tmp_path, grep).fails("grep", pattern=pattern)
 
 
 # ---- grep: limits ---------------------------------------------------------------------------
@@ -285,16 +280,6 @@ def test_what_gitignore_names_is_skipped_unless_it_is_named(tmp_path: Path, engi
         assert names(repo, path="out") == globbed(repo, "*", path="out") == ["out/f"]
 
 
-def test_variables_of_the_user_do_not_count(
-    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ws = tree(tmp_path / "ws", {"a.txt": "one\n"}, repository=True)
-    tree(tmp_path, {"rc": "--invert-match\n"})
-    monkeypatch.setenv("RIPGREP_CONFIG_PATH", str(tmp_path / "rc"))
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    assert names(ws) == globbed(ws, "*.txt") == ["a.txt"]
-
-
 @pytest.mark.parametrize("engine", [param("git")], indirect=True)
 def test_the_configuration_of_a_repository_starts_nothing_and_leads_nowhere(
     tmp_path: Path, engine: str
@@ -334,8 +319,7 @@ def test_without_both_glob_walks_and_grep_says_what_it_needs(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     ws = tree(tmp_path / "ws", dict.fromkeys(["a", "s/b", ".venv/f", "s/node_modules/f"], "one\n"))
-    result = call(ws, "grep", {"pattern": "one"})
-    assert result.is_error and "needs ripgrep or git" in str(result.content)
+    assert "needs ripgrep or git" in Workspace(ws, grep).fails("grep", pattern="one")
     assert globbed(ws, "*") == ["a", "s/b"]
 
 
@@ -445,26 +429,14 @@ def test_the_newest_files_come_first_and_all_are_counted(tmp_path: Path, engine:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "path"),
+    ("pattern", "name"),
     [
         ("*a" * 30 + "*b", "a" * 255),
-        ("**/a/" * 12 + "b", "a/" * 1000 + "c"),
         ("{a,b}" * 30, "a" * 30),
         ("{a,{b,{c,{d,e}}}}" * 8, "a" * 8),
     ],
 )
-def test_no_glob_takes_for_ever(tmp_path: Path, pattern: str, path: str) -> None:
-    here = os.getcwd()
-    os.chdir(tmp_path)
-    try:
-        *folders, name = path.split("/")
-        for folder in folders:
-            os.mkdir(folder)
-            os.chdir(folder)
-        Path(name).write_text("one\n")
-        os.chdir(here)
-        with promptly():
-            assert len(globbed(tmp_path, pattern)) <= 1
-    finally:
-        os.chdir(here)
-        subprocess.run(["/bin/rm", "-rf", str(tmp_path / "a")], check=True)
+def test_no_glob_takes_for_ever(tmp_path: Path, pattern: str, name: str) -> None:
+    tree(tmp_path, {name: "one\n"})
+    with promptly():
+        assert len(globbed(tmp_path, pattern)) <= 1
