@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from coder.types import DeniedError, ToolResult
@@ -64,13 +64,9 @@ IF = "def f():\n\n    if 1:\n        stop()\n"
 
 EDITS = {
     "exact": ("one\ntwo\nthree\n", "two\nth", "2\nTH", "one\n2\nTHree\n"),
-    "a part of a line": ("one two", "one ", "", "two"),
-    "all of a file": ("one", "one", "", ""),
     "no pattern": ("f(x)", "f(x)", r"g(\1\n)", r"g(\1\n)"),
     "line endings": ("a\r\nb\r\nc\r\n", "a\nb\n", "A\nnew\nB\n", "A\r\nnew\r\nB\r\nc\r\n"),
-    "other line endings": ("a\nb\nc\n", "a\r\nb\r\n", "A\r\nB\r\n", "A\nB\nc\n"),
     "space at the end": ("k  \none  \ntwo\t\nk  \n", "one\ntwo", "1\n2", "k  \n1\n2\nk  \n"),
-    "less space at the end": ("k\none\ntwo\nk\n", "one   \ntwo\n", "1\n2\n", "k\n1\n2\nk\n"),
     "an empty line": ("x\n   \ny\n", "x\n\ny", "z", "z\n"),
     "less indentation": (
         *("class A:\n    def f():\n\n        pass\n", DEF, IF),
@@ -99,11 +95,8 @@ EDITS = {
         "say “hi”  \nto\u00a0all\nstop\n",
     ),
     "no line is joined": ("a\nb\nc\n", "b\n", "B", "a\nB\nc\n"),
-    "the end of a line": ("a  # note\nb\n", "  # note\n", "", "a\nb\n"),
     "a line is joined": ("a\nb\n", "a\n", "a", "ab\n"),  # nothing else can be meant
-    "an empty line less": ("a\n\nb\n", "\n\n", "\n", "a\nb\n"),
     "a deleted line 1": (BLOCK, "        two()", "", BLOCK.replace("        two()\n", "")),
-    "a deleted line 2": (BLOCK, "two()\n", "", BLOCK.replace("        two()\n", "")),
     "a deleted line 3": ("a\r\nb\r\nc\r\n", "b", "", "a\r\nc\r\n"),
 }
 
@@ -125,18 +118,13 @@ REFUSALS = {
         *("if 1:\n  go()\nend\n", "    if 1:\n      go()\n", "    if 1:\n left\n", UNCERTAIN),
     ),
     "exact twice": ("say hi\n\nsay hi\n", "say hi", "x", LINES_1_3),
-    "line endings twice": ("say\r\nhi\r\nsay\r\nhi\r\n", "say\nhi", "x", LINES_1_3),
     "space at the end twice": ("say  \nhi\nsay \nhi\n", "say\nhi", "x", LINES_1_3),
     "indentation twice": ("  say\n  hi\n    say\n    hi\n", "say\nhi\n", "x", LINES_1_3),
     "punctuation twice": ("say “hi”\nsay ‘hi’ “hi”\nsay “hi”\n", 'say "hi"', "x", LINES_1_3),
     "overlapping": ("x\ny\nx\ny\nx\n", "x\ny\nx", "z", LINES_1_3),
-    "overlapping, shifted": (" x\n y\n x\n y\n x\n", "x\ny\nx", "z", LINES_1_3),
-    "many": ("foo\nbar\nfoo foo\n", "foo", "x", "at lines 1, 3, 3."),
     "words between": ("start\n    middle\nend\n", "start\n    other\nend", "x", NEAREST),
     "joined lines": ("start\n    middle\nend\n", "start middle end", "x", "is not in a"),
     "a half line": ("say “hi” to all\n", 'say "hi"', "x", "is not in a"),
-    "letters": ("start\n    middle\nend\n", "strat", "x", NEAREST),
-    "case": ("start\n    middle\nend\n", "START", "x", "is not in a"),
     "neither level": (BLOCK, "one()\ntwo()\n", "    if 1:\n        three()\n", UNCERTAIN),
     "empty": ("one", "", "two", "old_string is empty. To create a file use write"),
     "the same": ("one", "one", "one", "are the same in a: nothing to do"),
@@ -145,14 +133,11 @@ REFUSALS = {
         "new_string is, at line 3: this edit seems to be made already",
     ),
     "unlike anything": ("one\ntwo\n", "qqqqqqqqqqqqqq", "x", "nor anything like it. Read the file"),
-    "of an empty file": ("", "one", "x", "nor anything like it"),
     "nothing but space": ("one\ntwo\n", "\n\n\n\n", "x", "nor anything like it"),
     "composed": ("cafe\u0301 one\n", "caf\u00e9 one", "x", "is not in a"),
     "half a pair": ("one", "one", "\ud83d", "surrogates not allowed"),
-    "a stray byte": ("one", "one", "\udcff", "surrogates not allowed"),
     "binary": ("text\0text", "text", "x", "is a binary file"),
     "numbers 1": ("def g():\n    return 2\n", "1\tdef g():\n2\t    x", "y", "hold line numbers"),
-    "numbers 2": ("def g():\n    return 2\n", "  1|def g():\n  2|    x", "y", "hold line numbers"),
     "space inside": ("def f():\n    a(1)\n", "def f():\n    a( 1 )\n", "x", SPACE),
     "other words": ("def f():\n    a()\n", "def f():\n    b()\n", "x", "or the file has changed"),
 }
@@ -241,8 +226,8 @@ def test_the_nearest_lines_are_shown_with_their_numbers(ws: Editing) -> None:
 
 def test_a_file_that_is_missing_or_too_large_is_refused(ws: Editing) -> None:
     assert "there is no file" in str(ws.edit("a", "b").content)
-    with open(ws.file, "wb") as file:
-        file.truncate(51_000_000)
+    ws.file.touch()
+    os.truncate(ws.file, 51_000_000)
     assert "has 51,000,000 bytes, too large to edit here" in str(ws.edit("a", "b").content)
 
 
@@ -258,17 +243,11 @@ def test_a_denied_edit_is_not_made(ws: Editing) -> None:
 
 
 @pytest.mark.parametrize("content", ["one\nthe user's\n", None])
-@pytest.mark.parametrize("was_read", [True, False])
-def test_the_users_own_change_stays(ws: Editing, was_read: bool, content: str | None) -> None:
+def test_the_users_own_change_stays(ws: Editing, content: str | None) -> None:
     def meanwhile() -> None:
-        if content is None:
-            ws.file.unlink()
-        else:
-            ws.file.write_text(content)
+        ws.file.unlink() if content is None else ws.file.write_text(content)
 
     ws.holds("one\n")
-    if was_read:
-        ws.call("read", path="a")
     ws.when_asked = meanwhile
     result = ws.edit("one", "two")
     assert result.is_error and "a changed on disk" in result.content
@@ -341,60 +320,6 @@ def test_bytes_of_other_encodings_survive_exactly(ws: Editing, encoding: str, te
 
 
 # ---- properties -----------------------------------------------------------------------------
-
-INDENTS, SPACES = st.sampled_from(["", " ", "  ", "\t", "    "]), st.sampled_from(["", " ", "\t "])
-ENDINGS = st.sampled_from(["\n", "\r\n"])
-LINES = st.lists(
-    st.tuples(INDENTS, SPACES, ENDINGS, st.sampled_from(['"x"', "“x”"])), min_size=1, max_size=8
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    LINES,
-    st.integers(0, 7),
-    st.integers(1, 4),
-    INDENTS,
-    st.booleans(),
-    st.booleans(),
-    st.booleans(),
-)
-def test_an_edit_changes_the_lines_it_names_or_nothing(
-    parts: list[tuple[str, str, str, str]],
-    first: int,
-    count: int,
-    indent: str,
-    strip: bool,
-    dedent: bool,
-    closed: bool,
-) -> None:
-    """Lines with any indentation, trailing space, quotes and endings; an edit that gets some of these wrong."""
-    lines = [
-        f"{before}line{number:02} = {value}{behind}{ending}"
-        for number, (before, behind, ending, value) in enumerate(parts)
-    ]
-    first = min(first, len(lines) - 1)
-    block = [line.removesuffix("\n").removesuffix("\r") for line in lines[first : first + count]]
-    if strip:
-        block = [line.rstrip() for line in block]
-    if dedent:
-        block = [indent + line.lstrip() for line in block]
-    end = "\n" if closed else ""
-    old = "\n".join(block).replace("“", '"').replace("”", '"') + end
-    before, after = "".join(lines[:first]).encode(), "".join(lines[first + count :]).encode()
-    with tempfile.TemporaryDirectory() as folder:
-        ws = Editing(Path(folder))
-        ws.holds("".join(lines))
-        result = ws.edit(old, f"new one\n  new two{end}")
-        changed = ws.file.read_bytes()
-    event(f"is_error={result.is_error}")
-    if result.is_error:
-        assert changed == "".join(lines).encode()
-    else:
-        assert changed.startswith(before) and changed.endswith(after)
-        middle = changed[len(before) : len(changed) - len(after)].decode()
-        assert "".join(middle.split()) == "newonenewtwo"
-
 
 SOUP = st.text(st.sampled_from('ab“" \t\r\n'), max_size=20)
 

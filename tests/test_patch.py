@@ -17,7 +17,6 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from coder.tools.patch import apply_patch
 from coder.types import DeniedError, ToolResult
 from tests.harness import to_become_links
 from tests.workspace import Workspace
@@ -157,11 +156,6 @@ def test_what_models_write_otherwise_is_tolerated(ws: Patching) -> None:
         "pkg/__init__.py": b"",
         "d.md": b"*** Begin Patch\n*** End Patch\n",
     }
-
-
-def test_the_title_of_a_call_names_the_files() -> None:
-    patch = "*** Begin Patch\n*** Add File: new.py\n+x\n*** Delete File: sub/old.py\n*** End Patch"
-    assert apply_patch.title_of({"patch": patch}) == "apply_patch new.py, sub/old.py"
 
 
 # ---- where a hunk goes ----------------------------------------------------------------------
@@ -372,16 +366,12 @@ def test_a_file_that_is_there_is_written_anew(ws: Patching) -> None:
     assert "a.py changed on disk since it was read" in ws.refused(body)
 
 
-@pytest.mark.parametrize("section", ["*** Update File: a.py\n-one\n+1", "*** Delete File: a.py"])
-def test_a_file_that_changed_since_it_was_read_is_refused(ws: Patching, section: str) -> None:
+def test_a_file_that_changed_since_it_was_read_is_refused(ws: Patching) -> None:
     ws.put(a_py="one\n")
     ws.call("read", path="a.py")
     ws.put(a_py="one\nand more\n")
-    assert "a.py changed on disk since it was read" in ws.refused(
-        "*** Add File: b.py\n+x\n" + section
-    )
-    ws.call("read", path="a.py")
-    ws.apply(section)
+    for section in ("*** Update File: a.py\n-one\n+1", "*** Delete File: a.py"):
+        assert "a.py changed on disk since it was read" in ws.refused(section)
 
 
 # ---- asking, and all or nothing --------------------------------------------------------------------------
@@ -521,10 +511,10 @@ def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Patching) -> N
 @pytest.mark.parametrize(
     "body",
     [
-        *("*** Add File: sub/new\n+x", "*** Add File: sub/deep/new\n+x"),
+        "*** Add File: sub/deep/new\n+x",
         *("*** Update File: sub/a\n-one\n+PWN", "*** Delete File: sub/a"),
         *("*** Update File: sub/a\n*** Move to: b", "*** Update File: a\n*** Move to: sub/b"),
-        *("*** Update File: in/sub/a\n-one\n+PWN", "*** Delete File: in/sub/a"),
+        "*** Update File: in/sub/a\n-one\n+PWN",
     ],
 )
 def test_a_folder_that_becomes_a_link_while_the_person_is_asked_leads_nowhere(
