@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -42,6 +41,7 @@ MAX_MATCHES = 100
 MAX_SHOWN = 500  # characters of one line
 MAX_KEPT = 1 << 20  # bytes of one line of output
 MAX_FILES = 200  # of one glob
+MAX_NOTES = 10  # lines that a program says beside
 MAX_WAYS = 1000  # that the braces of a glob may stand for
 SKIPPED = {".git", ".hg", "node_modules", ".venv", "venv", "__pycache__"}  # by the walk
 
@@ -51,8 +51,7 @@ RIPGREP_GREP = """--with-filename --line-number --column --no-heading --color=ne
 GIT = "-c core.fsmonitor=false"  # that would start a program
 GIT_GREP = "grep --no-index --null --line-number --column --no-color --no-full-name -I"
 PERL = "(*UCP)(*ANYCRLF)"  # letters of all languages, lines that end in CRLF
-# Of the child: text is in characters, and no repository counts but that of the folder
-VARIABLES = {"LC_ALL": "C.UTF-8", "GIT_DIR": None, "GIT_WORK_TREE": None, "GIT_INDEX_FILE": None}
+VARIABLES = {"LC_ALL": "C.UTF-8"}  # text is in characters
 
 # A path, the number of a line, the column of the match (none in a line of context), the line
 RECORD = re.compile(rb"(.*?)\0(\d+)(?:([:\0])(\d+)\3|[-\0])(.*)", re.S)
@@ -87,12 +86,9 @@ def grep(
         raise ToolError("the pattern is empty or holds a NUL")
     flags = [f"-C{min(max(0, context), 20)}", *(["-i"] if ignore_case else [])]
     lines, most = list[str](), max(1, limit)
-    with (
-        _opened(ctx, target, glob) as search,
-        contextlib.closing(search.grep(pattern, literal, flags)) as records,
-    ):
+    with _opened(ctx, target, glob) as search:
         name_of = cache(search.name_of)
-        for place, number, _, column, line in records:
+        for place, number, _, column, line in search.grep(pattern, literal, flags):
             if not (label := name_of(os.fsdecode(place))):
                 continue
             if len(lines) == most:
@@ -152,7 +148,7 @@ class Search:
     """A folder that is open, or a file in it, and the programs that search there.
 
     `cwd` names the folder whatever is at its path meanwhile; `file` is open for reading; `notes` is
-    what a program said beside.
+    what a program said beside, `code` how it ended.
     """
 
     ctx: ToolContext
@@ -161,25 +157,23 @@ class Search:
     file: int | None
     glob: Glob
     notes: list[str] = field(default_factory=list)
+    code: int = 0
 
-    def grep(
-        self, pattern: str, literal: bool, flags: list[str]
-    ) -> Generator[tuple[Any, ...], None, None]:
-        """The groups of each RECORD in the output; a path may hold line breaks."""
+    def grep(self, pattern: str, literal: bool, flags: list[str]) -> Iterator[tuple[Any, ...]]:
+        """The groups of each RECORD in the output; what is none is a note."""
         rest, is_empty = b"", True
         with contextlib.closing(self._output(self._command(pattern, literal, flags))) as output:
             for data in output:
-                *lines, last = data.split(b"\n")
+                *lines, last = (rest + data).split(b"\n")
                 for line in lines:
-                    found = RECORD.fullmatch(rest + line)
-                    between = line == b"--" and not rest  # groups of context
-                    rest = b"" if found or between else rest + line + b"\n"
-                    if found:
+                    if found := RECORD.fullmatch(line):
                         is_empty = False
                         yield found.groups()
-                rest = (rest + last)[:MAX_KEPT]
-        if is_empty and self.notes:
-            raise ToolError("\n".join(self.notes))
+                    elif line != b"--" and len(self.notes) < MAX_NOTES:  # between groups of context
+                        self.notes.append(escaped(line.decode("utf-8", "replace"))[:MAX_SHOWN])
+                rest = last[:MAX_KEPT]
+        if is_empty and self.code > 1:
+            raise ToolError("\n".join(self.notes) or f"the search ended with exit code {self.code}")
 
     def _command(self, pattern: str, literal: bool, flags: list[str]) -> list[str]:
         is_file = self.file is not None
@@ -207,8 +201,9 @@ class Search:
             command.append("--exclude-standard")
         else:
             return self._walked()
-        names = dict.fromkeys(b"".join(self._output(command)).split(b"\0")[:-1])
-        return [os.fsdecode(name).removeprefix("./") for name in names]
+        with open(os.devnull, "wb") as nothing:
+            names = b"".join(self._output(command, stderr=nothing)).split(b"\0")[:-1]
+        return [os.fsdecode(name).removeprefix("./") for name in dict.fromkeys(names)]
 
     def _walked(self) -> Iterator[str]:
         for folder, folders, files in os.walk(self.cwd):
@@ -222,21 +217,15 @@ class Search:
         places = [each for each in places if not Path(each).resolve().is_relative_to(self.ctx.cwd)]
         return shutil.which(name, path=os.pathsep.join(places) or os.defpath)
 
-    def _output(self, command: list[str]) -> Generator[bytes, None, None]:
+    def _output(self, command: list[str], **more: Any) -> Generator[bytes, None, None]:
         """The output. Raises Aborted, and ToolError at a time-out."""
-        with tempfile.TemporaryFile() as errors:
-            more: dict[str, Any] = {"confine": self.ctx.confine, "variables": VARIABLES}
-            more |= {"stdin": self.file, "stderr": errors}
-            ending = yield from output_of(command, self.cwd, self.ctx.abort, TIMEOUT, **more)
-            errors.seek(0)
-            lines = errors.read(10_000).decode("utf-8", "replace").splitlines()[:10]
+        more |= {"stdin": self.file, "confine": self.ctx.confine, "variables": VARIABLES}
+        ending = yield from output_of(command, self.cwd, self.ctx.abort, TIMEOUT, **more)
         self.ctx.abort.check()
+        self.code = abs(ending.code)
         if ending.cause == "timeout":
             way = "Use a simpler pattern, or name a folder or a glob."
             raise ToolError(f"the search took more than {TIMEOUT} s and was stopped. {way}")
-        if ending.code not in (0, 1):
-            lines = lines or [f"the search failed with exit code {ending.code}"]
-            self.notes = [escaped(line)[:MAX_SHOWN] for line in lines]
 
     def name_of(self, path: str) -> str:
         """What to show for a path in the output; "" for a file that does not count."""
