@@ -188,16 +188,6 @@ def test_long_output_is_cut_in_the_middle_and_saved_whole(tmp_path: Path) -> Non
     assert Path(result.details["saved"]).stat().st_size == 28001
 
 
-def test_of_a_file_that_cannot_be_whole_the_note_says_so(tmp_path: Path) -> None:
-    """A full disk, here a limit on the size of files: the output is there all the same."""
-    script = """
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        result = bash_in(Path.cwd(), "seq 200000")
-        assert "200000" in result.content and "[the first 100,000 bytes of 1," in result.content
-        """
-    assert in_a_child(tmp_path, script) == ""
-
-
 @pytest.mark.case("PRC-11", "PRC-12")
 def test_much_output_needs_no_memory(tmp_path: Path) -> None:
     """Measured in a process of its own."""
@@ -364,9 +354,8 @@ def test_a_command_has_no_terminal_and_asks_for_no_password(tmp_path: Path) -> N
 def test_pagers_and_editors_do_not_wait(tmp_path: Path) -> None:
     commit = "git -c user.name=a -c user.email=a@example.org commit --allow-empty"
     line = f"git init -q . && git config core.pager less && {commit} -q -m first && git log"
-    result = bash_in(tmp_path, line)
-    assert "first" in str(result.content) and not result.is_error
     with promptly(10):
+        assert "first" in str(bash_in(tmp_path, line).content)
         assert "empty commit message" in str(bash_in(tmp_path, commit, timeout=8).content)
 
 
