@@ -273,6 +273,7 @@ def test_a_command_is_asked_for_the_tools_it_names_and_works_where_its_file_is(
         '{"before_tool_call": "x"}',
         '{"before_tool_call": [{"command": "x", "tool": "y"}]}',
         '{"before_tool_call": [{"command": "x", "seconds": "y"}]}',
+        '{"before_tool_call": [{"command": "x", "tools": "("}]}',
     ],
 )
 def test_a_file_of_hooks_that_cannot_be_used_is_an_error_in_one_line(

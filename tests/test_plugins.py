@@ -226,21 +226,6 @@ def test_files_and_installed_packages_are_plugins_of_the_program(tmp_path: Path)
     assert [event["type"] for event in events].count("progress") == 1 and "/x" in str(events)
 
 
-def test_nothing_is_loaded_from_the_working_folder(tmp_path: Path) -> None:
-    ws, pwn = tmp_path / "ws", tmp_path / "PWN"
-    evil = f"open({str(pwn)!r}, 'w')\ndef setup(api): pass"
-    for where in ("plugins", ".config/coder/plugins", ".coder/plugins", "coder/plugins"):
-        (ws / where).mkdir(parents=True)
-        (ws / where / "evil.py").write_text(evil)
-    installed(ws, "evil_plugin", evil)
-    for config in (".config", "."):
-        with (
-            serve(Reply("done")) as server,
-            OneShot(tmp_path, server, "hello", XDG_CONFIG_HOME=config) as run,
-        ):
-            assert run.end() == 0 and not pwn.exists()
-
-
 def test_commands_of_plugins_at_the_prompt(tmp_path: Path) -> None:
     """One that is taken is reported; controls in what it returns are taken out."""
     add_plugin(tmp_path, "weather.py", WHOLE)

@@ -7,7 +7,6 @@ test_relay.py.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -34,7 +33,6 @@ from coder.events import (
     TextDelta,
     ToolEnd,
     ToolStart,
-    ToolUpdate,
 )
 from coder.history import user
 from coder.hooks import FunctionHooks
@@ -496,65 +494,17 @@ def test_a_message_that_is_changed_in_place_is_sent_changed(where: str, profile:
 # ---- images, tools of one's own, and what an agent is given ----------------------------------------------
 
 
-SEED_IMAGE = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
-API_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
-
-
-def images_of(server: ScriptedServer) -> list[int]:
-    """How many images each request has, all in the API's form."""
-    assert all('"type": "image"' not in json.dumps(body) for body in server.requests)
-    return [json.dumps(body["messages"]).count(json.dumps(API_IMAGE)) for body in server.requests]
-
-
-def test_an_image_in_the_short_form_may_stand_in_any_message_and_result() -> None:
-    """P44: in prompts, queues, the list, what tools return and what hooks put in their place."""
+def test_an_image_in_a_result_reaches_the_server_in_the_form_of_the_api() -> None:
+    """P12, P44."""
 
     @quick
-    def look(how: str) -> Any:
-        return ToolResult(["here", SEED_IMAGE]) if how == "result" else [SEED_IMAGE]  # type: ignore[list-item]
+    def look() -> list[dict[str, Any]]:
+        return [{"type": "image", "data": "aGk=", "mimeType": "image/png"}]
 
-    def answer(call: Any, ctx: ToolContext) -> ToolResult | None:
-        return ToolResult([SEED_IMAGE]) if call.arguments == {"how": "hook"} else None
-
-    def message() -> Message:
-        return {"role": "user", "content": [dict(SEED_IMAGE)]}
-
-    calls = [("look", {"how": how}) for how in ("plain", "result", "hook")]
-    with serve(Reply(calls=calls), Reply("I see."), Reply("More.")) as server:
-        old = [message(), said("ok")]
-        agent = agent_of(server, tools=[look], before_tool_call=answer, messages=old)
-        agent.follow_up(message())
-        asked = [{"type": "text", "text": "And this?"}, SEED_IMAGE]
-        agent.prompt([{"role": "user", "content": asked}])
+    with serve(Reply(calls=[("look", {})]), Reply("I see.")) as server:
+        ask(server, tools=[look])
         assert_all_valid(server)
-        assert images_of(server) == [2, 5, 6]
-    with serve(Reply("done")) as server:
-        inject = FunctionHooks(transform_context=lambda messages, abort: [*messages, message()])
-        ask(server, prompt=[message()], messages=[message()], hooks=inject)  # type: ignore[arg-type]
-        assert images_of(server) == [3]
-
-
-@pytest.mark.parametrize("kind", [Toolset, ParallelTools])
-def test_progress_of_a_plain_function_is_shown(kind: type[Toolset]) -> None:
-    def count(ctx: ToolContext) -> str:
-        ctx.update("one ")
-        ctx.update("two ")
-        return "done"
-
-    def fails(ctx: ToolContext) -> str:
-        ctx.update("three ")
-        raise ValueError("no")
-
-    def once(ctx: ToolContext) -> Any:
-        ctx.update("four ")
-        yield ctx.update("five ")
-        return "done"
-
-    tools = kind([quick(each, concurrent=True) for each in (count, fails, once)])
-    with serve(Reply(calls=[("count", {}), ("fails", {}), ("once", {})]), Reply("done")) as server:
-        events, _ = ask(server, tools=tools)
-    texts = sorted(event.text.strip() for event in all_of(ToolUpdate, events))
-    assert texts == ["five", "four", "one", "three", "two"]
+        assert "data:image/png;base64,aGk=" in str(server.requests[-1])
 
 
 def test_a_tool_knows_the_message_that_called_it() -> None:

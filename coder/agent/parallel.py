@@ -21,7 +21,7 @@ from coder.toolset import Toolset
 from coder.types import ToolCall, ToolResult
 
 Work: TypeAlias = Generator[Event, None, ToolResult]
-Outputs: TypeAlias = "queue.SimpleQueue[tuple[_Worker, Event | ToolResult | BaseException]]"
+Outputs: TypeAlias = "queue.SimpleQueue[tuple[int, Event | ToolResult | BaseException]]"
 
 MAX_WORKERS = 8
 GRACE = 0.3  # seconds for a tool to end after an abort; then its thread is abandoned
@@ -55,56 +55,56 @@ class ParallelTools(Toolset):
             yield from super().together(works, abort)
             return
         outputs: Outputs = queue.SimpleQueue()
-        errors, deadline = list[BaseException](), 0.0
-        workers = {_Worker(place, work, outputs) for place, work in enumerate(works)}
+        workers = [_Worker(place, work, outputs) for place, work in enumerate(works)]
+        running, errors, deadline = len(works), list[BaseException](), 0.0
         try:
-            while workers and not (deadline and time.monotonic() > deadline):
+            while running and not (deadline and time.monotonic() > deadline):
                 if abort.is_set:
                     deadline = deadline or time.monotonic() + GRACE
                 try:
-                    worker, output = outputs.get(timeout=TICK)
+                    place, output = outputs.get(timeout=TICK)
                 except queue.Empty:
                     continue
                 if isinstance(output, BaseException):
                     errors.append(output)
                 else:
-                    yield worker.place, output
-                if isinstance(output, ToolResult | BaseException):
-                    workers.discard(worker)
-                worker.resume.release()
+                    yield place, output
+                running -= isinstance(output, ToolResult | BaseException)
+                workers[place].resume.release()
             for error in errors:
                 raise error
             abort.check()
         finally:
-            if workers:
+            if running:
                 abort.set()
-            for worker in workers:
-                worker.stop()
-            deadline = time.monotonic() + GRACE
-            for worker in workers:
-                worker.thread.join(max(0.0, deadline - time.monotonic()))
+                _stop(workers)
 
 
-class _Worker:
-    """One work in a thread. After each event it waits until the event has been handled."""
+class _Worker(threading.Thread):
+    """One work. After each event it waits until the event has been handled."""
 
     def __init__(self, place: int, work: Work, outputs: Outputs) -> None:
+        super().__init__(daemon=True, name=f"tool call {place}")
         self.place, self.work, self.outputs = place, work, outputs
         self.resume, self.stopped = threading.Semaphore(0), False
-        self.thread = threading.Thread(target=self._run, daemon=True, name=f"tool call {place}")
-        self.thread.start()
+        self.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             while not self.stopped:
-                self.outputs.put((self, next(self.work)))
+                self.outputs.put((self.place, next(self.work)))
                 self.resume.acquire()
             self.work.close()
         except StopIteration as end:
-            self.outputs.put((self, end.value))
+            self.outputs.put((self.place, end.value))
         except BaseException as error:  # raised again in the run's thread
-            self.outputs.put((self, error))
+            self.outputs.put((self.place, error))
 
-    def stop(self) -> None:
-        self.stopped = True
-        self.resume.release()
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    deadline = time.monotonic() + GRACE
+    for worker in workers:
+        worker.stopped = True
+        worker.resume.release()
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))

@@ -14,7 +14,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,33 +57,30 @@ def command_hooks(path: Path) -> list[Guard]:
         check_ownership(path)
         places = json.loads(path.read_text("utf-8"))
         named = [(place, entry) for place, entries in places.items() for entry in entries]
-        return [_hook(place, path.parent, **entry) for place, entry in named]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return [Command(path.parent, **entry).guarded(place) for place, entry in named]
+    except (OSError, ValueError, TypeError, AttributeError, re.error) as error:
         raise HooksError(f"{path}: {error}") from None
 
 
-def _hook(
-    place: str,
-    folder: Path,
-    *,
-    command: str,
-    tools: str = "",
-    seconds: float = 30,
-    closed: bool = False,
-) -> Guard:
-    if place not in PLACES:
-        raise ValueError(f"there is no place {place!r}; known: {', '.join(PLACES)}")
-    made = Command(command, tools, float(seconds), folder)
-    hooks = FunctionHooks(on_run_start=made.on_run_start, **{place: getattr(made, place)})
-    return Guard(hooks, name=command, seconds=float(seconds) + 1, closed=closed)
-
-
+@dataclass
 class Command:
     """One command. It runs in the configuration folder, so that a relative path is the user's."""
 
-    def __init__(self, command: str, tools: str, seconds: float, folder: Path) -> None:
-        self.command, self.tools, self.seconds, self.folder = command, tools, seconds, folder
-        self.abort = Abort()
+    folder: Path
+    command: str
+    tools: str = ""  # a regular expression
+    seconds: float = 30
+    closed: bool = False
+    abort: Abort = field(default_factory=Abort, init=False)  # of the current run
+
+    def guarded(self, place: str) -> Guard:
+        """The command as a hook at this place. Raises ValueError and re.error."""
+        if place not in PLACES:
+            raise ValueError(f"there is no place {place!r}; known: {', '.join(PLACES)}")
+        re.compile(self.tools)
+        hooks = FunctionHooks(on_run_start=self.on_run_start, **{place: getattr(self, place)})
+        seconds = float(self.seconds) + 1
+        return Guard(hooks, name=self.command, seconds=seconds, closed=self.closed)
 
     def on_run_start(self, abort: Abort) -> None:
         self.abort = abort
