@@ -18,7 +18,7 @@ the working folder make none.
 
 from __future__ import annotations
 
-import platform
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ def system_prompt(
     family = next(
         (text for pattern, text in FAMILIES.items() if re.search(pattern, model.lower())), ""
     )
-    facts = f"Workspace: {cwd}\nSystem: {platform.system()} {platform.machine()}\nDate: {date.today().isoformat()}"
+    facts = f"Workspace: {cwd}\nSystem: {os.uname().sysname} {os.uname().machine}\nDate: {date.today().isoformat()}"
     rules = "\n".join(filter(None, [role or RULES, family]))
     return "\n\n".join(filter(None, [rules, facts, HEADING if files else "", *map(str, files)]))
 

@@ -16,10 +16,7 @@ from coder import __version__
 from coder.cli.app import App, build_app
 from coder.cli.config import data_folder
 from coder.cli.flags import EXIT_CODES, LIMIT, TRANSIENT
-from coder.cli.input import Keyboard
 from coder.cli.optional import needed, optional
-from coder.cli.questions import Prompter
-from coder.cli.render import Renderer
 from coder.cli.screen import Screen
 from coder.cli.settings import Settings
 from coder.cli.wording import STOPPED, error_text
@@ -79,11 +76,18 @@ def show_events(
 
 def show_progress(app: App, arguments: argparse.Namespace, screen: Screen) -> Show:
     """What shows progress on stderr, and on a terminal the answer while it comes."""
+    from coder.cli.render import Renderer  # late: with -q there is nothing to show
+
     to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
     stdout = screen if screen.stream is sys.stdout else Screen(sys.stdout)
     answers = stdout if to_terminal else None
     render = Renderer(screen, answers, verbose=arguments.verbose, limits=app.stalls)
-    ask = Prompter(render, Keyboard(data_folder() / "history")) if arguments.can_ask else None
+    ask = None
+    if arguments.can_ask:
+        from coder.cli.input import Keyboard
+        from coder.cli.questions import Prompter
+
+        ask = Prompter(render, Keyboard(data_folder() / "history"))
 
     def show(event: Event) -> None:
         message = event.message if isinstance(event, MessageEnd) and not to_terminal else {}

@@ -26,7 +26,7 @@ STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 # Of text in rows
 WIDE = "\u3001-\u9fff\uac00-\ud7af\uff00-\uffef"  # scripts without blanks
-BREAK = re.compile(f"(?<=[ {WIDE}])(?=[^ ])|(?<=[^ ])(?=[{WIDE}])")
+BREAK = f"(?<=[ {WIDE}])(?=[^ ])|(?<=[^ ])(?=[{WIDE}])"
 PIECE = re.compile("\n|[^\n]{1,512}")
 
 
@@ -249,7 +249,7 @@ class RowWriter:
     def _take_row(self, width: int) -> str:
         end = len(_start(self.row, width)) or 1
         next_word = len(self.row) - len(self.row[end:].lstrip(" "))
-        breaks = [] if self._in_code else list(BREAK.finditer(self.row, 0, next_word + 1))
+        breaks = [] if self._in_code else [*re.finditer(BREAK, self.row[: next_word + 1])]
         at = breaks[-1].start() if breaks else end
         row, self.row = self.row[:at], self.row[at:]
         if breaks:  # an indented word that fits only without its indentation leaves no row

@@ -1,4 +1,7 @@
-"""Secrets by their names: files (`.env`, private keys, credentials), variables and headers."""
+"""Secrets by their names: files (`.env`, private keys, credentials), variables and headers.
+
+The patterns are compiled when they are first used, which most starts never do.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ import re
 from pathlib import PurePath
 
 # The last part of a path; an example of a .env holds no secrets.
-NAMES = re.compile(
-    r"""
+NAMES = r"""(?xi)
     \. (?: env|dev\.vars ) (?: [-_.~] (?! (?: .* [-_.] )? (?: example|sample|template|dist|defaults ) $ ) .* )? | \.envrc | \.flaskenv
   | env (?: \. (?: local|dev(?: elopment )?|prod(?: uction )?|stag(?: e|ing )|test ) )+
   | (?! (?: example|sample|template|dist|defaults ) \. ) .+ \. env
@@ -22,45 +24,39 @@ NAMES = re.compile(
   | (?! (?: example|sample|template|dist|defaults ) [-_.] ) (?: .* [-_.] )? credentials (?: \. (?: json|toml|ya?ml|ini|db ) )?
   | secrets? \. (?: json|toml|ya?ml|ini )
   | (?: client_secret | service[-_]?account ) .* \. json
-""",
-    re.X | re.I,
-)
-FOLDERS = re.compile(
-    r"(?:^|/)(?:\.ssh|\.gnupg|\.aws|\.azure|\.kube|\.docker|\.config/gcloud|\.config/gh|\.password-store)/",
-    re.I,
-)
+"""
+FOLDERS = r"(?i)(?:^|/)(?:\.ssh|\.gnupg|\.aws|\.azure|\.kube|\.docker|\.config/gcloud|\.config/gh|\.password-store)/"
 # In such a folder, and yet no secret
-PUBLIC = re.compile(r".*\.pub|known_hosts|authorized_keys", re.I)
+PUBLIC = r"(?i).*\.pub|known_hosts|authorized_keys"
 
 
 def holds_secrets(path: str | PurePath) -> bool:
     """Does a file of this path hold secrets, as far as its name tells?"""
     path = PurePath(path)
-    return bool(NAMES.fullmatch(path.name)) or bool(
-        FOLDERS.search(f"{path}") and not PUBLIC.fullmatch(path.name)
+    return bool(re.fullmatch(NAMES, path.name)) or bool(
+        re.search(FOLDERS, f"{path}") and not re.fullmatch(PUBLIC, path.name)
     )
 
 
 # ---- variables and headers ---------------------------------------------------------------------
 
-SECRET = re.compile(
-    "KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|DATABASE_URL|CONNECTION_STRING|CODER_HEADERS"
-    "|_(?:PWD|PASS|PAT|DSN)(?:_|$)|(?<!COM|ASK)(?<!BY)PASS$",  # an ASKPASS is a program
-    re.I,
+SECRET = (
+    "(?i)KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|DATABASE_URL|CONNECTION_STRING|CODER_HEADERS"
+    "|_(?:PWD|PASS|PAT|DSN)(?:_|$)|(?<!COM|ASK)(?<!BY)PASS$"  # an ASKPASS is a program
 )
 # A colon and digits before a path are a port; what stands alone before an @ is mostly a token.
-SCHEME = re.compile("(?:basic|bearer|token) +", re.I)  # in front of a header's secret
-PASSWORD = re.compile(r"://[^\s/@:\[]*:(?!\d+[/?#])[^\s@]+@|https?://[^\s/@:?#]+@", re.I)
+SCHEME = "(?i)(?:basic|bearer|token) +"  # in front of a header's secret
+PASSWORD = r"(?i)://[^\s/@:\[]*:(?!\d+[/?#])[^\s@]+@|https?://[^\s/@:?#]+@"
 # Names of sockets and files, without which git and X do not work, and of persons
-HARMLESS = re.compile("SSH_AUTH_SOCK|XAUTHORITY|GIT_AUTHOR_(?:NAME|EMAIL|DATE)")
+HARMLESS = "SSH_AUTH_SOCK|XAUTHORITY|GIT_AUTHOR_(?:NAME|EMAIL|DATE)"
 # Where there is one, nothing reaches the network without its password
-PROXY = re.compile("[a-z]+_proxy", re.I)
+PROXY = "(?i)[a-z]+_proxy"
 
 
 def is_secret(name: str, value: str = "") -> bool:
     """Is a variable of this name a secret, or does its value hold a password or token?"""
-    return not HARMLESS.fullmatch(name) and bool(
-        SECRET.search(name) or (PASSWORD.search(value) and not PROXY.fullmatch(name))
+    return not re.fullmatch(HARMLESS, name) and bool(
+        re.search(SECRET, name) or (re.search(PASSWORD, value) and not re.fullmatch(PROXY, name))
     )
 
 
@@ -74,6 +70,6 @@ def clean_path(path: str) -> str:
 
 def header_secret(name: str, value: str) -> str:
     """The secret in a header, without the scheme in front of it; "" where there is none."""
-    if scheme := SCHEME.match(value):
+    if scheme := re.match(SCHEME, value):
         return value[scheme.end() :]
     return value if is_secret(name, value) or "cookie" in name.lower() else ""
