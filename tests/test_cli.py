@@ -13,11 +13,9 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -96,25 +94,10 @@ class Place:
         options |= {"encoding": "utf-8", "capture_output": True, "timeout": 60}
         return subprocess.run(argv, **options)
 
-    def start(
-        self, *arguments: str, server: ScriptedServer | None = None, **env: str
-    ) -> subprocess.Popen[str]:
-        options: dict[str, Any] = {"cwd": self.ws, "env": self.env(server, **env)}
-        options |= {"stdin": subprocess.DEVNULL, "encoding": "utf-8"}
-        options |= dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-        return subprocess.Popen([sys.executable, "-m", "coder", *arguments], **options)
-
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
-
-
-def eventually(holds: Callable[[], Any], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.01)
 
 
 def asked(server: ScriptedServer, request: int = 0) -> str:
@@ -142,32 +125,25 @@ def assert_one_line(done: Done, *words: str) -> None:
 
 
 def test_stdout_is_the_final_text_alone_and_everything_else_is_on_stderr(place: Place) -> None:
-    (place.ws / "a.txt").write_text("content of a\n")
+    (folder := place.ws / "other folder").mkdir()
+    (folder / "a.txt").write_text("content of a\n" * 30)
     with serve(
         Reply("First I look.", [("read", {"path": "a.txt"})], reasoning="hmm"),
         Reply("The answer.\nTwo lines."),
     ) as server:
-        done = place.coder("what is in a.txt?", server=server)
+        verbose = place.run("-v", "-C", "other folder", "go", server=server).stderr
+        assert "hmm" in verbose and verbose.count("content of a") == 30
+    with serve(
+        Reply("First I look.", [("read", {"path": "a.txt"})], reasoning="hmm"),
+        Reply("The answer.\nTwo lines."),
+    ) as server:
+        done = place.coder("-C", "other folder", "what is in a.txt?", server=server)
         assert_all_valid(server)
     assert (done.returncode, done.stdout) == (0, "The answer.\nTwo lines.\n")
     assert done.stderr.splitlines()[:2] == ["First I look.", "● read a.txt"]
     assert "The answer" not in done.stderr and "hmm" not in done.stderr
     assert re.search(r"^done · 2 steps · .* in, .* out · [\d.]+ s$", done.stderr, re.M)
     assert asked(server) == "what is in a.txt?" and "content of a" in results(server)[0]
-
-
-def test_verbose_shows_reasoning_and_whole_outputs_on_stderr(place: Place) -> None:
-    (place.ws / "a.txt").write_text("".join(f"line {number} of a\n" for number in range(30)))
-    first = Reply("First.", [("read", {"path": "a.txt"})], reasoning="hmm, well")
-    with serve(first, Reply("Answer.")) as server:
-        done = place.run("-v", "go", server=server)
-    assert (done.returncode, done.stdout) == (0, "Answer.\n")
-    assert all(words in done.stderr for words in ("hmm, well", "line 0 of a", "line 29 of a"))
-
-
-def turning(body: Body) -> Reply:
-    """Calls for ever, never the same."""
-    return Reply("", [("grep", {"pattern": f"x{len(body['messages'])}"})])
 
 
 LS = [("ls", {})]
@@ -209,14 +185,6 @@ def test_every_end_has_its_exit_code_its_stdout_and_its_reason(place: Place, nam
         assert len(server.requests) == requests
     assert (done.returncode, done.stdout) == (code, stdout), done.stderr
     assert done.stderr.startswith(reason) and done.stderr.count("\n") == 1, done.stderr
-
-
-def test_a_server_that_nobody_runs_is_worth_another_try_later(place: Place) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
-    env = {"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m", "CODER_RETRY_BASE": "0.01"}
-    done = place.run("go", **env)
-    assert done.returncode == 75 and "nothing answers at" in done.stderr
 
 
 def test_the_name_of_a_subcommand_is_a_prompt_behind_p_or_in_quotes(place: Place) -> None:
@@ -358,18 +326,6 @@ def test_stream_json_of_a_run_with_tools(place: Place) -> None:
     assert events[-1]["text"] == events[-3]["message"]["content"] == "Hello, \N{GRINNING FACE}."
 
 
-def test_stream_json_of_a_failing_server_has_each_retry_and_the_error(place: Place) -> None:
-    with serve(Reply("busy", status=503)) as server:
-        done = place.run("--output-format", "stream-json", "hi", server=server)
-    events = stream(done)
-    retries = [event for event in events if event["type"] == "retry"]
-    assert [retry["attempt"] for retry in retries] == [1, 2, 3, 4]
-    assert all(set(retry) == {"type", "attempt", "delay", "error"} for retry in retries)
-    error = {"kind": "server", "message": "busy", "status": 503, "request_id": None}
-    assert retries[0]["error"]["kind"] == "server" and events[-1]["error"] == error
-    assert events[-1]["text"] == "Failed after 5 errors: busy" and done.returncode == 75
-
-
 @pytest.mark.parametrize("output_format", ["json", "stream-json"])
 def test_a_run_for_programs_names_its_conversation(place: Place, output_format: str) -> None:
     form = ("--output-format", output_format)
@@ -412,70 +368,7 @@ def test_an_error_of_usage_is_an_object_of_the_format_too(place: Place, message:
         assert message in done.stderr
 
 
-# What a run does when the signal comes: (replies, the event that shows it, the signal, the format)
-DREAM = """import time
-def dream() -> str:
-    "Sleep."
-    time.sleep(300)
-    return ""
-def setup(api):
-    api.add_tool(dream)
-    api.subscribe(lambda event: open({!r}, "a").write(event.type + chr(10)))
-"""
-BUSY = Reply("busy", status=503, headers={"retry-after": "50"})
-MOMENTS = {
-    "waits for an answer": (Reply("", close="hang", cut=0), "step_start", "INT", "json"),
-    "waits for the next attempt": (BUSY, "retry", "TERM", "stream-json"),
-    "runs a tool that sees nothing": (Reply("", [("dream", {})]), "tool_start", "INT", "json"),
-}
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_ends_formats_for_programs_with_their_last_line(place: Place, moment: str) -> None:
-    reply, mark, name, output_format = MOMENTS[moment]
-    seen = place.ws / "events"
-    seen.touch()
-    (place.config / "plugins").mkdir(parents=True)
-    (place.config / "plugins" / "dream.py").write_text(DREAM.format(str(seen)))
-    with serve(reply) as server:
-        child = place.start("-y", "--output-format", output_format, "go", server=server)
-        eventually(lambda: mark in seen.read_text() and server.requests)
-        sent = time.monotonic()
-        child.send_signal(getattr(signal, f"SIG{name}"))
-        out, errors = child.communicate(timeout=20)
-        assert time.monotonic() - sent < 8
-    code = {"INT": 130, "TERM": 143}[name]
-    assert child.returncode == code, errors
-    end = last(subprocess.CompletedProcess([], code, out, errors))
-    assert end["stop_reason"] == "aborted" and end["text"] == "Request aborted.", errors
-    if output_format == "json":
-        called = mark == "tool_start"
-        roles = [message["role"] for message in end["messages"]]
-        assert roles == ["user", *["assistant"] * called, *["tool"] * called]
-    else:
-        assert end["type"] == "run_end" and errors == ""
-
-
-def test_a_notice_at_the_end_of_a_run_comes_before_its_last_line(place: Place) -> None:
-    (place.config / "plugins").mkdir(parents=True)
-    listener = "def hear(event):\n    if event.type == 'run_end': raise OSError('too late')\n"
-    setup = f"{listener}def setup(api): api.subscribe(hear)\n"
-    (place.config / "plugins" / "late.py").write_text(setup)
-    with serve(Reply("Hello.")) as server:
-        events = stream(place.run("--output-format", "stream-json", "hi", server=server))
-    assert "too late" in events[-2]["text"] and events[-2]["type"] == "notice"
-
-
 # ---- usage and configuration ---------------------------------------------------------------------
-
-
-def test_the_program_is_called_as_it_was_started(place: Place) -> None:
-    assert place.coder("--help").stdout.startswith("usage: python -m coder ")
-    script = str(Path(sys.executable).with_name("coder"))
-    for arguments in (["sessions", "--help"], ["--nonsense"]):
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run([script, *arguments], env=env, capture_output=True, text=True)
-        assert (done.stdout or done.stderr).startswith("usage: coder "), done
 
 
 NINE = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_MODEL": "m"}
@@ -486,6 +379,7 @@ ONE_LINE: dict[str, tuple[dict[str, str], list[str]]] = {
     "-C nowhere": (NINE, ["--cwd nowhere: No such file"]),
     "-C a-file": (NINE, ["--cwd a-file: Not a directory"]),
     "-i hi": (NINE, ["-i needs a terminal"]),
+    "hi 2": (NINE | {"CODER_HEADERS": "{oops"}, ["CODER_HEADERS"]),
     "--max-steps -1 hi": (NINE, ["CODER_MAX_STEPS", "has to be"]),
     "--base-url 127.0.0.1:80 hi": (NINE, ["OPENAI_BASE_URL", "such as http://127.0.0.1"]),
     "--no-session -c hi": (NINE, ["--no-session and -c"]),
@@ -500,17 +394,6 @@ def test_what_cannot_be_met_is_one_line_with_the_way_to_mend_it(place: Place, wo
     (place.ws / "a-file").touch()
     env, said = ONE_LINE[words]
     assert_one_line(place.run(*words.split(), **env), *said)
-
-
-@pytest.mark.parametrize(
-    "words", ["--nonsense", "--output-format xml hi", "-C", "demo --port 99999"]
-)
-def test_a_bad_flag_shows_the_usage_and_no_traceback(place: Place, words: str) -> None:
-    done = place.run(*words.split())
-    assert (done.returncode, done.stdout) == (2, "")
-    usage, *_, problem = done.stderr.splitlines()
-    program = ("coder: ", "python -m coder demo: error: ")
-    assert usage.startswith("usage:") and problem.startswith(program)
 
 
 def imported(done: Done) -> set[str]:
@@ -583,16 +466,6 @@ def test_without_a_terminal_nothing_is_changed_but_with_y(place: Place, yolo: bo
         assert names == ["a.txt"] and "old" in read
         assert all(each.startswith("Denied: ") and "-y" in each for each in refused)
         assert len(re.findall(r"^  Denied: .*-y", done.stderr, re.M)) == 3
-
-
-def test_cwd_is_where_everything_happens(place: Place) -> None:
-    other = place.ws / "other folder"
-    other.mkdir()
-    with serve(Reply("", [("bash", {"command": "pwd; touch made"})]), Reply("Done.")) as server:
-        done = place.run("-C", "other folder", "-y", "go", server=server)
-    assert done.returncode == 0
-    assert results(server) == [str(other)] and (other / "made").exists()
-    assert f"Workspace: {other}\n" in server.requests[0]["messages"][0]["content"]
 
 
 def test_the_system_prompt_can_be_replaced_and_added_to(place: Place) -> None:
@@ -735,16 +608,3 @@ def test_modules_that_lie_in_the_folder_are_not_imported(place: Place, way: str)
         done = place.coder("-y", "go", server=server, python=python)
     assert (done.returncode, done.stdout) == (0, "Done.\n"), done.stderr
     assert not (place.ws / "IMPORTED").exists(), (place.ws / "IMPORTED").read_text()
-
-
-def test_commands_of_the_users_are_hooks_and_those_of_a_folder_are_not(place: Place) -> None:
-    place.config.mkdir(parents=True)
-    hooks = '{"before_tool_call": [{"command": "echo no ls today >&2; exit 2", "tools": "^ls$"}]}'
-    replies = [Reply("", [("ls", {"path": "."})]), Reply("fine")]
-    for at, blocked in ((place.ws / "hooks.json", False), (place.config / "hooks.json", True)):
-        at.write_text(hooks)
-        with ScriptedServer(replies) as server:
-            done = place.run("go", server=server)
-            assert done.returncode == 0 and ("no ls today" in results(server)[0]) == blocked
-    (place.config / "hooks.json").write_text("{oops")
-    assert_one_line(place.run("go", **NINE), "hooks.json: ")

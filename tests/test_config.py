@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
-from coder.cli.config import config_folder, data_folder, is_loopback, load
+from coder.cli.config import config_folder, data_folder, load
 from coder.cli.settings import LEVELS, SETTINGS, ConfigError, Settings, window_of
 from coder.providers.assembler import Price
 from coder.types import Reasoning
@@ -175,59 +174,27 @@ def test_a_key_goes_only_to_the_server_named_beside_it(settings: Sources, flag: 
         assert (got and (got.base_url, got.api_key)) == expected, sources
 
 
-LOOPBACK = """http://localhost:8000/v1 http://127.0.0.1 http://127.1.2.3:1/v1 http://[::1]:8080/v1
-    HTTPS://LocalHost/v1"""
-NO_LOOPBACK = """http://127.0.0.1.evil.example/v1 http://localhost.evil.example http://localhost@evil.example/
-    http://evil.example/#@localhost http://evil.example?@localhost http://127.0.0.1:1@evil.example/ http://1270.0.0.1
-    http://0.0.0.0 http://[::2] https://api.example/127.0.0.1"""
-PLAIN = """http://192.168.1.7:8080/v1 HTTP://0.0.0.0/v1 http://[::2]/v1
-    http://127.0.0.1.evil.example/v1"""
+NO_LOOPBACK = """https://api.example/127.0.0.1 http://127.0.0.1.evil.example/v1 http://localhost@evil.example/
+    http://evil.example/#@localhost http://evil.example?@localhost http://127.0.0.1:1@evil.example/ http://0.0.0.0"""
 
 
-def test_a_server_on_this_machine_needs_no_key(settings: Sources) -> None:
-    for url in LOOPBACK.split():
-        assert is_loopback(url)
+def test_a_server_on_another_machine_needs_a_key_and_https_or_the_users_word(
+    settings: Sources,
+) -> None:
+    on = {"CODER_ALLOW_HTTP": "on"}
+    for url in ("http://localhost:8000/v1", "http://127.1.2.3:1/v1", "HTTPS://LocalHost/v1"):
         assert settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"}).api_key is None
     for url in NO_LOOPBACK.split():
-        assert not is_loopback(url)
         with pytest.raises(ConfigError, match="no OPENAI_API_KEY"):
             settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"})
-
-
-@pytest.mark.parametrize("url", PLAIN.split())
-def test_http_to_another_machine_has_to_be_allowed_by_the_user(settings: Sources, url: str) -> None:
-    env, on = dict(NEEDED, OPENAI_BASE_URL=url, OPENAI_API_KEY="k"), {"CODER_ALLOW_HTTP": "on"}
-    for sources in ({"env": env}, {"user": env}, {"folder": env}):
-        for refused in {}, {"folder": sources.get("folder", {}) | on}:
-            with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL is http.* --allow-http"):
-                settings(**(sources | refused))
-    for sources in ({"flags": on, "env": env}, {"env": env | on}, {"env": env, "user": on}):
-        assert settings(**sources).base_url == url
-
-
-def test_the_host_that_is_shown_holds_no_password(settings: Sources) -> None:
-    env = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
-    url = "https://me:pass@api.example:8443/v1"
-    assert settings(env=env | {"OPENAI_BASE_URL": url}).host == "api.example:8443"
-    got = settings(env=env, user={"OPENAI_BASE_URL": "no address"})  # which does not count
-    assert (got.base_url, got.host) == (None, "api.openai.com")
-
-
-def test_a_key_without_an_address_goes_to_its_own_server(place: Place) -> None:
-    """That is out of reach here: a proxy, which over https sees nothing but the name, tells where the run wanted to go."""
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
-        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
-        env = dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"), address)
-        env |= {"OPENAI_API_KEY": "secret", "OPENAI_MODEL": "m", "CODER_RETRY_BASE": "0.01"}
-        child = place.start("--max-seconds", "20", "hi", **env)
-        proxy.settimeout(20)
-        connection, _ = proxy.accept()
-        with connection:
-            connection.settimeout(20)
-            asked_for = connection.recv(1000)
-        child.terminate()
-        child.communicate(timeout=20)
-    assert asked_for.startswith(b"CONNECT api.openai.com:443 ") and b"secret" not in asked_for
+        env = dict(NEEDED, OPENAI_BASE_URL=url, OPENAI_API_KEY="k")
+        for sources in ({"env": env}, {"user": env}, {"folder": env | on}):
+            if url.startswith("http:"):
+                with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL is http.* --allow-http"):
+                    settings(**sources)
+        for sources in ({"flags": on, "env": env}, {"env": env | on}, {"env": env, "user": on}):
+            assert settings(**sources).base_url == url
+    assert settings(env={"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}).host == "api.openai.com"
 
 
 # ---- the files -----------------------------------------------------------------------------------
@@ -394,14 +361,6 @@ def test_headers_go_only_to_the_server_that_is_named_beside_them(settings: Sourc
     ]
     for sources in other:
         assert settings(**sources).headers == {}
-
-
-def test_of_the_headers_only_those_are_hidden_that_are_secrets(settings: Sources) -> None:
-    visible = {"X-Env": "production", "HTTP-Referer": "https://example.com"}
-    hidden = {"X-Gateway-Key": "k-0123456789", "Cookie": "c=0123456789"}
-    hidden |= {"X-Upstream": "Bearer b-0123456789", "X-Proxy": "basic b64-0123456789"}
-    keys = settings(env=NEEDED | {"CODER_HEADERS": json.dumps(visible | hidden)}).keys
-    assert set(keys) == {each.rpartition(" ")[2] for each in hidden.values()}
 
 
 def test_secrets_that_cannot_be_sent_are_reported_without_their_values(settings: Sources) -> None:

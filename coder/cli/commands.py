@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -74,12 +75,15 @@ class Commands:
             for names, text in COMMANDS.items()
         }
         for command in self.app.plugins.commands if self.app.plugins else ():
-            self._add(command)
+            if command.name in (*self.known, *ALIASES):
+                taken = f"The plugin command /{command.name} is ignored: the name is taken."
+                self.app.notices.append(taken)
+            else:
+                self.known[command.name] = command.help, partial(self._run_plugin, command)
 
     def run(self, name: str, argument: str) -> Entries:
         """Do it; returns entries that it wants to be done."""
-        known = self.known.get(ALIASES.get(name, name))
-        if known is None:
+        if (known := self.known.get(ALIASES.get(name, name))) is None:
             near = get_close_matches(name.lower(), [*self.known, *ALIASES], 1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists them."
             self._warn(f"There is no command /{name}; {hint}")
@@ -90,22 +94,11 @@ class Commands:
             self._warn(str(error))
             return []
 
-    def _add(self, command: PluginCommand) -> None:
-        """Add a plugin's command. One with a name of ours is left out."""
-
-        def run(argument: str) -> None:
-            try:
-                output = command.function(argument)
-            except Exception as error:
-                self._warn(f"/{command.name} failed: {type(error).__name__}: {error}")
-            else:
-                self.screen.line(str(output or ""))
-
-        if command.name in (*self.known, *ALIASES):
-            taken = f"The plugin command /{command.name} is ignored: the name is taken."
-            self.app.notices.append(taken)
-        else:
-            self.known[command.name] = command.help, run
+    def _run_plugin(self, command: PluginCommand, argument: str) -> None:
+        try:
+            self.screen.line(str(command.function(argument) or ""))
+        except Exception as error:
+            self._warn(f"/{command.name} failed: {type(error).__name__}: {error}")
 
     def _warn(self, text: str) -> None:
         self.screen.line(text, "yellow")
@@ -240,13 +233,12 @@ class Commands:
     def resume(self, argument: str) -> None:
         """By id, or by its number in the list."""
         infos = self.conversation.list()[:MAX_LISTED]
-        if not argument:
+        if not argument and not infos:
+            self._note("There is no older conversation in this folder.")
+        elif not argument:
             for number, info in enumerate(infos, 1):
                 text = one_line(f"{number:>3}  {session_line(info)}", self.screen.width - 1)
                 self.screen.line(text)
-            if not infos:
-                self._note("There is no older conversation in this folder.")
-                return
             argument = self.repl.keyboard.answer("number or id: ")
         if argument.isdecimal() and 0 < int(argument) <= len(infos):
             argument = infos[int(argument) - 1].id
