@@ -1,9 +1,9 @@
-"""What the agent may do: rules, protected paths, the sandbox, the redaction of API keys; what a terminal may be sent.
+"""What the agent may do: rules, sandbox, redaction of API keys; what a terminal may be sent.
 
-Promises: a command that is not plainly understood never runs without permission; nothing in the workspace
-loosens a rule; a confined command writes only in the workspace and in temporary folders, and its changes to
-what git or coder would run later are put back; a key is not shown, stored or sent to a model.
+Promises: a command that is not plainly understood never runs without permission; nothing in the
+workspace loosens a rule; a confined command writes only in the workspace and in temporary folders,
+and its changes to what git or coder would run later are put back; a key is not shown, stored or
+sent to a model. Every part is a hook and can be left out.
 
-Every part is a hook and can be left out. Read permissions.py first, then rules.py and shell.py; sandbox.py
-and sanitize.py stand alone.
+Read permissions.py first, then rules.py and shell.py; sandbox.py and sanitize.py stand alone.
 """

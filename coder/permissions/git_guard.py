@@ -113,7 +113,7 @@ class GitGuard:
         self.known = {path: entry for path, entry in state.items() if entry != TOO_MUCH}
 
     def _read(self) -> State:
-        """What is there; a repository that is gone as a whole may come back, and counts as there."""
+        """What is there; a repository that is gone as a whole may come back, and counts."""
         state = {path: entry for root in self._roots for path, entry in _read_tree(root).items()}
         gone = [git for git in self._gits if not os.path.lexists(f"{git}HEAD")]
         for path in self.known.keys() - state.keys():
@@ -168,7 +168,7 @@ def _read_tree(root: str) -> State:
 
 
 def _list_folder(path: str, mode: int) -> list[str]:
-    """The paths in a folder; none of `.git`. A closed one is opened: it would hide what is in it."""
+    """The paths in a folder; none of `.git`. A closed one is opened: it could hide something."""
     with contextlib.suppress(OSError):  # another user's
         if mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)

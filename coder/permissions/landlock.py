@@ -87,22 +87,13 @@ def available() -> int:
         return 0
 
 
-def can_filter() -> bool:
-    """Whether seccomp filters work here, on a machine in the table."""
-    try:
-        _call("prctl", PR_SET_SECCOMP, FILTER_MODE, None, 0, 0)  # changes nothing
-    except LandlockError as error:
-        return error.errno == errno.EFAULT and os.uname().machine in MACHINES
-    return False
-
-
-def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> None:
+def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> bool:
     """Limit this thread, and what it starts, to changing files at and below `writable`.
 
     Its programs get no rights by set-user-ID, fewer of root's, and cannot change other processes'
-    limits. Without `network` it has local sockets only; where seccomp is missing, only TCP is
-    denied. A path that does not exist is left out. `abi`: use no newer Landlock. Raises
-    LandlockError.
+    limits. Without `network` it has local sockets only. A path that does not exist is left out.
+    `abi`: use no newer Landlock. Returns whether the kernel can do all of this; where seccomp is
+    missing, only TCP is denied. Raises LandlockError.
     """
     abi = available() if abi is None else abi
     if not abi:
@@ -122,8 +113,7 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
         _system_call(RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
-    if can_filter():
-        _install(call_filter(network))
+    return _filter_calls(network) and abi >= FULL_ABI
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:
@@ -159,10 +149,17 @@ def _case(value: int, part: list[Instruction]) -> list[Instruction]:
     return [(EQUAL, 0, len(part), value), *part]
 
 
-def _install(program: list[Instruction]) -> None:
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program))
-    header = struct.pack("@HP", len(program), ctypes.addressof(code))
-    _call("prctl", PR_SET_SECCOMP, FILTER_MODE, header, 0, 0)
+def _filter_calls(network: bool) -> bool:
+    """Install the filter for good, where seccomp works, on a machine in the table."""
+    packed = b"".join(struct.pack("=HBBI", *each) for each in call_filter(network))
+    code = ctypes.create_string_buffer(packed)
+    header = struct.pack("@HP", len(packed) // 8, ctypes.addressof(code))
+    try:
+        return os.uname().machine in MACHINES and not _call(
+            "prctl", PR_SET_SECCOMP, FILTER_MODE, header, 0, 0
+        )
+    except LandlockError:
+        return False
 
 
 def _system_call(number: int, *arguments: int | bytes | None) -> int:

@@ -76,10 +76,7 @@ class Permissions(Hooks):
         self.memory: list[Rule] = []  # what the user has allowed in this session
 
     def child(self, agent: Sequence[Rule]) -> Permissions:
-        """Make those of a sub-agent: its rules over the user's, and nothing that is not allowed here.
-
-        The memory is shared.
-        """
+        """Make those of a sub-agent: its rules over the user's, and nothing that is denied here."""
         made = copy(self)
         made.agent, made.parent = list(agent), self
         return made

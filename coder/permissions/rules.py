@@ -1,4 +1,4 @@
-"""Rules of the permissions: allow, ask or deny, by the kind of an action and a pattern. The last that fits counts.
+"""Rules of the permissions: allow, ask or deny, by a kind and a pattern. The last that fits counts.
 
     {"edit": "allow", "bash": {"*": "ask", "git diff *": "allow"}, "read": {"secrets/*": "deny"}}
 
@@ -82,7 +82,7 @@ def _expression(pattern: str) -> str:
 def last_match(
     kinds: Collection[str], texts: Collection[str], rules: Sequence[Rule]
 ) -> Rule | None:
-    """The last rule that fits one of the kinds and one of the texts, which are names for the same."""
+    """The last rule that fits one of the kinds and one of the texts, names for the same."""
     for rule in reversed(rules):
         is_kind = any(fits(rule.permission, kind) for kind in kinds)
         is_itself = rule.is_exact and rule.pattern in texts
@@ -267,7 +267,7 @@ def load_workspace_rules(folder: Path) -> tuple[list[Rule], list[str]]:
 
 
 def check_ownership(path: Path) -> None:
-    """Raise PermissionError, in one line, where another user may have written or replaced this file.
+    """Raise PermissionError where another user may have written or replaced this file.
 
     OSError where there is none. A link may lead into a folder that all share, if users can replace
     only their own files there (the sticky bit).

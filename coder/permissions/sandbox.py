@@ -1,4 +1,4 @@
-"""Sandbox: the model's commands and searches write only where they should, and leave nothing behind.
+"""Sandbox: commands and searches write only where they should, and leave nothing behind.
 
     run_loop(messages, model, Toolset(sandbox.tools(TOOLS)), hooks=HookChain(permissions, sandbox))
 
@@ -27,7 +27,7 @@ from coder.abort import Abort
 from coder.events import Event, Notice
 from coder.hooks import Hooks
 from coder.permissions.git_guard import Changes, GitGuard, describe
-from coder.permissions.landlock import FULL_ABI, LandlockError, available, can_filter, restrict
+from coder.permissions.landlock import LandlockError, restrict
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
 from coder.tools.process import private_folder
 from coder.tools.workspace import (
@@ -83,7 +83,7 @@ class SandboxError(CoderError):
 
 
 class Sandbox(Hooks):
-    """Confines what the tools of a session start. One for a process: commands can signal each other.
+    """Confines what the tools of a session start. One for a process.
 
     `workspace` is the folder that commands may write. `required`: raise SandboxError where the
     kernel lacks something; otherwise `notices` says so, in sentences for the user. `network` False
@@ -109,14 +109,13 @@ class Sandbox(Hooks):
         self._unreported: list[str] = []
         # Threads that start children: in the sandbox, and outside
         self.confined, self.worker = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        self.active = True
         try:
-            self.confined.submit(restrict, self._writable_paths(), network).result()
+            restricting = self.confined.submit(restrict, self._writable_paths(), network)
+            self.notices += [] if restricting.result() else [INCOMPLETE]
+            self.active = True
         except LandlockError as error:
-            self.active = False
             self.notices.append(NO_SANDBOX.format(error.strerror))
-        if self.active and (available() < FULL_ABI or not can_filter()):
-            self.notices.append(INCOMPLETE)
+            self.active = False
         if required and self.notices:
             raise SandboxError(self.notices[0])
         if self.active and self._can_write(Path(os.path.expanduser("~"))):

@@ -34,7 +34,7 @@ _SEQUENCE = re.compile(
 
 
 class TerminalSanitizer:
-    """Text as it comes, in pieces that are cut anywhere; the pieces make no difference to the whole."""
+    """Text as it comes, in pieces that are cut anywhere."""
 
     def __init__(self) -> None:
         self._held = ""  # may be the beginning of a sequence
@@ -57,7 +57,7 @@ class TerminalSanitizer:
 
 
 def strip_controls(text: str) -> str:
-    """A whole text, as `TerminalSanitizer` shows it: no control character but newline and tab is left."""
+    """A whole text: no control character but newline and tab is left."""
     if not _SUSPECT.search(text):
         return text
     sanitizer = TerminalSanitizer()

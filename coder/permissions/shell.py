@@ -72,7 +72,7 @@ def parse(command: str) -> list[Argv] | None:
 
 
 def _is_plain_call(argv: Argv) -> bool:
-    """Tell whether bash runs this program as it stands, and nothing else because of its arguments."""
+    """Tell whether bash runs this program, and nothing else because of its arguments."""
     if ODD.fullmatch(argv[0]) or not PROGRAM.fullmatch(argv[0]):
         return False
     return not (EVALUATING.fullmatch(argv[0]) and re.search("[$`]", joined(argv)))
@@ -140,7 +140,7 @@ REDIRECTION = re.compile(
 )
 QUOTE = re.compile(r"\$?['\"]")
 SPLIT = re.compile(r"[;&|\n()`]|\{(?!\})|(?<!\{)\}")
-# A program's name may begin behind a blank, a slash, `=` (--command=touch) or an option's letters (-ctouch).
+# A program's name may begin behind a blank, a slash, `=` (--command=touch) or letters (-ctouch).
 START = re.compile(r"(?<![^\s/=])(?:-\w+|[^\s/=])")
 
 
@@ -148,7 +148,7 @@ def deny_texts(command: str) -> tuple[list[str], list[str]]:
     """Give the texts that a pattern that denies is tried on: (from their beginning, at every word).
 
     The first are whole commands. The others are guesses at what may run, rather too much than too
-    little: the text split at each operator, with quotes taken out, and once more with quotes as ends.
+    little: the text split at each operator, without quotes, and with quotes as operators.
     """
     text = FIELD_SEPARATOR.sub(" ", CONTINUED.sub("", command))
     text = BRACES.sub(lambda braces: braces[0].replace(",", " "), text)
