@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -166,7 +164,7 @@ def test_what_a_server_says_and_what_a_model_is_called_does_not_drive_the_termin
         ("-C", INLINE, "go"),
         (f"--{MARKED[5]}",),
         ("--base-url", f"http://{INLINE}", "go"),
-        ("sessions", "show", INLINE),
+        ("sessions", "fork", INLINE),
         ("trace", INLINE),
         ("export", "x", f"--{INLINE}"),
         ("demo", f"--{INLINE}"),
@@ -239,22 +237,6 @@ def test_a_question_shows_what_hides_itself_and_what_is_pushed_out_of_sight(tmp_
             session.enter("n")
         session.prompt()
         assert not list(session.ws.iterdir())
-
-
-@pytest.mark.case("TRM-06")
-def test_a_command_that_was_not_seen_whole_cannot_be_allowed(tmp_path: Path) -> None:
-    lines = "\n".join(f"echo line {number}" for number in range(1000))
-    command = call("bash", command=f"touch PWN\n{lines}")
-    replies = [Reply(calls=[command]), Reply("done")]
-    with serve(*replies) as server, Terminal(tmp_path, server) as session:
-        session.enter("go")
-        seen = session.expect("more lines: m shows them, Enter denies -- ")
-        assert "line 190" in seen and "line 300" not in seen and QUESTION not in seen
-        session.enter("m")
-        assert "line 300" in session.expect("Enter denies -- ")
-        session.say("y")
-        assert "the user refused" in server.requests[-1]["messages"][-1]["content"]
-        assert not (session.ws / "PWN").exists()
 
 
 # ---- the end -----------------------------------------------------------------------------
@@ -362,7 +344,6 @@ def test_an_old_session_is_listed_and_resumed_without_what_drives_the_terminal(
         for arguments in (
             ("sessions", "list", "-a"),
             ("sessions", "search", "ask"),
-            ("sessions", "show", session_id),
             ("export", session_id),
         ):
             output = output_of(tmp_path, server, *arguments)
@@ -415,16 +396,3 @@ def test_keys_that_come_while_a_question_appears_do_not_answer_it(tmp_path: Path
         assert not (session.ws / "PWN").exists()
         session.ctrl_c()
         session.prompt()
-
-
-def test_more_keys_than_are_kept_do_not_answer_a_question_either(tmp_path: Path) -> None:
-    with serve(TOUCH, Reply("done")) as server, Run(tmp_path, server, "go") as run:
-        run.expect("Run this command?")
-        keys = run.child.child_fd, b"y\r" * 60_000
-        typing = threading.Thread(target=os.write, args=keys, daemon=True)
-        typing.start()  # more than a terminal holds: it waits until they are read
-        run.until(lambda: not typing.is_alive() or len(server.requests) > 1, "all keys are typed")
-        run.expect(QUESTION)
-        assert len(server.requests) == 1
-        run.enter("n")
-        assert run.exit_code() == 0 and not (run.ws / "PWN").exists()

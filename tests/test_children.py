@@ -21,7 +21,6 @@ from coder.events import (
     TextDelta,
     ToolEnd,
     ToolStart,
-    ToolUpdate,
 )
 from coder.types import ToolResult, Usage
 from tests.harness import serve
@@ -96,15 +95,13 @@ def test_the_status_row_is_shared_by_those_who_are_at_work(
     events = [
         *of("explore", "s1", RunStart(), *tool("1", "first call")[:1]),
         *of("general", "s2", StepStart(1), TextDelta("x")),
-        *of("explore", "s3", *tool("1", "a long title " * 9)[:1], ToolUpdate("1", "line\nlast\n")),
+        *of("explore", "s3", *tool("1", "a long title " * 9)[:1]),
     ]
     row = status_of(monkeypatch, 90, *events)
-    assert row.startswith("explore › first call · general › writing · explore › a long")
+    assert row.startswith("explore › first call · general › thinking · explore › a long")
     assert len(row) < 90 and status_of(monkeypatch, 40, *events).count(" · ") == 2
     events += of("explore", "s1", RunEnd("stop", "", Usage(), 1))
-    assert status_of(monkeypatch, 90, *events).startswith("general › writing · explore › ")
-    inside = Nested("explore", Nested("compaction", RunStart()), "s1")
-    assert status_of(monkeypatch, 90, inside) == "explore › shortening the conversation"
+    assert status_of(monkeypatch, 90, *events).startswith("general › thinking · explore › ")
     ours = Nested("compaction", RunStart())
     assert status_of(monkeypatch, 90, ours) == "shortening the conversation"
 

@@ -107,7 +107,7 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
             listed = bare(session.expect("number or id: "))
             assert listed.index("about apples") < listed.index("about pears")  # the newest first
             session.enter("2")
-            session.expect("You said: 'about pears'")
+            session.expect("You said: 'and now?'")
             session.prompt()
             session.say("riper")
             assert said(server) == ["about pears", "and now?", "riper"]

@@ -25,7 +25,6 @@ from coder.loop import run_loop
 from coder.sessions.export import Format, export
 from coder.sessions.recorder import Recorder
 from coder.sessions.store import MEMORY, Store
-from coder.toolset import Toolset
 from coder.types import Message, ToolCall, ToolResult
 from tests.harness import FAST, ask, assert_all_valid, assert_valid, drive, serve
 from tests.test_cli import Place, asked
@@ -95,7 +94,7 @@ def test_whatever_stands_in_a_stored_conversation_is_read_shown_shortened_and_se
     files = FolderInstructions(Path("/nowhere"))
     with Recorder(store, session_id) as recorder:
         assert transcript(repair(recorder.messages), 60_000)
-        print_history(Screen(io.StringIO()), Toolset([todo]), recorder.messages, 0)
+        print_history(Screen(io.StringIO()), recorder.messages)
         model = ScriptedModel([SUMMARY, Reply(calls=[("todo", {"items": 5})]), Reply("Well.")])
         compaction = Compaction(model)
         compaction.request()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +16,10 @@ import pytest
 
 from coder.agent.agent import Queue
 from coder.cli.screen import Screen
-from coder.cli.typeahead import LineEditor, TypeAhead
+from coder.cli.typeahead import TypeAhead
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
-from tests.terminal import PATIENCE, ROOT, Terminal, rendered, until, waits
+from tests.terminal import PATIENCE, ROOT, Terminal, rendered
 
 QUESTION = "or why not: "
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
@@ -40,43 +39,34 @@ def waiting_for(name: str) -> Reply:
 
 
 @pytest.mark.parametrize(
-    ("keys", "lines", "left"),
+    ("reads", "entry", "left"),
     [
-        ("one\rtwo", ["one"], "two"),
-        ("one\ntwo\n", ["one", "two"], ""),
-        ("\r\r", ["", ""], ""),
-        ("abx\x7fc\b\b", [], "a"),
-        ("\x7fa", [], "a"),
-        ("abc\x15d", [], "d"),
-        ("one two  \x17three", [], "one three"),
-        ("a\x1b[Ab\x1b[1;5Cc\x1bOHd", [], "abcd"),
-        ("a\x1bb\x04\x01c\x0c", [], "abc"),
-        ("one\\\rtwo\r", ["one\ntwo"], ""),
-        ("\x1b[200~a\r\nb\x1b[201~c\rd", ["a\n\nbc"], "d"),
-        ("a\tb grüße 好\r", ["a\tb grüße 好"], ""),
-        # sequences that are none, or go on no further: what follows is not swallowed
-        ("\x1b[\rhello\r", ["[", "hello"], ""),
-        ("\x1b[é\ra\x1b[\x1b[Ab", ["[é"], "a[b"),
-        ("\x1b\rhi", [""], "hi"),
-        ("\x1b]hi\rthere\r", ["]hi", "there"], ""),
-        ("\x1bO\rhi\r", ["O", "hi"], ""),
-        # answers of the terminal, and the function keys of the Linux console
-        ("a\x1b]11;rgb:0000/0000/0000\x07b\x1bP1+r544e\x1b\\c\x1b[[Ad\x1b[5;10Re", [], "abcde"),
+        (["one", "\r"], "one", ""),
+        (["one\rtwo"], "", "one\ntwo"),  # at once: it was pasted
+        (["one\ntwo\n"], "one\ntwo", ""),
+        (["\r"], "", ""),
+        (["abx\x7fc\b\b"], "", "a"),
+        (["\x7fa"], "", "a"),
+        (["abc\x15d"], "", "d"),
+        (["one two  \x17three"], "", "one three"),
+        (["a\x1b[Ab\x1b[1;5Cc\x1bOHd\x1b[[Ae\x1bfg"], "", "abcdeg"),
+        (["a\x1b", "b\x04\x01c\x0c"], "", "abc"),
+        (["a\x1b[1", ";5Cb\x1b[", "200~c\rd\x1b[201", "~\r"], "abc\nd", ""),
+        (["a\tb grüße 好\r"], "a\tb grüße 好", ""),
+        (["\x1b[\rhello\r"], "hello", ""),
     ],
 )
-def test_keys_become_lines(keys: str, lines: list[str], left: str) -> None:
-    whole, single = LineEditor(), LineEditor()
-    assert (whole.feed(keys.encode()), whole.text) == (lines, left)
-    each = [line for byte in keys.encode() for line in single.feed(bytes([byte]))]
-    assert (each, single.text) == (lines, left)
+def test_keys_become_an_entry(reads: list[str], entry: str, left: str) -> None:
+    line = TypeAhead(Screen(io.StringIO()), Queue(), Queue())
+    assert [line.feed(read.encode()) for read in reads][-1] == entry and line.text == left
 
 
 def test_bytes_that_are_no_text_are_marked_and_without_a_terminal_nothing_is_read(
     tmp_path: Path,
 ) -> None:
-    assert LineEditor().feed(b"a\xffb\r") == ["a\ufffdb"]
     with (tmp_path / "out").open("w") as out:
         keys = TypeAhead(Screen(out), Queue(), Queue())
+        assert keys.feed("é\r".encode("latin-1")) == "\ufffd"
         with keys.listening(), keys.paused():
             pass
         assert not keys.unsent_lines() and not keys.partial_line()
@@ -116,39 +106,11 @@ def keyboard(folder: Path, code: str, **env: str) -> Iterator[Any]:
 
 
 ENTRIES = "for entry in keyboard.entries(): print('entered', entry.encode())"
-PRESS_FIRST = f"""
-presses = iter([press])
-keyboard.before_prompt = lambda: next(presses, lambda: None)()
-keyboard.early = ["half a li\\u00f1e"]
-{ENTRIES}
-"""
 DEAF = f"""
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGINT}})  # now that thread gets it
 {ENTRIES}
 """
-LONG = f"""
-keyboard.early = ["half a line " * 10_000]
-print("begun", flush=True)
-{ENTRIES}
-"""
-
-
-@pytest.mark.parametrize(
-    ("locale", "shown", "entered"),
-    [("C.UTF-8", "half a li\u00f1e", b"half a li\xc3\xb1e"), ("C", "half a li?e", b"half a li?e")],
-)
-def test_ctrl_c_before_a_prompt_is_drawn_loses_nothing_that_waits_for_it(
-    tmp_path: Path, locale: str, shown: str, entered: bytes
-) -> None:
-    with keyboard(tmp_path, PRESS_FIRST, LC_ALL=locale) as child:
-        child.expect_exact(f"> {shown}")
-        child.send("\r")
-        child.expect_exact(f"entered {entered!r}")
-        child.expect_exact("> ")
-        until(lambda: waits(child.pid), "the program waits")
-        child.sendintr()
-        child.expect_exact("Ctrl+C again or Ctrl+D exits")
 
 
 def test_ctrl_c_that_does_not_wake_the_prompt_is_seen_all_the_same(tmp_path: Path) -> None:
@@ -156,71 +118,6 @@ def test_ctrl_c_that_does_not_wake_the_prompt_is_seen_all_the_same(tmp_path: Pat
         child.expect_exact("> ")
         child.sendintr()
         child.expect_exact("Ctrl+C again or Ctrl+D exits")
-
-
-def test_ctrl_c_while_a_long_line_is_drawn_at_the_prompt_is_seen(tmp_path: Path) -> None:
-    with keyboard(tmp_path, LONG) as child:
-        child.expect_exact("begun")
-        # The terminal takes no more, because nobody reads what is on it
-        syscall = Path(f"/proc/{child.pid}/syscall")
-        until(lambda: syscall.read_text().startswith("1 0x1 "), "the line is drawn")
-        child.sendintr()
-        child.expect(r"half a line \s*\r\n")
-        child.expect_exact("> ")
-
-
-PRESSED = (
-    KEYBOARD
-    + """
-master, slave = os.openpty()
-report = os.fdopen(os.dup(1), "w")
-os.dup2(slave, 0)
-os.dup2(slave, 1)
-shown, chance = bytearray(), random.Random(1)
-
-def look():
-    while True:
-        shown.extend(os.read(master, 4096))
-
-def press_after(seconds):
-    begun.wait()
-    time.sleep(seconds)
-    press()
-
-threading.Thread(target=look, daemon=True).start()
-for number in range(int(sys.argv[1])):
-    begun, result = threading.Event(), ""
-    keyboard.early, keyboard._hinted, keyboard.before_prompt = ["half a line"], -100.0, begun.set
-    shown.clear()
-    thread = threading.Thread(target=press_after, args=(chance.uniform(0, 0.0005),))
-    thread.start()
-    try:
-        keyboard.line("> ", keyboard.early)
-    except KeyboardInterrupt:
-        result = "".join(keyboard.early)
-    thread.join()
-    end = time.monotonic() + 10
-    while not result and time.monotonic() < end:  # given up by the user, who saw it
-        result = "half a line" if b"half a line" in shown else ""
-    termios.tcflush(0, termios.TCIFLUSH)
-    print(result, file=report, flush=True)
-"""
-)
-
-
-@pytest.mark.parametrize("presses", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_ctrl_c_while_a_prompt_is_drawn_is_seen_and_loses_nothing_that_waits_for_it(
-    tmp_path: Path, presses: int
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PRESSED, str(presses)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        text=True,
-        capture_output=True,
-        timeout=120,
-    )
-    assert done.stdout.split("\n") == ["half a line"] * presses + [""], done.stderr
 
 
 # ---- during runs -------------------------------------------------------------------------
@@ -259,17 +156,6 @@ def test_a_line_steers_one_with_a_plus_follows_up_and_commands_wait(tmp_path: Pa
         shown = ESCAPES.sub("", session.output)
         places = [shown.rindex(text) for text in (f"> {path}", "steered", "> and then this")]
         assert places == sorted(places)
-
-
-def test_a_line_that_came_too_late_for_a_tool_is_the_next_of_the_run(tmp_path: Path) -> None:
-    replies = Reply("long " * 30, pace=0.02), Reply("more")
-    with serve(*replies) as server, Terminal(tmp_path, server) as session:
-        session.enter("begin")
-        session.expect("long")
-        session.enter("and this")
-        session.expect("more")
-        session.prompt()
-        assert [said(body) for body in server.requests] == [["begin"], ["begin", "and this"]]
 
 
 def test_what_is_typed_and_not_entered_stands_at_the_next_prompt_and_lines_are_in_the_history(
@@ -360,54 +246,3 @@ def test_a_question_is_answered_by_what_is_typed_after_it_and_the_line_under_way
         (session.ws / "go").touch()
         session.prompt()
         assert said(server.requests[-1]) == ["begin", "half a line"]
-
-
-def test_ctrl_c_in_one_of_several_entries_leaves_the_others_at_the_prompt(tmp_path: Path) -> None:
-    replies = waiting_for("go"), Reply("done")
-    with serve(*replies) as server, Terminal(tmp_path, server, "-y") as session:
-        begin(session)
-        session.enter("!sleep 17.5")
-        session.expect("queued: !sleep 17.5")
-        session.enter("!touch precious")
-        session.expect("queued (2)")
-        session.type("half")
-        session.expect("> half")
-        (session.ws / "go").touch()
-        session.until(lambda: session.running("sleep 17.5"), "the user's own command")
-        session.ctrl_c()
-        session.prompt()
-        session.expect("!touch precious")
-        assert not (session.ws / "precious").exists()
-        for text in ("half", ""):
-            session.ctrl_c()
-            session.prompt()
-            session.expect(text)
-
-
-def test_ctrl_c_behind_a_run_loses_nothing_that_was_typed(tmp_path: Path) -> None:
-    """The last line of a run is on the screen before it is over for us."""
-    replies = waiting_for("go"), Reply("done")
-    with serve(*replies) as server, Terminal(tmp_path, server, "-y") as session:
-        begin(session)
-        session.enter("/tokens")
-        session.expect("queued: /tokens")
-        session.type("half")
-        session.expect("> half")
-        (session.ws / "go").touch()
-        session.expect(" out · ")
-        # Before the end of the run, or at one of the prompts. The terminal's own key would
-        # make the kernel drop what is on its way to the screen
-        os.kill(session.child.pid, signal.SIGINT)
-
-        def behind_the_run() -> str:
-            return ESCAPES.sub("", session.output).rpartition(" out · ")[2]
-
-        session.until(
-            lambda: "> half" in behind_the_run() or behind_the_run().endswith("> /tokens"),
-            "an entry at a prompt",
-        )
-        if "> half" not in behind_the_run():
-            session.ctrl_c()
-            session.until(lambda: "> half" in behind_the_run(), "the other one")
-        session.kill(signal.SIGTERM)
-        assert session.exit_code() == 128 + signal.SIGTERM

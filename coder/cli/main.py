@@ -165,12 +165,11 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     from coder.cli.signals import raise_on_sigint
 
     screen = Screen(sys.stdout)
-    keyboard = Keyboard(
-        data_folder() / "history", before_prompt=partial(_load_behind, bool(settings.base_url))
-    )
+    keyboard = Keyboard(data_folder() / "history")
     make_repl = partial(_make_repl, settings, arguments, screen, keyboard)
     repl: Repl | None = None
     screen.line(_banner(settings, arguments))
+    _load_behind(bool(settings.base_url))
     raise_on_sigint()
     try:
         if arguments.continue_ or arguments.resume is not None:
@@ -184,7 +183,7 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
             except KeyboardInterrupt:  # between an entry and its run: the entry is given up
                 screen.line()  # behind the ^C
     except Leave as leave:
-        return leave.code
+        return int(leave.code or 0)
     finally:
         keyboard.close()
         kept = repl.conversation.close() if repl else ""
@@ -214,11 +213,11 @@ def _make_repl(
     from coder.cli.signals import defer_sigint
 
     with defer_sigint():
-        from coder.cli.app import build_app
+        from coder.cli.app import App
 
         module = needed("coder.cli.conversation", "the session at the prompt")
         repl_class = needed("coder.cli.repl", "the session at the prompt").Repl
-        app = build_app(settings, arguments, can_ask=True)
+        app = App(settings, arguments, can_ask=True)
         conversation = module.open_conversation(app, arguments, titles=settings.titles)
         repl: Repl = repl_class(app, conversation, screen, keyboard, verbose=arguments.verbose)
     if arguments.resume == "":
@@ -237,7 +236,7 @@ def _load_behind(own_server: bool) -> None:
             from coder.providers.http import openai_client
 
             openai_client("none")  # the slowest first
-        import rich.console  # noqa: F401
+        import rich.cells  # noqa: F401
 
         optional("coder.cli.repl")
 

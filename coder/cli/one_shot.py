@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from coder import __version__
-from coder.cli.app import App, build_app
+from coder.cli.app import App
 from coder.cli.config import data_folder
 from coder.cli.flags import EXIT_CODES, LIMIT, TRANSIENT
 from coder.cli.optional import needed, optional
 from coder.cli.screen import Screen
 from coder.cli.settings import Settings
+from coder.cli.signals import raise_on_sigint
 from coder.cli.wording import STOPPED, error_text
 from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
@@ -31,7 +32,8 @@ Show = Callable[[Event], None]
 
 def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> int:
     """Run one task; returns the exit code. Raises ConfigError."""
-    app = build_app(settings, arguments, can_ask=arguments.can_ask)
+    raise_on_sigint()
+    app = App(settings, arguments, arguments.can_ask)
     name, wanted = "coder.cli.conversation", arguments.resume or arguments.continue_
     module = needed(name, "-c and -r") if wanted else optional(name)
     conversation = module and module.open_conversation(app, arguments, one_task=True)
@@ -93,7 +95,9 @@ def show_progress(app: App, arguments: argparse.Namespace, screen: Screen) -> Sh
         message = event.message if isinstance(event, MessageEnd) and not to_terminal else {}
         if message.get("tool_calls") and message["content"]:  # said on the way to the answer
             screen.line(message["content"])
-        if not (isinstance(event, RunEnd) and app.interrupts.ended):
+        if isinstance(event, RunEnd) and app.interrupts.ended:
+            screen.line("stopped by a signal", "dim")
+        else:
             render(event)
         if ask:
             ask(event)

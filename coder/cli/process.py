@@ -41,31 +41,28 @@ def drop_api_key() -> None:
 
 
 def private_dir(folder: Path) -> None:
-    """Make a folder for the user alone, and those above that are missing; one of the user's that others can read is
-    closed to them. Raises OSError."""
-    # mkdir's mode is for the last folder only
-    for each in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+    """Make a folder for the user alone, and close one of the user's that others can read. Raises OSError."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):  # mkdir's mode is for the last folder only
         each.mkdir(mode=0o700, exist_ok=True)
     status = folder.stat()
     if status.st_uid == os.geteuid() and status.st_mode & 0o077:
         folder.chmod(0o700)
 
 
-# ---- the standard streams --------------------------------------------------------------------------
-
-
 def mend_streams() -> None:
     """Replace a closed standard stream by the null device, so that no socket takes its number; write ? where a C
     locale has no é."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open to the end)
-        elif mode == "w" and stream is getattr(sys, f"__{name}__"):
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+        elif name != "stdin" and stream is getattr(sys, f"__{name}__"):
             raw = io.BufferedWriter(Output(stream.fileno(), needed=name == "stdout"))
             tty = name == "stderr" or stream.isatty()
-            text = io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=tty)
-            setattr(sys, name, text)
+            setattr(
+                sys, name, io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=tty)
+            )
 
 
 class Output(io.FileIO):
@@ -93,13 +90,13 @@ def has_input() -> bool:
     """Whether stdin is a pipe, a file or a socket. The null device and a closed stdin hold nothing."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
 def read_stdin() -> str:
-    """All of stdin, up to MAX_INPUT bytes. A note says after a while that it is read, since an open pipe looks like a hang."""
+    """All of stdin, up to MAX_INPUT bytes. A note says that it is read, since an open pipe looks like a hang."""
     note = threading.Timer(3, sys.stderr.write, (WAITING,))
     note.daemon = True
     note.start()

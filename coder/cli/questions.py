@@ -1,8 +1,4 @@
-"""Questions to the user during a run: everything is shown before an answer is taken.
-
-A consumer of the events that ask, those of sub-agents among them. What is shown is exact: the words that the user
-sees are those that are acted on.
-"""
+"""Questions to the user during a run: all of what is decided on is shown, exactly, before an answer is taken."""
 
 from __future__ import annotations
 
@@ -17,7 +13,6 @@ from coder.events import DoomLoop, Event, Nested, PermissionAsked, QuestionAsked
 from coder.permissions.rules import fits
 from coder.permissions.sanitize import escape_invisible, is_invisible
 
-PAGE_ROWS = 200  # shown at once: no terminal can be scrolled back for ever
 HEADINGS = {
     "bash": "Run this command?",
     "edit": "Make this change?",
@@ -52,55 +47,38 @@ class Prompter:
         while isinstance(event, Nested):
             event = event.event
         match event:
-            case PermissionAsked() as asked:
-                rows = list(_question(asked))
-                self.screen.line(
-                    f"{asks}{HEADINGS.get(asked.permission) or asked.permission}", "bold"
-                )
-                if self._show(rows):
-                    prompt = self._choices(asked)
-                    while problem := _reply(asked, self.keyboard.answer(prompt)):
-                        self.screen.line(problem, "yellow")
-            case DoomLoop(name=name, count=count):
-                what = f"{asks}{name} was called {count} times in a row with the same arguments."
-                self.screen.line(what, "yellow")
+            case PermissionAsked():
+                self._ask_permission(event, asks)
+            case DoomLoop():
+                repeated = f"{event.name} was called {event.count} times with the same arguments."
+                self.screen.line(f"{asks}{repeated}", "yellow")
                 event.reply(self.keyboard.answer("Run it again? [y/N] ").lower() in ("y", "yes"))
-            case QuestionAsked(question=question, options=options):
-                self.screen.line(f"{asks}{question}", "bold")
-                for number, option in enumerate(options, 1):
+            case QuestionAsked():
+                self.screen.line(f"{asks}{event.question}", "bold")
+                for number, option in enumerate(event.options, 1):
                     self.screen.line(f"  {number}. {option}")
                 answer = self.keyboard.answer("answer: ")
-                by_number = dict(zip(map(str, range(1, len(options) + 1)), options))
+                by_number = {str(n): option for n, option in enumerate(event.options, 1)}
                 event.reply(by_number.get(answer, answer))
 
-    def _show(self, rows: list[Row]) -> bool:
-        """Show all of it, page by page; False where the user does not want to see the rest."""
-        shown = page = 0
-        for place, row in enumerate(rows):
+    def _ask_permission(self, event: PermissionAsked, asks: str) -> None:
+        """Show all of it, and ask until the answer means something."""
+        heading = HEADINGS.get(event.permission, f"Allow {event.permission}?")
+        rows = [(f"{asks}{heading}", "bold"), *_question(event)]
+        for row in rows:
             self.screen.exact_line(row)
-            taken = 1 + cell_count(row[0]) // self.screen.width
-            shown, page = shown + taken, page + taken
-            if page >= PAGE_ROWS and (left := len(rows) - place - 1):
-                if (
-                    self.keyboard.answer(f"-- {left} more lines: m shows them, Enter denies -- ")
-                    != "m"
-                ):
-                    return False
-                page = 0
-        if shown >= shutil.get_terminal_size().lines - 2:
-            self.screen.line(f"({shown} rows, more than the screen shows.)", "yellow")
-        return True
-
-    def _choices(self, event: PermissionAsked) -> str:
-        """The prompt, behind a line with what "always" would store."""
-        if not event.remember:
-            return "[y]es, [n]o (or Enter), or why not: "
-        pattern = f"{event.permission}: {escape_invisible(event.remember)}"
-        what = "exactly this" if event.remember == event.pattern else pattern
-        self.screen.line(
-            f"[a]lways allows {what} in this session, `a PATTERN` what fits it. Enter alone denies."
-        )
-        return "[y]es, [a]lways, [n]o, or why not: "
+        taken = sum(1 + cell_count(text) // self.screen.width for text, _ in rows)
+        if taken > shutil.get_terminal_size().lines - 3:
+            self.screen.line(f"({taken} rows, more than the screen shows.)", "yellow")
+        prompt = "[y]es, [n]o (or Enter), or why not: "
+        if event.remember:
+            pattern = f"{event.permission}: {escape_invisible(event.remember)}"
+            what = "exactly this" if event.remember == event.pattern else pattern
+            always = f"[a]lways allows {what} in this session, `a PATTERN` what fits it."
+            self.screen.line(f"{always} Enter alone denies.")
+            prompt = "[y]es, [a]lways, [n]o, or why not: "
+        while problem := _reply(event, self.keyboard.answer(prompt)):
+            self.screen.line(problem, "yellow")
 
 
 def _question(event: PermissionAsked) -> Iterator[Row]:

@@ -5,7 +5,6 @@ A consumer of events and nothing else.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -15,11 +14,10 @@ from coder import events
 from coder.cli.screen import Screen, one_line
 from coder.cli.wording import count, error_text, summary
 from coder.events import Event, Nested
-from coder.history import calls_of, text_of
+from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
 from coder.providers.errors import happened
-from coder.toolset import Toolset
-from coder.types import Message, ToolCall
+from coder.types import Message
 
 MAX_DIFF_LINES = 60
 OUTPUT_LINES = 6  # of a command's output, its last ones
@@ -27,50 +25,22 @@ NAME_COLUMNS = 32  # of a sub-agent
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}  # by the first character of a line
 COUNTED_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
 CHECKLIST = {"done": ("☑", "dim"), "in_progress": ("▸", "bold")}
-SHOWN_TURNS = 2  # of a conversation that goes on
-PROMPT_LINES = 12  # of a user's message in it
+MAX_SHOWN = 4_000  # characters of a message in a conversation that goes on
 
 Row = tuple[str, str]  # text, style
 
 
 @dataclass
 class Worker:
-    """The agent of the run, or a sub-agent with a name: what it does right now."""
+    """The agent of the run, or a sub-agent with a name."""
 
     name: str = ""
-    activity: str = "thinking"
-    waits_for: str = ""  # the "answer" of the server, or more "data" of it
     started: float = field(default_factory=time.monotonic)
     titles: dict[str, str] = field(default_factory=dict)  # of its calls under way, by their ids
 
-    def follow(self, event: Event) -> bool:
-        """Note what the event says of it; False where it says nothing."""
-        self.waits_for = ""
-        match event:
-            case events.StepStart() | events.Status(state="preparing") | events.Compacted():
-                self.activity, self.waits_for = "thinking", "answer"
-            case events.TextDelta():
-                self.activity, self.waits_for = "writing", "data"
-            case events.ReasoningDelta():
-                self.activity, self.waits_for = "thinking", "data"
-            case events.ToolCallDelta(name=name):
-                self.activity, self.waits_for = f"{name} …", "data"
-            case events.ToolUpdate(id=call_id, text=text) if lines := text.rstrip().splitlines():
-                self.activity = f"{self.titles.get(call_id, '')} │ {lines[-1]}"
-            case events.ToolStart() | events.ToolEnd() | events.PermissionReplied():
-                if isinstance(event, events.ToolStart):
-                    self.titles[event.id] = event.title
-                elif isinstance(event, events.ToolEnd):
-                    self.titles.pop(event.id, None)
-                self.activity = " · ".join(self.titles.values()) or "thinking"
-            case events.Retry(error=error):
-                loads = "the server is loading the model"
-                self.activity = loads if error.loading else "waiting before a retry"
-            case Nested(agent="compaction"):
-                self.activity = "shortening the conversation"
-            case _:
-                return False
-        return True
+    @property
+    def activity(self) -> str:
+        return " · ".join(self.titles.values()) or "thinking"
 
 
 class Renderer:
@@ -89,7 +59,7 @@ class Renderer:
     ) -> None:
         self.screen, self.answers, self.verbose = screen, answers, verbose
         self.show_reasoning = verbose
-        self._limits = dict(zip(("answer", "data"), limits))
+        self._limits = limits
         self._agent = Worker()
         self._subagents: dict[str, Worker] = {}  # at work, by their sessions
         self._streaming = ""  # "text" or "reasoning" while it comes
@@ -102,28 +72,36 @@ class Renderer:
             self._stream("reasoning", event.text, self.screen, "dim")
         elif isinstance(event, Nested) and event.session_id:
             self._nested(event, self._subagent(event))
+        elif isinstance(event, events.ToolStart | events.ToolUpdate | events.ToolEnd):
+            self._show_call(event)
         else:
             self._show(event)
-            if self._agent.follow(event):
-                self._wait()
 
-    # -- what is shown of the run's own agent
+    # -- the run's own agent
 
     def _show(self, event: Event) -> None:
+        first_byte, idle = self._limits
         match event:
             case events.RunStart():
                 self._agent = Worker()
                 self._subagents.clear()
+            case events.StepStart() | events.Status(state="preparing"):
+                self._wait("thinking", first_byte)
+            case events.ReasoningDelta():
+                self._wait("thinking", idle)
+            case events.TextDelta():
+                self._wait("writing", idle)
+            case events.ToolCallDelta():
+                self._wait(f"{event.name} …", idle)
             case events.MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
                 self._line(f"> {text_of(message)}", "bold")
             case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
                 self._asked_diff = event.detail if isinstance(event, events.PermissionAsked) else ""
-                self._pause()
-            case events.ToolStart():
-                self._asked_diff = ""
-                self._pause()
-            case events.ToolEnd():
-                self._tool_end(event)
+                self.pause()
+            case events.PermissionReplied():
+                self._wait(self._agent.activity)
+            case Nested():  # of no session
+                self._wait("shortening the conversation")
             case events.Compacted(before=before, after=after):
                 sizes = f"from {count(before['tokens'])} to {count(after['tokens'])} tokens"
                 self._line(f"The conversation was shortened {sizes}.", "yellow")
@@ -134,16 +112,34 @@ class Renderer:
             case _ if warning := _warning(event):
                 void = isinstance(event, events.Retry) and self._streaming == "text"
                 self._line(warning + " The text above is discarded." * void, "yellow")
+                if isinstance(event, events.Retry):
+                    self._wait("waiting for the next attempt")
+
+    def _show_call(self, event: events.ToolStart | events.ToolUpdate | events.ToolEnd) -> None:
+        titles, last_line = self._agent.titles, ""
+        match event:
+            case events.ToolStart():
+                self._asked_diff = ""
+                self.pause()
+                titles[event.id] = event.title
+            case events.ToolUpdate():
+                last_line = event.text.rstrip().rpartition("\n")[2]
+            case events.ToolEnd():
+                self.pause()
+                self._call_line(self._agent, event)
+                if not self._asked_diff or self._asked_diff != event.result.details.get("diff"):
+                    self._rows(_result_rows(event, self.verbose))
+        self._wait(f"{titles[event.id]} │ {last_line}" if last_line else self._agent.activity)
 
     def _stream(self, kind: str, text: str, screen: Screen, style: str = "") -> None:
         if self._streaming != kind:
-            self._pause()
+            self.pause()
             text = text.lstrip("\n")
             self._streaming = kind if text else ""
         screen.write(text, style)
-        self.screen.status(limit=self._limits["data"])
+        self.screen.status(limit=self._limits[1])
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
         """End the status and the row under way."""
         self.screen.status()
         self.screen.finish_line()
@@ -152,35 +148,27 @@ class Renderer:
         self._streaming = ""
 
     def _line(self, text: str, style: str) -> None:
-        self._pause()
+        self.pause()
         self.screen.line(text, style)
 
-    def _wait(self) -> None:
+    def _wait(self, label: str, limit: float = math.inf) -> None:
         """Show what is being waited for, and for how long at most."""
         if self._streaming:
-            self._pause()
-        label, workers = self._agent.activity, self._subagents.values()
-        if workers:
+            self.pause()
+        if workers := self._subagents.values():
             share = max(12, (self.screen.width - 12) // len(workers) - 3)
-            label = " · ".join(
-                one_line(f"{each.name} › {each.activity}", share) for each in workers
-            )
-        self.screen.status(label, self._limits.get(self._agent.waits_for, math.inf))
+            each = (f"{worker.name} › {worker.activity}" for worker in workers)
+            label = " · ".join(one_line(activity, share) for activity in each)
+        self.screen.status(label, limit)
 
-    # -- tools
-
-    def _tool_end(self, event: events.ToolEnd) -> None:
-        self._pause()
-        self._call_line(self._agent, event)
-        if not self._asked_diff or self._asked_diff != event.result.details.get("diff"):
-            self._rows(_result_rows(event, self.verbose))
+    # -- calls and their results
 
     def _call_line(self, worker: Worker, event: events.ToolEnd) -> None:
         seconds = f"  {event.seconds:.1f}s" if event.seconds >= 0.1 else ""
         mark = ("✗ ", "bold red") if event.is_error else ("● ", "green")
         name = f"  {worker.name} " if worker.name else ""
         room = self.screen.width - len(seconds) - len(name) - 2
-        title = one_line(worker.titles.get(event.id, event.name), room)
+        title = one_line(worker.titles.pop(event.id, event.name), room)
         self.screen.exact_line((name, "dim"), mark, (title, ""), (seconds, "dim"))
 
     def _rows(self, rows: Iterable[Row]) -> None:
@@ -205,22 +193,23 @@ class Renderer:
         event = nested.event
         match event:
             case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
-                self._pause()
+                self.pause()
                 return
-            case events.ToolEnd(result=result, is_error=is_error):
-                self._pause()
+            case events.ToolStart():
+                worker.titles[event.id] = event.title
+            case events.ToolEnd(result=result):
+                self.pause()
                 self._call_line(worker, event)
-                if is_error and isinstance(result.content, str):
-                    self._rows([(f"  {line}", "dim") for line in result.content.split("\n")[:1]])
-            case events.RunEnd(error=error):
+                if event.is_error and isinstance(result.content, str):
+                    self._rows([(f"  {result.content.partition(chr(10))[0]}", "dim")])
+            case events.RunEnd():
                 del self._subagents[nested.session_id]
-                why = f"{error_text(event.text, error)} · " if error else ""
-                seconds = time.monotonic() - worker.started
-                self._line(f"  {worker.name}: {why}{summary(event, seconds)}", "dim")
+                why = f"{error_text(event.text, event.error)} · " if event.error else ""
+                ended = summary(event, time.monotonic() - worker.started)
+                self._line(f"  {worker.name}: {why}{ended}", "dim")
             case _ if warning := _warning(event):
                 self._line(f"  {worker.name}: {warning}", "yellow")
-        worker.follow(event)
-        self._wait()
+        self._wait(self._agent.activity)
 
 
 def diff_rows(changes: str) -> list[Row]:
@@ -267,35 +256,9 @@ def _warning(event: Event) -> str:
     return ""
 
 
-# ---- a conversation that goes on ---------------------------------------------------------
-
-
-def print_history(
-    screen: Screen, tools: Toolset, messages: Sequence[Message], turns: int = SHOWN_TURNS
-) -> None:
-    """Show the last `turns` turns of a conversation; 0: all."""
-    begins = [place for place, message in enumerate(messages) if message.get("role") == "user"]
-    start = begins[-turns] if turns and len(begins) >= turns else 0
-    if start:
-        screen.line(f"… {start} earlier message{'' if start == 1 else 's'}", "dim")
-    for message in messages[start:]:
-        text = text_of(message).strip("\n")
-        if message.get("role") == "user" and text:
-            lines = text.split("\n")
-            more = ["…"] if len(lines) > PROMPT_LINES else []
-            screen.line("> " + "\n  ".join(lines[:PROMPT_LINES] + more), "bold")
-        elif message.get("role") == "assistant":
-            screen.write(text)
-            screen.finish_line()
-            for call in calls_of(message):
-                title = one_line(_title(tools, call["function"]), screen.width - 2)
-                screen.exact_line(("● ", "green"), (title, ""))
-
-
-def _title(tools: Toolset, function: dict[str, str]) -> str:
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        arguments = None
-    is_object = isinstance(arguments, dict)
-    return tools.title(ToolCall("", function["name"], arguments if is_object else None))
+def print_history(screen: Screen, messages: Sequence[Message]) -> None:
+    """Show the last question and the last answer of a conversation that goes on."""
+    for role, mark, style in (("user", "> ", "bold"), ("assistant", "", "")):
+        texts = (text_of(each) for each in reversed(messages) if each.get("role") == role)
+        if text := next(filter(None, texts), "").strip():
+            screen.line(mark + text[-MAX_SHOWN:], style)

@@ -1,21 +1,33 @@
-"""The session at the prompt: entries in, runs out."""
+"""The session at the prompt: entries in, runs out. An entry with `!` is a command of the user's own, run unasked."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import select
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
+from coder.abort import TICK
 from coder.cli.app import App
 from coder.cli.commands import Commands
 from coder.cli.conversation import Conversation
-from coder.cli.input import Keyboard, Leave
+from coder.cli.input import Keyboard, Leave, tty_flags
 from coder.cli.questions import Prompter
 from coder.cli.render import Renderer, print_history
 from coder.cli.screen import Screen
+from coder.cli.signals import handling
 from coder.cli.typeahead import COMMAND, TypeAhead
 from coder.events import Event, RunEnd
 from coder.history import user
+from coder.permissions.sanitize import strip_controls
+from coder.tools.bash import Output, shell
+from coder.tools.process import DRAIN, READ
+from coder.tools.secrets import is_secret
 from coder.types import ToolError
 
 
@@ -31,20 +43,14 @@ class Repl:
         *,
         verbose: bool = False,
     ) -> None:
-        self.app, self.conversation, self.screen, self.keyboard = (
-            app,
-            conversation,
-            screen,
-            keyboard,
-        )
+        self.app, self.conversation = app, conversation
+        self.screen, self.keyboard = screen, keyboard
         self.render = Renderer(screen, screen, verbose=verbose, limits=app.stalls)
         self.prompter = Prompter(self.render, keyboard)
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)
         self.typeahead.redact = keyboard.redact = app.redact
         app.agent.subscribe(self.typeahead)
         keyboard.paused = self.typeahead.paused
-        keyboard.stopped_run = lambda: app.interrupts.last
-        self._entries: list[str] = []  # still to be done
         self.commands = Commands(self)
         self.show_notices()
 
@@ -55,30 +61,30 @@ class Repl:
     def replay(self) -> None:
         """Show the end of the conversation that goes on."""
         self.show_notices()
-        print_history(self.screen, self.app.agent.state.tools, self.app.agent.messages)
+        print_history(self.screen, self.app.agent.messages)
 
-    # -- one entry
+    # -- entries
 
     def take(self, text: str) -> None:
         """Do what an entry asks for, and then what was entered meanwhile. Raises Leave."""
-        self._entries, interrupts = [text], self.app.interrupts
+        entries, interrupts = [text], self.app.interrupts
         try:
-            while self._entries:
+            while entries:
                 interrupts.presses = 0
-                self._entries += self._do(self._entries.pop(0))
+                entries += self._do(entries.pop(0))
                 if interrupts.presses:
+                    self.keyboard.pressed = time.monotonic()
                     return  # Ctrl+C stops the entries behind it, too
-                if self._entries:
-                    self.screen.line(f"> {self._entries[0]}", "bold")
+                if entries:
+                    self.screen.line(f"> {entries[0]}", "bold")
         finally:
-            self.keyboard.early[:0] = self._entries
-            self._entries = []
+            self.keyboard.early[:0] = entries
 
     def _do(self, text: str) -> list[str]:
         """Do one entry; returns those that came of it."""
         if "\n" in text:  # pasted, or of several lines: no command, whatever it begins with
-            self._ask_model(text)
-        elif text.startswith("!"):
+            return self._ask_model(text)
+        if text.startswith("!"):
             if command := text.lstrip("!").strip():
                 self._run_command(command, add=not text.startswith("!!"))
         elif known := COMMAND.fullmatch(text):
@@ -88,58 +94,87 @@ class Repl:
         elif text in ("exit", "quit"):
             raise Leave(0)
         elif text:
-            self._ask_model(text)
+            return self._ask_model(text)
         return []
 
-    def _ask_model(self, text: str) -> None:
-        """One run. What was entered during it is done next; where the run did not end well, it stands at the prompt."""
+    def _ask_model(self, text: str) -> list[str]:
+        """One run. Returns what was entered during it; where the run did not end well, that stands at the prompt."""
         ended_well, typed = False, self.typeahead
-        with self.app.interrupts.deferred_behind_run():
+        with handling(signal.SIGINT, self.app.interrupts.count):
             with self.hard_stop(), typed.listening():
                 result = self.app.follow(self.app.stream(text.strip()), self.show)
                 ended_well = result.stop_reason == "stop"
             self.conversation.settle()
             self.keyboard.remember(typed.entered)
-            (self._entries if ended_well else self.keyboard.early).extend(typed.unsent_lines())
+            entries = typed.unsent_lines()
+            if not ended_well:
+                self.keyboard.early += entries
             self.keyboard.early += filter(None, [typed.partial_line()])
+        return entries if ended_well else []
 
     @contextlib.contextmanager
     def hard_stop(self) -> Iterator[None]:
-        """Ctrl+C twice during a run leaves; a run that had to be broken off comes back to the prompt."""
+        """A run that had to be broken off comes back to the prompt."""
         try:
             yield
         except KeyboardInterrupt:
-            self.screen.status()
-            self.screen.finish_line()
-            if self.app.interrupts.presses > 1:
-                raise Leave(130) from None
+            self.render.pause()
 
     def show(self, event: Event) -> None:
         if not (isinstance(event, RunEnd) and self.app.interrupts.ended):
             self.render(event)
         self.prompter(event)
 
-    def _run_command(self, command: str, add: bool) -> None:
-        """Run the user's own command; no question is asked."""
-        from coder.cli.own_command import run_directly, run_relayed
+    # -- commands of the user's own
 
-        redact, output, keys = self.app.redact, "", ""
-        try:
-            if not add:
-                code = run_directly(command, self.app.cwd)
-            else:
-                output, code, keys = run_relayed(command, self.app.cwd, redact)
-        except (OSError, ToolError) as error:
-            self.screen.line(f"The command could not be started: {error}", "yellow")
-            return
-        self.keyboard.early += filter(None, [keys])
+    def _run_command(self, command: str, add: bool) -> None:
+        """Run it with our terminal; with `add`, its output comes through a pipe, and the model reads it, too."""
+        output, code = Output(), 0
+        variables = {k: v for k, v in os.environ.items() if not is_secret(k, v)}
+        sys.stdout.flush()
+        # Ctrl+C and Ctrl+\ are for the command alone
+        with handling(signal.SIGINT), handling(signal.SIGQUIT), tty_flags():
+            try:
+                process = subprocess.Popen(
+                    [shell(), "-c", command],
+                    cwd=self.app.cwd,
+                    env=variables,
+                    stdout=subprocess.PIPE if add else None,
+                    stderr=subprocess.STDOUT if add else None,
+                )
+            except (OSError, ToolError) as error:
+                self.screen.line(f"The command could not be started: {error}", "yellow")
+                return
+            for data in _output(process) if add else ():
+                sys.stdout.buffer.write(data)
+                sys.stdout.flush()
+                output.add(data)
+            code = process.wait()
         self.app.interrupts.presses = int(code in (-signal.SIGINT, 128 + signal.SIGINT))
         note = f"[killed by signal {-code}]" if code < 0 else f"[exit code {code}]" if code else ""
         if note:
             self.screen.line(note, "dim")
         if add:
-            text = redact("\n".join(filter(None, [output, note])) or "(no output)")
-            message = user(f"I ran `{redact(command)}` myself. Its output:\n{text}")
-            message["meta"]["own"] = True  # of no run, and not taken back with one
-            self.app.agent.messages.append(message)
-            self.conversation.sync()
+            text = strip_controls(re.sub(r"[^\n]*\r(?!\n)", "", output.text()))  # written over
+            self._add_output(command, "\n".join(filter(None, [text, note])) or "(no output)")
+        output.close()
+
+    def _add_output(self, command: str, text: str) -> None:
+        message = user(self.app.redact(f"I ran `{command}` myself. Its output:\n{text}"))
+        message["meta"]["own"] = True  # of no run, and not taken back with one
+        self.app.agent.messages.append(message)
+        self.conversation.sync()
+
+
+def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """What it writes, until it has ended: what it leaves in the background may hold the pipe."""
+    assert process.stdout
+    with process.stdout as pipe:
+        end = float("inf")
+        while time.monotonic() < end:
+            if process.poll() is not None:
+                end = min(end, time.monotonic() + DRAIN)
+            if select.select([pipe], [], [], TICK)[0]:
+                if not (data := os.read(pipe.fileno(), READ)):
+                    return
+                yield data

@@ -10,71 +10,23 @@ import codecs
 import contextlib
 import os
 import re
-import selectors
+import select
 import sys
 import threading
 from collections.abc import Callable, Iterator
 
 from coder.agent.state import Queue
-from coder.cli.input import AT_ONCE
-from coder.cli.screen import Screen, last_columns, one_line
-from coder.cli.signals import defer_sigint
-from coder.cli.terminal_modes import renew_single_keys, single_keys
+from coder.cli.input import MARK_NONE, MARK_PASTES, send, tty_flags
+from coder.cli.screen import Screen, one_line
 from coder.events import Event, MessageStart
 from coder.history import text_of, user
 from coder.types import Message
 
 # (name, argument). What looks like a command is never sent; /home/me/x.py does not
 COMMAND = re.compile(r"/([\w?-]*)(\s.*)?")
-CHECK_MODES = (
-    1.0  # seconds between two looks at the terminal's modes, which a shell resets after a stop
-)
-
-
-class LineEditor:
-    """The line under way, from bytes: backspace, Ctrl+U, Ctrl+W, a backslash at the end, pasting."""
-
-    # What a terminal sends for a key, or as an answer: CSI, the Linux console's function keys, SS3; OSC, DCS and the like
-    SEQUENCE = re.compile(
-        r"\x1b(?:\[\[.|\[[0-?]*[ -/]*[@-~]|O[ -~]|[\]PX^_][^\x07\x1b\r\n]{0,300}(?:\x07|\x1b\\))"
-    )
-    BEGUN = re.compile(r"\x1b(?:\[\[?|\[[0-?]*[ -/]*|O|[\]PX^_][^\x07\x1b\r\n]{0,300}\x1b?)?")
-
-    def __init__(self) -> None:
-        self.text = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""  # the beginning of a sequence
-        self._pasting = False
-
-    def feed(self, data: bytes) -> list[str]:
-        """Take bytes; the lines that Enter has ended."""
-        self._held += self._decoder.decode(data)
-        ended: list[str] = []
-        while self._held and not self.BEGUN.fullmatch(self._held):
-            sequence = self.SEQUENCE.match(self._held)
-            key = sequence[0] if sequence else self._held[0]
-            self._held = self._held[len(key) :]
-            if self._ends_line(key):
-                ended.append(self.text)
-                self.text = ""
-        return ended
-
-    def _ends_line(self, key: str) -> bool:
-        if key in "\r\n":
-            if not (self._pasting or self.text.endswith("\\")):
-                return True
-            self.text = (self.text if self._pasting else self.text[:-1]) + "\n"
-        elif key in ("\x1b[200~", "\x1b[201~"):
-            self._pasting = key == "\x1b[200~"
-        elif key in "\x7f\b":
-            self.text = self.text[:-1]
-        elif key == "\x15":
-            self.text = ""
-        elif key == "\x17":
-            self.text = re.sub(r"\S+\s*$", "", self.text)
-        elif key == "\t" or key.isprintable():
-            self.text += key
-        return False
+KEY = re.compile(r"\x1b\[\[?[0-?]*[ -/]*[@-~]?|\x1bO.?|\x1b[^\r\n]?|\r\n|.", re.S)
+BEGUN = re.compile(r"\x1b(?:\[[0-?]*|O)")  # a key's sequence that the next read ends
+ENTER = ("\r", "\n", "\r\n")
 
 
 class TypeAhead:
@@ -83,118 +35,117 @@ class TypeAhead:
     def __init__(self, screen: Screen, steering: Queue, follow_ups: Queue) -> None:
         self.screen = screen
         self.redact: Callable[[str], str] = str  # what is sent and kept
-        self.line = LineEditor()
+        self.text = ""  # the line under way
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""  # the beginning of a sequence
+        self._pasting = False
         self.steering, self.follow_ups = steering, follow_ups
         self.commands: list[str] = []
         self.entered: list[str] = []  # all lines of the run
-        self._reading: contextlib.ExitStack | None = None
-
-    # -- reading
+        self._reading, self._listens = contextlib.ExitStack(), False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """While inside, keys are taken one by one; nothing where there is no terminal."""
         self.entered.clear()
-        try:
-            self._start()
+        with contextlib.ExitStack() as self._reading:
+            self._reading.enter_context(self._keys())
             yield
-        finally:
-            self._stop()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """While inside, a question reads the keyboard."""
-        was_reading = self._reading is not None
-        self._stop()
+        was_listening = self._listens
+        self._reading.close()
         try:
             yield
         finally:
-            if was_reading:
-                self._start()
+            if was_listening:
+                self._reading.enter_context(self._keys())
 
-    def _start(self) -> None:
-        with defer_sigint(), contextlib.ExitStack() as opening:
-            if not opening.enter_context(single_keys()):
+    @contextlib.contextmanager
+    def _keys(self) -> Iterator[None]:
+        with tty_flags(on="NOFLSH", off="ICANON ECHO") as is_terminal:
+            if not is_terminal:
+                yield
                 return
             awake, wake = os.pipe()
-            opening.callback(os.close, awake)
-            opening.callback(os.close, wake)
-            thread = threading.Thread(
-                target=self._read, args=(sys.stdin.fileno(), awake), daemon=True, name="keys"
-            )
-            opening.callback(thread.join)
-            opening.callback(os.write, wake, b".")
-            thread.start()
-            self._reading = opening.pop_all()
-        self._show()
-
-    def _stop(self) -> None:
-        with defer_sigint():
-            reading, self._reading = self._reading, None
-            if reading:
-                reading.close()
+            reader = threading.Thread(target=self._read, args=(awake,), daemon=True)
+            send(MARK_PASTES)
+            reader.start()
+            self._listens = True
+            self._show()
+            try:
+                yield
+            finally:
+                self._listens = False
+                os.close(wake)
+                reader.join()
+                os.close(awake)
+                send(MARK_NONE)
                 self.screen.show_typed("")
 
-    def _read(self, fd: int, awake: int) -> None:
-        with selectors.DefaultSelector() as keys:
-            keys.register(fd, selectors.EVENT_READ)
-            keys.register(awake, selectors.EVENT_READ)
-            data = b""  # an Enter and what comes with it
-            while True:
-                ready = [key.fd for key, _ in keys.select(AT_ONCE if data else CHECK_MODES)]
-                if fd in ready:
-                    read = b""
-                    with contextlib.suppress(OSError):
-                        read = os.read(fd, 4096)
-                    if not read:  # the terminal is gone
-                        return
-                    data += read
-                    if b"\r" in data or b"\n" in data:
-                        continue
-                self._take(data)
-                if awake in ready:
-                    return
-                if not (data or ready):
-                    renew_single_keys()
-                data = b""
-
-    def _take(self, data: bytes) -> None:
-        """Lines that came at once are one, because they were pasted. One that Enter did not end is under way."""
-        lines, rest = self.line.feed(data), self.line.text
-        if lines and rest:
-            self.line.text, lines = "\n".join([*lines, rest]), []
-        if line := "\n".join(lines).strip():
-            self._enter(line)
-        if data:
+    def _read(self, awake: int) -> None:
+        keys = sys.stdin.fileno()
+        while True:
+            if keys not in select.select([keys, awake], [], [])[0]:
+                return
+            data = b""
+            with contextlib.suppress(OSError):
+                data = os.read(keys, 1 << 16)
+            if not data:  # the terminal is gone
+                return
+            if entry := self.feed(data):
+                self._enter(entry)
             self._show()
 
-    def _enter(self, line: str) -> None:
-        self.entered.append(line)
-        is_words = "\n" in line  # pasted, or of several lines, whatever it begins with
-        if not is_words and (line[0] == "!" or COMMAND.fullmatch(line) or line in ("exit", "quit")):
-            self.commands.append(line)
-        elif not is_words and line.startswith("+") and line[1:].strip():
-            self.follow_ups.put(_queued(self.redact(line[1:].strip())))
+    def feed(self, data: bytes) -> str:
+        """Take the bytes of one read; the entry, if Enter ends them. Lines that come at once were pasted, and are one."""
+        keys = KEY.findall(self._held + self._decoder.decode(data))
+        self._held = keys.pop() if keys and BEGUN.fullmatch(keys[-1]) else ""
+        for key in keys:
+            if key in ENTER:
+                self.text += "\n"
+            elif key in ("\x1b[200~", "\x1b[201~"):
+                self._pasting = key == "\x1b[200~"
+            elif key in "\x7f\b":
+                self.text = self.text[:-1]
+            elif key == "\x15":  # Ctrl+U
+                self.text = ""
+            elif key == "\x17":  # Ctrl+W
+                self.text = re.sub(r"\S+\s*$", "", self.text)
+            elif key == "\t" or key.isprintable():
+                self.text += key
+        if self._pasting or not keys or keys[-1] not in ENTER:
+            return ""
+        entry, self.text = self.text.strip(), ""
+        return entry
+
+    def _enter(self, entry: str) -> None:
+        self.entered.append(entry)
+        is_words = "\n" in entry  # pasted, whatever it begins with
+        if not is_words and (
+            entry[0] == "!" or COMMAND.fullmatch(entry) or entry in ("exit", "quit")
+        ):
+            self.commands.append(entry)
+        elif not is_words and entry.startswith("+"):
+            self.follow_ups.put(_queued(self.redact(entry[1:].strip())))
         else:
-            self.steering.put(_queued(self.redact(line)))
+            self.steering.put(_queued(self.redact(entry)))
 
     def _show(self) -> None:
-        """The beginning of what waits, and the end of what is typed."""
+        """The beginning of what waits, and what is typed."""
         waiting = [*map(text_of, (*self.steering, *self.follow_ups)), *self.commands]
         number = f" ({len(waiting)})" if len(waiting) > 1 else ""
-        newest = f"queued{number}: {waiting[0]}".replace("\n", "⏎") if waiting else ""
-        typed = f"> {self.line.text}".replace("\n", "⏎") if self.line.text else ""
-        if newest:  # two thirds of the row are free
-            third = self.screen.width // 3
-            newest = one_line(newest, third if typed else 2 * third - 2)
-            typed = last_columns(typed, third - 3)
-        self.screen.show_typed("  ".join(filter(None, [newest, typed])))
+        typed = f"> {self.text}" if self.text else ""
+        if waiting:
+            queued = f"queued{number}: {waiting[0]}".replace("\n", "⏎")
+            typed = f"{one_line(queued, self.screen.width // 2)}  {typed}"
+        self.screen.show_typed(typed.replace("\n", "⏎"))
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, MessageStart):  # it may have waited in a queue
             self._show()
-
-    # -- what no run has taken
 
     def unsent_lines(self) -> list[str]:
         """The lines that Enter has ended and no run has taken; clears them."""
@@ -202,13 +153,12 @@ class TypeAhead:
         for queue in (self.steering, self.follow_ups):
             while len(queue):
                 lines += map(text_of, queue.take())
-        lines += self.commands
-        self.commands = []
+        lines, self.commands = lines + self.commands, []
         return lines
 
     def partial_line(self) -> str:
         """The line under way; clears it."""
-        text, self.line = self.line.text, LineEditor()
+        text, self.text = self.text, ""
         return text
 
 
