@@ -65,12 +65,12 @@ def test_text_that_no_encoder_takes_is_sent_and_saved_and_is_the_same_when_the_s
 ) -> None:
     with serve(Reply("So: \ud83d\0\ufffe", calls=[("odd", {})]), FINE) as server:
         with closing(Store(tmp_path / "sessions.db")) as store:
-            session_id = store.create("/ws")
-            with Recorder(store, session_id) as recorder:
+            info = store.create("/ws")
+            with Recorder(store, info) as recorder:
                 ask(server, ODD, tools=[odd], messages=recorder.messages, each=recorder)
         with (
             closing(Store(tmp_path / "sessions.db")) as store,
-            Recorder(store, session_id) as recorder,
+            Recorder(store, info) as recorder,
         ):
             ask(server, "and now?", tools=[odd], messages=recorder.messages, each=recorder)
         assert_all_valid(server)

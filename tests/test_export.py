@@ -50,9 +50,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def kept(store: Store, *messages: Any, **names: str) -> str:
-    session_id = store.create(**{"directory": "/ws", "model": "some-model"} | names)  # type: ignore[arg-type]
-    Recorder(store, session_id, list(messages)).close()
-    return session_id
+    info = store.create(**{"directory": "/ws", "model": "some-model"} | names)
+    Recorder(store, info, list(messages)).close()
+    return info.id
 
 
 def calling(name: str, arguments: str = "{}", call_id: str | None = "a", **more: Any) -> Message:
@@ -72,14 +72,14 @@ def user(content: Any) -> Message:
 @pytest.fixture
 def session(store: Store) -> str:
     """A run with calls, thoughts and a diff; then a run that fails."""
-    session_id = store.create("/ws", model="some-model", title="Change x")
+    info = store.create("/ws", model="some-model", title="Change x")
     calls = [("change", {"path": "x.py"}), ("fail", {})]
     first = Reply("I change it.", calls=calls, reasoning="Hm, let me think.")
     script = [first, Reply("It is done."), Reply("no such model", status=404)]
-    with serve(*script) as server, Recorder(store, session_id) as recorder:
+    with serve(*script) as server, Recorder(store, info) as recorder:
         for prompt in ("Change x.py\nplease", "And now?"):
             ask(server, prompt, tools=[change, fail], messages=recorder.messages, each=recorder)
-    return session_id
+    return info.id
 
 
 class Outline(HTMLParser):
@@ -135,12 +135,7 @@ def test_json_has_everything_that_is_stored(store: Store, session: str) -> None:
     parts = [
         (part["type"], part.get("state")) for each in whole["messages"] for part in each["parts"]
     ]
-    assert parts[1:5] == [
-        ("text", None),
-        ("reasoning", None),
-        ("tool", "completed"),
-        ("tool", "failed"),
-    ]
+    assert parts == [("tool", "completed"), ("tool", "failed")]
     answers = [each for each in whole["messages"] if each["message"]["role"] == "assistant"]
     assert [each["finish"] for each in answers] == ["tool_calls", "stop"]
     used = sum(each["tokens"]["input"] for each in answers)
@@ -153,7 +148,7 @@ def test_json_has_everything_that_is_stored(store: Store, session: str) -> None:
 def test_what_a_compaction_replaced_is_in_it_and_marked(store: Store, format_: Format) -> None:
     old = user("first words"), {"role": "assistant", "content": "old answer"}
     session_id = kept(store, *old, user("newest words"))
-    with Recorder(store, session_id) as recorder:
+    with Recorder(store, store.get(session_id)) as recorder:
         recorder.messages[:2] = [user("Goal: all of it") | {"meta": {"summary": True}}]
         counts = {"messages": 3, "tokens": 1200}, {"messages": 2, "tokens": 300}
         recorder(Compacted("manual", 1, *counts, "summary"))
@@ -171,7 +166,7 @@ def test_what_a_compaction_replaced_is_in_it_and_marked(store: Store, format_: F
 def test_outputs_stand_with_their_calls_whole_also_where_they_were_pruned(store: Store) -> None:
     """Servers exist that count the ids from zero in every answer."""
     pruned = kept(store, calling("read"), result("the whole output"), user("go on"))
-    with Recorder(store, pruned) as recorder:
+    with Recorder(store, store.get(pruned)) as recorder:
         recorder.messages[1] = result("[Old tool output removed]")
         recorder(Compacted("threshold", 1, {}, {}, "prune"))
     text = export(store, pruned, "md")
@@ -225,7 +220,7 @@ def test_odd_messages_are_shown_as_far_as_they_can(store: Store, format_: Format
 def test_a_session_without_a_title_is_called_by_its_first_words(store: Store) -> None:
     called = export(store, kept(store, user("Repair  the\nparser")), "md")
     assert called.startswith("# Repair the parser\n")
-    empty = store.create("/ws")
+    empty = kept(store, user(""))
     assert export(store, empty, "md").startswith(f"# Session {empty}\n")
 
 

@@ -68,17 +68,17 @@ def strange(draw: Any) -> list[Message]:
 
 def stored(store: Store, messages: list[Message]) -> str:
     """A session whose rows hold these messages, whatever they are."""
-    session_id = store.create("/ws")
+    info = store.create("/ws")
     plain: list[Message] = [{"role": "user", "content": str(at)} for at in range(len(messages))]
-    Recorder(store, session_id, plain).close()
+    Recorder(store, info, plain).close()
     with store.transaction() as db:
         for at, message in enumerate(messages):
             role = message.get("role")
-            values = json.dumps(message), role if isinstance(role, str) else "", session_id, at
+            values = json.dumps(message), role if isinstance(role, str) else "", info.id, at
             db.execute(
                 "UPDATE message SET data = ?, role = ? WHERE session = ? AND position = ?", values
             )
-    return session_id
+    return info.id
 
 
 @seed(20261122)
@@ -92,7 +92,7 @@ def test_whatever_stands_in_a_stored_conversation_is_read_shown_shortened_and_se
     for form in get_args(Format):
         assert export(store, session_id, form)
     files = FolderInstructions(Path("/nowhere"))
-    with Recorder(store, session_id) as recorder:
+    with Recorder(store, store.get(session_id)) as recorder:
         assert transcript(repair(recorder.messages), 60_000)
         print_history(Screen(io.StringIO()), recorder.messages)
         model = ScriptedModel([SUMMARY, Reply(calls=[("todo", {"items": 5})]), Reply("Well.")])

@@ -18,7 +18,7 @@ from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
 from coder.cli.signals import defer_sigint
 from coder.cli.wording import count, message_count, session_line, tokens
-from coder.sessions.snapshot_repo import SnapshotError
+from coder.sessions.snapshot_store import SnapshotError
 from coder.sessions.snapshots import UndoResult
 from coder.sessions.store import StoreError
 from coder.types import Aborted, Reasoning
@@ -232,7 +232,7 @@ class Commands:
 
     def resume(self, argument: str) -> None:
         """By id, or by its number in the list."""
-        infos = self.conversation.list()[:MAX_LISTED]
+        infos = self.conversation.resumable()[:MAX_LISTED]
         if not argument and not infos:
             self._note("There is no older conversation in this folder.")
         elif not argument:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coder import events
 from coder.agent.profiles import choices
@@ -22,9 +21,17 @@ from coder.cli.optional import optional
 from coder.cli.settings import ConfigError
 from coder.events import Event, RunEnd, StepEnd
 from coder.history import text_of, user
-from coder.sessions.recorder import Recorder, parts, to_model_messages
+from coder.sessions.recorder import Recorder
 from coder.sessions.snapshots import Snapshots, UndoResult, place
-from coder.sessions.store import MEMORY, SessionInfo, Store, StoreError, folder_name, open_store
+from coder.sessions.store import (
+    MEMORY,
+    SessionInfo,
+    Store,
+    StoreError,
+    folder_name,
+    open_store,
+    to_model_messages,
+)
 from coder.tools.process import private_folder
 from coder.types import Message
 
@@ -44,64 +51,55 @@ DELTAS = (events.TextDelta, events.ReasoningDelta, events.ToolCallDelta)
 
 @dataclasses.dataclass(frozen=True)
 class UndoEntry:
-    """The list of messages before an undo and after it; `words`: the prompt of the run that was undone."""
+    """Messages that an undo has removed from this place, and those that it has left there; `words`: the prompt."""
 
-    before: list[Message]
-    after: list[Message]
+    place: int
+    removed: list[Message]
+    left: list[Message]
     words: str
 
 
 class Conversation:
-    """Keeps the conversation of `app` in `store`, and the states of its files in the folder `data`.
+    """Keeps the conversation of `app` in `store`, and the states of its files.
 
     `titles`: let the model find a title, beside the first run. `one_task`: there is one run only.
     """
 
-    def __init__(
-        self, app: App, store: Store, data: Path, *, titles: bool = False, one_task: bool = False
-    ) -> None:
+    def __init__(self, app: App, store: Store, *, titles: bool, one_task: bool) -> None:
         self.app, self.store, self.titles = app, store, titles
-        self.undoable, self.data = not (one_task and store.in_memory), data
-        if store.in_memory:
-            self.data = Path(os.devnull)
-            with contextlib.suppress(OSError):  # then nothing can be kept for undo
-                self.data = Path(private_folder()) if self.undoable else self.data
         self.title = ""
         self.titler: Titler | None = None
-        self.recorder: Recorder | None = None
+        self.recorder: Recorder
         self.undone: list[UndoEntry] = []  # the newest last
-        self.children = ChildRecorders(app, store)
-        self.snapshots = Snapshots(app.cwd, self.data)
-        self.snapshots.off = "" if self.undoable else "one task that is not kept has none"
-        self._notice = store.notice  # the last that was reported
-        self._saved_records = 0  # of undo
-        self.begin()
+        self.children: dict[str, Recorder] = {}  # of the sub-agents at work
+        if app.subagents:
+            app.subagents.load = self.load_child
+        self.covers_files = not (one_task and store.in_memory)
+        data = Path(private_folder()) if store.in_memory and self.covers_files else data_folder()
+        self.snapshots = Snapshots(app.cwd, data, tell=app.notices.append)
+        self._adopt(self._new())
         app.agent.subscribe(self)
-
-    def _harmless(self) -> set[str]:
-        """The names of tools that change nothing."""
-        tools = self.app.agent.state.tools.tools.values()
-        return {each.name for each in tools if each.concurrent and each.name != "task"} | {"todo"}
 
     # -- which session it is
 
+    def _new(self) -> Recorder:
+        app = self.app
+        info = self.store.create(str(app.cwd), agent=app.spec.name, model=app.model.name)
+        return Recorder(self.store, info, [], tell=app.notices.append)
+
     def begin(self) -> None:
         """Begin a new session; the one before stays on disk."""
-        recorder, app = None, self.app
-        try:
-            new = self.store.create(str(app.cwd), agent=app.spec.name, model=app.model.name)
-            recorder = self._recorder(new, [])
-        except StoreError as error:
-            app.notices.append(f"{error} The conversation is not saved.")
-        self._adopt(recorder)
+        self._leave()
+        self._adopt(self._new())
 
     def resume(self, given: str) -> SessionInfo:
         """Continue the session with this id, or beginning of one. Raises StoreError; then the present one stays."""
         info, app = self.store.find(given), self.app
-        if self.recorder and info.id == self.recorder.session_id:
+        if info.id == self.recorder.session_id:
             return info
-        records, recorder = parts(self.store, info.id, "snapshot"), self._recorder(info.id)
-        self._adopt(recorder, info.title, records)
+        recorder = Recorder(self.store, info, tell=app.notices.append)
+        self._leave()
+        self._adopt(recorder)
         primary = [each.name for each in choices(app.agents, "primary", "all")]
         if info.agent != app.spec.name and info.agent in primary:
             app.work_as(info.agent)
@@ -111,52 +109,42 @@ class Conversation:
             app.notices.append(f"{began}; now files and permissions are those of {app.cwd}.")
         return info
 
-    def _recorder(self, session_id: str, messages: list[Message] | None = None) -> Recorder:
-        tell, harmless = self.app.notices.append, self._harmless()
-        return Recorder(self.store, session_id, messages, tell=tell, harmless=harmless)
-
-    def _adopt(
-        self, recorder: Recorder | None, title: str = "", records: Sequence[Any] = ()
-    ) -> None:
-        """Leave the present session and continue with this one; all that may fail was done before."""
-        self._leave()
-        self.recorder, self.title = recorder, title
-        self.snapshots.harmless = self._harmless()
-        with contextlib.suppress(ValueError):  # records that another program has changed
-            self.snapshots.restore(records)
-        self._saved_records = len(self.snapshots.records())
+    def _adopt(self, recorder: Recorder) -> None:
+        self.recorder, self.title = recorder, recorder.info.title
+        tools = self.app.agent.state.tools.tools.values()
+        names = {each.name for each in tools if each.concurrent and each.name != "task"} | {"todo"}
+        self.snapshots.harmless = names
+        self.snapshots.open(recorder.session_id, resumed=bool(recorder.messages))
         self.undone.clear()
-        self.app.adopt(*((recorder.messages, recorder.session_id) if recorder else ([], "")))
+        self.app.adopt(recorder.messages, recorder.session_id)
 
     def _leave(self) -> None:
-        self.children.close()
+        self._close_children()
         if self.titler:
             self.titler.stop()
-        if self.recorder:
-            self._take_title()
-            self.recorder.close()
-        self.titler = self.recorder = None
+        self._take_title()
+        self.titler = None
+        self.recorder.close()
 
-    def list(self) -> Sequence[SessionInfo]:
+    def resumable(self) -> Sequence[SessionInfo]:
         """Those of this folder that can be resumed, the newest first."""
-        own = self.recorder.session_id if self.recorder else ""
-        return [info for info in self.store.sessions(str(self.app.cwd)) if info.id != own]
+        infos = self.store.sessions(str(self.app.cwd))
+        return [info for info in infos if info.id != self.recorder.session_id]
 
     @property
     def problem(self) -> str:
         """Why the conversation is not saved; "" where it is."""
-        return self.recorder.problem if self.recorder else "The conversation is not saved."
+        return self.recorder.problem
 
     @property
     def session_id(self) -> str:
         """The id with which the conversation can be resumed; "" where it is not kept."""
-        kept = self.recorder and not (self.problem or self.store.in_memory)
-        return self.recorder.session_id if self.recorder and kept else ""
+        return "" if self.problem or self.store.in_memory else self.recorder.session_id
 
     def close(self) -> str:
         """The end; returns the id with which the session can be resumed, "" where there is nothing to resume."""
-        session_id = self.session_id if self.app.agent.messages else ""
         self.settle()
+        session_id = self.session_id if self.app.agent.messages else ""
         self._leave()
         self.snapshots.close()
         self.store.close()
@@ -170,46 +158,37 @@ class Conversation:
         ends = isinstance(event, StepEnd | RunEnd)
         if not ends:  # written first: a look at the files takes its time
             self._record(event)
-        self.snapshots(event, self.app.agent.token)
-        self.app.notices += [notice.text for notice in self.snapshots.taken_notices()]
+        if self.covers_files:
+            self.snapshots(event, self.app.agent.token)
         if ends:
-            self._keep_undo()
             self._record(event)
         if isinstance(event, events.RunStart):
             self.undone.clear()
         elif self.titles and isinstance(event, events.MessageEnd) and not self.title:
             self._begin_title(event.message)
-        if self.recorder:
-            self._take_title()
-        if self.store.notice != self._notice:  # a damaged file may be noticed at any moment
-            self._notice = self.store.notice
-            self.app.notices.append(self._notice)
+        self._take_title()
 
     def _record(self, event: Event) -> None:
-        if self.recorder:
-            if isinstance(event, events.RunStart):
-                self.recorder.set_model(self.app.model.name, self.app.spec.name)
-            self.recorder(event)
-            self.children(event)
+        info, names = self.recorder.info, (self.app.model.name, self.app.spec.name)
+        if isinstance(event, events.RunStart) and names != (info.model, info.agent):
+            self.recorder.info = dataclasses.replace(info, model=names[0], agent=names[1])
+        self.recorder(event)
+        if isinstance(event, events.Nested) and event.session_id:
+            self._record_child(event)
+        elif isinstance(event, RunEnd):
+            self._close_children()
+        if self.store.notice:  # a damaged file may be noticed at any moment
+            self.app.notices.append(self.store.notice)
+            self.store.notice = ""
 
     def settle(self) -> None:
         """Behind a run, however it ended: write how the history was repaired, and what belongs to undo."""
         self.snapshots.finish()
-        self._keep_undo()
         self.sync()
 
     def sync(self) -> None:
         """Write what has been done to the messages outside of a run."""
-        if self.recorder:
-            self.recorder.sync()
-
-    def _keep_undo(self, again: bool = False) -> None:
-        """Step by step, so that a run that is killed can be undone, too. `again`: all records are others."""
-        records = self.snapshots.records()
-        if self.recorder and (again or len(records) > self._saved_records):
-            new = records if again else records[self._saved_records :]
-            self.recorder.keep_undo(new, more=not again)
-            self._saved_records = len(records)
+        self.recorder.sync()
 
     def _begin_title(self, message: Message) -> None:
         if not self.titler and (module := optional("coder.agent.titles")):
@@ -222,7 +201,36 @@ class Conversation:
             self.app.usage += self.titler.usage
             self.title, self.titler = self.titler.title, None
             with contextlib.suppress(StoreError):  # the recorder reports it, too
-                self.store.rename(self.app.agent.session_id, self.title)
+                self.store.rename(self.recorder.session_id, self.title)
+
+    # -- sub-agents, whose sessions are kept beside that of their parent, so that `task_id` finds them again
+
+    def _record_child(self, event: events.Nested) -> None:
+        app, session_id = self.app, event.session_id
+        assert app.subagents  # whose event this is
+        with contextlib.suppress(StoreError):
+            if session_id not in self.children:
+                names = {"agent": event.agent, "parent": self.recorder.session_id}
+                names["model"] = app.agents[event.agent].model or app.model.name
+                info = self.store.create(str(app.cwd), session_id=session_id, **names)
+                messages = app.subagents.children[session_id].messages
+                self.children[session_id] = Recorder(self.store, info, messages)
+            self.children[session_id](event.event)
+            if isinstance(event.event, RunEnd):
+                self.children.pop(session_id).close()
+
+    def _close_children(self) -> None:
+        """No child is at work any more; one that was aborted is kept as far as it came."""
+        while self.children:
+            self.children.popitem()[1].close()
+
+    def load_child(self, task_id: str) -> tuple[str, list[Message]] | None:
+        """(agent, messages) of a child of this session, from an earlier process; None where there is none."""
+        with contextlib.suppress(StoreError):
+            info = self.store.get(task_id)
+            if info.parent == self.recorder.session_id and not info.forked:
+                return info.agent, to_model_messages(self.store, task_id)
+        return None
 
     # -- undo
 
@@ -237,14 +245,14 @@ class Conversation:
         messages = self.app.agent.messages
         at = place(done.run, messages)
         summarised = _is_summarised(messages, at)
-        after = messages[:at]
-        removed = messages[len(after) :]
-        after += [each for each in removed if each.get("meta", {}).get("own")]
+        at = len(messages) if at is None else at
+        removed = messages[at:]
+        left = [each for each in removed if each.get("meta", {}).get("own")]
         if summarised:
-            after.append(user(TAKEN_BACK.format(", ".join(done.paths) or "no file")))
+            left.append(user(TAKEN_BACK.format(", ".join(done.paths) or "no file")))
         words = " ".join(text_of(removed[0]).split()) if removed else ""
-        self.undone.append(UndoEntry(messages[:], after, words))
-        self._replace_messages(after)
+        self.undone.append(UndoEntry(at, removed, left, words))
+        self._replace_messages(at, left)
         return dataclasses.replace(done, note=SUMMARISED if summarised else "")
 
     def redo(self) -> UndoResult:
@@ -252,19 +260,14 @@ class Conversation:
         done = self.snapshots.redo()
         if not done.problem and self.undone:
             entry, messages = self.undone.pop(), self.app.agent.messages
-            old, new = messages[: len(entry.after)], messages[len(entry.after) :]
-            if old != entry.after:  # shortened since
-                kept = [each for each in entry.before if each not in entry.after]
-                self._replace_messages([*messages, *kept])
-            else:
-                self._replace_messages([*entry.before, *new])
+            new = messages[entry.place + len(entry.left) :]
+            self._replace_messages(entry.place, [*entry.removed, *new])
         return done
 
-    def _replace_messages(self, messages: Sequence[Message]) -> None:
-        self.app.agent.messages[:] = messages
+    def _replace_messages(self, at: int, messages: Sequence[Message]) -> None:
+        self.app.agent.messages[at:] = messages
         if self.app.folder_files:
             self.app.folder_files.forget()
-        self._keep_undo(again=True)
         self.settle()
 
 
@@ -275,50 +278,6 @@ def _is_summarised(messages: Sequence[Message], at: int | None) -> bool:
     begun = messages[at].get("meta", {}).get("timestamp", 0)
     metas = [each.get("meta", {}) for each in messages[:at]]
     return any(meta.get("summary") and meta.get("timestamp", 0) >= begun for meta in metas)
-
-
-class ChildRecorders:
-    """Keeps the sessions of sub-agents beside that of their parent, so that `task_id` finds them again."""
-
-    def __init__(self, app: App, store: Store) -> None:
-        self.app, self.store = app, store
-        self.open: dict[str, Recorder] = {}  # of the children at work
-        if app.subagents:
-            app.subagents.load = self.load
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, events.Nested) and event.session_id:
-            with contextlib.suppress(StoreError):
-                self._opened(event)(event.event)
-                if isinstance(event.event, RunEnd):
-                    self.open.pop(event.session_id).close()
-        elif isinstance(event, RunEnd):
-            self.close()
-
-    def _opened(self, event: events.Nested) -> Recorder:
-        app = self.app
-        assert app.subagents  # whose event this is
-        child = app.subagents.children[event.session_id]
-        if child.id not in self.open:
-            if not self.load(child.id):
-                names = {"agent": event.agent, "parent": app.agent.session_id}
-                names["model"] = app.agents[event.agent].model or app.model.name
-                self.store.create(str(app.cwd), session_id=child.id, **names)
-            self.open[child.id] = Recorder(self.store, child.id, child.messages)
-        return self.open[child.id]
-
-    def close(self) -> None:
-        """No child is at work any more; one that was aborted is kept as far as it came."""
-        while self.open:
-            self.open.popitem()[1].close()
-
-    def load(self, task_id: str) -> tuple[str, list[Message]] | None:
-        """(agent, messages) of a child of this session, from an earlier process; None where there is none."""
-        with contextlib.suppress(StoreError):
-            info = self.store.get(task_id)
-            if info.parent == self.app.agent.session_id and not info.forked:
-                return info.agent, to_model_messages(self.store, task_id)
-        return None
 
 
 def open_conversation(
@@ -333,7 +292,8 @@ def open_conversation(
         store.close()
         raise ConfigError(notice.removesuffix(" This session is not saved."))
     app.notices += [notice] if notice else []
-    conversation = Conversation(app, store, data_folder(), titles=titles, one_task=one_task)
+    store.notice = ""
+    conversation = Conversation(app, store, titles=titles, one_task=one_task)
     try:
         newest = store.latest(str(app.cwd)) if flag == "-c" else None
         if flag == "-c" and not newest:

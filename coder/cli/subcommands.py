@@ -111,14 +111,16 @@ def _list(store: Store, given: argparse.Namespace) -> int:
 
 def _search(store: Store, given: argparse.Namespace) -> int:
     found = store.search(" ".join(given.words))
-    for each in found:
-        _print(f"{session_line(each.session)}  {each.session.directory}\n    {each.snippet}")
+    for info, snippet in found:
+        _print(f"{session_line(info)}  {info.directory}\n    {snippet}")
     return 0 if found else 1
 
 
 def _fork(store: Store, given: argparse.Namespace) -> int:
+    from coder.sessions.recorder import fork
+
     for each in given.words:
-        _print(store.fork(store.find(each).id))
+        _print(fork(store, store.find(each).id))
     return 0
 
 

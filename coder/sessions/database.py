@@ -1,8 +1,8 @@
 """The SQLite file of the sessions: access rights, schema, transactions, and what happens when it cannot be used.
 
-One file in the user's data folder, readable by its owner alone (0600, also its -wal and -shm; a folder
-that is made here is 0700). In WAL mode a kill costs what was not committed, and readers do not wait for
-the writer. A damaged file is renamed and a new one begun; a search index that does not open is rebuilt.
+The file and its folder are for their owner alone (0600, 0700). In WAL mode a kill costs what was not committed,
+and readers do not wait for the writer. A damaged file is renamed and a new one begun; a file of a newer version
+or of another program is left alone.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from coder.types import CoderError
 
-APPLICATION = 0x636F6472  # application_id, which marks the file as ours
-MAGIC = b"SQLite format 3\0"
-BUSY = 2.0  # seconds to wait for another process that writes
 MEMORY = ":memory:"
+APPLICATION = 0x636F6472  # application_id, which marks the file as ours
+VERSION = 3  # user_version
+BUSY = 2.0  # seconds to wait for another process that writes
 
-# One script for each version of the schema; user_version is how many have been run.
-SCHEMA = (
-    """
-CREATE TABLE session (
+# Makes a new file, and brings one of an older version to this one; to run it twice does no harm.
+SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS session (
   id TEXT PRIMARY KEY, title TEXT NOT NULL DEFAULT '', directory TEXT NOT NULL,
   agent TEXT NOT NULL DEFAULT '', model TEXT NOT NULL DEFAULT '',
   parent TEXT REFERENCES session(id) ON DELETE SET NULL, forked INTEGER NOT NULL DEFAULT 0,
@@ -34,38 +34,28 @@ CREATE TABLE session (
   input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0,
   cached INTEGER NOT NULL DEFAULT 0, reasoning INTEGER NOT NULL DEFAULT 0,
   estimated INTEGER NOT NULL DEFAULT 0, cost REAL);
-CREATE TABLE message (
+CREATE TABLE IF NOT EXISTS message (
   id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE,
   position INTEGER NOT NULL, active INTEGER NOT NULL DEFAULT 1, role TEXT NOT NULL,
   finish TEXT, error TEXT, tokens TEXT, completed INTEGER, data TEXT NOT NULL);
-CREATE TABLE part (
+CREATE TABLE IF NOT EXISTS part (
   id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE,
   message INTEGER REFERENCES message(id) ON DELETE CASCADE, type TEXT NOT NULL, call_id TEXT,
-  state TEXT, title TEXT, start INTEGER, "end" INTEGER, text TEXT, data TEXT NOT NULL DEFAULT '{}');
-CREATE TABLE todo (
+  state TEXT, title TEXT, start INTEGER, "end" INTEGER, data TEXT NOT NULL DEFAULT '{{}}');
+CREATE TABLE IF NOT EXISTS todo (
   session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE, position INTEGER NOT NULL,
   text TEXT NOT NULL, status TEXT NOT NULL, PRIMARY KEY (session, position));
-CREATE INDEX session_by_directory ON session(directory, updated);
-CREATE INDEX session_by_parent ON session(parent);
-CREATE INDEX message_by_session ON message(session, position);
-CREATE INDEX part_by_message ON part(message);
-CREATE INDEX part_by_session ON part(session, type);
-""",
-    """
-DROP INDEX message_by_session;
-CREATE INDEX message_by_session ON message(session, active, position);
-""",
-)
-
-# The index of texts. Trigrams find parts of words, and words of languages without spaces.
-SEARCH = """
-CREATE VIRTUAL TABLE search
-  USING fts5(text, content='part', content_rowid='id', tokenize='trigram');
-CREATE TRIGGER search_insert AFTER INSERT ON part WHEN new.text IS NOT NULL BEGIN
-  INSERT INTO search(rowid, text) VALUES (new.id, new.text); END;
-CREATE TRIGGER search_delete AFTER DELETE ON part WHEN old.text IS NOT NULL BEGIN
-  INSERT INTO search(search, rowid, text) VALUES ('delete', old.id, old.text); END;
-INSERT INTO search(search) VALUES ('rebuild');
+CREATE INDEX IF NOT EXISTS session_by_parent ON session(parent);
+CREATE INDEX IF NOT EXISTS message_by_place ON message(session, position, active);
+CREATE INDEX IF NOT EXISTS part_by_message ON part(message);
+CREATE INDEX IF NOT EXISTS part_by_session ON part(session);
+DROP INDEX IF EXISTS message_by_session;
+DROP TRIGGER IF EXISTS search_insert;
+DROP TRIGGER IF EXISTS search_delete;
+DELETE FROM part WHERE type IN ('text', 'reasoning', 'snapshot');
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {VERSION};
+COMMIT;
 """
 
 MEANING = {  # SQLite's primary result codes
@@ -89,150 +79,135 @@ class StoreError(CoderError):
 
 
 class Database:
-    """A connection, usable from any thread. `path` ":memory:" keeps everything in memory. Raises StoreError.
+    """A connection, usable from any thread; `path` ":memory:" keeps everything in memory. Raises StoreError.
 
-    `notice` is "", or one line for the user: the file was damaged and a new one begun; `generation` counts these.
+    `notice` is "", or one line for the user: the file was damaged. `generation` counts the files that were
+    opened: behind a StoreError that is `damaged`, a new one is.
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path, self.in_memory = Path(path), str(path) == MEMORY
         self.notice, self.generation = "", 0
-        self._lock = threading.RLock()
+        self._lock, self._inode = threading.RLock(), 0
         try:
-            self._db = self._open()
+            self._open()
         except StoreError as error:
-            if not error.damaged:
-                raise
-            self._replace()
-
-    @property
-    def in_memory(self) -> bool:
-        return str(self.path) == MEMORY
+            self._replace(error)
 
     def close(self) -> None:
         with self._lock, contextlib.suppress(sqlite3.Error):
             self._db.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def rows(self, sql: str, *values: Any) -> list[sqlite3.Row]:
         """The rows of a query."""
         with self._lock:
             try:
-                with explained(self.path):
+                with self._explained():
                     return self._db.execute(sql, values).fetchall()
             except StoreError as error:
-                if not error.damaged or self.in_memory:
-                    raise
-            generation = self.generation
-            self._recover()
-            if self.generation != generation:
-                raise StoreError(self.notice, damaged=True)
-            with explained(self.path):
-                return self._db.execute(sql, values).fetchall()
+                self._replace(error)
+                raise StoreError(self.notice, damaged=True) from None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing. Not to be nested. Behind a StoreError that is `damaged` the file is usable again."""
+        """All or nothing. Not to be nested."""
         with self._lock:
             try:
-                with explained(self.path), self._committed() as db:
-                    yield db
+                with self._explained():
+                    if self._db.in_transaction:  # left by an interrupt between two lines of this
+                        self._db.rollback()
+                    self._db.execute("BEGIN IMMEDIATE")
+                    try:
+                        yield self._db
+                        self._db.commit()
+                    except BaseException:
+                        with contextlib.suppress(sqlite3.Error):
+                            self._db.rollback()
+                        raise
             except StoreError as error:
-                if error.damaged and not self.in_memory:
-                    self._recover()
+                self._replace(error)
                 raise
 
-    @contextlib.contextmanager
-    def _committed(self) -> Iterator[sqlite3.Connection]:
-        if self._db.in_transaction:  # left by an interrupt between two lines of this
-            self._db.rollback()
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield self._db
-            self._db.commit()
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                self._db.rollback()
-            raise
-
-    # -- opening
-
-    def _open(self) -> sqlite3.Connection:
-        with explained(self.path):
+    def _open(self) -> None:
+        with self._explained():
             if not self.in_memory:
-                _create_private(self.path)
-            db = connect(str(self.path))
+                make_private(self.path)
+                self._inode = self.path.stat().st_ino
+            self._db = connect(str(self.path))
             try:
-                _refuse_foreign(db, self.path)
-                if not self.in_memory:
-                    self._inode = os.stat(self.path).st_ino
-                    _tighten(self.path)
-                _set_wal_mode(db)
-                migrate(db)
-                open_index(db)
+                self._prepare(self._db)
             except BaseException:
-                db.close()
+                self._db.close()
                 raise
-            return db
-
-    def _recover(self) -> None:
-        """Rebuild the search index; where that is not what is damaged, begin a new file."""
-        with contextlib.suppress(sqlite3.Error):
-            with self._committed() as db:
-                drop_index(db)
-            if self._db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok":
-                open_index(self._db)
-                return
-        self._db.close()
-        self._replace()
-
-    def _replace(self) -> None:
-        """Rename the damaged file and open a new one; where another process has done so, open that."""
-        self.notice = "The file of the sessions was damaged; another process has begun a new one."
-        with explained(self.path):
-            inode = os.stat(self.path).st_ino
-            if inode == getattr(self, "_inode", inode):
-                aside = f"{self.path}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-                for suffix in ("-wal", ""):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.replace(f"{self.path}{suffix}", f"{aside}{suffix}")
-                Path(f"{self.path}-shm").unlink(missing_ok=True)
-                self.notice = (
-                    "The file of the sessions was damaged; a new one was begun. The damaged file is "
-                    f"kept as {aside}."
-                )
-        self._db = self._open()
         self.generation += 1
 
-
-@contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Raise a StoreError for what SQLite and the system raise."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = _code(error)
-        damaged = (
-            code == sqlite3.SQLITE_CORRUPT
-            or (code == sqlite3.SQLITE_NOTADB and _has_magic(path))
-            # So FTS5 reports a damaged index; constraints of tables have extended codes
-            or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CONSTRAINT
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        """Refuse a file that is not ours, without a change to it; bring one that is to this version."""
+        # The tables first: another process may be making them, and marks the file together with them
+        filled = db.execute("SELECT 1 FROM sqlite_schema").fetchone()
+        application, version = (
+            db.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("application_id", "user_version")
         )
-        code = sqlite3.SQLITE_CORRUPT if damaged else code
-        meaning = MEANING.get(code, str(error).rstrip("."))
-        raise StoreError(f"The file of the sessions {path}: {meaning}.", damaged) from None
-    except OSError as error:
-        raise StoreError(f"The file of the sessions {path}: {error.strerror or error}.") from None
+        if application not in (0, APPLICATION) or (filled and not application):
+            raise StoreError(
+                f"The file of the sessions {self.path}: it belongs to another program."
+            )
+        if version > VERSION:
+            newer = "was made by a newer version of coder: update this one"
+            raise StoreError(f"The file of the sessions {self.path} {newer}.")
+        if not self.in_memory:
+            for suffix in (
+                "",
+                "-wal",
+                "-shm",
+            ):  # SQLite gives those that it makes the mode of the first
+                with contextlib.suppress(FileNotFoundError):
+                    os.chmod(f"{self.path}{suffix}", 0o600)
+        set_wal_mode(db)
+        # With WAL a kill loses nothing that was committed; a power cut, the newest
+        db.execute("PRAGMA synchronous = NORMAL")
+        if version < VERSION:
+            db.executescript(SCHEMA)
+            with contextlib.suppress(sqlite3.DatabaseError):  # the index of version 2 may not open
+                db.execute("DROP TABLE IF EXISTS search")
 
+    def _replace(self, error: StoreError) -> None:
+        """Behind an error that is not damage, raise it. Else rename the file, and open a new one, or the
+        one that another process has begun meanwhile."""
+        if not error.damaged or self.in_memory:
+            raise error
+        self.close()
+        aside = f"{self.path}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.notice = f"The file of the sessions was damaged; a new one was begun. The damaged file is kept as {aside}."
+        with self._explained():
+            if self.path.stat().st_ino == self._inode:
+                for suffix in ("-wal", "-shm", ""):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.replace(f"{self.path}{suffix}", f"{aside}{suffix}")
+        self._open()
 
-def _code(error: BaseException) -> int:
-    """The primary result code; 0 for what is not SQLite's."""
-    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
-
-
-def _has_magic(path: Path) -> bool:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-    return False
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise a StoreError for what SQLite and the system raise."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_NOTADB and self.path.read_bytes()[:6] == b"SQLite":
+                code = sqlite3.SQLITE_CORRUPT  # with the first words of a database
+            meaning = MEANING.get(code, str(error).rstrip("."))
+            damaged = code == sqlite3.SQLITE_CORRUPT
+            raise StoreError(f"The file of the sessions {self.path}: {meaning}.", damaged) from None
+        except OSError as error:
+            why = error.strerror or error
+            raise StoreError(f"The file of the sessions {self.path}: {why}.") from None
 
 
 def connect(name: str) -> sqlite3.Connection:
@@ -241,43 +216,10 @@ def connect(name: str) -> sqlite3.Connection:
     # Bytes that are no text would be an error for all rows
     db.text_factory = lambda data: data.decode("utf-8", "replace")
     db.execute("PRAGMA foreign_keys = ON")
-    # With WAL a kill loses nothing that was committed; a power cut, the newest
-    db.execute("PRAGMA synchronous = NORMAL")
     return db
 
 
-def _create_private(path: Path) -> None:
-    """Make the file and its folders, for their owner alone, where they are missing."""
-    missing = [folder for folder in path.parents if not folder.exists()]
-    for folder in reversed(missing):
-        folder.mkdir(mode=0o700, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
-def _tighten(path: Path) -> None:
-    for suffix in ("", "-wal", "-shm"):  # SQLite gives those that it makes the mode of the first
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(f"{path}{suffix}").st_mode & 0o077:
-                os.chmod(f"{path}{suffix}", 0o600)
-
-
-def _refuse_foreign(db: sqlite3.Connection, path: Path) -> None:
-    """Raise for a file of a newer version or of another program, without a change to it."""
-    # The tables first: another process may be making them, and marks the file together with them
-    filled = db.execute("SELECT 1 FROM sqlite_schema").fetchone()
-    version, application = (
-        db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
-    )
-    unmarked = filled and not application
-    if application not in (0, APPLICATION) or unmarked:
-        raise StoreError(f"The file of the sessions {path}: it belongs to another program.")
-    if version > len(SCHEMA):
-        raise StoreError(
-            f"The file of the sessions {path} was made by a newer version of coder: update this one."
-        )
-
-
-def _set_wal_mode(db: sqlite3.Connection) -> None:
+def set_wal_mode(db: sqlite3.Connection) -> None:
     """Switch to WAL, which the file remembers; SQLite itself does not wait for another process here."""
     end = time.monotonic() + BUSY
     while True:
@@ -285,67 +227,14 @@ def _set_wal_mode(db: sqlite3.Connection) -> None:
             db.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
                 raise
             time.sleep(0.01)
 
 
-def migrate(db: sqlite3.Connection) -> None:
-    """Bring the schema to this version."""
-    if db.execute("PRAGMA user_version").fetchone()[0] == len(SCHEMA):
-        return
-    db.execute("BEGIN IMMEDIATE")
-    # Again: another process may have been faster
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    for script in SCHEMA[version:]:
-        _run(db, script)
-    db.execute(f"PRAGMA application_id = {APPLICATION}")
-    db.execute(f"PRAGMA user_version = {len(SCHEMA)}")
-    db.execute("COMMIT")
-
-
-def _run(db: sqlite3.Connection, script: str) -> None:
-    """A script, statement by statement; executescript would commit first."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            db.execute(statement)
-            statement = ""
-
-
-# ---- the search index --------------------------------------------------------------------------
-
-
-def open_index(db: sqlite3.Connection) -> None:
-    """Make the index where it is missing or does not open; without it where the library cannot."""
-    with contextlib.suppress(sqlite3.DatabaseError):
-        if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'search_insert'").fetchone():
-            db.execute("SELECT rowid FROM search LIMIT 1").fetchone()
-            return
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        drop_index(db)
-        try:
-            _run(db, SEARCH)
-        except sqlite3.OperationalError as error:
-            if _code(error) != sqlite3.SQLITE_ERROR:  # no such module, no such tokenizer
-                raise
-        db.execute("COMMIT")
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-
-
-def drop_index(db: sqlite3.Connection) -> None:
-    """Remove the index table by table: `DROP TABLE search` would have to open it."""
-    for name in ("search_insert", "search_delete"):
-        db.execute(f"DROP TRIGGER IF EXISTS {name}")
-    db.execute("PRAGMA writable_schema = ON")
-    try:
-        db.execute("DELETE FROM sqlite_schema WHERE name = 'search'")
-        shadows = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'search_*'"
-        for row in db.execute(shadows).fetchall():
-            db.execute(f'DROP TABLE "{row["name"]}"')
-    finally:
-        db.execute("PRAGMA writable_schema = RESET")
+def make_private(path: Path) -> None:
+    """Make a file and its folders, for their owner alone, where they are missing."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -23,16 +23,13 @@ from typing import Any, Literal
 from coder.history import calls_of, formed, text_of
 from coder.permissions.redact import REMOVED, Redactor, redacted, without_secrets
 from coder.providers.profiles import REASONING, THINK
-from coder.sessions.rows import loaded
-from coder.sessions.store import SessionInfo, Store, StoreError
+from coder.sessions.store import SessionInfo, Store, loaded
 from coder.tools.secrets import is_secret
 from coder.types import Message
 
 Format = Literal["md", "json", "html"]
 Redact = Callable[[str], str]
-ATTACHED = {"image_url": "image", "input_audio": "sound", "file": "file"}
 CONTROL = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})  # not allowed in HTML
-ODD = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 
 
 def redactor(*secrets: str) -> Redact:
@@ -44,32 +41,22 @@ def redactor(*secrets: str) -> Redact:
 
 def export(store: Store, session_id: str, format: Format, redact: Redact | None = None) -> str:  # noqa: A002 (its name everywhere)
     """The text of a file. Raises StoreError."""
-    redact = redact or redactor()
-    info = store.get(session_id)
+    redact, info = redact or redactor(), store.get(session_id)
     whole = redacted(_stored(store, info), redact)
     if format == "json":
         return json.dumps(whole, ensure_ascii=False, indent=2) + "\n"
-    try:
-        entries = list(_entries(whole["messages"]))
-    except ODD as error:
-        why = f"{type(error).__name__}: {error}"
-        text = f"The session {info.id} holds what cannot be shown ({why})."[:300]
-        raise StoreError(text) from error
-    heading = redact(info.title or info.first[:80] or f"Session {info.id}")
-    write = {"md": markdown, "html": page}[format]
-    return write(heading, redact(_facts(info)), entries)
+    heading = " ".join(redact(info.title or info.first[:80] or f"Session {info.id}").split())
+    facts, entries = redact(_facts(info)), list(_entries(whole["messages"]))
+    return {"md": _markdown, "html": _page}[format](heading, facts, entries)
 
 
 def _stored(store: Store, info: SessionInfo) -> dict[str, Any]:
     """Everything that is stored, as the JSON format has it."""
-    session = asdict(info)
-    del session["messages"], session["first"]
-    names = ("type", "call_id", "state", "title", "start", "end", "text")
-    by_message: dict[int | None, list[dict[str, Any]]] = {}
+    parts: dict[int, list[dict[str, Any]]] = {}
     for part in store.rows("SELECT * FROM part WHERE session = ? ORDER BY id", info.id):
-        shown = {name: part[name] for name in names if part[name] is not None}
-        by_message.setdefault(part["message"], []).append(shown | {"data": loaded(part["data"])})
-    query = "SELECT * FROM message WHERE session = ? ORDER BY position"
+        names = ("type", "call_id", "state", "title", "start", "end")
+        facts = {name: part[name] for name in names if part[name] is not None}
+        parts.setdefault(part["message"], []).append(facts | {"data": loaded(part["data"])})
     messages = [
         {
             "active": bool(row["active"]),
@@ -78,13 +65,13 @@ def _stored(store: Store, info: SessionInfo) -> dict[str, Any]:
             "tokens": loaded(row["tokens"]),
             "completed": row["completed"],
             "message": loaded(row["data"]),
-            "parts": by_message.get(row["id"], []),
+            "parts": parts.get(row["id"], []),
         }
-        for row in store.rows(query, info.id)
+        for row in store.rows("SELECT * FROM message WHERE session = ? ORDER BY position", info.id)
     ]
-    todos = list(map(asdict, store.todos(info.id)))
-    rest = by_message.get(None, [])
-    return {"session": session, "messages": messages, "parts": rest, "todos": todos}
+    query = "SELECT text, status FROM todo WHERE session = ? ORDER BY position"
+    todos = [dict(row) for row in store.rows(query, info.id)]
+    return {"session": asdict(info), "messages": messages, "todos": todos}
 
 
 def _facts(info: SessionInfo) -> str:
@@ -108,25 +95,22 @@ def _joined(*facts: str) -> str:
 
 
 @dataclass(frozen=True)
-class Fold:
-    """What is shown when it is opened: thoughts, or a tool call with its arguments, output and diff."""
+class Block:
+    """A text, or with a summary what is shown when it is opened: thoughts, or a call with its result and diff."""
 
-    summary: str
     texts: Sequence[str]
+    summary: str = ""
     diff: str = ""
     failed: bool = False
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A message for people; `kind` is its role, "summary", or "note" (a compaction)."""
+    """A message for people; without blocks the head is a remark (a compaction). `kind` is its role, or "summary"."""
 
-    kind: str
-    text: str
-    head: str = ""
-    thoughts: Sequence[Fold] = ()
-    calls: Sequence[Fold] = ()
-    stopped: str = ""  # why the run ended here
+    head: str
+    kind: str = "note"
+    blocks: Sequence[Block] = ()
     active: bool = True
 
 
@@ -134,29 +118,28 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _entries(rows: list[dict[str, Any]]) -> Iterator[Entry]:
+def _entries(rows: Sequence[dict[str, Any]]) -> Iterator[Entry]:
     """Results stand with their calls, and a compaction is an entry of its own."""
     read = [(row, message) for row in rows if (message := formed(row["message"])) is not None]
     for place, (row, message) in enumerate(read):
         for part in row["parts"]:
             if part["type"] == "compaction":
-                yield Entry("note", _shortening(_object(part["data"])))
+                yield Entry(_shortening(_object(part["data"])))
         if message["role"] == "tool":
             continue
-        meta, tokens = message.get("meta", {}), _object(row["tokens"])
+        meta, tokens, error = message.get("meta", {}), _object(row["tokens"]), _object(row["error"])
         kind = "summary" if meta.get("summary") else message["role"]
         used = f"{tokens['input']:,} in, {tokens['output']:,} out" if tokens else ""
         gone = "" if row["active"] else "no longer sent to the model"
-        error = _object(row["error"])
-        yield Entry(
-            kind,
-            _text(message),
-            _joined(kind.capitalize(), _when(meta.get("timestamp") or 0), used, gone),
-            _thoughts(message),
-            list(_calls(row, message, read[place + 1 :])),
-            f"Stopped ({error.get('stop_reason')}): {error.get('message')}" if error else "",
-            row["active"],
-        )
+        head = _joined(kind.capitalize(), _when(meta.get("timestamp") or 0), used, gone)
+        stopped = f"Stopped ({error.get('stop_reason')}): {error.get('message')}"
+        blocks = [
+            *_thoughts(message),
+            *([Block([text])] if (text := _text(message)) else []),
+            *_calls(row["parts"], message, [each for _, each in read[place + 1 :]]),
+            *([Block([" ".join(stopped.split())], failed=True)] if error else []),
+        ]
+        yield Entry(head, re.sub("[^a-z]", "", kind), blocks or [Block([""])], row["active"])
 
 
 def _shortening(data: dict[str, Any]) -> str:
@@ -169,88 +152,74 @@ def _shortening(data: dict[str, Any]) -> str:
 
 def _text(message: Message) -> str:
     content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    kinds = [str(part.get("type")) for part in parts if isinstance(part, dict)]
-    named = [f"[{ATTACHED.get(kind, 'attachment')}]" for kind in kinds if kind != "text"]
-    return "\n".join(filter(None, [text_of(message), *named]))
+    kinds = [part.get("type") for part in content] if isinstance(content, list) else []
+    attached = [
+        "[image]" if kind == "image_url" else "[attachment]" for kind in kinds if kind != "text"
+    ]
+    return "\n".join(filter(None, [text_of(message), *attached]))
 
 
-def _thoughts(message: Message) -> list[Fold]:
+def _thoughts(message: Message) -> list[Block]:
     thoughts = (message.get(name) for name in (*REASONING, THINK))
-    return [Fold("Thoughts", [each]) for each in thoughts if isinstance(each, str) and each][:1]
+    return [Block([each], "Thoughts") for each in thoughts if each and isinstance(each, str)][:1]
 
 
 def _calls(
-    row: dict[str, Any], message: Message, following: list[tuple[dict[str, Any], Message]]
-) -> Iterator[Fold]:
-    tools = {part.get("call_id"): part for part in row["parts"] if part["type"] == "tool"}
-    outputs = _outputs(following)
-    for call in calls_of(message):
-        part = _object(tools.get(call.get("id")))
-        data, function = _object(part.get("data")), _object(call.get("function"))
-        title = " ".join(str(part.get("title") or function.get("name") or "?").split())
-        took = f"{data['seconds']:.1f} s" if data.get("seconds") is not None else ""
-        state = str(part.get("state") or "")
-        texts = [_arguments(function.get("arguments") or ""), outputs.get(call.get("id") or "", "")]
-        yield Fold(
-            _joined(title, took, "" if state == "completed" else state),
-            [*filter(None, texts)],
-            _object(data.get("details")).get("diff") or "",
-            state == "failed",
-        )
-
-
-def _outputs(following: list[tuple[dict[str, Any], Message]]) -> dict[str, str]:
-    """The results behind an answer, by call id; the first of a call is the original, later ones are shortened."""
+    parts: Sequence[dict[str, Any]], message: Message, following: Sequence[Message]
+) -> Iterator[Block]:
+    """The calls of an answer with their results. The first result of a call is the original, a later one shortened."""
     outputs: dict[str, str] = {}
-    for _, message in following:
-        if message["role"] == "assistant":
+    for each in following:
+        if each["role"] == "assistant":
             break
-        if message["role"] == "tool":
-            outputs.setdefault(message.get("tool_call_id") or "", _text(message))
-    return outputs
+        if each["role"] == "tool":
+            outputs.setdefault(each.get("tool_call_id") or "", _text(each))
+    tools = [part for part in parts if part["type"] == "tool"]
+    for at, call in enumerate(calls_of(message)):
+        part = tools[at] if at < len(tools) else {}
+        data, state = _object(part.get("data")), part.get("state") or ""
+        title = " ".join((part.get("title") or call["function"]["name"]).split()) or "?"
+        took = f"{data['seconds']:.1f} s" if data.get("seconds") is not None else ""
+        texts = [_arguments(call["function"]["arguments"]), outputs.get(call["id"], "")]
+        summary = _joined(title, took, "" if state == "completed" else state)
+        diff = _object(data.get("details")).get("diff") or ""
+        yield Block([*filter(None, texts)], summary, diff, state == "failed")
 
 
 def _arguments(sent: str) -> str:
     """One line for each argument; what is no object as it was sent."""
     arguments = loaded(sent)
     if not isinstance(arguments, dict):
-        return str(sent)
-    texts = [
-        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for value in arguments.values()
-    ]
-    return "\n".join(f"{name}: {text}" for name, text in zip(arguments, texts))
+        return sent
+    return "\n".join(
+        f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in arguments.items()
+    )
 
 
 # ---- Markdown ----------------------------------------------------------------------------------
 
 
-def markdown(heading: str, facts: str, entries: Sequence[Entry]) -> str:
-    blocks = [block for entry in entries for block in _blocks(entry)]
-    text = "\n\n".join([f"# {' '.join(heading.split())}", facts, *blocks])
-    return text.translate(CONTROL) + "\n"
+def _markdown(heading: str, facts: str, entries: Sequence[Entry]) -> str:
+    pieces = [f"# {heading}", facts]
+    for entry in entries:
+        pieces.append(f"## {entry.head}" if entry.blocks else f"---\n\n*{entry.head}*")
+        pieces += [_piece(block, entry.kind != "assistant") for block in entry.blocks]
+    return "\n\n".join(filter(None, pieces)).translate(CONTROL) + "\n"
 
 
-def _blocks(entry: Entry) -> Iterator[str]:
-    if entry.kind == "note":
-        yield f"---\n\n*{entry.text}*"
-        return
-    yield f"## {entry.head}"
-    yield from map(_folded, entry.thoughts)
-    if entry.text and entry.kind == "assistant":
-        yield entry.text
-    elif entry.text:
-        yield "\n".join(f"> {line}".rstrip() for line in entry.text.split("\n"))
-    yield from map(_folded, entry.calls)
-    if entry.stopped:
-        yield f"**{' '.join(entry.stopped.split())}**"
-
-
-def _folded(fold: Fold) -> str:
-    inside = [*map(_fenced, fold.texts), *([_fenced(fold.diff, "diff")] if fold.diff else [])]
-    summary = f"<details><summary>{html.escape(fold.summary)}</summary>"
-    return "\n\n".join([summary, *inside, "</details>"])
+def _piece(block: Block, quoted: bool) -> str:
+    if block.summary:
+        inside = [
+            *map(_fenced, block.texts),
+            *([_fenced(block.diff, "diff")] if block.diff else []),
+        ]
+        summary = f"<details><summary>{html.escape(block.summary)}</summary>"
+        return "\n\n".join([summary, *inside, "</details>"])
+    [text] = block.texts
+    if block.failed:
+        return f"**{text}**"
+    return "\n".join(f"> {line}".rstrip() for line in text.split("\n")) if text and quoted else text
 
 
 def _fenced(text: str, language: str = "") -> str:
@@ -264,13 +233,13 @@ def _fenced(text: str, language: str = "") -> str:
 STYLE = """
 :root { color-scheme: light dark; --dim: #777; --line: #8885; --bad: #d0453c; --good: #2c9557; }
 body { margin: 1.5rem auto; max-width: 60rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
-h1, summary, pre, .text { overflow-wrap: anywhere; }
+h1, summary, pre, p { overflow-wrap: anywhere; }
 h1 { font-size: 1.3rem; }
 h2, .facts, .note { color: var(--dim); font-size: .85rem; font-weight: normal; margin: .3rem 0; }
 .note { border-top: 1px solid var(--line); padding-top: .6rem; font-style: italic; }
 details { border: 1px solid var(--line); border-radius: 5px; margin: .35rem 0; padding: .3rem .6rem; }
 pre { font: 12.5px/1.4 ui-monospace, monospace; max-height: 32rem; overflow-y: auto; }
-pre, .text { white-space: pre-wrap; margin: .3rem 0; }
+pre, p { white-space: pre-wrap; margin: .3rem 0; }
 section { margin: 1.2rem 0; }
 .user { background: var(--line); border-radius: 6px; padding: .6rem .8rem; }
 .gone { opacity: .65; border-left: 3px solid var(--line); padding-left: .8rem; }
@@ -278,55 +247,39 @@ section { margin: 1.2rem 0; }
 """
 
 
-class Markup(str):
-    """HTML that needs no escaping."""
-
-
-def tag(name: str, *children: str, css: str = "") -> Markup:
-    """An element. Children are text, unless they are Markup."""
-    attribute = f' class="{html.escape(css)}"' if css else ""
-    return Markup(f"<{name}{attribute}>{''.join(map(_escaped, children))}</{name}>")
+def _page(heading: str, facts: str, entries: Sequence[Entry]) -> str:
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="referrer" content="no-referrer">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_escaped(heading)}</title><style>{STYLE}</style></head>\n<body>"
+        f'<h1>{_escaped(heading)}</h1><p class="facts">{_escaped(facts)}</p>\n'
+        f"{''.join(map(_section, entries))}</body></html>\n"
+    )
 
 
 def _escaped(text: str) -> str:
-    return text if isinstance(text, Markup) else html.escape(text.translate(CONTROL))
+    return html.escape(text.translate(CONTROL))
 
 
-def page(heading: str, facts: str, entries: Sequence[Entry]) -> str:
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="referrer" content="no-referrer">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"{tag('title', heading)}<style>{STYLE}</style>"
-    )
-    body = tag("h1", heading), tag("p", facts, css="facts"), *map(_section, entries)
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>{tag("body", *body)}</html>\n'
+def _section(entry: Entry) -> str:
+    if not entry.blocks:
+        return f'<p class="note">{_escaped(entry.head)}</p>\n'
+    css = entry.kind if entry.active else f"{entry.kind} gone"
+    inside = "".join(map(_element, entry.blocks))
+    return f'<section class="{css}"><h2>{_escaped(entry.head)}</h2>{inside}</section>\n'
 
 
-def _section(entry: Entry) -> Markup:
-    if entry.kind == "note":
-        return tag("p", entry.text, css="note")
-    kind = re.sub("[^a-z]", "", entry.kind)
-    return tag(
-        "section",
-        tag("h2", entry.head),
-        *map(_details, entry.thoughts),
-        *([tag("p", entry.text, css="text")] if entry.text else []),
-        *map(_details, entry.calls),
-        *([tag("p", entry.stopped, css="bad")] if entry.stopped else []),
-        css=kind if entry.active else f"{kind} gone",
-    )
-
-
-def _details(fold: Fold) -> Markup:
-    css = {"+": "add", "-": "cut"}
-    lines = fold.diff.split("\n") if fold.diff else []
-    spans = [tag("span", line + "\n", css=css.get(line[:1], "")) for line in lines]
-    return tag(
-        "details",
-        tag("summary", fold.summary, css="bad" if fold.failed else ""),
-        *(tag("pre", text) for text in fold.texts),
-        *([tag("pre", *spans)] if spans else []),
-    )
+def _element(block: Block) -> str:
+    css = ' class="bad"' if block.failed else ""
+    if not block.summary:
+        return f"<p{css}>{_escaped(block.texts[0])}</p>"
+    colours = {"+": ' class="add"', "-": ' class="cut"'}
+    lines = block.diff.splitlines() if block.diff else []
+    spans = [f"<span{colours.get(line[:1], '')}>{_escaped(line)}\n</span>" for line in lines]
+    texts = [*map(_escaped, block.texts), *(["".join(spans)] if spans else [])]
+    inside = "".join(f"<pre>{text}</pre>" for text in texts)
+    return f"<details><summary{css}>{_escaped(block.summary)}</summary>{inside}</details>"

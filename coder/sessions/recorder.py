@@ -3,205 +3,109 @@
     with SessionStore("sessions.db") as store:
         session = store.open()  # a new one; open(id) continues an existing one
         agent = Agent("gpt-5", session=session)
-        for event in session.watch(run_loop(session.messages, model, tools, prompt="Go on.")):  # without an Agent
-            ...
+        run = session.watch(run_loop(session.messages, model, prompt="Go on."))  # without an Agent
 
-The rows of a session are its list of messages, exactly. A message that leaves the list (compaction
-replaces many by a summary) keeps its row, marked as not active. The state of each tool call is written
-before the tool runs, so that a kill costs at most the answer that was coming, and what is loaded then
-tells which calls had begun.
+The active rows of a session are its list of messages, exactly; one that a compaction replaces stays, not active.
+The state of each tool call is written before the tool runs, so that a kill costs at most the answer that was coming.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, repeat
+from operator import is_not
 from pathlib import Path
 from typing import Any
 
-from coder.events import (
-    Compacted,
-    Event,
-    MessageEnd,
-    Nested,
-    Returning,
-    RunEnd,
-    RunStart,
-    StepEnd,
-    ToolEnd,
-    ToolStart,
-    hidden_usage,
+from coder import events
+from coder.events import Event
+from coder.history import calls_of, formed, now
+from coder.providers.request import copied
+from coder.providers.text import mend
+from coder.sessions.store import (
+    ACTIVE,
+    SessionInfo,
+    SessionLock,
+    Store,
+    StoreError,
+    dumps,
+    to_model_messages,
+    write_info,
 )
-from coder.history import calls_of, formed, repair, tool_message
-from coder.sessions.rows import PartType, SessionRows, dumps, loaded
-from coder.sessions.store import SessionLock, Store, StoreError
-from coder.types import Message, RunResult, ToolResult
+from coder.types import Message, RunResult
 
 log = logging.getLogger("coder.sessions")
 
-DONE = ("completed", "failed")
-KEPT = {RunStart, MessageEnd, ToolStart, ToolEnd, StepEnd, Compacted, RunEnd, Nested}
-INTERRUPTED = (
-    "Interrupted: the program was ended while this ran. Its effects so far remain; "
-    "check them before you repeat it."
-)
+KEPT = {"message_end", "tool_start", "tool_end", "step_end", "compacted", "run_end", "nested"}
 
 
-# ---- reading -----------------------------------------------------------------------------------
+def fork(store: Store, session_id: str) -> str:
+    """Copy the messages of a session into a new one, to go on with; its id. Raises StoreError."""
+    old = store.get(session_id)
+    names = {"title": old.title, "agent": old.agent, "model": old.model}
+    info = store.create(old.directory, parent=old.id, forked=True, **names)
+    recorder = Recorder(store, info, to_model_messages(store, old.id))
+    recorder.close()
+    if recorder.problem or not recorder.messages:
+        raise StoreError(recorder.problem or f"The session {old.id} has no message to copy.")
+    return info.id
 
 
-def to_model_messages(store: Store, session_id: str) -> list[Message]:
-    """The list of messages as it was in memory, repaired where a kill left it open. Raises StoreError.
+@dataclass(slots=True)
+class Row:
+    """An active row of the table: its id, the message in the list, and a copy as it was written."""
 
-    A call that had its result gets it; one that was under way is answered with INTERRUPTED, one that had
-    not begun with history.NOT_RUN. None is ever run again by the program.
-    """
-    return _with_results(store, _rows(store, session_id)[0])
-
-
-def parts(store: Store, session_id: str, kind: PartType) -> list[dict[str, Any]]:
-    """The data of a session's parts of one type, in their order; without those that cannot be read."""
-    query = "SELECT data FROM part WHERE session = ? AND type = ? ORDER BY id"
-    found = (loaded(row["data"]) for row in store.rows(query, session_id, kind))
-    return [data for data in found if isinstance(data, dict)]
-
-
-def _rows(store: Store, session_id: str) -> tuple[list[tuple[int, Message]], int]:
-    """The active messages with their row ids, and how many could not be read."""
-    query = "SELECT id, data FROM message WHERE session = ? AND active = 1 ORDER BY position"
-    read = [(row["id"], formed(loaded(row["data"]))) for row in store.rows(query, session_id)]
-    readable = [(row_id, message) for row_id, message in read if message is not None]
-    return readable, len(read) - len(readable)
-
-
-def _with_results(store: Store, rows: Sequence[tuple[int, Message]]) -> list[Message]:
-    """The messages, with every call answered."""
-    messages = [message for _, message in rows]
-    places = (at for at in reversed(range(len(rows))) if messages[at].get("role") == "assistant")
-    last = next(places, None)
-    if last is not None and calls_of(messages[last]):
-        answered = {message.get("tool_call_id") for message in messages[last:]}
-        query = "SELECT call_id, state, data FROM part WHERE message = ? AND type = 'tool'"
-        for part in store.rows(query, rows[last][0]):
-            if part["call_id"] not in answered and part["state"] != "pending":
-                messages.append(tool_message(part["call_id"], _result_of(part)))
-    return repair(messages)
-
-
-def _result_of(part: sqlite3.Row) -> ToolResult:
-    """The result of a call whose message was not written."""
-    data = loaded(part["data"])
-    if part["state"] in DONE and isinstance(data, dict) and "content" in data:
-        return ToolResult(data["content"], is_error=part["state"] == "failed")
-    return ToolResult(INTERRUPTED, is_error=True)
-
-
-def _orphans(messages: Sequence[Message]) -> int:
-    """How many results have no call."""
-    calls = {call.get("id") for message in messages for call in calls_of(message)}
-    results = [message for message in messages if message.get("role") == "tool"]
-    return sum(message.get("tool_call_id") not in calls for message in results)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun} is" if number == 1 else f"{number} {noun}s are"
-
-
-# ---- writing -----------------------------------------------------------------------------------
+    id: int
+    message: Message
+    copy: Message
 
 
 class Recorder:
     """Writes a session: a subscriber of its runs' events. Raises StoreError where another process has it.
 
     `messages` is the list that the runs work on. Without it the session is read, and `recorder.messages`
-    is the list. `harmless` are the names of tools that change nothing: their start need not be written
-    before they run. Where writing fails, `tell` is called once with a line for the user, the conversation
+    is the list. Where writing fails, `tell` is called once with a line for the user, the conversation
     continues in memory, and the end of each run tries again; `problem` is the line while it fails, else "".
     """
 
     def __init__(
         self,
         store: Store,
-        session_id: str,
+        info: SessionInfo,
         messages: list[Message] | None = None,
         *,
         tell: Callable[[str], None] = lambda text: None,
-        harmless: Collection[str] = (),
     ) -> None:
-        self.store, self.session_id, self.tell, self.harmless = store, session_id, tell, harmless
-        self.problem = ""
+        self.store, self.info, self.tell = store, info, tell
+        self.session_id, self.problem = info.id, ""
         self.taken = False  # by an Agent, whose conversation it is
-        self._rows: SessionRows | None = None  # None: what is in the file has to be read
+        self._rows: list[Row] | None = None  # None: what is in the file has to be read
+        self._generation = 0  # of the file in which they are
         self._waiting: list[Event] = []
-        self._undo: list[tuple[bool, list[dict[str, Any]]]] = []  # records of undo to be written
-        self._running = 0  # tools
-        self._closed = False
-        self._info, self._generation = store.get(session_id), store.generation
-        self._lock = SessionLock(store.path, session_id)
+        self._lock: SessionLock | None = SessionLock(store.path, info.id)
         try:
-            self.messages = self._read() if messages is None else messages
+            if messages is None:
+                messages = to_model_messages(store, info.id, tell)
+            self.messages = messages
         except BaseException:
             self._lock.release()
             raise
 
-    def _read(self) -> list[Message]:
-        rows, lost = _rows(self.store, self.session_id)
-        seen = [message for _, message in rows]
-        self._rows = SessionRows(self.store, self.session_id, seen, [row_id for row_id, _ in rows])
-        for count, noun, why in (
-            (lost, "message", "what stands in the file cannot be read"),
-            (_orphans(seen), "result", "no tool call belongs to it"),
-        ):
-            if count:
-                self.tell(f"{_counted(count, noun)} left out of the session: {why}.")
-        return _with_results(self.store, rows)
-
     def __call__(self, event: Event) -> None:
-        if type(event) not in KEPT or (isinstance(event, Nested) and not hidden_usage(event)):
+        if event.type not in KEPT or (event.type == "nested" and not events.hidden_usage(event)):
             return
         self._waiting.append(event)
-        if self._is_due(event) and (not self.problem or isinstance(event, RunEnd)):
+        if _is_due(event) and (not self.problem or isinstance(event, events.RunEnd)):
             self._save()
-
-    def _is_due(self, event: Event) -> bool:
-        """Is it written now, and not with what follows on it at once? Two transactions a step: in front
-        of its first tool, and at its end; and one more for each further tool that may change something."""
-        match event:
-            case MessageEnd(message=message):
-                return message.get("role") == "user"
-            case ToolStart(name=name):
-                self._running += 1
-                return name not in self.harmless or self._has_new_answer()
-            case ToolEnd(name=name):
-                self._running -= 1
-                return self._running > 0 and name not in self.harmless
-            case StepEnd() | RunEnd():
-                self._running = 0
-        return isinstance(event, StepEnd | RunEnd | Compacted)
-
-    def _has_new_answer(self) -> bool:
-        seen = self._rows.seen if self._rows else []
-        newest = self.messages[-1] if self.messages else {}
-        return newest.get("role") == "assistant" and not (seen and seen[-1] is newest)
-
-    def set_model(self, model: str, agent: str) -> None:
-        """Write the model and the agent that work from now on, where they are others."""
-        if (model, agent) != (self._info.model, self._info.agent) and not self.problem:
-            with suppress(StoreError):
-                self.store.set_model(self.session_id, model, agent)
-                self._info = replace(self._info, model=model, agent=agent)
-
-    def keep_undo(self, records: Sequence[dict[str, Any]], more: bool = False) -> None:
-        """Write the records of undo with what is written next: in place of those before, or as `more`."""
-        self._undo = [*(self._undo if more else ()), (more, list(records))]
 
     def watch(self, run: Generator[Event, None, RunResult]) -> Generator[Event, None, RunResult]:
         """The events of a run on `messages`, which is written. Raises ValueError behind one that worked on another list."""
         try:
-            with Returning(run) as watched:
+            with events.Returning(run) as watched:
                 for event in watched:
                     self(event)
                     yield event
@@ -216,22 +120,14 @@ class Recorder:
 
     def sync(self) -> None:
         """Write what has changed in the list, also outside of a run."""
-        if self._waiting or self._undo or not (self._rows and self._rows.hold(self.messages)):
-            self._save()
+        self._save()
 
     def close(self) -> None:
-        """Write what has changed and release the session. One without a message is removed."""
-        if self._closed:
-            return
-        try:
+        """Write what has changed and release the session."""
+        if self._lock:
             self.sync()
-            self._closed = True
-            if not (self._rows and self._rows.seen):
-                self.store.discard_empty(self.session_id)
-        except StoreError:
-            pass  # reported already, or to be reported when the file is opened again
-        finally:
             self._lock.release()
+            self._lock = None
 
     def __enter__(self) -> Recorder:
         return self
@@ -241,56 +137,196 @@ class Recorder:
 
     def _save(self) -> None:
         """One transaction. A damaged file is replaced, and all that is in memory written into the new one."""
-        events, self._waiting, undo = self._waiting, [], self._undo
+        waiting, self._waiting = self._waiting, []
         try:
             try:
-                self._write(events)
+                self._write(waiting)
             except StoreError as error:
                 if not error.damaged:
                     raise
-                self._write(events)
+                self._write(waiting)
         except (StoreError, ValueError) as error:
-            self._waiting, self._undo = events, undo
-            text = str(error) if isinstance(error, StoreError) else ""
-            self._fail(text or f"A message cannot be written: {error}.")
+            self._waiting = waiting
+            if not self.problem:
+                self.problem = f"{error} The conversation goes on, but is not saved."
+                self.tell(self.problem)
             return
         if self.problem:
             self.problem = ""
             self.tell("The conversation is saved again.")
 
-    def _write(self, events: Sequence[Event]) -> None:
+    def _write(self, waiting: Sequence[Event]) -> None:
         # A failure leaves it unknown, and so does an interrupt behind the commit
         rows, self._rows = self._rows, None
-        if self._generation != self.store.generation:
-            rows = None
-            self._create_again()
-        rows = rows or self._rows_by_text()
+        if rows is None or self._generation != self.store.generation:
+            rows = self._rows_in_file()
+        same = len(rows) == len(self.messages) == _first_difference(rows, self.messages)
+        if same and not waiting and all(row.copy == row.message for row in rows):
+            self._rows = rows
+            return
+        ends = [event.usage for event in waiting if isinstance(event, events.RunEnd)]
+        usage = sum([*ends, *filter(None, map(events.hidden_usage, waiting))], self.info.usage)
+        info = replace(self.info, updated=now(), usage=usage)
         with self.store.transaction() as db:
-            rows.write(db, self.messages, events, self._undo)
-        self._rows, self._undo = rows, []
+            write_info(db, info)
+            Transaction(db, info.id, rows).write(self.messages, waiting)
+        self._rows, self.info = rows, info
 
-    def _rows_by_text(self) -> SessionRows:
-        """What is in the file, by comparison: rows with the text of our messages are these messages."""
-        query = "SELECT id, data FROM message WHERE session = ? AND active = 1 ORDER BY position"
-        seen: list[Message] = []
-        found = self.store.rows(query, self.session_id)
-        for place, row in enumerate(found):
-            ours = self.messages[place] if place < len(self.messages) else None
-            same = ours is not None and dumps(ours) == row["data"]
-            seen.append(ours if ours is not None and same else {"role": ""})
-        return SessionRows(self.store, self.session_id, seen, [row["id"] for row in found])
-
-    def _create_again(self) -> None:
-        """Create the session in a file that was begun anew."""
-        info = self._info
-        names = {"agent": info.agent, "model": info.model, "title": info.title}
-        self.store.create(info.directory, session_id=info.id, **names)
+    def _rows_in_file(self) -> list[Row]:
+        """The active rows. One with the text of a message of ours is this message, others are to go."""
+        ours = defaultdict[str, list[Message]](list)
+        for message in reversed(self.messages):
+            ours[dumps(message)].append(message)
+        rows = []
+        for row in self.store.rows(ACTIVE, self.session_id):
+            same = ours[row["data"]]
+            message = same.pop() if same else {"role": row["role"]}
+            rows.append(Row(row["id"], message, copied(message)))
         self._generation = self.store.generation
+        return rows
 
-    def _fail(self, why: str) -> None:
-        if not self.problem:
-            self.problem = f"{why} The conversation goes on, but is not saved."
-            self.tell(self.problem)
+
+def _is_due(event: Event) -> bool:
+    """Is it written now, and not with what follows on it at once?"""
+    match event:
+        case events.MessageEnd(message=message):
+            return message.get("role") == "user"
+        case events.StepEnd(tool_results=results):
+            return bool(results)
+    return isinstance(event, events.ToolStart | events.ToolEnd | events.Compacted | events.RunEnd)
+
+
+def _first_difference(rows: Sequence[Row], messages: Sequence[Message]) -> int:
+    """The first place at which a list has another object than the rows."""
+    differs = list(map(is_not, (row.message for row in rows), messages))
+    return differs.index(True) if True in differs else len(differs)
+
+
+class Transaction:
+    """The statements that bring the rows of a session to what a list and the events of its runs tell."""
+
+    def __init__(self, db: sqlite3.Connection, session_id: str, rows: list[Row]) -> None:
+        self.db, self.session_id, self.rows = db, session_id, rows
+        self._new: list[int] = []  # rows
+        newest = "SELECT coalesce(max(position), -1) FROM message WHERE session = ?"
+        self._position: int = db.execute(newest, (session_id,)).fetchone()[0]
+
+    def write(self, messages: Sequence[Message], waiting: Sequence[Event]) -> None:
+        shortened = any(isinstance(event, events.Compacted) for event in waiting)
+        if (
+            not waiting or shortened or isinstance(waiting[-1], events.RunEnd)
+        ):  # within a run the list grows
+            for row in self.rows:
+                if row.copy != row.message:
+                    self._update("message", row.id, data=dumps(row.message))
+                    row.copy = copied(row.message)
+        self._write_list(messages, shortened)
+        for event in waiting:
+            self._write_event(event)
+
+    def _write_list(self, messages: Sequence[Message], shortened: bool) -> None:
+        """From the first difference on, the rows of `messages`.
+
+        A message that is still there keeps its row, moved to the end. So does one that was repaired, for which
+        another of the same role stands in its place. All others get new rows; those of messages that are gone
+        become inactive.
+        """
+        place = _first_difference(self.rows, messages)
+        old, self.rows[place:] = self.rows[place:], []
+        rows, unused = {id(row.message): row.id for row in old}, {row.id for row in old}
+        staying = set(map(id, messages[place:]))
+        for message, before in zip(messages[place:], chain(old, repeat(None))):
+            row_id = rows.pop(id(message), 0)
+            replaced = before and not (row_id or shortened or id(before.message) in staying)
+            if before and replaced and before.message.get("role") == message.get("role"):
+                row_id = rows.pop(id(before.message), 0)
+            if row_id:
+                self._position += 1
+                values = {"data": dumps(message)} if replaced else {}
+                self._update("message", row_id, position=self._position, **values)
+            row_id = row_id or self._insert(message)
+            unused.discard(row_id)
+            self.rows.append(Row(row_id, message, copied(message)))
+        for row_id in unused:
+            self._update("message", row_id, active=0)
+
+    def _insert(self, message: Message) -> int:
+        self._position += 1
+        role = str(message.get("role") or "")
+        completed = now() if role == "assistant" else None
+        values = {"position": self._position, "role": role, "completed": completed}
+        row_id = self._add("message", **values, data=dumps(message))
+        self._new.append(row_id)
+        for call in calls_of(formed(message) or {}):
+            name, data = mend(call["function"]["name"]), dumps({"name": call["function"]["name"]})
+            values = {"call_id": mend(call["id"]), "state": "pending", "title": name, "data": data}
+            self._add("part", message=row_id, type="tool", **values)
+        if role == "tool":
+            self._finish_call(message)
+        return row_id
+
+    def _write_event(self, event: Event) -> None:
+        match event:
+            case events.ToolStart(id=call_id, title=title):
+                self._update_call(call_id, state="running", title=mend(title), start=now())
+            case events.ToolEnd():
+                self._write_result(event)
+            case events.StepEnd(finish_reason=reason, usage=usage) if event.message:
+                self._update("message", self._answer(), finish=reason, tokens=dumps(asdict(usage)))
+            case events.Compacted() if self.rows:
+                data = {name: value for name, value in event.to_dict().items() if name != "type"}
+                first = [*self._new, self.rows[-1].id][0]  # for a summary, the row of it
+                self._add("part", message=first, type="compaction", data=dumps(data))
+            case events.RunEnd(stop_reason=reason) if reason != "stop" and self.rows:
+                why = {"stop_reason": reason, "message": event.text}
+                why |= event.error.to_dict() if event.error else {}
+                self._update("message", self.rows[-1].id, error=dumps(why))
+
+    def _write_result(self, event: events.ToolEnd) -> None:
+        """The end of a call, with its result until that is in the list."""
+        details = event.result.details
+        data = {"name": event.name, "details": details, "seconds": event.seconds}
+        state = "failed" if event.is_error else "completed"
+        data["content"] = event.result.content
+        self._update_call(event.id, state=state, end=now(), data=dumps(data))
+        items = details.get("todo") if event.name == "todo" else None
+        if isinstance(items, list):
+            self.db.execute("DELETE FROM todo WHERE session = ?", (self.session_id,))
+            for at, item in enumerate(item for item in items if isinstance(item, dict)):
+                text, status = mend(str(item.get("text"))), mend(str(item.get("status")))
+                self._add("todo", position=at, text=text, status=status)
+
+    def _finish_call(self, message: Message) -> None:
+        """The result of a call has come into the list: its part need not keep it, and has an end."""
+        is_error = bool((message.get("meta") or {}).get("is_error"))
+        call_id = mend(str(message.get("tool_call_id")))
+        self.db.execute(
+            "UPDATE part SET data = iif(json_valid(data), json_remove(data, '$.content'), data), "
+            'state = iif("end", state, ?), "end" = coalesce("end", ?) '
+            "WHERE message = ? AND call_id = ?",
+            ("failed" if is_error else "completed", now(), self._answer(), call_id),
+        )
+
+    def _answer(self) -> int:
+        """The row of the newest answer, whose calls are at work."""
+        answers = (row.id for row in reversed(self.rows) if row.message.get("role") == "assistant")
+        return next(answers, 0)
+
+    def _update_call(self, call_id: str, **columns: Any) -> None:
+        names = ", ".join(f'"{name}" = ?' for name in columns)
+        values = (*columns.values(), self._answer(), mend(call_id))
+        self.db.execute(f"UPDATE part SET {names} WHERE message = ? AND call_id = ?", values)
+
+    def _add(self, table: str, **columns: Any) -> int:
+        names = ", ".join(f'"{name}"' for name in ("session", *columns))
+        marks = ", ".join("?" * (len(columns) + 1))
+        values = (self.session_id, *columns.values())
+        row = self.db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values)
+        return row.lastrowid or 0
+
+    def _update(self, table: str, row_id: int, **columns: Any) -> None:
+        names = ", ".join(f'"{name}" = ?' for name in columns)
+        self.db.execute(f"UPDATE {table} SET {names} WHERE id = ?", (*columns.values(), row_id))
 
 
 class SessionStore(Store):
@@ -303,10 +339,8 @@ class SessionStore(Store):
     def open(self, session_id: str = "", *, directory: Path | str = "") -> Recorder:
         """A conversation that is kept: the one with this id, or beginning of one, or a new one of
         `directory` (the present folder, if none is given). Problems go to the logger "coder.sessions"."""
-        known = (
-            self.find(session_id).id if session_id else self.create(str(directory or Path.cwd()))
-        )
-        self._sessions.append(Recorder(self, known, tell=log.warning))
+        new = self.create(str(directory or Path.cwd())) if not session_id else None
+        self._sessions.append(Recorder(self, new or self.find(session_id), tell=log.warning))
         return self._sessions[-1]
 
     def close(self) -> None:
@@ -314,9 +348,3 @@ class SessionStore(Store):
         for session in self._sessions:
             session.close()
         super().close()
-
-    def __enter__(self) -> SessionStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

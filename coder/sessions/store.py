@@ -1,7 +1,7 @@
 """Store: what is known of each session, finding one again, and the lock of the process that writes one.
 
     store, notice = open_store(data / "sessions.db")
-    session_id = store.create(directory=str(cwd), model="gpt-5")
+    store.sessions("/project"), store.find("0m3x"), store.search("timeout")
 
 Ids are short, sort by time and are words of small letters and digits. One that the user gives is only
 ever compared with those in the table.
@@ -11,31 +11,39 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from coder.history import now
-from coder.providers.text import mend
+from coder.history import calls_of, formed, now, repair, text_of, tool_message
+from coder.providers.text import mend, mend_all
 from coder.sessions.database import MEMORY, Database, StoreError
-from coder.types import Usage
+from coder.types import Message, ToolResult, Usage
 
-__all__ = ["MEMORY", "SearchHit", "SessionInfo", "Store", "StoreError", "Todo", "open_store"]
+__all__ = ["MEMORY", "SessionInfo", "Store", "StoreError", "open_store"]
 
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-ID = re.compile("[0-9a-z]{1,32}")
-MAX_HITS = 1000  # texts that a search looks at, the newest
+MAX_HITS = 1000  # messages that a search looks at, the newest
 AROUND = 40  # characters of a snippet on either side
+USAGE = ("input", "output", "cached", "reasoning", "estimated", "cost")
+COLUMNS = ("id", "title", "directory", "agent", "model", "parent", "forked", "created", "updated")
 
-
-@dataclass(frozen=True, slots=True)
-class Todo:
-    text: str
-    status: str
+INFO = """SELECT *,
+  (SELECT count(*) FROM message WHERE session = session.id AND active = 1) AS messages,
+  (SELECT data FROM message WHERE session = session.id ORDER BY position LIMIT 1) AS first
+  FROM session """
+ACTIVE = "SELECT id, role, data FROM message WHERE session = ? AND active = 1 ORDER BY position"
+INTERRUPTED = (
+    "Interrupted: the program was ended while this ran. Its effects so far remain; "
+    "check them before you repeat it."
+)
+LISTED = """(parent IS NULL OR forked)
+  AND EXISTS (SELECT 1 FROM message WHERE session = session.id AND active = 1)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,53 +53,17 @@ class SessionInfo:
     `messages` counts those that are sent."""
 
     id: str
-    title: str
     directory: str
-    agent: str
-    model: str
-    parent: str | None
-    forked: bool
-    created: int
-    updated: int
+    title: str = ""
+    agent: str = ""
+    model: str = ""
+    parent: str | None = None
+    forked: bool = False
+    created: int = 0
+    updated: int = 0
     usage: Usage = field(default_factory=Usage)
     messages: int = 0
     first: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchHit:
-    """A session that a search found, and the words around its newest hit."""
-
-    session: SessionInfo
-    snippet: str
-
-
-USAGE = ("input", "output", "cached", "reasoning", "estimated", "cost")
-INFO = """SELECT session.*,
-  (SELECT count(*) FROM message WHERE message.session = session.id AND active = 1) AS messages,
-  (SELECT substr(text, 1, 200) FROM part WHERE part.session = session.id AND type = 'text'
-   ORDER BY part.id LIMIT 1) AS first
-  FROM session """
-LISTED = """(parent IS NULL OR forked)
-  AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id AND active = 1)"""
-FAMILY = """WITH RECURSIVE family(id) AS (SELECT id FROM session WHERE id = ? UNION
-  SELECT session.id FROM session JOIN family ON parent = family.id WHERE NOT forked)
-  SELECT id FROM family"""
-
-FORK = (
-    """INSERT INTO session (id, title, directory, agent, model, parent, forked, created, updated)
-  SELECT :new, title, directory, agent, model, id, 1, :time, :time FROM session WHERE id = :old""",
-    """INSERT INTO message (session, position, active, role, finish, error, tokens, completed, data)
-  SELECT :new, position, active, role, finish, error, tokens, completed, data
-  FROM message WHERE session = :old ORDER BY position""",
-    """INSERT INTO part (session, message, type, call_id, state, title, start, "end", text, data)
-  SELECT :new, copy.id, type, call_id, state, title, start, "end", text, part.data
-  FROM part LEFT JOIN message AS old ON old.id = part.message
-  LEFT JOIN message AS copy ON copy.session = :new AND copy.position = old.position
-  WHERE part.session = :old ORDER BY part.id""",
-    """INSERT INTO todo
-  SELECT :new, position, text, status FROM todo WHERE session = :old""",
-)
 
 
 class Store(Database):
@@ -99,87 +71,53 @@ class Store(Database):
 
     # -- making and changing
 
-    def create(
-        self,
-        directory: str,
-        *,
-        agent: str = "",
-        model: str = "",
-        parent: str | None = None,
-        title: str = "",
-        session_id: str = "",
-    ) -> str:
-        """A new session; its id, which may be given. Lists show it when it has a message."""
-        session_id, time = session_id or _new_id(), now()
-        names = "id, title, directory, agent, model, parent, created, updated"
-        place = folder_name(directory)
-        values = (session_id, mend(title), place, mend(agent), mend(model), parent, time, time)
-        with self.transaction() as db:
-            db.execute(f"INSERT INTO session ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
-        return session_id
-
-    def fork(self, session_id: str) -> str:
-        """A copy of a session to go on with, without what it has cost; its id."""
-        names = {"old": self.get(session_id).id, "new": _new_id(), "time": now()}
-        with self.transaction() as db:
-            for statement in FORK:
-                db.execute(statement, names)
-        return str(names["new"])
+    def create(self, directory: str, *, session_id: str = "", **names: Any) -> SessionInfo:
+        """A new session, with an agent, a model, a parent, a title. A Recorder writes it with its first message."""
+        session_id, place = (
+            session_id or f"{now():011x}{secrets.token_hex(2)}",
+            folder_name(directory),
+        )
+        return SessionInfo(session_id, place, created=now(), updated=now(), **names)
 
     def rename(self, session_id: str, title: str) -> None:
-        self._set(session_id, title=" ".join(title.split()))
-
-    def set_model(self, session_id: str, model: str, agent: str = "") -> None:
-        self._set(session_id, model=model, agent=agent)
-
-    def _set(self, session_id: str, **texts: str) -> None:
-        names = ", ".join(f"{name} = ?" for name in texts)
         with self.transaction() as db:
-            values = (*map(mend, texts.values()), session_id)
-            db.execute(f"UPDATE session SET {names} WHERE id = ?", values)
+            values = mend(" ".join(title.split())), session_id
+            db.execute("UPDATE session SET title = ? WHERE id = ?", values)
 
     def remove(self, session_id: str) -> None:
         """Remove a session and those of its sub-agents, but not its forks. Raises StoreError where one is open."""
-        family = [row["id"] for row in self.rows(FAMILY, session_id)]
+        family_of = "SELECT id FROM session WHERE id = ?1 OR (parent = ?1 AND NOT forked)"
+        family = [row["id"] for row in self.rows(family_of, session_id)]
         with contextlib.ExitStack() as locks:
             for each in family:
                 locks.callback(SessionLock(self.path, each).release)
             with self.transaction() as db:
                 db.executemany("DELETE FROM session WHERE id = ?", [(each,) for each in family])
 
-    def discard_empty(self, session_id: str) -> None:
-        """Remove a session that has no message."""
-        unused = "NOT EXISTS (SELECT 1 FROM message WHERE session = session.id)"
-        with self.transaction() as db:
-            db.execute(f"DELETE FROM session WHERE id = ? AND {unused}", (session_id,))
-
     # -- finding
 
     def sessions(self, directory: str | None = None, limit: int = 1000) -> list[SessionInfo]:
         """Those with messages, of a folder or all, the newest first; without those of sub-agents."""
         here = "AND directory = ?" if directory is not None else ""
-        chosen = f"SELECT * FROM session WHERE {LISTED} {here} ORDER BY updated DESC, id DESC LIMIT {limit:d}"
+        chosen = f"SELECT id FROM session WHERE {LISTED} {here} ORDER BY updated DESC, id DESC LIMIT {limit:d}"
         values = [folder_name(directory)] if directory is not None else []
-        query = INFO.replace("FROM session ", f"FROM ({chosen}) AS session")
-        return [_info(row) for row in self.rows(f"{query} ORDER BY updated DESC, id DESC", *values)]
+        return self._infos(f"WHERE id IN ({chosen}) ORDER BY updated DESC, id DESC", *values)
 
     def latest(self, directory: str) -> SessionInfo | None:
         """The newest of a folder."""
         return next(iter(self.sessions(directory, 1)), None)
 
     def get(self, session_id: str) -> SessionInfo:
-        found = self.rows(f"{INFO} WHERE id = ?", session_id)
-        if not found:
-            raise _unknown(session_id)
-        return _info(found[0])
+        for info in self._infos("WHERE id = ?", session_id):
+            return info
+        raise _unknown(session_id)
 
     def find(self, given: str) -> SessionInfo:
         """The session with this id, or whose id begins like this."""
         given = given.strip().lower()
-        if not ID.fullmatch(given):
+        if not re.fullmatch("[0-9a-z]{1,32}", given):
             raise _unknown(given, ": an id is a word of small letters and digits")
-        begins = f"{INFO} WHERE id >= ? AND id < ? ORDER BY id LIMIT 20"
-        infos = [_info(row) for row in self.rows(begins, given, given + "{")]
+        infos = self._infos("WHERE id >= ? AND id < ? ORDER BY id LIMIT 20", given, given + "{")
         if not infos:
             raise _unknown(given)
         if len(infos) > 1 and infos[0].id != given:
@@ -187,39 +125,32 @@ class Store(Database):
             raise StoreError(f"Several sessions begin with {given}: {ids}.")
         return infos[0]
 
-    def search(self, words: str, limit: int = 50) -> list[SearchHit]:
-        """Sessions whose title, or one of whose texts, has all the words, the newest first. Parts of words count."""
-        wanted = mend(words).split()
-        if not wanted:
-            return []
+    def search(self, words: str, limit: int = 50) -> list[tuple[SessionInfo, str]]:
+        """Sessions whose title, or one of whose texts, has all the words, the newest first, each with the words
+        around its newest hit. Parts of words count."""
+        wanted = mend(words).lower().split()
         hits: dict[str, str] = {}
-        for row in [*self._texts(wanted), *self._titles(wanted)]:
-            hits.setdefault(row["session"], row["text"] or "")
-        query = f"{INFO} WHERE id IN ({','.join('?' * len(hits))}) ORDER BY updated DESC, id DESC"
-        rows = self.rows(f"{query} LIMIT {limit:d}", *hits)
-        return [SearchHit(_info(row), _snippet(hits[row["id"]], wanted)) for row in rows]
+        for session_id, text in self._texts(wanted) if wanted else ():
+            if session_id not in hits and all(word in text.lower() for word in wanted):
+                hits[session_id] = text
+        marks = ",".join("?" * len(hits))
+        newest = f"WHERE id IN ({marks}) ORDER BY updated DESC, id DESC LIMIT {limit:d}"
+        infos = self._infos(newest, *hits)
+        return [(info, _snippet(hits[info.id], wanted)) for info in infos]
 
-    def _titles(self, words: Sequence[str]) -> list[sqlite3.Row]:
-        fits, values = _like("title", words)
-        query = f"SELECT id AS session, title AS text FROM session WHERE {fits} LIMIT {MAX_HITS}"
-        return self.rows(query, *values)
+    def _texts(self, words: Sequence[str]) -> list[tuple[str, str]]:
+        """(session, text) of messages and titles that may have all the words: their JSON has."""
+        patterns = [_pattern(json.dumps(word, ensure_ascii=False)[1:-1]) for word in words]
+        fits = " AND ".join(r"data LIKE ? ESCAPE '\'" for _ in patterns)
+        query = f"SELECT session, data FROM message WHERE role IN ('user', 'assistant') AND {fits}"
+        found = self.rows(f"{query} ORDER BY id DESC LIMIT {MAX_HITS}", *patterns)
+        texts = [(row["session"], text_of(formed(loaded(row["data"])) or {})) for row in found]
+        fits = fits.replace("data", "title")
+        titled = self.rows(f"SELECT id, title FROM session WHERE {fits}", *patterns)
+        return [*texts, *((row["id"], row["title"]) for row in titled)]
 
-    def _texts(self, words: Sequence[str]) -> list[sqlite3.Row]:
-        fits, values = _like("text", words)
-        if min(map(len, words)) >= 3:  # a trigram has three
-            quoted = " AND ".join('"' + word.replace('"', '""') + '"' for word in words)
-            newest = f"search MATCH ? ORDER BY rowid DESC LIMIT {MAX_HITS}"
-            query = f"SELECT session, text FROM part WHERE id IN (SELECT rowid FROM search WHERE {newest})"
-            with contextlib.suppress(StoreError):  # the library has no index
-                return self.rows(f"{query} ORDER BY id DESC", quoted)
-        query = f"SELECT session, text FROM part WHERE type = 'text' AND {fits}"
-        return self.rows(f"{query} ORDER BY id DESC LIMIT {MAX_HITS}", *values)
-
-    # -- the checklist
-
-    def todos(self, session_id: str) -> list[Todo]:
-        rows = self.rows("SELECT * FROM todo WHERE session = ? ORDER BY position", session_id)
-        return [Todo(row["text"], row["status"]) for row in rows]
+    def _infos(self, condition: str, *values: Any) -> list[SessionInfo]:
+        return [_info(row) for row in self.rows(INFO + condition, *values)]
 
 
 def open_store(path: Path | str) -> tuple[Store, str]:
@@ -231,23 +162,74 @@ def open_store(path: Path | str) -> tuple[Store, str]:
     return store, store.notice
 
 
-# -- writing within a transaction
+def write_info(db: sqlite3.Connection, info: SessionInfo) -> None:
+    """Within a transaction, write what may change in a session, or the session where it is not there."""
+    values = {name: getattr(info, name) for name in COLUMNS} | asdict(info.usage)
+    values |= {name: mend(text) for name, text in values.items() if isinstance(text, str)}
+    names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+    changed = ", ".join(f"{name} = :{name}" for name in ("agent", "model", "updated", *USAGE))
+    insert = f"INSERT INTO session ({names}) VALUES ({marks})"
+    db.execute(f"{insert} ON CONFLICT (id) DO UPDATE SET {changed}", values)
 
 
-def add_usage(db: sqlite3.Connection, session_id: str, usage: Usage) -> None:
-    names = ", ".join(f"{name} = :{name}" for name in USAGE)
-    for row in db.execute("SELECT * FROM session WHERE id = ?", (session_id,)).fetchall():
-        total = asdict(_usage(row) + usage) | {"id": session_id}
-        db.execute(f"UPDATE session SET {names} WHERE id = :id", total)
+# -- messages
 
 
-def set_todos(db: sqlite3.Connection, session_id: str, todos: Sequence[Todo]) -> None:
-    rows = [(session_id, at, mend(todo.text), todo.status) for at, todo in enumerate(todos)]
-    db.execute("DELETE FROM todo WHERE session = ?", (session_id,))
-    db.executemany("INSERT INTO todo VALUES (?, ?, ?, ?)", rows)
+def to_model_messages(
+    store: Store, session_id: str, tell: Callable[[str], None] = lambda text: None
+) -> list[Message]:
+    """The list of messages as it was in memory, repaired where a kill left it open. Raises StoreError.
+
+    A call that had its result gets it; one that was under way is answered with INTERRUPTED, one that had
+    not begun with history.NOT_RUN. None is ever run again by the program. `tell` gets a line for the user
+    where something cannot be used.
+    """
+    rows = store.rows(ACTIVE, session_id)
+    read = [(row["id"], formed(loaded(row["data"]))) for row in rows]
+    messages = [message for _, message in read if message is not None]
+    calls = {call["id"] for message in messages for call in calls_of(message)}
+    results = [each.get("tool_call_id") for each in messages if each["role"] == "tool"]
+    if lost := len(rows) - len(messages) + sum(each not in calls for each in results):
+        tell(f"Left out of the session, since it cannot be used: {lost} of {len(rows)} messages.")
+    answers = [row_id for row_id, each in read if each and each["role"] == "assistant"]
+    query = (
+        "SELECT call_id, state, data FROM part WHERE message = ? AND state <> 'pending' ORDER BY id"
+    )
+    for part in store.rows(query, answers[-1]) if answers else ():
+        messages.append(tool_message(part["call_id"], _result_of(part)))
+    return repair(messages)
+
+
+def _result_of(part: sqlite3.Row) -> ToolResult:
+    """The result of a call whose message was not written."""
+    data = loaded(part["data"])
+    if part["state"] != "running" and isinstance(data, dict) and "content" in data:
+        return ToolResult(data["content"], is_error=part["state"] == "failed")
+    return ToolResult(INTERRUPTED, is_error=True)
 
 
 # -- rows and texts
+
+
+def dumps(value: Any) -> str:
+    """JSON that the database takes, also of lone surrogates. Raises ValueError."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        with contextlib.suppress(UnicodeEncodeError):
+            text.encode()
+            return text
+        return json.dumps(value, default=str)
+    except (TypeError, RecursionError) as error:  # a key that is no text; too many levels
+        raise ValueError(str(error)) from None
+
+
+def loaded(text: Any) -> Any:
+    """The value of a JSON text; None for what is no JSON, or is nested too deeply to be sent or written again."""
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        value = json.loads(text)
+        mend_all(value)
+        return value
+    return None
 
 
 def folder_name(path: str) -> str:
@@ -255,45 +237,32 @@ def folder_name(path: str) -> str:
     return path.encode("utf-8", "backslashreplace").decode()
 
 
-def _new_id() -> str:
-    """The time in milliseconds to the base 36, in eight characters (until 2059), and four random ones."""
-    time, word = now(), ""
-    while time:
-        time, digit = divmod(time, len(DIGITS))
-        word = DIGITS[digit] + word
-    return word.rjust(8, "0") + "".join(secrets.choice(DIGITS) for _ in range(4))
-
-
 def _unknown(given: str, why: str = "") -> StoreError:
     short = given if len(given) <= 40 else given[:40] + "…"
     return StoreError(f"There is no session {short!r}{why}.")
 
 
-def _usage(row: sqlite3.Row) -> Usage:
-    facts = {name: row[name] for name in USAGE}
-    return Usage(**facts | {"estimated": bool(row["estimated"])})
-
-
 def _info(row: sqlite3.Row) -> SessionInfo:
-    names = ("id", "title", "directory", "agent", "model", "parent", "created", "updated")
+    usage = {name: row[name] for name in USAGE} | {"estimated": bool(row["estimated"])}
+    first = text_of(formed(loaded(row["first"])) or {})
     return SessionInfo(
-        **{name: row[name] for name in (*names, "messages")},
-        forked=bool(row["forked"]),
-        usage=_usage(row),
-        first=" ".join((row["first"] or "").split()),
+        **{name: row[name] for name in COLUMNS} | {"forked": bool(row["forked"])},
+        usage=Usage(**usage),
+        messages=row["messages"],
+        first=" ".join(first[:200].split()),
     )
 
 
-def _like(column: str, words: Sequence[str]) -> tuple[str, list[str]]:
-    """A condition that all words stand in a column, and its values."""
-    patterns = ["%" + re.sub(r"([%_\\])", r"\\\1", word) + "%" for word in words]
-    return " AND ".join(f"{column} LIKE ? ESCAPE '\\'" for _ in words), patterns
+def _pattern(word: str) -> str:
+    """What LIKE compares; SQLite knows the case of ASCII letters only, so that any character stands for the others."""
+    escaped = re.sub(r"([%_\\])", r"\\\1", word)
+    cased = (not each.isascii() and each.upper() != each for each in escaped)
+    return "%" + "".join("_" if any_ else each for any_, each in zip(cased, escaped)) + "%"
 
 
 def _snippet(text: str, words: Sequence[str]) -> str:
     """What stands around the first of the words, in one line."""
-    places = [place for word in words if (place := text.casefold().find(word.casefold())) >= 0]
-    start = max(0, min(places, default=0) - AROUND)
+    start = max(0, min(text.lower().find(word) for word in words) - AROUND)
     end = start + 2 * AROUND + len(words[0])
     cut = " ".join(text[start:end].split())
     return f"{'…' if start else ''}{cut}{'…' if end < len(text) else ''}"
@@ -309,38 +278,29 @@ class SessionLock:
     """
 
     def __init__(self, store: Path, session_id: str) -> None:
-        self._fd: int | None = None
         self._path = store.with_name(f"{store.name}.locks") / session_id
+        self._fd = -1
         if str(store) == MEMORY:
             return
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            while self._fd is None or not os.fstat(self._fd).st_nlink:
+            while self._fd < 0 or not os.fstat(self._fd).st_nlink:
                 self.release()  # its holder has removed it between our opening and our locking it
-                self._lock(session_id)
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
-        except OSError as error:
-            text = f"The session {session_id} cannot be locked: {error.strerror}."
-            raise StoreError(text) from None
-
-    def _lock(self, session_id: str) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self._path, flags, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._fd = fd
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._fd = os.open(self._path, flags, 0o600)
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(fd, 20, 0).decode("ascii", "replace") or "unknown"
-            os.close(fd)
-            own = holder == str(os.getpid())
-            where = "this process" if own else f"another process (pid {holder})"
-            raise StoreError(f"The session {session_id} is open in {where}.") from None
+            os.close(self._fd)
+            raise StoreError(f"The session {session_id} is open in another process.") from None
+        except OSError:
+            self._fd = (
+                -1
+            )  # where no lock can be made nothing can be written, which is reported then
 
     def release(self) -> None:
-        if self._fd is not None:
+        if self._fd >= 0:
             with contextlib.suppress(OSError):
                 if os.fstat(self._fd).st_nlink:
                     self._path.unlink()  # while it is still ours
             os.close(self._fd)
-            self._fd = None
+            self._fd = -1

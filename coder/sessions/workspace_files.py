@@ -1,0 +1,327 @@
+"""Which files of a workspace have changed since the last look, and what they were: what undo needs.
+
+    files = WorkspaceFiles(root, SnapshotStore(root, data))
+    files.start()                # before a run: all files, read where their stamps are new
+    files.look()                 # what has changed since
+    files.look(["a.py"])         # the same of these paths only
+
+On Linux the kernel reports changed paths (inotify), so that a look at nothing costs nothing; else each look
+goes through the folder. Left out: what git ignores (where there is no repository, folders that tools make),
+.git, repositories inside of the workspace, sockets and devices, and what is too large or too much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coder.sessions.snapshot_store import MAX_STORED, SnapshotStore, blob_id
+from coder.tools.process import environment
+from coder.tools.workspace import repository_top
+
+SECONDS = 2.0  # that a tool may wait for the first look; that others read what has changed
+MAX_FILE = 2_000_000  # bytes of a file that is kept
+MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
+TOOL_FOLDERS = {"node_modules", "__pycache__", "venv", ".venv", ".tox", ".mypy_cache", ".cache"}
+Info = os.stat_result
+Entry = tuple[int, str]  # type and permissions of a file, blob id ("": not kept)
+Pair = tuple[Entry | None, Entry | None]  # before, after; None: no file
+
+
+class FolderWatch:
+    """The paths below `root` that the kernel reports as changed, in the folders that were added."""
+
+    MODIFY, ATTRIB, CLOSE_WRITE, MOVED, CREATE, DELETE = 0x2, 0x4, 0x8, 0xC0, 0x100, 0x200
+    OVERFLOW, IGNORED, ONLY_FOLDERS, NO_LINKS = 0x4000, 0x8000, 0x1000000, 0x2000000
+    MASK = MODIFY | ATTRIB | CLOSE_WRITE | MOVED | CREATE | DELETE | ONLY_FOLDERS | NO_LINKS
+    EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name behind it
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._folders: dict[int, str] = {}
+        self._fd = -1
+        if sys.platform == "linux":
+            import ctypes
+
+            self._libc = ctypes.CDLL(None)
+            self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def add(self, folder: str) -> None:
+        """Watch a folder, if it is one. Where the kernel has no room, nothing is watched."""
+        if self._fd >= 0:
+            path = os.path.join(self.root, folder)
+            watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), self.MASK)
+            if watch >= 0:
+                self._folders[watch] = folder
+            elif os.path.isdir(path) and os.access(path, os.R_OK):
+                self.close()
+            if len(self._folders) > MAX_FOLDERS:
+                self.close()
+
+    def take(self) -> set[str] | None:
+        """The paths reported since the last call; None: unknown."""
+        changed, data, known = set[str](), b"", self._fd >= 0
+        with contextlib.suppress(BlockingIOError):
+            while self._fd >= 0:
+                data += os.read(self._fd, 1 << 18)
+        at = 0
+        while at < len(data):
+            watch, mask, _, size = self.EVENT.unpack_from(data, at)
+            at += self.EVENT.size + size
+            name = os.fsdecode(data[at - size : at].rstrip(b"\0"))
+            if mask & self.IGNORED:
+                self._folders.pop(watch, None)
+            elif watch in self._folders and name:
+                changed.add(f"{self._folders[watch]}/{name}".lstrip("/"))
+            known = known and not mask & self.OVERFLOW
+        return changed if known else None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+class State(NamedTuple):
+    """A file at the last look; what has the same stamp is the same."""
+
+    mode: int
+    blob: str
+    stamp: int
+
+
+class WorkspaceFiles:
+    """The files of a workspace. Paths are relative to it; "" is the workspace itself."""
+
+    def __init__(self, root: str, store: SnapshotStore) -> None:
+        self.root, self.store = root, store
+        self.ready = False  # has a first look been made?
+        self.left_out = 0  # files and folders that it had no time or room for
+        self.deadline = 0.0  # of the look under way
+        self._watch = FolderWatch(root)
+        self._files: dict[str, State] = {}
+        self._folders: set[str] = set()
+        self._ignored: set[str] = set()
+        self._unseen: set[str] = set()  # reported, and not looked at yet; "": anything
+        self._git = ""
+
+    def start(self) -> None:
+        """Look at everything, as the state before a run, until the `deadline`, which another thread may set."""
+        self._watch.take()  # what was reported so far is looked at now
+        self._git = _find_git(self.root)
+        self._ignored = {os.path.relpath(self.store.data, self.root)}
+        known = self._saved() | self._files
+        self.left_out = 0
+        found, self._folders = self._scan([""])
+        states, full = {}, False
+        for path, info in sorted(found.items(), key=lambda item: item[1].st_size):
+            state = known.get(path)
+            if not (state and state.blob and state.stamp == _stamp(info)):
+                full = full or self.store.stored > MAX_STORED or time.monotonic() > self.deadline
+                self.left_out += full and info.st_size <= MAX_FILE
+                state = State(_mode(info), "", _stamp(info)) if full else self._read(path, info)
+            states[path] = state
+        self._files, self._unseen = states, set()
+        self.store.flush()
+        if states != known:
+            self.store.execute("INSERT OR REPLACE INTO look VALUES (1, ?)", (json.dumps(states),))
+        self.store.prune({state.blob for state in states.values()})
+        self.ready = True
+
+    def _saved(self) -> dict[str, State]:
+        """The files at the first look of an earlier process, where their contents are kept."""
+        kept = {row["id"] for row in self.store.execute("SELECT id FROM blob")}
+        rows = self.store.execute("SELECT data FROM look")
+        saved = json.loads(rows[0]["data"]) if rows and not self._files else {}
+        return {path: State(*state) for path, state in saved.items() if state[1] in kept}
+
+    def look(self, paths: Iterable[str] | None = None) -> dict[str, Any]:
+        """What has changed since the last look, of these paths or anywhere, without what is empty.
+
+        {"files": {path: (before, after)}, "lost": [path]}; of the lost the old or the new content
+        is not kept.
+        """
+        self.deadline = time.monotonic() + SECONDS
+        reported = self._watch.take()
+        self._unseen |= {""} if reported is None else reported
+        if paths is None:
+            paths, self._unseen = {""} if "" in self._unseen else self._unseen, set()
+        places = set(paths)
+        found, folders = self._scan(places)
+        gone: set[str] = places & self._files.keys()
+        if within := places & self._folders:
+            gone |= {path for path in self._files if _is_within(path, within)}
+            self._folders = {path for path in self._folders if not _is_within(path, within)}
+        self._folders |= folders
+        files: dict[str, Pair] = {}
+        lost = []
+        for path in sorted(found.keys() | gone):
+            old = self._files.pop(path, None)
+            info = found.get(path) or self._info(path)
+            info = None if info and stat.S_ISDIR(info.st_mode) else info
+            if info and old and path not in places and old.stamp == _stamp(info):
+                new: State | None = old
+            else:
+                new = self._read(path, info) if info else None
+            if new:
+                self._files[path] = new
+            if not all(state.blob for state in (old, new) if state):
+                lost += [path] if not (old and new and old.stamp == new.stamp) else []
+            elif (old and old[:2]) != (new and new[:2]):
+                files[path] = old and old[:2], new and new[:2]
+        self.store.flush()
+        return {name: value for name, value in (("files", files), ("lost", lost)) if value}
+
+    def entry(self, path: str) -> Entry | None:
+        """A file as it is now."""
+        info = self._info(path)
+        if not info or stat.S_ISDIR(info.st_mode):
+            return None
+        with contextlib.suppress(OSError):
+            return _mode(info), blob_id(self._load(path, info))
+        return _mode(info), ""
+
+    def close(self) -> None:
+        self._watch.close()
+
+    # ---- finding
+
+    def _scan(self, places: Iterable[str]) -> tuple[dict[str, Info], set[str]]:
+        """The files at and below these places, and the folders, which are watched from now on."""
+        files: dict[str, Info] = {}
+        folders = set[str]()
+        inner = [place for place in places if not _is_within(place, self._ignored)]
+        level = {place: info for place in inner if (info := self._info(place))}
+        while level:
+            new = [path for path in level if path not in self._files and path not in self._folders]
+            self._ignored |= self._ask_git([path for path in new if path not in self._ignored])
+            covered = {path: level[path] for path in level if path not in self._ignored}
+            level = {}
+            for path, info in covered.items():
+                if os.path.basename(path) == ".git":
+                    continue
+                if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
+                    files[path] = info
+                elif time.monotonic() > self.deadline:
+                    self.left_out += 1
+                elif stat.S_ISDIR(info.st_mode) and (found := self._entries(path)) is not None:
+                    folders.add(path)
+                    level |= found
+        return files, folders
+
+    def _entries(self, folder: str) -> dict[str, Info] | None:
+        """What is in a folder; None where it is left out."""
+        self._watch.add(folder)
+        found = {}
+        try:
+            with os.scandir(os.path.join(self.root, folder)) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        info = entry.stat(follow_symlinks=False)
+                        found[f"{folder}/{entry.name}".lstrip("/")] = info
+        except OSError:
+            return None
+        if folder and f"{folder}/.git" in found:
+            self._ignored.add(folder)
+            return None
+        return found
+
+    def _info(self, path: str) -> Info | None:
+        """Of what is at a path and behind no link."""
+        whole = os.path.join(self.root, path).rstrip("/")
+        folder = os.path.dirname(whole)
+        with contextlib.suppress(OSError):
+            return os.lstat(whole) if os.path.realpath(folder) == folder else None
+        return None
+
+    def _ask_git(self, paths: Sequence[str]) -> set[str]:
+        """What is ignored of these paths."""
+        if paths and self._git:
+            env = {name: value for name, value in environment().items() if name[:4] != "GIT_"}
+            command = [
+                self._git,
+                "-c",
+                "core.fsmonitor=false",
+                "check-ignore",
+                "--no-index",
+                "-z",
+                "--stdin",
+            ]
+            given = b"\0".join(os.fsencode(f"./{path}") for path in paths)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                done = subprocess.run(
+                    command,
+                    cwd=self.root,
+                    env=env,
+                    input=given,
+                    capture_output=True,
+                    timeout=SECONDS,
+                )
+                found = {os.fsdecode(path[2:]) for path in done.stdout.split(b"\0")[:-1]}
+                if done.returncode in (0, 1) and "" not in found:
+                    return found
+            self._git = ""  # it does not work here, or ignores the workspace as a whole
+        return {path for path in paths if os.path.basename(path) in TOOL_FOLDERS}
+
+    # ---- reading
+
+    def _read(self, path: str, info: Info) -> State:
+        """A file as it is; the store gets its content, where there is time and room."""
+        late = time.monotonic() > self.deadline or self.store.stored > 2 * MAX_STORED
+        with contextlib.suppress(OSError):
+            blob = "" if late else self.store.add(self._load(path, info))
+            return State(_mode(info), blob, _stamp(info))
+        return State(_mode(info), "", _stamp(info))
+
+    def _load(self, path: str, info: Info) -> bytes:
+        """The content of a file that is at its path, behind no link. Raises OSError."""
+        whole = os.path.join(self.root, path)
+        if stat.S_ISLNK(info.st_mode):
+            return os.fsencode(os.readlink(whole))
+        fd = os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb", buffering=0) as file:
+            now = os.fstat(fd)
+            if not stat.S_ISREG(now.st_mode) or now.st_size > MAX_FILE:
+                raise OSError("it is no file that is kept")
+            if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != whole:
+                raise OSError("it is behind a link")
+            return file.read(MAX_FILE)
+
+
+def _find_git(root: str) -> str:
+    """git, unless the workspace holds it; "" where there is none, or no repository."""
+    if os.path.lexists(repository_top(Path(root)) / ".git"):
+        for place in environment().get("PATH", os.defpath).split(os.pathsep):
+            found = shutil.which("git", path=place)
+            if found and not Path(os.path.realpath(found)).is_relative_to(root):
+                return found
+    return ""
+
+
+def _mode(info: Info) -> int:
+    """Without the bits that give a program its owner's rights: they are not restored."""
+    return info.st_mode & ~0o7000
+
+
+def _stamp(info: Info) -> int:
+    times = (info.st_ctime_ns, info.st_mtime_ns)
+    return hash((info.st_mode, info.st_size, *times, info.st_ino))
+
+
+def _is_within(path: str, places: Collection[str]) -> bool:
+    """Is a path, or a folder that it is in, one of these?"""
+    while path not in places:
+        if not path:
+            return False
+        path = path.rpartition("/")[0]
+    return True
