@@ -43,7 +43,6 @@ name: whatever
 description: "reviews: a change"
 mode: subagent
 model: gpt-5-mini
-temperature: 0.2
 max_steps: 7
 permissions:
   edit: deny
@@ -72,7 +71,7 @@ def test_a_file_of_the_users_makes_an_agent(tmp_path: Path) -> None:
     prompt = "You review code.\n---\nNot a border."
     assert problems == [] and list(agents)[:-1] == list(BUILT_IN)
     assert agents["reviewer"] == AgentSpec(
-        "reviewer", "reviews: a change", "subagent", False, prompt, made, "gpt-5-mini", 0.2, 7
+        "reviewer", "reviews: a change", "subagent", False, prompt, made, "gpt-5-mini", 7
     )
 
 
@@ -103,7 +102,6 @@ UNBOUNDED = "front matter has to be between two lines ---"
         ("---\ntools: read\n---\n", "'tools' is no line of an agent's front matter; known: desc"),
         ("---\npermissions:\n  bash: maybe\n---\n", '"maybe" is not one of allow, ask, deny'),
         ("---\npermissions: allow\n---\n", "rules have to be an object"),
-        ("---\ntemperature: hot\n---\n", "temperature: 'hot': "),
         ("---\nmax_steps: many\n---\n", "max_steps: 'many': "),
         ("---\nmode: all\nmode: primary\n---\n", "mode is there twice"),
         ("---\nmodel:\n  a: b\n---\n", "'model' is no line"),

@@ -114,13 +114,13 @@ def test_a_plan_is_made_without_the_tools_that_change(tmp_path: Path) -> None:
 
 
 def test_an_agent_of_the_users_own_has_its_prompt_model_and_rules(tmp_path: Path) -> None:
-    head = 'model: other\ntemperature: 0.5\npermissions:\n  bash:\n    "touch *": allow\n'
+    head = 'model: other\npermissions:\n  bash:\n    "touch *": allow\n'
     with serve(TOUCH, Reply("Done.")) as server:
         config(tmp_path, server, "agents/mine.md", f"---\n{head}---\nYou are mine.")
         once(tmp_path, server, "--agent", "mine", "go")
         assert (tmp_path / "ws" / "made").exists()
         body = server.requests[0]
-        assert (body["model"], body["temperature"]) == ("other", 0.5)
+        assert body["model"] == "other"
         prompt = body["messages"][0]["content"]
         assert prompt.startswith("You are mine.") and str(tmp_path / "ws") in prompt
         config(tmp_path, server, "agents/plan.md", "---\nmodel: big\n---\n")

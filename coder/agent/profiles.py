@@ -104,7 +104,6 @@ class AgentSpec:
     prompt: str = ""
     rules: tuple[Rule, ...] = ()
     model: str = ""
-    temperature: float | None = None
     max_steps: int | None = None
 
 
@@ -175,7 +174,6 @@ FIELDS: dict[str, Callable[[str], Any]] = {
     "description": str,
     "mode": _mode,
     "model": str,
-    "temperature": float,
     "max_steps": int,
 }
 

@@ -22,7 +22,7 @@ from coder.cli.optional import needed, optional
 from coder.cli.settings import ConfigError, Settings, window_of
 from coder.cli.signals import Interrupts
 from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage
-from coder.hooks import FunctionHooks, HookChain, Hooks
+from coder.hooks import HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions
 from coder.permissions.rules import (
     Rule,
@@ -39,7 +39,7 @@ from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
 from coder.tools.search import glob, grep
 from coder.toolset import Tool, Toolset
-from coder.types import Limits, Message, Request, RunResult, T, Usage
+from coder.types import Limits, Message, RunResult, T, Usage
 
 if TYPE_CHECKING:
     from coder.agent.compaction import Compaction
@@ -100,7 +100,7 @@ class App:
         self.model = self.chat_model(self.spec.model or self.chosen)
         self.compaction = self._compaction(self.model)
         features = self.folder_files.hooks if self.folder_files else None, self.compaction
-        hooks = self._hooks(self.permissions, lambda: self.spec, self.users_hooks, *features)
+        hooks = self._hooks(self.permissions, self.users_hooks, *features)
         self.agent = Agent(
             self.model,
             reasoning=self.settings.reasoning,
@@ -183,24 +183,14 @@ class App:
         )
 
     def _hooks(
-        self,
-        permissions: Permissions,
-        spec: Callable[[], AgentSpec],
-        users: Sequence[Hooks],
-        *features: Hooks | None,
+        self, permissions: Permissions, users: Sequence[Hooks], *features: Hooks | None
     ) -> list[Hooks]:
         """The hooks of an agent, in their order; the run goes on without a feature that fails."""
-
-        def set_temperature(request: Request) -> None:
-            if (temperature := spec().temperature) is not None:
-                request.options.setdefault("temperature", temperature)
-
         guard = optional("coder.extend.guard")
         spared = [guard.Guard(each, seconds=None) if guard else each for each in features if each]
         redaction = [self.redaction.Redaction(self.redactor)] if self.redaction else []
         sandbox = [self.sandbox] if self.sandbox else []
-        first = [permissions, FunctionHooks(before_llm_call=set_temperature)]
-        return [*first, *users, *sandbox, *spared, *redaction]
+        return [permissions, *users, *sandbox, *spared, *redaction]
 
     def tools_for(self, model: str) -> list[Tool]:
         """The tools that a model of this name gets from us and from the plugins."""
@@ -218,7 +208,7 @@ class App:
         files = folder_files.hooks if folder_files else None
         compaction = self._compaction(model)
         users = [each.in_child() for each in self.users_hooks]
-        hooks = HookChain(*self._hooks(permissions, lambda: spec, users, files, compaction))
+        hooks = HookChain(*self._hooks(permissions, users, files, compaction))
         tools = permissions.offered(self.tools_for(model.name))
         if self.trace:
             self.trace.attach(model)
