@@ -192,7 +192,7 @@ def _valid_call(call: dict[str, Any], taken: set[str]) -> dict[str, Any]:
 def _is_object(arguments: Any) -> bool:
     try:
         return isinstance(json.loads(arguments), dict)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return False
 
 

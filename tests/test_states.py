@@ -10,9 +10,8 @@ from typing import Any, get_args
 
 import pytest
 
-from coder.abort import Abort
 from coder.devtools.scripted import Reply
-from coder.events import Event, State, Status, TextDelta
+from coder.events import Event, State, Status
 from coder.history import user
 from coder.hooks import FunctionHooks
 from coder.toolset import tool
@@ -105,16 +104,3 @@ def test_every_way_in_the_drawing_is_taken_by_one_of_these_runs_and_no_other() -
     taken = {way for _, _, states in RUNS.values() for way in pairwise(spelled(states))}
     assert taken == drawn_ways()
     assert {state for way in taken for state in way} == set(get_args(State))
-
-
-def test_an_abort_leads_to_the_end_from_where_the_run_is() -> None:
-    abort = Abort()
-
-    def stop(event: Event) -> None:
-        if isinstance(event, TextDelta):
-            abort.set()
-
-    with serve(Reply("one two three", pace=0.05)) as server:
-        events, result = ask(server, abort=abort, each=stop)
-    assert result.stop_reason == "aborted"
-    assert states_of(events) == ["preparing", "asking", "ended"]

@@ -159,8 +159,9 @@ def _output(
     watched = select.poll()  # select() takes no number above 1023
     watched.register(pipe, select.POLLIN)
     while True:
-        over = process.poll() is not None  # before the pipe is read: all that it wrote is in there
-        ready = is_open and watched.poll(0 if over else TICK * 1000)
+        # Both before the pipe is read: all that was written until then is in there
+        over, stop = process.poll() is not None, abort.is_set
+        ready = is_open and watched.poll(0 if over or stop else TICK * 1000)
         data = os.read(pipe, READ) if ready else b""
         is_open = is_open and bool(data or not ready)  # closed by the process, which may go on
         yield data
@@ -172,7 +173,7 @@ def _output(
             ended = ended or now
             if not data or now - ended > DRAIN:
                 return ""
-        elif abort.is_set:
+        elif stop:
             return "aborted"
         elif now > deadline:
             return "timeout"
