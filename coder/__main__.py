@@ -17,16 +17,32 @@ def main() -> int:
         except OSError:  # it is removed: main.py says so where it is needed
             here = set()
         sys.path[:] = [place for place in sys.path if os.path.isabs(place) and place not in here]
+        import gc
         import signal
+
+        gc.disable()  # until the application stands (`collect_garbage`): imports leave nothing to collect
 
         # An exception in the middle of an import would be lost, or its lock kept
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
         from coder.cli.main import main as run
 
-        return run()
+        code = run()
+        leave(code)
     except KeyboardInterrupt:
-        return 130
+        code = 130
+    return code
+
+
+def leave(code: int) -> None:
+    """End the process without taking the interpreter apart, which takes longer than many a start."""
+    import atexit
+    import os
+
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from coder import __version__
 from coder.cli.config import config_folder, data_folder, load
 from coder.cli.flags import INTERRUPTED, USAGE, parser, program
-from coder.cli.optional import needed, optional
+from coder.cli.optional import collect_garbage, needed, optional
 from coder.cli.process import drop_api_key, has_input, hide_process, mend_streams, read_stdin
 from coder.cli.settings import SETTINGS, ConfigError, Settings
 from coder.permissions.sanitize import strip_controls
@@ -220,6 +220,7 @@ def _make_repl(
         app = App(settings, arguments, can_ask=True)
         conversation = module.open_conversation(app, arguments, titles=settings.titles)
         repl: Repl = repl_class(app, conversation, screen, keyboard, verbose=arguments.verbose)
+        collect_garbage()
     if arguments.resume == "":
         repl.commands.run("resume", "")
     elif arguments.resume or arguments.continue_:

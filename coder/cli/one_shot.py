@@ -16,7 +16,7 @@ from coder import __version__
 from coder.cli.app import App
 from coder.cli.config import data_folder
 from coder.cli.flags import EXIT_CODES, LIMIT, TRANSIENT
-from coder.cli.optional import needed, optional
+from coder.cli.optional import collect_garbage, needed, optional
 from coder.cli.screen import Screen
 from coder.cli.settings import Settings
 from coder.cli.signals import raise_on_sigint
@@ -37,6 +37,7 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
     name, wanted = "coder.cli.conversation", arguments.resume or arguments.continue_
     module = needed(name, "-c and -r") if wanted else optional(name)
     conversation = module and module.open_conversation(app, arguments, one_task=True)
+    collect_garbage()
     session_id = (conversation and conversation.session_id) or None
     one_terminal = sys.stdout.isatty() and sys.stderr.isatty()
     screen = Screen(sys.stdout if one_terminal else sys.stderr)

@@ -1,7 +1,8 @@
-"""Imports of modules that may be deleted."""
+"""Imports: of modules that may be deleted, and what follows when all are there."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -17,6 +18,12 @@ def optional(name: str) -> Any:
         if (error.name or "").split(".")[0] != "coder":
             raise
         return None
+
+
+def collect_garbage() -> None:
+    """From now on, and never what was imported so far (`__main__.py` has switched the collector off)."""
+    gc.freeze()
+    gc.enable()
 
 
 def needed(name: str, purpose: str) -> Any:
