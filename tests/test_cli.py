@@ -94,6 +94,13 @@ class Place:
         options |= {"encoding": "utf-8", "capture_output": True, "timeout": 60}
         return subprocess.run(argv, **options)
 
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        """Start the program, to be waited for by the test."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+        command = [sys.executable, "-m", "coder", *arguments]
+        stdin, env = subprocess.DEVNULL, self.env(**env)
+        return subprocess.Popen(command, cwd=self.ws, env=env, stdin=stdin, **pipes)  # type: ignore[call-overload, no-any-return]
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
