@@ -199,18 +199,10 @@ def test_programs_that_can_write_or_run_something_are_on_no_built_in_list(
     tmp_path: Path, ws: Path
 ) -> None:
     lines = [
-        "find . -exec touch PWN ';'",
-        "find . -fprint PWN",
-        "sed 'w PWN' f",
-        "sed '1e touch PWN' f",
-        "sort -o PWN f",
-        "tee PWN",
-        "awk 'BEGIN{system(\"touch PWN\")}'",
+        *("find . -exec touch PWN ';'", "find . -fprint PWN", "sed 'w PWN' f", "sort -o PWN f"),
+        *("sed '1e touch PWN' f", "tee PWN", "awk 'BEGIN{system(\"touch PWN\")}'", "./x.sh"),
         "tar cf /dev/null --checkpoint=1 --checkpoint-action=exec=./x.sh f",
-        "./x.sh",
-        "rg --pre ./x.sh a",
-        "find . -name f -delete",
-        "git status",
+        *("rg --pre ./x.sh a", "find . -name f -delete", "git status"),
     ]
     assert works(tmp_path, lines[:6]) == lines[:6]
     check_blocked(ws, lines, {})
@@ -226,23 +218,13 @@ def test_what_bash_would_expand_or_not_close_is_asked_about(ws: Path) -> None:
 @pytest.mark.case("PRM-14")
 def test_a_denied_program_is_denied_in_every_form(tmp_path: Path, ws: Path) -> None:
     """More forms: test_shell.py."""
-    lines = [
-        r"t\ouch PWN",
-        "/usr/bin/touch PWN",
-        "env -S 'touch PWN'",
-        "timeout 1 touch PWN",
-        "bash +e -c 'touch PWN'",
-        "su '-ctouch PWN'",
-        "script --command='touch PWN'",
-        "echo PWN | xargs touch",
-        r"find f -exec touch PWN \;",
-        "X=1 touch PWN",
-        "if true; then touch PWN; fi",
-        "cat <(touch PWN)",
-        "> y touch PWN",
+    attacks = [
+        *(r"t\ouch PWN", "/usr/bin/touch PWN", "env -S 'touch PWN'", "timeout 1 touch PWN"),
+        *("bash +e -c 'touch PWN'", "echo PWN | xargs touch", r"find f -exec touch PWN \;"),
+        *("X=1 touch PWN", "if true; then touch PWN; fi", "cat <(touch PWN)", "> y touch PWN"),
     ]
-    attacks = [line for line in lines if not line.startswith(("su", "script"))]
     assert works(tmp_path, attacks) == attacks
+    lines = [*attacks, "su '-ctouch PWN'", "script --command='touch PWN'"]
     check_blocked(ws, lines, NO_TOUCH, DENIED)
 
 

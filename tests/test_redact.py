@@ -12,7 +12,7 @@ import pytest
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import ReasoningDelta, TextDelta, ToolUpdate
-from coder.permissions.redact import HIDDEN, Redaction, Redactor, redact_logs
+from coder.permissions.redact import HIDDEN, Redaction, Redactor, redact_logs, redacted
 from coder.toolset import ToolContext, Toolset, tool
 from coder.types import Message
 from tests.harness import ask, drive, run_loop, serve
@@ -37,8 +37,8 @@ def chunks(*deltas: dict[str, Any], end: str) -> list[bytes]:
 
 def test_a_value_without_the_key_is_the_same_object() -> None:
     value = {"a": ["text", {"b": 1, "c": None}], "d": "sk-abc"}
-    assert Redactor(KEY).value(value) is value
-    changed = Redactor(KEY).value(value | {KEY: [f"x{KEY}"]})
+    assert redacted(value, Redactor(KEY).text) is value
+    changed = redacted(value | {KEY: [f"x{KEY}"]}, Redactor(KEY).text)
     assert changed == value | {HIDDEN: [f"x{HIDDEN}"]} and changed["a"] is value["a"]
 
 

@@ -82,7 +82,7 @@ class LandlockError(OSError):
 def available() -> int:
     """The version of Landlock that this kernel has; 0 where it has none or forbids it."""
     try:
-        return _system_call(CREATE_RULESET, None, 0, VERSION)
+        return _call("syscall", CREATE_RULESET, None, 0, VERSION)
     except LandlockError:
         return 0
 
@@ -102,7 +102,7 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
     fields = [handled, 0 if network else TCP, SCOPES]
     fields = fields[: 1 if abi < NETWORK_ABI else 2 if abi < FULL_ABI else 3]
     attributes = struct.pack(f"={len(fields)}Q", *fields)
-    ruleset = _system_call(CREATE_RULESET, attributes, len(attributes), 0)
+    ruleset = _call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
     try:
         for path in writable:
             _allow(ruleset, path, handled)
@@ -110,7 +110,7 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
             for capability in CAPABILITIES:
                 _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
         _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        _system_call(RESTRICT_SELF, ruleset, 0)
+        _call("syscall", RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
     return _filter_calls(network) and abi >= FULL_ABI
@@ -125,7 +125,7 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
         rights &= ~DEVICE_NODES
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= FILE_RIGHTS
-        _system_call(ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", rights, fd), 0)
+        _call("syscall", ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", rights, fd), 0)
     finally:
         os.close(fd)
 
@@ -160,10 +160,6 @@ def _filter_calls(network: bool) -> bool:
         )
     except LandlockError:
         return False
-
-
-def _system_call(number: int, *arguments: int | bytes | None) -> int:
-    return _call("syscall", number, *arguments)
 
 
 def _call(name: str, *arguments: int | bytes | None) -> int:

@@ -213,9 +213,7 @@ class Permissions(Hooks):
             return False
         targets = ", ".join(patterns)
         if decision.action == "deny":
-            raise DeniedError(
-                f"a rule denies {permission} {_truncate(targets)}. Do not try it another way."
-            )
+            raise DeniedError(f"a rule denies {permission} {targets}. Do not try it another way.")
         if not self.can_ask:
             raise DeniedError(_denial(permission, decision))
         pattern, why = decision.always_pattern, decision.reason
@@ -296,12 +294,8 @@ def _denial(permission: str, decision: Decision) -> str:
     if decision.even_with_yolo:
         way = "only the user can do it, or allow it in a session."
     elif pattern and (permission != "bash" or parse(pattern)):
-        way = f"-y allows it, or --allow {_truncate(shlex.quote(f'{permission}:{pattern}'))}."
+        way = f"-y allows it, or --allow {shlex.quote(f'{permission}:{pattern}')}."
     else:
         way = "-y allows it."
     why = f" ({decision.reason})" if decision.reason else ""
     return f"{permission} needs permission{why}, and no user can be asked here; {way}"
-
-
-def _truncate(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -18,6 +18,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from coder.hooks import Hooks
@@ -63,10 +64,6 @@ class Redactor:
             data = data.replace(spelling.encode("utf-8", "replace"), self.instead.encode())
         return data
 
-    def value(self, value: Any) -> Any:
-        """Redact every string in a JSON value; the same object where there is none to replace."""
-        return redacted(value, self.text)
-
 
 def redacted(value: Any, redact: Callable[[str], str]) -> Any:
     """Redact every string in a JSON value; the same object where nothing changed."""
@@ -89,6 +86,7 @@ class Redaction(Hooks):
 
     def __init__(self, redactor: Redactor) -> None:
         self.redactor = redactor
+        self._clean = partial(redacted, redact=redactor.text)
 
     def before_llm_call(self, request: Request) -> None:
         request.system = self.redactor.text(request.system)
@@ -97,7 +95,7 @@ class Redaction(Hooks):
         parts: list[Completion | ToolCall] = [answer, *answer.calls]
         for part in parts:
             for field in dataclasses.fields(part):
-                setattr(part, field.name, self.redactor.value(getattr(part, field.name)))
+                setattr(part, field.name, self._clean(getattr(part, field.name)))
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> ToolResult | None:
         ctx.redact = self.redactor.text
@@ -110,7 +108,7 @@ class Redaction(Hooks):
         return None
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult:
-        content, details = self.redactor.value(result.content), self.redactor.value(result.details)
+        content, details = self._clean(result.content), self._clean(result.details)
         return dataclasses.replace(result, content=content, details=details)
 
 

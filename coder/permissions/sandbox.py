@@ -141,9 +141,7 @@ class Sandbox(Hooks):
 
     def tools(self, tools: Iterable[Tool]) -> list[Tool]:
         """The same tools; in a sandbox bash takes `unconfined` and reports what was put back."""
-        return [
-            _confinable(each) if self.active and each.name == "bash" else each for each in tools
-        ]
+        return [_confinable(tool) if self.active else tool for tool in tools]
 
     def since(self) -> list[str]:
         """For the end of a session: what changed since the last command, and is not reported."""
@@ -239,6 +237,8 @@ class CallConfinement:
 
 
 def _confinable(tool: Tool) -> Tool:
+    if tool.name != "bash":
+        return tool
     more = {"unconfined": {"type": "boolean", "description": UNCONFINED}}
     parameters = tool.parameters | {"properties": tool.parameters["properties"] | more}
     return dataclasses.replace(tool, parameters=parameters, function=_bash)
