@@ -431,13 +431,13 @@ def test_what_the_user_types_and_runs_is_kept_without_the_key(tmp_path: Path, ws
             session.prompt()
             session.ready()
             session.say(f"is {KEY} right?")
-            shown = session.say("!cat notes.txt")
+            session.say("!cat notes.txt")
             session.say("and now?")
             assert session.leave() == 0
         finally:
             session.stop()
             session.child.close(force=True)
-    assert f"key = {HIDDEN}" in shown and KEY not in json.dumps(server.requests)
+    assert KEY not in json.dumps(server.requests)
     messages = server.requests[-1]["messages"]
     said = [message["content"] for message in messages if message["role"] == "user"]
     assert said[0] == f"is {HIDDEN} right?" and f"key = {HIDDEN}" in said[1]
