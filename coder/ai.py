@@ -17,13 +17,7 @@ from coder.events import Events, Notice
 from coder.providers.assembler import CHARS_PER_TOKEN, Assembler, Price
 from coder.providers.http import Endpoint
 from coder.providers.profiles import LEARNT, LIMITS, Profile, droppable_param, profile_of
-from coder.providers.request import (
-    BUDGETS,
-    MessageEncoder,
-    encoded,
-    provider_messages,
-    request_members,
-)
+from coder.providers.request import BUDGETS, MessageEncoder, encoded, request_members
 from coder.providers.response import check_context, read_answer, remarks, well_formed
 from coder.providers.text import host_of
 from coder.types import Completion, ModelError, Request, Usage
@@ -91,17 +85,14 @@ class ChatModel:
         tried: frozenset[str] = frozenset()
         names = {tool["function"]["name"] for tool in request.tools if tool.get("function")}
         for _ in range(MAX_REJECTIONS):
-            rejected = self._rejected(tried)
-            members = self._members(request, rejected)
-            messages = self.encoder.encoded(request, rejected)
-            data = b'{"messages":[%s],%s' % (messages, encoded(members)[1:])
+            data = self.body(request, tried)
             assembler = Assembler(names, self.profile.echoed)
             try:
                 answer = yield from self._answer(data, request, assembler, abort)
             except ModelError as error:
                 if error.kind != "bad_request":  # what is wrong now is something else
                     self._learn(tried)
-                name = droppable_param(error, self.body(request, tried), self.profile)
+                name = droppable_param(error, json.loads(data), self.profile)
                 if name is None or assembler.begun:
                     raise
                 tried, failure = tried | {name}, error
@@ -110,23 +101,21 @@ class ChatModel:
                     yield Notice(f"The server rejects {name!r}; it is no longer sent.")
             else:
                 self._learn(tried)
-                has_tools = bool(request.tools)
-                for text in remarks(answer, has_tools, data, self.context_window):
+                for text in remarks(answer, bool(request.tools), data, self.context_window):
                     if text not in self._noticed:
                         self._noticed.add(text)
                         yield Notice(text)
                 return answer
         raise failure
 
-    def body(self, request: Request, tried: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """The JSON that is sent, without what the server has rejected."""
-        rejected = self._rejected(tried)
-        messages = provider_messages(request, self.profile, rejected)
-        return {"messages": messages} | self._members(request, rejected)
-
-    def _members(self, request: Request, rejected: frozenset[str]) -> dict[str, Any]:
-        budgets = {**self.budgets, **request.budgets}
-        return request_members(self.name, request, self.profile, rejected, self.extra_body, budgets)
+    def body(self, request: Request, tried: frozenset[str] = frozenset()) -> bytes:
+        """The JSON that is sent, without what the server has rejected. Raises ModelError for what is no JSON."""
+        rejected, budgets = self._rejected(tried), {**self.budgets, **request.budgets}
+        members = request_members(
+            self.name, request, self.profile, rejected, self.extra_body, budgets
+        )
+        messages = self.encoder.encoded(request, rejected)
+        return b'{"messages":[%s],%s' % (messages, encoded(members)[1:])
 
     def _rejected(self, tried: frozenset[str]) -> frozenset[str]:
         return LEARNT.get(self._place, frozenset()) | tried

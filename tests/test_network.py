@@ -65,8 +65,7 @@ def test_a_server_that_never_answered_is_not_tried_again(place: str) -> None:
         url = f"http://{place.format(taken.getsockname()[1])}/v1"
     events, result = talk(url)
     assert "retry" not in types(events) and result.error and result.error.kind == "network"
-    known = f"the host of {url} is not known: " if "invalid" in url else f"nothing answers at {url}"
-    assert result.text.startswith(f"Error: {known}")
+    assert result.text.startswith(f"Error: nothing answers at {url}: ")
 
 
 # ---- certificates ----------------------------------------------------------------------------------------
@@ -206,7 +205,7 @@ def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     monkeypatch.setenv("ALL_PROXY", address)
     events, result = talk(THERE)
-    assert result.text == f"Error: nothing answers at the proxy http://{address} (ALL_PROXY)"
+    assert f"nothing answers at the proxy http://{address} (ALL_PROXY): " in result.text
     assert "retry" not in types(events)
     assert result.error and "NO_PROXY" in explain(result.error)
 

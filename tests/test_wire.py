@@ -316,23 +316,6 @@ def test_unknown_members_of_a_call_go_back_with_it() -> None:
     assert "cache" not in entry
 
 
-@pytest.mark.parametrize(
-    ("sent", "kept"),
-    [
-        *((name, "look") for name in ("look", "functions.look", "a.b.look", " look ")),
-        *((name, "look") for name in ("look<|channel|>commentary", "functions.look<|end|>")),
-        ("functions.other", "functions_other"),
-        ("multi_tool_use.parallel", "multi_tool_use_parallel"),
-        ("a b\u00e9", "a_b_"),
-        ("x" * 80, "x" * 64),
-        ("", "unknown"),
-    ],
-)
-def test_a_name_is_an_offered_tools_or_one_that_every_server_takes(sent: str, kept: str) -> None:
-    [(call, entry)] = collected([given_as('{"x": 1}', sent)])
-    assert call.name == entry["function"]["name"] == kept
-
-
 WHOLE_ARGUMENTS: list[tuple[list[str], Any]] = [
     *(([text], {}) for text in ("", " \n", "null", '"null"', "{}", "{}{}", "{} {} junk", '""')),
     (['{"a":', "1}"], {"a": 1}),
@@ -457,16 +440,6 @@ CACHE = {"cache_read_input_tokens": 40}
 )
 def test_usage_is_read_in_every_shape(reported: dict[str, Any], usage: Usage | None) -> None:
     assert read_usage(reported) == usage
-
-
-def test_the_last_usage_counts_wherever_it_stands_and_none_is_marked() -> None:
-    first, last = ({"prompt_tokens": 1, "completion_tokens": n} for n in (1, 2))
-    none: list[Any] = [None, {}, "x", {"prompt_tokens": 0, "completion_tokens": 0}]
-    ends = [{"usage": each} for each in none]
-    for late in ({"choices": [], "usage": last}, {"choices": [{"delta": {}, "usage": last}]}):
-        answer, _ = assemble(chunk(content="a") | {"usage": first}, late, *ends)
-        assert answer.usage == Usage(1, 2)
-    assert assemble(chunk(content="a"), *ends)[0].usage == Usage(estimated=True)
 
 
 def test_a_price_is_of_fresh_and_cached_input_and_output() -> None:
@@ -624,24 +597,6 @@ def test_a_number_that_is_none_in_an_echoed_member_leaves_the_history_json(numbe
         assert ask(server, tools=[look])[1].text == "fine"
         message, kept = server.requests[1]["messages"][1], {"of": {"n": None, "m": 0.5}}
         assert message["extra_content"] == message["tool_calls"][0]["extra_content"] == kept
-
-
-FUNCTION = {"name": "look", "arguments": '{"path": "a"}'}
-NEWER = [{"index": 0, "id": "i", "type": "function", "function": FUNCTION}]
-
-
-@pytest.mark.parametrize(
-    "chunks",
-    [
-        [chunk(function_call=FUNCTION, tool_calls=NEWER)],
-        [chunk(tool_calls=NEWER), chunk(function_call=FUNCTION)],
-        [chunk(function_call=FUNCTION), chunk(tool_calls=NEWER)],
-        [chunk(tool_calls=[None]), chunk(tool_calls=[None, *NEWER])],
-    ],
-)
-def test_a_call_in_both_forms_or_among_nulls_is_one_call(chunks: list[Any]) -> None:
-    answer, _ = assemble(*chunks, chunk("tool_calls"))
-    assert [(call.id, call.arguments) for call in answer.calls] == [("i", {"path": "a"})]
 
 
 PINGS = [b": ping\n\n"] * 80

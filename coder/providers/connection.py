@@ -7,7 +7,6 @@ connection cannot be ended so (name lookup, handshakes): a worker thread does it
 from __future__ import annotations
 
 import base64
-import errno
 import math
 import os
 import re
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
-REFUSED = {errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 OWN_CA = "The certificate has to be valid for this host; SSL_CERT_FILE names authorities (PEM)."
 PAST_PROXY = "Change that variable, or name the server's host in NO_PROXY."
 PERHAPS_TLS = "Where the server speaks TLS, OPENAI_BASE_URL begins with https://."
@@ -265,21 +263,17 @@ class Connections:
         """Why there is no connection. An address that never answered is not tried again: it may be wrong."""
         import ssl
 
-        url, said = self.address, f"nothing answers at {self._place}"
         if isinstance(cause, ssl.SSLCertVerificationError):
-            message = f"the certificate of {url} is refused: {cause.verify_message.rstrip('.')}"
+            why = cause.verify_message.rstrip(".")
+            message = f"the certificate of {self.address} is refused: {why}"
             return ModelError("protocol", message, advice=OWN_CA)
-        if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-            return self.closed()
-        if isinstance(cause, ssl.SSLError):
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
             reason = (cause.reason or str(cause)).replace("_", " ").lower()
-            message = f"{url} does not speak TLS as https needs it ({reason})"
+            message = f"{self.address} does not speak TLS as https needs it ({reason})"
             return ModelError("protocol", message, advice=PERHAPS_PLAIN)
-        if isinstance(cause, socket.gaierror | ValueError):  # a port or a host that is none
-            said = f"the host of {self._place} is not known: {getattr(cause, 'strerror', cause)}"
-        elif not (isinstance(cause, TimeoutError) or getattr(cause, "errno", 0) in REFUSED):
-            return self.closed()
-        return ModelError("network", said, retryable=self.answered)
+        reason = getattr(cause, "strerror", "") or str(cause)
+        message = f"nothing answers at {self._place}: {reason}"
+        return ModelError("network", message, retryable=self.answered)
 
 
 def _has_certificates(folder: str | None) -> bool:

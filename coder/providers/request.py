@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from operator import eq
 from typing import Any
 
@@ -88,7 +87,8 @@ def _options(
 
 
 class MessageEncoder:
-    """The bytes of the messages of a request. What a request has in common with the one before is made once."""
+    """The bytes of the messages of a request, with at most one system message, the first. What a request has in common
+    with the one before is made once."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -109,22 +109,10 @@ class MessageEncoder:
             made = map(encoded, _converted(messages, self.profile, rejected))
             rounds.append((end, b",".join(made)))
         self._made = rejected, [*copies[:start], *map(copied, new)], rounds
-        system = map(encoded, _system(request))
-        return b",".join(filter(None, [*system, *(data for _, data in rounds)]))
-
-
-def provider_messages(
-    request: Request, profile: Profile, rejected: frozenset[str]
-) -> list[Message]:
-    """The messages as the server takes them: at most one system message, the first."""
-    rounds = (_converted(each, profile, rejected) for each in _rounds(request.messages))
-    return [*_system(request), *chain.from_iterable(rounds)]
-
-
-def _system(request: Request) -> list[Message]:
-    texts = [text_in(each) for each in request.messages if each["role"] in SYSTEM]
-    text = "\n\n".join(filter(None, [request.system, *texts]))
-    return [{"role": "system", "content": mend(text)}] if text else []
+        system = [text_in(each) for each in request.messages if each["role"] in SYSTEM]
+        text = mend("\n\n".join(filter(None, [request.system, *system])))
+        first = encoded({"role": "system", "content": text}) if text else b""
+        return b",".join(filter(None, [first, *[data for _, data in rounds]]))
 
 
 def _rounds(messages: list[Message]) -> Iterator[list[Message]]:
