@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from coder.cli.questions import exact_diff, fold_blanks
+from coder.cli.questions import exact_diff
 from coder.cli.render import Renderer
 from coder.cli.screen import RowWriter, Screen, last_columns, one_line
 from coder.events import Event, Notice, PermissionAsked, TextDelta, ToolEnd, ToolStart
@@ -113,20 +113,6 @@ def test_for_a_decision_every_character_is_seen_or_stands_as_a_code_point(text: 
     assert not set(shown) & (DRIVES | SURROGATES | HIDES)
     assert shown == "".join(f"<U+{ord(c):04X}>" if is_invisible(c) else c for c in text)
     assert not any(map(is_invisible, "aé中\n\t[👩"))
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        (f"ls{' ' * 400}; x", "ls <400 blanks> ; x"),
-        (f"ls{' ' * 59}; x", f"ls{' ' * 59}; x"),
-        ("ls" + "\n" * 61 + "x", "ls\n<60 empty lines>\nx"),
-        ("ls" + " \t\n" * 60 + "x", "ls \t\n<59 empty lines>\nx"),
-        ("a\n\n\nb", "a\n\n\nb"),
-    ],
-)
-def test_blanks_that_push_the_rest_out_of_sight_are_counted(text: str, shown: str) -> None:
-    assert fold_blanks(text) == shown
 
 
 # ---- text in rows ------------------------------------------------------------------------
@@ -271,18 +257,6 @@ def test_the_terminal_gets_the_styles_that_it_wants(
     screen.write("b", "dim")
     screen.finish_line()
     assert stream.getvalue() == shown
-
-
-@calm
-@given(st.lists(st.tuples(st.sampled_from(list(STEPS)), ANYTHING), max_size=20))
-@example([("write", "\x9b1"), ("line", ""), ("line", "\x1b"), ("write", "[m")])
-def test_a_file_gets_no_escape_and_no_repainting(steps: list[tuple[str, str]]) -> None:
-    stream = io.StringIO()
-    screen = Screen(stream)
-    for kind, text in steps:
-        STEPS[kind](screen, text)  # type: ignore[operator]
-    screen.finish_line()
-    assert not set(stream.getvalue()) & (DRIVES | HIDES)
 
 
 def test_the_answer_may_have_a_stream_of_its_own_and_lines_begin_at_the_beginning_of_a_line() -> (

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pexpect
 import pytest
 
 from coder.agent.agent import Queue
@@ -19,7 +13,7 @@ from coder.cli.screen import Screen
 from coder.cli.typeahead import TypeAhead
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
-from tests.terminal import PATIENCE, ROOT, Terminal, rendered
+from tests.terminal import Terminal, rendered
 
 QUESTION = "or why not: "
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
@@ -71,53 +65,6 @@ def test_bytes_that_are_no_text_are_marked_and_without_a_terminal_nothing_is_rea
             pass
         assert not keys.unsent_lines() and not keys.partial_line()
     assert (tmp_path / "out").read_text() == ""
-
-
-# ---- the prompt, and a Ctrl+C that comes while it is drawn -------------------------------
-
-KEYBOARD = """
-import os, random, signal, sys, termios, threading, time
-from pathlib import Path
-from coder.cli.input import Keyboard
-
-def press():
-    os.kill(os.getpid(), signal.SIGINT)
-
-keyboard = Keyboard(Path("history"))
-"""
-
-
-@contextlib.contextmanager
-def keyboard(folder: Path, code: str, **env: str) -> Iterator[Any]:
-    """A program with our keyboard in a terminal."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | env
-    child = pexpect.spawn(
-        sys.executable,
-        ["-c", KEYBOARD + code],
-        cwd=str(folder),
-        timeout=PATIENCE,
-        encoding="utf-8",
-        env=environment,  # type: ignore[arg-type]
-    )
-    try:
-        yield child
-    finally:
-        child.close(force=True)
-
-
-ENTRIES = "for entry in keyboard.entries(): print('entered', entry.encode())"
-DEAF = f"""
-threading.Thread(target=threading.Event().wait, daemon=True).start()
-signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGINT}})  # now that thread gets it
-{ENTRIES}
-"""
-
-
-def test_ctrl_c_that_does_not_wake_the_prompt_is_seen_all_the_same(tmp_path: Path) -> None:
-    with keyboard(tmp_path, DEAF) as child:
-        child.expect_exact("> ")
-        child.sendintr()
-        child.expect_exact("Ctrl+C again or Ctrl+D exits")
 
 
 # ---- during runs -------------------------------------------------------------------------

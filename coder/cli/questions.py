@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
 
@@ -21,18 +20,9 @@ HEADINGS = {
 }
 
 
-def exact_diff(changes: str) -> Iterator[Row]:
+def exact_diff(changes: str) -> list[Row]:
     """All of a diff, with its styles, and with what cannot be seen made visible."""
-    for line, style in diff_rows(changes):
-        yield f"  {fold_blanks(escape_invisible(line))}", style
-
-
-def fold_blanks(text: str) -> str:
-    """With a number in the place of blanks that would push the rest out of sight."""
-    text = re.sub("[ \t]{60,}", lambda run: f" <{len(run[0])} blanks> ", text)
-    return re.sub(
-        r"\n(?:[ \t]*\n){4,}", lambda run: f"\n<{run[0].count(chr(10)) - 1} empty lines>\n", text
-    )
+    return [(f"  {escape_invisible(line)}", style) for line, style in diff_rows(changes)]
 
 
 class Prompter:
@@ -82,7 +72,7 @@ class Prompter:
 
 
 def _question(event: PermissionAsked) -> Iterator[Row]:
-    for line in fold_blanks(escape_invisible(event.pattern)).split("\n"):
+    for line in escape_invisible(event.pattern).split("\n"):
         yield f"  {line}", "bold"
     if event.why:
         yield f"  ({escape_invisible(event.why)})", "yellow"

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from subprocess import STDOUT
+from typing import Any
 
 from coder.abort import TICK
 from coder.cli.app import App
@@ -129,23 +131,19 @@ class Repl:
 
     def _run_command(self, command: str, add: bool) -> None:
         """Run it with our terminal; with `add`, its output comes through a pipe, and the model reads it, too."""
-        output, code = Output(), 0
+        output, pipe = Output(), subprocess.PIPE if add else None
         variables = {k: v for k, v in os.environ.items() if not is_secret(k, v)}
+        given: dict[str, Any] = {"cwd": self.app.cwd, "env": variables}
         sys.stdout.flush()
         # Ctrl+C and Ctrl+\ are for the command alone
         with handling(signal.SIGINT), handling(signal.SIGQUIT), tty_flags():
             try:
-                process = subprocess.Popen(
-                    [shell(), "-c", command],
-                    cwd=self.app.cwd,
-                    env=variables,
-                    stdout=subprocess.PIPE if add else None,
-                    stderr=subprocess.STDOUT if add else None,
-                )
+                words = [shell(), "-c", command]
+                process = subprocess.Popen(words, stdout=pipe, stderr=pipe and STDOUT, **given)
             except (OSError, ToolError) as error:
                 self.screen.line(f"The command could not be started: {error}", "yellow")
                 return
-            for data in _output(process) if add else ():
+            for data in _output(process):
                 sys.stdout.buffer.write(data)
                 sys.stdout.flush()
                 output.add(data)
@@ -156,25 +154,21 @@ class Repl:
             self.screen.line(note, "dim")
         if add:
             text = strip_controls(re.sub(r"[^\n]*\r(?!\n)", "", output.text()))  # written over
-            self._add_output(command, "\n".join(filter(None, [text, note])) or "(no output)")
+            shown = "\n".join(filter(None, [text, note])) or "(no output)"
+            message = user(self.app.redact(f"I ran `{command}` myself. Its output:\n{shown}"))
+            message["meta"]["own"] = True  # of no run, and not taken back with one
+            self.app.agent.messages.append(message)
+            self.conversation.sync()
         output.close()
-
-    def _add_output(self, command: str, text: str) -> None:
-        message = user(self.app.redact(f"I ran `{command}` myself. Its output:\n{text}"))
-        message["meta"]["own"] = True  # of no run, and not taken back with one
-        self.app.agent.messages.append(message)
-        self.conversation.sync()
 
 
 def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """What it writes, until it has ended: what it leaves in the background may hold the pipe."""
-    assert process.stdout
-    with process.stdout as pipe:
-        end = float("inf")
-        while time.monotonic() < end:
-            if process.poll() is not None:
-                end = min(end, time.monotonic() + DRAIN)
-            if select.select([pipe], [], [], TICK)[0]:
-                if not (data := os.read(pipe.fileno(), READ)):
-                    return
-                yield data
+    """What comes through its pipe until it has ended; what it leaves in the background may hold the pipe."""
+    end = float("inf")
+    while process.stdout and time.monotonic() < end:
+        if process.poll() is not None:
+            end = min(end, time.monotonic() + DRAIN)
+        if select.select([process.stdout], [], [], TICK)[0]:
+            if not (data := os.read(process.stdout.fileno(), READ)):
+                return
+            yield data

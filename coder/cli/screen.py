@@ -6,7 +6,6 @@ All text goes through the sanitiser here, so that no caller can forget it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import re
@@ -159,23 +158,14 @@ class Screen:
             if text == self._row and status == self._status_row:
                 return
             below = ("\r\n" if row else "") + self._style(status, "dim") if status else ""
-            if text == self._row and status and self._status_row:
-                changed = ERASE_ROW + self._style(status, "dim")
-            elif not self._status_row and text.startswith(self._row):
+            if not self._status_row and text.startswith(self._row):
                 changed = self._style(text[len(self._row) :], style) + below
             else:
                 up = f"\x1b[A{ERASE_ROW}" if self._row and self._status_row else ""
                 changed = ERASE_ROW + up + self._style(text, style) + below
             self._row, self._row_style, self._status_row = row, style, status
-            self._send(changed)
-
-    def _send(self, text: str) -> None:
-        try:
-            self.stream.write(text)
+            self.stream.write(changed)
             self.stream.flush()
-        except OSError as error:
-            if error.errno != errno.EIO:  # the terminal is gone: its signal is on the way
-                raise
 
 
 # ---- text in rows ------------------------------------------------------------------------
