@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -27,7 +26,6 @@ from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.types import Limits, Message, Request, Trigger, Usage
 from tests.harness import (
-    FAST,
     all_of,
     ask,
     assert_all_valid,
@@ -36,7 +34,6 @@ from tests.harness import (
     drive,
     quick,
 )
-from tests.terminal import promptly, until
 
 HEADINGS = ["Goal", "Instructions", "Discoveries", "Accomplished", "Files"]
 SUMMARY = "\n".join(f"## {heading}\nnone" for heading in HEADINGS)
@@ -470,38 +467,6 @@ def test_a_history_with_open_calls_can_be_compacted() -> None:
         messages[:] = [*turns(4, 2_000), calling("a", "b"), user("on")]
         assert by_hand(Compaction(model_of(server)), messages)[1]
         assert_all_valid(server)
-
-
-@pytest.mark.case("ABT-08")
-def test_an_abort_while_it_summarises_leaves_the_history_and_the_next_message_works() -> None:
-    release, abort, messages = threading.Event(), Abort(), talk(4, 7_000)
-    before, seen = messages[:], list[Event]()
-
-    def held(body: Body) -> Reply:
-        release.wait(30)
-        return Reply(SUMMARY)
-
-    with ScriptedServer(answering(lambda body: Reply("fine"), held)) as server:
-        compaction = Compaction(model_of(server, 8_000))
-
-        def stop() -> None:
-            until(lambda: summarising(server), "the request for a summary")
-            abort.set()
-
-        thread = threading.Thread(target=stop)
-        thread.start()
-        model = model_of(server, 8_000)
-        run = run_loop(messages, model, prompt="one", hooks=compaction, retry=FAST, abort=abort)
-        with promptly():
-            seen.extend(run)
-        release.set()
-        thread.join()
-        assert isinstance(seen[-1], RunEnd) and seen[-1].stop_reason == "aborted"
-        assert not compacted(seen) and messages[:-1] == before and messages[-1]["content"] == "one"
-        seen, result = ask(server, "two", messages=messages, hooks=compaction, model=SMALL)
-        assert_all_valid(server)
-        assert contents(asked_of(server)[-1]["messages"])[-1] == "two"
-    assert result.text == "fine" and len(compacted(seen)) == 1
 
 
 # ---- any conversation, and a long one -------------------------------------------------------
