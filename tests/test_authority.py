@@ -81,20 +81,6 @@ def test_what_cannot_be_understood_is_one_line_and_nothing_is_asked_of_the_model
         assert server.requests == []
 
 
-def test_a_folder_may_forbid_and_may_not_allow(tmp_path: Path) -> None:
-    calls = [("bash", {"command": "touch made"}), ("bash", {"command": "mkdir made2"})]
-    rules = tmp_path / "ws" / ".coder" / "permissions.json"
-    rules.parent.mkdir(parents=True)
-    rules.write_text('{"*": "allow", "bash": {"mkdir *": "deny"}}')
-    with serve(Reply("", calls=calls), Reply("Done.")) as server:
-        err = once(tmp_path, server, "go").err
-        assert "can only deny and ask: 1 of its 2 rules count" in err
-        once(tmp_path, server, "-y", "go")
-    assert not (tmp_path / "ws" / "made2").exists()
-    first = answers(server.requests[1])
-    assert "no user can be asked" in first[0] and "a rule denies" in first[1]
-
-
 # ---- agents ------------------------------------------------------------------------------------
 
 
