@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,8 @@ def replace_text(
 def _find_change(file: Lines, old: str, new: str, name: str) -> list[Place]:
     """What changes at the one place that fits. Raises ToolError where there is none, or more."""
     wanted, given = lines_of(old), lines_of(new)
-    starts = list(islice(_starts_of(file.text, old), MAX_LISTED))
+    overlapping = re.finditer(f"(?={re.escape(old)})", file.text)  # of these, too, one is meant
+    starts = [each.start() for each in islice(overlapping, MAX_LISTED)]
     found = [file.text.count("\n", 0, at) for at in starts]
     if not starts and old.strip():
         found = next(filter(None, (file.fits(wanted, view) for view in VIEWS[1:])), [])
@@ -113,14 +114,6 @@ def _find_change(file: Lines, old: str, new: str, name: str) -> list[Place]:
     if found:
         return file.changes(found[0], marked_lines(wanted, given))
     raise ToolError(advice(file.lines, wanted, given, name, ("old_string", "new_string")))
-
-
-def _starts_of(text: str, piece: str) -> Iterator[int]:
-    """Also those that overlap: of these, too, only one may be meant."""
-    at = text.find(piece)
-    while at >= 0:
-        yield at
-        at = text.find(piece, at + 1)
 
 
 def _change_of_span(text: str, start: int, old: str, new: str) -> Place:
@@ -305,15 +298,14 @@ def diff(old: str, new: str, name: str) -> str:
     head = _in_common(before, after)
     first, last = max(0, head - 3), max(0, _in_common(before[head:][::-1], after[head:][::-1]) - 3)
     before, after = (lines[first : len(lines) - last] for lines in (before, after))
-    if len(before) + len(after) <= MAX_COMPARED:
-        lines = list(difflib.unified_diff(before, after, lineterm=""))[2:]
-    else:  # all in one hunk
+    if len(before) + len(after) > MAX_COMPARED:  # all in one hunk
         lines = [f"@@ -1,{len(before)} +1,{len(after)} @@", *(f"-{line}" for line in before)]
         lines += [f"+{line}" for line in after]
-    lines = [
-        HUNK.sub(lambda number: f"{int(number[0]) + first}", line) if line[0] == "@" else line
-        for line in lines
-    ]
+    else:
+        lines = list(difflib.unified_diff(before, after, lineterm=""))[2:]
+    for at, line in enumerate(lines):
+        if line.startswith("@"):
+            lines[at] = HUNK.sub(lambda number: f"{int(number[0]) + first}", line)
     text = "\n".join([f"--- a/{name}", f"+++ b/{name}", *lines])
     return text.encode("utf-8", "replace").decode()
 

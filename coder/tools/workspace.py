@@ -165,44 +165,38 @@ def remove(place: Path, how: Callable[..., None] = os.unlink) -> None:
 
 
 def save(ctx: ToolContext, target: Path, data: bytes, like: os.stat_result | None = None) -> str:
-    """Put `data` in the place of a file and remember it as it is now. Returns a note, mostly empty.
+    """Put `data` in the place of a file, durably, and remember its state. Returns a note, or "".
 
     The file gets owner and mode of the one that it replaces, or of `like`. Raises ToolError; the
     file is then as it was.
     """
-    old = None
+    old, name = None, temporary_name()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         with folder_of(target, make=True) as folder:
             with contextlib.suppress(FileNotFoundError):
                 old = os.stat(target.name, dir_fd=folder, follow_symlinks=False)
-            _replace(folder, target.name, data, like or old)
-            ctx.seen[target] = stamp(os.stat(target.name, dir_fd=folder, follow_symlinks=False))
+            try:
+                with open(os.open(name, flags, 0o666, dir_fd=folder), "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    if like := like or old:
+                        with contextlib.suppress(OSError):  # first: it clears special bits
+                            os.fchown(file.fileno(), like.st_uid, like.st_gid)
+                        os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
+                    os.fsync(file.fileno())
+                    state = stamp(os.fstat(file.fileno()))
+                os.replace(name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+                ctx.seen[target] = state
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+                raise
     except OSError as error:
         problem = f"could not be written, and is as it was: {error.strerror}"
         raise ToolError(f"{target} {problem}") from None
-    if old and old.st_nlink > 1:
-        return f" Note: the file had {old.st_nlink} hard links; the others keep the old content."
-    return ""
-
-
-def _replace(folder: int, name: str, data: bytes, like: os.stat_result | None) -> None:
-    """Put `data` in the place of a file at once and durably, with owner and mode of `like`."""
-    temporary = temporary_name()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        with open(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
-            file.write(data)
-            file.flush()
-            if like:
-                with contextlib.suppress(OSError):  # first: this clears the mode's special bits
-                    os.fchown(file.fileno(), like.st_uid, like.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
-            os.fsync(file.fileno())
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
+    note = " Note: the file had {} hard links; the others keep the old content."
+    return note.format(old.st_nlink) if old and old.st_nlink > 1 else ""
 
 
 # ---- changed by others ----------------------------------------------------------------------
