@@ -267,88 +267,50 @@ def test_the_mode_stays_also_in_a_move(ws: Patching, mode: int) -> None:
 # ---- what is refused -------------------------------------------------------------------------------------
 
 
-@pytest.mark.case("FIL-07")
-@pytest.mark.parametrize(
-    "section",
-    [
-        *("*** Add File: ../PWN\n+x", "*** Add File: {out}/PWN\n+x", "*** Add File: door/PWN\n+x"),
-        *("*** Update File: ../secret\n-s\n+x", "*** Update File: link\n-s\n+x"),
-        *(
-            "*** Update File: good\n*** Move to: ../PWN",
-            "*** Update File: good\n*** Move to: door/PWN",
-        ),
-        *("*** Update File: ../secret\n*** Move to: mine", "*** Delete File: ../secret"),
-        *("*** Delete File: door/secret", "*** Delete File: ..", "*** Add File: a\0b\n+x"),
-    ],
-)
-def test_one_path_outside_the_workspace_rejects_the_whole_patch(ws: Patching, section: str) -> None:
+OUTSIDE, NO_FILE, TWICE = "outside the workspace", "there is no file", "is in the patch twice"
+SECTIONS = [
+    *(("*** Add File: ../PWN\n+x", OUTSIDE), ("*** Add File: door/PWN\n+x", OUTSIDE)),
+    *(("*** Update File: link\n-s\n+x", OUTSIDE), ("*** Delete File: door/secret", OUTSIDE)),
+    *(
+        (f"*** Update File: {path}\n*** Move to: mine", OUTSIDE)
+        for path in ("../secret", "door/PWN")
+    ),
+    *((f"*** Update File: a.py\n*** Move to: {path}", OUTSIDE) for path in ("../PWN", "door/PWN")),
+    *(("*** Delete File: ..", "File ..: "), ("*** Add File: a\0b\n+x", "NUL")),
+    (
+        "*** Add File: n/new.py\n+x\n*** Update File: a.py\n-four\n+4",
+        "Update File a.py: hunk 1 of 1",
+    ),
+    ("*** Add File: folder\n+x", "folder is a folder"),
+    ("*** Add File: dangling\n+x", "dangling cannot be opened"),
+    *((f"*** Update File: {path}\n-x\n+y", NO_FILE) for path in ("b.py", "dangling")),
+    *((f"*** Update File: {path}\n-x\n+y", "is ") for path in ("folder", "pipe")),
+    ("*** Delete File: b.py", NO_FILE),
+    *((f"*** Delete File: {path}", "is ") for path in ("folder", ".", "pipe")),
+    *((f"*** Update File: a.py\n*** Move to: {to}", "exists") for to in ("other.py", "dangling")),
+    ("*** Delete File: a.py\n*** Add File: a.py\n+1", TWICE),
+    ("*** Update File: a.py\n-one\n+1\n*** Update File: ./folder/../a.py\n-one\n+2", TWICE),
+    ("*** Add File: b.py\n+1\n*** Update File: a.py\n*** Move to: b.py", TWICE),
+]
+
+
+@pytest.mark.case("FIL-07", "FIL-08")
+@pytest.mark.parametrize(("section", "said"), SECTIONS)
+def test_one_section_that_cannot_be_done_rejects_the_whole_patch(
+    ws: Patching, section: str, said: str
+) -> None:
     out = ws.folder.parent
     (out / "secret").write_text("s\n")
-    (ws.folder / "door").symlink_to(out)
-    (ws.folder / "link").symlink_to(out / "secret")
-    ws.put(good="g\n", first="f\n")
-    before = sorted(path.name for path in out.iterdir())
-    said = ws.refused(
-        "*** Update File: first\n-f\n+x\n" + section.format(out=out) + "\n*** Add File: last\n+x"
-    )
-    assert "outside the workspace" in said or "NUL" in said or "File ..: " in said
-    assert sorted(path.name for path in out.iterdir()) == before
-    assert (out / "secret").read_text() == "s\n"
-    assert ws.asked == []
-
-
-@pytest.mark.case("FIL-08")
-def test_one_hunk_that_does_not_apply_leaves_all_files_alone(ws: Patching) -> None:
-    ws.put(a_py="one\n", b_py="two\n", c_py="three\n")
-    first = "*** Update File: a.py\n-one\n+1\n*** Update File: b.py\n*** Move to: b2.py\n-two\n+2"
-    said = ws.refused(f"{first}\n*** Add File: n/new.py\n+x\n*** Update File: c.py\n-four\n+4")
-    assert "Update File c.py: hunk 1 of 1" in said and ws.asked == []
-
-
-@pytest.mark.parametrize(
-    ("section", "said"),
-    [
-        ("*** Add File: link\n+x", "link cannot be opened"),
-        ("*** Add File: folder\n+x", "folder is a folder"),
-        ("*** Add File: dangling\n+x", "dangling cannot be opened"),
-        ("*** Update File: b.py\n-x\n+y", "there is no file"),
-        ("*** Update File: dangling\n-x\n+y", "there is no file"),
-        ("*** Update File: folder\n-x\n+y", "is a folder"),
-        ("*** Update File: pipe\n-x\n+y", "is not a regular file"),
-        ("*** Delete File: b.py", "there is no file"),
-        ("*** Delete File: folder", "is a folder"),
-        ("*** Delete File: .", "is a folder"),
-        ("*** Delete File: pipe", "is not a regular file"),
-        ("*** Update File: a.py\n*** Move to: other.py", "other.py exists already"),
-        ("*** Update File: a.py\n*** Move to: a.py", "nothing to do"),
-        ("*** Update File: a.py\n*** Move to: dangling", "dangling exists already"),
-    ],
-)
-def test_a_section_that_cannot_be_done_is_refused(ws: Patching, section: str, said: str) -> None:
-    ws.put(a_py="one\n", other_py="x\n")
     (ws.folder / "folder").mkdir()
-    (ws.folder / "dangling").symlink_to("nowhere")
-    (ws.folder / "link").symlink_to("a.py")
+    for name, target in {"door": "..", "link": "../secret", "dangling": "nowhere"}.items():
+        (ws.folder / name).symlink_to(target)
     os.mkfifo(ws.folder / "pipe")
-    error = ws.refused("*** Add File: first.py\n+x\n" + section)
+    ws.put(a_py="one\n", other_py="x\n", first="f\n")
+    before = sorted(path.name for path in out.iterdir())
+    error = ws.refused(f"*** Update File: first\n-f\n+x\n{section}\n*** Add File: last\n+x")
     assert said in error and "No file was changed." in error
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        "*** Delete File: a.py\n*** Update File: a.py\n-one\n+1",
-        "*** Delete File: a.py\n*** Add File: a.py\n+1",
-        "*** Update File: a.py\n-one\n+1\n*** Update File: ./sub/../l\n-two\n+2",
-        "*** Add File: b.py\n+1\n*** Add File: b.py\n+2",
-        "*** Add File: b.py\n+1\n*** Update File: a.py\n*** Move to: b.py",
-    ],
-)
-def test_the_same_file_twice_is_refused(ws: Patching, sections: str) -> None:
-    ws.put(a_py="one\ntwo\n")
-    (ws.folder / "sub").mkdir()
-    (ws.folder / "l").symlink_to("a.py")
-    assert "is in the patch twice" in ws.refused(sections)
+    assert sorted(path.name for path in out.iterdir()) == before and ws.asked == []
+    assert (out / "secret").read_text() == "s\n"
 
 
 def test_a_file_that_is_there_is_written_anew(ws: Patching) -> None:
