@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 
 from coder.tools.edit import diff
 from coder.types import ToolCall
@@ -440,30 +442,32 @@ def test_ls_of_what_is_no_folder_and_of_many_entries(ws: Workspace) -> None:
     assert lines[499:] == ["499", "(500 of 503 entries; use glob with a pattern)"]
 
 
-XYZ = list("xyz") * 2_000
 MANY = [str(number) for number in range(8_000)]
+FEW = st.lists(st.sampled_from("abc"), max_size=30)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (["a"] * 6_000, ["b"] * 6_000),
-        (XYZ, ["new", *XYZ]),
-        (MANY, []),
-        (MANY, [str(number // 2) for number in range(8_000)]),
-    ],
-)
-def test_a_diff_of_many_lines_is_one_hunk_and_takes_no_time(old: list[str], new: list[str]) -> None:
+@settings(max_examples=200, deadline=None)
+@given(FEW, FEW)
+@example(["a"] * 6_000, ["b"] * 6_000)
+@example(MANY, ["new", *MANY])
+@example(MANY, [])
+@example(MANY, [str(number // 2) for number in range(8_000)])
+def test_a_diff_turns_the_old_lines_into_the_new_ones(old: list[str], new: list[str]) -> None:
+    assume(old != new)
     with promptly(5):
-        text = diff("\n".join(old), "\n".join(new), "f")
-    first, second, head, *lines = text.split("\n")
-    found = re.fullmatch(r"@@ -(\d+),(\d+) \+(\d+),(\d+) @@", head)
-    assert (first, second) == ("--- a/f", "+++ b/f") and found
-    at, count, to, more = map(int, found.groups())
-    assert [line[1:] for line in lines if line[0] in " -"] == old[at - 1 : at - 1 + count]
-    assert [line[1:] for line in lines if line[0] in " +"] == new[to - 1 : to - 1 + more]
-    assert old[: at - 1] == new[: to - 1] and old[at - 1 + count :] == new[to - 1 + more :]
-    assert diff("\n".join(old), "\n".join(old), "f") == ""
+        first, second, *lines = diff("\n".join(old), "\n".join(new), "f").split("\n")
+    assert (first, second) == ("--- a/f", "+++ b/f")
+    result, at = list[str](), 0
+    for line in lines:
+        if found := re.fullmatch(r"@@ -(\d+)(,0)?(?:,\d+)? \+(\d+)(,0)?(?:,\d+)? @@", line):
+            start = int(found[1]) - (not found[2])
+            result, at = result + old[at:start], start
+            assert len(result) == int(found[3]) - (not found[4])
+        elif line[0] in " -":
+            assert old[at] == line[1:]
+            at += 1
+        result += [line[1:]] if line[0] in " +" else []
+    assert result + old[at:] == new
 
 
 # ---- a folder that becomes a link in the middle ---------------------------------------------

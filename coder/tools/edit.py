@@ -299,8 +299,12 @@ def diff(old: str, new: str, name: str) -> str:
     first, last = max(0, head - 3), max(0, _in_common(before[head:][::-1], after[head:][::-1]) - 3)
     before, after = (lines[first : len(lines) - last] for lines in (before, after))
     if len(before) + len(after) > MAX_COMPARED:  # all in one hunk
-        lines = [f"@@ -1,{len(before)} +1,{len(after)} @@", *(f"-{line}" for line in before)]
-        lines += [f"+{line}" for line in after]
+        sizes = f"-{min(1, len(before))},{len(before)} +{min(1, len(after))},{len(after)}"
+        lines = [
+            f"@@ {sizes} @@",
+            *(f"-{line}" for line in before),
+            *(f"+{line}" for line in after),
+        ]
     else:
         lines = list(difflib.unified_diff(before, after, lineterm=""))[2:]
     for at, line in enumerate(lines):
