@@ -71,14 +71,14 @@ class _Player(Endpoint):
 
     def __init__(self, answers: Iterable[Played], requests: list[Body]) -> None:
         super().__init__("script:", None, {})
-        self.left, self.requests = iter(answers), requests
+        self.answers, self.requests = iter(answers), requests
 
     @contextmanager
     def post(self, data: bytes, api_key: str | None, abort: Abort, seconds: float) -> Iterator[Any]:
         body = json.loads(data)
         self.requests.append(body)
         end = ModelError("protocol", "the script is at its end, and the run asks for more")
-        reply, error = next(self.left, (Reply(status=0), end))
+        reply, error = next(self.answers, (Reply(status=0), end))
         abort.wait(reply.hold)
         chunks = reply.body(body) if reply.status == 200 else ()
         if error and not chunks:
