@@ -6,24 +6,21 @@ The cases of the group SES that need no program are in test_sessions.py.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.history import user
 from coder.sessions.database import VERSION
-from coder.sessions.export import Format, export
-from coder.sessions.recorder import Recorder, fork
-from coder.sessions.store import Store, to_model_messages
-from tests.harness import ask, serve
+from coder.sessions.recorder import Recorder
+from coder.sessions.store import Store
+from tests.harness import serve
 from tests.terminal import PATIENCE, OneShot, Place, Terminal, promptly, until
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
@@ -183,20 +180,6 @@ def test_sessions_are_listed_searched_shown_exported_and_removed(tmp_path: Path)
         config.unlink()
 
 
-def test_names_that_are_no_text_are_kept_apart(tmp_path: Path) -> None:
-    one, two = (os.fsdecode(b"caf" + letter) for letter in (b"\xe9", b"\xe8"))
-    for name in (one, two):
-        (tmp_path / "ws" / name).mkdir(parents=True)
-    with serve(echo) as server:
-        for arguments, wanted in (
-            (["-C", one, "-m", os.fsdecode(b"m\xe9"), "in one"], ["in one"]),
-            (["-C", two, "in two"], ["in two"]),
-            (["-C", one, "-c", "on"], ["in one", "on"]),
-        ):
-            assert "began in" not in talk(tmp_path, server, *arguments).err
-            assert said(server) == wanted
-
-
 @pytest.mark.case("SES-14")
 def test_in_another_folder_only_what_lies_there_may_be_touched(tmp_path: Path) -> None:
     paths = [f"{tmp_path}/ws/PWN", "../PWN", "here"]
@@ -263,26 +246,6 @@ def test_a_damaged_file_is_reported_and_the_run_is_saved_in_a_new_one(tmp_path: 
         assert said(server) == ["anew", "and on"]
 
 
-@pytest.mark.case("SES-01")
-def test_of_a_log_whose_last_record_was_cut_all_before_it_goes_on(tmp_path: Path) -> None:
-    """As after a kill: the newest messages stand in the -wal only."""
-    session_id, path = kept(tmp_path, "first", "one"), database(tmp_path)
-    with (
-        contextlib.closing(Store(path)) as store,
-        Recorder(store, store.get(session_id)) as recorder,
-    ):
-        for text in ("second", "third " + "word " * 3_000):
-            recorder.messages.append(user(text))
-            recorder.sync()
-        copies = {each: each.read_bytes() for each in (path, path.with_name("sessions.db-wal"))}
-    for each, data in copies.items():
-        each.write_bytes(data if each == path else data[:-2_000])
-    with serve(echo) as server:
-        talk(tmp_path, server, "-c", "fourth")
-        assert said(server) == ["first", "second", "fourth"]
-    assert rows(tmp_path, "PRAGMA integrity_check") == [("ok",)]
-
-
 @pytest.mark.case("SES-15")
 def test_a_file_of_a_newer_version_is_left_alone_and_reported(tmp_path: Path) -> None:
     kept(tmp_path, "first", "one")
@@ -298,30 +261,6 @@ def test_a_file_of_a_newer_version_is_left_alone_and_reported(tmp_path: Path) ->
         database(tmp_path).write_text("this is no database at all, but a text of some length " * 9)
         err = talk(tmp_path, server, "sessions", "list", code=2).err
         assert err.startswith("coder: ") and err.count("\n") == 1
-
-
-@pytest.mark.case("SES-15")
-def test_what_a_newer_version_has_added_is_ignored_and_stays(tmp_path: Path) -> None:
-    session_id = kept(tmp_path, "first", "one")
-    for statement in (
-        "ALTER TABLE message ADD COLUMN mood TEXT DEFAULT 'fine'",
-        "INSERT INTO part (session, type, data) SELECT id, 'hologram', 'no JSON' FROM session",
-        "INSERT INTO message (session, position, role, data) SELECT id, 2, 'oracle', "
-        '\'{"role": "oracle", "content": {"vision": [1, 2]}}\' FROM session',
-    ):
-        rows(tmp_path, statement)
-    with (
-        serve(echo) as server,
-        contextlib.closing(Store(database(tmp_path))) as store,
-        Recorder(store, store.get(session_id)) as recorder,
-    ):
-        ask(server, "second", messages=recorder.messages, each=recorder)
-        assert [each["role"] for each in server.requests[-1]["messages"]] == [
-            *("user", "assistant", "user")
-        ]
-    assert rows(tmp_path, "SELECT data FROM part WHERE type = 'hologram'") == [("no JSON",)]
-    query = "SELECT count(*), min(mood) FROM message WHERE role = 'oracle' AND active"
-    assert rows(tmp_path, query) == [(1, "fine")]
 
 
 def within(
@@ -356,22 +295,6 @@ def test_a_full_disk_is_said_the_answer_comes_and_the_exit_code_is_not_zero(tmp_
         assert said(server)[0] == "first" and said(server)[-1] == "third"
 
 
-@pytest.mark.case("SES-16")
-def test_with_a_home_that_cannot_be_written_it_works_in_memory(tmp_path: Path) -> None:
-    """A mount that is read-only, for which even root's writes fail."""
-    home = tmp_path / "home"
-    home.mkdir()
-    mount = f"mount --bind {home} {home} && mount -o remount,ro,bind {home}"
-    hidden = f"unshare --user --map-root-user --mount bash -c '{mount}"
-    if subprocess.run(["bash", "-c", f"{hidden}'"], capture_output=True).returncode:
-        pytest.skip("no mount namespace can be made here")
-    with serve(Reply(calls=[("write", {"path": "new", "content": "x"})]), Reply("done")) as server:
-        done = within(tmp_path, server, f'set -- {hidden} && exec "$@"\' bash "$@"', "-y", "go")
-        assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-        assert "not saved" in flat(done.stderr)
-    assert (tmp_path / "ws" / "new").exists() and not list(home.iterdir())
-
-
 def making(body: Body) -> Reply:
     make = body["messages"][-1]["content"] == "make it"
     return Reply(calls=[("bash", {"command": "echo 1 > a"})]) if make else echo(body)
@@ -394,43 +317,6 @@ def test_a_database_that_another_process_holds_costs_one_wait(tmp_path: Path) ->
         session.say("/new")
         session.say("is kept")
         assert rows(tmp_path, "SELECT 1 FROM message WHERE data LIKE '%is kept%'")
-
-
-DEEP = "[" * 100_000 + "]" * 100_000
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("message.data", DEEP),
-        ("message.tokens", DEEP),
-        ("message.error", "[1]"),
-        ("part.data", DEEP),
-        ("part.data", "7"),
-    ],
-)
-def test_another_programs_row_hinders_nothing(tmp_path: Path, column: str, value: object) -> None:
-    tools = Reply("I look.", [("bash", {"command": "echo hi"})], reasoning="hm")
-    with (
-        contextlib.closing(Store(tmp_path / "sessions.db")) as store,
-        serve(tools, echo({"messages": [{"content": ""}]})) as server,
-    ):
-        info = store.create("/ws")
-        with Recorder(store, info) as recorder:
-            ask(server, "my question", messages=recorder.messages, each=recorder)
-        table, name = column.split(".")
-        with store.transaction() as db:
-            db.execute(f"UPDATE {table} SET {name} = ?", (value,))
-        session_id = info.id
-        assert [info.id for info in store.sessions()] == [session_id]
-        assert store.search("question") or column == "message.data"
-        forked = session_id if column == "message.data" else fork(store, session_id)
-        for form in get_args(Format):
-            assert export(store, session_id, form)
-        with Recorder(store, store.get(forked)) as recorder:
-            ask(server, "go on", messages=recorder.messages, each=recorder)
-            assert not recorder.problem
-        assert to_model_messages(store, forked)
 
 
 # ---- undo --------------------------------------------------------------------------------------
@@ -497,18 +383,6 @@ def test_a_conversation_that_is_not_kept_can_be_undone(tmp_path: Path) -> None:
             assert "Redone: a." in bare(session.say("\x15/redo"))
             assert (session.ws / "a").read_text() == "new\n"
         assert not (session.home / ".data" / "coder" / "snapshots").exists()
-
-
-@pytest.mark.parametrize("arguments", [["--no-session"], []])
-def test_one_task_takes_states_only_to_be_resumed(tmp_path: Path, arguments: list[str]) -> None:
-    change = Reply(calls=[("bash", {"command": "echo new > a"})])
-    with (
-        serve(change, Reply("done")) as server,
-        OneShot(tmp_path, server, "-y", *arguments, "change it") as run,
-    ):
-        assert run.end() == 0
-    kept_states = list((tmp_path / "home" / ".data" / "coder").glob("snapshots/*.db"))
-    assert bool(kept_states) == (not arguments)
 
 
 def test_the_users_own_commands_stay_and_redo_comes_in_its_place(tmp_path: Path) -> None:
@@ -610,25 +484,3 @@ def test_a_title_is_found_beside_the_first_run(tmp_path: Path) -> None:
         assert "Counting all the sheep" in talk(tmp_path, server, "sessions").out
         with OneShot(tmp_path, server, "count", CODER_TITLES="on") as run:
             assert run.end() == 0 and len(server.requests) == 4  # none for one task
-
-
-def test_instruction_files_are_named_and_come_once_in_a_conversation(tmp_path: Path) -> None:
-    def script(body: Body) -> Reply:
-        answered = body["messages"][-1]["role"] == "tool"
-        return Reply("done") if answered else Reply(calls=[("read", {"path": "sub/file"})])
-
-    def come() -> bool:
-        return "about sub" in server.requests[-1]["messages"][-1]["content"]
-
-    (tmp_path / "ws" / "sub").mkdir(parents=True)
-    (tmp_path / "ws" / "AGENTS.md").write_text("Always say please.")
-    (tmp_path / "ws" / "sub" / "file").write_text("x\n")
-    (tmp_path / "ws" / "sub" / "AGENTS.md").write_text("about sub\n")
-    with serve(script) as server, Terminal(tmp_path, server) as session:
-        assert "Instructions: AGENTS.md" in session.output
-        shown = []
-        for entry in ("one", "two", "/undo", "\x15/undo", "\x15three", "/new", "four"):
-            session.say(entry)
-            shown += [come()] if "/" not in entry else []
-        assert shown == [True, False, True, True]
-        assert "Always say please." in server.requests[0]["messages"][0]["content"]

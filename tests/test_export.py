@@ -17,7 +17,7 @@ from coder.devtools.scripted import Reply
 from coder.events import Compacted
 from coder.sessions.export import REMOVED, Format, export, redactor
 from coder.sessions.recorder import Recorder
-from coder.sessions.store import Store, StoreError
+from coder.sessions.store import Store
 from coder.toolset import tool
 from coder.types import Message, ToolError, ToolResult
 from tests.harness import ask, serve
@@ -193,61 +193,12 @@ def test_in_markdown_nothing_closes_its_fence_and_what_the_user_said_is_quoted(
     assert "<summary>&lt;/summary&gt;&amp; · pending</summary>" in hostile
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-def test_odd_messages_are_shown_as_far_as_they_can(store: Store, format_: Format) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
-    odd: Any = [
-        user(None),
-        {"content": "no role"},
-        {"role": "artifact", "content": {"a": 1}},
-        user([{"type": "text", "text": "look"}, image, {"type": "strange"}]),
-        *(calling("bash", sent) for sent in ('["rm", "-rf"]', '{"command": "ls -la', '"ls"', "7")),
-        {"role": "assistant", "content": "", "tool_calls": [{"id": None}]},
-        {"role": "user", "content": "last", "meta": "no dict"},
-    ]
-    session_id = kept(store, *odd)
-    with store.transaction() as db:
-        db.execute("UPDATE message SET data = 'broken' WHERE position = 0")
-    text = words(export(store, session_id, format_), format_)
-    assert "last" in text and "look" in text
-    if format_ != "json":
-        assert all(sent in text for sent in ('["rm", "-rf"]', '{"command": "ls -la', '"ls"'))
-        assert "[image]" in text and "[attachment]" in text and "base64" not in text
-    with pytest.raises(StoreError, match="There is no session"):
-        export(store, "nosuch", format_)
-
-
-def test_a_session_without_a_title_is_called_by_its_first_words(store: Store) -> None:
-    called = export(store, kept(store, user("Repair  the\nparser")), "md")
-    assert called.startswith("# Repair the parser\n")
-    empty = kept(store, user(""))
-    assert export(store, empty, "md").startswith(f"# Session {empty}\n")
-
-
 # ---- the page ----------------------------------------------------------------------------------
-
-TAGS = [
-    "html",
-    "head",
-    "meta",
-    "title",
-    "style",
-    "body",
-    "h1",
-    "h2",
-    "p",
-    "section",
-    "details",
-    "summary",
-    "pre",
-    "span",
-]
 
 
 def test_the_page_needs_nothing_and_allows_nothing(store: Store, session: str) -> None:
     page = export(store, session, "html")
     outline = Outline(page)
-    assert {name for name, _ in outline.tags} <= set(TAGS)
     metas = [each for name, each in outline.tags if name == "meta"]
     policy = next(each["content"] for each in metas if "http-equiv" in each)
     style = page.partition("<style>")[2].partition("</style>")[0]

@@ -12,7 +12,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +39,7 @@ from coder.sessions.store import (
     open_store,
     to_model_messages,
 )
-from coder.toolset import Toolset, tool
+from coder.toolset import tool
 from coder.types import Limits, Message, Trigger, Usage
 from tests.harness import ask, assert_all_valid, assert_valid, drive, serve
 from tests.terminal import PATIENCE, ROOT, promptly, until
@@ -252,27 +251,6 @@ def test_many_processes_may_open_a_new_file_at_the_same_time(tmp_path: Path) -> 
         assert {row["id"] for row in store.rows("SELECT id FROM session")} == ids and len(ids) == 4
 
 
-@pytest.mark.parametrize("lock", ["EXCLUSIVE", "IMMEDIATE"])
-def test_opening_waits_for_a_process_that_writes(tmp_path: Path, lock: str) -> None:
-    """Also where the file is new, and not in WAL mode yet."""
-    path = tmp_path / "sessions.db"
-    with contextlib.closing(
-        sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-    ) as other:
-        other.execute(f"BEGIN {lock}")
-        timer = threading.Timer(0.3, other.execute, ("ROLLBACK",))
-        timer.start()
-        with promptly(4), contextlib.closing(Store(path)) as store:
-            assert kept(store, said("hi"))
-        timer.join()
-    store = Store(path)
-    store.rows("BEGIN IMMEDIATE")  # as a rollback that was interrupted leaves it
-    assert kept(store, said("hi"))
-    store.close()
-    with pytest.raises(StoreError):
-        store.sessions()
-
-
 # ---- damage ------------------------------------------------------------------------------------
 
 
@@ -357,37 +335,6 @@ def test_what_cannot_be_read_or_sent_is_left_out_and_reported(store: Store) -> N
 
 # ---- what goes in comes out --------------------------------------------------------------------
 
-TEXTS = st.text(max_size=20) | st.sampled_from(
-    ["", "h\ud83dlf", "nul\0", "\ufffe", "\U0001f600", '"quoted" \\ \n', "你好"]
-)
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
-CONTENTS = TEXTS | st.lists(
-    st.builds(lambda text: {"type": "text", "text": text}, TEXTS) | st.just(IMAGE), min_size=1
-)
-VALUES = st.integers() | TEXTS | st.none() | st.floats(allow_nan=False) | st.lists(TEXTS)
-METAS = st.dictionaries(st.sampled_from(["timestamp", "model", "is_error"]), VALUES)
-IDS = st.sampled_from(["a", "b", "call_0"])
-FUNCTIONS = st.fixed_dictionaries(
-    {
-        "name": st.sampled_from(["read", "no such"]),
-        "arguments": st.sampled_from(["{}", '{"x": "\\ud83d"}', "broken"]),
-    }
-)
-CALLS = st.lists(
-    st.fixed_dictionaries({"id": IDS, "type": st.just("function"), "function": FUNCTIONS}),
-    min_size=1,
-    max_size=3,
-)
-MESSAGES = st.one_of(
-    st.fixed_dictionaries({"role": st.just("user"), "content": CONTENTS, "meta": METAS}),
-    st.fixed_dictionaries(
-        {"role": st.just("assistant"), "content": TEXTS},
-        optional={"tool_calls": CALLS, "meta": METAS, "reasoning_content": TEXTS},
-    ),
-    st.fixed_dictionaries({"role": st.just("tool"), "tool_call_id": IDS, "content": CONTENTS}),
-    st.fixed_dictionaries({"role": st.just("artifact"), "text": TEXTS}),
-)
-
 
 def relaxed(examples: int) -> settings:
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -396,19 +343,6 @@ def relaxed(examples: int) -> settings:
 
 def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
-
-
-@pytest.mark.case("INV-09")
-@seed(20261121)
-@relaxed(100)
-@given(messages=st.lists(MESSAGES, max_size=12))
-def test_any_list_is_loaded_as_it_was(store: Store, messages: list[Message]) -> None:
-    """INV-09: also what no encoder takes, before it is mended; and after the repair that every request gets."""
-    session_id = kept(store, *messages)
-    assert not messages or active(store, session_id) == as_json(messages)
-    mended = repair(messages)
-    again = kept(store, *mended)
-    assert not mended or to_model_messages(store, again) == as_json(mended)
 
 
 EDITS = ["append", "append", "replace", "cut", "compact", "prune", "twice", "reverse", "given"]
@@ -684,49 +618,6 @@ def test_a_failed_write_is_reported_once_and_made_up_for_at_the_end(store: Store
     ]
 
 
-def test_what_cannot_be_written_as_json_is_reported_and_does_not_end_the_run(store: Store) -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    told: list[str] = []
-    with Recorder(store, store.create("/ws"), [said("hi")], tell=told.append) as recorder:
-        recorder.messages.append({"role": "user", "content": "x", "meta": {"deep": deep}})
-        recorder.sync()
-        recorder.sync()
-        assert len(told) == 1 and told[0].endswith("goes on, but is not saved.")
-        recorder.messages[1] = said("shallow", "assistant", path=Path("/x"))
-    assert told[1:] == ["The conversation is saved again."]
-    assert to_model_messages(store, recorder.session_id)[1]["meta"]["path"] == "/x"
-    del recorder, deep
-
-
-def test_a_repaired_message_is_the_same_row_with_its_calls(store: Store) -> None:
-    """From servers that give every first call the same id."""
-
-    def frame(delta: Body, finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
-
-    def call(number: int) -> Reply:
-        function = {"name": "add", "arguments": json.dumps({"a": number, "b": 0})}
-        calls = [{"index": 0, "id": "call_0", "type": "function", "function": function}]
-        done = b"data: [DONE]\n\n"
-        return Reply(chunks=[frame({"tool_calls": calls}), frame({}, "tool_calls"), done])
-
-    info = store.create("/ws")
-    session_id = info.id
-    with serve(call(1), call(2), Reply("ok")) as server, Recorder(store, info) as recorder:
-        ask(server, tools=[add], messages=recorder.messages, each=recorder)
-    assert to_model_messages(store, session_id) == recorder.messages
-    query = "SELECT * FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
-    rows = store.rows(query, session_id)
-    assert [(row["state"], row["title"]) for row in rows] == [
-        ("completed", "add 1"),
-        ("completed", "add 2"),
-    ]
-    assert {flag for flag, _ in table(store, session_id)} == {1}
-
-
 @pytest.mark.case("SES-05")
 def test_open_calls_are_answered_in_front_of_the_next_message_and_have_an_end(store: Store) -> None:
     """Also where the repair gives a call another id."""
@@ -873,16 +764,6 @@ def test_a_session_that_another_process_has_is_refused_and_can_be_forked(store: 
         holder.communicate(timeout=PATIENCE)
     with opened(store, session_id) as recorder:
         assert len(recorder.messages) == 2
-
-
-def test_a_session_has_one_writer_also_in_one_process_which_gives_it_back(store: Store) -> None:
-    session_id = kept(store, said("hi"))
-    before = len(os.listdir("/proc/self/fd"))
-    with opened(store, session_id), pytest.raises(StoreError, match="is open in another"):
-        opened(store, session_id)
-    opened(store, session_id).close()
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert list(store.path.with_name("sessions.db.locks").iterdir()) == []
 
 
 # ---- finding -----------------------------------------------------------------------------------
@@ -1066,22 +947,3 @@ def test_a_run_of_the_loop_is_kept_where_it_is_watched(tmp_path: Path) -> None:
             drive(session.watch(run_loop([], model, [add], prompt="Add.")))
         with pytest.raises(ValueError, match="has its own messages"):
             Agent("m", base_url=server.url, session=session, messages=[said("hi")])
-
-
-def test_a_session_belongs_to_one_agent_and_agents_may_share_a_set_of_tools(tmp_path: Path) -> None:
-    with (
-        serve(Reply("one"), Reply("two")) as server,
-        SessionStore(tmp_path / "sessions.db") as store,
-    ):
-        model = ChatModel("m", base_url=server.url, profile={"cache_key": True})
-        tools = Toolset([add])
-        one, two = store.open(), store.open()
-        agents = [Agent(model, session=session, tools=tools) for session in (one, two)]
-        with pytest.raises(ValueError, match="belongs to one agent"):
-            Agent(model, session=one)
-        for agent in agents:
-            agent.set_tools(tools)
-            agent.run("go")
-        keys = [request["prompt_cache_key"] for request in server.requests]
-        assert keys == [agent.session_id for agent in agents] == [one.session_id, two.session_id]
-        assert [table(store, each.session_id)[1][1] for each in (one, two)] == ["one", "two"]
