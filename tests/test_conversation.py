@@ -453,8 +453,7 @@ def test_the_checklist_and_the_undo_outlive_every_compaction(tmp_path: Path) -> 
             session.say("one more " + "x" * 3_000)
             session.say("/compact")
             session.say("/undo")  # of the newest, which is not in the summary
-            shown = flat(session.say("\x15/undo"))
-            assert "Undone: a." in shown and "its summary still contains this run" in shown
+            assert "Undone: a." in flat(session.say("\x15/undo"))
             assert not (session.ws / "a").exists()
             session.say("\x15/redo")
             session.say("/undo")

@@ -130,13 +130,13 @@ def test_json_has_everything_that_is_stored(store: Store, session: str) -> None:
     whole = json.loads(export(store, session, "json", lambda text: text))
     found = [whole["session"][name] for name in ("id", "title", "directory")]
     assert found == [session, "Change x", "/ws"]
-    roles = [each["message"]["role"] for each in whole["messages"]]
+    roles = [each["role"] for each in whole["messages"]]
     assert roles == ["user", "assistant", "tool", "tool", "assistant", "user"]
     parts = [
         (part["type"], part.get("state")) for each in whole["messages"] for part in each["parts"]
     ]
     assert parts == [("tool", "completed"), ("tool", "failed")]
-    answers = [each for each in whole["messages"] if each["message"]["role"] == "assistant"]
+    answers = [each for each in whole["messages"] if each["role"] == "assistant"]
     assert [each["finish"] for each in answers] == ["tool_calls", "stop"]
     used = sum(each["tokens"]["input"] for each in answers)
     assert used == whole["session"]["usage"]["input"] > 0
@@ -159,7 +159,7 @@ def test_what_a_compaction_replaced_is_in_it_and_marked(store: Store, format_: F
         assert flags == [False, False, True, True]
     else:
         assert text.count("no longer sent to the model") == 2
-        note = "The conversation was shortened here (manual): 3 → 2 messages, 1,200 → 300 tokens."
+        note = "The conversation was shortened here (manual, 3 → 2 messages, 1,200 → 300 tokens)."
         assert in_order(text, "old answer", note, "Summary", "Goal")
 
 

@@ -211,8 +211,6 @@ class Commands:
             self._warn(" ".join([result.problem, *result.conflicts]))
             return False
         self.screen.line(f"{done}: {_listed(result.paths) or 'no file was changed'}.")
-        if result.note:
-            self._note(result.note)
         if result.lost:
             self._note(f"Not covered by undo, and left as they are: {_listed(result.lost)}")
         return True

@@ -42,11 +42,6 @@ TAKEN_BACK = (
     "I have undone your last changes ({}). The summary above still contains them: look at the files before "
     "you go on."
 )
-SUMMARISED = (
-    "The conversation was shortened meanwhile, and its summary still contains this run; the model has been "
-    "informed that it was undone."
-)
-DELTAS = (events.TextDelta, events.ReasoningDelta, events.ToolCallDelta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +62,6 @@ class Conversation:
 
     def __init__(self, app: App, store: Store, *, titles: bool, one_task: bool) -> None:
         self.app, self.store, self.titles = app, store, titles
-        self.title = ""
         self.titler: Titler | None = None
         self.recorder: Recorder
         self.undone: list[UndoEntry] = []  # the newest last
@@ -92,11 +86,11 @@ class Conversation:
         self._leave()
         self._adopt(self._new())
 
-    def resume(self, given: str) -> SessionInfo:
+    def resume(self, given: str) -> None:
         """Continue the session with this id, or beginning of one. Raises StoreError; then the present one stays."""
         info, app = self.store.find(given), self.app
         if info.id == self.recorder.session_id:
-            return info
+            return
         recorder = Recorder(self.store, info, tell=app.notices.append)
         self._leave()
         self._adopt(recorder)
@@ -107,10 +101,9 @@ class Conversation:
         if info.directory != folder_name(str(app.cwd)):
             began = f"This conversation began in {info.directory}"
             app.notices.append(f"{began}; now files and permissions are those of {app.cwd}.")
-        return info
 
     def _adopt(self, recorder: Recorder) -> None:
-        self.recorder, self.title = recorder, recorder.info.title
+        self.recorder = recorder
         tools = self.app.agent.state.tools.tools.values()
         names = {each.name for each in tools if each.concurrent and each.name != "task"} | {"todo"}
         self.snapshots.harmless = names
@@ -153,7 +146,7 @@ class Conversation:
     # -- what happens in it
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, DELTAS):
+        if event.type.endswith("_delta"):
             return
         ends = isinstance(event, StepEnd | RunEnd)
         if not ends:  # written first: a look at the files takes its time
@@ -164,14 +157,14 @@ class Conversation:
             self._record(event)
         if isinstance(event, events.RunStart):
             self.undone.clear()
-        elif self.titles and isinstance(event, events.MessageEnd) and not self.title:
+        elif isinstance(event, events.MessageEnd) and self.titles and not self.titler:
             self._begin_title(event.message)
         self._take_title()
 
     def _record(self, event: Event) -> None:
-        info, names = self.recorder.info, (self.app.model.name, self.app.spec.name)
-        if isinstance(event, events.RunStart) and names != (info.model, info.agent):
-            self.recorder.info = dataclasses.replace(info, model=names[0], agent=names[1])
+        if isinstance(event, events.RunStart):
+            model, agent = self.app.model.name, self.app.spec.name
+            self.recorder.info = dataclasses.replace(self.recorder.info, model=model, agent=agent)
         self.recorder(event)
         if isinstance(event, events.Nested) and event.session_id:
             self._record_child(event)
@@ -191,7 +184,7 @@ class Conversation:
         self.recorder.sync()
 
     def _begin_title(self, message: Message) -> None:
-        if not self.titler and (module := optional("coder.agent.titles")):
+        if not self.recorder.info.title and (module := optional("coder.agent.titles")):
             self.titler = module.Titler(self.app.chat_model(self.app.model.name), text_of(message))
 
     def _take_title(self) -> None:
@@ -199,9 +192,10 @@ class Conversation:
             found = RunEnd("stop", self.titler.title, self.titler.usage, 1)
             self._record(events.Nested("title", found))
             self.app.usage += self.titler.usage
-            self.title, self.titler = self.titler.title, None
+            self.recorder.info = dataclasses.replace(self.recorder.info, title=self.titler.title)
+            self.titler = None
             with contextlib.suppress(StoreError):  # the recorder reports it, too
-                self.store.rename(self.recorder.session_id, self.title)
+                self.store.rename(self.recorder.session_id, self.recorder.info.title)
 
     # -- sub-agents, whose sessions are kept beside that of their parent, so that `task_id` finds them again
 
@@ -244,16 +238,16 @@ class Conversation:
             return done
         messages = self.app.agent.messages
         at = place(done.run, messages)
-        summarised = _is_summarised(messages, at)
+        left: list[Message] = []
+        if _is_summarised(messages, at):
+            left.append(user(TAKEN_BACK.format(", ".join(done.paths) or "no file")))
         at = len(messages) if at is None else at
         removed = messages[at:]
-        left = [each for each in removed if each.get("meta", {}).get("own")]
-        if summarised:
-            left.append(user(TAKEN_BACK.format(", ".join(done.paths) or "no file")))
+        left = [each for each in removed if each.get("meta", {}).get("own")] + left
         words = " ".join(text_of(removed[0]).split()) if removed else ""
         self.undone.append(UndoEntry(at, removed, left, words))
         self._replace_messages(at, left)
-        return dataclasses.replace(done, note=SUMMARISED if summarised else "")
+        return done
 
     def redo(self) -> UndoResult:
         """Do again what was undone last."""

@@ -29,6 +29,7 @@ from coder.types import Message
 
 Format = Literal["md", "json", "html"]
 Redact = Callable[[str], str]
+JSON_COLUMNS = {"data", "error", "tokens"}
 CONTROL = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})  # not allowed in HTML
 
 
@@ -53,33 +54,29 @@ def export(store: Store, session_id: str, format: Format, redact: Redact | None 
 def _stored(store: Store, info: SessionInfo) -> dict[str, Any]:
     """Everything that is stored, as the JSON format has it."""
     parts: dict[int, list[dict[str, Any]]] = {}
-    for part in store.rows("SELECT * FROM part WHERE session = ? ORDER BY id", info.id):
-        names = ("type", "call_id", "state", "title", "start", "end")
-        facts = {name: part[name] for name in names if part[name] is not None}
-        parts.setdefault(part["message"], []).append(facts | {"data": loaded(part["data"])})
-    messages = [
-        {
-            "active": bool(row["active"]),
-            "finish": row["finish"],
-            "error": loaded(row["error"]),
-            "tokens": loaded(row["tokens"]),
-            "completed": row["completed"],
-            "message": loaded(row["data"]),
-            "parts": parts.get(row["id"], []),
-        }
-        for row in store.rows("SELECT * FROM message WHERE session = ? ORDER BY position", info.id)
-    ]
-    query = "SELECT text, status FROM todo WHERE session = ? ORDER BY position"
-    todos = [dict(row) for row in store.rows(query, info.id)]
-    return {"session": asdict(info), "messages": messages, "todos": todos}
+    for row in store.rows("SELECT * FROM part WHERE session = ? ORDER BY id", info.id):
+        parts.setdefault(row["message"], []).append(_decoded(row))
+    rows = store.rows("SELECT * FROM message WHERE session = ? ORDER BY position", info.id)
+    todos = store.rows("SELECT text, status FROM todo WHERE session = ?", info.id)
+    return {
+        "session": asdict(info),
+        "messages": [_decoded(row) | {"parts": parts.get(row["id"], [])} for row in rows],
+        "todos": [dict(row) for row in todos],
+    }
+
+
+def _decoded(row: Any) -> dict[str, Any]:
+    facts = dict(row)
+    return facts | {name: loaded(facts[name]) for name in JSON_COLUMNS & facts.keys()}
 
 
 def _facts(info: SessionInfo) -> str:
-    usage = info.usage
-    cost = f", ${usage.cost:.4f}" if usage.cost is not None else ""
-    used = f"{usage.input:,} tokens in ({usage.cached:,} cached), {usage.output:,} out{cost}"
+    used = (
+        f"{info.usage.input:,} tokens in ({info.usage.cached:,} cached), {info.usage.output:,} out"
+    )
+    cost = f"${info.usage.cost:.4f}" if info.usage.cost is not None else ""
     times = f"{_when(info.created)} to {_when(info.updated)}"
-    return _joined(info.id, info.model, info.directory, times, used)
+    return _joined(info.id, info.model, info.directory, times, used, cost)
 
 
 def _when(time: int) -> str:
@@ -120,7 +117,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 def _entries(rows: Sequence[dict[str, Any]]) -> Iterator[Entry]:
     """Results stand with their calls, and a compaction is an entry of its own."""
-    read = [(row, message) for row in rows if (message := formed(row["message"])) is not None]
+    read = [(row, message) for row in rows if (message := formed(row["data"])) is not None]
     for place, (row, message) in enumerate(read):
         for part in row["parts"]:
             if part["type"] == "compaction":
@@ -144,10 +141,10 @@ def _entries(rows: Sequence[dict[str, Any]]) -> Iterator[Entry]:
 
 def _shortening(data: dict[str, Any]) -> str:
     before, after = _object(data.get("before")), _object(data.get("after"))
-    names = [name for name in ("messages", "tokens") if name in before and name in after]
-    figures = ", ".join(f"{before[name]:,} → {after[name]:,} {name}" for name in names)
-    how = f"({data.get('trigger', 'manual')}){': ' if figures else ''}{figures}"
-    return f"The conversation was shortened here {how}."
+    figures = [f"{before[name]:,} → {after.get(name, 0):,} {name}" for name in before]
+    return (
+        f"The conversation was shortened here ({', '.join([str(data.get('trigger')), *figures])})."
+    )
 
 
 def _text(message: Message) -> str:
@@ -191,10 +188,9 @@ def _arguments(sent: str) -> str:
     arguments = loaded(sent)
     if not isinstance(arguments, dict):
         return sent
-    return "\n".join(
-        f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-        for name, value in arguments.items()
-    )
+    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in arguments.items()}
+    texts |= {name: value for name, value in arguments.items() if isinstance(value, str)}
+    return "\n".join(f"{name}: {text}" for name, text in texts.items())
 
 
 # ---- Markdown ----------------------------------------------------------------------------------

@@ -64,7 +64,6 @@ class UndoResult:
     paths: Sequence[str] = ()
     conflicts: Sequence[str] = ()
     lost: Sequence[str] = ()
-    note: str = ""
     problem: str = ""
 
 
