@@ -350,31 +350,6 @@ def test_a_run_for_programs_names_its_conversation(place: Place, output_format: 
         assert again.returncode == 0 and len(server.requests[-1]["messages"]) == 4
 
 
-HERE = ["--base-url", "http://127.0.0.1:9/v1", "-m", "m"]
-USAGE_ERRORS = {
-    "nothing to do": ["-p"],
-    "no key": ["hi"],
-    "CODER_MAX_STEPS": [*HERE, "--max-steps", "many", "hi"],
-    "unrecognized arguments": ["hi", "--nonsense"],
-    "no agent 'none'": [*HERE, "--agent", "none", "hi"],
-    "There is no session 'zzz'": [*HERE, "-r", "zzz", "hi"],
-}
-
-
-@pytest.mark.parametrize("message", USAGE_ERRORS)
-def test_an_error_of_usage_is_an_object_of_the_format_too(place: Place, message: str) -> None:
-    for output_format, more in (("json", {"session_id", "messages"}), ("stream-json", {"type"})):
-        done = place.run(f"--output-format={output_format}", *USAGE_ERRORS[message])
-        assert (done.returncode, done.stdout.count("\n")) == (2, 1)
-        end = last(done)
-        error = end["error"]
-        assert error.pop("kind") == "usage" and message in error.pop("message")
-        assert error == {"status": None, "request_id": None}
-        assert set(end) == RUN_END | more
-        assert (end["stop_reason"], end["steps"], set(end["usage"])) == ("error", 0, USAGE)
-        assert message in done.stderr
-
-
 # ---- usage and configuration ---------------------------------------------------------------------
 
 
@@ -393,6 +368,8 @@ ONE_LINE: dict[str, tuple[dict[str, str], list[str]]] = {
     "-r hi": (NINE, ["nothing to do"]),
     "--demo hi": ({}, ["--demo has a task of its own"]),
     "--demo -c": ({}, ["--demo has a task of its own"]),
+    "--agent none hi": (NINE, ["no agent 'none'"]),
+    "--output-format=json -r zzz hi": (NINE, ["There is no session 'zzz'"]),
 }
 
 

@@ -81,7 +81,7 @@ def test_each_setting_comes_from_the_first_source_that_has_it(settings: Sources,
 
 
 def test_what_no_source_has_gets_its_default(settings: Sources, place: Place) -> None:
-    default = Settings("m", HERE.format(9), context_window=128_000)
+    default = Settings(model="m", base_url=HERE.format(9), context_window=128_000)
     assert settings(env=NEEDED) == default
     assert (default.idle_timeout, default.retry_base, default.max_steps) == (180, 2, 100)
     assert get_args(Reasoning) == LEVELS

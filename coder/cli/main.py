@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -62,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the words ask for; returns the exit code. What is wrong with them stands on stderr in one line, and on
-    stdout in the formats for programs."""
+    """Do what the words ask for; returns the exit code. What is wrong with them stands on stderr in one line."""
     try:
         if argv and argv[0] in SUBCOMMANDS:
             enter(".")
@@ -73,10 +71,6 @@ def run(argv: Sequence[str]) -> int:
         return demonstrate(arguments) if arguments.demo else start(arguments, prompt_of(arguments))
     except ConfigError as error:
         sys.stderr.write(f"coder: {strip_controls(str(error))}\n")
-        if output_format := re.search(r"--output-format[ =](json|stream-json)", " ".join(argv)):
-            from coder.cli.one_shot import print_refusal
-
-            print_refusal(str(error), output_format[1])
         return USAGE
 
 

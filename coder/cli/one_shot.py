@@ -24,7 +24,7 @@ from coder.cli.wording import STOPPED, error_text
 from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
-from coder.types import Message, RunResult, Usage
+from coder.types import Message, RunResult
 
 TRANSIENT_KINDS = {"rate_limit", "server", "network", "incomplete", "empty"}
 Show = Callable[[Event], None]
@@ -134,14 +134,6 @@ def last_answer(messages: Sequence[Message]) -> str:
 
 
 # ---- the formats for programs ------------------------------------------------------------------------
-
-
-def print_refusal(problem: str, output_format: str) -> None:
-    """Print the only line of a run that could not begin."""
-    end = RunEnd("error", f"Error: {problem}", Usage(), 0)
-    fields = object_of(end, None, []) if output_format == "json" else end.to_dict()
-    error = {"kind": "usage", "message": problem, "status": None, "request_id": None}
-    print_json(fields | {"error": error})
 
 
 def object_of(end: RunEnd, session_id: str | None, messages: Sequence[Message]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The settings: one table, from which the flags, the environment, the .env files and `coder config` come.
 
-flags.py has the parser, config.py says which of several values counts.
+The field `max_steps` is CODER_MAX_STEPS in the environment and --max-steps on the command line. flags.py has the parser,
+config.py says which of several values counts.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +32,7 @@ WINDOWS = (
 )
 LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh")  # types.Reasoning, slow to import
 ADDRESS = r"https?://([^\s/@?#\\]*@)?([\w.-]+|\[[0-9a-f:.]+\])(:[1-9]\d{0,4})?([/?#][!-~]*)?"
+LEVEL_HELP = f"one of {', '.join(LEVELS)} (off)"
 PRICES = '{"gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}'
 
 
@@ -73,7 +75,7 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def headers(text: str) -> dict[str, str]:
+def read_headers(text: str) -> dict[str, str]:
     given = json_object(text)
     for name, value in given.items():
         if not re.fullmatch(r"[\w.!#$%&'*+^`|~-]+: [ -~]+", f"{name}: {value}", re.A):
@@ -81,14 +83,14 @@ def headers(text: str) -> dict[str, str]:
     return {name: str(value) for name, value in given.items()}
 
 
-def profile(text: str) -> dict[str, Any]:
+def read_profile(text: str) -> dict[str, Any]:
     from coder.providers.profiles import profile_of
 
     profile_of("", "", given := json_object(text))
     return given
 
 
-def prices(path: str) -> dict[str, Price]:
+def read_prices(path: str) -> dict[str, Price]:
     from coder.providers.assembler import Price
 
     given = json_object(Path(path).expanduser().read_text("utf-8"))
@@ -99,76 +101,43 @@ def prices(path: str) -> dict[str, Price]:
 
 
 class Setting(NamedTuple):
-    """What reads it, what its flag's value is called ("": a switch; None: no flag), what it has to be."""
+    """What reads a text, what that has to be, what the flag's value is called ("": a switch; None: no flag)."""
 
     read: Reader
-    value: str | None
     help: str
+    value: str | None = None
 
 
-SETTINGS: dict[str, Setting] = {
-    "OPENAI_API_KEY": Setting(KEY, None, "the key, in plain characters"),
-    "OPENAI_BASE_URL": Setting(URL, "URL", "a server, such as http://127.0.0.1:8080/v1"),
-    "OPENAI_MODEL": Setting(str, "NAME", "the model's name"),
-    "CODER_CONTEXT_WINDOW": Setting(WHOLE, "TOKENS", "tokens (default by model family)"),
-    "CODER_REASONING": Setting(LEVEL, "LEVEL", f"one of {', '.join(LEVELS)} (off)"),
-    "CODER_IDLE_TIMEOUT": Setting(
-        NUMBER, "S", "seconds without data until a retry (180; 0: never)"
-    ),
-    "CODER_FIRST_BYTE_TIMEOUT": Setting(NUMBER, None, "seconds until an answer begins (300)"),
-    "CODER_RETRY_BASE": Setting(NUMBER, None, "seconds before the first retry, then doubled (2)"),
-    "CODER_MAX_STEPS": Setting(WHOLE, "N", "a number of model calls per run (100)"),
-    "CODER_MAX_SECONDS": Setting(NUMBER, "S", "a number of seconds per run (no limit)"),
-    "CODER_PRICES": Setting(prices, None, f"a file with prices per million tokens: {PRICES}"),
-    "CODER_PROFILE": Setting(profile, None, 'JSON for profiles.py: {"empty_content": "empty"}'),
-    "CODER_EXTRA_BODY": Setting(json_object, None, 'JSON for every request: {"top_k": 20}'),
-    "CODER_HEADERS": Setting(headers, None, 'JSON of headers: {"x-gateway-key": "..."}'),
-    "CODER_TITLES": Setting(SWITCH, None, "on or off: the model names conversations (on)"),
-    "CODER_ALLOW_HTTP": Setting(SWITCH, "", "on to allow http:// to another machine (off)"),
-    "CODER_SANDBOX": Setting(SANDBOX, "auto|on|off", "auto, on (no command without it) or off"),
-    "CODER_SANDBOX_NETWORK": Setting(SWITCH, "on|off", "on or off: commands have the network (on)"),
-}
-SECRET = ("OPENAI_API_KEY", "CODER_HEADERS")  # their values are not shown
-
-
-def field_of(name: str) -> str:
-    """The field of Settings that has a setting: CODER_MAX_STEPS -> max_steps."""
-    return name.partition("_")[2].lower()
-
-
-def value_of(name: str, text: str) -> Any:
-    """The value of a setting. Raises ConfigError."""
-    setting = SETTINGS[name]
-    try:
-        return setting.read(text)
-    except (OSError, ValueError, TypeError) as error:
-        given = "the value" if name in SECRET else repr(text)
-        why = f" ({error})" if str(error) else ""
-        raise ConfigError(f"{name}: {given} has to be {setting.help}{why}") from None
+def setting(default: Any, *of: Any) -> Any:
+    """A field with these of Setting; `dict` as default stands for an empty one."""
+    metadata, visible = {"setting": Setting(*of)}, KEY not in of
+    if default is dict:
+        return field(default_factory=dict, metadata=metadata, repr=False)
+    return field(default=default, metadata=metadata, repr=visible)
 
 
 @dataclass(frozen=True)
 class Settings:
     """Everything that decides which model is asked and how."""
 
-    model: str = ""
-    base_url: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    context_window: int = 0
-    idle_timeout: float = 180
-    first_byte_timeout: float | None = None
-    retry_base: float = 2
-    max_steps: int = 100
-    max_seconds: float | None = None
-    reasoning: Reasoning = "off"
-    titles: bool = True
-    allow_http: bool = False
-    sandbox: str = "auto"  # or on, off
-    sandbox_network: bool = True
-    prices: Mapping[str, Price] = field(default_factory=dict)
-    profile: Mapping[str, Any] = field(default_factory=dict)
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    api_key: str | None = setting(None, KEY, "the key, in plain characters")
+    base_url: str | None = setting(None, URL, "a server, such as http://127.0.0.1:8080/v1", "URL")
+    model: str = setting("", str, "the model's name", "NAME")
+    context_window: int = setting(0, WHOLE, "tokens (default by model family)", "TOKENS")
+    reasoning: Reasoning = setting("off", LEVEL, LEVEL_HELP, "LEVEL")  # noqa: RUF009
+    idle_timeout: float = setting(180, NUMBER, "seconds without data (180; 0: no limit)", "S")
+    first_byte_timeout: float | None = setting(None, NUMBER, "seconds to the first data (300)")
+    retry_base: float = setting(2, NUMBER, "seconds before the first retry, then doubled (2)")
+    max_steps: int = setting(100, WHOLE, "a number of model calls per run (100)", "N")
+    max_seconds: float | None = setting(None, NUMBER, "seconds per run (no limit)", "S")
+    prices: Mapping[str, Price] = setting(dict, read_prices, f"a file with prices: {PRICES}")
+    profile: Mapping[str, Any] = setting(dict, read_profile, 'for profiles.py: {"tool_name": true}')
+    extra_body: Mapping[str, Any] = setting(dict, json_object, 'JSON of requests: {"top_k": 20}')
+    headers: Mapping[str, str] = setting(dict, read_headers, 'JSON of headers: {"x-key": "..."}')
+    titles: bool = setting(True, SWITCH, "on or off: the model names conversations (on)")
+    allow_http: bool = setting(False, SWITCH, "on to allow http:// to another machine (off)", "")
+    sandbox: str = setting("auto", SANDBOX, "auto, on (none runs without it) or off", "auto|on|off")
+    sandbox_network: bool = setting(True, SWITCH, "on or off: commands have network (on)", "on|off")
     keys: tuple[str, ...] = field(default=(), repr=False)  # of all sources, to be redacted
     notes: tuple[str, ...] = ()  # what the user should know of where the settings came from
 
@@ -181,3 +150,28 @@ class Settings:
         return self.prices.get(model) or next(
             (price for name, price in self.prices.items() if fnmatchcase(model, name)), None
         )
+
+
+OPENAI = ("api_key", "base_url", "model")  # the openai client has the same names for these
+SETTINGS: dict[str, Setting] = {
+    f"{'OPENAI' if each.name in OPENAI else 'CODER'}_{each.name.upper()}": each.metadata["setting"]
+    for each in fields(Settings)
+    if each.metadata
+}
+SECRET = ("OPENAI_API_KEY", "CODER_HEADERS")  # their values are not shown
+
+
+def field_of(name: str) -> str:
+    """The field of a setting: CODER_MAX_STEPS -> max_steps."""
+    return name.partition("_")[2].lower()
+
+
+def value_of(name: str, text: str) -> Any:
+    """The value of a setting. Raises ConfigError."""
+    setting = SETTINGS[name]
+    try:
+        return setting.read(text)
+    except (OSError, ValueError, TypeError) as error:
+        given = "the value" if name in SECRET else repr(text)
+        why = f" ({error})" if str(error) else ""
+        raise ConfigError(f"{name}: {given} has to be {setting.help}{why}") from None
