@@ -23,7 +23,7 @@ from coder.abort import Abort
 from coder.devtools.scripted import Reply
 from coder.events import Event, Notice, PermissionAsked
 from coder.hooks import HookChain, Hooks
-from coder.permissions.landlock import available, restrict
+from coder.permissions.landlock import LandlockError, restrict
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule
 from coder.permissions.sandbox import Sandbox
@@ -35,8 +35,11 @@ from coder.types import ToolCall
 from tests.harness import ask, serve
 from tests.terminal import MARK, ROOT, OneShot, gone, processes, until
 
-landlock = pytest.mark.skipif(not available(), reason="this kernel has no Landlock for us")
-complete = available() and ThreadPoolExecutor(1).submit(restrict, []).result()
+try:
+    complete: bool | None = ThreadPoolExecutor(1).submit(restrict, []).result()
+except LandlockError:
+    complete = None
+landlock = pytest.mark.skipif(complete is None, reason="this kernel has no Landlock for us")
 seccomp = pytest.mark.skipif(not complete, reason="this kernel has an old Landlock, or no seccomp")
 FINE = Reply("All is well.")
 
@@ -257,7 +260,7 @@ def test_a_search_finds_what_there_is_and_is_confined(ws: Path) -> None:
 # ---- the network, and the filter of system calls ------------------------------------------------
 
 
-@pytest.mark.skipif(available() < 4, reason="this Landlock, if any, knows no TCP")
+@seccomp
 def test_tcp_can_be_turned_off(ws: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         connect = f"exec 3<>/dev/tcp/127.0.0.1/{server.getsockname()[1]} && echo connected"
@@ -273,8 +276,8 @@ def test_tcp_can_be_turned_off(ws: Path) -> None:
 
 @landlock
 @seccomp
-@pytest.mark.parametrize("abi", [available(), 3])
-def test_without_a_network_there_are_sockets_for_this_machine_only(abi: int) -> None:
+@pytest.mark.parametrize("abi", [None, 3])
+def test_without_a_network_there_are_sockets_for_this_machine_only(abi: int | None) -> None:
     """Also where Landlock knows no TCP."""
     script = """
 import ctypes, socket, sys
@@ -433,11 +436,11 @@ def test_a_folder_that_holds_the_home_is_reported(ws: Path) -> None:
 
 
 @landlock
-@pytest.mark.parametrize("abi", sorted({1, 3, available()}))
-def test_older_versions_of_landlock_are_used_as_far_as_they_go(ws: Path, abi: int) -> None:
+@pytest.mark.parametrize("abi", [1, 3, None])
+def test_older_versions_of_landlock_are_used_as_far_as_they_go(ws: Path, abi: int | None) -> None:
     confined((ws / "new").touch, ws, abi=abi)
     works = [(ws.parent / "new").touch, lambda: os.truncate(ws.parent / "file", 0)]
-    for work in works[: 2 if abi >= 3 else 1]:
+    for work in works[: 1 if abi == 1 else 2]:
         with pytest.raises(PermissionError):
             confined(work, ws, abi=abi)
 

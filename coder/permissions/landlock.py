@@ -76,15 +76,7 @@ OWN_LIMITS = [
 
 
 class LandlockError(OSError):
-    """The kernel does not support it."""
-
-
-def available() -> int:
-    """The version of Landlock that this kernel has; 0 where it has none or forbids it."""
-    try:
-        return _call("syscall", CREATE_RULESET, None, 0, VERSION)
-    except LandlockError:
-        return 0
+    """This kernel has no Landlock, or it may not be used."""
 
 
 def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> bool:
@@ -95,9 +87,8 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
     `abi`: use no newer Landlock. Returns whether the kernel can do all of this; where seccomp is
     missing, only TCP is denied. Raises LandlockError.
     """
-    abi = available() if abi is None else abi
-    if not abi:
-        raise LandlockError(errno.ENOSYS, "this kernel has no Landlock, or it may not be used")
+    if abi is None:
+        abi = _call("syscall", CREATE_RULESET, None, 0, VERSION)
     handled = sum(rights for since, rights in RIGHTS.items() if abi >= since)
     fields = [handled, 0 if network else TCP, SCOPES]
     fields = fields[: 1 if abi < NETWORK_ABI else 2 if abi < FULL_ABI else 3]

@@ -55,7 +55,10 @@ SIGNS = re.compile(
 )
 
 # Notices for the user: at the start, and later.
-NO_SANDBOX = "No sandbox: {}. Commands that you allow run with all of your rights."
+NO_SANDBOX = (
+    "No sandbox: this kernel has no Landlock, or it may not be used. Commands that you allow run "
+    "with all of your rights."
+)
 INCOMPLETE = "The sandbox of this kernel is incomplete: it lacks what Linux 6.12 and seccomp have."
 HOLDS_HOME = "This folder holds your home folder: the sandbox lets commands write to all of it."
 UNGUARDED = "Not guarded against changes by commands, since it holds too much: {}."
@@ -113,8 +116,8 @@ class Sandbox(Hooks):
             restricting = self.confined.submit(restrict, self._writable_paths(), network)
             self.notices += [] if restricting.result() else [INCOMPLETE]
             self.active = True
-        except LandlockError as error:
-            self.notices.append(NO_SANDBOX.format(error.strerror))
+        except LandlockError:
+            self.notices.append(NO_SANDBOX)
             self.active = False
         if required and self.notices:
             raise SandboxError(self.notices[0])
