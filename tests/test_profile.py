@@ -340,15 +340,6 @@ def test_an_override_that_does_not_fit_is_an_error_at_once(profile: Any, text: s
         ChatModel("m", base_url=ANY, profile=profile)
 
 
-def test_what_a_program_sets_wins_over_extra_body_and_that_over_the_table() -> None:
-    extra = {"reasoning_effort": "extra", "stream_options": {"a": 1}, "temperature": 1, "seed": 1}
-    chat = ChatModel("m", base_url=ANY, api_key="k", extra_body=extra)
-    request = Request([said("go")], options={"seed": 2, "top_p": 0.5}, reasoning="high")
-    body = json.loads(chat.body(request))
-    own = {"model": "m", "messages": [said("go")], "stream": True}
-    assert body == own | extra | {"seed": 2, "top_p": 0.5}
-
-
 # ---- how much to think -------------------------------------------------------------------------------------
 
 
@@ -461,16 +452,6 @@ def test_a_parameter_that_the_server_names_is_dropped_and_the_answer_comes(case:
         assert notices(again) == []
         run(other)
         assert has(other.requests[0], member), "another server may take it"
-
-
-def test_rejections_are_remembered_by_the_name_of_the_model_and_are_no_failed_attempts() -> None:
-    busy, no = Reply(status=503, text="busy"), refusal("stream_options is not supported")
-    with serve(busy, no, busy, Reply("fine"), no, Reply("fine")) as server:
-        events, end = ask(server)
-        assert end.text == "fine" and types(events).count("retry") == 2
-        talk(server, name="other")
-    sent = [has(body, "stream_options") for body in server.requests]
-    assert sent == [True, True, False, False, True, False]
 
 
 @pytest.mark.parametrize("given", ["max_tokens", "max_completion_tokens"])

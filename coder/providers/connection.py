@@ -53,9 +53,7 @@ class StreamingRequest:
         self.headers: dict[str, str] = {}  # of the answer, names in lower case
         self._socket: socket.socket | None = None
         self._file: Any = None  # the socket's, to read from
-        self._reusable = (
-            False  # the answer was read to its end, and the server keeps the connection
-        )
+        self._reusable = False  # the answer was read to its end, and the server keeps open
         self._timeout = -1.0  # the socket's
         self.within(seconds)
 
@@ -162,9 +160,7 @@ class Connections:
     def __init__(self, url: str, address: str) -> None:
         self.url, self.address = url, address
         self.answered = False  # the server did, at least once
-        self._place = shown_url(
-            url
-        )  # what a connection goes to: the server, or the proxy before it
+        self._place = address  # what a connection goes to: the server, or the proxy before it
         self._idle: list[socket.socket] = []
         self._tls: ssl.SSLContext | None = None
 
@@ -246,9 +242,7 @@ class Connections:
 
                     self._tls = httpx2.create_ssl_context()
             except OSError as error:
-                message = (
-                    f"the authorities of SSL_CERT_FILE or SSL_CERT_DIR cannot be loaded: {error}"
-                )
+                message = f"the file of SSL_CERT_FILE or SSL_CERT_DIR cannot be loaded: {error}"
                 raise ModelError("protocol", message, advice=OWN_CA) from error
         return self._tls
 
