@@ -7,7 +7,7 @@
             case ToolStart(title=title):
                 print(title)
 
-`Event` is the union of all classes, so that `match` and `isinstance` narrow for a type checker.
+`Event` is the union of all classes, so that `match` and `event.type == "..."` narrow for a type checker.
 `to_dict()` is the line of `--output-format stream-json`. An event with a `reply` method asks something: the
 consumer calls it before it takes the next event; without a reply the answer is no.
 
@@ -35,15 +35,14 @@ State = Literal[
 class BaseEvent:
     """Base of all events: makes a dataclass of each subclass. `type` is the name of the class in snake_case."""
 
-    type: ClassVar[str]
-
     def __init_subclass__(cls) -> None:
         dataclass(cls)
-        cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        if "type" not in vars(cls):  # an event of a plugin's own
+            cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()  # type: ignore[attr-defined]
 
     def to_dict(self) -> dict[str, Any]:
         """{"type": ..., fields by name}. Fields with repr=False (replies, whole histories) are left out."""
-        return {"type": self.type} | _fields_of(self)
+        return {"type": getattr(self, "type", "event")} | _fields_of(self)
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
@@ -66,10 +65,13 @@ def json_value(value: Any) -> Any:
 class RunStart(BaseEvent):
     """The first event of a run."""
 
+    type: ClassVar[Literal["run_start"]] = "run_start"
+
 
 class RunEnd(BaseEvent):
     """`text` is the answer, or why there is none; `error` is what stopped it, with "error" and some "length"."""
 
+    type: ClassVar[Literal["run_end"]] = "run_end"
     stop_reason: StopReason
     text: str
     usage: Usage
@@ -78,10 +80,12 @@ class RunEnd(BaseEvent):
 
 
 class StepStart(BaseEvent):
+    type: ClassVar[Literal["step_start"]] = "step_start"
     step: int
 
 
 class StepEnd(BaseEvent):
+    type: ClassVar[Literal["step_end"]] = "step_end"
     message: Message
     tool_results: list[Message]
     finish_reason: str
@@ -91,6 +95,7 @@ class StepEnd(BaseEvent):
 class Status(BaseEvent):
     """Where the run is; docs/reading-guide.md draws the states and the ways between them."""
 
+    type: ClassVar[Literal["status"]] = "status"
     status: Literal["idle", "busy", "retry"]
     state: State
 
@@ -98,6 +103,7 @@ class Status(BaseEvent):
 class Retry(BaseEvent):
     """Attempt `attempt` (counted per cause) failed; the next one starts after `delay` seconds. Its partial text is void."""
 
+    type: ClassVar[Literal["retry"]] = "retry"
     attempt: int
     delay: float
     error: ModelError
@@ -106,6 +112,7 @@ class Retry(BaseEvent):
 class Compacted(BaseEvent):
     """`before` and `after` are {"messages": n, "tokens": n}; `messages` is the list as it is now."""
 
+    type: ClassVar[Literal["compacted"]] = "compacted"
     trigger: Trigger
     attempt: int
     before: dict[str, int]
@@ -118,24 +125,29 @@ class Compacted(BaseEvent):
 
 
 class MessageStart(BaseEvent):
+    type: ClassVar[Literal["message_start"]] = "message_start"
     message: Message
 
 
 class MessageEnd(BaseEvent):
+    type: ClassVar[Literal["message_end"]] = "message_end"
     message: Message
 
 
 class TextDelta(BaseEvent):
+    type: ClassVar[Literal["text_delta"]] = "text_delta"
     text: str
 
 
 class ReasoningDelta(BaseEvent):
+    type: ClassVar[Literal["reasoning_delta"]] = "reasoning_delta"
     text: str
 
 
 class ToolCallDelta(BaseEvent):
     """A piece of a call while it arrives; `arguments` is raw text, for display only."""
 
+    type: ClassVar[Literal["tool_call_delta"]] = "tool_call_delta"
     id: str
     name: str
     arguments: str
@@ -147,6 +159,7 @@ class ToolCallDelta(BaseEvent):
 class ToolStart(BaseEvent):
     """`arguments` are the model's, before hooks change them; {} where they are unusable."""
 
+    type: ClassVar[Literal["tool_start"]] = "tool_start"
     id: str
     name: str
     arguments: dict[str, Any]
@@ -154,6 +167,7 @@ class ToolStart(BaseEvent):
 
 
 class ToolUpdate(BaseEvent):
+    type: ClassVar[Literal["tool_update"]] = "tool_update"
     id: str
     text: str
 
@@ -161,6 +175,7 @@ class ToolUpdate(BaseEvent):
 class ToolEnd(BaseEvent):
     """`seconds` is the tool's own time, without that of the user's answers."""
 
+    type: ClassVar[Literal["tool_end"]] = "tool_end"
     id: str
     name: str
     result: ToolResult
@@ -171,6 +186,7 @@ class ToolEnd(BaseEvent):
 class Nested(BaseEvent):
     """An event of a sub-agent's run; `session_id` is the sub-agent's, `call_id` the call that it works for."""
 
+    type: ClassVar[Literal["nested"]] = "nested"
     agent: str
     event: Event
     session_id: str = ""
@@ -183,12 +199,14 @@ class Nested(BaseEvent):
 class Notice(BaseEvent):
     """Something the user should know."""
 
+    type: ClassVar[Literal["notice"]] = "notice"
     text: str
 
 
 class HookFailed(BaseEvent):
     """A guarded hook failed or timed out at this place (extend/guard.py)."""
 
+    type: ClassVar[Literal["hook_failed"]] = "hook_failed"
     hook: str
     place: str
     error: str
@@ -199,6 +217,7 @@ class PermissionAsked(BaseEvent):
     """`pattern` is the whole command or path that will be acted on; `remember` is what "always" would store,
     "" where nothing can be; `detail` is a preview (a diff); `why` is the reason for an unexpected question."""
 
+    type: ClassVar[Literal["permission_asked"]] = "permission_asked"
     id: str
     permission: str
     pattern: str
@@ -214,6 +233,7 @@ class PermissionAsked(BaseEvent):
 
 
 class PermissionReplied(BaseEvent):
+    type: ClassVar[Literal["permission_replied"]] = "permission_replied"
     id: str
     answer: Answer
 
@@ -221,6 +241,7 @@ class PermissionReplied(BaseEvent):
 class QuestionAsked(BaseEvent):
     """The model asks the user; without a reply the answer is empty."""
 
+    type: ClassVar[Literal["question_asked"]] = "question_asked"
     id: str
     question: str
     options: list[str]
@@ -233,6 +254,7 @@ class QuestionAsked(BaseEvent):
 class DoomLoop(BaseEvent):
     """The same call for the `count`th time in a row. `reply(True)` lets it run."""
 
+    type: ClassVar[Literal["doom_loop"]] = "doom_loop"
     name: str
     arguments: dict[str, Any]
     count: int
