@@ -69,7 +69,7 @@ def test_each_call_of_a_child_is_a_line_with_its_task_and_its_words_are_not_ours
         "  explore: find it ● ls src",
         "  general ● grep x",
         "  explore: find it ✗ cat y",
-        "    no",
+        "  no",
         "  explore: find it: done · 3 steps · 1.2k in, 30 out · T",
         "  general: look",
         "again",

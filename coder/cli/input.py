@@ -51,7 +51,8 @@ def _keep_modes() -> None:
     if not _at_start and (now := _attributes()):
         _at_start[:] = now
         at_end.append(_restore)
-        signal.signal(signal.SIGTSTP, _stop)
+        if signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, _stop)
 
 
 @contextlib.contextmanager

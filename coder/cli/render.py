@@ -66,23 +66,24 @@ class Renderer:
         self._asked_diff = ""  # a question has shown it already
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, events.TextDelta) and self.answers:
+        worker = self._agent
+        if isinstance(event, Nested) and event.session_id:
+            worker, event = self._subagent(event), event.event
+        own = worker is self._agent
+        if isinstance(event, events.TextDelta) and self.answers and own:
             self._stream("text", event.text, self.answers)
-        elif isinstance(event, events.ReasoningDelta) and self.show_reasoning:
+        elif isinstance(event, events.ReasoningDelta) and self.show_reasoning and own:
             self._stream("reasoning", event.text, self.screen, "dim")
-        elif isinstance(event, Nested) and event.session_id:
-            self._nested(event, self._subagent(event))
         elif isinstance(event, events.ToolStart | events.ToolUpdate | events.ToolEnd):
-            self._show_call(event)
+            self._show_call(event, worker)
         else:
-            self._show(event)
+            self._show(event, worker)
 
-    # -- the run's own agent
-
-    def _show(self, event: Event) -> None:
+    def _show(self, event: Event, worker: Worker) -> None:
         first_byte, idle = self._limits
+        prefix = f"  {worker.name}: " if worker.name else ""
         match event:
-            case events.RunStart():
+            case events.RunStart() if not worker.name:
                 self._agent = Worker()
                 self._subagents.clear()
             case events.StepStart() | events.Status(state="preparing"):
@@ -102,34 +103,38 @@ class Renderer:
                 self._wait(self._agent.activity)
             case Nested():  # of no session
                 self._wait("shortening the conversation")
-            case events.Compacted(before=before, after=after):
-                sizes = f"from {count(before['tokens'])} to {count(after['tokens'])} tokens"
-                self._line(f"The conversation was shortened {sizes}.", "yellow")
             case events.RunEnd(error=error):
+                self._subagents = {k: v for k, v in self._subagents.items() if v is not worker}
                 if error:
-                    self._line(error_text(event.text, error), "red")
-                self._line(summary(event, time.monotonic() - self._agent.started), "dim")
+                    self._line(prefix + error_text(event.text, error), "red")
+                self._line(prefix + summary(event, time.monotonic() - worker.started), "dim")
+                if worker.name:
+                    self._wait(self._agent.activity)
             case _ if warning := _warning(event):
                 void = isinstance(event, events.Retry) and self._streaming == "text"
-                self._line(warning + " The text above is discarded." * void, "yellow")
-                if isinstance(event, events.Retry):
+                self._line(prefix + warning + " The text above is discarded." * void, "yellow")
+                if worker.name or isinstance(event, events.Retry):
                     self._wait("waiting for the next attempt")
 
-    def _show_call(self, event: events.ToolStart | events.ToolUpdate | events.ToolEnd) -> None:
-        titles, last_line = self._agent.titles, ""
+    def _show_call(
+        self, event: events.ToolStart | events.ToolUpdate | events.ToolEnd, worker: Worker
+    ) -> None:
+        last_line = ""
         match event:
             case events.ToolStart():
                 self._asked_diff = ""
                 self.pause()
-                titles[event.id] = event.title
+                worker.titles[event.id] = event.title
             case events.ToolUpdate():
                 last_line = event.text.rstrip().rpartition("\n")[2]
             case events.ToolEnd():
                 self.pause()
-                self._call_line(self._agent, event)
+                self._call_line(worker, event)
                 if not self._asked_diff or self._asked_diff != event.result.details.get("diff"):
-                    self._rows(_result_rows(event, self.verbose))
-        self._wait(f"{titles[event.id]} │ {last_line}" if last_line else self._agent.activity)
+                    rows = _result_rows(event, self.verbose)
+                    self._rows(rows[: event.is_error] if worker.name else rows)
+        title = worker.titles.get(event.id, "")
+        self._wait(f"{title} │ {last_line}" if last_line else self._agent.activity)
 
     def _stream(self, kind: str, text: str, screen: Screen, style: str = "") -> None:
         if self._streaming != kind:
@@ -189,28 +194,6 @@ class Renderer:
             self._subagents[event.session_id] = Worker(one_line(title, NAME_COLUMNS))
         return self._subagents[event.session_id]
 
-    def _nested(self, nested: Nested, worker: Worker) -> None:
-        event = nested.event
-        match event:
-            case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
-                self.pause()
-                return
-            case events.ToolStart():
-                worker.titles[event.id] = event.title
-            case events.ToolEnd(result=result):
-                self.pause()
-                self._call_line(worker, event)
-                if event.is_error and isinstance(result.content, str):
-                    self._rows([(f"  {result.content.partition(chr(10))[0]}", "dim")])
-            case events.RunEnd():
-                del self._subagents[nested.session_id]
-                why = f"{error_text(event.text, event.error)} · " if event.error else ""
-                ended = summary(event, time.monotonic() - worker.started)
-                self._line(f"  {worker.name}: {why}{ended}", "dim")
-            case _ if warning := _warning(event):
-                self._line(f"  {worker.name}: {warning}", "yellow")
-        self._wait(self._agent.activity)
-
 
 def diff_rows(changes: str) -> list[Row]:
     """The lines of a unified diff with their styles, without the names where there is one file."""
@@ -249,6 +232,9 @@ def _warning(event: Event) -> str:
         case events.Retry(error=error, delay=delay, attempt=attempt):
             what = happened(error)
             return f"{what[:1].upper()}{what[1:]}. Attempt {attempt + 1} in {delay:.0f} s."
+        case events.Compacted(before=before, after=after):
+            sizes = f"from {count(before['tokens'])} to {count(after['tokens'])} tokens"
+            return f"The conversation was shortened {sizes}."
         case events.Notice(text=text):
             return text
         case events.HookFailed(hook=hook, place=place, error=failure):
