@@ -6,7 +6,6 @@ Most go through Toolset([bash]) in this process; what is about a terminal, or ab
 from __future__ import annotations
 
 import os
-import resource  # noqa: F401 (for the children)
 import shutil
 import signal
 import stat
@@ -74,16 +73,6 @@ def child(folder: Path, script: str, **more: str) -> subprocess.CompletedProcess
     argv = [sys.executable, "-c", f"from tests.test_processes import *\n{lines}"]
     env = os.environ | {"PYTHONPATH": str(ROOT)} | more
     return subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=env, timeout=120)
-
-
-def in_a_child(folder: Path, script: str) -> str:
-    """What such lines print. Their temporary files go with them."""
-    temp = folder / "temp"
-    temp.mkdir()
-    done = child(folder, script, TMPDIR=str(temp))
-    assert done.returncode == 0, done.stderr
-    assert not list(temp.iterdir())
-    return done.stdout
 
 
 def command(line: str, **arguments: object) -> Reply:
@@ -199,7 +188,9 @@ def test_much_output_needs_no_memory(tmp_path: Path) -> None:
         assert len(content) < 30_000
         print(peak() - before)
         """
-    assert int(in_a_child(tmp_path, script)) < 50_000  # kilobytes
+    done = child(tmp_path, script, TMPDIR=str(tmp_path))
+    assert int(done.stdout) < 50_000, done.stderr  # kilobytes
+    assert not list(tmp_path.iterdir()), "the saved output has to go with the process"
 
 
 def peak() -> int:

@@ -50,15 +50,13 @@ def files_named(arguments: dict[str, Any]) -> str:
 def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult]:
     """Change, add, delete or rename files. All of the patch is applied, or nothing.
 
-    Its first line is `*** Begin Patch`, its last `*** End Patch`; between them a section for each
-    file, headed by `*** Add File: PATH` (then the content, + before each line), `*** Delete
-    File: PATH` (nothing follows) or `*** Update File: PATH` (to rename, `*** Move to: PATH` on
-    the next line; then hunks, in file order). A hunk begins with a line `@@`, or `@@ LINE` to
-    search after that line of the file, such as `@@ class A`; several may follow one another.
-    Then come whole lines of the file without line numbers: a space before each line that stays,
-    - before each that goes, + before each new one. Give 3 lines that stay before and after a
-    change, more if that is not unique. A line `*** End of File` after a hunk ties it to the end
-    of the file.
+    Between the lines `*** Begin Patch` and `*** End Patch` is a section for each file, headed by
+    `*** Add File: PATH` (then the content, + before each line), `*** Delete File: PATH` or
+    `*** Update File: PATH` (to rename, `*** Move to: PATH` on the next line; then hunks, in file
+    order). A hunk begins with `@@`, or `@@ LINE` to search after that line of the file. Then come
+    whole lines without numbers: a space before each that stays, - before each that goes, + before
+    each new one. Give 3 lines that stay before and after a change, more if that is not unique.
+    `*** End of File` after a hunk ties it to the end of the file.
 
     patch: the whole patch; paths are relative to the workspace
     """
