@@ -18,16 +18,7 @@ from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import Any
 
-from coder.tools.workspace import (
-    Text,
-    ask_to_show,
-    load,
-    refuse_changed,
-    save,
-    shown,
-    state_of,
-    to_write,
-)
+from coder.tools import workspace
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
@@ -64,13 +55,13 @@ def edit(
     new_string: the text to put there
     replace_all: replace every occurrence
     """
-    target = to_write(ctx, path)
-    name, known = shown(ctx, target), state_of(target)
+    target = workspace.to_write(ctx, path)
+    name, known = workspace.shown(ctx, target), workspace.state_of(target)
     if not old_string:
         way = "To create a file use write; to insert, give the line beside the place."
         raise ToolError(f"old_string is empty. {way}")
-    yield from ask_to_show(ctx, target)
-    file = load(ctx, target)
+    yield from workspace.ask_to_show(ctx, target)
+    file = workspace.load(ctx, target)
     old, new = (text.replace("\r\n", "\n") for text in (old_string, new_string))
     lines = Lines(file)
     count = lines.text.count(old) if replace_all else 0
@@ -86,13 +77,13 @@ def edit(
 
 
 def replace_text(
-    ctx: ToolContext, target: Path, known: Any, old: Text, new: str, done: str
+    ctx: ToolContext, target: Path, known: Any, old: workspace.Text, new: str, done: str
 ) -> Generator[Any, None, ToolResult]:
     """Ask for permission and write, unless the file is not any more in the state that is `known`."""
-    data, changes = old.encoded(new), diff(old.text, new, shown(ctx, target))
-    yield from ctx.ask("edit", shown(ctx, target), changes)
-    refuse_changed(ctx, target, known)
-    note = save(ctx, target, data)
+    data, changes = old.encoded(new), diff(old.text, new, workspace.shown(ctx, target))
+    yield from ctx.ask("edit", workspace.shown(ctx, target), changes)
+    workspace.refuse_changed(ctx, target, known)
+    note = workspace.save(ctx, target, data)
     details = {"diff": changes, "path": str(target)}
     return ToolResult(f"{done}{note}", details=details)
 
@@ -138,7 +129,7 @@ class Lines:
     space at the end of its line, and new lines get the ending that most have.
     """
 
-    def __init__(self, file: Text) -> None:
+    def __init__(self, file: workspace.Text) -> None:
         ends = file.text.count("\n")
         self.is_crlf = file.text.count("\r\n") == ends > 0
         self.newline = "\n" if self.is_crlf else file.newline

@@ -8,20 +8,8 @@ import os
 from collections.abc import Generator
 from typing import Any, BinaryIO
 
+from coder.tools import workspace
 from coder.tools.edit import replace_text
-from coder.tools.workspace import (
-    FILE,
-    Text,
-    escaped,
-    folder_of,
-    load,
-    opened,
-    shown,
-    stamp,
-    state_of,
-    to_read,
-    to_write,
-)
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
@@ -44,16 +32,18 @@ def read(
     offset: first line to read, from 1
     limit: number of lines, at most 2000
     """
-    target = yield from to_read(ctx, path)
-    yield from ctx.ask("read", shown(ctx, target))
+    target = yield from workspace.to_read(ctx, path)
+    yield from ctx.ask("read", workspace.shown(ctx, target))
     first, wanted = max(1, offset), min(max(1, limit), MAX_LINES)
-    with opened(target) as fd, open(fd, "rb", closefd=False) as file:
+    with workspace.opened(target) as fd, open(fd, "rb", closefd=False) as file:
         info, head = os.fstat(fd), file.read(8192)
         if b"\0" in head:
-            raise ToolError(f"{shown(ctx, target)} is a binary file of {info.st_size:,} bytes")
+            raise ToolError(
+                f"{workspace.shown(ctx, target)} is a binary file of {info.st_size:,} bytes"
+            )
         file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
         lines, total = _page(file, first, wanted, ctx)
-        ctx.seen[target] = stamp(info)
+        ctx.seen[target] = workspace.stamp(info)
     if not total:
         return ToolResult("(the file is empty)")
     if first > total:
@@ -99,15 +89,15 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     path: file, absolute or in the workspace; missing folders are made
     content: the whole new content
     """
-    target = to_write(ctx, path)
-    known, old, new = state_of(target), Text(""), content
+    target = workspace.to_write(ctx, path)
+    known, old, new = workspace.state_of(target), workspace.Text(""), content
     if known:
-        old = load(ctx, target)
+        old = workspace.load(ctx, target)
         if target not in ctx.seen:
             way = "Read it first, or change it with edit."
             raise ToolError(f"{path} exists and was not read in this session. {way}")
         new = content.replace("\r\n", "\n").replace("\n", old.newline)
-    lines = f"{shown(ctx, target)} ({len(content.splitlines())} lines)."
+    lines = f"{workspace.shown(ctx, target)} ({len(content.splitlines())} lines)."
     verb = "Overwrote" if known else "Created"
     return (yield from replace_text(ctx, target, known, old, new, f"{verb} {lines}"))
 
@@ -118,10 +108,10 @@ def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
 
     path: folder, default the workspace
     """
-    target = yield from to_read(ctx, path)
+    target = yield from workspace.to_read(ctx, path)
     try:
-        with folder_of(target / "any") as at:
-            folder = os.open(".", FILE, dir_fd=at)
+        with workspace.folder_of(target / "any") as at:
+            folder = os.open(".", workspace.FILE, dir_fd=at)
     except NotADirectoryError:
         raise ToolError(f"{path} is a file: use read") from None
     except OSError as error:
@@ -138,10 +128,10 @@ def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
 
 
 def _entry(folder: int, entry: os.DirEntry[str]) -> str:
-    name = escaped(entry.name)
+    name = workspace.escaped(entry.name)
     if entry.is_symlink():
         with contextlib.suppress(OSError):
-            return f"{name} -> {escaped(os.readlink(entry.name, dir_fd=folder))}"
+            return f"{name} -> {workspace.escaped(os.readlink(entry.name, dir_fd=folder))}"
     if entry.is_dir(follow_symlinks=False):
         return f"{name}/"
     return name if entry.is_file(follow_symlinks=False) else f"{name} (not a regular file)"

@@ -14,21 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coder.tools import workspace
 from coder.tools.edit import MAX_LISTED, VIEWS, Lines, Place, advice, diff, lines_without
-from coder.tools.workspace import (
-    Text,
-    ask_to_show,
-    folder_of,
-    load,
-    opened,
-    refuse_changed,
-    remove,
-    save,
-    shown,
-    state_of,
-    temporary_name,
-    to_write,
-)
 from coder.toolset import ToolContext, tool
 from coder.types import DeniedError, ToolError, ToolResult
 
@@ -63,8 +50,10 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
     changes, known = list[Change](), dict[Path, Any]()  # the state of each place it touches
     for section in parse(patch):
         try:
-            place = to_write(ctx, section.path, section.kind == "Update" and not section.move)
-            yield from ask_to_show(ctx, place)
+            place = workspace.to_write(
+                ctx, section.path, section.kind == "Update" and not section.move
+            )
+            yield from workspace.ask_to_show(ctx, place)
             changes.append(_plan(ctx, section, place, known))
         except DeniedError:
             raise
@@ -72,9 +61,9 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
             way = "No file was changed. Send the whole patch again, corrected."
             raise ToolError(f"{section.kind} File {section.path}: {error}\n{way}") from None
     whole = "\n".join(change.diff for change in changes)
-    yield from ctx.ask("edit", [shown(ctx, place) for place in known], whole)
+    yield from ctx.ask("edit", [workspace.shown(ctx, place) for place in known], whole)
     for place, state in known.items():  # they may have changed while permission was asked
-        refuse_changed(ctx, place, state)
+        workspace.refuse_changed(ctx, place, state)
     ctx.abort.check()
     _write_all(ctx, changes)
     summary = "\n".join(f"{change.title}{change.note}" for change in changes)
@@ -152,7 +141,7 @@ def hunks_of(section: Section) -> list[Hunk]:
 # ---- where a hunk goes ----------------------------------------------------------------------
 
 
-def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
+def apply_hunks(file: workspace.Text, hunks: list[Hunk], name: str) -> str:
     """The file's text with the hunks in it. Raises ToolError for one without a certain place."""
     lines, places, done = Lines(file), list[Place](), 0
     for number, hunk in enumerate(hunks, 1):
@@ -213,26 +202,26 @@ class Change:
 
 def _plan(ctx: ToolContext, section: Section, place: Path, known: dict[Path, Any]) -> Change:
     """Plan a section. Raises ToolError, OSError, UnicodeError."""
-    name, state = shown(ctx, place), state_of(place)
-    to = to_write(ctx, section.move, follow=False) if section.move else place
+    name, state = workspace.shown(ctx, place), workspace.state_of(place)
+    to = workspace.to_write(ctx, section.move, follow=False) if section.move else place
     if known.keys() & {place, to}:
         raise ToolError("it is in the patch twice. Put all that changes in it into one section.")
-    if to != place and state_of(to):
-        raise ToolError(f"{shown(ctx, to)} exists already. Take another name.")
+    if to != place and workspace.state_of(to):
+        raise ToolError(f"{workspace.shown(ctx, to)} exists already. Take another name.")
     known |= {place: state, to: state if to == place else None}
     if section.kind == "Delete" and not hunks_of(section):
         if not place.is_symlink():
-            with opened(place):
-                refuse_changed(ctx, place, ctx.seen.get(place, state))
+            with workspace.opened(place):
+                workspace.refuse_changed(ctx, place, ctx.seen.get(place, state))
         return Change(f"D {name}", f"D {name}", place, gone=place)
-    file = load(ctx, place) if state or section.kind == "Update" else Text("")
+    file = workspace.load(ctx, place) if state or section.kind == "Update" else workspace.Text("")
     if section.kind == "Add":
         text = "".join(line[1:] + file.newline for hunk in hunks_of(section) for line in hunk.body)
     else:
         text = apply_hunks(file, hunks_of(section), name)
     data, changed = file.encoded(text), diff(file.text, text, name)
     if to != place:
-        new = shown(ctx, to)
+        new = workspace.shown(ctx, to)
         whole = f"rename from {name}\nrename to {new}\n{changed}".rstrip("\n")
         return Change(f"R {name} -> {new}", whole, to, data, gone=place)
     if state and text == file.text:
@@ -253,14 +242,18 @@ def _write_all(ctx: ToolContext, changes: list[Change]) -> None:
                 place, gone = change.place, change.gone
                 if change.data is not None:
                     for folder in reversed([each for each in place.parents if not each.exists()]):
-                        undo.callback(_attempt, problems, remove, folder, os.rmdir)
+                        undo.callback(_attempt, problems, workspace.remove, folder, os.rmdir)
                     like = os.lstat(gone) if gone else None
-                    change.note = save(ctx, place, change.data, like)
+                    change.note = workspace.save(ctx, place, change.data, like)
                     old = change.old
-                    step = (remove, place) if old is None else (save, ctx, place, old)
+                    step = (
+                        (workspace.remove, place)
+                        if old is None
+                        else (workspace.save, ctx, place, old)
+                    )
                     undo.callback(_attempt, problems, *step)
                 if gone:
-                    aside.append(gone.with_name(temporary_name()))
+                    aside.append(gone.with_name(workspace.temporary_name()))
                     _rename(gone, aside[-1].name)
                     undo.callback(_attempt, problems, _rename, aside[-1], gone.name)
             undo.pop_all()
@@ -269,7 +262,7 @@ def _write_all(ctx: ToolContext, changes: list[Change]) -> None:
         end = f"Not all could be put back: {'; '.join(problems)}" if problems else end
         raise ToolError(f"{error}\nThe patch was not applied. {end}") from None
     for place in aside:
-        _attempt(problems, remove, place)
+        _attempt(problems, workspace.remove, place)
 
 
 def _attempt(problems: list[str], step: Callable[..., object], *arguments: Any) -> None:
@@ -282,5 +275,5 @@ def _attempt(problems: list[str], step: Callable[..., object], *arguments: Any) 
 
 
 def _rename(place: Path, name: str) -> None:
-    with folder_of(place) as folder:
+    with workspace.folder_of(place) as folder:
         os.rename(place.name, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -22,17 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from coder.tools import workspace
 from coder.tools.process import environment, output_of
-from coder.tools.workspace import (
-    ask_to_show,
-    escaped,
-    folder_of,
-    is_secret,
-    opened,
-    repository_top,
-    shown,
-    to_read,
-)
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
@@ -79,9 +70,9 @@ def grep(
     context: lines to show around each match
     limit: lines to return, default 100
     """
-    target = yield from to_read(ctx, path)
+    target = yield from workspace.to_read(ctx, path)
     if not target.is_dir():
-        yield from ask_to_show(ctx, target)
+        yield from workspace.ask_to_show(ctx, target)
     if "\0" in pattern or not pattern:
         raise ToolError("the pattern is empty or holds a NUL")
     flags = [f"-C{min(max(0, context), 20)}", *(["-i"] if ignore_case else [])]
@@ -108,7 +99,7 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
     pattern: e.g. *.py (at any depth) or src/**/*.ts
     path: folder to look in, default the workspace
     """
-    target = yield from to_read(ctx, path)
+    target = yield from workspace.to_read(ctx, path)
     if not target.is_dir():
         raise ToolError(f"{path} is not a folder")
     found = list[tuple[float, str]]()
@@ -117,9 +108,9 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
             with contextlib.suppress(OSError):
                 info = os.stat(search.cwd / name, follow_symlinks=False)
                 if stat.S_ISREG(info.st_mode):
-                    found.append((-info.st_mtime, shown(ctx, target / name)))
+                    found.append((-info.st_mtime, workspace.shown(ctx, target / name)))
     found.sort()
-    lines = [escaped(name) for _, name in found[:MAX_FILES]]
+    lines = [workspace.escaped(name) for _, name in found[:MAX_FILES]]
     if len(found) > MAX_FILES:
         lines.append(f"({MAX_FILES} of {len(found)} files, the newest; narrow the pattern)")
     return ToolResult("\n".join(lines) or "No files found.", details={"files": len(found)})
@@ -133,10 +124,10 @@ def _opened(ctx: ToolContext, target: Path, glob: str) -> Iterator[Search]:
     """Raises ToolError where there is neither a folder nor a regular file."""
     is_folder = target.is_dir()
     with contextlib.ExitStack() as stack:
-        file = None if is_folder else stack.enter_context(opened(target))
+        file = None if is_folder else stack.enter_context(workspace.opened(target))
         place = target / "any" if is_folder else target
         try:
-            cwd = Path(f"/proc/self/fd/{stack.enter_context(folder_of(place))}")
+            cwd = Path(f"/proc/self/fd/{stack.enter_context(workspace.folder_of(place))}")
         except OSError as error:
             raise ToolError(f"{target} cannot be searched: {error.strerror}") from None
         cwd = cwd if cwd.exists() else place.parent
@@ -170,7 +161,9 @@ class Search:
                         is_empty = False
                         yield found.groups()
                     elif line != b"--" and len(self.notes) < MAX_NOTES:  # between groups of context
-                        self.notes.append(escaped(line.decode("utf-8", "replace"))[:MAX_SHOWN])
+                        self.notes.append(
+                            workspace.escaped(line.decode("utf-8", "replace"))[:MAX_SHOWN]
+                        )
                 rest = last[:MAX_KEPT]
         if is_empty and self.code > 1:
             raise ToolError("\n".join(self.notes) or f"the search ended with exit code {self.code}")
@@ -193,7 +186,7 @@ class Search:
 
     def names(self) -> Iterable[str]:
         """The paths of the files in the folder."""
-        top = repository_top(self.target)
+        top = workspace.repository_top(self.target)
         if program := self._program("rg"):
             command = [program, *RIPGREP.split(), "--files", "."]
         elif os.path.lexists(top / ".git") and (program := self._program("git")):
@@ -230,12 +223,12 @@ class Search:
     def name_of(self, path: str) -> str:
         """What to show for a path in the output; "" for a file that does not count."""
         if self.file is not None:
-            return escaped(shown(self.ctx, self.target))
+            return workspace.escaped(workspace.shown(self.ctx, self.target))
         path = path.removeprefix("./")
-        name = shown(self.ctx, self.target / path)
+        name = workspace.shown(self.ctx, self.target / path)
         # A glob may be meant as seen from the workspace, too
         counts = self.glob.matches(path) or self.glob.matches(name)
-        return escaped(name) if counts and not is_secret(self.ctx, name) else ""
+        return workspace.escaped(name) if counts and not workspace.is_secret(self.ctx, name) else ""
 
 
 # ---- what is found --------------------------------------------------------------------------
