@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, repeat
-from operator import is_not
+from operator import attrgetter, is_not
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +198,7 @@ def _is_due(event: Event) -> bool:
 
 def _first_difference(rows: Sequence[Row], messages: Sequence[Message]) -> int:
     """The first place at which a list has another object than the rows."""
-    differs = list(map(is_not, (row.message for row in rows), messages))
+    differs = list(map(is_not, map(attrgetter("message"), rows), messages))
     return differs.index(True) if True in differs else len(differs)
 
 
