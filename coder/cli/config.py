@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from coder.cli.flags import program
 from coder.cli.settings import SETTINGS, ConfigError, Settings, field_of, value_of, window_of
@@ -43,8 +44,8 @@ def _base(name: str, default: str) -> Path:
     return given if given.is_absolute() else Path.home() / default
 
 
-def load(cwd: Path, flags: Mapping[str, str | None] | None = None) -> Settings:
-    """The settings for a session in `cwd`; `flags` go by their names, None means not given. Raises ConfigError."""
+def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
+    """The settings for a session in `cwd`; `flags` has texts by the names of settings. Raises ConfigError."""
     sources = read_sources(cwd, flags)
     place = server_place(sources)
     found = choose(sources, place)
@@ -67,7 +68,7 @@ def load(cwd: Path, flags: Mapping[str, str | None] | None = None) -> Settings:
     )
 
 
-def read_sources(cwd: Path, flags: Mapping[str, str | None] | None = None) -> Sources:
+def read_sources(cwd: Path, flags: Mapping[str, Any] | None = None) -> Sources:
     """What each place has. Raises ConfigError for a file that cannot be read or trusted."""
     user = config_folder() / ".env"
     if user.is_file():
@@ -77,7 +78,7 @@ def read_sources(cwd: Path, flags: Mapping[str, str | None] | None = None) -> So
             check_ownership(user)
         except OSError as error:
             raise ConfigError(f"{user}: {error.strerror or error}") from None
-    given = {name: text for name, text in (flags or {}).items() if text is not None}
+    given = {name: text for name, text in (flags or {}).items() if name in SETTINGS and text}
     places = {ENVIRONMENT: os.environ | given, USER: _dotenv(user), FOLDER: _dotenv(cwd / ".env")}
     return {
         place: {name: text for name in SETTINGS if (text := (source.get(name) or "").strip())}

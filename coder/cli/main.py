@@ -21,7 +21,7 @@ from coder.cli.config import config_folder, data_folder, load
 from coder.cli.flags import INTERRUPTED, USAGE, parser, program
 from coder.cli.optional import collect_garbage, needed, optional
 from coder.cli.process import drop_api_key, has_input, hide_process, mend_streams, read_stdin
-from coder.cli.settings import SETTINGS, ConfigError, Settings
+from coder.cli.settings import ConfigError, Settings
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import is_loopback
 from coder.tools.secrets import clean_path
@@ -87,7 +87,8 @@ def enter(folder: str) -> None:
 def prompt_of(arguments: argparse.Namespace) -> str:
     """The words of the command line, and stdin where it is no terminal: alone it is the prompt, beside one its context."""
     words = " ".join(arguments.prompt).strip()
-    piped = "" if arguments.interactive or not has_input() else read_stdin()
+    reads = has_input() or (arguments.print and not words)
+    piped = read_stdin() if reads and not arguments.interactive else ""
     if words and piped.strip():
         return f"{words}\n\n<stdin>\n{piped}\n</stdin>"
     return words or piped.strip()
@@ -119,16 +120,13 @@ def start(arguments: argparse.Namespace, prompt: str) -> int:
         raise ConfigError("-i needs a terminal")
     if one_task and arguments.resume == "":
         raise ConfigError("-r needs the ID of a conversation here; `coder sessions` lists them")
-    if one_task and not prompt and sys.stdin.isatty():
-        prompt = read_stdin().strip()
     if one_task and not prompt:
         raise ConfigError("nothing to do: give a PROMPT, or text on stdin")
-    flags = vars(arguments)
-    settings = load(Path.cwd(), {name: flags.get(name) for name in SETTINGS})
+    settings = load(Path.cwd(), vars(arguments))
     drop_api_key()
     arguments.trace = open_trace(arguments.trace)
-    readable = sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
-    arguments.can_ask = terminal and readable
+    visible = sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
+    arguments.can_ask = terminal and visible
     arguments.files, arguments.notices = None, []
     if not one_task:
         return open_prompt(settings, arguments, prompt)
