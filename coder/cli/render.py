@@ -191,7 +191,8 @@ class Renderer:
     def _subagent(self, event: Nested) -> Worker:
         if event.session_id not in self._subagents:
             title = self._agent.titles.get(event.call_id, event.agent)
-            self._subagents[event.session_id] = Worker(one_line(title, NAME_COLUMNS))
+            name = one_line(title.removeprefix("task "), NAME_COLUMNS)
+            self._subagents[event.session_id] = Worker(name)
         return self._subagents[event.session_id]
 
 
@@ -215,7 +216,9 @@ def _result_rows(event: events.ToolEnd, verbose: bool) -> list[Row]:
         rows = diff_rows(changes)
         more = [(f"… {len(rows) - MAX_DIFF_LINES} more lines", "dim")]
         return rows[:MAX_DIFF_LINES] + more if len(rows) > MAX_DIFF_LINES else rows
-    lines = strip_controls(content).rstrip().splitlines() if isinstance(content, str) else []
+    text = content if isinstance(content, str) else ""
+    text = text.rpartition("\n\n[task_id")[0] or text  # that line is for the model
+    lines = strip_controls(text).rstrip().splitlines()
     if event.name in COUNTED_TOOLS and not event.is_error and not verbose:
         lines = [f"{len(lines)} line{'s' if len(lines) != 1 else ''}"]
     elif len(lines) > OUTPUT_LINES and not verbose:
