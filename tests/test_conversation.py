@@ -17,7 +17,6 @@ import pytest
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.history import user
-from coder.sessions.database import VERSION
 from coder.sessions.recorder import Recorder
 from coder.sessions.store import Store
 from tests.harness import serve
@@ -138,25 +137,6 @@ def test_one_task_is_kept_too_and_what_cannot_be_resumed_is_one_line(tmp_path: P
             assert said(server) == wanted
 
 
-@pytest.mark.case("SES-07")
-def test_a_conversation_that_another_process_has_is_refused(tmp_path: Path) -> None:
-    home = str(tmp_path / "home")
-    with serve(echo) as server, Terminal(tmp_path, server, TMPDIR=home) as session:
-        session.say("mine")
-        assert "open in another process" in talk(tmp_path, server, "-c", "also", code=2).err
-        own = talk(tmp_path, server, "sessions", "list").out.split()[0]
-        fork = talk(tmp_path, server, "sessions", "fork", own).out.strip()
-        talk(tmp_path, server, "-r", fork, "on")
-        assert said(server) == ["mine", "on"]
-        with (
-            contextlib.closing(Store(database(tmp_path))) as store,
-            Recorder(store, store.get(fork)),
-        ):
-            assert "open in another process" in flat(session.say(f"/resume {fork}"))
-        session.say("still mine")
-        assert said(server) == ["mine", "still mine"]
-
-
 def test_sessions_are_listed_searched_shown_exported_and_removed(tmp_path: Path) -> None:
     secret = Reply("Found: sk-abcdefghijklmnopqrstuvwx, mycompany.plain.0815.")
     config = tmp_path / "home" / ".config" / "coder" / ".env"
@@ -223,44 +203,6 @@ def test_what_was_allowed_for_a_session_is_asked_again_when_it_goes_on(tmp_path:
 
 
 # ---- a file that is damaged, foreign, full or held ---------------------------------------------
-
-
-@pytest.mark.case("SES-01", "SES-02", "SES-03")
-def test_a_damaged_file_is_reported_and_the_run_is_saved_in_a_new_one(tmp_path: Path) -> None:
-    kept(tmp_path, *(f"number {number} " + "word " * 500 for number in range(21)))
-    path = database(tmp_path)
-    whole = path.read_bytes()
-    place = whole.index(b'"content": "number 10 ') // 4096 * 4096
-    path.write_bytes(whole[: len(whole) * 4 // 5])
-    with serve(echo) as server:
-        err = talk(tmp_path, server, "-c", "and on", code=2).err
-        assert "The file of the sessions was damaged; a new one was begun." in err
-        assert err.count("\n") == 1 and list(path.parent.glob("sessions.db.damaged-*"))
-        path.write_bytes(whole[:place] + b"garbage!" * 512 + whole[place + 4096 :])
-        err = talk(tmp_path, server, "-c", "and on", code=2).err
-        assert "was damaged" in err and err.count("\n") == 1
-        path.write_bytes(whole[: len(whole) * 4 // 5])
-        run = talk(tmp_path, server, "anew")
-        assert "was damaged; a new one was begun" in flat(run.err) and "You said" in run.out
-        assert "damaged" not in talk(tmp_path, server, "-c", "and on").err
-        assert said(server) == ["anew", "and on"]
-
-
-@pytest.mark.case("SES-15")
-def test_a_file_of_a_newer_version_is_left_alone_and_reported(tmp_path: Path) -> None:
-    kept(tmp_path, "first", "one")
-    rows(tmp_path, f"PRAGMA user_version = {VERSION + 1}")
-    before = database(tmp_path).read_bytes()
-    with serve(echo) as server:
-        err = flat(talk(tmp_path, server, "second").err)
-        assert "made by a newer version" in err and "not saved" in err
-        assert said(server) == ["second"] and database(tmp_path).read_bytes() == before
-        err = talk(tmp_path, server, "-c", "third", code=2).err
-        assert "made by a newer version" in err and err.count("\n") == 1
-        assert "no conversation" not in err and "not saved" not in err
-        database(tmp_path).write_text("this is no database at all, but a text of some length " * 9)
-        err = talk(tmp_path, server, "sessions", "list", code=2).err
-        assert err.startswith("coder: ") and err.count("\n") == 1
 
 
 def within(

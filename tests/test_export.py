@@ -21,7 +21,6 @@ from coder.sessions.store import Store
 from coder.toolset import tool
 from coder.types import Message, ToolError, ToolResult
 from tests.harness import ask, serve
-from tests.terminal import promptly
 
 FORMATS: list[Format] = ["md", "json", "html"]
 
@@ -292,19 +291,3 @@ the Authorization header is missing""".splitlines()
 @pytest.mark.parametrize(("text", "clean"), [*SECRETS, *zip(HARMLESS, HARMLESS)])
 def test_what_looks_like_a_secret_is_taken_out_and_nothing_else(text: str, clean: str) -> None:
     assert redactor()(text) == clean
-
-
-def test_no_text_takes_long_to_redact() -> None:
-    pieces = ["a-", "A_", "token='", "key-", "://a:", "-----BEGIN PRIVATE KEY-----", "eyJ", "sk-"]
-    for piece in [*pieces, "authorization: ", "'"]:
-        with promptly(5):
-            redactor()(piece * 50_000)
-
-
-def test_the_key_itself_is_taken_out_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "value-of-the-environment")
-    monkeypatch.setenv("SHORT_KEY", "abc")
-    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent-socket")
-    redact = redactor("plain words of a key", "plain words", "")
-    said = "x=plain words of a key; value-of-the-environment, abc /tmp/agent-socket"
-    assert redact(said) == f"x={REMOVED}; {REMOVED}, abc /tmp/agent-socket"

@@ -35,14 +35,13 @@ from coder.sessions.store import (
     INTERRUPTED,
     Store,
     StoreError,
-    dumps,
     open_store,
     to_model_messages,
 )
 from coder.toolset import tool
 from coder.types import Limits, Message, Trigger, Usage
 from tests.harness import ask, assert_all_valid, assert_valid, drive, serve
-from tests.terminal import PATIENCE, ROOT, promptly, until
+from tests.terminal import PATIENCE, ROOT, until
 from tests.test_random import QUICK, TOOLS, Left, Moment, drawn
 
 
@@ -460,29 +459,6 @@ def test_an_interrupt_at_any_place_loses_and_doubles_nothing(store: Store) -> No
 # ---- what is written ---------------------------------------------------------------------------
 
 
-def test_a_step_is_written_call_by_call_and_deltas_are_not(store: Store) -> None:
-    """An answer without calls is written with the end of its run."""
-    written = list[str]()
-    reply = Reply("one two three four", reasoning="a b c")
-    with (
-        serve(TWO, reply) as server,
-        Recorder(store, store.create("/ws")) as recorder,
-        contextlib.closing(sqlite3.connect(store.path)) as other,
-    ):
-
-        def version() -> int:
-            return int(other.execute("PRAGMA data_version").fetchone()[0])
-
-        def each(event: Event) -> None:
-            before = version()
-            recorder(event)
-            written.extend([event.type] * (version() - before))
-
-        ask(server, tools=[add], messages=recorder.messages, each=each)
-    calls = ["tool_start", "tool_end"] * 2
-    assert written == ["message_end", *calls, "step_end", "run_end"]
-
-
 def test_a_call_is_pending_then_running_then_completed_or_failed(store: Store) -> None:
     """At each event: the states in the file, and how the calls would be answered if the process ended there."""
     seen: list[tuple[str, list[str], list[str]]] = []
@@ -890,20 +866,6 @@ def test_words_are_found_in_titles_and_texts_the_newest_first(store: Store) -> N
     assert not store.search("needle")
     snippet = store.search("phrases")[0][1]
     assert re.fullmatch(r"…( ?a)+ other phrases here (b )+b?…", snippet) and len(snippet) < 100
-
-
-def test_a_long_session_is_opened_quickly_and_a_late_step_is_as_fast(store: Store) -> None:
-    messages: list[Message] = []
-    for at in range(500):
-        messages += [said("x" * 500), calling(f"c{at}"), result(f"c{at}", "y" * 15_000)]
-    session_id = kept(store, *messages)
-    with promptly(1.0), opened(store, session_id) as recorder:
-        assert recorder.messages == messages
-    with promptly(2.0), opened(store, session_id) as recorder:
-        for number in range(100):
-            recorder.messages.append(said(str(number)))
-            recorder.sync()
-    assert dumps(to_model_messages(store, session_id)[-1]) == dumps(said("99"))
 
 
 # ---- an agent's conversation -------------------------------------------------------------------

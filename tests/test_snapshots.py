@@ -11,7 +11,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +32,7 @@ from coder.tools.files import read, write
 from coder.toolset import Toolset
 from coder.types import Message, RunResult, Usage
 from tests.harness import ask, serve
-from tests.terminal import promptly, until
+from tests.terminal import promptly
 
 GIT = ("git", "-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "init.defaultBranch=m")
 Call = tuple[str, dict[str, Any]]
@@ -285,20 +284,6 @@ def test_nothing_is_written_over_what_is_not_kept(desk: Desk) -> None:
     assert desk.text("x/user.log") == "keep" and list(outside.iterdir()) == []
     shutil.rmtree(desk.folder / "x")
     assert done(desk.snapshots.undo()) and desk.text("x") == desk.text("f/g") == "1"
-
-
-def test_a_link_in_the_place_of_a_folder_is_taken_back_and_not_followed(desk: Desk) -> None:
-    desk.put({"d/a": "1", "d/b": "2"})
-    outside = desk.folder.parent / "outside"
-    outside.mkdir()
-    (outside / "a").write_text("1")
-    before = desk.tree()
-    desk.run(sh("rm -r d && ln -s ../outside d"), sh("echo more > d/new"))
-    after = desk.tree()
-    assert not desk.snapshots.undo().problem
-    assert desk.tree() == before and {each.name for each in outside.iterdir()} == {"a", "new"}
-    done(desk.snapshots.redo())
-    assert desk.tree() == after
 
 
 NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "d", "e/f", "e"])
@@ -604,19 +589,6 @@ def test_the_folder_is_private_and_a_damaged_database_is_begun_anew(desk: Desk) 
     later = Desk(desk.folder, desk.data)
     later.run(sh("echo 3 > a"))
     assert done(later.snapshots.undo()) == ["a"] and desk.text("a") == "2\n"
-
-
-def test_a_run_that_was_aborted_can_be_undone(desk: Desk) -> None:
-    desk.put({"a": "1"})
-    abort = Abort()
-
-    def stop(event: Event) -> None:
-        if isinstance(event, ToolStart):
-            there = (desk.folder / "b").exists
-            threading.Thread(target=lambda: (until(there), abort.set()), daemon=True).start()
-
-    result = desk.run(sh("echo 2 > a; echo 2 > b; sleep 30"), abort=abort, each=stop)
-    assert result.stop_reason == "aborted" and done(desk.snapshots.undo()) == ["a", "b"]
 
 
 def test_an_abort_ends_the_first_look_and_nothing_counts_as_made(desk: Desk) -> None:

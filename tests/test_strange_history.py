@@ -16,18 +16,16 @@ from coder.agent.todo import todo
 from coder.cli.render import print_history
 from coder.cli.screen import Screen
 from coder.devtools.replay import ScriptedModel
-from coder.devtools.scripted import Body, Reply
-from coder.events import Compacted, HookFailed
-from coder.extend.guard import Guard
+from coder.devtools.scripted import Reply
+from coder.events import Compacted
 from coder.history import repair
-from coder.hooks import FunctionHooks, HookChain
+from coder.hooks import HookChain
 from coder.loop import run_loop
 from coder.sessions.export import Format, export
 from coder.sessions.recorder import Recorder
 from coder.sessions.store import MEMORY, Store
-from coder.types import Message, ToolCall, ToolResult
-from tests.harness import FAST, ask, assert_all_valid, assert_valid, drive, serve
-from tests.test_cli import Place, asked
+from coder.types import Message
+from tests.harness import assert_valid, drive
 
 NUMBERS = st.integers(-9, 10**20) | st.floats(allow_nan=False)
 SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=5)
@@ -112,58 +110,3 @@ def test_whatever_stands_in_a_stored_conversation_is_read_shown_shortened_and_se
     assert result.text == "Well." and any(isinstance(event, Compacted) for event in events)
     for body in model.requests:
         assert_valid(body)
-
-
-def test_a_checklist_that_is_none_ends_neither_the_run_nor_the_session(tmp_path: Path) -> None:
-    """The call is refused, stays in the history, and is read at each compaction: there, and when the session is taken up."""
-    place = Place(tmp_path)
-    (place.ws / "big").write_text("a line of the file\n" * 4_000)
-    steps = iter(
-        [
-            Reply(calls=[("todo", {"items": 5})]),
-            *[Reply(calls=[("read", {"path": "big", "offset": n})]) for n in (1, 900, 1800)],
-            Reply("done"),
-        ]
-    )
-
-    def script(body: Body) -> Reply:
-        if "<conversation>" in str(body["messages"][-1]["content"]):
-            return SUMMARY
-        return next(steps, Reply("Here."))
-
-    with serve(script) as server:
-        first = place.coder("go", server=server, CODER_CONTEXT_WINDOW="16000")
-        assert first.returncode == 0 and "shortened" in first.stderr, first.stderr
-        again = place.coder("-c", "and now", server=server, CODER_CONTEXT_WINDOW="16000")
-        assert (again.returncode, again.stdout) == (0, "Here.\n"), again.stderr
-        assert asked(server, -1) == "and now" and "Traceback" not in first.stderr + again.stderr
-        assert_all_valid(server)
-
-
-class Defect(FunctionHooks):
-    """A feature with a bug in it."""
-
-    def after_tool_call(self, call: ToolCall, result: ToolResult) -> Any:
-        return {}["nothing"]
-
-    def transform_context(self, messages: list[Message], abort: Any) -> Any:
-        yield from ()
-        raise ZeroDivisionError("of course")
-
-
-def test_a_feature_that_fails_is_reported_once_and_left_out() -> None:
-    with serve(
-        Reply(calls=[("todo", {"items": []})]),
-        Reply(calls=[("todo", {"items": [{"text": "x"}]})]),
-        Reply("done"),
-    ) as server:
-        events, result = ask(
-            server, tools=[todo], hooks=HookChain(Guard(Defect(), seconds=None)), retry=FAST
-        )
-    failed = [event for event in events if isinstance(event, HookFailed)]
-    assert result.text == "done" and len(server.requests) == 3
-    assert [(event.hook, event.place) for event in failed] == [
-        ("Defect", "transform_context"),
-        ("Defect", "after_tool_call"),
-    ]
-    assert "of course" in failed[0].error

@@ -123,7 +123,7 @@ class Sandbox(Hooks):
             raise SandboxError(self.notices[0])
         if self.active and self._can_write(Path(os.path.expanduser("~"))):
             self.notices.append(HOLDS_HOME)
-        ours = [each for each in (config, data and data / "snapshots" / "git" / "config") if each]
+        ours = [config] if config else []
         self.guard = GitGuard(self.workspace, filter(self._can_write, ours), data)
         self.report(UNGUARDED, dict.fromkeys(self.guard.unguarded, "too much"))
         self.report(NOT_ENDED, self.guard.left)

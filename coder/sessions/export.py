@@ -15,7 +15,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -133,7 +133,7 @@ def _entries(rows: Sequence[dict[str, Any]]) -> Iterator[Entry]:
         blocks = [
             *_thoughts(message),
             *([Block([text])] if (text := _text(message)) else []),
-            *_calls(row["parts"], message, [each for _, each in read[place + 1 :]]),
+            *_calls(row["parts"], message, (each for _, each in read[place + 1 :])),
             *([Block([" ".join(stopped.split())], failed=True)] if error else []),
         ]
         yield Entry(head, re.sub("[^a-z]", "", kind), blocks or [Block([""])], row["active"])
@@ -162,7 +162,7 @@ def _thoughts(message: Message) -> list[Block]:
 
 
 def _calls(
-    parts: Sequence[dict[str, Any]], message: Message, following: Sequence[Message]
+    parts: Sequence[dict[str, Any]], message: Message, following: Iterable[Message]
 ) -> Iterator[Block]:
     """The calls of an answer with their results. The first result of a call is the original, a later one shortened."""
     outputs: dict[str, str] = {}

@@ -125,12 +125,12 @@ class Snapshots:
             case RunStart():
                 self.undone.clear()
                 self.runs.append(RunSnapshot())
-                self._unsaved = [{"message": 0}]
+                self._unsaved.append({"message": 0})
                 self._start_look()
-            case MessageEnd(message={"role": "user"} as message):
-                if self.runs and not self.runs[-1].message:
+            case MessageEnd(message={"role": "user"} as message) if self._unsaved:
+                if not self.runs[-1].message:
                     self.runs[-1].message = _time_of(message) or 0
-                    self._unsaved = [{"message": self.runs[-1].message}]
+                    self._unsaved[-1]["message"] = self.runs[-1].message
             case ToolStart(id=call_id, name=name) if name not in self.harmless:
                 self._unnamed.add(call_id)
                 self._begin_step(abort or Abort())
@@ -218,9 +218,10 @@ class Snapshots:
     def _save(self, *records: dict[str, Any]) -> None:
         """Write records, and before the first of a run which run it is. Where that fails, undo works as long as
         the process does."""
-        begun, self._unsaved = self._unsaved, []
+        self._unsaved += records
         with contextlib.suppress(*ERRORS):
-            self._store.append(self._session, [*begun, *records])
+            self._store.append(self._session, self._unsaved)
+            self._unsaved = []
 
     def close(self) -> None:
         """End what is under way."""
