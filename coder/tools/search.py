@@ -16,7 +16,6 @@ import re
 import shutil
 import stat
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -77,7 +76,8 @@ def grep(
         raise ToolError("the pattern is empty or holds a NUL")
     flags = [f"-C{min(max(0, context), 20)}", *(["-i"] if ignore_case else [])]
     lines, most = list[str](), max(1, limit)
-    with _opened(ctx, target, glob) as search:
+    with contextlib.ExitStack() as stack:
+        search = Search(ctx, target, glob, stack)
         name_of = cache(search.name_of)
         for place, number, _, column, line in search.grep(pattern, literal, flags):
             if not (label := name_of(os.fsdecode(place))):
@@ -103,7 +103,8 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
     if not target.is_dir():
         raise ToolError(f"{path} is not a folder")
     found = list[tuple[float, str]]()
-    with _opened(ctx, target, pattern) as search:
+    with contextlib.ExitStack() as stack:
+        search = Search(ctx, target, pattern, stack)
         for name in filter(search.glob.matches, search.names()):
             with contextlib.suppress(OSError):
                 info = os.stat(search.cwd / name, follow_symlinks=False)
@@ -119,22 +120,6 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
 # ---- the programs ---------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _opened(ctx: ToolContext, target: Path, glob: str) -> Iterator[Search]:
-    """Raises ToolError where there is neither a folder nor a regular file."""
-    is_folder = target.is_dir()
-    with contextlib.ExitStack() as stack:
-        file = None if is_folder else stack.enter_context(workspace.opened(target))
-        place = target / "any" if is_folder else target
-        try:
-            cwd = Path(f"/proc/self/fd/{stack.enter_context(workspace.folder_of(place))}")
-        except OSError as error:
-            raise ToolError(f"{target} cannot be searched: {error.strerror}") from None
-        cwd = cwd if cwd.exists() else place.parent
-        yield Search(ctx, target, cwd, file, Glob(glob or "**"))
-
-
-@dataclass
 class Search:
     """A folder that is open, or a file in it, and the programs that search there.
 
@@ -142,13 +127,19 @@ class Search:
     what a program said beside, `code` how it ended.
     """
 
-    ctx: ToolContext
-    target: Path
-    cwd: Path
-    file: int | None
-    glob: Glob
-    notes: list[str] = field(default_factory=list)
-    code: int = 0
+    def __init__(
+        self, ctx: ToolContext, target: Path, glob: str, stack: contextlib.ExitStack
+    ) -> None:
+        """Raises ToolError where there is neither a folder nor a regular file."""
+        self.ctx, self.target, self.glob = ctx, target, Glob(glob or "**")
+        self.notes, self.code, is_folder = list[str](), 0, target.is_dir()
+        self.file = None if is_folder else stack.enter_context(workspace.opened(target))
+        place = target / "any" if is_folder else target
+        try:
+            cwd = Path(f"/proc/self/fd/{stack.enter_context(workspace.folder_of(place))}")
+        except OSError as error:
+            raise ToolError(f"{target} cannot be searched: {error.strerror}") from None
+        self.cwd = cwd if cwd.exists() else place.parent
 
     def grep(self, pattern: str, literal: bool, flags: list[str]) -> Iterator[tuple[Any, ...]]:
         """The groups of each RECORD in the output; what is none is a note."""
