@@ -1,6 +1,6 @@
-"""Files, by the program itself: what lies outside the workspace, what is no file, odd names, and what is asked about each time.
+"""Files, by the program itself: what lies outside the workspace, and what is asked about each time.
 
-Group FIL of the reliability list; its other cases are with the tools, in test_files.py, test_edit.py, test_patch.py and test_search.py.
+Group FIL of the reliability list; its other cases are with the tools.
 """
 
 from __future__ import annotations

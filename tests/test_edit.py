@@ -244,11 +244,8 @@ def test_a_denied_edit_is_not_made(ws: Editing) -> None:
 
 @pytest.mark.parametrize("content", ["one\nthe user's\n", None])
 def test_the_users_own_change_stays(ws: Editing, content: str | None) -> None:
-    def meanwhile() -> None:
-        ws.file.unlink() if content is None else ws.file.write_text(content)
-
     ws.holds("one\n")
-    ws.when_asked = meanwhile
+    ws.when_asked = lambda: ws.file.unlink() if content is None else ws.file.write_text(content)
     result = ws.edit("one", "two")
     assert result.is_error and "a changed on disk" in result.content
     assert (ws.file.read_text() if ws.file.exists() else None) == content
@@ -287,8 +284,7 @@ def test_newlines_stay(ws: Editing, before: bytes, old: str, new: str, after: by
 
 
 @pytest.mark.case("FIL-15")
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-@pytest.mark.parametrize("mark", ["utf-8-sig", "utf-8"])
+@pytest.mark.parametrize(("newline", "mark"), [("\n", "utf-8-sig"), ("\r\n", "utf-8")])
 def test_the_mark_and_a_missing_last_newline_are_kept(ws: Editing, mark: str, newline: str) -> None:
     before, after = (
         newline.join(lines).encode(mark) for lines in (["öne", "two"], ["öne", "zwö", "drei"])
