@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coder import __version__
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply
@@ -71,6 +72,7 @@ def test_extra_fields_and_headers_go_out_with_each_request() -> None:
     with serve(Reply("x")) as server:
         ask(server, model={"extra_body": {"top_k": 3}, "headers": {"x-team": "ours"}})
         assert server.requests[0]["top_k"] == 3 and server.heads[0]["x-team"] == "ours"
+        assert server.heads[0]["user-agent"] == f"coder/{__version__}"
 
 
 def test_what_the_environment_holds_for_another_server_is_not_sent(

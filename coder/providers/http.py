@@ -98,12 +98,16 @@ class Endpoint:
 
     def _connect(self, key: str) -> Connections:
         """The connections to the server, at the first request. Raises ModelError for an address that is none."""
-        address = self.address
+        from coder import __version__  # late: it imports this module's users
+
+        address, self._defaults = self.address, {"user-agent": f"coder/{__version__}"}
         if not address:
             client = openai_client(key)
             address = str(client.base_url)
             given = client.default_headers.items()  # some are marked as left out
-            self._defaults = {name.lower(): str(v) for name, v in given if isinstance(v, str)}
+            self._defaults = {
+                name.lower(): value for name, value in given if isinstance(value, str)
+            }
         with suppress(ValueError):
             parts = urlsplit(address)
             known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -119,7 +123,6 @@ class Endpoint:
         parts = urlsplit(url)
         headers = {
             "host": parts.netloc.rpartition("@")[2],
-            "user-agent": "coder",
             "accept": "application/json",
             "content-type": "application/json",
             "authorization": f"Bearer {key}",
