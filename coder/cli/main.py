@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -158,19 +157,18 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
 
     screen = Screen(sys.stdout)
     keyboard = Keyboard(data_folder() / "history")
-    make_repl = partial(_make_repl, settings, arguments, screen, keyboard)
     repl: Repl | None = None
     screen.line(_banner(settings, arguments))
     _load_behind(bool(settings.base_url))
     raise_on_sigint()
     try:
         if arguments.continue_ or arguments.resume is not None:
-            repl = make_repl()
+            repl = _make_repl(settings, arguments, screen, keyboard)
         if first:
             screen.line(f"> {first}", "bold")
         for entry in itertools.chain([first] if first else [], keyboard.entries()):
             try:
-                repl = repl or make_repl()
+                repl = repl or _make_repl(settings, arguments, screen, keyboard)
                 repl.take(entry)
             except KeyboardInterrupt:  # between an entry and its run: the entry is given up
                 screen.line()  # behind the ^C
@@ -220,7 +218,6 @@ def _make_repl(
     return repl
 
 
-@cache
 def _load_behind(own_server: bool) -> None:
     """Import what the first run needs, while the user reads and types."""
 
@@ -229,9 +226,8 @@ def _load_behind(own_server: bool) -> None:
             from coder.providers.http import openai_client
 
             openai_client("none")  # the slowest first
-        import rich.cells  # noqa: F401
-
-        optional("coder.cli.repl")
+        for name in ("rich.cells", "coder.cli.repl"):
+            optional(name)
 
     behind = threading.Timer(AFTER_PROMPT, import_all)
     behind.daemon = True
