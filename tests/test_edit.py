@@ -130,7 +130,7 @@ REFUSALS = {
     "the same": ("one", "one", "one", "are the same in a: nothing to do"),
     "made already": (
         *("a\nb\nnew text\n", "old text", "new text"),
-        "new_string is, at line 3: this edit seems to be made already",
+        "the new text is, at line 3: this edit seems to be made already",
     ),
     "unlike anything": ("one\ntwo\n", "qqqqqqqqqqqqqq", "x", "nor anything like it. Read the file"),
     "nothing but space": ("one\ntwo\n", "\n\n\n\n", "x", "nor anything like it"),

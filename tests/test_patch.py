@@ -209,13 +209,17 @@ REFUSED = {
         *("x = 1\ny\nx = 1\nz\nx = 1 \n", "-x = 1\n+x = 2", "1 of 1: it fits at lines 1, 3. "),
     ),
     "out of order": (
-        *("one\ntwo\nthree\n", "-three\n@@\n-one", "it is at line 1, but has to be behind line 3"),
+        *(
+            "one\ntwo\nthree\n",
+            "-three\n@@\n-one",
+            "not in a.txt behind line 3, where it has to be",
+        ),
     ),
     "the end, twice": ("x\n", "-x\n+y\n@@\n-x\n+z\n*** End of File", "hunk 2 of 2"),
     "new lines anywhere": ("one\ntwo\n", "+new\n@@\n-two\n+2", "it fits at lines 1, 2, 3."),
     "nowhere": (
         *(NOWHERE, "-line 3\n+3\n@@\n def total(items):\n-    return sum(item)\n+    return 0"),
-        "hunk 2 of 2: its old text is not in a.txt.",
+        "hunk 2 of 2: the old text is not in a.txt",
     ),
     "nearest lines": (
         *(NOWHERE, " def total(items):\n-    return sum(item)", "50\tdef total(items):\n51\t"),

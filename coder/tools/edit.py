@@ -104,7 +104,7 @@ def _find_change(file: Lines, old: str, new: str, name: str) -> list[Place]:
         return [_change_of_span(file.text, starts[0], old, new)]
     if found:
         return file.changes(found[0], marked_lines(wanted, given))
-    raise ToolError(advice(file.lines, wanted, given, name, ("old_string", "new_string")))
+    raise ToolError(advice(file.lines, wanted, given, name))
 
 
 def _change_of_span(text: str, start: int, old: str, new: str) -> Place:
@@ -242,22 +242,17 @@ def _least_indent(lines: Iterable[str]) -> int:
 # ---- what to do where nothing fits ----------------------------------------------------------
 
 
-def advice(
-    lines: list[str], old: list[str], new: list[str], name: str, what: tuple[str, str]
-) -> str:
-    """What a model needs to mend a change: the nearest lines with numbers and the likely cause.
-
-    `what`: how the call names its old and its new text.
-    """
+def advice(lines: list[str], old: list[str], new: list[str], name: str) -> str:
+    """What a model needs to mend a change: the nearest lines with numbers and the likely cause."""
     made = [at for at in range(len(lines)) if any(new) and lines[at : at + len(new)] == new]
     if len(made) == 1:
-        end = f"{what[1]} is, at line {made[0] + 1}: this edit seems to be made already."
-        return f"{what[0]} is not in {name}, but {end}"
+        end = f"the new text is, at line {made[0] + 1}: this edit seems to be made already."
+        return f"the old text is not in {name}, but {end}"
     bare = [re.sub(r"^\s*\d+(\t|\|)", "", line) for line in old]
     first = _nearest(lines, [line.strip() for line in bare])
     if first < 0:
         way = "Read the file, or search for the text with grep."
-        return f"{what[0]} is not in {name}, nor anything like it. {way}"
+        return f"the old text is not in {name}, nor anything like it. {way}"
     cause, near = "It differs, or the file has changed.", lines[first : first + len(old)]
     if bare != old:
         cause = "It seems to hold line numbers, which are not part of the file."
@@ -265,7 +260,7 @@ def advice(
         cause = "White space differs (indentation, or space inside a line)."
     around = enumerate(lines[max(0, first - 1) : first + min(len(old), 40) + 1], max(1, first))
     text = "\n".join(f"{number}\t{line}" for number, line in around)
-    return f"{what[0]} is not in {name}. {cause} The nearest lines are:\n{text}"
+    return f"the old text is not in {name}. {cause} The nearest lines are:\n{text}"
 
 
 def _nearest(lines: list[str], wanted: list[str]) -> int:

@@ -176,12 +176,9 @@ def _find(lines: Lines, hunk: Hunk, start: int, name: str) -> list[int]:
     first = max(start, len(lines.lines) - len(old)) if hunk.at_end else start
     if found := next(filter(None, (lines.fits(old, view, first) for view in VIEWS)), []):
         return found
-    if found := next(filter(None, (lines.fits(old, view) for view in VIEWS)), []):
-        where = "at the end of the file" if hunk.at_end else f"behind line {start}"
-        way = "Put hunks in the order of the file."
-        raise ToolError(f"it is at line {found[0] + 1}, but has to be {where}. {way}")
     new = new if any(line[0] == "+" for line in hunk.body) else []
-    raise ToolError(advice(lines.lines, old, new, name, ("its old text", "its new text")))
+    where = f"{name} behind line {first}, where it has to be" if first else name
+    raise ToolError(advice(lines.lines, old, new, where))
 
 
 # ---- what will be done ----------------------------------------------------------------------

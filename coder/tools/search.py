@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -175,21 +175,19 @@ class Search:
             return [*command, *(["--", f":(literal){self.target.name}"] if is_file else exclude)]
         raise ToolError("a search needs ripgrep or git, and this machine has neither")
 
-    def names(self) -> Iterable[str]:
+    def names(self) -> Iterator[str]:
         """The paths of the files in the folder."""
-        top = workspace.repository_top(self.target)
+        top, command = workspace.repository_top(self.target), list[str]()
         if program := self._program("rg"):
             command = [program, *RIPGREP.split(), "--files", "."]
         elif os.path.lexists(top / ".git") and (program := self._program("git")):
             command = [program, *GIT.split(), f"--work-tree={top}", "ls-files", "-coz"]
             command.append("--exclude-standard")
-        else:
-            return self._walked()
-        with open(os.devnull, "wb") as nothing:
-            names = b"".join(self._output(command, stderr=nothing)).split(b"\0")[:-1]
-        return [os.fsdecode(name).removeprefix("./") for name in dict.fromkeys(names)]
-
-    def _walked(self) -> Iterator[str]:
+        if command:
+            with open(os.devnull, "wb") as nothing:
+                found = b"".join(self._output(command, stderr=nothing)).split(b"\0")[:-1]
+            yield from (os.fsdecode(name).removeprefix("./") for name in dict.fromkeys(found))
+            return
         for folder, folders, files in os.walk(self.cwd):
             self.ctx.abort.check()
             folders[:] = set(folders) - SKIPPED
