@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from coder.cli.questions import exact_diff
 from coder.cli.render import Renderer
-from coder.cli.screen import RowWriter, Screen, last_columns, one_line
+from coder.cli.screen import RowWriter, Screen, one_line
 from coder.events import Event, Notice, PermissionAsked, TextDelta, ToolEnd, ToolStart
 from coder.permissions.sanitize import (
     TerminalSanitizer,
@@ -142,7 +142,6 @@ def test_rows_fit_and_hold_the_text_however_it_comes(
     assert "".join(output.split()) == "".join(text.split())
     assert output.count("\n") >= text.count("\n")
     assert all(cell_len(one_line(row, width)) <= max(10, width) for row in output.split("\n"))
-    assert cell_len(last_columns(text.replace("\n", ""), width)) <= width
 
 
 ADDRESS = "https://example.com/" + "path/" * 16
@@ -221,20 +220,6 @@ def test_what_waits_and_what_is_typed_never_tears_what_is_written(
         screen.finish_line()
         shown.append(stream.rows())
     assert shown[0] == shown[1]
-
-
-def test_what_is_typed_while_text_streams_stands_on_a_row_of_its_own() -> None:
-    stream = Tty()
-    screen = Screen(stream)
-    screen.status(limit=9)
-    for number in range(60):
-        screen.write(f"word{number} ")
-        screen.show_typed("> typing" + "!" * (number // 2))
-        assert stream.rows()[-1] == "> typing" + "!" * (number // 2)
-        assert f"word{number}" in stream.rows()[-2]
-    screen.status()
-    screen.finish_line()
-    assert " ".join(stream.rows()).split() == [f"word{number}" for number in range(60)]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,6 @@ class App:
         self.files = arguments.files
         if self.files is None and (module := optional("coder.agent.instructions")):
             self.files = module.instructions(self.cwd, config_folder(), self.notices.append)
-        self.folder_files = self._folder_files(self.notices.append)
         module = optional("coder.agent.subagent")
         specs = choices(self.agents, "subagent", "all")
         limits = {"limits": self.limits, "retry": self.retry}
@@ -98,13 +97,12 @@ class App:
             raise ConfigError(f"there is no agent {name!r}; known: {', '.join(known)}")
         self.spec, self.chosen = self.agents[name], self.settings.model
         self.model = self.chat_model(self.spec.model or self.chosen)
-        self.compaction = self._compaction(self.model)
-        features = self.folder_files.hooks if self.folder_files else None, self.compaction
-        hooks = self._hooks(self.permissions, self.users_hooks, *features)
+        features = self._features(self.model, self.notices.append)
+        self.folder_files, self.compaction = features
         self.agent = Agent(
             self.model,
             reasoning=self.settings.reasoning,
-            hooks=self.trace.hooks(HookChain(*hooks)) if self.trace else hooks,
+            hooks=self._hooks(self.permissions, self.users_hooks, *features),
             retry=self.retry,
             cwd=self.cwd,
             session_id=secrets.token_hex(8),
@@ -148,18 +146,14 @@ class App:
         self.notices += sandbox.notices
         return sandbox
 
-    def _folder_files(self, report: Callable[[str], object] = str) -> FolderInstructions | None:
+    def _features(
+        self, model: ChatModel, report: Callable[[str], object] = str
+    ) -> tuple[FolderInstructions | None, Compaction | None]:
+        """What an agent with this model has beside its tools; what is off or was deleted is None."""
         module = optional("coder.agent.instructions")
-        made: FolderInstructions | None
-        made = module and module.FolderInstructions(self.cwd, self.files or (), report)
-        return made
-
-    def _compaction(self, model: ChatModel) -> Compaction | None:
-        off = self.arguments.no_compaction
-        module = None if off else optional("coder.agent.compaction")
-        prompt = self.agents["compaction"].prompt
-        made: Compaction | None = module and module.Compaction(model, prompt=prompt)
-        return made
+        files = module and module.FolderInstructions(self.cwd, self.files or (), report)
+        module = None if self.arguments.no_compaction else optional("coder.agent.compaction")
+        return files, module and module.Compaction(model, prompt=self.agents["compaction"].prompt)
 
     def chat_model(self, name: str) -> ChatModel:
         """A model of the server."""
@@ -183,14 +177,20 @@ class App:
         )
 
     def _hooks(
-        self, permissions: Permissions, users: Sequence[Hooks], *features: Hooks | None
+        self,
+        permissions: Permissions,
+        users: Sequence[Hooks],
+        files: FolderInstructions | None,
+        compaction: Compaction | None,
     ) -> list[Hooks]:
         """The hooks of an agent, in their order; the run goes on without a feature that fails."""
         guard = optional("coder.extend.guard")
+        features = [files.hooks if files else None, compaction]
         spared = [guard.Guard(each, seconds=None) if guard else each for each in features if each]
         redaction = [self.redaction.Redaction(self.redactor)] if self.redaction else []
         sandbox = [self.sandbox] if self.sandbox else []
-        return [permissions, *users, *sandbox, *spared, *redaction]
+        hooks = [permissions, *users, *sandbox, *spared, *redaction]
+        return [self.trace.hooks(HookChain(*hooks))] if self.trace else hooks
 
     def tools_for(self, model: str) -> list[Tool]:
         """The tools that a model of this name gets from us and from the plugins."""
@@ -204,11 +204,8 @@ class App:
 
         model = self.chat_model(spec.model or self.model.name)
         permissions = self.permissions.child([*spec.rules, NO_TASK])
-        folder_files = self._folder_files()
-        files = folder_files.hooks if folder_files else None
-        compaction = self._compaction(model)
         users = [each.in_child() for each in self.users_hooks]
-        hooks = HookChain(*self._hooks(permissions, users, files, compaction))
+        hooks = self._hooks(permissions, users, *self._features(model))
         tools = permissions.offered(self.tools_for(model.name))
         if self.trace:
             self.trace.attach(model)
@@ -216,7 +213,7 @@ class App:
             model,
             TOOLSET(tools, cwd=self.cwd, session_id=session_id),
             system_prompt(self.cwd, model.name, self.files or (), spec.prompt),
-            self.trace.hooks(hooks) if self.trace else hooks,
+            HookChain(*hooks),
         )
 
     # -- who works

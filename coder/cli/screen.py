@@ -133,7 +133,8 @@ class Screen:
         if not (self.live and (self._label or self._limit < math.inf)):
             return ""
         room = self.width - 1
-        typed = last_columns(self._typed, room * 2 // 3 if self._label else room)
+        # Its end is shown: reversed, cut, and reversed again
+        typed = one_line(self._typed[::-1], room * 2 // 3 if self._label else room)[::-1]
         room -= cell_count(typed) + 1
         waited, silent = now - self._since, now - self._last_data
         stalls = silent >= STALL and self._limit < math.inf
@@ -186,13 +187,6 @@ def one_line(text: str, width: int) -> str:
     line = strip_controls(text[: 4 * width + 100]).expandtabs(4)
     line = re.sub(r" *\n\s*", " ", line).rstrip()
     return line if cell_count(line) <= width else f"{_start(line, width - 1)}…"
-
-
-def last_columns(text: str, width: int) -> str:
-    """The text, or its end behind an ellipsis where it is wider than `width` columns."""
-    if cell_count(text) <= width:
-        return text
-    return f"…{_start(text[::-1], width - 1)[::-1]}"
 
 
 def wrap(text: str, width: int) -> str:
