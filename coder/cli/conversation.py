@@ -42,6 +42,7 @@ TAKEN_BACK = (
     "I have undone your last changes ({}). The summary above still contains them: look at the files before "
     "you go on."
 )
+DELTAS = {"text_delta", "reasoning_delta", "tool_call_delta"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Conversation:
     # -- what happens in it
 
     def __call__(self, event: Event) -> None:
-        if event.type.endswith("_delta"):
+        if event.type in DELTAS:
             return
         ends = isinstance(event, StepEnd | RunEnd)
         if not ends:  # written first: a look at the files takes its time

@@ -200,8 +200,11 @@ class Database:
             yield
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code == sqlite3.SQLITE_NOTADB and self.path.read_bytes()[:6] == b"SQLite":
-                code = sqlite3.SQLITE_CORRUPT  # with the first words of a database
+            if code == sqlite3.SQLITE_NOTADB:
+                with open(
+                    self.path, "rb"
+                ) as file:  # a database whose first words are right is damaged
+                    code = sqlite3.SQLITE_CORRUPT if file.read(6) == b"SQLite" else code
             meaning = MEANING.get(code, str(error).rstrip("."))
             damaged = code == sqlite3.SQLITE_CORRUPT
             raise StoreError(f"The file of the sessions {self.path}: {meaning}.", damaged) from None

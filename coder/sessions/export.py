@@ -149,11 +149,11 @@ def _shortening(data: dict[str, Any]) -> str:
 
 def _text(message: Message) -> str:
     content = message.get("content")
-    kinds = [part.get("type") for part in content] if isinstance(content, list) else []
-    attached = [
-        "[image]" if kind == "image_url" else "[attachment]" for kind in kinds if kind != "text"
-    ]
-    return "\n".join(filter(None, [text_of(message), *attached]))
+    parts = content if isinstance(content, list) else []
+    kinds = [str(part.get("type")).removesuffix("_url") for part in parts]
+    return "\n".join(
+        filter(None, [text_of(message), *(f"[{kind}]" for kind in kinds if kind != "text")])
+    )
 
 
 def _thoughts(message: Message) -> list[Block]:
@@ -231,12 +231,10 @@ STYLE = """
 body { margin: 1.5rem auto; max-width: 60rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
 h1, summary, pre, p { overflow-wrap: anywhere; }
 h1 { font-size: 1.3rem; }
-h2, .facts, .note { color: var(--dim); font-size: .85rem; font-weight: normal; margin: .3rem 0; }
-.note { border-top: 1px solid var(--line); padding-top: .6rem; font-style: italic; }
+h2, .facts, .note { color: var(--dim); font-size: .85rem; font-weight: normal; }
 details { border: 1px solid var(--line); border-radius: 5px; margin: .35rem 0; padding: .3rem .6rem; }
 pre { font: 12.5px/1.4 ui-monospace, monospace; max-height: 32rem; overflow-y: auto; }
 pre, p { white-space: pre-wrap; margin: .3rem 0; }
-section { margin: 1.2rem 0; }
 .user { background: var(--line); border-radius: 6px; padding: .6rem .8rem; }
 .gone { opacity: .65; border-left: 3px solid var(--line); padding-left: .8rem; }
 .bad, .cut { color: var(--bad); } .add { color: var(--good); }

@@ -213,9 +213,8 @@ class Transaction:
 
     def write(self, messages: Sequence[Message], waiting: Sequence[Event]) -> None:
         shortened = any(isinstance(event, events.Compacted) for event in waiting)
-        if (
-            not waiting or shortened or isinstance(waiting[-1], events.RunEnd)
-        ):  # within a run the list grows
+        # Within a run the list only grows
+        if not waiting or shortened or isinstance(waiting[-1], events.RunEnd):
             for row in self.rows:
                 if row.copy != row.message:
                     self._update("message", row.id, data=dumps(row.message))

@@ -73,11 +73,9 @@ class Store(Database):
 
     def create(self, directory: str, *, session_id: str = "", **names: Any) -> SessionInfo:
         """A new session, with an agent, a model, a parent, a title. A Recorder writes it with its first message."""
-        session_id, place = (
-            session_id or f"{now():011x}{secrets.token_hex(2)}",
-            folder_name(directory),
-        )
-        return SessionInfo(session_id, place, created=now(), updated=now(), **names)
+        new_id, time = f"{now():011x}{secrets.token_hex(2)}", now()
+        place = folder_name(directory)
+        return SessionInfo(session_id or new_id, place, created=time, updated=time, **names)
 
     def rename(self, session_id: str, title: str) -> None:
         with self.transaction() as db:
