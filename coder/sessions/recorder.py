@@ -187,13 +187,13 @@ class Recorder:
 
 
 def _is_due(event: Event) -> bool:
-    """Is it written now, and not with what follows on it at once?"""
+    """Is it written now, and not with what follows at once: the end of the step, or the next call?"""
     match event:
         case events.MessageEnd(message=message):
             return message.get("role") == "user"
         case events.StepEnd(tool_results=results):
             return bool(results)
-    return isinstance(event, events.ToolStart | events.ToolEnd | events.Compacted | events.RunEnd)
+    return isinstance(event, events.ToolStart | events.Compacted | events.RunEnd)
 
 
 def _first_difference(rows: Sequence[Row], messages: Sequence[Message]) -> int:
@@ -282,11 +282,10 @@ class Transaction:
                 self._update("message", self.rows[-1].id, error=dumps(why))
 
     def _write_result(self, event: events.ToolEnd) -> None:
-        """The end of a call, with its result until that is in the list."""
+        """The end of a call; its result is in the list."""
         details = event.result.details
         data = {"name": event.name, "details": details, "seconds": event.seconds}
         state = "failed" if event.is_error else "completed"
-        data["content"] = event.result.content
         self._update_call(event.id, state=state, end=now(), data=dumps(data))
         items = details.get("todo") if event.name == "todo" else None
         if isinstance(items, list):
@@ -296,12 +295,11 @@ class Transaction:
                 self._add("todo", position=at, text=text, status=status)
 
     def _finish_call(self, message: Message) -> None:
-        """The result of a call has come into the list: its part need not keep it, and has an end."""
+        """The result of a call has come into the list: where no event told its end, this is it."""
         is_error = bool((message.get("meta") or {}).get("is_error"))
         call_id = mend(str(message.get("tool_call_id")))
         self.db.execute(
-            "UPDATE part SET data = iif(json_valid(data), json_remove(data, '$.content'), data), "
-            'state = iif("end", state, ?), "end" = coalesce("end", ?) '
+            'UPDATE part SET state = iif("end", state, ?), "end" = coalesce("end", ?) '
             "WHERE message = ? AND call_id = ?",
             ("failed" if is_error else "completed", now(), self._answer(), call_id),
         )

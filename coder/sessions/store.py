@@ -178,8 +178,7 @@ def to_model_messages(
 ) -> list[Message]:
     """The list of messages as it was in memory, repaired where a kill left it open. Raises StoreError.
 
-    A call that had its result gets it; one that was under way is answered with INTERRUPTED, one that had
-    not begun with history.NOT_RUN. None is ever run again by the program. `tell` gets a line for the user
+    A call that had begun is answered with INTERRUPTED, one that had not with history.NOT_RUN. None is ever run again by the program. `tell` gets a line for the user
     where something cannot be used.
     """
     rows = store.rows(ACTIVE, session_id)
@@ -190,20 +189,10 @@ def to_model_messages(
     if lost := len(rows) - len(messages) + sum(each not in calls for each in results):
         tell(f"Left out of the session, since it cannot be used: {lost} of {len(rows)} messages.")
     answers = [row_id for row_id, each in read if each and each["role"] == "assistant"]
-    query = (
-        "SELECT call_id, state, data FROM part WHERE message = ? AND state <> 'pending' ORDER BY id"
-    )
+    query = "SELECT call_id FROM part WHERE message = ? AND state <> 'pending' ORDER BY id"
     for part in store.rows(query, answers[-1]) if answers else ():
-        messages.append(tool_message(part["call_id"], _result_of(part)))
+        messages.append(tool_message(part["call_id"], ToolResult(INTERRUPTED, is_error=True)))
     return repair(messages)
-
-
-def _result_of(part: sqlite3.Row) -> ToolResult:
-    """The result of a call whose message was not written."""
-    data = loaded(part["data"])
-    if part["state"] != "running" and isinstance(data, dict) and "content" in data:
-        return ToolResult(data["content"], is_error=part["state"] == "failed")
-    return ToolResult(INTERRUPTED, is_error=True)
 
 
 # -- rows and texts
