@@ -178,8 +178,8 @@ def to_model_messages(
 ) -> list[Message]:
     """The list of messages as it was in memory, repaired where a kill left it open. Raises StoreError.
 
-    A call that had begun is answered with INTERRUPTED, one that had not with history.NOT_RUN. None is ever run again by the program. `tell` gets a line for the user
-    where something cannot be used.
+    A call that had begun is answered with INTERRUPTED, one that had not with history.NOT_RUN. None is ever run
+    again by the program. `tell` gets a line for the user where something cannot be used.
     """
     rows = store.rows(ACTIVE, session_id)
     read = [(row["id"], formed(loaded(row["data"]))) for row in rows]
