@@ -66,7 +66,6 @@ class Conversation:
         self.titler: Titler | None = None
         self.recorder: Recorder
         self.undone: list[UndoEntry] = []  # the newest last
-        self.children: dict[str, Recorder] = {}  # of the sub-agents at work
         if app.subagents:
             app.subagents.load = self.load_child
         self.covers_files = not (one_task and store.in_memory)
@@ -113,7 +112,6 @@ class Conversation:
         self.app.adopt(recorder.messages, recorder.session_id)
 
     def _leave(self) -> None:
-        self._close_children()
         if self.titler:
             self.titler.stop()
         self._take_title()
@@ -167,10 +165,12 @@ class Conversation:
             model, agent = self.app.model.name, self.app.spec.name
             self.recorder.info = dataclasses.replace(self.recorder.info, model=model, agent=agent)
         self.recorder(event)
-        if isinstance(event, events.Nested) and event.session_id:
-            self._record_child(event)
-        elif isinstance(event, RunEnd):
-            self._close_children()
+        if (
+            isinstance(event, events.Nested)
+            and isinstance(event.event, RunEnd)
+            and event.session_id
+        ):
+            self._write_child(event.agent, event.session_id, event.event)
         if self.store.notice:  # a damaged file may be noticed at any moment
             self.app.notices.append(self.store.notice)
             self.store.notice = ""
@@ -200,24 +200,17 @@ class Conversation:
 
     # -- sub-agents, whose sessions are kept beside that of their parent, so that `task_id` finds them again
 
-    def _record_child(self, event: events.Nested) -> None:
-        app, session_id = self.app, event.session_id
+    def _write_child(self, agent: str, session_id: str, end: RunEnd) -> None:
+        """Nobody knows the id of a child before its end, so that it is written then."""
+        app, names = self.app, {"agent": agent, "parent": self.recorder.session_id}
         assert app.subagents  # whose event this is
-        with contextlib.suppress(StoreError):
-            if session_id not in self.children:
-                names = {"agent": event.agent, "parent": self.recorder.session_id}
-                names["model"] = app.agents[event.agent].model or app.model.name
-                info = self.store.create(str(app.cwd), session_id=session_id, **names)
-                messages = app.subagents.children[session_id].messages
-                self.children[session_id] = Recorder(self.store, info, messages)
-            self.children[session_id](event.event)
-            if isinstance(event.event, RunEnd):
-                self.children.pop(session_id).close()
-
-    def _close_children(self) -> None:
-        """No child is at work any more; one that was aborted is kept as far as it came."""
-        while self.children:
-            self.children.popitem()[1].close()
+        model = app.agents[agent].model or app.model.name
+        info = self.store.create(str(app.cwd), session_id=session_id, model=model, **names)
+        with (
+            contextlib.suppress(StoreError),
+            Recorder(self.store, info, app.subagents.children[session_id].messages) as recorder,
+        ):
+            recorder(end)
 
     def load_child(self, task_id: str) -> tuple[str, list[Message]] | None:
         """(agent, messages) of a child of this session, from an earlier process; None where there is none."""
