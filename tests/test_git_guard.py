@@ -75,6 +75,7 @@ echo evil > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; git config co
  => .git/config (changed), .git/hooks/pre-commit (new)
 echo evil >> .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
 chmod 600 .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
+touch .git/hooks/{1..9000}.sample .git/hooks/pre-commit => .git/hooks/pre-commit (new)
 rm -r .git/hooks => .git/hooks/commit-msg (removed)
 ln -s ../../evil .git/hooks/post-checkout => .git/hooks/post-checkout (new)
 ln -sf ../../evil .git/hooks/commit-msg => .git/hooks/commit-msg (changed)

@@ -174,8 +174,8 @@ def _list_folder(path: str, mode: int) -> list[str]:
             os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)
         if not path.endswith("/.git"):
             with os.scandir(path) as listed:
-                paths = [each.path for each in itertools.islice(listed, MAX_FILES)]
-                return [each for each in paths if not each.endswith(".sample")]
+                paths = (each.path for each in listed if not each.name.endswith(".sample"))
+                return list(itertools.islice(paths, MAX_FILES))
     return []
 
 
