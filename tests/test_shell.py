@@ -296,6 +296,7 @@ HIDDEN = [
     *("script --command='touch X'", "script -qc 'touch X' /dev/null"),
     *("sh -c \"sh -c 'true; touch X'\" y", "parallel touch ::: X"),
     *("git -c core.pager='touch X' log", "git rebase --exec 'touch X'", "git grep -O'touch X' y"),
+    *("git -c alias.x='!touch PWN' x", "vim -c ':!touch PWN'"),
 ]
 
 

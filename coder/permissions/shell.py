@@ -140,8 +140,9 @@ REDIRECTION = re.compile(
 )
 QUOTE = re.compile(r"\$?['\"]")
 SPLIT = re.compile(r"[;&|\n()`]|\{(?!\})|(?<!\{)\}")
-# A program's name may begin behind a blank, a slash, `=` (--command=touch) or letters (-ctouch).
-START = re.compile(r"(?<![^\s/=])(?:-\w+|[^\s/=])")
+# A program's name may begin behind a blank, a slash, `=` (--command=touch), `!` (of git's aliases and
+# vim) or letters (-ctouch).
+START = re.compile(r"(?<![^\s/=!])(?:-\w+|[^\s/=!])")
 
 
 def deny_texts(command: str) -> tuple[list[str], list[str]]:
