@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -416,6 +417,15 @@ def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> No
     assert "may hold secrets" in secret and "--allow read:.env" in secret
     assert "external_directory" in outside and inside.startswith("1\tx")
     assert "--allow 'edit:*'" in edited
+
+
+@pytest.mark.parametrize("line", ["sort  x 2>&1", "cd sub && touch 'a b' | sort", "rm '*'"])
+def test_the_flags_that_a_denial_names_allow_the_command(ws: Path, line: str) -> None:
+    events, _ = played(ws, Permissions(), *commands(line))
+    words = shlex.split(results(events)[0].rpartition("; ")[2].removesuffix("."))
+    rules = [rule_of(word, "allow") for word in words if word.startswith("bash:")]
+    assert (Permissions(flags=rules).judge("bash", line, ws).action == "allow") == bool(rules)
+    assert bool(rules) == ("*" not in line)
 
 
 def test_a_denied_tool_is_not_offered_and_not_run(ws: Path) -> None:

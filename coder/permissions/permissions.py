@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Generator, Iterable, Sequence
 from copy import copy
@@ -293,9 +294,13 @@ def _denial(permission: str, decision: Decision) -> str:
     pattern = decision.always_pattern
     if decision.even_with_yolo:
         way = "only the user can do it, or allow it in a session."
-    elif pattern and (permission != "bash" or parse(pattern)):
-        way = f"-y allows it, or --allow {shlex.quote(f'{permission}:{pattern}')}."
     else:
-        way = "-y allows it."
+        rules = [pattern] if pattern else []
+        if permission == "bash":  # a pattern is for one command of a line, and its stars are none
+            rules = [
+                joined(argv) for argv in parse(pattern) or () if not re.search("[*?]", pattern)
+            ]
+        flags = "".join(f" --allow {shlex.quote(f'{permission}:{rule}')}" for rule in rules)
+        way = f"-y allows it, or{flags}." if flags else "-y allows it."
     why = f" ({decision.reason})" if decision.reason else ""
     return f"{permission} needs permission{why}, and no user can be asked here; {way}"
