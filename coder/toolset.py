@@ -174,8 +174,9 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
         kinds = [kind for kind in arguments if kind is not type(None)]
         if len(kinds) == 1:
             return _schema(kinds[0], where)
-    elif origin is Literal:
-        return {"type": JSON_TYPES[type(arguments[0])], "enum": list(arguments)}
+    elif origin is Literal and [kind := type(arguments[0])] == [*{*map(type, arguments)}]:
+        if kind in JSON_TYPES:
+            return {"type": JSON_TYPES[kind], "enum": list(arguments)}
     elif origin is list:
         return {"type": "array", "items": _schema(arguments[0], where)}
     elif hint in JSON_TYPES or origin in JSON_TYPES:

@@ -105,7 +105,7 @@ def test_name_and_title_can_be_given_and_the_function_can_still_be_called() -> N
     assert tools.title(ToolCall("1", "nothing", None, "no JSON")) == "nothing"
 
 
-@pytest.mark.parametrize("hint", [set[int], int | str, list, None])
+@pytest.mark.parametrize("hint", [set[int], int | str, list, None, Literal["a", 1], Literal[None]])
 def test_a_function_that_says_too_little_is_refused(hint: Any) -> None:
     def said(value: Any) -> None:
         """Take a value.
