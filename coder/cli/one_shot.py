@@ -83,6 +83,7 @@ def show_progress(app: App, arguments: argparse.Namespace, screen: Screen) -> Sh
 
     to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
     stdout = screen if screen.stream is sys.stdout else Screen(sys.stdout)
+    stdout.markdown = app.settings.markdown
     answers = stdout if to_terminal else None
     render = Renderer(screen, answers, verbose=arguments.verbose, limits=app.stalls)
     ask = None

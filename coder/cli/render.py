@@ -250,4 +250,5 @@ def print_history(screen: Screen, messages: Sequence[Message]) -> None:
     for role, mark, style in (("user", "> ", "bold"), ("assistant", "", "")):
         texts = (text_of(each) for each in reversed(messages) if each.get("role") == role)
         if text := next(filter(None, texts), "").strip():
-            screen.line(mark + text[-MAX_SHOWN:], style)
+            screen.write(mark + text[-MAX_SHOWN:], style)
+            screen.finish_line()

@@ -47,6 +47,7 @@ class Repl:
     ) -> None:
         self.app, self.conversation = app, conversation
         self.screen, self.keyboard = screen, keyboard
+        screen.markdown = app.settings.markdown
         self.render = Renderer(screen, screen, verbose=verbose, limits=app.stalls)
         self.prompter = Prompter(self.render, keyboard)
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)

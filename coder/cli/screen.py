@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 import time
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from coder.permissions.sanitize import TerminalSanitizer, strip_controls
 
@@ -21,7 +21,8 @@ FRAME = 0.1  # seconds
 STALL = 5.0  # seconds without data from which they are counted on the screen
 FILE_WIDTH = 200  # columns of a stream that is no terminal: a file or a log
 ERASE_ROW = "\r\x1b[K"
-STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
+STYLES = {"bold": 1, "dim": 2, "italic": 3, "underline": 4}
+STYLES |= {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 
 # Of text in rows
 WIDE = "\u3001-\u9fff\uac00-\ud7af\uff00-\uffef"  # scripts without blanks
@@ -36,7 +37,9 @@ class Screen:
         self.stream = stream
         self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self.styled = self.live or bool(os.environ.get("FORCE_COLOR"))
-        self._sanitizer, self._rows = TerminalSanitizer(), RowWriter()
+        self.markdown = False  # whether text that streams without a style is Markdown
+        self._sanitizer = TerminalSanitizer()
+        self._rows: Rows | None = None  # of the text that streams
         self._row = self._row_style = ""  # under way, as it stands on the screen
         self._status_row = ""  # as it stands on the screen
         self._label, self._limit, self._typed = "", math.inf, ""
@@ -54,8 +57,8 @@ class Screen:
         """Append text that streams; it is broken between words."""
         text = self._sanitizer.feed(text)
         if self.live:
-            finished = self._rows.feed(text, self.width)
-            self._draw(finished, self._rows.row.rstrip(" "), style)
+            self._rows = rows = self._rows or self._row_writer(style)
+            self._draw(rows.feed(text, self.width), rows.row.rstrip(" "), style)
         else:
             finished, newline, row = (self._row + text).rpartition("\n")
             self._draw(finished + newline, row, style)
@@ -64,9 +67,17 @@ class Screen:
         """End the row under way."""
         if rest := self._sanitizer.flush():
             self.write(rest, self._row_style)
-        self._rows = RowWriter()
-        if self._row:
-            self._draw(f"{self._row}\n", "", self._row_style)
+        finished = self._rows.finish() if self._rows else f"{self._row}\n" if self._row else ""
+        self._rows = None
+        if finished:
+            self._draw(finished, "", self._row_style)
+
+    def _row_writer(self, style: str) -> Rows:
+        if style or not self.markdown:
+            return RowWriter()
+        from coder.cli.markdown import Markdown
+
+        return Markdown(self._style)
 
     def line(self, text: str = "", style: str = "") -> None:
         """Append a line, broken between words where the terminal is too narrow for it."""
@@ -186,7 +197,7 @@ def one_line(text: str, width: int) -> str:
     width = max(10, width)
     line = strip_controls(text[: 4 * width + 100]).expandtabs(4)
     line = re.sub(r" *\n\s*", " ", line).rstrip()
-    return line if cell_count(line) <= width else f"{_start(line, width - 1)}…"
+    return line if cell_count(line) <= width else f"{start_of(line, width - 1)}…"
 
 
 def wrap(text: str, width: int) -> str:
@@ -195,7 +206,7 @@ def wrap(text: str, width: int) -> str:
     return rows.feed(text, width) + rows.row
 
 
-def _start(text: str, width: int) -> str:
+def start_of(text: str, width: int) -> str:
     """As much of the text as fits into `width` columns."""
     if text.isascii():
         return text[:width]
@@ -204,8 +215,25 @@ def _start(text: str, width: int) -> str:
     return chop_cells(text, width)[0]
 
 
+class Rows(Protocol):
+    """Breaks text into rows while it streams: RowWriter, or markdown.Markdown."""
+
+    @property
+    def row(self) -> str:
+        """The row under way, which may still change."""
+        ...
+
+    def feed(self, text: str, width: int) -> str:
+        """Take text; the rows that are finished by it."""
+        ...
+
+    def finish(self) -> str:
+        """The rest, at the end of the text."""
+        ...
+
+
 class RowWriter:
-    """Break text into rows while it streams. `row` is the row under way, which may still change.
+    """Break plain text into rows.
 
     Fenced code, and a word wider than a row, are broken only by the terminal's edge: they stay copyable.
     """
@@ -216,7 +244,6 @@ class RowWriter:
         self._in_code = False
 
     def feed(self, text: str, width: int) -> str:
-        """Take text; the rows that are finished by it."""
         finished = []
         for piece in PIECE.findall(text):
             if piece == "\n":
@@ -230,8 +257,11 @@ class RowWriter:
                 finished.append(self._take_row(width))
         return "".join(finished)
 
+    def finish(self) -> str:
+        return f"{self.row.rstrip(' ')}\n" if self.row.strip(" ") else ""
+
     def _take_row(self, width: int) -> str:
-        end = len(_start(self.row, width)) or 1
+        end = len(start_of(self.row, width)) or 1
         next_word = len(self.row) - len(self.row[end:].lstrip(" "))
         breaks = [] if self._in_code else [*re.finditer(BREAK, self.row[: next_word + 1])]
         at = breaks[-1].start() if breaks else end

@@ -134,6 +134,9 @@ class Settings:
     profile: Mapping[str, Any] = setting(dict, read_profile, 'for profiles.py: {"tool_name": true}')
     extra_body: Mapping[str, Any] = setting(dict, json_object, 'JSON of requests: {"top_k": 20}')
     headers: Mapping[str, str] = setting(dict, read_headers, 'JSON of headers: {"x-key": "..."}')
+    markdown: bool = setting(
+        True, SWITCH, "on or off: answers on a terminal as styled Markdown (on)"
+    )
     titles: bool = setting(True, SWITCH, "on or off: the model names conversations (on)")
     allow_http: bool = setting(False, SWITCH, "on to allow http:// to another machine (off)", "")
     sandbox: str = setting("auto", SANDBOX, "auto, on (none runs without it) or off", "auto|on|off")

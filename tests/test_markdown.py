@@ -1,0 +1,175 @@
+"""Streamed Markdown: styled row by row, the same for any cut of the stream, never wider than the screen."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coder.cli.markdown import Markdown
+from coder.cli.screen import cell_count
+from coder.devtools.scripted import Reply
+from tests.harness import serve
+from tests.terminal import Terminal, rendered
+
+LONG = "word " * 40
+
+
+def paint(text: str, style: str) -> str:
+    """Styles as tags, so that a test reads them."""
+    return f"<{style}>{text}</>" if style and text.strip() else text
+
+
+def rows(text: str, width: int = 80) -> list[str]:
+    markdown = Markdown(paint)
+    return (markdown.feed(text, width) + markdown.finish()).splitlines()
+
+
+def shown(text: str, width: int = 80) -> list[str]:
+    return [re.sub(r"</?[a-z ]*>", "", row) for row in rows(text, width)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain", ["plain"]),
+        ("# One\n### Three", ["<bold cyan>One</>", "<bold>Three</>"]),
+        ("#hashtag", ["#hashtag"]),
+        ("a **bold** b", ["a <bold>bold</> b"]),
+        ("an *italic* word", ["an <italic>italic</> word"]),
+        ("***both***", ["<bold>both</>"]),
+        ("**a `b` c**", ["<bold>a </><bold cyan>b</><bold> c</>"]),
+        ("`**no stars**` and ``a ` b``", ["<cyan>**no stars**</> and <cyan>a ` b</>"]),
+        ("2 * 3 * 4, 2*3*4, f(*args, **kw)", ["2 * 3 * 4, 2*3*4, f(*args, **kw)"]),
+        ("snake_case and __init__", ["snake_case and __init__"]),
+        ("**never closed", ["**never closed"]),
+        ("`never closed", ["`never closed"]),
+        (r"\*no\* and a\b", [r"*no* and a\b"]),
+        ("[name](http://a.b/c)", ["<underline>name</><dim> (http://a.b/c)</>"]),
+        ("[http://a.b](http://a.b)", ["<underline>http://a.b</>"]),
+        ("list[int](x y) [1]", ["list[int](x y) [1]"]),
+        ("- one\n* two\n  + three", ["• one", "• two", "  • three"]),
+        ("- [ ] open\n- [x] done", ["☐ open", "☑ done"]),
+        ("1. a\n10) b", ["1. a", "10) b"]),
+        ("> said", ["<dim>│ said</>"]),
+        ("---", ["<dim>" + "─" * 40 + "</>"]),
+        ("-5 degrees\n*x", ["-5 degrees", "*x"]),
+        ("a\n\nb", ["a", "", "b"]),
+        ("```\na **b**\n  c\n```\nd", ["<dim>──</>", "a **b**", "  c", "<dim>──</>", "d"]),
+        ("```nothing-known\nx = 1", ["<dim>── nothing-known ──</>", "x = 1"]),
+        ("~~~\n```\n~~~", ["<dim>──</>", "```", "<dim>──</>"]),
+    ],
+)
+def test_marks_become_styles_and_what_is_no_mark_stays(text: str, expected: list[str]) -> None:
+    assert rows(text) == expected
+
+
+def test_code_is_highlighted_and_its_lines_are_not_broken() -> None:
+    long = "x = " + "1 + " * 50 + "1"
+    found = rows(f"```python\nreturn 1  # why\n{long}\n```", 40)
+    assert found[1] == "<blue>return</> <cyan>1</>  <dim># why</>"
+    assert shown(f"```python\n{long}\n```", 40)[1] == long
+
+
+def test_a_string_over_several_lines_of_code_has_one_style() -> None:
+    found = rows('```python\nx = """a\nb = 1\n"""\n```')
+    assert found[2] == "<green>b = 1</>"
+
+
+@pytest.mark.parametrize("mark", ["- ", "  10. ", "> "])
+def test_further_rows_of_an_item_or_a_quote_hang_below_its_text(mark: str) -> None:
+    first, *others = shown(mark + LONG, 40)
+    indent = "│ " if mark == "> " else " " * len(mark)
+    assert len(others) > 3 and first.split()[1] == "word"
+    assert all(row.startswith(indent + "word") for row in others)
+
+
+TABLE = "| name | what it is |\n|---|:-:|\n| `a` | **first** |\n| 日本語 | x\\|y |\n"
+
+
+def test_a_table_is_set_when_it_ends() -> None:
+    markdown = Markdown(paint)
+    assert markdown.feed(TABLE, 80) == ""
+    markdown.feed("\n", 80)
+    assert shown(TABLE) == [
+        "name   │ what it is",
+        "───────┼───────────",
+        "a      │ first",
+        "日本語 │ x|y",
+    ]
+    assert "<bold>name</>" in rows(TABLE)[0] and "<bold>first</>" in rows(TABLE)[2]
+
+
+def test_a_table_that_is_wider_than_the_screen_is_wrapped_in_its_cells() -> None:
+    found = shown(f"| a | b |\n|-|-|\n| x | {LONG}|\n", 40)
+    assert len(found) > 5 and all(cell_count(row) <= 40 for row in found)
+    assert " ".join(row[4:] for row in found[2:]).split() == LONG.split()
+    assert shown("| a | b | c | d |\n|-|-|-|-|\n", 10) == ["| a | b | c | d |", "|-|-|-|-|"]
+
+
+PIECES = st.sampled_from(
+    [
+        "word ",
+        "**",
+        "*",
+        "`",
+        "```\n",
+        "\n",
+        "# ",
+        "- ",
+        "| a | b |\n",
+        "|-|-|\n",
+        "[x](y)",
+        "> ",
+        "日本語",
+        "1. ",
+        " ",
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECES, max_size=40).map("".join), st.integers(1, 9), st.sampled_from([12, 40, 80]))
+def test_any_cut_of_the_stream_gives_the_same_rows_within_the_width(
+    text: str, size: int, width: int
+) -> None:
+    markdown, streamed = Markdown(paint), ""
+    for start in range(0, len(text), size):
+        streamed += markdown.feed(text[start : start + size], width)
+        assert isinstance(markdown.row, str)
+    assert (streamed + markdown.finish()).splitlines() == rows(text, width)
+    if "```" not in text:
+        assert all(cell_count(row) <= width for row in shown(text, width))
+
+
+ANSWER = "# Plan\n\n- **one** with `code`\n\n```python\nreturn 1\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_answer_is_styled_on_a_terminal_and_raw_with_plain(tmp_path: Path, plain: bool) -> None:
+    with (
+        serve(Reply(ANSWER)) as server,
+        Terminal(tmp_path, server, *["--plain"] * plain) as terminal,
+    ):
+        terminal.ready()
+        terminal.say("go")
+        shown = [row for row in rendered(terminal.output) if row]
+        output = terminal.output
+    raw = [line for line in ANSWER.splitlines() if line]
+    styled = [
+        "Plan",
+        "• one with code",
+        "── python ──",
+        "return 1",
+        "──",
+        "a │ b",
+        "──┼──",
+        "1 │ 2",
+    ]
+    expected = raw if plain else styled
+    start = shown.index(expected[0])
+    assert shown[start : start + 8] == expected
+    assert ("\x1b[34mreturn\x1b[0m" in output) is not plain
