@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from coder.agent.parallel import ParallelTools as ParallelTools
     from coder.ai import ChatModel as ChatModel
     from coder.ai import Model as Model
-    from coder.devtools.replay import ScriptedModel as ScriptedModel
     from coder.devtools.scripted import Reply as Reply
+    from coder.devtools.scripted import ScriptedModel as ScriptedModel
     from coder.devtools.scripted import ScriptedServer as ScriptedServer
     from coder.events import BaseEvent as BaseEvent
     from coder.events import Compacted as Compacted
     from coder.events import DoomLoop as DoomLoop
     from coder.events import Event as Event
     from coder.events import Events as Events
-    from coder.events import HookFailed as HookFailed
     from coder.events import MessageEnd as MessageEnd
     from coder.events import MessageStart as MessageStart
     from coder.events import Nested as Nested
@@ -95,10 +94,9 @@ HOMES = {
     "agent.agent": "Agent",
     "agent.parallel": "ParallelTools",
     "ai": "ChatModel Model",
-    "devtools.replay": "ScriptedModel",
-    "devtools.scripted": "Reply ScriptedServer",
+    "devtools.scripted": "Reply ScriptedModel ScriptedServer",
     "events": (
-        "BaseEvent Compacted DoomLoop Event Events HookFailed MessageEnd MessageStart "
+        "BaseEvent Compacted DoomLoop Event Events MessageEnd MessageStart "
         "Nested Notice PermissionAsked PermissionReplied QuestionAsked ReasoningDelta "
         "Retry Returning RunEnd RunStart Status StepEnd StepStart TextDelta ToolCallDelta "
         "ToolEnd ToolStart ToolUpdate"

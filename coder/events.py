@@ -197,20 +197,10 @@ class Nested(BaseEvent):
 
 
 class Notice(BaseEvent):
-    """Something the user should know."""
+    """What the user should know: a hook failed, a file was left out, the content filter stopped the answer."""
 
     type: ClassVar[Literal["notice"]] = "notice"
     text: str
-
-
-class HookFailed(BaseEvent):
-    """A guarded hook failed or timed out at this place (extend/guard.py)."""
-
-    type: ClassVar[Literal["hook_failed"]] = "hook_failed"
-    hook: str
-    place: str
-    error: str
-    seconds: float
 
 
 class PermissionAsked(BaseEvent):
@@ -267,7 +257,7 @@ class DoomLoop(BaseEvent):
 RunEvent: TypeAlias = RunStart | RunEnd | StepStart | StepEnd | Status | Retry | Compacted
 MessageEvent: TypeAlias = MessageStart | MessageEnd | TextDelta | ReasoningDelta | ToolCallDelta
 ToolEvent: TypeAlias = ToolStart | ToolUpdate | ToolEnd | Nested
-Notification: TypeAlias = Notice | HookFailed | PermissionReplied
+Notification: TypeAlias = Notice | PermissionReplied
 Question: TypeAlias = PermissionAsked | QuestionAsked | DoomLoop  # with a `reply`
 Event: TypeAlias = RunEvent | MessageEvent | ToolEvent | Notification | Question
 

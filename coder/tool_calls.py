@@ -6,6 +6,7 @@ Start events and results come in the order of the answer. The tool set says whic
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from coder import events
 from coder.events import Event, Events, innermost, resolve
@@ -72,15 +73,22 @@ def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
         return
     if call.arguments is None:  # the tool refuses it
         return
-    try:
-        early = yield from resolve(run.hooks.before_tool_call(call, opened.ctx))
-    except Aborted:
-        early = run.abort_result(opened)
-    except ToolError as error:
-        early = as_failure(error)
-    if early:
+    if early := (yield from call_hook(run, opened, "before_tool_call", opened.ctx)):
         yield from finish_call(run, opened, early)
     opened.started = time.monotonic()  # without the time of hooks and of their questions
+
+
+def call_hook(run: Run, opened: OpenCall, name: str, given: Any) -> Events[ToolResult | None]:
+    """The result that a hook around a tool returns or raises. Raises TypeError for another value."""
+    try:
+        result = yield from resolve(getattr(run.hooks, name)(opened.call, given))
+    except Aborted:
+        return run.abort_result(opened)
+    except ToolError as error:
+        return as_failure(error)
+    if isinstance(result, ToolResult | None):
+        return result
+    raise TypeError(f"the hook {name} returned {result!r:.80}, which is no ToolResult")
 
 
 def run_group(run: Run, calls: list[OpenCall]) -> Events[None]:
@@ -115,12 +123,7 @@ def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
 
 def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
     """What the hooks make of a result, truncated, and the end event."""
-    try:
-        result = (yield from resolve(run.hooks.after_tool_call(opened.call, result))) or result
-    except ToolError as error:
-        result = as_failure(error)
-    except Aborted:
-        result = run.abort_result(opened)
+    result = (yield from call_hook(run, opened, "after_tool_call", result)) or result
     result.content = truncate_content(result.content, run.limits.max_output)
     opened.result = result
     yield end_event(opened)

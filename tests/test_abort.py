@@ -599,7 +599,7 @@ def test_a_consumer_that_leaves_leaves_nothing_behind(
 
 WRITER = """
 import os, sys
-from coder.devtools.replay import ScriptedModel
+from coder.devtools.scripted import ScriptedModel
 from coder.devtools.scripted import Reply
 from coder.loop import run_loop
 from coder.toolset import Toolset

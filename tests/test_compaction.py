@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from coder.abort import Abort
 from coder.agent.compaction import PROMPT, Compaction, size, transcript
 from coder.ai import ChatModel
-from coder.devtools.replay import ScriptedModel
-from coder.devtools.scripted import Body, Reply, ScriptedServer, events
+from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer, events
 from coder.events import Compacted, Event, MessageEnd, Nested, Notice, RunEnd, RunStart, TextDelta
 from coder.history import convert_to_llm, repair, user
 from coder.loop import run_loop

@@ -172,7 +172,6 @@ def test_it_answers_as_a_stream_and_at_once() -> None:
     ("method", "path", "body", "status"),
     [
         ("GET", "/v1/models", "", 200),
-        ("GET", "/v1/nothing", "", 404),
         ("POST", "/v1/embeddings", "{}", 404),
         ("POST", PATH, "{", 400),
         ("POST", PATH, '{"messages": "hi"}', 400),

@@ -10,8 +10,7 @@ import pytest
 
 from coder.abort import Abort
 from coder.ai import ChatModel, Model
-from coder.devtools.replay import ScriptedModel
-from coder.devtools.scripted import Reply, ScriptedServer
+from coder.devtools.scripted import Reply, ScriptedModel, ScriptedServer
 from coder.events import Event, ToolUpdate
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 
 from coder import Agent, ChatModel, SessionStore
 from coder.abort import Abort
-from coder.devtools.replay import ScriptedModel
-from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer
 from coder.events import Compacted, Event, Nested, Outcome, RunEnd, TextDelta
 from coder.history import NOT_RUN, convert_to_llm, repair
 from coder.hooks import Hooks

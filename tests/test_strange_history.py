@@ -15,8 +15,7 @@ from coder.agent.instructions import FolderInstructions
 from coder.agent.todo import todo
 from coder.cli.render import print_history
 from coder.cli.screen import Screen
-from coder.devtools.replay import ScriptedModel
-from coder.devtools.scripted import Reply
+from coder.devtools.scripted import Reply, ScriptedModel
 from coder.events import Compacted
 from coder.history import repair
 from coder.hooks import HookChain

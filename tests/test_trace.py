@@ -22,8 +22,7 @@ import pytest
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.cli.main import main
-from coder.devtools.replay import ScriptedModel
-from coder.devtools.scripted import Reply, ScriptedServer
+from coder.devtools.scripted import Reply, ScriptedModel, ScriptedServer
 from coder.devtools.trace import Trace
 from coder.devtools.trace_report import TraceError, read
 from coder.events import DoomLoop, Event, Notice, Retry

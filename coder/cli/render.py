@@ -240,8 +240,6 @@ def _warning(event: Event) -> str:
             return f"The conversation was shortened {sizes}."
         case events.Notice(text=text):
             return text
-        case events.HookFailed(hook=hook, place=place, error=failure):
-            return f"The hook {hook} failed ({place}): {failure}"
     return ""
 
 

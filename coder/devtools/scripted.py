@@ -1,32 +1,45 @@
-"""An OpenAI-compatible server on loopback with scripted answers: real HTTP and event streams.
+"""Scripted answers in the place of a language model: a server on loopback, and a model without one.
 
     with ScriptedServer([Reply("Hello.")]) as server:
         ...  # base URL: server.url; what was asked: server.requests
+    Agent(ScriptedModel([Reply(calls=[("ls", {})]), Reply("Done.")]), tools=[ls])
+    Agent(ScriptedModel.from_trace("run.jsonl"), tools=[ls])
 
-A script is a list of replies (the last repeats), or a function from the request's body to a
-reply. A reply can also be a failure: an error status, a stall, a cut stream, bytes of any kind.
-
-The demo and the tests use it; `python -m coder demo --port N` runs it alone. It serves
-/chat/completions (streamed or not) and /models.
+The server speaks the OpenAI protocol in real HTTP and event streams: /chat/completions (streamed or
+not) and /models. The model is a ChatModel whose bytes come from here. A reply can also be a failure:
+an error status, a stall, a cut stream, bytes of any kind.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
+import secrets
 import socket
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, repeat
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
+
+from coder.abort import Abort
+from coder.ai import ChatModel
+from coder.devtools.trace_report import Exchange, read
+from coder.providers.errors import classify
+from coder.providers.http import Endpoint
+from coder.types import ModelError
 
 MODEL = "script"
 Body = dict[str, Any]
+Script = Callable[[Body], "Reply"]
 
 
 @dataclass
@@ -50,18 +63,14 @@ class Reply:
     cut: int | None = None
     pace: float = 0.0
     hold: float = 0.0
-    usage: bool = True
 
     def body(self, asked: Body) -> Sequence[bytes]:
         """The pieces of a streamed answer."""
         return [*events(self, asked)][: self.cut] if self.chunks is None else self.chunks
 
     def error(self) -> Body:
-        """The body of a refusal."""
+        """The body of an answer with an error status."""
         return {"error": {"message": self.text, "code": self.status}}
-
-
-Script = Callable[[Body], Reply]
 
 
 # ---- the events of an answer ---------------------------------------------------------------------
@@ -70,12 +79,11 @@ Script = Callable[[Body], Reply]
 def events(reply: Reply, body: Body) -> Iterator[bytes]:
     """The event stream of a reply, one event at a time."""
     for delta in _deltas(reply):
-        yield _event(delta)
+        yield _data([{"index": 0, "delta": delta, "finish_reason": None}])
     if reply.finish is not None:
-        yield _event({}, _finish(reply))
-    asked = (body.get("stream_options") or {}).get("include_usage")
-    if reply.usage and asked:  # unasked, it breaks simple clients
-        yield _data({"choices": [], "usage": _usage(reply, body)})
+        yield _data([{"index": 0, "delta": {}, "finish_reason": _finish(reply)}])
+    if (body.get("stream_options") or {}).get("include_usage"):  # unasked, it breaks simple clients
+        yield _data([], usage=_usage(reply, body))
     yield b"data: [DONE]\n\n"
 
 
@@ -122,13 +130,9 @@ def _frame(kind: str) -> Body:
     return {"id": "chatcmpl-script", "object": kind, "created": int(time.time()), "model": MODEL}
 
 
-def _event(delta: Body, finish: str | None = None) -> bytes:
-    return _data({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
-
-
-def _data(chunk: Body) -> bytes:
-    chunk = _frame("chat.completion.chunk") | chunk
-    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+def _data(choices: list[Body], **more: Any) -> bytes:
+    chunk = _frame("chat.completion.chunk") | {"choices": choices} | more
+    return b"data: %s\n\n" % json.dumps(chunk).encode()
 
 
 def _usage(reply: Reply, body: Body) -> Body:
@@ -204,10 +208,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        if self.path.rstrip("/").endswith("/models"):
-            self._json(200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-        else:
-            self._json(404, {"error": {"message": f"nothing at {self.path}"}})
+        """The list of models, whatever is asked for."""
+        self._json(200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
     def do_POST(self) -> None:
         server, arrived = self.server, time.monotonic()
@@ -258,7 +260,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._break()
 
     def _break(self) -> None:
-        """Reset the connection, in the place of a proper end."""
+        """Reset the connection instead of ending the answer."""
         self.close_connection = True
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
@@ -274,3 +276,75 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
+
+
+# ---- the model -----------------------------------------------------------------------------------
+
+TRACED = {"name", "context_window", "profile", "extra_body", "budgets"}  # options, in a trace
+Played = tuple[Reply, ModelError | None]  # an answer, and the error instead of it or behind it
+
+
+class ScriptedModel(ChatModel):
+    """A model with given replies. `requests` are the bodies it was sent; one request too many is a
+    ModelError. `options` are ChatModel's."""
+
+    def __init__(self, replies: Iterable[Reply], name: str = MODEL, **options: Any) -> None:
+        address = f"script:{secrets.token_hex(4)}"  # its own: what is learnt is kept by address
+        super().__init__(name, base_url=address, **options)
+        self.requests: list[Body] = []
+        self.endpoint = _Player([(each, _failure(each)) for each in replies], self.requests)
+
+    @classmethod
+    def from_trace(cls, path: str | Path) -> ScriptedModel:
+        """The model of a trace: each answer is the recorded one, byte for byte and at once, each
+        failure too. Raises OSError, or TraceError where the file is no trace."""
+        recording = read(path)
+        model = cls([], **{name: recording.model[name] for name in TRACED & {*recording.model}})
+        model.endpoint = _Player(map(_recorded, recording.exchanges), model.requests)
+        return model
+
+
+def _failure(reply: Reply) -> ModelError | None:
+    if reply.status not in (0, 200):
+        return classify(reply.status, reply.error(), reply.headers)
+    broke = reply.close == "reset" or not reply.status
+    return ModelError("network", "the connection broke", retryable=True) if broke else None
+
+
+def _recorded(exchange: Exchange) -> Played:
+    chunks = [each["text"].encode("utf-8", "surrogateescape") for each in exchange.of("chunk")]
+    headers = next((each["headers"] for each in exchange.of("response")), dict[str, str]())
+    missing = {"kind": "incomplete", "message": "the trace ends in the middle of this answer"}
+    error = next((each["error"] for each in exchange.of("response_end")), missing)
+    return Reply(chunks=chunks, headers=headers), ModelError(**error) if error else None
+
+
+class _Player(Endpoint):
+    """An endpoint that plays one answer for each request."""
+
+    def __init__(self, answers: Iterable[Played], requests: list[Body]) -> None:
+        super().__init__("script:", None, {})
+        self.answers, self.requests = iter(answers), requests
+
+    @contextmanager
+    def post(self, data: bytes, api_key: str | None, abort: Abort, seconds: float) -> Iterator[Any]:
+        body = json.loads(data)
+        self.requests.append(body)
+        end = ModelError("protocol", "the script is at its end, and the run asks for more")
+        reply, error = next(self.answers, (Reply(status=0), end))
+        abort.wait(reply.hold)
+        chunks = reply.body(body) if reply.status == 200 else ()
+        if error and not chunks:
+            raise error
+
+        def pieces() -> Iterator[bytes]:
+            for chunk in chunks:
+                yield chunk
+                abort.wait(reply.pace)
+            abort.wait(math.inf if reply.close == "hang" else 0.0)
+            if error:
+                raise error
+
+        headers = {"content-type": "text/event-stream"} | reply.headers
+        facts = {"status_code": 200, "url": "script", "headers": headers}
+        yield SimpleNamespace(pieces=pieces, within=lambda seconds: None, **facts)

@@ -283,7 +283,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # not allowed in HTML
 # The lines that are shown; the others are repeated in these, or of interest to programs only.
 SHOWN = {
     *("request", "message_end", "tool_update", "tool_end", "nested", "retry", "compacted"),
-    *("notice", "hook_failed", "permission_asked", "question_asked", "doom_loop", "reply"),
+    *("notice", "permission_asked", "question_asked", "doom_loop", "reply"),
 }
 
 

@@ -2,7 +2,7 @@
 
     HookChain(Guard(Audit(), seconds=5), Guard(compaction, seconds=None))
 
-A failure is reported as a `hook_failed` event, once for each place and run, and the run goes on as if the
+A failure is reported as a notice, once for each place and run, and the run goes on as if the
 hook were not there. What the hook changed before it failed stays changed.
 """
 
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from coder.abort import TICK, Abort
-from coder.events import Event, Events, HookFailed, resolve
+from coder.events import Event, Events, Notice, resolve
 from coder.hooks import HOOK_NAMES, FunctionHooks, Hooks, implements
 from coder.types import Aborted, ModelError, ToolError
 
@@ -56,7 +56,6 @@ class Guard(Hooks):
     def _guarded(self, place: str, *args: Any) -> Events[Any]:
         if place == "on_run_start":
             self._abort, self._reported = args[0], set()
-        started = time.monotonic()
         call = self._work if self.seconds is None else self._limited
         try:
             return (yield from call(place, args))
@@ -67,7 +66,7 @@ class Guard(Hooks):
             if place not in self._reported:
                 self._reported.add(place)
                 text = f"{type(error).__name__}: {error}"
-                yield HookFailed(self.name, place, text, time.monotonic() - started)
+                yield Notice(f"The hook {self.name} failed ({place}): {text}")
             if self.closed:
                 raise self._rejection(place, error) from error
             return (yield from resolve(getattr(Hooks(), place)(*args)))
