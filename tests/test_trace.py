@@ -33,7 +33,7 @@ from coder.tools.bash import bash
 from coder.tools.files import ls, write
 from coder.tools.files import read as read_tool
 from coder.toolset import ToolContext, Toolset, tool
-from coder.types import ModelError, Request, ToolResult
+from coder.types import Limits, ModelError, Request, ToolResult
 from tests.harness import FAST, drive, serve, types
 from tests.terminal import OneShot, promptly, until
 
@@ -295,6 +295,13 @@ def test_a_run_is_a_table_of_its_steps_with_what_they_took_and_why_it_stopped(fi
     assert head.split()[:5] == ["step", "messages", "new", "bytes", "same"]
     assert "cached" not in head, "an empty column"
     assert [row.split()[0] for row in rows] == ["1", "2", "all"] and "\x1b" not in done.stdout
+
+
+def test_the_time_of_an_answer_that_was_given_up_is_the_models(file: Path) -> None:
+    with serve(Reply("a", close="hang", cut=1)) as server:
+        recorded(file, server, limits=Limits(max_seconds=0.3))
+    step = read(file).runs[0].steps[0].figures
+    assert step["model"] > 0.2 > step["own"]
 
 
 def test_a_message_that_changed_shows_in_what_a_cache_can_hold(file: Path) -> None:

@@ -106,7 +106,7 @@ class Part:
             "cached": sum(usage["cached"] for usage in usages),
             "out": sum(usage["output"] for usage in usages),
             "first": sum(first for each in last for first in each.after("chunk")[:1]),
-            "model": sum(sum(each.after("response_end")) for each in asked),
+            "model": sum(sum(self._ends(each)) for each in asked),
             "tools": _sum("seconds", self.of("tool_end")),
             "hooks": _sum("seconds", self.of("hook")),
             "waits": _sum("seconds", self.of("reply")) + _sum("delay", self.of("retry")),
@@ -118,6 +118,13 @@ class Part:
         known = sum(figures[name] for name in ("model", "tools", "hooks", "waits"))
         figures["own"] = max(0.0, self.wall - known)
         return figures | (dict.fromkeys(("same %", "first", "finish"), "") if self.steps else {})
+
+    def _ends(self, asked: Exchange) -> list[float]:
+        """When the answer ended, in seconds after the request. One that was given up lasted to the end."""
+        given_up = (
+            [self.records[-1]["t"] - asked.request["t"]] if asked is self.exchanges[-1] else []
+        )
+        return asked.after("response_end") or given_up
 
     @property
     def model(self) -> str:
