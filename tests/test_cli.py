@@ -194,14 +194,18 @@ def test_every_end_has_its_exit_code_its_stdout_and_its_reason(place: Place, nam
     assert done.stderr.startswith(reason) and done.stderr.count("\n") == 1, done.stderr
 
 
-def test_the_name_of_a_subcommand_is_a_prompt_behind_p_or_in_quotes(place: Place) -> None:
+def test_the_name_of_a_subcommand_or_flag_is_a_prompt_where_it_is_meant_as_one(
+    place: Place,
+) -> None:
     with serve(Reply("Hello.")) as server:
         for words in (["-p", "export", "it"], ["export the table"], ["fix", "the", "tests"]):
             assert place.run(*words, server=server).stdout == "Hello.\n"
             assert asked(server, -1) == " ".join(words).removeprefix("-p ")
+        place.run("-q", "--", "--version", server=server)
+        assert asked(server, -1) == "--version"
         for words in (["export", "the", "table"], ["config", "x"], ["sessions", "lst"]):
             assert place.run(*words, server=server).returncode == 2
-    assert len(server.requests) == 3
+    assert len(server.requests) == 4
 
 
 def test_nothing_that_drives_a_terminal_is_on_stderr_where_it_is_a_pipe(place: Place) -> None:

@@ -65,7 +65,9 @@ def run(argv: Sequence[str]) -> int:
         if argv and argv[0] in SUBCOMMANDS:
             enter(".")
             return int(getattr(needed("coder.cli.subcommands", argv[0]), argv[0])(argv[1:]))
-        arguments = parser().parse_intermixed_args(argv)
+        at = [*argv, "--"].index("--")  # argparse loses words behind it
+        arguments = parser().parse_intermixed_args(argv[:at])
+        arguments.prompt += argv[at + 1 :]
         enter(arguments.cwd or ".")
         return demonstrate(arguments) if arguments.demo else start(arguments, prompt_of(arguments))
     except ConfigError as error:
