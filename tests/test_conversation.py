@@ -382,6 +382,7 @@ def summarised(body: Body) -> Reply:
 def test_the_checklist_and_the_undo_outlive_every_compaction(tmp_path: Path) -> None:
     with serve(summarised) as server:
         with Terminal(tmp_path, server, "-y") as session:
+            assert bare(session.say("/compact")).count("stays as it is") == 1
             assert "▸ count the black ones" in session.say("plan")
             assert rows(tmp_path, "SELECT status FROM todo") == [("in_progress",)]
             for _ in range(2):

@@ -149,11 +149,12 @@ class Commands:
         self.screen.line(f"context: {full}, {message_count(len(self.app.agent.messages))}")
 
     def compact(self, argument: str) -> None:
-        done = False
+        stopped = True
         with contextlib.suppress(Aborted), silent_keys(), self.repl.hard_stop():
-            done = self.app.compact(argument, self.repl.show)
+            self.app.compact(argument, self.repl.show)
+            stopped = False
         self.screen.status("")
-        if not done:
+        if stopped:
             self._note("The conversation stays as it is.")
 
     # -- who works, and what is allowed

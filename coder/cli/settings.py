@@ -131,7 +131,9 @@ class Settings:
     max_steps: int = setting(100, WHOLE, "a number of model calls per run (100)", "N")
     max_seconds: float | None = setting(None, NUMBER, "seconds per run (no limit)", "S")
     prices: Mapping[str, Price] = setting(dict, read_prices, f"a file with prices: {PRICES}")
-    profile: Mapping[str, Any] = setting(dict, read_profile, 'for profiles.py: {"tool_name": true}')
+    profile: Mapping[str, Any] = setting(
+        dict, read_profile, 'for the table of servers: {"tool_name": true}'
+    )
     extra_body: Mapping[str, Any] = setting(dict, json_object, 'JSON of requests: {"top_k": 20}')
     headers: Mapping[str, str] = setting(dict, read_headers, 'JSON of headers: {"x-key": "..."}')
     markdown: bool = setting(

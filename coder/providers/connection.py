@@ -249,7 +249,7 @@ class Connections:
     def closed(self) -> ModelError:
         """The error of a connection that ended before an answer."""
         plain = not self.answered and self.url.startswith("http:")
-        message = f"{self._place} closed the connection before an answer"
+        message = f"the connection to {self._place} was closed before an answer"
         advice = PERHAPS_TLS if plain else ""
         return ModelError("network", message, retryable=True, advice=advice)
 
