@@ -21,7 +21,7 @@ from coder.agent.profiles import load_agents
 from coder.cli.commands import ALIASES, Commands
 from coder.cli.config import load
 from coder.cli.flags import EXIT_CODES, INTERRUPTED, LIMIT, TRANSIENT, USAGE, parser
-from coder.cli.main import SUBCOMMANDS, main
+from coder.cli.main import SUBCOMMANDS, run
 from coder.cli.settings import SETTINGS
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.extend.command_hooks import command_hooks
@@ -193,7 +193,7 @@ def test_every_command_line_of_coder_is_understood(
             argv = ["demo", "--help"]
         if argv and argv[0] in SUBCOMMANDS:
             with pytest.raises(SystemExit) if "--help" in argv else contextlib.nullcontext():
-                main(argv)
+                run(argv)
             assert "usage:" not in capsys.readouterr().err, argv
         else:
             parser().parse_intermixed_args(argv)

@@ -21,7 +21,7 @@ import pytest
 
 from coder.abort import Abort
 from coder.ai import ChatModel
-from coder.cli.main import main
+from coder.cli.main import run
 from coder.devtools.scripted import Reply, ScriptedModel, ScriptedServer
 from coder.devtools.trace import Trace
 from coder.devtools.trace_report import TraceError, read
@@ -73,7 +73,7 @@ def shown(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """`coder trace ...`, in this process."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = main(["trace", *map(str, arguments)])
+        code = run(["trace", *map(str, arguments)])
     return subprocess.CompletedProcess([], code, out.getvalue(), err.getvalue())
 
 

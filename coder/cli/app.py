@@ -26,7 +26,6 @@ from coder.hooks import HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions
 from coder.permissions.rules import (
     Rule,
-    RulesError,
     load_rules,
     load_workspace_rules,
     rule_of,
@@ -64,9 +63,9 @@ class App:
     """State from one run to the next. `arguments` are the flags; `notices` are lines that the user should see at the
     next occasion. Raises ConfigError."""
 
-    def __init__(self, settings: Settings, arguments: argparse.Namespace, can_ask: bool) -> None:
+    def __init__(self, settings: Settings, arguments: argparse.Namespace) -> None:
         self.settings, self.arguments, self.cwd = settings, arguments, Path.cwd()
-        self.notices: list[str] = [*settings.notes, *arguments.notices]
+        self.notices: list[str] = list(settings.notes)
         self.usage, self.newest = Usage(), Usage()  # of the session; of the newest answer
         self.interrupts = Interrupts()
         self.limits = Limits(max_steps=settings.max_steps, max_seconds=settings.max_seconds)
@@ -79,12 +78,11 @@ class App:
         self.redact: Callable[[str], str] = self.redactor.text if self.redactor else str
         if self.redactor:
             self.redaction.redact_logs(self.redactor)
-        self.permissions = self._permissions(can_ask)
+        self.permissions = self._permissions()
         self.sandbox = self._sandbox()
         self.plugins, self.users_hooks = _extensions()
-        self.files = arguments.files
-        if self.files is None and (module := optional("coder.agent.instructions")):
-            self.files = module.instructions(self.cwd, config_folder(), self.notices.append)
+        module, note = optional("coder.agent.instructions"), self.notices.append
+        self.files = module.instructions(self.cwd, config_folder(), note) if module else ()
         module = optional("coder.agent.subagent")
         specs = choices(self.agents, "subagent", "all")
         limits = {"limits": self.limits, "retry": self.retry}
@@ -117,18 +115,18 @@ class App:
 
     # -- what it is made of
 
-    def _permissions(self, can_ask: bool) -> Permissions:
+    def _permissions(self) -> Permissions:
         """Those of the user's file, the flags and the folder."""
-        try:
-            rules = load_rules(config_folder() / "permissions.json")
-            flags = [rule_of(text, action) for action, text in self.arguments.rules or []]
-            workspace, remarks = load_workspace_rules(self.cwd)
-        except RulesError as error:
-            raise ConfigError(str(error)) from None
+        workspace, remarks = load_workspace_rules(self.cwd)
         self.notices += remarks
-        private = [config_folder(), data_folder()]
-        options = {"can_ask": can_ask, "yolo": self.arguments.yolo}
-        return Permissions(rules, flags=flags, workspace=workspace, private=private, **options)
+        return Permissions(
+            load_rules(config_folder() / "permissions.json"),
+            flags=[rule_of(text, action) for action, text in self.arguments.rules or []],
+            workspace=workspace,
+            private=[config_folder(), data_folder()],
+            can_ask=self.arguments.can_ask,
+            yolo=self.arguments.yolo,
+        )
 
     def _sandbox(self) -> Sandbox | None:
         wanted, name = self.settings.sandbox, "coder.permissions.sandbox"
@@ -139,10 +137,7 @@ class App:
             return None
         folders = {"config": config_folder(), "data": data_folder()}
         options = {"required": wanted == "on", "network": self.settings.sandbox_network}
-        try:
-            sandbox: Sandbox = module.Sandbox(self.cwd, **options, **folders)
-        except module.SandboxError as error:
-            raise ConfigError(f"--sandbox on: {error}") from None
+        sandbox: Sandbox = module.Sandbox(self.cwd, **options, **folders)
         self.notices += sandbox.notices
         return sandbox
 
@@ -151,7 +146,7 @@ class App:
     ) -> tuple[FolderInstructions | None, Compaction | None]:
         """What an agent with this model has beside its tools; what is off or was deleted is None."""
         module = optional("coder.agent.instructions")
-        files = module and module.FolderInstructions(self.cwd, self.files or (), report)
+        files = module and module.FolderInstructions(self.cwd, self.files, report)
         module = None if self.arguments.no_compaction else optional("coder.agent.compaction")
         return files, module and module.Compaction(model, prompt=self.agents["compaction"].prompt)
 
@@ -212,7 +207,7 @@ class App:
         return Equipment(
             model,
             TOOLSET(tools, cwd=self.cwd, session_id=session_id),
-            system_prompt(self.cwd, model.name, self.files or (), spec.prompt),
+            system_prompt(self.cwd, model.name, self.files, spec.prompt),
             HookChain(*hooks),
         )
 
@@ -239,7 +234,7 @@ class App:
             self.compaction.model = model
         agent.set_model(model)
         given, extra = self.arguments.system_prompt, self.arguments.append_system_prompt
-        prompt = given or system_prompt(self.cwd, name, self.files or (), self.spec.prompt)
+        prompt = given or system_prompt(self.cwd, name, self.files, self.spec.prompt)
         agent.set_system("\n\n".join(filter(None, [prompt, extra])))
         task = [self.subagents.tool] if self.subagents else []
         tools = self.permissions.offered([*self.tools_for(name), *task])
@@ -322,11 +317,7 @@ def _extensions() -> tuple[Plugins | None, list[Guard]]:
     folder, file = config_folder() / "plugins", config_folder() / "hooks.json"
     hooks: list[Guard] = []
     if file.exists():
-        module = needed("coder.extend.command_hooks", str(file))
-        try:
-            hooks += module.command_hooks(file)
-        except module.HooksError as error:
-            raise ConfigError(str(error)) from None
+        hooks += needed("coder.extend.command_hooks", str(file)).command_hooks(file)
     name = "coder.extend.plugins"
     module = needed(name, str(folder)) if folder.exists() else optional(name)
     taken = {each.name for each in (*TOOLS, *PATCHING)} | {"task"}

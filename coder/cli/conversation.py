@@ -6,7 +6,6 @@ private temporary folder; one task that is not kept has none, since nothing can 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 from collections.abc import Sequence
@@ -268,10 +267,9 @@ def _is_summarised(messages: Sequence[Message], at: int | None) -> bool:
     return any(meta.get("summary") and meta.get("timestamp", 0) >= begun for meta in metas)
 
 
-def open_conversation(
-    app: App, arguments: argparse.Namespace, *, titles: bool = False, one_task: bool = False
-) -> Conversation:
-    """A new conversation, or the one that -c or -r names. Raises ConfigError."""
+def open_conversation(app: App, *, titles: bool = False, one_task: bool = False) -> Conversation:
+    """A new conversation, or the one that -c or -r names. Raises ConfigError and StoreError."""
+    arguments = app.arguments
     flag = "-r" if arguments.resume else "-c" if arguments.continue_ else ""
     if arguments.no_session and flag:
         raise ConfigError(f"--no-session and {flag} cannot be used together")

@@ -33,10 +33,10 @@ Show = Callable[[Event], None]
 def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> int:
     """Run one task; returns the exit code. Raises ConfigError."""
     raise_on_sigint()
-    app = App(settings, arguments, arguments.can_ask)
+    app = App(settings, arguments)
     name, wanted = "coder.cli.conversation", arguments.resume or arguments.continue_
     module = needed(name, "-c and -r") if wanted else optional(name)
-    conversation = module and module.open_conversation(app, arguments, one_task=True)
+    conversation = module and module.open_conversation(app, one_task=True)
     collect_garbage()
     session_id = (conversation and conversation.session_id) or None
     one_terminal = sys.stdout.isatty() and sys.stderr.isatty()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
@@ -17,11 +18,14 @@ from typing import Any
 from coder.abort import TICK
 from coder.cli.app import App
 from coder.cli.commands import Commands
-from coder.cli.conversation import Conversation
+from coder.cli.conversation import open_conversation
+from coder.cli.flags import program
 from coder.cli.input import Keyboard, Leave, tty_flags
+from coder.cli.optional import collect_garbage
 from coder.cli.questions import Prompter
 from coder.cli.render import Renderer, print_history
 from coder.cli.screen import Screen
+from coder.cli.settings import Settings
 from coder.cli.signals import handling
 from coder.cli.typeahead import COMMAND, TypeAhead
 from coder.events import Event, RunEnd
@@ -38,24 +42,42 @@ class Repl:
 
     def __init__(
         self,
-        app: App,
-        conversation: Conversation,
+        settings: Settings,
+        arguments: argparse.Namespace,
         screen: Screen,
         keyboard: Keyboard,
-        *,
-        verbose: bool = False,
     ) -> None:
-        self.app, self.conversation = app, conversation
+        self.app = app = App(settings, arguments)
+        self.conversation = open_conversation(app, titles=settings.titles)
+        collect_garbage()
         self.screen, self.keyboard = screen, keyboard
-        screen.markdown = app.settings.markdown
-        self.render = Renderer(screen, screen, verbose=verbose, limits=app.stalls)
+        screen.markdown = settings.markdown
+        self.render = Renderer(screen, screen, verbose=arguments.verbose, limits=app.stalls)
         self.prompter = Prompter(self.render, keyboard)
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)
         self.typeahead.redact = keyboard.redact = app.redact
         app.agent.subscribe(self.typeahead)
         keyboard.paused = self.typeahead.paused
         self.commands = Commands(self)
+
+    def begin(self, first: str) -> None:
+        """Show what stands above the first entry, which the command line may have given."""
+        arguments = self.app.arguments
+        if arguments.resume == "":
+            self.commands.run("resume", "")
+        elif arguments.resume or arguments.continue_:
+            self.replay()
         self.show_notices()
+        if first:
+            self.screen.line(f"> {first}", "bold")
+
+    def close(self) -> None:
+        """Close the conversation, and say how to continue it."""
+        kept = self.conversation.close()
+        for text in self.app.left_behind():
+            self.screen.line(text, "yellow")
+        if kept:
+            self.screen.line(f"Continue this conversation: {program()} -r {kept}", "dim")
 
     def show_notices(self) -> None:
         for text in self.app.taken_notices():

@@ -36,7 +36,7 @@ LEVEL_HELP = f"one of {', '.join(LEVELS)} (off)"
 PRICES = '{"gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}'
 
 
-class ConfigError(Exception):
+class ConfigError(Exception):  # no CoderError: 6 ms for `coder --help`
     """What is missing or wrong, in one line with the way to mend it."""
 
 

@@ -22,6 +22,7 @@ from coder.cli.config import (
 from coder.cli.flags import Flags, program
 from coder.cli.optional import needed
 from coder.cli.settings import SECRET, SETTINGS, ConfigError
+from coder.cli.signals import raise_on_sigint
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import shown_url
@@ -62,8 +63,6 @@ def config(words: Sequence[str]) -> int:
 
 def demo(words: Sequence[str]) -> int:
     """Serve the demonstration's scripted model."""
-    from coder.cli.signals import raise_on_sigint
-
     module = needed("coder.devtools.demo", "demo")
     raise_on_sigint()
     return int(module.main(list(words)))
@@ -88,15 +87,12 @@ def sessions(words: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _open_store(purpose: str) -> Iterator[Store]:
-    """The store of this user. What goes wrong with it is a ConfigError."""
+    """The store of this user. Raises StoreError."""
     module = needed("coder.sessions.store", purpose)
-    try:
-        with contextlib.closing(module.Store(data_folder() / "sessions.db")) as store:
-            yield store
-            if store.notice:
-                sys.stderr.write(f"coder: {strip_controls(store.notice)}\n")
-    except module.StoreError as error:
-        raise ConfigError(str(error)) from None
+    with contextlib.closing(module.Store(data_folder() / "sessions.db")) as store:
+        yield store
+        if store.notice:
+            sys.stderr.write(f"coder: {strip_controls(store.notice)}\n")
 
 
 def _list(store: Store, given: argparse.Namespace) -> int:

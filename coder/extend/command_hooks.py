@@ -26,6 +26,7 @@ from coder.permissions.rules import check_ownership
 from coder.tools.process import Ending, output_of
 from coder.toolset import ToolContext
 from coder.types import (
+    CoderError,
     Completion,
     DeniedError,
     ModelError,
@@ -45,7 +46,7 @@ BLOCKS: dict[str, Callable[[str], Exception]] = {  # what is raised then
 LIMIT = 100_000  # bytes of an answer that are read
 
 
-class HooksError(Exception):
+class HooksError(CoderError):
     """hooks.json cannot be used, in one line."""
 
 

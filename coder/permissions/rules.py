@@ -26,6 +26,7 @@ from typing import Any, Literal, get_args
 
 from coder.tools.secrets import holds_secrets
 from coder.tools.workspace import read_small_file
+from coder.types import CoderError
 
 Action = Literal["allow", "ask", "deny"]
 MAX_FILE = 1 << 16  # bytes of a workspace's rules that are read
@@ -33,7 +34,7 @@ FLAG = "a flag"
 ANYTHING = "\ue000" * 100  # stands for the star of one pattern where another is tried on it
 
 
-class RulesError(Exception):
+class RulesError(CoderError):
     """Rules that cannot be understood, in one line."""
 
 
