@@ -1,4 +1,4 @@
-"""The checks behind every reliability case, and the summaries of the cases and of real servers' answers."""
+"""The checks behind every reliability case, and the summary of the cases."""
 
 from __future__ import annotations
 
@@ -27,15 +27,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The same examples each time: a test that fails is caused by the change before it (docs/contributing.md)
 settings.load_profile("ci")
-
-ANSWER_GROUPS = {
-    "tc": "tool calls",
-    "fr": "finish reasons",
-    "ch": "chunks",
-    "ss": "event stream",
-    "ht": "HTTP errors",
-}
-GRADES = ("must", "should", "may")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -84,52 +75,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # ---- summaries -------------------------------------------------------------------------------------------
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    summarise_cases(terminalreporter)
-    summarise_answers(terminalreporter)
-
-
 def share(outcomes: Iterable[bool]) -> str:
     """right/all, or "-" where there are none."""
     counted = list(outcomes)
     return f"{sum(counted)}/{len(counted)}" if counted else "-"
 
 
-def summarise_cases(reporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """A case is right if all its tests that ran have passed."""
     right: dict[str, bool] = defaultdict(lambda: True)
     for outcome in ("passed", "failed", "error"):
-        for report in reporter.stats.get(outcome, []):
+        for report in terminalreporter.stats.get(outcome, []):
             for case in dict(getattr(report, "user_properties", ())).get("cases", ()):
                 right[case] &= outcome == "passed"
     if not right:
         return
-    reporter.write_line(f"\n{'reliability cases':<25}    right/run   listed")
+    terminalreporter.write_line(f"\n{'reliability cases':<25}    right/run   listed")
     for group, name in [*CASE_GROUPS.items(), ("", "all")]:
         run = share(passed for case, passed in right.items() if case.startswith(group))
         listed = sum(case.startswith(group) for case in CASES)
-        reporter.write_line(f"{f'{group} {name}'.strip():<25}{run:>13}{listed:>9}")
+        terminalreporter.write_line(f"{f'{group} {name}'.strip():<25}{run:>13}{listed:>9}")
     if wrong := sorted(case for case, passed in right.items() if not passed):
-        reporter.write_line(f"wrong: {', '.join(wrong)}")
-
-
-def summarise_answers(reporter: pytest.TerminalReporter) -> None:
-    """The answers of real servers (tests/data/quirks.jsonl), by group and grade."""
-    seen = [
-        (facts["quirk"], facts["grade"], outcome == "passed")
-        for outcome in ("passed", "failed")
-        for report in reporter.stats.get(outcome, [])
-        if "quirk" in (facts := dict(report.user_properties))
-    ]
-    if not seen:
-        return
-    headings = "".join(f"{grade:>9}" for grade in GRADES)
-    reporter.write_line(f"\nanswers of real servers  {headings}   (right/all)")
-    for group, name in [*ANSWER_GROUPS.items(), ("", "all")]:
-        cells = [
-            share(
-                right for quirk, given, right in seen if quirk.startswith(group) and given == grade
-            )
-            for grade in GRADES
-        ]
-        reporter.write_line(f"{name:<25}{''.join(f'{cell:>9}' for cell in cells)}")
+        terminalreporter.write_line(f"wrong: {', '.join(wrong)}")

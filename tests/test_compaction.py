@@ -12,8 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
 
 from coder.abort import Abort
 from coder.agent.compaction import PROMPT, Compaction, size, transcript
@@ -21,8 +19,6 @@ from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer, events
 from coder.events import Compacted, Event, MessageEnd, Nested, Notice, RunEnd, RunStart, TextDelta
 from coder.history import convert_to_llm, repair, user
-from coder.loop import run_loop
-from coder.providers.errors import RetryPolicy
 from coder.types import Limits, Message, Request, Trigger, Usage
 from tests.harness import (
     all_of,
@@ -469,53 +465,6 @@ def test_a_history_with_open_calls_can_be_compacted() -> None:
 
 
 # ---- any conversation, and a long one -------------------------------------------------------
-
-SIZES = st.sampled_from([10, 300, 2_000, 9_000])
-ARGUMENTS = st.fixed_dictionaries({"part": st.integers(0, 99), "size": SIZES})
-CALLS = st.lists(st.tuples(st.sampled_from(["dump", "dump", "nothing"]), ARGUMENTS), max_size=3)
-TEXTS = st.sampled_from(["", "a word", "many words " * 100])
-FINISHES = st.sampled_from(["", "", "length"])
-CUT = st.builds(
-    Reply, text=st.just("half"), calls=CALLS, cut=st.integers(0, 6), close=st.just("reset")
-)
-BAD = st.sampled_from([OVERFLOW, Reply("bad", status=500)])
-WORK = st.one_of(st.builds(Reply, text=TEXTS, calls=CALLS, finish=FINISHES), CUT, BAD)
-WRONG = [reply for name, reply in FAILURES.items() if name != "silence"]
-SUMMARIES = st.sampled_from([*[Reply(SUMMARY)] * 3, OVERFLOW, *WRONG])
-
-
-@pytest.mark.case("INV-01")
-@seed(20261121)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    work=st.lists(WORK, min_size=1, max_size=12),
-    summaries=st.lists(SUMMARIES, min_size=1, max_size=4),
-    window=st.sampled_from([2_000, 4_000, 8_000]),
-    leave=st.integers(1, 60),
-)
-def test_every_request_of_a_random_conversation_is_valid(
-    work: list[Reply], summaries: list[Reply], window: int, leave: int
-) -> None:
-    """With compaction and pruning, and a run that is left or aborted at some event."""
-    messages: list[Message] = []
-    options: dict[str, Any] = {"retry": RetryPolicy(base=0.001, cap=0.002)}
-    options["limits"] = Limits(max_steps=8, max_errors=3)
-    script = answering(one_by_one(*work, Reply("enough")), one_by_one(*summaries))
-    with ScriptedServer(script) as server:
-        options["hooks"] = Compaction(model_of(server, window))
-        for n, prompt in enumerate(("first", "second", "third")):
-            abort, model = Abort(), model_of(server, window)
-            run = run_loop(messages, model, [dump], prompt=prompt, abort=abort, **options)
-            for count, _ in enumerate(run, 1):
-                if count == leave and n == 0:
-                    abort.set()
-                if count == leave + 5 and n == 1:
-                    break
-            run.close()
-            newest = sum(each.get("content") == prompt for each in messages)
-            assert newest == 1, "the newest wish is there, word for word"
-            assert all(a is b for a, b in zip(messages, repair(messages), strict=True))
-        assert_all_valid(server)
 
 
 def test_a_task_of_a_hundred_steps_runs_through_a_small_window() -> None:

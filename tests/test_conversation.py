@@ -244,17 +244,11 @@ def making(body: Body) -> Reply:
 
 def test_a_database_that_another_process_holds_costs_one_wait(tmp_path: Path) -> None:
     with serve(making) as server, Terminal(tmp_path, server, "-y") as session:
-        session.say("make it")
+        session.say("first")
         with sqlite3.connect(database(tmp_path), isolation_level=None) as other:
             other.execute("BEGIN IMMEDIATE")
-            with promptly(25):  # five seconds once; for each write it would be more
-                assert "another process has locked it" in flat(session.say("goes on"))
-                session.say("/new")
-                assert "another process has locked it" in flat(session.say("anew"))
-                assert said(server) == ["anew"]
-                session.say("/undo")  # and nothing of the conversation before
-                assert "nothing to undo" in session.say("\x15/undo")
-                assert (session.ws / "a").exists()
+            with promptly(15):  # five seconds once; for each write it would be more
+                assert "another process has locked it" in flat(session.say("make it"))
             other.execute("ROLLBACK")
         session.say("/new")
         session.say("is kept")

@@ -241,15 +241,6 @@ def test_a_transient_failure_is_tried_again_and_leaves_no_trace(bad: Reply) -> N
     assert contents(result.messages) == ["go", None, "3", "fine"]
 
 
-def test_after_five_failures_the_run_ends_and_names_the_error() -> None:
-    with serve(Reply("overloaded", status=503)) as server:
-        _, result = ask(server)
-        assert len(server.requests) == 5
-    assert (result.stop_reason, result.text) == ("error", "Failed after 5 errors: overloaded")
-    assert result.error and (result.error.kind, result.error.status) == ("server", 503)
-    assert [m["role"] for m in result.messages] == ["user"]
-
-
 @pytest.mark.case("NET-07")
 @pytest.mark.parametrize(
     ("status", "kind"),

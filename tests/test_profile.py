@@ -340,9 +340,6 @@ def test_an_override_that_does_not_fit_is_an_error_at_once(profile: Any, text: s
         ChatModel("m", base_url=ANY, profile=profile)
 
 
-# ---- how much to think -------------------------------------------------------------------------------------
-
-
 # ---- parameters that the server rejects ----------------------------------------------------------------------
 
 # More requests than any of these tests makes: a fault must not become an endless loop
@@ -389,7 +386,6 @@ NO_SUCH_TEMPERATURE = (
 )
 CACHE = {"model": {"profile": {"cache_key": True}}, "tools": Toolset(session_id="s")}
 SWITCH = {"profile": {"reasoning": {"thinking": {"type": "enabled"}}}}
-TEMPLATE_SWITCH = {"profile": {"reasoning": {"chat_template_kwargs": {"enable_thinking": True}}}}
 HIGHLY: dict[str, Any] = {"reasoning": "high"}
 USAGE: tuple[str, dict[str, Any], bool] = ("stream_options", {}, False)
 ECHO: tuple[str, dict[str, Any], bool] = ("reasoning_content", {"messages": THOUGHT}, False)

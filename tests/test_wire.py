@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply
@@ -96,82 +93,6 @@ def test_a_line_without_an_end_has_a_limit_and_a_whole_file_in_one_event_has_non
     assert [len(data) for _, data in whole] == [10_000_000]
     with pytest.raises(ModelError, match="too long"):
         list(sse(b"x" * 1_000_000 for _ in range(99)))
-
-
-def cuts(data: bytes, places: list[int]) -> list[bytes]:
-    """The same bytes in other chunks, also empty ones."""
-    ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
-    return [part for start, end in pairwise(ends) for part in (data[start:end], b"")]
-
-
-PLACES = st.lists(st.integers(0, 10_000), max_size=12)
-ENDS = st.sampled_from(["\n", "\r\n", "\r"])
-
-
-TEXTS = st.sampled_from(
-    [
-        *("", "a", "<think>", "<th", "ink>", "</think>", "</thi", "nk>"),
-        *(" \n", "€", "😀", "�", "�", "\u2028", "\x00"),
-    ]
-)
-PIECES = st.sampled_from(
-    [
-        piece('0 a look {"path": "'),
-        piece('0 - - \u00e9"}'),
-        piece("1 b look {}"),
-        piece("- - '' {}"),
-        piece('0 c other {"x": "\ud83d\ude00"}'),
-    ]
-)
-CHUNKS = st.lists(
-    st.one_of(
-        st.builds(lambda text: chunk(content=text), TEXTS),
-        st.builds(lambda text: chunk(content=text), TEXTS),
-        st.builds(lambda text: chunk(reasoning_content=text), TEXTS),
-        st.builds(lambda part: chunk(tool_calls=[part]), PIECES),
-        st.builds(chunk, st.sampled_from(["stop", "", None, "length", "content_filter", "error"])),
-        st.sampled_from(
-            [
-                {"usage": {"prompt_tokens": 3, "completion_tokens": 4}},
-                {"choices": None},
-                chunk(reasoning_details=[{"type": "t", "text": "x"}]),
-                {"error": "oops"},
-            ]
-        ),
-    ),
-    max_size=10,
-)
-
-
-def judged(parts: Iterable[bytes]) -> object:
-    """What an answer comes to: the answer, or the error. Ids that we made are all the same."""
-    assembler = Assembler({"look"})
-    try:
-        for _, data in sse(parts):
-            if data == "[DONE]":
-                assembler.done = True
-                break
-            list(assembler.feed(json.loads(data)))
-        list(assembler.flush())
-        answer = assembler.completion()
-    except ModelError as error:
-        return error.kind, error.message
-    for call in (*answer.calls, *answer.message.get("tool_calls", ())):
-        if isinstance(call, dict):
-            call["id"] = call["id"] if call["id"] in "abc" else "made"
-        else:
-            call.id = call.id if call.id in "abc" else "made"
-    return answer
-
-
-@settings(max_examples=150, deadline=None)
-@given(CHUNKS, ENDS, PLACES, st.booleans())
-def test_the_same_bytes_in_any_chunks_are_the_same_answer(
-    chunks: list[Any], end: str, places: list[int], escaped: bool
-) -> None:
-    texts = [json.dumps(each, ensure_ascii=escaped) for each in [*chunks, chunk("stop")]]
-    data = "".join(f"data: {text}{end}{end}" for text in texts).encode("utf-8", "replace")
-    assert judged(cuts(data, places)) == judged([data])
 
 
 # ---- thoughts --------------------------------------------------------------------------------------------

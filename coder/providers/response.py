@@ -90,7 +90,7 @@ def _read_events(
 
 def _read_whole(pieces: Iterable[bytes], assembler: Assembler, url: str) -> Iterator[Event]:
     """A completion, or an error, behind which an end mark may follow, in one piece."""
-    body = b""
+    body = bytearray()
     for piece in pieces:
         body += piece
         if len(body) > MAX_BODY:
