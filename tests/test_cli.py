@@ -147,7 +147,7 @@ def test_stdout_is_the_final_text_alone_and_everything_else_is_on_stderr(place: 
         done = place.coder("-C", "other folder", "what is in a.txt?", server=server)
         assert_all_valid(server)
     assert (done.returncode, done.stdout) == (0, "The answer.\nTwo lines.\n")
-    assert done.stderr.splitlines()[:2] == ["First I look.", "● read a.txt"]
+    assert done.stderr.splitlines()[:2] == ["First I look.", "● read a.txt · 30 lines"]
     assert "The answer" not in done.stderr and "hmm" not in done.stderr
     assert re.search(r"^done · 2 steps · .* in, .* out · [\d.]+ s$", done.stderr, re.M)
     assert asked(server) == "what is in a.txt?" and "content of a" in results(server)[0]

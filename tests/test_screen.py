@@ -246,7 +246,7 @@ def test_the_white_space_of_titles_outputs_and_changes_is_shown_as_it_is() -> No
     ) == ["● bash ls -l  'a   b'", "  total  8", "  -rw  1 root    12 f"]
     made = ToolEnd("1", "edit", ToolResult("", details={"diff": CHANGES}), False, 0)
     assert shown_of(ToolStart("1", "edit", {}, "edit f"), made) == [
-        "● edit f",
+        "● edit f · +1 -1",
         "  @@ -1,2 +1,2 @@",
         "  -A = 1",
         "  +A      = 1",
@@ -257,7 +257,7 @@ def test_the_white_space_of_titles_outputs_and_changes_is_shown_as_it_is() -> No
 def test_a_change_that_was_asked_about_is_not_shown_again_and_one_to_decide_on_is_exact() -> None:
     asked = PermissionAsked("1", "edit", "f", "f", detail=CHANGES)
     made = ToolEnd("1", "edit", ToolResult("", details={"diff": CHANGES}), False, 0)
-    assert shown_of(ToolStart("1", "edit", {}, "edit f"), asked, made) == ["● edit f"]
+    assert shown_of(ToolStart("1", "edit", {}, "edit f"), asked, made) == ["● edit f · +1 -1"]
     removed = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n--- x\n+++ \x1b[8m\n"
     assert list(exact_diff(removed)) == [
         ("  --- a/f", "red"),
@@ -266,3 +266,24 @@ def test_a_change_that_was_asked_about_is_not_shown_again_and_one_to_decide_on_i
         ("  --- x", "red"),
         ("  +++ <U+001B>[8m", "green"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "rows"),
+    [
+        ("read", ToolResult("a\nb"), ["● read x · 2 lines"]),
+        ("grep", ToolResult("a"), ["● grep x · 1 line"]),
+        ("bash", ToolResult("hi"), ["● bash x", "  hi"]),
+        (
+            "bash",
+            ToolResult("hi\n[exit code 3]", True, {"exit_code": 3}),
+            ["✗ bash x · exit 3", "  hi"],
+        ),
+        ("read", ToolResult("Error: no x", True), ["✗ read x", "  Error: no x"]),
+    ],
+)
+def test_the_line_of_a_call_says_what_came_of_it(
+    name: str, result: ToolResult, rows: list[str]
+) -> None:
+    end = ToolEnd("1", name, result, result.is_error, 0.0)
+    assert shown_of(ToolStart("1", name, {}, f"{name} x"), end) == rows

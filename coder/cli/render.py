@@ -169,12 +169,13 @@ class Renderer:
     # -- calls and their results
 
     def _call_line(self, worker: Worker, event: events.ToolEnd) -> None:
-        seconds = f"  {event.seconds:.1f}s" if event.seconds >= 0.1 else ""
-        mark = ("✗ ", "bold red") if event.is_error else ("● ", "green")
+        outcome, style = _outcome(event)
+        outcome += f"  {event.seconds:.1f}s" if event.seconds >= 0.1 else ""
+        mark = ("✗ ", f"bold {style}") if event.is_error else ("● ", "green")
         name = f"  {worker.name} " if worker.name else ""
-        room = self.screen.width - len(seconds) - len(name) - 2
+        room = self.screen.width - len(outcome) - len(name) - 2
         title = one_line(worker.titles.pop(event.id, event.name), room)
-        self.screen.exact_line((name, "dim"), mark, (title, ""), (seconds, "dim"))
+        self.screen.exact_line((name, "dim"), mark, (title, ""), (outcome, style))
 
     def _rows(self, rows: Iterable[Row]) -> None:
         """Foreign text, indented, one row a line, with its white space."""
@@ -206,6 +207,26 @@ def diff_rows(changes: str) -> list[Row]:
     ]
 
 
+def _outcome(event: events.ToolEnd) -> tuple[str, str]:
+    """What came of a call, in a few words, and their style. Red is a call that could not do its work."""
+    details, content = event.result.details, event.result.content
+    if code := details.get("exit_code"):
+        return f" · exit {code}", "yellow"
+    if event.is_error:
+        return "", "red"
+    if changes := details.get("diff"):
+        lines = changes.splitlines()
+        added, removed = (
+            sum(line.startswith(sign) and not line.startswith(3 * sign) for line in lines)
+            for sign in "+-"
+        )
+        return f" · +{added} -{removed}", "dim"
+    if event.name in COUNTED_TOOLS and isinstance(content, str):
+        lines = content.splitlines()
+        return f" · {len(lines)} line{'s' if len(lines) != 1 else ''}", "dim"
+    return "", "dim"
+
+
 def _result_rows(event: events.ToolEnd, verbose: bool) -> list[Row]:
     """What a call did, as far as the user reads it."""
     content, details = event.result.content, event.result.details
@@ -218,10 +239,12 @@ def _result_rows(event: events.ToolEnd, verbose: bool) -> list[Row]:
         return rows[:MAX_DIFF_LINES] + more if len(rows) > MAX_DIFF_LINES else rows
     text = content if isinstance(content, str) else ""
     text = text.rpartition("\n\n[task_id")[0] or text  # that line is for the model
+    if code := details.get("exit_code"):  # it stands in the line of the call
+        text = text.removesuffix(f"[exit code {code}]")
     lines = strip_controls(text).rstrip().splitlines()
     if event.name in COUNTED_TOOLS and not event.is_error and not verbose:
-        lines = [f"{len(lines)} line{'s' if len(lines) != 1 else ''}"]
-    elif len(lines) > OUTPUT_LINES and not verbose:
+        return []
+    if len(lines) > OUTPUT_LINES and not verbose:
         lines = [f"… {len(lines) - OUTPUT_LINES} lines", *lines[-OUTPUT_LINES:]]
     return [(line, "dim") for line in lines]
 
