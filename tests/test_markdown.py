@@ -44,6 +44,7 @@ def shown(text: str, width: int = 80) -> list[str]:
         ("**a `b` c**", ["<bold>a </><bold cyan>b</><bold> c</>"]),
         ("`**no stars**` and ``a ` b``", ["<cyan>**no stars**</> and <cyan>a ` b</>"]),
         ("2 * 3 * 4, 2*3*4, f(*args, **kw)", ["2 * 3 * 4, 2*3*4, f(*args, **kw)"]),
+        ("*.py and **/*.ts", ["*.py and **/*.ts"]),
         ("snake_case and __init__", ["snake_case and __init__"]),
         ("**never closed", ["**never closed"]),
         ("`never closed", ["`never closed"]),

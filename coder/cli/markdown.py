@@ -196,7 +196,7 @@ class Inline:
 
     PLAIN = re.compile(r"[^\\*`\[]+")
     CODE = re.compile(r"(`+)(.+?)(?<!`)\1(?!`)")
-    STRONG = re.compile(r"(\*{1,3})(?=[^\s*])(.+?)(?<=[^\s*])\1(?![\w*])")
+    STRONG = re.compile(r"(\*{1,3})(?=[^\s*./])(.+?)(?<=[^\s*])\1(?![\w*])")
     LINK = re.compile(r"\[([^\]\n]+)\]\(([^)\s]+)\)")
 
     def __init__(self, text: str, style: str, is_whole: bool) -> None:
