@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from coder.devtools.scripted import Reply as Reply
     from coder.devtools.scripted import ScriptedModel as ScriptedModel
     from coder.devtools.scripted import ScriptedServer as ScriptedServer
+    from coder.devtools.trace import Trace as Trace
     from coder.events import BaseEvent as BaseEvent
     from coder.events import Compacted as Compacted
     from coder.events import DoomLoop as DoomLoop
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from coder.hooks import Hooks as Hooks
     from coder.loop import run_loop as run_loop
     from coder.permissions.permissions import Permissions as Permissions
+    from coder.permissions.rules import rules_of as rules_of
     from coder.providers.assembler import Price as Price
     from coder.providers.errors import RetryPolicy as RetryPolicy
     from coder.sessions.recorder import SessionStore as SessionStore
@@ -95,6 +97,7 @@ HOMES = {
     "agent.parallel": "ParallelTools",
     "ai": "ChatModel Model",
     "devtools.scripted": "Reply ScriptedModel ScriptedServer",
+    "devtools.trace": "Trace",
     "events": (
         "BaseEvent Compacted DoomLoop Event Events MessageEnd MessageStart "
         "Nested Notice PermissionAsked PermissionReplied QuestionAsked ReasoningDelta "
@@ -105,6 +108,7 @@ HOMES = {
     "hooks": "FunctionHooks HookChain Hooks",
     "loop": "run_loop",
     "permissions.permissions": "Permissions",
+    "permissions.rules": "rules_of",
     "providers.errors": "RetryPolicy",
     "providers.assembler": "Price",
     "sessions.recorder": "SessionStore",
