@@ -337,7 +337,8 @@ def test_prices_come_from_a_file_of_the_users(settings: Sources, tmp_path: Path)
     got = settings(env=NEEDED | {"CODER_PRICES": str(path)})
     assert got.price_of("gpt-5") == Price(1.25, 10, 0.125)
     assert got.price_of("local-7b") == Price(0, 0) and got.price_of("gpt-5-mini") is None
-    for text in ("", "[]", '{"m": 3}', '{"m": {"input": 1}}', '{"m": {"in": 1}}'):
+    words = '{"m": {"input": "1", "output": "2"}}'
+    for text in ("", "[]", '{"m": 3}', '{"m": {"input": 1}}', '{"m": {"in": 1}}', words):
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"CODER_PRICES: .* has to be a file with prices"):
             settings(env=NEEDED | {"CODER_PRICES": str(path)})

@@ -312,11 +312,16 @@ def _number(of: dict[str, Any], *names: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a million tokens cost, in one currency. `cached` None: as much as other input."""
+    """What a million tokens cost, in one currency. `cached` None: as much as other input. Raises ValueError."""
 
     input: float
     output: float
     cached: float | None = None
+
+    def __post_init__(self) -> None:
+        for each in (self.input, self.output, self.cached or 0):
+            if not (isinstance(each, int | float) and each >= 0):
+                raise ValueError(f"{each!r} is no price")
 
     def of(self, usage: Usage) -> float:
         """The price of these tokens."""
