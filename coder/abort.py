@@ -16,9 +16,7 @@ from contextlib import contextmanager
 
 from coder.types import Aborted
 
-TICK = (
-    0.05  # seconds between two checks of the token while waiting; an abort is promised within one
-)
+TICK = 0.05  # seconds between two checks of the token while waiting
 
 
 class Abort:

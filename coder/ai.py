@@ -77,8 +77,8 @@ class ChatModel:
         self.profile: Profile = profile_of(host_of(self.endpoint.address), name, profile)
         self.endpoint.key_header = self.profile.key_header
         self.encoder = MessageEncoder(self.profile)
-        self._place = (self.endpoint.address or "", name)
-        self._noticed: set[str] = set()  # once each
+        self._learnt_key = (self.endpoint.address or "", name)
+        self._noticed: set[str] = set()  # remarks that were reported
 
     def stream(self, request: Request, abort: Abort) -> Events[Completion]:
         """Yield the deltas of one answer, return it whole. Raises ModelError or Aborted."""
@@ -118,10 +118,10 @@ class ChatModel:
         return b'{"messages":[%s],%s' % (messages, encoded(members)[1:])
 
     def _rejected(self, tried: frozenset[str]) -> frozenset[str]:
-        return LEARNT.get(self._place, frozenset()) | tried
+        return LEARNT.get(self._learnt_key, frozenset()) | tried
 
     def _learn(self, tried: frozenset[str]) -> None:
-        LEARNT[self._place] = self._rejected(tried)
+        LEARNT[self._learnt_key] = self._rejected(tried)
 
     def _answer(
         self, data: bytes, request: Request, assembler: Assembler, abort: Abort

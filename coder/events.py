@@ -69,7 +69,7 @@ class RunStart(BaseEvent):
 
 
 class RunEnd(BaseEvent):
-    """`text` is the answer, or why there is none; `error` is what stopped it, with "error" and some "length"."""
+    """`text` is the answer, or why there is none. `error`: the failed model call, where one ended the run."""
 
     type: ClassVar[Literal["run_end"]] = "run_end"
     stop_reason: StopReason

@@ -23,7 +23,7 @@ class Hooks:
     """All hooks of a run. A method that is not overridden changes nothing; on_doom_loop asks the user."""
 
     def on_run_start(self, abort: Abort) -> Outcome[None]:
-        """A run begins; `abort` is its token, for hooks that wait for something."""
+        """A run begins; `abort` is its token, for hooks that wait."""
 
     def before_llm_call(self, request: Request) -> Outcome[None]:
         """Change the request in place: messages, tools, system, options."""
@@ -43,7 +43,7 @@ class Hooks:
         return messages
 
     def convert_to_llm(self, messages: list[Message]) -> Outcome[list[Message]]:
-        """Return API messages for those with custom roles. Roles that are left, and "meta", are dropped afterwards."""
+        """Return API messages in the place of those with custom roles. Other custom roles and "meta" are dropped afterwards."""
         return messages
 
     def get_api_key(self) -> Outcome[str | None]:
@@ -96,10 +96,10 @@ class FunctionHooks(Hooks):
             setattr(self, name, function)
 
 
-# How the answers of several hooks become one; the other hooks are called one after the other.
+# How the answers of several hooks become one. Where a name is in none of these, all hooks are just called.
 FIRST = {"before_tool_call", "get_api_key", "on_length"}  # the first answer counts
 JOINED = {"get_steering_messages", "get_follow_up_messages"}
-CHANGED = {"after_tool_call": 1, "transform_context": 0, "convert_to_llm": 0}  # this argument
+CHANGED = {"after_tool_call": 1, "transform_context": 0, "convert_to_llm": 0}  # which argument
 
 
 class HookChain(Hooks):

@@ -9,14 +9,14 @@ from coder.providers.errors import Failures
 from coder.run import End, Run
 from coder.types import Completion, ModelError, Request, Trigger, Usage
 
-FULL = 0.8  # of the context window; above it, "length" means that the context is full
+FULL = 0.8  # of the context window; from there on, "length" means that the context is full
 CONTEXT_LIMIT = "Context limit reached."
 CUT = "The answer was cut at the output limit before it began."
 FILTERED = "The provider's content filter stopped the answer."
 
 
 def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
-    """(the answer, the End if the run ends with it)."""
+    """(the answer, None if there is none; the End, None if its tool calls are to be run)."""
     failures = Failures(run.retry, run.limits.max_errors)
     roles = (each.get("role") for each in reversed(run.messages))
     may_be_empty = next((role == "tool" for role in roles if role in ROLES), False)
@@ -39,12 +39,13 @@ def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
         overflow = answer.finish == "length" and not answer.calls and full
         if overflow and (yield from compact(run, "length")):
             continue
-        nothing = answer.finish in ("stop", "tool_calls") and not (answer.text or answer.calls)
-        # Empty after tool results: the model is done. Elsewhere it is asked once more
-        if nothing and not may_be_empty:
+        empty = answer.finish in ("stop", "tool_calls") and not (answer.text or answer.calls)
+        # Behind tool results an empty answer means that the model is done. Elsewhere it is asked once more
+        if empty and not may_be_empty:
             may_be_empty = True
-            empty = ModelError("empty", "the answer was empty", retryable=True)
-            yield from wait(run, 1, 0.0, empty)
+            yield from wait(
+                run, 1, 0.0, ModelError("empty", "the answer was empty", retryable=True)
+            )
             continue
         yield from accept(run, answer)
         if answer.finish == "content_filter":

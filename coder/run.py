@@ -103,7 +103,7 @@ class Run:
             yield events.MessageEnd(message)
 
     def close(self) -> Events[None]:
-        """After an end in the middle: keep the partial text, answer the open calls, end the step."""
+        """Close a run that was stopped: keep the partial text, answer the open calls, end the step."""
         start = len(self.messages)
         if text := "".join(self.partial or ()):
             meta = self.stamp() | {"aborted": True}
@@ -135,9 +135,8 @@ class Run:
 
     def abort_result(self, opened: OpenCall) -> ToolResult:
         """The result of a tool that was aborted: its output so far, and why."""
-        output = truncate(
-            "".join(opened.output), self.limits.max_output - len(self.abort_reason) - 99
-        )
+        limit = self.limits.max_output - len(self.abort_reason) - 99  # so that it is cut only once
+        output = truncate("".join(opened.output), limit)
         text = "\n".join(filter(None, [output, f"[{self.abort_reason}]"]))
         return ToolResult(text, is_error=True)
 

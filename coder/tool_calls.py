@@ -32,7 +32,9 @@ def run_tools(
 ) -> Events[tuple[list[Message], End | None]]:
     """(the result messages, the End if a call was repeated once too often). `not_run`: why none is run."""
     results, end, started = list[Message](), None, 0
-    for group in run.offered.groups(calls):
+    while calls:
+        group = calls[: run.offered.group_size(calls)]
+        calls = calls[len(group) :]
         run.open_calls = [OpenCall(call, run.context(call)) for call in group]
         for opened in run.open_calls:
             started += 1
@@ -110,7 +112,7 @@ def run_group(run: Run, calls: list[OpenCall]) -> Events[None]:
 
 
 def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
-    """An event of a tool: count a sub-agent's usage, keep the newest output, time the user's answers."""
+    """Pass on an event of a tool. Count a sub-agent's usage, keep the newest output, time the user's answers."""
     if isinstance(event, events.Nested) and isinstance(event.event, events.RunEnd):
         run.usage += event.event.usage
     if isinstance(event, events.ToolUpdate):
@@ -122,7 +124,7 @@ def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
 
 
 def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
-    """What the hooks make of a result, truncated, and the end event."""
+    """The result as the hooks change it, truncated, and the end event."""
     result = (yield from call_hook(run, opened, "after_tool_call", result)) or result
     result.content = truncate_content(result.content, run.limits.max_output)
     opened.result = result
@@ -146,7 +148,7 @@ def doom_loop_end(run: Run, call: ToolCall) -> End | None:
 
 
 def doom_loop_result(run: Run, call: ToolCall) -> Events[ToolResult | None]:
-    """The result of a call that came too often in a row; None: run it."""
+    """The result of a call that came too often in a row; None if it is to be run."""
     count = run.budget.last_call[1]
     if count < run.limits.doom_loop_threshold:
         return None

@@ -102,7 +102,7 @@ class Tool:
         return {"type": "function", "function": function}
 
     def title_of(self, arguments: dict[str, Any]) -> str:
-        """A line for people: the tool's name and what it is about."""
+        """The title of a call: the tool's name and what the call is about."""
         of = self.title
         about = of(arguments) if callable(of) else str(arguments.get(of, ""))
         return f"{self.name} {about.strip()}".strip()
@@ -229,16 +229,16 @@ class Toolset:
         except Exception:  # an unknown tool; or a tool's title function, for unchecked arguments
             return call.name
 
-    def groups(self, calls: list[ToolCall]) -> Iterable[list[ToolCall]]:
-        """The calls of an answer, in groups of those that run together: here each alone."""
-        return ([call] for call in calls)
+    def group_size(self, calls: list[ToolCall]) -> int:
+        """How many of these calls, from the first one, run together: here each runs alone."""
+        return 1
 
     def together(
         self, works: Sequence[Generator[Event, None, ToolResult]], abort: Abort
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
-        """Run what `run` gave for the calls of a group, here one after the other.
+        """Iterate over what `run` returned for the calls of a group, here one after the other.
 
-        Yields (place, event) for each event, and once for each call (place, result).
+        Yields (place in the group, event) for each event, and (place, result) once for each call.
         """
         for place, work in enumerate(works):
             with Returning(work) as events:

@@ -1,7 +1,7 @@
-"""The words of the agent: messages, calls, results, requests, answers, limits, errors.
+"""The data of the agent: messages, calls, results, requests, answers, limits, errors.
 
-Every other file speaks in these types. Nothing here does anything: no I/O, no policy, no imports from the
-package. The events that come out of a run are in events.py, the hooks that go into it in hooks.py.
+All other files use these types. No I/O, no policy and no imports from the package are here. The events that
+come out of a run are in events.py, the hooks that go into it in hooks.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T")
 
 # A message is the API's dict: {"role": "user" | "assistant" | "tool", "content": ..., ...}. Private facts
-# (timestamp, is_error, ...) live under the key "meta"; a role outside the API's is for the screen only.
-# Both are dropped by history.convert_to_llm. The list is the truth: a message changed in place is sent changed.
+# (timestamp, is_error, ...) live under the key "meta"; a role that the API does not know is for the screen only.
+# Both are dropped by history.convert_to_llm. The list is what is sent: a message changed in place is sent changed.
 Message = dict[str, Any]
 
 StopReason = Literal[
@@ -43,7 +43,7 @@ Reasoning = Literal["off", "minimal", "low", "medium", "high", "xhigh"]
 class Usage:
     """Tokens of one answer or of a whole run; `cached` is part of `input`, `reasoning` part of `output`.
 
-    `estimated`: the server reported nothing, the numbers are our guess. `cost`: in the currency of the user's
+    `estimated`: the server reported nothing, the numbers are an estimate. `cost`: in the currency of the user's
     prices; None where a price is missing.
     """
 
@@ -69,7 +69,7 @@ class Usage:
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call the model asks for. `arguments` is None where they are no JSON object; `problem` says why."""
+    """One call that the model asks for. `arguments` is None where they are no JSON object; `problem` says why."""
 
     id: str
     name: str
@@ -92,8 +92,8 @@ class Request:
 
     `messages` are wire messages without the system prompt. `tools` are the API's tool schemas: a tool that a
     hook takes out is not run, and a Tool or a function that it adds is. `reasoning` "off" leaves it to the
-    server; `budgets` are tokens by level, where they differ from ours. `session_id` names the conversation for
-    the provider's cache. `options` are further body fields (temperature, ...), in the API's names.
+    server; `budgets` are the tokens of its levels, above those of the model. `session_id` names the conversation
+    for the provider's cache. `options` are further body fields (temperature, ...), in the API's names.
     """
 
     messages: list[Message]
@@ -108,7 +108,7 @@ class Request:
 
 @dataclass(slots=True)
 class Completion:
-    """One whole answer. `message` enters the history; `finish` is `finish_reason` in our four terms."""
+    """One whole answer. `message` enters the history; `finish` is `finish_reason` in the four terms of Finish."""
 
     text: str
     calls: list[ToolCall]
@@ -139,8 +139,8 @@ class ModelError(CoderError):
     retry_after: float | None = None
     param: str = ""  # the member of the request that the error names
     loading: bool = False  # the server is still loading the model
-    advice: str = ""  # what to do, where that differs within the kind
-    body: bytes = b""  # what came in the place of an answer, as it came
+    advice: str = ""  # what the user can do, where the kind alone does not say it
+    body: bytes = b""  # what the server sent instead of an answer
 
     def __str__(self) -> str:
         return self.message
@@ -154,7 +154,7 @@ class Aborted(CoderError):
 
 
 class ToolError(CoderError):
-    """Raised by a tool for what the model can mend; its text is the result."""
+    """Raised by a tool for what the model can correct; its text is the result."""
 
 
 class DeniedError(ToolError):

@@ -12,7 +12,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
+from itertools import takewhile
 from typing import TypeAlias
 
 from coder.abort import TICK, Abort
@@ -30,15 +31,9 @@ GRACE = 0.3  # seconds for a tool to end after an abort; then its thread is aban
 class ParallelTools(Toolset):
     """A Toolset whose `concurrent` tools run side by side where their calls are neighbours."""
 
-    def groups(self, calls: list[ToolCall]) -> Iterable[list[ToolCall]]:
-        groups: list[list[ToolCall]] = []
-        for call in calls:
-            joins = groups and self._concurrent(call) and self._concurrent(groups[-1][-1])
-            if joins and len(groups[-1]) < MAX_WORKERS:
-                groups[-1].append(call)
-            else:
-                groups.append([call])
-        return groups
+    def group_size(self, calls: list[ToolCall]) -> int:
+        neighbours = takewhile(self._concurrent, calls[:MAX_WORKERS])
+        return max(1, len([*neighbours]))
 
     def _concurrent(self, call: ToolCall) -> bool:
         return call.name in self.tools and self.tools[call.name].concurrent
