@@ -143,7 +143,7 @@ def test_http_on_an_https_port_and_the_reverse_are_said_at_once(certificates: Pa
         assert "has an address with http://" in final(server.url.replace("http://", "https://"))
     with https(certificates) as server:
         error = talk(server.url.replace("https://", "http://"))[1].error
-        assert error and "closed the connection" in error.message
+        assert error and "was closed before an answer" in error.message
         assert explain(error).endswith("OPENAI_BASE_URL begins with https://.")
 
 
