@@ -195,12 +195,13 @@ def test_a_command_of_ones_own_is_run_unasked_and_added_but_not_with_two_marks(
         assert "secret" in session.say("!!test -t 1 && echo secret")
         session.say("!printf 'one\\rtwo\\033[31mred\\n\\nend\\n'")
         session.say("!true")
+        session.say("!printf abc")  # the prompt begins a line
         session.say("well?")
         outputs = [
             text.partition("` myself. Its output:\n")[2] or text
             for text in sent(server.requests[0])
         ]
-        assert outputs == ["a\nb\n[exit code 3]", "twored\n\nend", "(no output)", "well?"]
+        assert outputs == ["a\nb\n[exit code 3]", "twored\n\nend", "(no output)", "abc", "well?"]
 
 
 @pytest.mark.parametrize("mark", ["!", "!!"])

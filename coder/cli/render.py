@@ -210,7 +210,7 @@ def diff_rows(changes: str) -> list[Row]:
 def _outcome(event: events.ToolEnd) -> tuple[str, str]:
     """What came of a call, in a few words, and their style. Red is a call that could not do its work."""
     details, content = event.result.details, event.result.content
-    if code := details.get("exit_code"):
+    if (code := details.get("exit_code")) and not details.get("cause"):
         return f" · exit {code}", "yellow"
     if event.is_error:
         return "", "red"

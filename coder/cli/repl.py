@@ -166,10 +166,12 @@ class Repl:
             except (OSError, ToolError) as error:
                 self.screen.line(f"The command could not be started: {error}", "yellow")
                 return
+            data = b"\n"
             for data in _output(process):
                 sys.stdout.buffer.write(data)
                 sys.stdout.flush()
                 output.add(data)
+            sys.stdout.write("" if data.endswith(b"\n") else "\n")
             code = process.wait()
         self.app.interrupts.presses = int(code in (-signal.SIGINT, 128 + signal.SIGINT))
         note = f"[killed by signal {-code}]" if code < 0 else f"[exit code {code}]" if code else ""
