@@ -16,6 +16,7 @@ from coder.devtools.scripted import ScriptedServer
 from tests.cases import CASES
 from tests.cases import GROUPS as CASE_GROUPS
 from tests.harness import assert_all_valid
+from tests.terminal import MARK, processes
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell: child processes would ignore Ctrl+C, too
@@ -57,6 +58,16 @@ def check_requests_of_a_case(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     for server in servers:
         assert_all_valid(server)
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Child processes are known by it; those that a test leaves in the background are ended."""
+    value = os.urandom(8).hex()
+    monkeypatch.setenv(MARK, value)
+    yield value
+    for number in processes(value):
+        os.kill(number, signal.SIGKILL)
 
 
 def pytest_xdist_auto_num_workers() -> int | None:

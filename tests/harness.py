@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from coder import Agent
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.events import (
-    Event,
-)
+from coder.events import Event
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.toolset import Tool, tool
@@ -51,6 +50,16 @@ def ask(
     return drive(
         run_loop([] if messages is None else messages, chat, tools, prompt=prompt, **options), each
     )
+
+
+def agent_of(server: ScriptedServer, **options: Any) -> Agent:
+    """An agent that can add."""
+    return Agent(ChatModel("m", base_url=server.url), **{"tools": [add], "retry": FAST} | options)
+
+
+def sent(server: ScriptedServer, request: int = -1) -> list[Any]:
+    """What the messages of a request hold."""
+    return contents(server.requests[request]["messages"])
 
 
 def serve(*replies: Reply | Callable[[Body], Reply]) -> ScriptedServer:

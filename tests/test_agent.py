@@ -8,24 +8,26 @@ import pytest
 
 from coder.agent.agent import Agent
 from coder.ai import ChatModel
-from coder.devtools.scripted import Reply, ScriptedServer
+from coder.devtools.scripted import Reply
 from coder.events import Event, RunEnd, TextDelta, ToolStart
 from coder.history import image_part
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.types import Completion, DeniedError, Usage
-from tests.harness import FAST, ONE, add, assert_all_valid, contents, drive, roles, serve, shape
+from tests.harness import (
+    ONE,
+    add,
+    agent_of,
+    assert_all_valid,
+    drive,
+    roles,
+    sent,
+    serve,
+    shape,
+)
 from tests.terminal import promptly, until
 
 TWO = Reply("Let me see.", calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})])
-
-
-def agent_of(server: ScriptedServer, **options: Any) -> Agent:
-    return Agent(ChatModel("m", base_url=server.url), **{"tools": [add], "retry": FAST} | options)
-
-
-def sent(server: ScriptedServer, request: int = -1) -> list[Any]:
-    return contents(server.requests[request]["messages"])
 
 
 def test_a_prompt_has_four_forms() -> None:
@@ -138,16 +140,6 @@ def test_a_name_is_a_model_and_any_model_will_do() -> None:
     assert Agent(Parrot()).run("hello").text == "hello"
     with serve(lambda body: Reply(body["model"])) as server:
         assert Agent("some-model", base_url=server.url, api_key="k").run("hi").text == "some-model"
-
-
-def test_an_abort_before_the_first_event_counts() -> None:
-    with serve(Reply("never")) as server:
-        agent = agent_of(server)
-        run = agent.stream("go")
-        agent.abort()
-        *_, end = run
-        assert isinstance(end, RunEnd) and end.stop_reason == "aborted"
-        assert not server.requests and not agent.state.is_streaming
 
 
 def test_subscribers_see_every_event_until_they_unsubscribe() -> None:

@@ -112,21 +112,6 @@ def test_a_query_in_the_address_and_a_header_for_the_key_go_out(
         )
 
 
-def test_the_limit_on_silence_and_the_abort_hold_on_a_connection_that_an_error_has_left() -> None:
-    half = Reply("half an answer", cut=3, close="hang")
-    for first in (
-        Reply("busy", status=503),
-        Reply("Unknown parameter: 'stream_options'.", status=400),
-    ):
-        with serve(first, half, Reply("fine")) as server, promptly(10):
-            _, result = ask(server, model={"idle_timeout": 0.3})
-            assert result.text == "fine" and len(server.requests) == 3
-        with serve(first, Reply("late", hold=30)) as server, promptly(10):
-            abort = Abort()
-            threading.Timer(0.5, abort.set).start()
-            assert ask(server, abort=abort)[1].stop_reason == "aborted"
-
-
 def test_an_abort_of_one_run_leaves_another_of_the_same_model_alone() -> None:
     def script(body: Body) -> Reply:
         if "slow" in body["messages"][-1]["content"]:
@@ -225,20 +210,6 @@ def test_a_key_is_shown_in_no_error() -> None:
         and "redirects to http://x" in said[1]
         and "nothing answers" in said[2]
     )
-
-
-def test_a_member_nested_without_end_breaks_neither_the_run_nor_the_next_one() -> None:
-    deep: dict[str, object] = {}
-    for _ in range(800):
-        deep = {"a": deep}
-    function = {"name": "x", "arguments": "{}"}
-    call = {"index": 0, "id": "a", "function": function, "extra_content": deep}
-    delta = {"tool_calls": [call], "extra_content": deep}
-    chunk = b"data: " + json.dumps({"choices": [{"delta": delta}]}).encode() + b"\n\n"
-    messages: list[dict[str, object]] = []
-    replies = Reply(chunks=[chunk, b"data: [DONE]\n\n"]), Reply("one"), Reply("two")
-    with serve(*replies) as server:
-        assert [ask(server, messages=messages)[1].text for _ in range(2)] == ["one", "two"]
 
 
 def test_a_server_that_never_ends_to_load_is_given_up() -> None:

@@ -297,6 +297,7 @@ def test_programs_and_start_files_in_the_workspace_are_not_taken_for_the_systems
     calls = [*commands("ls; git --version; uname"), ("grep", {"pattern": "PWN"})]
     calls.append(("write", {"path": "new", "content": "x\n"}))
     env = dict.fromkeys(("BASH_ENV", "ENV"), f"{ws}/env.sh")
+    env["BASH_FUNC_ls%%"] = f"() {{ touch {ws}/PWN; }}"
     env["PATH"] = f".::./:../ws:{os.environ['PATH']}:"
     with played(tmp_path, *calls, **env) as (server, _):
         assert not (ws / "PWN").exists(), (ws / "PWN").read_text()
@@ -371,7 +372,7 @@ def test_another_process_of_the_same_user_cannot_look_into_ours() -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        Reply(f"Incorrect API key provided: {KEY}", status=401, headers={"x-echo": KEY}),
+        Reply(f"Incorrect API key provided: {KEY}", status=401, headers={"x-request-id": KEY}),
         Reply(
             f"You sent {KEY}. Again: {KEY}!",
             [("bash", {"command": f"echo {KEY}"})],

@@ -257,16 +257,6 @@ def test_a_final_error_is_not_tried_again(status: int, kind: str) -> None:
     assert steps[1] == 0 and sum(steps) == result.usage.input
 
 
-def test_retry_after_is_waited_for_unless_it_is_too_long() -> None:
-    with serve(Reply("later", status=429, headers={"retry-after": "0.4"}), Reply("fine")) as server:
-        assert ask(server)[1].text == "fine"
-        assert server.times[1] - server.times[0] >= 0.4
-    with serve(Reply("later", status=429, headers={"retry-after": "86400"})) as server:
-        _, result = ask(server)
-        assert len(server.requests) == 1
-    assert result.text == "Error: later (the server asks to wait 86400 s)"
-
-
 # ---- the doom loop --------------------------------------------------------------------------
 
 

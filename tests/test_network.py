@@ -485,13 +485,3 @@ def test_a_pasted_address_of_the_call_itself_is_taken(
             == "well"
         )
         assert {path.partition("?")[0] for path in server.paths} == {"/v1/chat/completions"}
-
-
-def test_a_redirect_is_said_with_the_address_to_take() -> None:
-    moved = Reply(
-        status=308, chunks=[], headers={"location": "/api/v2/chat/completions?key=SECRET"}
-    )
-    assert explained(moved) == (
-        "URL/v1/chat/completions redirects to URL/api/v2; redirects are not followed (HTTP 308). "
-        "Set OPENAI_BASE_URL to where the server is."
-    )

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,28 +25,16 @@ from coder.toolset import Toolset
 from coder.types import ToolCall, ToolResult
 from tests.harness import serve
 from tests.terminal import (
-    MARK,
     ROOT,
     OneShot,
     Terminal,
     gone,
-    processes,
     promptly,
     running,
     until,
 )
 
 FINE = Reply("All is well.")
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Children are known by it; those that a test leaves in the background are ended."""
-    value = os.urandom(8).hex()
-    monkeypatch.setenv(MARK, value)
-    yield value
-    for number in processes(value):
-        os.kill(number, signal.SIGKILL)
 
 
 def bash_in(
@@ -370,25 +358,6 @@ def test_secrets_do_not_reach_commands(tmp_path: Path, monkeypatch: pytest.Monke
     lines = str(bash_in(tmp_path, "env").content).splitlines()
     assert not [line for line in lines if "canary" in line]
     assert {*HARMLESS.split(), f"PATH={os.environ['PATH']}"} <= set(lines)
-
-
-def test_nothing_of_the_workspace_or_the_environment_steers_the_shell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """BASH_ENV is run by every bash that is no terminal's; the others by those that are."""
-    names = ["BASH_ENV", "ENV", "PROMPT_COMMAND"]
-    for name in [*names, ".bashrc", ".bash_profile", ".profile", "bash"]:
-        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/PWN")
-        (tmp_path / name).chmod(0o755)
-    for name in names:
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("BASH_FUNC_echo%%", f"() {{ touch {tmp_path}/PWN; }}")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", f".:{os.environ['PATH']}")
-    monkeypatch.chdir(tmp_path)
-    line = "echo ${BASH_ENV}${ENV}${PROMPT_COMMAND}; bash -c true; sh -c true"
-    assert bash_in(tmp_path, line).content == ""
-    assert not (tmp_path / "PWN").exists()
 
 
 @pytest.mark.case("PRC-19")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -225,26 +223,6 @@ def test_a_command_of_ones_own_has_the_keys_and_ctrl_c_is_its_alone(
         session.prompt()
         session.ready()
         assert server.requests == [] and "You said: 'hello'" in session.say("hello")
-
-
-def test_what_commands_of_ones_own_leave_in_the_background_and_keys_that_they_did_not_read(
-    tmp_path: Path,
-) -> None:
-    with serve(echo) as server, Terminal(tmp_path, server) as session:
-        for mark in ("!!", "!"):
-            session.say(f"{mark}sleep 17.{len(mark)} & echo begun")
-            session.ready()
-        session.enter("!echo ready; until [ -e go ]; do sleep 0.02; done")
-        session.expect("\rready")
-        session.type("half a line")
-        session.expect("half a line")
-        (session.ws / "go").touch()
-        session.expect("> half a line")
-        session.say("")
-        assert entered(server)[-1] == "half a line"
-        session.leave()
-        for number in [*session.running("sleep 17.1"), *session.running("sleep 17.2")]:
-            os.kill(number, signal.SIGKILL)
 
 
 # ---- questions ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from coder.tools.search import grep
 from coder.toolset import ToolContext, Toolset
 from coder.types import ToolCall
 from tests.harness import ask, serve
-from tests.terminal import MARK, ROOT, OneShot, gone, processes, until
+from tests.terminal import ROOT, OneShot, gone, until
 
 try:
     complete: bool | None = ThreadPoolExecutor(1).submit(restrict, []).result()
@@ -99,16 +99,6 @@ def repository(ws: Path) -> Path:
     (ws / ".git" / "hooks" / "commit-msg").write_text("#!/bin/sh\nexit 0\n")
     (ws / ".git" / "hooks" / "commit-msg").chmod(0o755)
     return ws
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """What a test leaves in the background is ended."""
-    value = os.urandom(8).hex()
-    monkeypatch.setenv(MARK, value)
-    yield value
-    for number in processes(value):
-        os.kill(number, signal.SIGKILL)
 
 
 def yes(event: Event) -> None:

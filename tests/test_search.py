@@ -268,18 +268,6 @@ def test_the_configuration_of_a_repository_starts_nothing_and_leads_nowhere(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_program_in_the_workspace_is_not_run(
-    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = f"#!/bin/sh\n>{tmp_path}/ran\n"
-    tree(tmp_path, {f"bin/{name}": program for name in PROGRAMS.values()} | {"a": "one\n"})
-    for planted in (tmp_path / "bin").iterdir():
-        planted.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    assert names(tmp_path) == ["a"] and "a" in globbed(tmp_path, "*")
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.case("FIL-28")
 def test_binary_files_are_skipped(tmp_path: Path, engine: str) -> None:
     files = {"bin": b"one\0two\none\n", "bomb.gz": b"\x1f\x8b\x08\0\0\0\0\0\0\3one"}

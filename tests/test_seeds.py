@@ -44,6 +44,7 @@ from tests.harness import (
     FAST,
     ONE,
     add,
+    agent_of,
     all_of,
     ask,
     assert_all_valid,
@@ -51,6 +52,7 @@ from tests.harness import (
     drive,
     quick,
     roles,
+    sent,
     serve,
 )
 from tests.terminal import promptly, until
@@ -58,14 +60,6 @@ from tests.terminal import promptly, until
 ROOT = Path(__file__).parents[1]
 AGAIN = Reply(calls=[("add", {"a": 5, "b": 6})])
 HANGING = Reply("alpha beta gamma", cut=3, close="hang")
-
-
-def agent_of(server: ScriptedServer, **options: Any) -> Agent:
-    return Agent(ChatModel("m", base_url=server.url), **{"tools": [add], "retry": FAST} | options)
-
-
-def sent(server: ScriptedServer, request: int = -1) -> list[Any]:
-    return contents(server.requests[request]["messages"])
 
 
 def said(text: str) -> Message:

@@ -234,35 +234,6 @@ def test_a_kill_leaves_whole_lines(tmp_path: Path, file: Path) -> None:
     assert result.error and "the trace ends in the middle of this answer" in result.text
 
 
-def test_half_a_surrogate_pair_and_bytes_that_are_no_text_come_back(file: Path) -> None:
-    circle: dict[str, Any] = {}
-    circle["itself"] = circle
-
-    @tool
-    def odd(what: str) -> ToolResult:
-        """Give something odd.
-
-        what: of the two
-        """
-        half = {"half": "\ude00", "path": Path("/x"), 1: float("inf")}
-        return ToolResult("half \ud83d of a pair", details=circle if what == "circle" else half)
-
-    heart = 'data: {"choices": [{"delta": {"content": "♥"}, "finish_reason": "stop"}]}\n\n'.encode()
-    cut = heart.index("♥".encode()) + 1
-    chunks = [b": \xff\xfe\n\n", heart[:cut], heart[cut:]]
-    calls = [("odd", {"what": what}) for what in ("half", "circle")]
-    with serve(Reply(calls=calls), Reply(chunks=chunks)) as server:
-        _, result = recorded(file, server, tools=(odd,), prompt="half \udc00")
-    model = ScriptedModel.from_trace(file)
-    _, again = drive(run_loop([], model, (odd,), prompt="half \udc00"))
-    assert result.text == again.text == "♥" and model.requests[0] == server.requests[0]
-    texts = [each["text"] for each in read(file).exchanges[1].of("chunk")]
-    assert "".join(texts).encode("utf-8", "surrogateescape") == b"".join(chunks)
-    first, second = of(file, "tool_end")
-    assert first["result"]["details"]["half"] == "\ude00" and "unwritable" in second
-    assert shown(file).returncode == 0
-
-
 def test_a_full_disk_ends_the_trace_and_not_the_run() -> None:
     with serve(Reply(calls=[("ls", {})]), Reply("done")) as server:
         events, result = recorded(Path("/dev/full"), server)

@@ -348,18 +348,9 @@ def test_a_call_that_is_written_as_text_is_reported_where_there_are_tools_and_no
         assert not notices(ask(server, tools=[look])[0])
 
 
-@pytest.mark.parametrize(
-    ("read", "more", "said"),
-    [
-        (1000, {}, 1),
-        (3000, {}, 0),
-        (0, {}, 0),
-    ],
-)
-def test_a_server_that_read_far_less_than_was_sent_is_named_once(
-    read: int, more: dict[str, Any], said: int
-) -> None:
-    usage = {"prompt_tokens": read, "completion_tokens": bool(read)} | more
+@pytest.mark.parametrize(("read", "said"), [(1000, 1), (3000, 0), (0, 0)])
+def test_a_server_that_read_far_less_than_was_sent_is_named_once(read: int, said: int) -> None:
+    usage = {"prompt_tokens": read, "completion_tokens": bool(read)}
     with serve(Reply(chunks=stream(chunk("stop", content="x") | {"usage": usage}))) as server:
         chat = ChatModel("m", base_url=server.url, context_window=9999)
         found = [
