@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from coder.agent.profiles import choices
+from coder.cli.config import MAX_MODELS
 from coder.cli.input import Leave, silent_keys
 from coder.cli.optional import needed
 from coder.cli.questions import exact_diff
@@ -21,7 +22,7 @@ from coder.cli.wording import count, message_count, session_line, tokens
 from coder.sessions.snapshot_store import SnapshotError
 from coder.sessions.snapshots import UndoResult
 from coder.sessions.store import StoreError
-from coder.types import Aborted, Reasoning
+from coder.types import Aborted, ModelError, Reasoning
 
 if TYPE_CHECKING:
     from coder.cli.repl import Repl
@@ -129,6 +130,10 @@ class Commands:
         if argument:
             self.app.use(argument)
         self.screen.line(f"{self.app.model.name} at {self.app.settings.host}")
+        if not argument:
+            with contextlib.suppress(ModelError):
+                names = self.app.model.endpoint.models()[:MAX_MODELS]
+                self.screen.listed("The server has: ", ", ".join(names))
 
     def reasoning(self, argument: str) -> None:
         levels, word, state = get_args(Reasoning), argument.lower(), self.app.agent.state

@@ -7,6 +7,7 @@ and no more. A file that another user may have written does not count. No settin
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ OF_A_SERVER = (KEY, URL, HEADERS)  # all from one place
 OF_A_FOLDER = (KEY, URL, "OPENAI_MODEL")
 ENVIRONMENT, USER, FOLDER = "the environment", "your .env", "the folder's .env"
 OURS = (".env", "hooks.json", "plugins", "agents")  # these do nothing in a workspace's .coder
+MAX_MODELS = 20  # names in a list
 MAX_FILE = 1 << 20  # bytes of a .env
 
 Sources = Mapping[str, Mapping[str, str]]  # by place the settings' texts, none of them empty
@@ -51,14 +53,14 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
     found = choose(sources, place)
     values = {field_of(name): value_of(name, text) for name, (text, _) in found.items()}
     settings = Settings(**values)
-    if not settings.model:
-        raise ConfigError("no model: set OPENAI_MODEL, or use -m NAME")
     url = settings.base_url or ""
     if url.lower().startswith("http:") and not (is_loopback(url) or settings.allow_http):
         raise ConfigError(
             f"OPENAI_BASE_URL is {shown_url(url)}, and what is sent there can be read on the way: take https, or give "
             "--allow-http (CODER_ALLOW_HTTP=on) for a server in a network that you trust"
         )
+    if not settings.model:
+        settings = replace(settings, model=_only_model(settings))
     return replace(
         settings,
         context_window=settings.context_window or window_of(settings.model),
@@ -66,6 +68,21 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
         keys=tuple(secrets(sources)),
         notes=tuple(_notes(cwd, sources, settings.host if place == FOLDER else "")),
     )
+
+
+def _only_model(settings: Settings) -> str:
+    """The model of a server that has one. Raises ConfigError, with the names where there are several."""
+    from coder.providers.http import Endpoint  # late: only where no model is named
+    from coder.types import ModelError
+
+    names = list[str]()
+    if settings.base_url:
+        with contextlib.suppress(ModelError):
+            names = Endpoint(settings.base_url, settings.api_key, settings.headers).models()
+    if len(names) == 1:
+        return names[0]
+    known = f"; the server has: {', '.join(names[:MAX_MODELS])}" if names else ""
+    raise ConfigError(f"no model: set OPENAI_MODEL, or use -m NAME{known}")
 
 
 def read_sources(cwd: Path, flags: Mapping[str, Any] | None = None) -> Sources:

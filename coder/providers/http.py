@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import copy
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -30,7 +31,7 @@ class Endpoint:
     from OPENAI_API_KEY; an address given here never gets a key that was not given with it. `key_header`: a further
     header for the key. `redact` is applied to each piece that is read of an answer."""
 
-    path = "/chat/completions"
+    method, path = "POST", "/chat/completions"
 
     def __init__(
         self,
@@ -79,6 +80,17 @@ class Endpoint:
                 raise
             finally:
                 request.close()
+
+    def models(self, seconds: float = 5.0) -> list[str]:
+        """The names of the server's models. Raises ModelError."""
+        listing = copy(self)
+        listing.method, listing.path, listing._connections = "GET", "/models", None
+        with listing.post(b"", None, Abort(), seconds) as answer:
+            body = b"".join(answer.pieces())
+        try:
+            return [str(model["id"]) for model in json.loads(body)["data"]]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ModelError("protocol", "the server sent no list of models") from error
 
     def key_for(self, api_key: str | None) -> str:
         """The key of a request. Raises ModelError where OpenAI's own server has none, or where no header can carry it; it
@@ -136,7 +148,7 @@ class Endpoint:
         if not all(map(HEADER.fullmatch, lines)):  # not shown: it may be a key
             raise ModelError("protocol", "a header of the request holds what cannot be sent")
         target = parts.path + (f"?{parts.query}" if parts.query else "")
-        return "\r\n".join([f"POST {target} HTTP/1.1", *lines, "", ""]).encode()
+        return "\r\n".join([f"{self.method} {target} HTTP/1.1", *lines, "", ""]).encode()
 
     def _refusal(self, request: StreamingRequest) -> ModelError:
         """The error of a status that is none of success. What can be read of the body counts; some break off."""
