@@ -22,7 +22,7 @@ from coder.cli.commands import ALIASES, Commands
 from coder.cli.config import load
 from coder.cli.flags import EXIT_CODES, INTERRUPTED, LIMIT, TRANSIENT, USAGE, parser
 from coder.cli.main import SUBCOMMANDS, run
-from coder.cli.settings import SETTINGS
+from coder.cli.settings import SETTINGS, window_of
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.extend.command_hooks import command_hooks
 from coder.extend.plugins import load_plugins
@@ -296,7 +296,7 @@ def test_the_table_of_settings_is_the_program(tmp_path: Path) -> None:
         "CODER_MAX_STEPS": settings.max_steps,
     }
     assert {name: float(table[name][1]) for name in defaults} == defaults
-    assert table["CODER_CONTEXT_WINDOW"][1].endswith(f" {settings.context_window}")
+    assert table["CODER_CONTEXT_WINDOW"][1].endswith(f" {window_of(settings.model)}")
 
 
 LIMITS = "field of `Limits`"

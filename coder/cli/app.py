@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import secrets
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -93,17 +93,19 @@ class App:
         """Make the Agent, which works as the agent of this name."""
         if name not in (known := [each.name for each in choices(self.agents, "primary", "all")]):
             raise ConfigError(f"there is no agent {name!r}; known: {', '.join(known)}")
-        self.spec, self.chosen = self.agents[name], self.settings.model
-        self.model = self.chat_model(self.spec.model or self.chosen)
-        features = self._features(self.model, self.notices.append)
-        self.folder_files, self.compaction = features
+        self.chosen = self.settings.model
+        model = self.chat_model(self.agents[name].model or self.chosen)
+        note, users = self.notices.append, self.users_hooks
+        hooks, self.folder_files, self.compaction = self._hooks(
+            model, self.permissions, users, note
+        )
         self.agent = Agent(
-            self.model,
+            model,
             reasoning=self.settings.reasoning,
-            hooks=self._hooks(self.permissions, self.users_hooks, *features),
+            hooks=hooks,
             retry=self.retry,
             cwd=self.cwd,
-            session_id=secrets.token_hex(8),
+            session_id=os.urandom(8).hex(),
         )
         self.agent.subscribe(self._note)
         if self.plugins:
@@ -111,7 +113,7 @@ class App:
         tools = [*TOOLS, *PATCHING, *(self.plugins.tools if self.plugins else ())]
         kinds = [*DEFAULTS, "read", "task", *(each.name for each in tools)]
         self.notices += useless_rules(self.permissions.rules + self.permissions.flags, kinds)
-        self.work_as(name)
+        self.work_as(name, model)
 
     # -- what it is made of
 
@@ -141,19 +143,9 @@ class App:
         self.notices += sandbox.notices
         return sandbox
 
-    def _features(
-        self, model: ChatModel, report: Callable[[str], object] = str
-    ) -> tuple[FolderInstructions | None, Compaction | None]:
-        """What an agent with this model has beside its tools; what is off or was deleted is None."""
-        module = optional("coder.agent.instructions")
-        files = module and module.FolderInstructions(self.cwd, self.files, report)
-        module = None if self.arguments.no_compaction else optional("coder.agent.compaction")
-        return files, module and module.Compaction(model, prompt=self.agents["compaction"].prompt)
-
     def chat_model(self, name: str) -> ChatModel:
         """A model of the server."""
         settings, idle = self.settings, self.settings.idle_timeout
-        own = settings.context_window != window_of(settings.model)  # one that the user gave stays
         first = settings.first_byte_timeout
         if first is None:
             first = max(FIRST_BYTE_TIMEOUT, idle) if idle else 0
@@ -161,7 +153,7 @@ class App:
             name,
             base_url=settings.base_url,
             api_key=settings.api_key,
-            context_window=settings.context_window if own else window_of(name),
+            context_window=settings.context_window or window_of(name),
             idle_timeout=idle,
             first_byte_timeout=first,
             extra_body=settings.extra_body,
@@ -173,19 +165,27 @@ class App:
 
     def _hooks(
         self,
+        model: ChatModel,
         permissions: Permissions,
         users: Sequence[Hooks],
-        files: FolderInstructions | None,
-        compaction: Compaction | None,
-    ) -> list[Hooks]:
-        """The hooks of an agent, in their order; the run goes on without a feature that fails."""
+        report: Callable[[str], object] = str,
+    ) -> tuple[HookChain, FolderInstructions | None, Compaction | None]:
+        """The hooks of an agent with this model, in their order, and two of them, None where they are off or deleted.
+
+        The run goes on without a feature that fails.
+        """
+        module = optional("coder.agent.instructions")
+        files = module and module.FolderInstructions(self.cwd, self.files, report)
+        module = None if self.arguments.no_compaction else optional("coder.agent.compaction")
+        prompt = self.agents["compaction"].prompt
+        compaction = module and module.Compaction(model, prompt=prompt)
         guard = optional("coder.extend.guard")
-        features = [files.hooks if files else None, compaction]
-        spared = [guard.Guard(each, seconds=None) if guard else each for each in features if each]
+        features = filter(None, [files and files.hooks, compaction])
+        spared = [guard.Guard(each, seconds=None) if guard else each for each in features]
         redaction = [self.redaction.Redaction(self.redactor)] if self.redaction else []
         sandbox = [self.sandbox] if self.sandbox else []
-        hooks = [permissions, *users, *sandbox, *spared, *redaction]
-        return [self.trace.hooks(HookChain(*hooks))] if self.trace else hooks
+        hooks = HookChain(permissions, *users, *sandbox, *spared, *redaction)
+        return self.trace.hooks(hooks) if self.trace else hooks, files, compaction
 
     def tools_for(self, model: str) -> list[Tool]:
         """The tools that a model of this name gets from us and from the plugins."""
@@ -200,7 +200,6 @@ class App:
         model = self.chat_model(spec.model or self.model.name)
         permissions = self.permissions.child([*spec.rules, NO_TASK])
         users = [each.in_child() for each in self.users_hooks]
-        hooks = self._hooks(permissions, users, *self._features(model))
         tools = permissions.offered(self.tools_for(model.name))
         if self.trace:
             self.trace.attach(model)
@@ -208,36 +207,36 @@ class App:
             model,
             TOOLSET(tools, cwd=self.cwd, session_id=session_id),
             system_prompt(self.cwd, model.name, self.files, spec.prompt),
-            HookChain(*hooks),
+            self._hooks(model, permissions, users)[0],
         )
 
     # -- who works
 
-    def work_as(self, agent: str) -> None:
+    def work_as(self, agent: str, model: ChatModel | None = None) -> None:
         """Continue as another agent: with its prompt, its rules, its model if it has one. Raises KeyError."""
         self.spec = self.agents[agent]
         self.permissions.agent = list(self.spec.rules)
         self.permissions.memory.clear()  # permission was given to the agent that asked
         steps = self.spec.max_steps or self.settings.max_steps
         self.agent.limits = replace(self.limits, max_steps=steps)
-        self._use(self.spec.model or self.chosen)
+        self._use(model or self.chat_model(self.spec.model or self.chosen))
 
     def use(self, name: str) -> None:
         """Continue with another model of the same server, also for agents that have none of their own."""
         self.chosen = name
-        self._use(name)
+        self._use(self.chat_model(name))
 
-    def _use(self, name: str) -> None:
+    def _use(self, model: ChatModel) -> None:
         agent, seen = self.agent, self.agent.state.tools.seen
-        self.model = model = self.chat_model(name)
+        self.model = model
         if self.compaction:
             self.compaction.model = model
         agent.set_model(model)
         given, extra = self.arguments.system_prompt, self.arguments.append_system_prompt
-        prompt = given or system_prompt(self.cwd, name, self.files, self.spec.prompt)
+        prompt = given or system_prompt(self.cwd, model.name, self.files, self.spec.prompt)
         agent.set_system("\n\n".join(filter(None, [prompt, extra])))
         task = [self.subagents.tool] if self.subagents else []
-        tools = self.permissions.offered([*self.tools_for(name), *task])
+        tools = self.permissions.offered([*self.tools_for(model.name), *task])
         agent.set_tools(TOOLSET(tools, cwd=self.cwd))
         agent.state.tools.seen = seen  # files as tools have seen them, whichever tools there are
         if self.trace:
@@ -245,10 +244,10 @@ class App:
                 self.trace.hide(secret)
             self.trace.attach(model)
 
-    def adopt(self, messages: list[Message], session_id: str = "") -> None:
+    def adopt(self, messages: list[Message], session_id: str) -> None:
         """Continue with this conversation; the list itself is the agent's from now on."""
         self.agent.state.messages = messages
-        self.agent.session_id = session_id or secrets.token_hex(8)
+        self.agent.session_id = session_id
         self.agent.state.tools.seen.clear()
         self.permissions.memory.clear()
         self.newest = Usage()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.cli.flags import program
-from coder.cli.settings import SETTINGS, ConfigError, Settings, field_of, value_of, window_of
+from coder.cli.settings import SETTINGS, ConfigError, Settings, field_of, value_of
 from coder.providers.text import is_loopback, shown_url
 from coder.tools.secrets import header_secret
 
@@ -63,7 +63,6 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
         settings = replace(settings, model=_only_model(settings))
     return replace(
         settings,
-        context_window=settings.context_window or window_of(settings.model),
         max_seconds=settings.max_seconds or None,
         keys=tuple(secrets(sources)),
         notes=tuple(_notes(cwd, sources, settings.host if place == FOLDER else "")),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from coder.agent.titles import Titler
 
 TAKEN_BACK = (
-    "I have undone your last changes ({}). The summary above still contains them: look at the files before "
+    "I have undone your last changes ({}). The summary above may still contain them: look at the files before "
     "you go on."
 )
 DELTAS = {"text_delta", "reasoning_delta", "tool_call_delta"}
@@ -232,7 +232,7 @@ class Conversation:
         messages = self.app.agent.messages
         at = place(done.run, messages)
         left: list[Message] = []
-        if _is_summarised(messages, at):
+        if at is None or any(each.get("meta", {}).get("summary") for each in messages[:at]):
             left.append(user(TAKEN_BACK.format(", ".join(done.paths) or "no file")))
         at = len(messages) if at is None else at
         removed = messages[at:]
@@ -256,15 +256,6 @@ class Conversation:
         if self.app.folder_files:
             self.app.folder_files.forget()
         self.settle()
-
-
-def _is_summarised(messages: Sequence[Message], at: int | None) -> bool:
-    """Does a summary tell of the run whose first message is at this place, or no longer in the list?"""
-    if at is None:
-        return True
-    begun = messages[at].get("meta", {}).get("timestamp", 0)
-    metas = [each.get("meta", {}) for each in messages[:at]]
-    return any(meta.get("summary") and meta.get("timestamp", 0) >= begun for meta in metas)
 
 
 def open_conversation(app: App, *, titles: bool = False, one_task: bool = False) -> Conversation:

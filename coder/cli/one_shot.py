@@ -62,19 +62,21 @@ def show_events(
     """What shows an event, as the flags want it."""
     start: dict[str, Any] = {"session_id": session_id, "model": app.model.name}
     start |= {"cwd": str(app.cwd), "version": __version__}
-    progress = None if arguments.quiet else show_progress(app, arguments, screen)
+    form, quiet = (
+        arguments.output_format,
+        arguments.quiet or arguments.output_format == "stream-json",
+    )
+    progress = (lambda event: None) if quiet else show_progress(app, arguments, screen)
 
-    def line(event: Event) -> None:
-        print_json(event.to_dict() | (start if isinstance(event, RunStart) else {}))
+    def show(event: Event) -> None:
+        progress(event)
+        if form == "stream-json":
+            print_json(event.to_dict() | (start if isinstance(event, RunStart) else {}))
+        elif isinstance(event, RunEnd):
+            fields = {name: value for name, value in event.to_dict().items() if name != "type"}
+            print_json(fields | {"session_id": session_id, "messages": app.agent.messages})
 
-    def whole(event: Event) -> None:
-        if progress:
-            progress(event)
-        if isinstance(event, RunEnd):
-            print_json(object_of(event, session_id, app.agent.messages))
-
-    formats = {"json": whole, "stream-json": line}
-    return formats.get(arguments.output_format) or progress or (lambda event: None)
+    return progress if form == "text" else show
 
 
 def show_progress(app: App, arguments: argparse.Namespace, screen: Screen) -> Show:
@@ -132,15 +134,6 @@ def last_answer(messages: Sequence[Message]) -> str:
         if message["role"] == "assistant" and (text := text_of(message)):
             return text
     return ""
-
-
-# ---- the formats for programs ------------------------------------------------------------------------
-
-
-def object_of(end: RunEnd, session_id: str | None, messages: Sequence[Message]) -> dict[str, Any]:
-    """The object that is a whole run, of its last event."""
-    fields = {name: value for name, value in end.to_dict().items() if name != "type"}
-    return fields | {"session_id": session_id, "messages": messages}
 
 
 def print_json(value: Any) -> None:
