@@ -13,7 +13,7 @@ from coder.abort import Abort
 from coder.agent.parallel import MAX_WORKERS, ParallelTools
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply
-from coder.events import Event, PermissionAsked, ToolEnd, ToolStart, ToolUpdate
+from coder.events import Event, ToolEnd, ToolStart, ToolUpdate
 from coder.hooks import FunctionHooks
 from coder.loop import run_loop
 from coder.toolset import Tool, ToolContext
@@ -140,25 +140,6 @@ def test_hooks_are_called_in_the_runs_thread_in_the_order_of_the_answer() -> Non
     outputs = ["saw a!", "answered by the hook!", "saw c!"]
     assert contents(result.messages, "tool") == outputs
     assert seen[:4] == [("before", "a"), ("before", "b"), ("after", "b"), ("before", "c")]
-
-
-def test_a_question_is_answered_before_its_tool_goes_on_while_others_run() -> None:
-    meeting = Meeting(2)
-
-    def outside(ctx: ToolContext, name: str) -> Generator[Event, None, str]:
-        meeting.barrier.wait()
-        asked = PermissionAsked(ctx.call_id, "external_directory", name, name)
-        yield asked
-        return asked.answer
-
-    def reply(event: Event) -> None:
-        if isinstance(event, PermissionAsked):
-            event.reply("once" if event.pattern == "a" else "no")
-
-    with serve(calls(("outside", "a"), ("outside", "b")), Reply("done")) as server:
-        tools = ParallelTools([quick(outside, concurrent=True)])
-        _, result = ask(server, tools=tools, each=reply)
-    assert contents(result.messages, "tool") == ["once", "no"]
 
 
 # ---- ends in the middle ---------------------------------------------------------------------

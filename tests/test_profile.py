@@ -14,10 +14,9 @@ import pytest
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import Event, Notice
-from coder.history import convert_to_llm
 from coder.hooks import Hooks
 from coder.loop import run_loop
-from coder.providers.request import BUDGETS, encoded
+from coder.providers.request import BUDGETS
 from coder.toolset import Toolset
 from coder.types import Message, Request, RunResult
 from tests import harness
@@ -671,37 +670,6 @@ def test_thoughts_and_signatures_go_back_to_the_model_that_had_them_and_to_no_ot
     assert messages[1]["reasoning_content"] == "I add.", "the list itself keeps it"
 
 
-def test_messages_lose_what_is_not_the_apis_and_what_only_their_model_understands() -> None:
-    stamp: Message = {"meta": {"timestamp": 1}}
-    own, foreign = {"meta": {"timestamp": 1, "model": "m"}}, {"meta": {"model": "other"}}
-    thought = {"reasoning_content": "t", "extra_content": SIGNED, "think_tag": "t"}
-    thought["reasoning_details"] = [{"text": "t"}]
-    signed = calling(call("a", extra_content=SIGNED), **thought)
-    messages = [
-        said("go", **stamp),
-        said("for the screen", "note", **stamp),
-        signed | own,
-        result("a") | stamp,
-        signed | foreign,
-        result("a"),
-        said("x", "assistant", **thought),
-        said("y", "assistant", **thought) | stamp,
-    ]
-    before = copy.deepcopy(messages)
-    wire = convert_to_llm(messages, "m")
-    assert wire == [
-        said("go"),
-        signed,
-        result("a"),
-        calling(call("a")),
-        result("a"),
-        messages[6],
-        said("y", "assistant", **thought),
-    ]
-    assert convert_to_llm(messages)[3] == signed, "where no model is named, nothing is foreign"
-    assert messages == before
-
-
 # ---- bytes -------------------------------------------------------------------------------------------------
 
 BAD = "a\0b\ud83dc\ud83d\ude00"
@@ -726,19 +694,6 @@ def test_what_no_encoder_takes_is_mended_wherever_it_comes_from() -> None:
     assert body["messages"] == [said(GOOD, "system"), said(GOOD), last]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["plain", "ä€\U0001f600", "a\0b", "\ud800", "\udfff\ud800", "\\u0000", "\u2028\x7f", BAD],
-)
-def test_a_request_is_utf8_without_nul_and_escapes_only_what_it_must(text: str) -> None:
-    data = encoded({"messages": [{"content": text, text: 1}]})
-    made = json.loads(data.decode())["messages"][0]["content"]
-    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    assert made == whole.replace("\0", "\ufffd") and b"\0" not in data
-    assert "ä" not in text or text.encode() in data
-    assert b": " not in data and b", " not in data
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}, b"x"])
 def test_an_option_that_is_no_json_is_an_error_and_nothing_is_sent(value: object) -> None:
     with serve(Reply("x")) as server:
@@ -749,22 +704,3 @@ def test_an_option_that_is_no_json_is_an_error_and_nothing_is_sent(value: object
             _, end = ask(server, **options)
             assert end.error and end.error.kind == "bad_request" and "no JSON" in end.text
         assert not server.requests
-
-
-@pytest.mark.parametrize("profile", [{}, EVERYTHING], ids=["", "all"])
-def test_what_was_encoded_before_is_encoded_again_where_it_changed(profile: dict[str, Any]) -> None:
-    chat = ChatModel("m", base_url=ANY, api_key="k", profile=profile)
-    history = [*conversation(), said("fine", "assistant"), said("go on"), said("and on")]
-
-    def check(messages: list[Message], rejected: frozenset[str] = frozenset()) -> None:
-        request = Request(messages, system="Be kind.")
-        fresh = ChatModel("m", base_url=ANY, api_key="k", profile=profile)
-        assert chat.body(request, rejected) == fresh.body(request, rejected)
-
-    for end in range(1, len(history) + 1):
-        check(history[:end])
-    history[2]["tool_calls"][0]["function"]["arguments"] = '{"changed": 1}'
-    check(history)
-    check([said("another")])
-    check(history[:4], frozenset({"reasoning"}))
-    check([said("Also this.", "system"), *history[4:]])

@@ -137,30 +137,6 @@ def test_the_commands_answer_without_asking_the_model_and_a_typo_is_not_sent(
         assert server.requests == []
 
 
-def test_on_a_narrow_screen_lists_hang_their_explanations_and_sentences_break_between_words(
-    tmp_path: Path,
-) -> None:
-    lists = {
-        "/help": ("undo the last run: its file changes and its messages", "/sessions", "/clear"),
-        "/tools": ("Prefer read, grep, glob and edit to cat, grep, find and sed.",),
-        "/agent": ("plan",),
-        "/permissions": ("other commands, edits and paths outside ask.",),
-    }
-    rule = ("--deny", "bash:a command of ten words *")
-    with serve(echo) as server, Terminal(tmp_path, server, *rule) as session:
-        session.child.setwinsize(24, 40)
-        for command, texts in lists.items():
-            shown = bare(session.say(command)).replace("\r\n", "\n").replace("\r", "")
-            rows = shown.split("\n")[1:]
-            assert all(len(row) <= 40 and "…" not in row for row in rows), rows
-            assert any(row.startswith(" " * 9) for row in rows), rows
-            assert all(text in " ".join(" ".join(rows).split()) for text in texts)
-        session.say("/yolo")
-        rows = rendered(session.output, 40, 300)
-        place = next(n for n, row in enumerate(rows) if row.startswith("Commands and edits are"))
-        assert rows[place + 1] == "about; /yolo turns that off."
-
-
 def test_another_model_takes_the_conversation_over_and_clear_forgets_it(tmp_path: Path) -> None:
     with serve(echo) as server, Terminal(tmp_path, server) as session:
         session.say("one")

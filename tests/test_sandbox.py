@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,7 +31,7 @@ from coder.tools.search import grep
 from coder.toolset import ToolContext, Toolset
 from coder.types import ToolCall
 from tests.harness import ask, serve
-from tests.terminal import ROOT, OneShot, gone, until
+from tests.terminal import ROOT, OneShot, until
 
 try:
     complete: bool | None = ThreadPoolExecutor(1).submit(restrict, []).result()
@@ -486,27 +484,3 @@ def test_a_change_that_was_allowed_outside_stays_and_is_reported(repository: Pat
     assert runs("echo next") == "next" and not runs.notices
     assert "put back" in runs("git config core.pager evil")
     assert git(repository, "config", "core.pager") == "less\n"
-
-
-# ---- the thread that starts the children --------------------------------------------------------
-
-
-def test_a_child_whose_start_is_interrupted_is_ended(repository: Path, mark: str) -> None:
-    """Ctrl+C while a child is being started: no process stays that nobody knows."""
-    sandbox = Sandbox(repository)
-    sandbox.before_tool_call(ToolCall("1", "bash", {}), ctx := ToolContext(repository, Abort()))
-
-    def start() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(["sleep", "300"], start_new_session=True)
-        (repository / ".git" / "hooks" / "pre-push").touch()
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.3)  # the main thread waits, where the signal finds it
-        return process
-
-    assert ctx.confine
-    with pytest.raises(KeyboardInterrupt):
-        ctx.confine.start(start)
-    # waits for the thread that starts and ends children
-    assert sandbox.since() == ["A command changed .git/hooks/pre-push (new); put back."]
-    gone(mark)
-    assert not (repository / ".git" / "hooks" / "pre-push").exists()

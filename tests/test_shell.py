@@ -228,14 +228,6 @@ def test_bash_runs_what_the_split_has_and_nothing_else(tmp_path: Path, count: in
     assert sum(map(len, found.values())) > count / 10, "there is something to be seen"
 
 
-def test_the_comparison_would_see_it(tmp_path: Path) -> None:
-    assert ran(["a 'b c'; d", "$x", "e ''"], tmp_path) == {0: [["a", "b c"], ["d"]], 2: [["e", ""]]}
-    other = tmp_path / "other"
-    other.mkdir()
-    with pytest.raises(AssertionError, match="a file was made"):
-        ran(["a >b"], other)
-
-
 def test_no_builtin_surprises(tmp_path: Path) -> None:
     """Every builtin with arguments that some evaluate: a plain line runs none of them, but for eval and trap."""
     names = subprocess.run(

@@ -15,7 +15,7 @@ from coder.agent.profiles import BUILT_IN, AgentSpec, choices
 from coder.agent.subagent import Equipment, Subagents
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.events import Event, Nested, PermissionAsked, RunEnd, RunStart
+from coder.events import Event, Nested, RunEnd, RunStart
 from coder.hooks import HookChain
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule, rules_of
@@ -171,21 +171,6 @@ def test_a_child_of_an_earlier_process_is_loaded_and_an_unknown_one_is_an_error(
     _, unknown, boss = results(result.messages)
     assert "there is no task '../x'" in unknown
     assert boss == "Error: task: agent has to be one of general, explore"
-
-
-def test_a_childs_question_comes_out_under_its_name(tmp_path: Path) -> None:
-    asked: list[tuple[str, str]] = []
-
-    def each(event: Event) -> None:
-        if isinstance(event, Nested) and isinstance(event.event, PermissionAsked):
-            asked.append((event.agent, event.event.pattern))
-            event.event.reply("once" if "yes" in event.event.pattern else "no")
-
-    child = calls_once(("bash", {"command": "touch yes"}), ("bash", {"command": "touch no"}))
-    with Office(tmp_path, calls_once(task()), child, Permissions(can_ask=True)) as office:
-        office.run(each=each)
-    assert asked == [("general", "touch yes"), ("general", "touch no")]
-    assert [path.name for path in tmp_path.iterdir()] == ["yes"]
 
 
 @pytest.mark.case("PRM-26", "PRM-27")
