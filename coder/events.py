@@ -315,11 +315,4 @@ class Returning(Generic[T]):
         self.generator.close()
 
     def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        try:
-            return next(self.generator)
-        except StopIteration as end:
-            self.value = end.value
-            raise
+        self.value = yield from self.generator

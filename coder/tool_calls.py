@@ -20,26 +20,18 @@ ANSWER_CUT = (
     "Send it again in smaller pieces, for instance a long file in several edits."
 )
 SKIPPED = "Skipped due to queued user message."
-MAX_CALLS = 100  # of one answer that are run
-TOO_MANY = (
-    f"Not run: at most {MAX_CALLS} calls of one answer are run. "
-    "Send the others again, in later answers."
-)
 
 
 def run_tools(
     run: Run, calls: list[ToolCall], not_run: str = ""
 ) -> Events[tuple[list[Message], End | None]]:
     """(the result messages, the End if a call was repeated once too often). `not_run`: why none is run."""
-    results, end, started = list[Message](), None, 0
+    results, end = list[Message](), None
     while calls:
         group = calls[: run.offered.group_size(calls)]
         calls = calls[len(group) :]
         run.open_calls = [OpenCall(call, run.context(call)) for call in group]
         for opened in run.open_calls:
-            started += 1
-            if started > MAX_CALLS and not not_run:
-                not_run = TOO_MANY
             if run.abort.is_set:
                 not_run = f"Not run: {run.abort_reason}."
             if not not_run and (end := doom_loop_end(run, opened.call)):
@@ -54,10 +46,10 @@ def run_tools(
             run.open_calls.pop(0)
             yield events.MessageStart(message)
             yield events.MessageEnd(message)
-        if not_run in ("", TOO_MANY) and not run.abort.is_set:
+        if not not_run and not run.abort.is_set:
             steering = yield from resolve(run.hooks.get_steering_messages())
             run.pending += steering
-            not_run = SKIPPED if steering else not_run
+            not_run = SKIPPED if steering else ""
     return results, end
 
 
