@@ -1,7 +1,7 @@
 """Abort: one cancel token for a run.
 
-It reaches the stream (whose socket it shuts), the tools, the waits, the hooks and the sub-agents. A time limit is an
-abort with another reason, so that whatever reacts to the one reacts to the other.
+It reaches the stream (whose socket it shuts), the tools, the waits, the hooks and the sub-agents. A time
+limit is an abort with the reason "max_time".
 
 Python code that neither waits nor looks at the token is not interrupted. In the main thread Ctrl+C does that
 (KeyboardInterrupt); cli/ uses both.
@@ -64,7 +64,7 @@ class Abort:
 
     @contextmanager
     def child(self, max_seconds: float | None = None) -> Iterator[Abort]:
-        """A token of its own for a part of the work: set with this one, or alone, or as "max_time" by the clock."""
+        """A token for a part of the work: set with this one, alone, or as "max_time" after `max_seconds`."""
         token = Abort()
         clock = threading.Timer(max_seconds or 0, token.set, ("max_time",))
         clock.daemon = True

@@ -101,7 +101,7 @@ class Status(BaseEvent):
 
 
 class Retry(BaseEvent):
-    """Attempt `attempt` (counted per cause) failed; the next one starts after `delay` seconds. Its partial text is void."""
+    """Attempt `attempt` failed, and its text is void. The next one starts after `delay` seconds."""
 
     type: ClassVar[Literal["retry"]] = "retry"
     attempt: int
@@ -270,7 +270,7 @@ def innermost(event: Event) -> Event:
 
 
 def hidden_usage(event: Event) -> Usage | None:
-    """The usage of a hidden agent (the one that summarises), whose run ends here: no session and no run counts it."""
+    """The usage of a hidden agent's run (a summary), where it ends. No session and no run counts it."""
     around = None
     while isinstance(event, Nested):
         around, event = event, event.event

@@ -65,7 +65,7 @@ def text_of(message: Message) -> str:
 def formed(value: Any) -> Message | None:
     """A message whose fields have their types; the same object if they have, None without a role.
 
-    Of a message with a role of the user's own only the meta is looked at.
+    Of a message with a custom role only "meta" is checked.
     """
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return None
@@ -137,7 +137,7 @@ def repair(messages: list[Message], taken: set[str] | None = None) -> list[Messa
     Each message is `formed`. Each call gets exactly one result, right behind its message and in its
     order; a missing one is made up. Results without a call and assistant messages with neither text
     nor calls are dropped. Ids are made unique (`taken`: those used before this list), names and
-    arguments made acceptable. Messages with a role of the user's own are left alone.
+    arguments made acceptable. Messages with a custom role stay as they are.
     """
     taken = set() if taken is None else taken
     messages = [message for message in map(formed, messages) if message is not None]
@@ -196,13 +196,13 @@ def _is_object(arguments: Any) -> bool:
         return False
 
 
-def _only(value: dict[str, Any], *names: str) -> dict[str, Any]:
+def _fields(value: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: each for name, each in value.items() if name in names}
 
 
 def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
-    """Wire messages: without meta and the user's own roles, and without what only the model that
-    wrote a message understands, where that is not `model`."""
+    """The wire messages: without "meta" and custom roles, and, where another model than `model` wrote a
+    message, without its thoughts and signatures."""
     wire = [_wire_message(message, model) for message in messages]
     return [message for message in wire if message is not None]
 
@@ -216,19 +216,19 @@ def _wire_message(message: Message, model: str) -> Message | None:
 
 
 def _portable(message: Message) -> Message:
-    """An assistant message as any model takes it: no thoughts, no signatures."""
-    plain = _only(message, "role", "content", "tool_calls")
+    """The fields of an assistant message that every model understands."""
+    plain = _fields(message, "role", "content", "tool_calls")
     if "tool_calls" in plain:
         calls = plain["tool_calls"]
-        plain["tool_calls"] = [_only(call, "id", "type", "function") for call in calls]
+        plain["tool_calls"] = [_fields(call, "id", "type", "function") for call in calls]
     return plain
 
 
 class History:
     """`repair` and `convert_to_llm` for the list of a run, which mostly grows.
 
-    What is as it was at the last request is not looked through again, so that a late step of a long run
-    costs little more than the first one.
+    Messages that have not changed since the last request are not checked again, so that a late step of a
+    long run costs little more than the first one.
     """
 
     def __init__(self, messages: list[Message], model: str = "") -> None:

@@ -32,8 +32,8 @@ class Hooks:
         """Look at the answer."""
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
-        """Change `call.arguments` in place, or return a result, which answers the call instead of the tool. Not called for
-        a call whose arguments are unusable."""
+        """Change `call.arguments` in place, or return a result, which answers the call instead of the tool.
+        Not called for a call whose arguments are unusable."""
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> Outcome[ToolResult | None]:
         """Return another result, or None to keep it."""
@@ -43,14 +43,14 @@ class Hooks:
         return messages
 
     def convert_to_llm(self, messages: list[Message]) -> Outcome[list[Message]]:
-        """Return API messages in the place of those with custom roles. Other custom roles and "meta" are dropped afterwards."""
+        """Return API messages instead of those with custom roles. What is left of those is not sent."""
         return messages
 
     def get_api_key(self) -> Outcome[str | None]:
         """Called before every model call; None keeps the model's own key."""
 
     def get_steering_messages(self) -> Outcome[Sequence[Message]]:
-        """Called at the start, after each tool (if it returns any, the remaining calls are skipped) and before `stop`."""
+        """Called at the start, before `stop`, and after each tool: messages then skip the remaining calls."""
         return ()
 
     def get_follow_up_messages(self) -> Outcome[Sequence[Message]]:

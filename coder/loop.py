@@ -43,7 +43,7 @@ def run_loop(
 ) -> Events[RunResult]:
     """A generator of the events of one run, which returns its RunResult.
 
-    `prompt` (text or messages) is added to the list first. `max_steps` is short for that of `limits`; `budget`: a sub-agent's.
+    `prompt` (text or messages) is added to the list first. `max_steps` replaces that of `limits`.
     Raises ValueError where there is nothing to answer, KeyboardInterrupt and programming errors.
     """
     if not isinstance(hooks, Hooks | None):
@@ -80,7 +80,7 @@ def run_to_end(run: Run) -> Events[RunResult]:
             yield from run.close()
         finally:
             for _ in run.close():
-                pass  # nobody gets these events: an exception, or the consumer stopped
+                pass  # nobody can get these events: an exception, or the consumer stopped
         yield events.Status("idle", "ended")
         yield events.RunEnd(end.stop_reason, end.text, run.usage, run.steps, end.error)
         if interrupt:

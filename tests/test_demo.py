@@ -166,31 +166,3 @@ def test_it_answers_as_a_stream_and_at_once() -> None:
     functions = [call["function"] for call in choice["message"]["tool_calls"]]
     assert choice["message"]["content"] == "I say"
     assert [each["arguments"] for each in functions] == ["{}", "{nonsense"]
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
-    [
-        ("GET", "/v1/models", "", 200),
-        ("POST", "/v1/embeddings", "{}", 404),
-        ("POST", PATH, "{", 400),
-        ("POST", PATH, '{"messages": "hi"}', 400),
-    ],
-)
-def test_other_requests_get_a_clear_answer(method: str, path: str, body: str, status: int) -> None:
-    with serve(Reply("x")) as server:
-        found, text = request(server.port, body, path, method)
-    assert found == status and ("error" in json.loads(text)) == (status != 200)
-
-
-def test_a_connection_serves_many_requests_and_the_last_reply_repeats() -> None:
-    with serve(Reply("one"), Reply("two", status=503), Reply("three")) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-        found = []
-        for _ in range(4):
-            connection.request("POST", PATH, json.dumps(HELLO))
-            found.append(connection.getresponse().read())
-        connection.close()
-    for answer, text in zip(found, (b"one", b"two", b"three", b"three"), strict=True):
-        assert text in answer
-    assert (server.connections, len(server.requests), server.gone) == (1, 4, 0)

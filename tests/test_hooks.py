@@ -244,8 +244,7 @@ def test_exit_code_two_blocks_with_what_the_command_wrote(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("command", "error"),
-    [("echo bad >&2; exit 1", "exit code 1: bad"), ("sleep 60", "timeout")],
+    ("command", "error"), [("echo bad >&2; exit 1", "exit code 1: bad"), ("sleep 60", "timeout")]
 )
 def test_a_command_that_fails_is_reported_and_ignored_unless_it_is_closed(
     tmp_path: Path, command: str, error: str

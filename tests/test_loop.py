@@ -18,12 +18,7 @@ from coder.history import user
 from coder.hooks import FunctionHooks, Hooks
 from coder.loop import run_loop
 from coder.toolset import Tool, ToolContext, Toolset, tool
-from coder.types import (
-    Limits,
-    Message,
-    ToolCall,
-    ToolResult,
-)
+from coder.types import Limits, Message, ToolCall, ToolResult
 from tests.harness import (
     FAST,
     ONE,
@@ -398,14 +393,6 @@ def test_a_tool_may_have_any_schema(schema: Any, given: Any, expected: Any) -> N
         assert str(result.content).startswith(f"Error: {expected}") and received == []
     else:
         assert received == [expected], result
-
-
-def test_a_null_for_what_may_be_left_out_is_left_out() -> None:
-    received: list[Any] = []
-    parameters = {"properties": {"a": STRING}, "required": []}
-    made = Tool("t", "Try.", parameters, lambda **values: received.append(values))
-    drive(made_call(made, {"a": None}))
-    assert received == [{}] and made.schema["function"]["parameters"]["type"] == "object"
 
 
 def made_call(made: Tool, arguments: dict[str, Any]) -> Any:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from coder.abort import Abort
 from coder.events import Notice, ToolUpdate
 from coder.toolset import ToolContext, Toolset, tool
 from coder.types import Aborted, DeniedError, ToolCall, ToolError
@@ -261,26 +260,3 @@ def test_what_a_generator_tool_yields_is_passed_on(tmp_path: Path, fails: bool) 
     ws = Workspace(tmp_path, work)
     assert ws.fails("work") == "Error: broken" if fails else ws("work") == "done"
     assert ws.events == [ToolUpdate("call-1", "one"), ToolUpdate("call-1", "two"), Notice("three")]
-
-
-def test_a_generator_tool_is_closed_when_the_run_is_left(tmp_path: Path) -> None:
-    closed = []
-
-    def steps() -> Iterator[str]:
-        try:
-            while True:
-                yield "more"
-        finally:
-            closed.append(True)
-
-    endless = steps()  # held here, so that only closing it ends it
-
-    def work() -> Iterator[str]:
-        """Work until closed."""
-        return endless
-
-    tools, call = Toolset([work], cwd=tmp_path), ToolCall("1", "work", {})
-    running = tools.run(call, tools.context(call, Abort()))
-    next(running)
-    running.close()
-    assert closed == [True]
