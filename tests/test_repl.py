@@ -44,7 +44,9 @@ def test_a_conversation_goes_on_and_each_run_ends_with_its_line(tmp_path: Path) 
         assert "> look at this" in bare(session.output).split("\r\n"), "the entry of -i"
         first = bare(session.say("/home/me/x.py is broken"))  # a path is no command
         assert "You said: '/home/me/x.py is broken'" in first
-        assert re.search(r"done · 1 step · [\d.k]+ in, \d+ out · \d+\.\d s", first)
+        assert re.search(
+            r"done · 1 step · [\d.k]+ in, \d+ out · 99 % of the context left · \d+\.\d s", first
+        )
         assert sent(server.requests[1])[::2] == ["look at this", "/home/me/x.py is broken"]
         session.enter("/exit")
         assert session.exit_code() == 0

@@ -13,14 +13,14 @@ from rich.cells import cell_len
 from coder.cli.questions import exact_diff
 from coder.cli.render import Renderer
 from coder.cli.screen import RowWriter, Screen, one_line
-from coder.events import Event, Notice, PermissionAsked, TextDelta, ToolEnd, ToolStart
+from coder.events import Event, Notice, PermissionAsked, RunEnd, TextDelta, ToolEnd, ToolStart
 from coder.permissions.sanitize import (
     TerminalSanitizer,
     escape_invisible,
     is_invisible,
     strip_controls,
 )
-from coder.types import ToolResult
+from coder.types import ToolResult, Usage
 from tests.terminal import rendered
 
 calm = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -287,3 +287,15 @@ def test_the_line_of_a_call_says_what_came_of_it(
 ) -> None:
     end = ToolEnd("1", name, result, result.is_error, 0.0)
     assert shown_of(ToolStart("1", name, {}, f"{name} x"), end) == rows
+
+
+def test_what_is_left_of_the_context_stands_behind_a_run_and_little_is_warned_of() -> None:
+    stream = io.StringIO()
+    screen = Screen(stream)
+    render = Renderer(screen, screen, context_used=lambda: 0.85)
+    render(RunEnd("stop", "well", Usage(800, 50), 1))
+    done, warning = stream.getvalue().splitlines()
+    assert re.fullmatch(
+        r"done · 1 step · 800 in, 50 out · 15 % of the context left · [\d.]+ s", done
+    )
+    assert "/compact" in warning

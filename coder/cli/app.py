@@ -295,6 +295,11 @@ class App:
             self.usage += used
 
     @property
+    def context_used(self) -> float:
+        """The share of the context window that the newest answer took, with what was sent for it."""
+        return (self.newest.input + self.newest.output) / max(1, self.model.context_window)
+
+    @property
     def stalls(self) -> tuple[float, float]:
         """Seconds without data until a request is given up: at its start, later on."""
         return self.model.first_byte_timeout, self.model.idle_timeout

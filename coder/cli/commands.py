@@ -149,7 +149,7 @@ class Commands:
 
     def tokens(self, argument: str) -> None:
         used, window = self.app.newest.input + self.app.newest.output, self.app.model.context_window
-        full = f"{count(used)} of {count(window)} tokens ({100 * used / max(1, window):.0f} %)"
+        full = f"{count(used)} of {count(window)} tokens ({100 * self.app.context_used:.0f} %)"
         self.screen.line(f"this session: {tokens(self.app.usage)}")
         self.screen.line(f"context: {full}, {message_count(len(self.app.agent.messages))}")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coder import events
@@ -19,6 +19,8 @@ from coder.permissions.sanitize import strip_controls
 from coder.providers.errors import happened
 from coder.types import Message
 
+NEARLY_FULL = 0.8  # of the context window
+FULL = "The context is nearly full: /compact shortens the conversation, /new begins another."
 MAX_DIFF_LINES = 60
 OUTPUT_LINES = 6  # of a command's output, its last ones
 NAME_COLUMNS = 32  # of a sub-agent
@@ -56,10 +58,11 @@ class Renderer:
         *,
         verbose: bool = False,
         limits: tuple[float, float] = (math.inf, math.inf),
+        context_used: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.screen, self.answers, self.verbose = screen, answers, verbose
         self.show_reasoning = verbose
-        self._limits = limits
+        self._limits, self._context_used = limits, context_used
         self._agent = Worker()
         self._subagents: dict[str, Worker] = {}  # at work, by their sessions
         self._streaming = ""  # "text" or "reasoning" while it comes
@@ -107,7 +110,11 @@ class Renderer:
                 self._subagents = {k: v for k, v in self._subagents.items() if v is not worker}
                 if error:
                     self._line(prefix + error_text(event.text, error), "red")
-                self._line(prefix + summary(event, time.monotonic() - worker.started), "dim")
+                used = 0.0 if worker.name else self._context_used()
+                seconds = time.monotonic() - worker.started
+                self._line(prefix + summary(event, seconds, used), "dim")
+                if used >= NEARLY_FULL:
+                    self._line(FULL, "yellow")
                 if worker.name:
                     self._wait(self._agent.activity)
             case _ if warning := _warning(event):

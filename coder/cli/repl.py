@@ -52,7 +52,13 @@ class Repl:
         collect_garbage()
         self.screen, self.keyboard = screen, keyboard
         screen.markdown = settings.markdown
-        self.render = Renderer(screen, screen, verbose=arguments.verbose, limits=app.stalls)
+        self.render = Renderer(
+            screen,
+            screen,
+            verbose=arguments.verbose,
+            limits=app.stalls,
+            context_used=lambda: app.context_used,
+        )
         self.prompter = Prompter(self.render, keyboard)
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)
         self.typeahead.redact = keyboard.redact = app.redact

@@ -26,11 +26,15 @@ STOPPED = {
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds, unit
 
 
-def summary(event: RunEnd, seconds: float) -> str:
-    """The line after a run: why it stopped, steps, tokens where any are known, seconds."""
+def summary(event: RunEnd, seconds: float, used: float = 0.0) -> str:
+    """The line after a run: why it stopped, steps, tokens where any are known, what is left of the context, seconds.
+
+    `used`: the share of the context window that the newest answer took.
+    """
     steps = f"{event.steps} step{'s' if event.steps != 1 else ''}"
-    used = [tokens(event.usage)] if event.usage.input or event.usage.output else []
-    return " · ".join([STOPPED[event.stop_reason], steps, *used, f"{seconds:.1f} s"])
+    given = [tokens(event.usage)] if event.usage.input or event.usage.output else []
+    left = [f"{max(0, 100 - 100 * used):.0f} % of the context left"] if used else []
+    return " · ".join([STOPPED[event.stop_reason], steps, *given, *left, f"{seconds:.1f} s"])
 
 
 def error_text(text: str, error: ModelError) -> str:
