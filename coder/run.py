@@ -30,7 +30,7 @@ from coder.types import (
 ABORTED_BY = {"aborted": "aborted by the user", "max_time": "the time limit was reached"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class End:
     """Why and with which text a run ends."""
 

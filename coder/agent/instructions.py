@@ -35,7 +35,7 @@ that are quick. Keep it under 60 lines, facts only, nothing that can be seen at 
 AGENTS.md or CLAUDE.md already, improve it instead of starting anew."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Instruction:
     """One file as the model gets it. `path` is its name for the user."""
 

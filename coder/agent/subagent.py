@@ -11,7 +11,7 @@ can (parallel.py). `task_id` continues a child's conversation. A sub-agent gets 
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +25,7 @@ from coder.toolset import Tool, ToolContext, Toolset, tool_of
 from coder.types import Budget, Limits, Message, RunResult, ToolError, ToolResult
 
 
-@dataclass(frozen=True)
+@dataclass
 class Equipment:
     """What a child works with."""
 
@@ -107,7 +107,7 @@ class Subagents:
         loaded = self.load(task_id) if task_id else (agent, [])
         if not loaded or loaded[0] not in self.specs:
             raise ToolError(f"there is no task {task_id!r}. Leave task_id out for a new one.")
-        child = Child(task_id or secrets.token_hex(6), self.specs[loaded[0]], loaded[1])
+        child = Child(task_id or os.urandom(6).hex(), self.specs[loaded[0]], loaded[1])
         self.children[child.id] = child
         return child
 

@@ -44,7 +44,7 @@ TAKEN_BACK = (
 DELTAS = {"text_delta", "reasoning_delta", "tool_call_delta"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class UndoEntry:
     """Messages that an undo has removed from this place, and those that it has left there; `words`: the prompt."""
 

@@ -116,7 +116,7 @@ def setting(default: Any, *of: Any) -> Any:
     return field(default=default, metadata=metadata, repr=visible)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
     """Everything that decides which model is asked and how."""
 

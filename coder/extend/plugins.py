@@ -28,7 +28,7 @@ from coder.toolset import Tool, tool_of
 GROUP = "coder.plugins"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Command:
     """`/name ARGUMENT` at the prompt: the function gets the argument and returns the text to show, or None."""
 

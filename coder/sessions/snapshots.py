@@ -53,7 +53,7 @@ class RunSnapshot:
     steps: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass
 class UndoResult:
     """What `undo` or `redo` did: the `paths` of this `run` that were written or removed.
 

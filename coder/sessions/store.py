@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -46,7 +45,7 @@ LISTED = """(parent IS NULL OR forked)
   AND EXISTS (SELECT 1 FROM message WHERE session = session.id AND active = 1)"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionInfo:
     """A session as a list shows it. Times are milliseconds since the epoch; `parent` is the session
     it was forked from, or whose sub-agent it belongs to; `first` is the beginning of its first text;
@@ -73,7 +72,7 @@ class Store(Database):
 
     def create(self, directory: str, *, session_id: str = "", **names: Any) -> SessionInfo:
         """A new session, with an agent, a model, a parent, a title. A Recorder writes it with its first message."""
-        new_id, time = f"{now():011x}{secrets.token_hex(2)}", now()
+        new_id, time = f"{now():011x}{os.urandom(2).hex()}", now()
         place = folder_name(directory)
         return SessionInfo(session_id or new_id, place, created=time, updated=time, **names)
 

@@ -73,7 +73,7 @@ _started: set[int] = set()  # groups that may have left members
 _run = f"{os.getpid()}-{os.urandom(6).hex()}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ending:
     """How a child ended: `code` as subprocess has it, negative for a signal.
 
