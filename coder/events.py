@@ -271,11 +271,11 @@ def innermost(event: Event) -> Event:
 
 def hidden_usage(event: Event) -> Usage | None:
     """The usage of a hidden agent's run (a summary), where it ends. No session and no run counts it."""
-    around = None
     while isinstance(event, Nested):
-        around, event = event, event.event
-    is_end = isinstance(event, RunEnd) and around is not None and not around.session_id
-    return event.usage if is_end and isinstance(event, RunEnd) else None
+        if isinstance(event.event, RunEnd) and not event.session_id:
+            return event.event.usage
+        event = event.event
+    return None
 
 
 # ---- generators of events --------------------------------------------------------------------------------

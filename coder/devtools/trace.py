@@ -48,7 +48,7 @@ from coder.events import (
     innermost,
     resolve,
 )
-from coder.hooks import HOOK_NAMES, HookChain, Hooks, implements
+from coder.hooks import HOOK_NAMES, FunctionHooks, HookChain, Hooks, implements
 from coder.permissions.redact import Redactor
 from coder.providers.text import shown_url
 from coder.tools.secrets import header_secret
@@ -127,7 +127,32 @@ class Trace:
         """The same hooks, each call timed; the members of a chain one by one."""
         if isinstance(hooks, HookChain):
             return HookChain(*map(self.hooks, hooks.hooks))
-        return HookChain(TimedHooks(hooks, self))
+        names = [name for name in HOOK_NAMES if implements(hooks, name)]
+        timed = {name: partial(self._timed, hooks, name) for name in names}
+        return HookChain(FunctionHooks(**timed))
+
+    def _timed(self, hook: Hooks, name: str, *args: Any) -> Events[Any]:
+        """Call a hook and record its own time, without that of the consumers of its events."""
+        own, started = 0.0, time.monotonic()
+        try:
+            with Returning(resolve(getattr(hook, name)(*args))) as work:
+                for event in work:
+                    own += time.monotonic() - started
+                    yield event
+                    started = time.monotonic()
+        finally:
+            seconds = round(own + time.monotonic() - started, 6)
+            self.record(
+                "hook",
+                hook=getattr(hook, "name", "") or type(hook).__name__,
+                place=name,
+                seconds=seconds,
+            )
+        if name == "get_api_key":
+            self.hide(work.value)
+        elif args and isinstance(args[0], Request):
+            self.hide(args[0].api_key)
+        return work.value
 
     def hide(self, key: str | None) -> None:
         """Write *** wherever this key occurs, also inside JSON."""
@@ -190,31 +215,3 @@ def _open(path: str | Path) -> int:
         os.close(file)
         raise
     return file
-
-
-class TimedHooks(Hooks):
-    """One hook, each of its calls recorded with its own time, without that of its consumers."""
-
-    def __init__(self, hook: Hooks, trace: Trace) -> None:
-        self.hook, self.trace = hook, trace
-        self.name = str(getattr(hook, "name", "") or type(hook).__name__)
-        for name in HOOK_NAMES:
-            if implements(hook, name):
-                setattr(self, name, partial(self._timed, name))
-
-    def _timed(self, name: str, *args: Any) -> Events[Any]:
-        own, started = 0.0, time.monotonic()
-        try:
-            with Returning(resolve(getattr(self.hook, name)(*args))) as work:
-                for event in work:
-                    own += time.monotonic() - started
-                    yield event
-                    started = time.monotonic()
-        finally:
-            seconds = round(own + time.monotonic() - started, 6)
-            self.trace.record("hook", hook=self.name, place=name, seconds=seconds)
-        if name == "get_api_key":
-            self.trace.hide(work.value)
-        elif args and isinstance(args[0], Request):
-            self.trace.hide(args[0].api_key)
-        return work.value
