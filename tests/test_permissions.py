@@ -324,6 +324,21 @@ def test_a_yes_for_the_session_is_for_exactly_this(ws: Path) -> None:
     assert actions(given, "unconfined", *lines, ws=ws) == "aaaa"
 
 
+@pytest.mark.parametrize(
+    ("rules", "action"),
+    [
+        ({"read": "allow"}, "ask"),
+        ({"read": {"/out/*": "allow"}}, "allow"),
+        ({"*": "allow"}, "allow"),
+    ],
+)
+def test_a_rule_about_reading_names_the_place_outside(ws: Path, rules: Any, action: str) -> None:
+    given = permissions(rules)
+    assert given.decide("external_directory", "/out/x", ws, "read").action == action
+    given = permissions({**rules, "read": {"/out/*": "deny"}})
+    assert given.decide("external_directory", "/out/x", ws, "read").action == "deny"
+
+
 def test_a_yes_for_a_folder_is_for_the_folder_and_what_is_in_it(ws: Path) -> None:
     given, parent = permissions(), str(ws.parent)
     for asked, pattern, others in (

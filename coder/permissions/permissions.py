@@ -110,7 +110,16 @@ class Permissions(Hooks):
         """Decide on an action on one path, or on a tool from elsewhere."""
         kinds = (permission, tool, KINDS.get(permission, permission))
         names, pattern = _names(kinds[2], text, cwd), _always_pattern(permission, text)
-        found, rule = self._match(self.layers[0], kinds, names, DEFAULTS.get(permission, "allow"))
+        rules = self.layers[0]
+        if permission == "external_directory":  # `read: allow` does not mean it
+            rules = [
+                rule
+                for rule in rules
+                if rule.action != "allow"
+                or rule.pattern[:1] == "/"
+                or fits(rule.permission, permission)
+            ]
+        found, rule = self._match(rules, kinds, names, DEFAULTS.get(permission, "allow"))
         reason, even_with_yolo = protected(permission, text, self.private, cwd)
         if reason and not (rule and rule.source == FLAG and rule.pattern.strip("*?")):
             pattern = "" if permission == "edit" else text
