@@ -90,7 +90,7 @@ MOMENTS = {  # what the server answers, and what is on the screen before Ctrl+C
 }
 
 
-@pytest.mark.case("ABT-01", "ABT-02", "ABT-03", "ABT-04", "ABT-05", "ABT-07", "ABT-09")
+@pytest.mark.case("ABT-01", "ABT-02", "ABT-03", "ABT-04", "ABT-05", "ABT-07", "ABT-09", "INV-13")
 def test_ctrl_c_at_each_moment_of_a_run_comes_back_to_the_prompt_and_the_session_goes_on(
     tmp_path: Path,
 ) -> None:

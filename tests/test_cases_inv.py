@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from coder.abort import Abort
 from coder.devtools.scripted import Reply
-from coder.events import Event, Retry, TextDelta, ToolCallDelta, ToolUpdate
 from coder.sessions.recorder import Recorder
 from coder.sessions.store import Store
 from coder.tools.bash import bash
 from coder.tools.files import read
 from coder.toolset import Toolset, tool
-from coder.types import Message
-from tests.harness import FAST, ask, assert_all_valid, serve
-from tests.terminal import PATIENCE, promptly, until
+from tests.harness import ask, assert_all_valid, serve
 
 FINE = Reply("All is well.")
-
-
-# ---- results and texts of every kind ---------------------------------------------------------------------
 
 
 @tool
@@ -81,61 +73,3 @@ def test_text_that_no_encoder_takes_is_sent_and_saved_and_is_the_same_when_the_s
         mended,
         mended,
     ]
-
-
-# ---- after an abort --------------------------------------------------------------------------------------
-
-MOMENTS: dict[
-    str, tuple[Reply, type[Event] | None]
-] = {  # what the server does, and the event after which the run is aborted
-    "before the answer": (Reply("late", hold=PATIENCE), None),
-    "in a text": (Reply("alpha beta gamma", cut=3, close="hang"), TextDelta),
-    "in a call": (
-        Reply(
-            calls=[("bash", {"command": "touch PWN # and more than a piece holds"})],
-            cut=3,
-            close="hang",
-        ),
-        ToolCallDelta,
-    ),
-    "in a tool": (Reply(calls=[("bash", {"command": "echo partial; sleep 300"})]), ToolUpdate),
-    "between two attempts": (Reply("busy", status=429, headers={"retry-after": "30"}), Retry),
-}
-
-
-@pytest.mark.case("INV-13")
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_after_an_abort_the_next_message_is_there_once(tmp_path: Path, moment: str) -> None:
-    reply, sign = MOMENTS[moment]
-    abort, come, messages = Abort(), threading.Event(), list[Message]()
-    with serve(reply, FINE) as server, promptly(10):
-
-        def stop() -> None:
-            until(lambda: come.is_set() if sign else server.requests)
-            abort.set()
-
-        thread = threading.Thread(target=stop)
-        thread.start()
-
-        def each(event: Event) -> None:
-            if sign and isinstance(event, sign):
-                come.set()
-
-        tools = Toolset([bash], cwd=tmp_path)
-        _, result = ask(
-            server, "first", tools=tools, messages=messages, abort=abort, each=each, retry=FAST
-        )
-        thread.join()
-        assert result.stop_reason == "aborted"
-        ask(server, "second", tools=tools, messages=messages)
-        assert_all_valid(server)  # no empty answer, and no call without its result
-        asked = [
-            message["content"]
-            for message in server.requests[-1]["messages"]
-            if message["role"] == "user"
-        ]
-    assert (
-        asked == ["first", "second"]
-        and len(server.requests) == 2
-        and not (tmp_path / "PWN").exists()
-    )

@@ -250,20 +250,6 @@ def test_no_variable_lasts_from_one_command_to_the_next(tmp_path: Path) -> None:
 # ---- asking ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.case("PRM-24")
-def test_a_yes_for_the_session_is_for_exactly_what_was_shown(ws: Path) -> None:
-    lines = ["ls -la", "ls -la", "ls -la; touch PWN", "touch PWN", "ls -la sub"]
-    asked: list[str] = []
-
-    def each(event: Event) -> None:
-        if isinstance(event, PermissionAsked):
-            asked.append(event.pattern)
-            event.reply("always" if event.pattern == "ls -la" else "no")
-
-    results(ws, lines, Permissions(rules_of({"bash": "ask"}), can_ask=True), each)
-    assert asked == ["ls -la", *lines[2:]] and not (ws / "PWN").exists()
-
-
 @pytest.mark.case("PRM-25")
 def test_what_is_shown_is_what_runs_and_there_is_no_other_folder(ws: Path) -> None:
     command = "printf '%s' 'a\u202eb\u200b é \t$x' > made; pwd"

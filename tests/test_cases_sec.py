@@ -529,6 +529,31 @@ def test_a_file_that_holds_secrets_is_known_by_its_name() -> None:
         assert [name for name in PLAIN if holds_secrets(path.format(name))] == []
 
 
+ORDERS = [
+    *(".git/hooks/pre-commit", ".git/config", "sub/.git/config", "door/post-commit", ".bashrc"),
+    *(
+        "sub/.profile",
+        *(f".config/coder/{name}" for name in (".env", "hooks.json", "plugins/x.py")),
+    ),
+]
+
+
+@pytest.mark.case("FIL-31")
+def test_where_edits_are_allowed_what_gives_orders_is_not_written_unasked(
+    tmp_path: Path, ws: Path
+) -> None:
+    """In a workspace that is the home as well, so that all of it lies inside."""
+    (ws / ".git" / "hooks").mkdir(parents=True)
+    (ws / "door").symlink_to(".git/hooks")
+    calls = [("write", {"path": path, "content": "PWN"}) for path in (*ORDERS, "plain")]
+    places = {"HOME": str(ws), "XDG_CONFIG_HOME": str(ws / ".config")}
+    with played(tmp_path, *calls, flags=("--allow", "edit", "go"), **places) as (server, _):
+        *orders, plain = results(server)
+    assert plain.startswith("Created ") and len(orders) == len(ORDERS)
+    assert [said for said in orders if not said.startswith("Denied: ")] == []
+    assert [path.name for path in ws.rglob("*") if path.is_file()] == ["plain"]
+
+
 # ---- files that lie --------------------------------------------------------------------------------------
 
 

@@ -173,12 +173,15 @@ def test_device_and_process_files_are_refused_without_asking(ws: Workspace) -> N
 
 
 @pytest.mark.case("FIL-01", "FIL-02", "FIL-03")
-def test_reading_outside_the_workspace_asks_for_the_place(ws: Workspace, tmp_path: Path) -> None:
+def test_reading_outside_the_workspace_asks_for_the_place(
+    ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "secret").write_text("TOP SECRET")
     (tmp_path / "ws-evil").mkdir()
     (tmp_path / "ws-evil" / "x").write_text("x")
     os.symlink("../secret", ws.folder / "link")
-    for path in ("../secret", "sub/../../secret", "link", str(tmp_path / "secret")):
+    for path in ("../secret", "~/secret", "sub/../../secret", "link", str(tmp_path / "secret")):
         ws.asked.clear()
         ws("read", path=path)
         assert ws.asked == [

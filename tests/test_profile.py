@@ -670,30 +670,6 @@ def test_thoughts_and_signatures_go_back_to_the_model_that_had_them_and_to_no_ot
     assert messages[1]["reasoning_content"] == "I add.", "the list itself keeps it"
 
 
-# ---- bytes -------------------------------------------------------------------------------------------------
-
-BAD = "a\0b\ud83dc\ud83d\ude00"
-GOOD = "a\ufffdb\ufffdc\U0001f600"
-
-
-class Putting(Hooks):
-    def before_llm_call(self, request: Request) -> None:
-        request.messages.append({"role": "user", "content": [words(BAD)], BAD: [BAD]})
-        request.options["metadata"] = {BAD: (BAD,)}
-
-
-def test_what_no_encoder_takes_is_mended_wherever_it_comes_from() -> None:
-    with serve(Reply("fine")) as server:
-        extra = {"extra_body": {"stop": [BAD]}}
-        _, end = ask(server, BAD, system=BAD, hooks=Putting(), model=extra)
-        assert_all_valid(server)
-    assert end.text == "fine"
-    body = server.requests[0]
-    assert (body["stop"], body["metadata"]) == ([GOOD], {GOOD: [GOOD]})
-    last = {"role": "user", "content": [words(GOOD)], GOOD: [GOOD]}
-    assert body["messages"] == [said(GOOD, "system"), said(GOOD), last]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}, b"x"])
 def test_an_option_that_is_no_json_is_an_error_and_nothing_is_sent(value: object) -> None:
     with serve(Reply("x")) as server:

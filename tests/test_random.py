@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
-from coder.ai import ChatModel, Model
-from coder.devtools.scripted import Reply, ScriptedModel, ScriptedServer
+from coder.ai import Model
+from coder.devtools.scripted import Reply, ScriptedModel
 from coder.events import Event, ToolUpdate
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.toolset import ToolContext, tool
 from coder.types import Limits, Message
-from tests.harness import assert_all_valid, assert_valid, drive
+from tests.harness import assert_valid, drive
 
 SAID = ["", "a word", "two words", "h\ud83dlf", "nul\0", "\U0001f600"]
 ARGUMENTS: list[Any] = [{}, {"text": "x"}, {"text": "\udc00"}, {"other": 1}]
@@ -109,17 +109,6 @@ def test_every_request_of_five_hundred_random_conversations_is_valid() -> None:
             assert_valid(body)
         sent += len(model.requests)
     assert sent > 2_000
-
-
-@pytest.mark.case("INV-01")
-@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
-def test_so_is_every_request_to_a_real_server(count: int) -> None:
-    for number in range(500, 500 + count):
-        script, moments = drawn(number)
-        left = iter(script)
-        with ScriptedServer(lambda body, left=left: next(left, Reply("enough"))) as server:  # type: ignore[misc]
-            every_request_is_valid(ChatModel("m", base_url=server.url), moments, f"seed {number}")
-            assert_all_valid(server)
 
 
 def every_request_is_valid(model: Model, moments: list[Moment], name: str = "") -> None:

@@ -243,6 +243,7 @@ def test_a_command_is_run_after_a_yes_and_a_reason_reaches_the_model(tmp_path: P
         assert "the user refused: use mktemp instead" in denied
 
 
+@pytest.mark.case("FIL-31")
 def test_an_edit_is_asked_with_its_whole_diff_and_always_covers_the_next_but_not_what_git_runs(
     tmp_path: Path,
 ) -> None:
