@@ -299,3 +299,14 @@ def test_what_is_left_of_the_context_stands_behind_a_run_and_little_is_warned_of
         r"done · 1 step · 800 in, 50 out · 15 % of the context left · [\d.]+ s", done
     )
     assert "/compact" in warning
+
+
+@pytest.mark.parametrize("after", [0.0, 60.0])
+def test_the_end_of_a_long_run_rings_on_a_terminal(after: float) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Screen(stream := Terminal())
+    Renderer(screen, screen, notify_after=after)(RunEnd("stop", "well", Usage(), 1))
+    assert ("\x1b]9;coder: done\x07\x07" in stream.getvalue()) is (after == 0)

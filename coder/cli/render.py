@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from coder import events
 from coder.cli.screen import Screen, one_line
-from coder.cli.wording import count, error_text, summary
+from coder.cli.wording import STOPPED, count, error_text, summary
 from coder.events import Event, Nested
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
@@ -48,7 +48,8 @@ class Worker:
 class Renderer:
     """Show the events of runs on `screen`, and the answers on `answers`, if there is one.
 
-    `limits`: seconds without data until a request is given up, at its start and later on.
+    `limits`: seconds without data until a request is given up, at its start and later on. `notify_after`: seconds of a
+    run from which its questions and its end ring the bell.
     """
 
     def __init__(
@@ -59,10 +60,12 @@ class Renderer:
         verbose: bool = False,
         limits: tuple[float, float] = (math.inf, math.inf),
         context_used: Callable[[], float] = lambda: 0.0,
+        notify_after: float = math.inf,
     ) -> None:
         self.screen, self.answers, self.verbose = screen, answers, verbose
         self.show_reasoning = verbose
         self._limits, self._context_used = limits, context_used
+        self._notify_after = notify_after
         self._agent = Worker()
         self._subagents: dict[str, Worker] = {}  # at work, by their sessions
         self._streaming = ""  # "text" or "reasoning" while it comes
@@ -102,26 +105,32 @@ class Renderer:
             case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
                 self._asked_diff = event.detail if isinstance(event, events.PermissionAsked) else ""
                 self.pause()
+                self._notify("a question")
             case events.PermissionReplied():
                 self._wait(self._agent.activity)
             case Nested():  # of no session
                 self._wait("shortening the conversation")
-            case events.RunEnd(error=error):
-                self._subagents = {k: v for k, v in self._subagents.items() if v is not worker}
-                if error:
-                    self._line(prefix + error_text(event.text, error), "red")
-                used = 0.0 if worker.name else self._context_used()
-                seconds = time.monotonic() - worker.started
-                self._line(prefix + summary(event, seconds, used), "dim")
-                if used >= NEARLY_FULL:
-                    self._line(FULL, "yellow")
-                if worker.name:
-                    self._wait(self._agent.activity)
+            case events.RunEnd():
+                self._end_run(event, worker, prefix)
             case _ if warning := _warning(event):
                 void = isinstance(event, events.Retry) and self._streaming == "text"
                 self._line(prefix + warning + " The text above is discarded." * void, "yellow")
                 if worker.name or isinstance(event, events.Retry):
                     self._wait("waiting for the next attempt")
+
+    def _end_run(self, event: events.RunEnd, worker: Worker, prefix: str) -> None:
+        self._subagents = {k: v for k, v in self._subagents.items() if v is not worker}
+        if event.error:
+            self._line(prefix + error_text(event.text, event.error), "red")
+        used = 0.0 if worker.name else self._context_used()
+        seconds = time.monotonic() - worker.started
+        self._line(prefix + summary(event, seconds, used), "dim")
+        if used >= NEARLY_FULL:
+            self._line(FULL, "yellow")
+        if worker.name:
+            self._wait(self._agent.activity)
+        else:
+            self._notify(STOPPED[event.stop_reason])
 
     def _show_call(
         self, event: events.ToolStart | events.ToolUpdate | events.ToolEnd, worker: Worker
@@ -158,6 +167,10 @@ class Renderer:
         if self.answers:
             self.answers.finish_line()
         self._streaming = ""
+
+    def _notify(self, text: str) -> None:
+        if time.monotonic() - self._agent.started >= self._notify_after:
+            self.screen.notify(text)
 
     def _line(self, text: str, style: str) -> None:
         self.pause()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import re
 import select
@@ -36,6 +37,8 @@ from coder.tools.process import DRAIN, READ
 from coder.tools.secrets import is_secret
 from coder.types import ToolError
 
+NOTIFY_AFTER = 10.0  # seconds of a run
+
 
 class Repl:
     """Do what the entries of one session ask for."""
@@ -58,6 +61,7 @@ class Repl:
             verbose=arguments.verbose,
             limits=app.stalls,
             context_used=lambda: app.context_used,
+            notify_after=NOTIFY_AFTER if app.settings.bell else math.inf,
         )
         self.prompter = Prompter(self.render, keyboard)
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)

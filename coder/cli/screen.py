@@ -105,6 +105,12 @@ class Screen:
             codes = [code for code in codes if code < 30]
         return f"\x1b[{';'.join(map(str, codes))}m{text}\x1b[0m" if codes else text
 
+    def notify(self, text: str) -> None:
+        """Ring the bell, and have a terminal that can do so show a notification (OSC 9)."""
+        if self.live:
+            self.stream.write(f"\x1b]9;coder: {one_line(text, 80)}\x07\x07")
+            self.stream.flush()
+
     # -- the status row
 
     def status(self, label: str = "", limit: float = math.inf) -> None:

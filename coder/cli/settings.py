@@ -139,6 +139,7 @@ class Settings:
     markdown: bool = setting(
         True, SWITCH, "on or off: answers on a terminal as styled Markdown (on)"
     )
+    bell: bool = setting(True, SWITCH, "on or off: ring when a run of over 10 s ends or asks (on)")
     titles: bool = setting(True, SWITCH, "on or off: the model names conversations (on)")
     allow_http: bool = setting(False, SWITCH, "on to allow http:// to another machine (off)", "")
     sandbox: str = setting("auto", SANDBOX, "auto, on (none runs without it) or off", "auto|on|off")
