@@ -9,6 +9,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -561,6 +562,101 @@ def test_a_git_that_lies_in_the_workspace_is_not_run_and_none_is_needed(tmp_path
         desk.run(sh(call))
         assert done(desk.snapshots.undo()) == ["a"] and desk.notices() == []
     assert not witness.exists()
+
+
+# ---- contents that git has -------------------------------------------------------------------------
+
+
+def copies(desk: Desk) -> int:
+    [database] = desk.data.glob("snapshots/*.db")
+    with contextlib.closing(sqlite3.connect(database)) as db:
+        return int(db.execute("SELECT count(*) FROM blob").fetchone()[0])
+
+
+def track(desk: Desk, files: dict[str, str | bytes], *options: str) -> Tree:
+    """Commit these files, as they were an hour ago. Returns the tree."""
+    desk.put(files)
+    for name in files:
+        os.utime(desk.folder / name, (time.time() - 3600,) * 2)
+    git(desk.folder, "init", "-q")
+    git(desk.folder, *options, "add", "-A", "-f")
+    git(desk.folder, "commit", "-qm", "x")
+    return desk.tree()
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("inner", ["", "sub"])
+def test_clean_tracked_files_are_not_copied_and_undo_reads_them_from_git(
+    desk: Desk, version: int, inner: str
+) -> None:
+    """Also behind a gc, in a later process, and in a folder of the repository."""
+    names = ("a", "b", "d/c", "x.sh") if not inner else ("sub/a", "sub/b", "sub/d/c", "sub/x.sh")
+    before = track(desk, {"ü": "top", **{name: f"{name} one\n" for name in names}})
+    if version == 3:
+        desk.put({"later": "1"})
+        git(desk.folder, "add", "-N", "later")
+        before = desk.tree()
+    git(desk.folder, "update-index", "--index-version", str(version))
+    here = Desk(desk.folder / inner, desk.data)
+    here.again("mine")
+    here.run(
+        ("edit", {"path": "a", "old_string": "one", "new_string": "two"}),
+        sh("echo 2 > b; rm -r d; chmod +x x.sh"),
+    )
+    expected = 3 + (version == 3 and not inner)  # what the run changed, and what is not added
+    assert copies(here) > 4 if version == 4 else copies(here) == expected
+    git(desk.folder, "gc", "-q", "--prune=now")
+    here.again("mine")
+    assert "-" + names[0] + " one\n+" + names[0] + " two\n" in here.snapshots.diff()
+    assert done(here.snapshots.undo()) == ["a", "b", "d/c", "x.sh"] and desk.tree() == before
+    done(here.snapshots.redo())
+    assert here.text("b") == "2\n"
+    here.snapshots.close()
+
+
+FILTER = ("-c", "filter.swap.clean=tr ab ba")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "options", "content"),
+    [
+        ("* text eol=crlf\n", (), b"a\r\nb\r\n"),
+        ("* ident\n", (), b"$Id: 0123$\n"),
+        ("* filter=swap\n", FILTER, b"aab\n"),
+        ("", ("-c", "core.autocrlf=true"), b"a\r\nb\r\n"),
+    ],
+)
+def test_a_file_that_git_keeps_in_another_form_comes_back_as_it_was(
+    desk: Desk, attributes: str, options: tuple[str, ...], content: bytes
+) -> None:
+    before = track(desk, {".gitattributes": attributes, "a": content}, *options)
+    assert git(desk.folder, "cat-file", "blob", ":a").encode() != content
+    desk.run(sh("echo 2 > a"))
+    assert done(desk.snapshots.undo()) == ["a"] and desk.tree() == before
+
+
+@pytest.mark.parametrize("race", [False, True])
+def test_a_file_changed_while_the_index_was_written_is_read(desk: Desk, race: bool) -> None:
+    """The index says that `a` holds "one", with all facts of the file that holds "two"."""
+    track(desk, {"a": "one"})
+    desk.put({"a": "two"})
+    index, info = desk.folder / ".git/index", (desk.folder / "a").stat()
+    data = bytearray(index.read_bytes()[:-20])
+    times = (*divmod(info.st_ctime_ns, 10**9), *divmod(info.st_mtime_ns, 10**9))
+    struct.pack_into(">4I", data, 12, *times)
+    index.write_bytes(bytes(data) + hashlib.sha1(data).digest())
+    written = info.st_mtime_ns + (0 if race else 10**9)
+    os.utime(index, ns=(written, written))
+    desk.run(sh("echo 2 > a"))
+    assert done(desk.snapshots.undo()) == ["a"]
+    assert desk.text("a") == ("two" if race else "one"), "without the race git is believed"
+
+
+def test_what_git_no_longer_has_is_not_restored_and_nothing_is_done(desk: Desk) -> None:
+    track(desk, {"a": "1", "b": "1"})
+    desk.run(sh("rm -r .git; rm a; echo 2 > b"))
+    before = desk.tree()
+    assert "no longer kept" in desk.snapshots.undo().problem and desk.tree() == before
 
 
 # ---- failures, kills, company ----------------------------------------------------------------------

@@ -14,11 +14,12 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from coder.sessions.database import connect, make_private
+from coder.sessions.git_objects import blob_id, read_blobs
 from coder.types import CoderError
 
 MAX_STORED = 100_000_000  # bytes of a workspace's contents; steps may double it
@@ -35,15 +36,11 @@ class SnapshotError(CoderError):
     """The states of files could not be taken or read; the text is for the user."""
 
 
-def blob_id(data: bytes) -> str:
-    return hashlib.sha1(data, usedforsecurity=False).hexdigest()
-
-
 class SnapshotStore:
     """Contents of files, and records of what runs have changed. Methods raise SnapshotError."""
 
     def __init__(self, root: str, data: Path) -> None:
-        self.data = os.path.realpath(data)
+        self.root, self.data = root, os.path.realpath(data)
         self.path = Path(
             self.data, "snapshots", f"{hashlib.sha256(os.fsencode(root)).hexdigest()}.db"
         )
@@ -101,14 +98,16 @@ class SnapshotStore:
             )
             self.execute(insert, *rows)
 
-    def blobs(self, names: Collection[str]) -> dict[str, bytes]:
-        """The contents with these ids. Raises SnapshotError where one is no longer kept."""
+    def blobs(self, names: Set[str]) -> dict[str, bytes]:
+        """The contents with these ids, ours or git's. Raises SnapshotError where one is no longer kept."""
         found = {}
         for name in names:
-            rows = self.execute("SELECT data FROM blob WHERE id = ?", (name,))
-            if not rows:
-                raise SnapshotError("the snapshots are no longer kept")
-            found[name] = zlib.decompress(rows[0]["data"])
+            for row in self.execute("SELECT data FROM blob WHERE id = ?", (name,)):
+                found[name] = zlib.decompress(row["data"])
+        if missing := names - found.keys():
+            found |= read_blobs(self.root, self.data, missing)
+        if names - found.keys():
+            raise SnapshotError("the snapshots are no longer kept")
         return found
 
     def prune(self, used: Collection[str]) -> None:

@@ -15,25 +15,30 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import stat
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from coder.sessions.snapshot_store import MAX_STORED, SnapshotStore, blob_id
-from coder.tools.process import environment
-from coder.tools.workspace import repository_top
+from coder.sessions.git_objects import (
+    Facts,
+    Info,
+    blob_id,
+    facts,
+    find_git,
+    is_plain,
+    read_index,
+    read_objects,
+    run_git,
+)
+from coder.sessions.snapshot_store import MAX_STORED, SnapshotStore
 
 SECONDS = 2.0  # that a tool may wait for the first look; that others read what has changed
 MAX_FILE = 2_000_000  # bytes of a file that is kept
 MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
 TOOL_FOLDERS = {"node_modules", "__pycache__", "venv", ".venv", ".tox", ".mypy_cache", ".cache"}
-Info = os.stat_result
 Entry = tuple[int, str]  # type and permissions of a file, blob id ("": not kept)
 Pair = tuple[Entry | None, Entry | None]  # before, after; None: no file
 
@@ -113,36 +118,66 @@ class WorkspaceFiles:
         self._folders: set[str] = set()
         self._ignored: set[str] = set()
         self._unseen: set[str] = set()  # reported, and not looked at yet; "": anything
+        self._unreached: set[str] = set()  # folders for which the first look had no time
+        self._tracked: set[str] = set()  # paths that git does not ignore, in the first look
         self._git = ""
 
     def start(self) -> None:
         """Look at everything, as the state before a run, until the `deadline`, which another thread may set."""
         self._watch.take()  # what was reported so far is looked at now
-        self._git = _find_git(self.root)
-        self._ignored = {os.path.relpath(self.store.data, self.root)}
-        known = self._saved() | self._files
-        self.left_out = 0
+        self._git = find_git(self.root)
+        self._ignored, self._unreached = {os.path.relpath(self.store.data, self.root)}, set()
+        index = read_index(self.root) if self._git else {}
+        self._tracked = index.keys() | _folders_above(index)
         found, self._folders = self._scan([""])
-        states, full = {}, False
-        for path, info in sorted(found.items(), key=lambda item: item[1].st_size):
-            state = known.get(path)
+        states = self._clean(found, index)
+        self._tracked = set()
+        saved = {} if self._files else self._saved()
+        kept = {}
+        self.left_out, full = len(self._unreached), False
+        rest = [(info.st_size, path, info) for path, info in found.items() if path not in states]
+        for size, path, info in sorted(rest, key=lambda each: each[:2]):
+            state = self._files.get(path) or saved.get(path)
             if not (state and state.blob and state.stamp == _stamp(info)):
                 full = full or self.store.stored > MAX_STORED or time.monotonic() > self.deadline
-                self.left_out += full and info.st_size <= MAX_FILE
+                self.left_out += full and size <= MAX_FILE
                 state = State(_mode(info), "", _stamp(info)) if full else self._read(path, info)
             states[path] = state
+            if state.blob:
+                kept[path] = state
         self._files, self._unseen = states, set()
         self.store.flush()
-        if states != known:
-            self.store.execute("INSERT OR REPLACE INTO look VALUES (1, ?)", (json.dumps(states),))
-        self.store.prune({state.blob for state in states.values()})
+        if kept != saved:
+            self.store.execute("INSERT OR REPLACE INTO look VALUES (1, ?)", (json.dumps(kept),))
+        self.store.prune({state.blob for state in kept.values()})
         self.ready = True
 
+    def _clean(
+        self, found: dict[str, Info], index: dict[str, tuple[str, Facts]]
+    ) -> dict[str, State]:
+        """The files whose content git has, unchanged, so that they are not read."""
+        same = {
+            path: index[path][0]
+            for path, info in found.items()
+            if path in index and info.st_size <= MAX_FILE and index[path][1] == facts(info)
+        }
+        rules = [path for path in found if os.path.basename(path) == ".gitattributes"]
+        if not (same and is_plain(self.root, rules)):
+            return {}
+        what, wait = "--batch-check=%(objectname) %(objectsize)", lambda: self.deadline
+        output = read_objects(self.root, self.store.data, set(same.values()), what, wait)
+        sizes = dict(line.split(" ") for line in output.decode().splitlines() if " " in line)
+        return {
+            path: State(_mode(info), blob, _stamp(info))
+            for path, blob in same.items()
+            if sizes.get(blob) == str((info := found[path]).st_size)
+        }
+
     def _saved(self) -> dict[str, State]:
-        """The files at the first look of an earlier process, where their contents are kept."""
+        """The files that the first look of an earlier process has read, where their contents are kept."""
         kept = {row["id"] for row in self.store.execute("SELECT id FROM blob")}
         rows = self.store.execute("SELECT data FROM look")
-        saved = json.loads(rows[0]["data"]) if rows and not self._files else {}
+        saved = json.loads(rows[0]["data"]) if rows else {}
         return {path: State(*state) for path, state in saved.items() if state[1] in kept}
 
     def look(self, paths: Iterable[str] | None = None) -> dict[str, Any]:
@@ -175,7 +210,9 @@ class WorkspaceFiles:
                 new = self._read(path, info) if info else None
             if new:
                 self._files[path] = new
-            if not all(state.blob for state in (old, new) if state):
+            if not all(state.blob for state in (old, new) if state) or (
+                not old and _is_within(path, self._unreached)
+            ):
                 lost += [path] if not (old and new and old.stamp == new.stamp) else []
             elif (old and old[:2]) != (new and new[:2]):
                 files[path] = old and old[:2], new and new[:2]
@@ -203,8 +240,8 @@ class WorkspaceFiles:
         inner = [place for place in places if not _is_within(place, self._ignored)]
         level = {place: info for place in inner if (info := self._info(place))}
         while level:
-            new = [path for path in level if path not in self._files and path not in self._folders]
-            self._ignored |= self._ask_git([path for path in new if path not in self._ignored])
+            new = level.keys() - self._tracked - self._files.keys() - self._folders - self._ignored
+            self._ignored |= self._ask_git(sorted(new))
             covered = {path: level[path] for path in level if path not in self._ignored}
             level = {}
             for path, info in covered.items():
@@ -213,7 +250,7 @@ class WorkspaceFiles:
                 if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
                     files[path] = info
                 elif time.monotonic() > self.deadline:
-                    self.left_out += 1
+                    self._unreached.add(path)
                 elif stat.S_ISDIR(info.st_mode) and (found := self._entries(path)) is not None:
                     folders.add(path)
                     level |= found
@@ -246,30 +283,15 @@ class WorkspaceFiles:
 
     def _ask_git(self, paths: Sequence[str]) -> set[str]:
         """What is ignored of these paths."""
-        if paths and self._git:
-            env = {name: value for name, value in environment().items() if name[:4] != "GIT_"}
-            command = [
-                self._git,
-                "-c",
-                "core.fsmonitor=false",
-                "check-ignore",
-                "--no-index",
-                "-z",
-                "--stdin",
-            ]
+        if paths and self._git and time.monotonic() < self.deadline:
+            command = "-c core.fsmonitor=false check-ignore --no-index -z --stdin"
             given = b"\0".join(os.fsencode(f"./{path}") for path in paths)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                done = subprocess.run(
-                    command,
-                    cwd=self.root,
-                    env=env,
-                    input=given,
-                    capture_output=True,
-                    timeout=SECONDS,
-                )
-                found = {os.fsdecode(path[2:]) for path in done.stdout.split(b"\0")[:-1]}
-                if done.returncode in (0, 1) and "" not in found:
-                    return found
+            code, output = run_git(
+                [self._git, *command.split()], self.root, given, lambda: self.deadline
+            )
+            found = {os.fsdecode(path[2:]) for path in output.split(b"\0")[:-1]}
+            if code in (0, 1) and "" not in found:
+                return found
             self._git = ""  # it does not work here, or ignores the workspace as a whole
         return {path for path in paths if os.path.basename(path) in TOOL_FOLDERS}
 
@@ -298,16 +320,6 @@ class WorkspaceFiles:
             return file.read(MAX_FILE)
 
 
-def _find_git(root: str) -> str:
-    """git, unless the workspace holds it; "" where there is none, or no repository."""
-    if os.path.lexists(repository_top(Path(root)) / ".git"):
-        for place in environment().get("PATH", os.defpath).split(os.pathsep):
-            found = shutil.which("git", path=place)
-            if found and not Path(os.path.realpath(found)).is_relative_to(root):
-                return found
-    return ""
-
-
 def _mode(info: Info) -> int:
     """Without the bits that give a program its owner's rights: they are not restored."""
     return info.st_mode & ~0o7000
@@ -316,6 +328,15 @@ def _mode(info: Info) -> int:
 def _stamp(info: Info) -> int:
     times = (info.st_ctime_ns, info.st_mtime_ns)
     return hash((info.st_mode, info.st_size, *times, info.st_ino))
+
+
+def _folders_above(paths: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    above = {path.rpartition("/")[0] for path in paths}
+    while above - found:
+        found |= above
+        above = {path.rpartition("/")[0] for path in above}
+    return found
 
 
 def _is_within(path: str, places: Collection[str]) -> bool:
