@@ -166,7 +166,7 @@ class WorkspaceFiles:
             return {}
         what, wait = "--batch-check=%(objectname) %(objectsize)", lambda: self.deadline
         output = read_objects(self.root, self.store.data, set(same.values()), what, wait)
-        sizes = dict(line.split(" ") for line in output.decode().splitlines() if " " in line)
+        sizes = dict(line.split(" ") for line in output.decode().split("\n")[:-1])
         return {
             path: State(_mode(info), blob, _stamp(info))
             for path, blob in same.items()
