@@ -112,7 +112,8 @@ class Plugins(PluginApi):
             except Exception as error:
                 self.subscribers.remove(subscriber)
                 why = f"{type(error).__name__}: {error}"
-                self.problems.append(f"a plugin's subscriber {subscriber!r} failed: {why}")
+                place = getattr(subscriber, "__module__", None) or "a plugin"
+                self.problems.append(f"A subscriber of {place} failed and is removed: {why}")
 
 
 def load_plugins(folder: Path, taken: Collection[str] = ()) -> Plugins:
