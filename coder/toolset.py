@@ -119,18 +119,15 @@ def tool(
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
-def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a tool of a function (see `tool_of`); the options are fields of Tool."""
-    return tool_of(function, **options) if function else partial(tool_of, **options)
-
-
-def tool_of(
-    function: Callable[..., Any], name: str = "", title: Title = "", concurrent: bool = False
-) -> Tool:
-    """The tool that a function describes.
+def tool(
+    function: Any = None, /, *, name: str = "", title: Title = "", concurrent: bool = False
+) -> Any:
+    """Make a tool of a function; the options are fields of Tool.
 
     Raises TypeError for a hint without a JSON type, and a parameter without a description.
     """
+    if function is None:
+        return partial(tool, name=name, title=title, concurrent=concurrent)
     name = name or function.__name__
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"tool {name} is async: tools are plain functions or generators")
@@ -268,7 +265,7 @@ class Toolset:
 
 def _as_tool(given: Any) -> Any:
     """A function as a tool; a tool, or the schema of one, as it is."""
-    return given if isinstance(given, Tool | dict) else tool_of(given)
+    return given if isinstance(given, Tool | dict) else tool(given)
 
 
 def _call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext) -> Generator[Event, None, Any]:

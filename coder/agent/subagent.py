@@ -21,7 +21,7 @@ from coder.events import Events, Nested, Returning
 from coder.hooks import Hooks
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
-from coder.toolset import Tool, ToolContext, Toolset, tool_of
+from coder.toolset import Tool, ToolContext, Toolset, tool
 from coder.types import Budget, Limits, Message, RunResult, ToolError, ToolResult
 
 
@@ -64,7 +64,7 @@ class Subagents:
     @property
     def tool(self) -> Tool:
         """`task`, with the names of the agents in its schema."""
-        made = tool_of(self.task, title=_title, concurrent=True)
+        made = tool(title=_title, concurrent=True)(self.task)
         agents = "; ".join(f"{spec.name}: {spec.description}" for spec in self.specs.values())
         properties = made.parameters["properties"]
         agent = properties["agent"] | {"enum": list(self.specs), "description": agents}

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coder import toolset
 from coder.events import Event
 from coder.extend.guard import Guard
 from coder.hooks import Hooks
 from coder.permissions.rules import check_ownership
-from coder.toolset import Tool, tool_of
+from coder.toolset import Tool
 
 GROUP = "coder.plugins"
 
@@ -50,7 +51,7 @@ class PluginApi:
 
     def add_tool(self, tool: Tool | Callable[..., Any]) -> None:
         """Offer a tool (or a function, see coder.toolset) to the model. Raises TypeError, or ValueError for a name that is taken."""
-        made = tool if isinstance(tool, Tool) else tool_of(tool)
+        made = tool if isinstance(tool, Tool) else toolset.tool(tool)
         self._take(made.name)
         self.tools.append(made)
 
