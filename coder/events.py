@@ -294,7 +294,7 @@ def resolve(outcome: Outcome[T]) -> Events[T]:
 
 
 class Returning(Generic[T]):
-    """Iterate over the events of a run; afterwards `value` is what the generator returned.
+    """Iterate once over the events of a run; afterwards `value` is what the generator returned.
 
         with Returning(run_loop(messages, model)) as run:
             for event in run: ...
