@@ -19,10 +19,8 @@ from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
 from coder.cli.signals import defer_sigint
 from coder.cli.wording import count, message_count, session_line, tokens
-from coder.sessions.snapshot_store import SnapshotError
 from coder.sessions.snapshots import UndoResult
-from coder.sessions.store import StoreError
-from coder.types import Aborted, ModelError, Reasoning
+from coder.types import Aborted, CoderError, ModelError, Reasoning
 
 if TYPE_CHECKING:
     from coder.cli.repl import Repl
@@ -91,7 +89,7 @@ class Commands:
             return []
         try:
             return known[1](argument) or []
-        except (StoreError, SnapshotError, ConfigError) as error:
+        except (CoderError, ConfigError) as error:
             self._warn(str(error))
             return []
 
@@ -252,10 +250,8 @@ class Commands:
 
     def export(self, argument: str) -> None:
         """Into the working folder, never over a file that is there. The ending says the format."""
-        if not (recorder := self.conversation.recorder):
-            self._warn("This conversation is not kept, so there is nothing to export.")
-            return
-        self.conversation.sync()
+        recorder = self.conversation.recorder
+        recorder.sync()
         module = needed("coder.sessions.export", "/export")
         path = Path(os.path.expanduser(argument or f"session-{recorder.session_id}.md"))
         if (form := path.suffix.removeprefix(".") or "md") not in ("md", "html", "json"):

@@ -51,18 +51,18 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
     sources = read_sources(cwd, flags)
     place = server_place(sources)
     found = choose(sources, place)
-    values = {field_of(name): value_of(name, text) for name, (text, _) in found.items()}
-    settings = Settings(**values)
+    settings = Settings(
+        **{field_of(name): value_of(name, text) for name, (text, _) in found.items()}
+    )
     url = settings.base_url or ""
     if url.lower().startswith("http:") and not (is_loopback(url) or settings.allow_http):
         raise ConfigError(
             f"OPENAI_BASE_URL is {shown_url(url)}, and what is sent there can be read on the way: take https, or give "
             "--allow-http (CODER_ALLOW_HTTP=on) for a server in a network that you trust"
         )
-    if not settings.model:
-        settings = replace(settings, model=_only_model(settings))
     return replace(
         settings,
+        model=settings.model or _only_model(settings),
         max_seconds=settings.max_seconds or None,
         keys=tuple(secrets(sources)),
         notes=tuple(_notes(cwd, sources, settings.host if place == FOLDER else "")),

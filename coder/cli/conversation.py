@@ -123,14 +123,9 @@ class Conversation:
         return [info for info in infos if info.id != self.recorder.session_id]
 
     @property
-    def problem(self) -> str:
-        """Why the conversation is not saved; "" where it is."""
-        return self.recorder.problem
-
-    @property
     def session_id(self) -> str:
         """The id with which the conversation can be resumed; "" where it is not kept."""
-        return "" if self.problem or self.store.in_memory else self.recorder.session_id
+        return "" if self.recorder.problem or self.store.in_memory else self.recorder.session_id
 
     def close(self) -> str:
         """The end; returns the id with which the session can be resumed, "" where there is nothing to resume."""
@@ -177,10 +172,6 @@ class Conversation:
     def settle(self) -> None:
         """Behind a run, however it ended: write how the history was repaired, and what belongs to undo."""
         self.snapshots.finish()
-        self.sync()
-
-    def sync(self) -> None:
-        """Write what has been done to the messages outside of a run."""
         self.recorder.sync()
 
     def _begin_title(self, message: Message) -> None:

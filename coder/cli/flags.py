@@ -89,11 +89,7 @@ def parser() -> Flags:
         if setting.value is not None:
             given = setting.value
             options = {"metavar": given} if given else {"action": "store_const", "const": "on"}
-            flags.add_argument(*names_of(name), dest=name, help=setting.help, **options)
+            short = ["-m"] if name == "OPENAI_MODEL" else []
+            words = [*short, f"--{field_of(name).replace('_', '-')}"]
+            flags.add_argument(*words, dest=name, help=setting.help, **options)
     return flags
-
-
-def names_of(setting: str) -> list[str]:
-    """The flags of a setting: CODER_MAX_STEPS -> --max-steps."""
-    name = f"--{field_of(setting).replace('_', '-')}"
-    return ["-m", name] if name == "--model" else [name]

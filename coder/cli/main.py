@@ -18,7 +18,7 @@ from coder import __version__
 from coder.cli.config import data_folder, load
 from coder.cli.flags import INTERRUPTED, USAGE, parser
 from coder.cli.optional import needed, optional
-from coder.cli.process import drop_api_key, has_input, hide_process, mend_streams, read_stdin
+from coder.cli.process import has_input, hide_process, mend_streams, read_stdin
 from coder.cli.settings import ConfigError, Settings
 from coder.cli.signals import defer_sigint, graceful_shutdown, raise_on_sigint
 from coder.permissions.sanitize import strip_controls
@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
         with demo or contextlib.nullcontext(prompt_of(arguments)) as prompt:
             one_task = is_one_task(arguments, prompt)
             settings = load(Path.cwd(), vars(arguments))
-            drop_api_key()
+            os.environ.pop("OPENAI_API_KEY", None)  # no import finds it there
             arguments.trace = open_trace(arguments.trace)
             if not one_task:
                 return open_prompt(settings, arguments, prompt)

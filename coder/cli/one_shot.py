@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from coder import __version__
@@ -46,7 +47,7 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
         code = finish(arguments, app.follow(app.stream(prompt), show))
         if conversation:
             conversation.settle()
-        return code or int(bool(conversation and conversation.problem))
+        return code or int(bool(conversation and conversation.recorder.problem))
     finally:
         screen.status()
         screen.finish_line()
@@ -128,12 +129,8 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
 
 def last_answer(messages: Sequence[Message]) -> str:
     """The newest text of the model in this run; "" where it wrote none."""
-    for message in reversed(messages):
-        if message["role"] == "user":
-            return ""
-        if message["role"] == "assistant" and (text := text_of(message)):
-            return text
-    return ""
+    run = takewhile(lambda each: each["role"] != "user", reversed(messages))
+    return next(filter(None, (text_of(each) for each in run if each["role"] == "assistant")), "")
 
 
 def print_json(value: Any) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_DUMPABLE = 4
-KEY = "OPENAI_API_KEY"
 MAX_INPUT = 400_000  # bytes of stdin: about 100,000 tokens, and `yes |` never ends
 WAITING = "coder: waiting for the end of standard input (Ctrl+D, or start with </dev/null)\n"
 
@@ -33,11 +32,6 @@ def hide_process() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def drop_api_key() -> None:
-    """Take the key out of `os.environ`, when the settings have been read: no import finds it there."""
-    os.environ.pop(KEY, None)
 
 
 def private_dir(folder: Path) -> None:

@@ -193,7 +193,7 @@ class Repl:
             message = user(self.app.redact(f"I ran `{command}` myself. Its output:\n{shown}"))
             message["meta"]["own"] = True  # of no run, and not taken back with one
             self.app.agent.messages.append(message)
-            self.conversation.sync()
+            self.conversation.recorder.sync()
         output.close()
 
 
