@@ -62,6 +62,11 @@ def sent(server: ScriptedServer, request: int = -1) -> list[Any]:
     return contents(server.requests[request]["messages"])
 
 
+def results(server: ScriptedServer) -> list[Any]:
+    """What the tools answered, by the newest request."""
+    return contents(server.requests[-1]["messages"], "tool")
+
+
 def serve(*replies: Reply | Callable[[Body], Reply]) -> ScriptedServer:
     """A server that gives these replies in turn, the last one again and again."""
     if len(replies) == 1 and callable(replies[0]):

@@ -10,7 +10,7 @@ import pytest
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.history import text_of
-from tests.harness import serve
+from tests.harness import contents, results, serve
 from tests.terminal import OneShot, Place, Terminal
 
 TOUCH = Reply("", calls=[("bash", {"command": "touch made"})])
@@ -27,10 +27,6 @@ def once(folder: Path, server: ScriptedServer, *arguments: str, code: int = 0) -
     with OneShot(folder, server, *arguments) as run:
         assert run.end() == code, run.err
         return run
-
-
-def answers(body: Body) -> list[str]:
-    return [text_of(message) for message in body["messages"] if message["role"] == "tool"]
 
 
 # ---- rules -------------------------------------------------------------------------------------
@@ -94,7 +90,7 @@ def test_a_plan_is_made_without_the_tools_that_change(tmp_path: Path) -> None:
     tools = {each["function"]["name"] for each in body["tools"]}
     assert {"write", "edit", "apply_patch"}.isdisjoint(tools)
     assert "You are planning" in body["messages"][0]["content"]
-    denied = answers(body)
+    denied = contents(body["messages"], "tool")
     assert denied[0].startswith("Denied") and denied[1].startswith("Denied")
     assert denied[2] == "(no output)", "looking is free"
 
@@ -184,7 +180,7 @@ def by_role(body: Body) -> Reply:
         return Reply(f"I know {len(messages)} messages.")
     if messages[-1]["role"] == "tool":
         return Reply(f"It says: {text_of(messages[-1])}")
-    known = [{"task_id": task_id(text)} for text in answers(body)]
+    known = [{"task_id": task_id(text)} for text in contents(body["messages"], "tool")]
     task = {"description": "count", "prompt": "Count.", "agent": "explore"}
     return Reply("", calls=[("task", task | (known[0] if known else {}))])
 
@@ -212,7 +208,7 @@ def test_a_sub_agents_session_is_kept_and_continued_in_another_process_by_its_pa
 
         server.script = steals
         once(tmp_path, server, "three")
-        assert "there is no task" in answers(server.requests[-1])[0]
+        assert "there is no task" in results(server)[0]
     prompts = [body["messages"][0]["content"] for body in server.requests[:6]]
     assert first["usage"]["input"] > 0
     assert sum("another agent" not in prompt for prompt in prompts) == 4

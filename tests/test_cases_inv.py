@@ -13,7 +13,7 @@ from coder.sessions.store import Store
 from coder.tools.bash import bash
 from coder.tools.files import read
 from coder.toolset import Toolset, tool
-from tests.harness import ask, assert_all_valid, serve
+from tests.harness import ask, assert_all_valid, results, serve
 
 FINE = Reply("All is well.")
 
@@ -30,16 +30,12 @@ def test_a_result_of_five_megabytes_is_cut_and_says_so(tmp_path: Path) -> None:
     calls = [("five_megabytes", {}), ("bash", {"command": "cat file"}), ("read", {"path": "file"})]
     with serve(Reply(calls=calls), FINE) as server:
         ask(server, tools=Toolset([five_megabytes, bash, read], cwd=tmp_path))
-        results = [
-            message["content"]
-            for message in server.requests[1]["messages"]
-            if message["role"] == "tool"
-        ]
+        found = results(server)
         assert_all_valid(server)
-    assert all(len(result) < 60_000 for result in results)
+    assert all(len(each) < 60_000 for each in found)
     assert all(
-        mark in result for mark, result in zip(["[truncated ", "[truncated ", "offset="], results)
-    ), [r[-200:] for r in results]
+        mark in each for mark, each in zip(["[truncated ", "[truncated ", "offset="], found)
+    ), [each[-200:] for each in found]
 
 
 ODD = "half \ud83d, \udc00 other, nul \0, none \ufffe \uffff, pair \U0001f600, line \u2028"

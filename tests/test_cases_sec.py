@@ -32,7 +32,7 @@ from coder.tools.files import write
 from coder.tools.search import glob, grep
 from coder.tools.secrets import holds_secrets
 from coder.toolset import Toolset
-from tests.harness import ask, drive, serve
+from tests.harness import ask, drive, results, serve
 from tests.terminal import OneShot, Place, Terminal, processes, until
 
 KEY = "sk-CANARY-0123456789abcdef0123456789abcdef"
@@ -54,15 +54,6 @@ def config(tmp_path: Path) -> Path:
     folder = tmp_path / "home" / ".config" / "coder"
     folder.mkdir(parents=True)
     return folder
-
-
-def results(server: ScriptedServer) -> list[str]:
-    """What the tools answered, by the newest request."""
-    return [
-        str(message["content"])
-        for message in server.requests[-1]["messages"]
-        if message["role"] == "tool"
-    ]
 
 
 def commands(*lines: str) -> list[tuple[str, Any]]:

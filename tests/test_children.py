@@ -6,8 +6,6 @@ import io
 import re
 from pathlib import Path
 
-import pytest
-
 from coder.cli.render import Renderer
 from coder.cli.screen import Screen
 from coder.devtools.scripted import Body, Reply
@@ -17,7 +15,6 @@ from coder.events import (
     Notice,
     RunEnd,
     RunStart,
-    StepStart,
     TextDelta,
     ToolEnd,
     ToolStart,
@@ -28,11 +25,6 @@ from tests.terminal import Terminal
 
 OWN = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\x1b[78]")
 QUESTION = "or why not: "
-
-
-class Tty(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def shown(*events: Event) -> str:
@@ -74,36 +66,6 @@ def test_each_call_of_a_child_is_a_line_with_its_task_and_its_words_are_not_ours
         "  general: look",
         "again",
     ]
-
-
-def status_of(monkeypatch: pytest.MonkeyPatch, columns: int, *events: Event) -> str:
-    """The status row of a terminal behind these events."""
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "xterm")
-    screen = Screen(Tty())
-    render = Renderer(screen, screen)
-    for event in events:
-        render(event)
-    row = screen._status(screen._since + 1.5)
-    screen.status()
-    return row.partition(" ")[2].removesuffix(" 2s")
-
-
-def test_the_status_row_is_shared_by_those_who_are_at_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    events = [
-        *of("explore", "s1", RunStart(), *tool("1", "first call")[:1]),
-        *of("general", "s2", StepStart(1), TextDelta("x")),
-        *of("explore", "s3", *tool("1", "a long title " * 9)[:1]),
-    ]
-    row = status_of(monkeypatch, 90, *events)
-    assert row.startswith("explore › first call · general › thinking · explore › a long")
-    assert len(row) < 90 and status_of(monkeypatch, 40, *events).count(" · ") == 2
-    events += of("explore", "s1", RunEnd("stop", "", Usage(), 1))
-    assert status_of(monkeypatch, 90, *events).startswith("general › thinking · explore › ")
-    ours = Nested("compaction", RunStart())
-    assert status_of(monkeypatch, 90, ours) == "shortening the conversation"
 
 
 def script(body: Body) -> Reply:

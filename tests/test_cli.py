@@ -27,7 +27,7 @@ import pytest
 from coder import __version__
 from coder.cli.main import run
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from tests.harness import assert_all_valid, serve
+from tests.harness import assert_all_valid, results, serve
 
 ROOT = Path(__file__).parents[1]
 FOUR_LS = [Reply("Once more.", [("ls", {})])]
@@ -113,12 +113,6 @@ def asked(server: ScriptedServer, request: int = 0) -> str:
     """The newest user message of a request."""
     messages = server.requests[request]["messages"]
     return str([message["content"] for message in messages if message["role"] == "user"][-1])
-
-
-def results(server: ScriptedServer) -> list[str]:
-    """What the tools answered, by the newest request."""
-    messages = server.requests[-1]["messages"]
-    return [message["content"] for message in messages if message["role"] == "tool"]
 
 
 def assert_one_line(done: Done, *words: str) -> None:

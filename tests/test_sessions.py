@@ -39,7 +39,7 @@ from coder.sessions.store import (
 )
 from coder.toolset import tool
 from coder.types import Limits, Message, Trigger, Usage
-from tests.harness import ask, assert_all_valid, assert_valid, drive, serve
+from tests.harness import ask, assert_all_valid, assert_valid, contents, drive, serve
 from tests.terminal import PATIENCE, ROOT, until
 from tests.test_random import QUICK, TOOLS, Left, Moment, drawn
 
@@ -110,10 +110,6 @@ def active(store: Store, session_id: str) -> list[Message]:
     """The list as it stands in the file, without a repair."""
     query = "SELECT data FROM message WHERE session = ? AND active ORDER BY position"
     return [json.loads(row["data"]) for row in store.rows(query, session_id)]
-
-
-def contents(messages: list[Message]) -> list[Any]:
-    return [message["content"] for message in messages]
 
 
 def mode(path: Path) -> int:
@@ -489,22 +485,6 @@ def test_a_call_is_pending_then_running_then_completed_or_failed(store: Store) -
     ]
     assert all(row["start"] <= row["end"] for row in rows)
     assert json.loads(rows[0]["data"]).keys() == {"name", "details", "seconds"}
-
-
-def test_an_answer_has_its_finish_its_tokens_its_parts_and_its_end(store: Store) -> None:
-    info = store.create("/ws", model="m")
-    session_id = info.id
-    failed = Reply("no such thing", status=400)
-    with serve(TWO, Reply("Done."), failed) as server, Recorder(store, info) as recorder:
-        ask(server, tools=[add], messages=recorder.messages, each=recorder)
-        ask(server, messages=recorder.messages, each=recorder)
-    rows = store.rows("SELECT * FROM message WHERE session = ? ORDER BY position", session_id)
-    answers = [row for row in rows if row["role"] == "assistant"]
-    assert [row["finish"] for row in answers] == ["tool_calls", "stop"]
-    assert all(row["completed"] and json.loads(row["tokens"])["input"] for row in answers)
-    error = json.loads(rows[-1]["error"])
-    assert (error["stop_reason"], error["kind"], error["status"]) == ("error", "bad_request", 400)
-    assert {row["error"] for row in rows[:-1]} == {None}
 
 
 def test_usage_and_cost_of_the_runs_and_of_their_sub_agents_are_added(store: Store) -> None:

@@ -55,18 +55,6 @@ def test_keys_become_an_entry(reads: list[str], entry: str, left: str) -> None:
     assert [line.feed(read.encode()) for read in reads][-1] == entry and line.text == left
 
 
-def test_bytes_that_are_no_text_are_marked_and_without_a_terminal_nothing_is_read(
-    tmp_path: Path,
-) -> None:
-    with (tmp_path / "out").open("w") as out:
-        keys = TypeAhead(Screen(out), Queue(), Queue())
-        assert keys.feed("é\r".encode("latin-1")) == "\ufffd"
-        with keys.listening(), keys.paused():
-            pass
-        assert not keys.unsent_lines() and not keys.partial_line()
-    assert (tmp_path / "out").read_text() == ""
-
-
 # ---- during runs -------------------------------------------------------------------------
 
 
