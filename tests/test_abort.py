@@ -557,7 +557,7 @@ from coder.toolset import Toolset
 from coder.tools.files import read, write
 from coder.hooks import Hooks
 
-CONTENT = ("new " * 249_999 + "\\n") * 15
+CONTENT = ("new " * 249_999 + "\\n") * 8
 
 class Large(Hooks):
     def before_tool_call(self, call, ctx):
@@ -585,7 +585,7 @@ def test_ctrl_c_while_a_large_file_is_written_leaves_the_old_or_the_new_one(
 ) -> None:
     ws, chance = tmp_path / "ws", random.Random(18)
     ws.mkdir()
-    old, new = ((word * 249_999 + b"\n") * 15 for word in (b"old ", b"new "))
+    old, new = ((word * 249_999 + b"\n") * 8 for word in (b"old ", b"new "))
     codes: list[int] = []
 
     def written(after: float) -> float:

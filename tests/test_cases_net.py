@@ -77,10 +77,10 @@ def test_a_stream_that_falls_silent_is_given_up_at_the_limit(tmp_path: Path) -> 
     with (
         serve(Reply("Well, then", cut=2, close="hang"), FINE) as server,
         promptly(20),
-        OneShot(tmp_path, server, "--idle-timeout", "2", "go") as run,
+        OneShot(tmp_path, server, "--idle-timeout", "1", "go") as run,
     ):
         assert run.end() == 0 and run.out == "All is well.\n"
-        assert 2 <= server.times[1] - server.times[0] < 15 and "No data for 2 s" in run.err
+        assert 1 <= server.times[1] - server.times[0] < 15 and "No data for 1 s" in run.err
 
 
 def busy(wait: str) -> Reply:

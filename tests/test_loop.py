@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import pytest
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply, ScriptedServer
-from coder.events import DoomLoop, Outcome, Retry, StepEnd, ToolEnd
+from coder.events import DoomLoop, Retry, StepEnd, ToolEnd
 from coder.history import user
-from coder.hooks import FunctionHooks, Hooks
+from coder.hooks import FunctionHooks
 from coder.loop import run_loop
 from coder.toolset import Tool, ToolContext, Toolset, tool
-from coder.types import Limits, Message, ToolCall, ToolResult
+from coder.types import Limits, Message, ToolCall
 from tests.harness import (
     FAST,
     ONE,
@@ -415,26 +414,6 @@ def test_the_output_of_an_aborted_tool_is_truncated_once() -> None:
     text = result.messages[-1]["content"]
     assert text.endswith("[aborted by the user]") and 29_900 < len(text) <= 30_000
     assert len(re.findall(r"truncated \d+ characters", text)) == 1
-
-
-def test_the_time_of_a_call_is_without_the_answers_to_a_hooks_question() -> None:
-    class Asking(Hooks):
-        def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
-            yield DoomLoop("add", {}, 1)
-
-    waits: list[float] = []
-
-    def think(event: Any) -> None:
-        if isinstance(event, DoomLoop):
-            began = time.monotonic()
-            time.sleep(0.2)
-            waits.append(time.monotonic() - began)
-
-    began = time.monotonic()
-    with serve(call(), Reply("done")) as server:
-        events, _ = ask(server, tools=[add], hooks=Asking(), each=think)
-    (seconds,) = (event.seconds for event in events if isinstance(event, ToolEnd))
-    assert waits and seconds <= time.monotonic() - began - waits[0]
 
 
 def test_a_call_without_usable_arguments_reaches_no_hook() -> None:

@@ -10,7 +10,7 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import pytest
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply, ScriptedServer
-from coder.events import Event, Retry
+from coder.events import Event
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, explain
 from coder.types import RunResult
@@ -374,75 +374,6 @@ def test_a_body_is_read_in_each_form_and_one_that_is_broken_is_no_answer(
         model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
         text = drive(run_loop([], model, prompt="go", retry=once))[1].text
     assert said in text
-
-
-# ---- a connection that closes ----------------------------------------------------------------------------
-
-
-@contextmanager
-def closing(plan: Sequence[int], begun: bytes = b"") -> Iterator[tuple[str, list[int]]]:
-    """A server that answers so many requests of each connection; the next one it reads, and closes with no more of an
-    answer than `begun`. The number of requests of each connection so far."""
-    seen: list[int] = []
-    body = b'data: {"choices": [{"delta": {"content": "well"}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
-    head = (
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
-        % len(body)
-    )
-    with socket.create_server(("127.0.0.1", 0)) as door:
-
-        def work() -> None:
-            for answers in plan:
-                caller, _ = door.accept()
-                seen.append(0)
-                with caller, caller.makefile("rb") as file:
-                    while line := file.readline():
-                        length = 0
-                        while line.strip():
-                            length = (
-                                int(line.split(b":")[1])
-                                if line.lower().startswith(b"content-length")
-                                else length
-                            )
-                            line = file.readline()
-                        file.read(length)
-                        seen[-1] += 1
-                        if seen[-1] > answers:
-                            caller.sendall(begun)
-                            break
-                        caller.sendall(head + body)
-
-        worker = threading.Thread(target=work, daemon=True)
-        worker.start()
-        yield f"http://127.0.0.1:{door.getsockname()[1]}/v1", seen
-
-
-def test_a_request_on_a_connection_that_the_server_has_left_is_sent_once_more_unseen() -> None:
-    with closing([1, 2]) as (url, seen):
-        model = ChatModel("m", base_url=url)
-        runs = [drive(run_loop([], model, prompt="go", retry=FAST)) for _ in range(3)]
-        assert [result.text for _, result in runs] == ["well"] * 3 and seen == [2, 2]
-    assert not [event for events, _ in runs for event in events if isinstance(event, Retry)]
-
-
-@pytest.mark.parametrize(
-    "begun",
-    [
-        b"HTTP/1.1 200 O",
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-",
-        b"HTTP/1.1 102 Processing\r\n\r\n",
-        b"oops\r\n\r\n",
-    ],
-    ids=["status line cut", "headers cut", "interim answer", "no status line"],
-)
-def test_a_request_that_a_server_has_begun_to_answer_is_not_sent_again_unseen(
-    begun: bytes,
-) -> None:
-    with closing([1, 9], begun) as (url, seen):
-        model = ChatModel("m", base_url=url)
-        runs = [drive(run_loop([], model, prompt="go", retry=FAST)) for _ in range(2)]
-        assert types(runs[1][0]).count("retry") == 1 and seen == [2, 1]
-        assert runs[1][1].text == "well"
 
 
 # ---- words -----------------------------------------------------------------------------------------------

@@ -57,20 +57,6 @@ def test_an_answer_that_repeats_a_key_in_pieces_is_kept_without_it() -> None:
     assert messages[-1]["content"] == HIDDEN and KEY not in json.dumps(messages)
 
 
-def test_a_call_whose_id_holds_the_key_is_run_and_kept_without_it() -> None:
-    @tool
-    def look() -> str:
-        """Look."""
-        return "seen"
-
-    call = {"index": 0, "id": f"id-{KEY}", "function": {"name": "look", "arguments": "{}"}}
-    messages: list[Message] = []
-    reply = Reply(chunks=chunks({"tool_calls": [call]}, end="tool_calls"))
-    with serve(reply, Reply("Done.")) as server:
-        events, _ = drive(run_loop(messages, tools=[look], **redacting(server)))
-    assert KEY not in f"{messages}{events}" and messages[2]["content"] == "seen"
-
-
 def test_a_plain_model_shows_no_key_in_the_number_of_a_request() -> None:
     with serve(Reply("no", status=401, headers={"x-request-id": f"for {KEY}"})) as server:
         _, result = ask(server, model={"api_key": KEY})

@@ -436,17 +436,6 @@ def test_what_is_malformed_or_an_error_fails_the_attempt_and_no_more(bad: list[b
     assert error.kind == ("server" if "oops" in error.message or b"[1]" in bad[-1] else "protocol")
 
 
-@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
-def test_a_number_that_is_none_in_an_echoed_member_leaves_the_history_json(number: str) -> None:
-    extra: dict[str, Any] = {"extra_content": {"of": {"n": "NUMBER", "m": 0.5}}}
-    sent = json.dumps(chunk(tool_calls=[piece("0 a look {}") | extra], **extra))
-    data = ("data: " + sent.replace('"NUMBER"', number) + "\n\n").encode()
-    with serve(Reply(chunks=[data, b"data: [DONE]\n\n"]), Reply("fine")) as server:
-        assert ask(server, tools=[look])[1].text == "fine"
-        message, kept = server.requests[1]["messages"][1], {"of": {"n": None, "m": 0.5}}
-        assert message["extra_content"] == message["tool_calls"][0]["extra_content"] == kept
-
-
 PINGS = [b": ping\n\n"] * 80
 
 # ---- waiting ---------------------------------------------------------------------------------------------
