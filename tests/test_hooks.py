@@ -164,30 +164,6 @@ def test_a_guarded_hook_that_works_does_what_it_would_do_alone(seconds: float | 
     assert output == "Denied: not today" and not all_of(Notice, events)
 
 
-def test_a_guarded_hook_takes_turns_and_a_sub_agent_calls_it_for_requests_and_calls_only() -> None:
-    inside, most, runs = list[int](), list[int](), list[str]()
-
-    def note(*_: Any) -> None:
-        inside.append(1)
-        most.append(len(inside))
-        threading.Event().wait(0.02)
-        inside.pop()
-
-    guard = Guard(FunctionHooks(after_llm_call=note, on_run_start=lambda abort: runs.append("run")))
-    threads = [
-        threading.Thread(target=lambda: [*guard.in_child().after_llm_call(None)])  # type: ignore
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1] * 4
-    with serve(Reply("hi")) as server:
-        ask(server, hooks=guard.in_child())
-    assert runs == [] and len(most) == 5
-
-
 def test_a_hook_that_is_not_guarded_ends_the_run_with_its_bug_and_a_history_in_order() -> None:
     messages: list[dict[str, Any]] = []
     with serve(ONE) as server, pytest.raises(ZeroDivisionError):
