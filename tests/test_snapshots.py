@@ -659,6 +659,19 @@ def test_what_git_no_longer_has_is_not_restored_and_nothing_is_done(desk: Desk) 
     assert "no longer kept" in desk.snapshots.undo().problem and desk.tree() == before
 
 
+def test_a_file_for_which_the_first_look_had_no_time_is_not_taken_for_a_new_one(
+    desk: Desk,
+) -> None:
+    """git waits for a FIFO. To undo the making of a file is to remove it."""
+    desk.put({"d/a": "1"})
+    git(desk.folder, "init", "-q")
+    os.mkfifo(desk.folder / ".gitignore")
+    desk.run(("edit", {"path": "d/a", "old_string": "1", "new_string": "2"}))
+    result = desk.snapshots.undo()
+    assert done(result) == [] and list(result.lost) == ["d/a"] and desk.text("d/a") == "2"
+    assert any("covers only part" in notice for notice in desk.notices())
+
+
 # ---- failures, kills, company ----------------------------------------------------------------------
 
 

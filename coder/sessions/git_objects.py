@@ -25,11 +25,10 @@ from coder.tools.workspace import git_folders, read_small_file, repository_top
 
 MAX_INDEX = 100_000_000  # bytes
 ENTRY = struct.Struct(">10I20sH")  # times, device, inode, mode, owner, size, blob, flags
-EXTENDED, STAGE = 0x4000, 0x3000  # flags
+EXTENDED, STAGE = 0x40, 0x3000  # in the first byte of the flags, and in both
 # What may give a file another content of the same size than its blob has. A pointer of LFS is short.
 REWRITES = re.compile(rb"filter=(?!lfs\s)|working-tree-encoding=")
 Info = os.stat_result
-Facts = tuple[int, int, int, int, int, int]
 
 
 def blob_id(data: bytes) -> str:
@@ -73,48 +72,57 @@ def run_git(
                     process.kill()
 
 
-def read_index(root: str) -> dict[str, tuple[str, Facts]]:
-    """The blobs of tracked files below `root`, and what `facts` has to give where they are unchanged.
+class Index:
+    """The `entries` of tracked files below `root`, by path.
 
-    A file changed in the moment in which the index was written is left out, as is all of an index
-    that is damaged or of another kind than version 2 or 3 with SHA-1.
+    There are none where the index is damaged, or of another kind than version 2 or 3 with SHA-1.
     """
-    top = repository_top(Path(root))
-    index = git_folders(top)[0] / "index"
-    inside = "" if Path(root) == top else f"{Path(root).relative_to(top)}/"
-    found: dict[str, tuple[str, Facts]] = {}
-    with contextlib.suppress(OSError, ValueError, struct.error):
-        written = index.stat().st_mtime_ns
-        data = read_small_file(index, MAX_INDEX) or b""
-        version, count = struct.unpack_from(">4xII", data)
-        if version not in (2, 3) or hashlib.sha1(data[:-20]).digest() != data[-20:]:
-            return {}
-        at = 12
-        for _ in range(count):
-            ctime, cnano, mtime, mnano, _, inode, mode, _, _, size, sha, flags = ENTRY.unpack_from(
-                data, at
-            )
-            name = at + ENTRY.size + (2 if flags & EXTENDED else 0)
-            end = data.index(b"\0", name)
-            path, at = os.fsdecode(data[name:end]), at + (end - at + 8 & ~7)
-            modified = mtime * 10**9 + mnano
-            if modified < written and not flags & STAGE and path.startswith(inside):
-                changed = ctime * 10**9 + cnano
-                found[path[len(inside) :]] = (
-                    sha.hex(),
-                    (stat.S_IFMT(mode), mode & 0o100, size, modified, changed, inode),
-                )
-    return found
 
+    def __init__(self, root: str) -> None:
+        self.entries: dict[str, bytes] = {}
+        self._written = 0
+        top = repository_top(Path(root))
+        index = git_folders(top)[0] / "index"
+        inside = "" if Path(root) == top else f"{Path(root).relative_to(top)}/"
+        with contextlib.suppress(OSError, ValueError, struct.error):
+            self._written = index.stat().st_mtime_ns
+            data = read_small_file(index, MAX_INDEX) or b""
+            version, count = struct.unpack_from(">4xII", data)
+            if version not in (2, 3) or hashlib.sha1(data[:-20]).digest() != data[-20:]:
+                return
+            at = 12
+            for _ in range(count):
+                name = at + ENTRY.size + (2 if data[at + ENTRY.size - 2] & EXTENDED else 0)
+                end = data.index(b"\0", name)
+                path = os.fsdecode(data[name:end])
+                if path.startswith(inside):
+                    self.entries[path[len(inside) :]] = data[at : at + ENTRY.size]
+                at += end - at + 8 & ~7
 
-def facts(info: Info) -> Facts:
-    """Of a file, as an index has them."""
-    kind, runs = (
-        stat.S_IFMT(info.st_mode),
-        info.st_mode & 0o100 if stat.S_ISREG(info.st_mode) else 0,
-    )
-    times = info.st_mtime_ns, info.st_ctime_ns
-    return kind, runs, info.st_size, *times, info.st_ino & 0xFFFFFFFF
+    def paths(self) -> set[str]:
+        """Of the files, and of all folders that they are in."""
+        found, above = set(self.entries), set(self.entries)
+        while above := {path.rpartition("/")[0] for path in above} - found:
+            found |= above
+        return found
+
+    def name(self, path: str) -> str:
+        return self.entries[path][40:60].hex()
+
+    def blob(self, path: str, info: Info) -> str:
+        """What git has of a file; "" where it was changed since, or while the index was written."""
+        if path not in self.entries:
+            return ""
+        ctime, cnano, mtime, mnano, _, inode, mode, _, _, size, _, flags = ENTRY.unpack(
+            self.entries[path]
+        )
+        modified, kind = mtime * 10**9 + mnano, stat.S_IFMT(info.st_mode)
+        same = (
+            (modified, size, inode) == (info.st_mtime_ns, info.st_size, info.st_ino & 0xFFFFFFFF)
+            and ctime * 10**9 + cnano == info.st_ctime_ns
+            and (mode == kind or mode == kind | (0o755 if info.st_mode & 0o100 else 0o644))
+        )
+        return self.name(path) if same and modified < self._written and not flags & STAGE else ""
 
 
 def is_plain(root: str, attributes: Collection[str]) -> bool:
@@ -132,8 +140,8 @@ def read_objects(
     deadline: Callable[[], float] = lambda: math.inf,
 ) -> bytes:
     """What `git cat-file` prints of objects."""
-    git, own = find_git(root), os.path.join(data, "git")
-    if not (git and names):
+    git, own = find_git(root) if names else "", os.path.join(data, "git")
+    if not git:
         return b""
     os.makedirs(os.path.join(own, "refs"), exist_ok=True)
     Path(own, "HEAD").write_text("ref: refs/heads/none\n")

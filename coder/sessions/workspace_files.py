@@ -18,24 +18,23 @@ import os
 import stat
 import struct
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from coder.sessions.git_objects import (
-    Facts,
+    Index,
     Info,
     blob_id,
-    facts,
     find_git,
     is_plain,
-    read_index,
     read_objects,
     run_git,
 )
 from coder.sessions.snapshot_store import MAX_STORED, SnapshotStore
 
-SECONDS = 2.0  # that a tool may wait for the first look; that others read what has changed
+SECONDS = 1.8  # that the first look may keep a tool waiting, and a bit to store; that others read
 MAX_FILE = 2_000_000  # bytes of a file that is kept
 MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
 TOOL_FOLDERS = {"node_modules", "__pycache__", "venv", ".venv", ".tox", ".mypy_cache", ".cache"}
@@ -127,10 +126,14 @@ class WorkspaceFiles:
         self._watch.take()  # what was reported so far is looked at now
         self._git = find_git(self.root)
         self._ignored, self._unreached = {os.path.relpath(self.store.data, self.root)}, set()
-        index = read_index(self.root) if self._git else {}
-        self._tracked = index.keys() | _folders_above(index)
+        index = Index(self.root)
+        self._tracked = index.paths()
+        sizes: dict[str, str] = {}
+        asking = threading.Thread(target=self._ask_sizes, args=(index, sizes), daemon=True)
+        asking.start()
         found, self._folders = self._scan([""])
-        states = self._clean(found, index)
+        asking.join()
+        states = self._clean(found, index, sizes)
         self._tracked = set()
         saved = {} if self._files else self._saved()
         kept = {}
@@ -152,25 +155,26 @@ class WorkspaceFiles:
         self.store.prune({state.blob for state in kept.values()})
         self.ready = True
 
+    def _ask_sizes(self, index: Index, sizes: dict[str, str]) -> None:
+        """Of the blobs that git has: of a file that a filter changes it is another than the file's."""
+        what, wait = "--batch-check=%(objectname) %(objectsize)", lambda: self.deadline
+        names = {index.name(path) for path in index.entries}
+        with contextlib.suppress(OSError, ValueError):
+            output = read_objects(self.root, self.store.data, names, what, wait)
+            sizes.update((line[:40], line[41:]) for line in output.decode().split("\n")[:-1])
+
     def _clean(
-        self, found: dict[str, Info], index: dict[str, tuple[str, Facts]]
+        self, found: dict[str, Info], index: Index, sizes: dict[str, str]
     ) -> dict[str, State]:
         """The files whose content git has, unchanged, so that they are not read."""
-        same = {
-            path: index[path][0]
-            for path, info in found.items()
-            if path in index and info.st_size <= MAX_FILE and index[path][1] == facts(info)
-        }
-        rules = [path for path in found if os.path.basename(path) == ".gitattributes"]
-        if not (same and is_plain(self.root, rules)):
+        if not is_plain(self.root, [path for path in found if path.endswith(".gitattributes")]):
             return {}
-        what, wait = "--batch-check=%(objectname) %(objectsize)", lambda: self.deadline
-        output = read_objects(self.root, self.store.data, set(same.values()), what, wait)
-        sizes = dict(line.split(" ") for line in output.decode().split("\n")[:-1])
         return {
             path: State(_mode(info), blob, _stamp(info))
-            for path, blob in same.items()
-            if sizes.get(blob) == str((info := found[path]).st_size)
+            for path, info in found.items()
+            if info.st_size <= MAX_FILE
+            and (blob := index.blob(path, info))
+            and sizes.get(blob) == str(info.st_size)
         }
 
     def _saved(self) -> dict[str, State]:
@@ -245,7 +249,7 @@ class WorkspaceFiles:
             covered = {path: level[path] for path in level if path not in self._ignored}
             level = {}
             for path, info in covered.items():
-                if os.path.basename(path) == ".git":
+                if path.endswith("/.git") or path == ".git":
                     continue
                 if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
                     files[path] = info
@@ -328,15 +332,6 @@ def _mode(info: Info) -> int:
 def _stamp(info: Info) -> int:
     times = (info.st_ctime_ns, info.st_mtime_ns)
     return hash((info.st_mode, info.st_size, *times, info.st_ino))
-
-
-def _folders_above(paths: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    above = {path.rpartition("/")[0] for path in paths}
-    while above - found:
-        found |= above
-        above = {path.rpartition("/")[0] for path in above}
-    return found
 
 
 def _is_within(path: str, places: Collection[str]) -> bool:
