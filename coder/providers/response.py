@@ -251,6 +251,8 @@ def _unchunked(file: Any, wait: Callable[[], object]) -> Iterator[bytes]:
             at, left = at + len(part), left - len(part)
             head = None if left else CHUNK_HEAD.match(data, at)
             if not head:
+                if not left and b"\n" in data[at + 2 :]:
+                    raise ValueError("no chunk begins here")
                 break
             at, left = head.end(), int(head[1], 16)
             last = not left
