@@ -18,7 +18,7 @@ from coder.agent.agent import Agent
 from coder.agent.profiles import AgentSpec, choices, load_agents, system_prompt
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.cli.config import config_folder, data_folder
-from coder.cli.optional import needed, optional
+from coder.cli.process import needed, optional
 from coder.cli.settings import ConfigError, Settings, window_of
 from coder.cli.signals import Interrupts
 from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage

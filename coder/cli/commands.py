@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast, get_args
 from coder.agent.profiles import choices
 from coder.cli.config import MAX_MODELS
 from coder.cli.input import Leave, silent_keys
-from coder.cli.optional import needed
+from coder.cli.process import needed
 from coder.cli.questions import exact_diff
 from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError

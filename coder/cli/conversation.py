@@ -16,7 +16,7 @@ from coder import events
 from coder.agent.profiles import choices
 from coder.cli.app import App
 from coder.cli.config import data_folder
-from coder.cli.optional import optional
+from coder.cli.process import optional
 from coder.cli.settings import ConfigError
 from coder.events import Event, RunEnd, StepEnd
 from coder.history import text_of, user

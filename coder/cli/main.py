@@ -17,8 +17,7 @@ from pathlib import Path
 from coder import __version__
 from coder.cli.config import data_folder, load
 from coder.cli.flags import INTERRUPTED, USAGE, parser
-from coder.cli.optional import needed, optional
-from coder.cli.process import has_input, hide_process, mend_streams, read_stdin
+from coder.cli.process import has_input, hide_process, mend_streams, needed, optional, read_stdin
 from coder.cli.settings import ConfigError, Settings
 from coder.cli.signals import defer_sigint, graceful_shutdown, raise_on_sigint
 from coder.permissions.sanitize import strip_controls

@@ -17,7 +17,7 @@ from coder import __version__
 from coder.cli.app import App
 from coder.cli.config import data_folder
 from coder.cli.flags import EXIT_CODES, LIMIT, TRANSIENT
-from coder.cli.optional import collect_garbage, needed, optional
+from coder.cli.process import collect_garbage, needed, optional
 from coder.cli.screen import Screen
 from coder.cli.settings import Settings
 from coder.cli.signals import raise_on_sigint

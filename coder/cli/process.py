@@ -1,4 +1,4 @@
-"""What is set up for the whole process: safe standard streams, and no look into it for other processes.
+"""What is set up for the whole process: safe standard streams, no look into it for other processes, late imports.
 
 A command can look into its parent: /proc/PID/environ and /proc/PID/mem belong to the same user. So the process is
 marked as one that others may not look into, which also means no core dumps. Only for the command line, never for
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import io
 import os
 import stat
@@ -17,6 +18,8 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+
+from coder.cli.settings import ConfigError
 
 PR_SET_DUMPABLE = 4
 MAX_INPUT = 400_000  # bytes of stdin: about 100,000 tokens, and `yes |` never ends
@@ -104,3 +107,30 @@ def read_stdin() -> str:
         return text
     sys.stderr.write(f"coder: only the first {MAX_INPUT:,} bytes of stdin are taken\n")
     return f"{text}\n... [cut after {MAX_INPUT} bytes]"
+
+
+# ---- imports of modules that may be deleted ----------------------------------------------------
+
+
+def optional(name: str) -> Any:
+    """Import a module; None where it, or a module of ours that it imports, was deleted."""
+    try:
+        __import__(name)  # which -X importtime shows, unlike import_module
+        return sys.modules[name]
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "coder":
+            raise
+        return None
+
+
+def collect_garbage() -> None:
+    """From now on, and never what was imported so far (`__main__.py` has switched the collector off)."""
+    gc.freeze()
+    gc.enable()
+
+
+def needed(name: str, purpose: str) -> Any:
+    """Import the module that `purpose`, which the user asked for, needs. Raises ConfigError."""
+    if (module := optional(name)) is None:
+        raise ConfigError(f"{purpose} is not available: {name} or a part of it was deleted")
+    return module

@@ -22,7 +22,7 @@ from coder.cli.commands import Commands
 from coder.cli.conversation import open_conversation
 from coder.cli.flags import program
 from coder.cli.input import Keyboard, Leave, tty_flags
-from coder.cli.optional import collect_garbage
+from coder.cli.process import collect_garbage
 from coder.cli.questions import Prompter
 from coder.cli.render import Renderer, print_history
 from coder.cli.screen import Screen

@@ -20,7 +20,7 @@ from coder.cli.config import (
     server_place,
 )
 from coder.cli.flags import Flags, program
-from coder.cli.optional import needed
+from coder.cli.process import needed
 from coder.cli.settings import SECRET, SETTINGS, ConfigError
 from coder.cli.signals import raise_on_sigint
 from coder.cli.wording import session_line
