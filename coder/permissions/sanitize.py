@@ -16,10 +16,11 @@ _UNWANTED = (
     "\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\xad\u180e\u200b\u2028\u2029\u2060-\u2065"
     "\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
 )
-_DROPPED = re.compile(f"[{_UNWANTED}]")
-_SUSPECT = re.compile(f"[{_UNWANTED}\ud800-\udfff]")
+# Patterns are compiled at their first use: a start needs none of them
+_DROPPED = f"[{_UNWANTED}]"
+_SUSPECT = f"[{_UNWANTED}\ud800-\udfff]"
 # Printable by its class and yet blank: fillers, variation selectors, empty patterns and notes.
-_BLANK = re.compile(
+_BLANK = (
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufffc"
     "\U00013441\U00013442\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
 )
@@ -27,7 +28,7 @@ _CSI = r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}"
 # OSC, DCS, APC, PM and SOS: titles, links, images. A longer one is none, and shown as text.
 _STRING = "(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,1000}"
 _LETTER = "\x1b[ -/]{0,8}"
-_SEQUENCE = re.compile(
+_SEQUENCE = (
     f"{_CSI}[@-~]|{_STRING}(?:\x07|\x9c|\x1b\\\\)|{_LETTER}[0-OQ-WYZ\\\\`-~]"
     f"|(?P<begun>(?:{_CSI}|{_STRING}\x1b?|{_LETTER})\\Z)"
 )
@@ -41,10 +42,10 @@ class TerminalSanitizer:
 
     def feed(self, text: str) -> str:
         """What can be shown by now."""
-        if not self._held and not _SUSPECT.search(text):
+        if not self._held and not re.search(_SUSPECT, text):
             return text
         text, self._held = self._held + text, ""
-        return _strip(_SEQUENCE.sub(self._take, text))
+        return _strip(re.sub(_SEQUENCE, self._take, text))
 
     def flush(self) -> str:
         """The rest; the text ends here."""
@@ -58,14 +59,14 @@ class TerminalSanitizer:
 
 def strip_controls(text: str) -> str:
     """A whole text: no control character but newline and tab is left."""
-    if not _SUSPECT.search(text):
+    if not re.search(_SUSPECT, text):
         return text
     sanitizer = TerminalSanitizer()
     return sanitizer.feed(text) + sanitizer.flush()
 
 
 def _strip(text: str) -> str:
-    return _DROPPED.sub("", text).encode("utf-8", "replace").decode()
+    return re.sub(_DROPPED, "", text).encode("utf-8", "replace").decode()
 
 
 def escape_invisible(text: str) -> str:
@@ -77,4 +78,4 @@ def escape_invisible(text: str) -> str:
 
 def is_invisible(c: str) -> bool:
     """Whether a character other than newline and tab cannot be seen on a screen."""
-    return c not in "\n\t" and (not c.isprintable() or bool(_BLANK.match(c)))
+    return c not in "\n\t" and (not c.isprintable() or bool(re.match(_BLANK, c)))
