@@ -53,6 +53,7 @@ def shown(text: str, width: int = 80) -> list[str]:
         ("[http://a.b](http://a.b)", ["<underline>http://a.b</>"]),
         ("list[int](x y) [1]", ["list[int](x y) [1]"]),
         ("- one\n* two\n  + three", ["• one", "• two", "  • three"]),
+        ("\t- one", ["    • one"]),
         ("- [ ] open\n- [x] done", ["☐ open", "☑ done"]),
         ("1. a\n10) b", ["1. a", "10) b"]),
         ("> said", ["<dim>│ said</>"]),
@@ -88,6 +89,16 @@ def test_further_rows_of_an_item_or_a_quote_hang_below_its_text(mark: str) -> No
     assert all(row.startswith(indent + "word") for row in others)
 
 
+@pytest.mark.parametrize("mark", ["- ", "> ", "1. ", ""])
+def test_an_indentation_as_wide_as_the_screen_ends_and_loses_no_word(mark: str) -> None:
+    for width in (1, 2, 3, 24, 26):
+        assert shown(" " * 24 + mark + "wörd 日本", width)[-1].endswith("本")
+    markdown = Markdown(paint)
+    markdown.feed(" " * 24 + mark + "x", 80)
+    assert "end" in markdown.feed(" word end\n", 20), "the screen has become narrower"
+    assert shown(" " * 4000 + "x")[-1].strip() == "x", "in no time"
+
+
 TABLE = "| name | what it is |\n|---|:-:|\n| `a` | **first** |\n| 日本語 | x\\|y |\n"
 
 
@@ -111,25 +122,8 @@ def test_a_table_that_is_wider_than_the_screen_is_wrapped_in_its_cells() -> None
     assert shown("| a | b | c | d |\n|-|-|-|-|\n", 10) == ["| a | b | c | d |", "|-|-|-|-|"]
 
 
-PIECES = st.sampled_from(
-    [
-        "word ",
-        "**",
-        "*",
-        "`",
-        "```\n",
-        "\n",
-        "# ",
-        "- ",
-        "| a | b |\n",
-        "|-|-|\n",
-        "[x](y)",
-        "> ",
-        "日本語",
-        "1. ",
-        " ",
-    ]
-)
+MARKS = ("**", "*", "`", "```\n", "# ", "- ", "> ", "1. ", "| a | b |\n", "|-|-|\n", "[x](y)")
+PIECES = st.sampled_from((*MARKS, "word ", "\n", "日本語", " ", " " * 9, "\t"))
 
 
 @settings(max_examples=300, deadline=None)

@@ -20,9 +20,7 @@ BLOCK = re.compile(
     r"(?P<indent>\s*)(?:(?P<heading>#{1,6})\s+|(?P<quote>>)\s?|(?P<bullet>[-*+])\s+(?P<task>\[[ xX]\]\s)?"
     r"|(?P<number>\d{1,9}[.)])\s+)(?=\S)"
 )
-UNDECIDED = re.compile(
-    r"\s*(#{0,6}|[-*_ ]*|\+|\d{0,9}[.)]?|>|[-*+]\s+\[[ xX]?\]?|`{0,2}|~{0,2})\s*$"
-)
+UNDECIDED = re.compile(r"#{0,6}|[-*_ ]*|\+|\d{0,9}[.)]?|>|[-*+]\s+\[[ xX]?\]?|`{0,2}|~{0,2}")
 TOKEN_STYLES = (  # the first that the name of a Pygments token begins with
     ("Token.Comment", "dim"),
     ("Token.Literal.String", "green"),
@@ -57,7 +55,7 @@ class Markdown:
     @property
     def row(self) -> str:
         if self._code is not None or not self._begun:
-            return start_of(self._line, self._width)
+            return start_of(self._line.expandtabs(4), self._width)
         return self._painted(self._runs)
 
     def feed(self, text: str, width: int) -> str:
@@ -90,8 +88,8 @@ class Markdown:
             self._add_inline(is_whole=False)
 
     def _needs_whole_line(self) -> bool:
-        line = self._line.lstrip()
-        return bool(UNDECIDED.match(self._line)) or line.startswith(("|", "```", "~~~"))
+        line = self._line.strip()
+        return bool(UNDECIDED.fullmatch(line)) or line.startswith(("|", "```", "~~~"))
 
     def _end_line(self) -> None:
         if self._code is not None:
@@ -121,17 +119,18 @@ class Markdown:
         self._hanging = " " * min(blanks, self._width // 2), ""
         if not found:
             return
+        indent = found["indent"].expandtabs(4)
         self._line = self._line[found.end() :]
         if found["heading"]:
             self._style = "bold" if len(found["heading"]) > 2 else "bold cyan"
         elif found["quote"]:
-            self._style, self._hanging = "dim", (f"{found['indent']}│ ", "dim")
+            self._style, self._hanging = "dim", (f"{indent}│ ", "dim")
             self._runs = [self._hanging]
         else:
             task = found["task"] and ("☐ " if "[ ]" in found["task"] else "☑ ")
             mark = f"{found['number']} " if found["number"] else task or "• "
-            self._runs = [(found["indent"] + mark, "")]
-            self._hanging = " " * cell_count(found["indent"] + mark), ""
+            self._runs = [(indent + mark, "")]
+            self._hanging = " " * cell_count(indent + mark), ""
 
     # -- within a line
 
@@ -143,7 +142,7 @@ class Markdown:
         self._line = parsed.rest
 
     def _add(self, text: str, style: str) -> None:
-        _append(self._runs, text.expandtabs(4), style)
+        _append(self._runs, text.replace("\t", " " * 4), style)
         while cell_count(_plain(self._runs).rstrip(" ")) > self._width:
             self._rows.append(self._painted(self._take_row()))
 
@@ -157,13 +156,15 @@ class Markdown:
         row, rest = _split(self._runs, at)
         plain = _plain(rest)
         rest = _split(rest, len(plain) - len(plain.lstrip(" ")))[1]
-        self._runs = [self._hanging] if self._hanging[0] else []
+        hangs = 0 < least < self._width - 1  # there is room for a character behind it
+        self._runs = [self._hanging] if hangs else []
         for run in rest:
             _append(self._runs, *run)
         return row
 
     def _painted(self, runs: list[Run]) -> str:
-        return "".join(self.paint(text, style) for text, style in runs).rstrip(" ")
+        shown, _ = _split(runs, len(_plain(runs).rstrip(" ")))
+        return "".join(self.paint(text, style) for text, style in shown)
 
     # -- code
 
