@@ -233,6 +233,13 @@ def test_a_command_that_fails_is_reported_and_ignored_unless_it_is_closed(
         assert output.startswith("Error: the hook") and error in output
 
 
+@pytest.mark.parametrize(("size", "expected"), [(200_000, "xxx"), (2_000_000, "Error: the hook")])
+def test_an_answer_that_is_cut_is_a_failure(tmp_path: Path, size: int, expected: str) -> None:
+    (tmp_path / "answer").write_text(json.dumps({"result": "x" * size}))
+    chain = commands(tmp_path, after_tool_call={"command": "cat answer", "closed": True})
+    assert result_of(chain)[0].startswith(expected)
+
+
 def test_a_command_is_asked_for_the_tools_it_names_and_works_where_its_file_is(
     tmp_path: Path,
 ) -> None:

@@ -43,7 +43,7 @@ BLOCKS: dict[str, Callable[[str], Exception]] = {  # what is raised then
     "before_tool_call": DeniedError,
     "after_tool_call": ToolError,
 }
-LIMIT = 100_000  # bytes of an answer that are read
+LIMIT = 1_000_000  # bytes of an answer; a longer one is a failure
 
 
 class HooksError(CoderError):
@@ -116,6 +116,8 @@ class Command:
         failure = ending.cause or (f"exit code {ending.code}" if ending.code else "")
         if failure == BLOCKED and place in BLOCKS:
             raise BLOCKS[place](message or "blocked by a hook")
+        if len(stdout) > LIMIT:  # cut, it would be no JSON, and pass for no answer
+            failure = f"its answer has more than {LIMIT:,} bytes"
         if failure:
             raise RuntimeError(": ".join(filter(None, [failure, message[:500]])))
         try:
@@ -135,7 +137,7 @@ class Command:
             )
             while True:
                 try:
-                    stdout = (stdout + next(work))[:LIMIT]
+                    stdout = (stdout + next(work))[: LIMIT + 1]
                 except StopIteration as end:
                     stderr.seek(0)
                     message = stderr.read(LIMIT).decode("utf-8", "replace").strip()
