@@ -163,7 +163,7 @@ ASKED = [
     *("pushd sub && ls", "command cd / && ls", "cd l/../.. && cat x", "cd l && cd .. && cat ../x"),
     *("cd sub/.. && cat f", "cat f > g", "cat $HOME", "ls *", "echo $(id)", "find .", "git status"),
     *("sed -n 1p f", "sort f", "./ls", "/bin/ls", "LS", "env", "printf x", "ls -LR"),
-    *("ls -R --dereference", "ls -aLR sub"),
+    *("ls -R --dereference", "ls -aLR sub", "wc --files f", "wc --f f"),
 ]
 
 

@@ -95,8 +95,8 @@ def joined(argv: Sequence[str]) -> str:
 # No option of these writes or runs something; without a file they read a pipe.
 READERS = {"cat", "head", "tail", "wc", "ls"}
 BUILTINS = {"echo", "true", "pwd"}
-# Behind `=` may be a file (wc --files0-from=); ls -L and --dereference follow links
-OPTION = re.compile(r"-[A-KM-Za-z0-9]+|--(?!de)[a-z-]+")
+# Behind `=` may be a file (wc --files0-from=, also cut short); ls -L and --dereference follow links
+OPTION = re.compile(r"-[A-KM-Za-z0-9]+|--(?!de|fi?l?e?s?$)[a-z-]+")
 COUNT = re.compile(r"(?:head|tail) -[nc] [+-]?\d+")
 
 
