@@ -318,7 +318,12 @@ def test_endings_and_encoding_stay(
 
 @pytest.mark.case("FIL-16")
 @pytest.mark.parametrize("mode", [0o755, 0o400, 0o4750])
-def test_mode_and_owner_stay(ws: Workspace, mode: int) -> None:
+def test_mode_and_owner_stay(ws: Workspace, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    def seen(fd: int, mode: int, change: Any = os.fchmod) -> None:
+        assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o600, "others can read the temporary file"
+        change(fd, mode)
+
+    monkeypatch.setattr(os, "fchmod", seen)
     file = ws.folder / "a"
     file.write_text("one")
     if os.geteuid() == 0:

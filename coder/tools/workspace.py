@@ -176,8 +176,9 @@ def save(ctx: ToolContext, target: Path, data: bytes, like: os.stat_result | Non
         with folder_of(target, make=True) as folder:
             with contextlib.suppress(FileNotFoundError):
                 old = os.stat(target.name, dir_fd=folder, follow_symlinks=False)
+            mode = 0o600 if like or old else 0o666  # no one else reads it before it has its own
             try:
-                with open(os.open(name, flags, 0o666, dir_fd=folder), "wb") as file:
+                with open(os.open(name, flags, mode, dir_fd=folder), "wb") as file:
                     file.write(data)
                     file.flush()
                     if like := like or old:
