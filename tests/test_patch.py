@@ -89,7 +89,7 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
     result = ws.patch("""
 *** Add File: new/c.py
 +first
-+
+
 +third
 *** Update File: a.py
 @@

@@ -113,7 +113,7 @@ def parse(patch: str) -> list[Section]:
 
 def hunks_of(section: Section) -> list[Hunk]:
     """The hunks; the lines of a new file are one. Raises ToolError with a line that is wrong."""
-    hunks, marks = list[Hunk](), {"Add": ("+",), "Delete": (), "Update": (" ", "-", "+", "")}
+    hunks, marks = list[Hunk](), {"Add": ("+", ""), "Delete": (), "Update": (" ", "-", "+", "")}
     for line in section.lines:
         anchor = ANCHOR.fullmatch(line) if section.kind == "Update" else None
         if anchor and (not hunks or hunks[-1].body):
