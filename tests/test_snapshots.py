@@ -771,3 +771,14 @@ def test_what_is_not_needed_any_more_is_removed(desk: Desk) -> None:
     assert "no longer kept" in desk.snapshots.undo().problem and desk.tree() == before
     with pytest.raises(SnapshotError, match="no longer kept"):
         desk.snapshots.diff()
+
+
+def test_a_database_that_cannot_be_written_stops_no_undo(desk: Desk) -> None:
+    desk.again("mine")
+    desk.run(sh("echo 1 > a"))
+    with contextlib.closing(sqlite3.connect(*desk.data.glob("snapshots/*.db"))) as db, db:
+        db.execute("DELETE FROM record WHERE data LIKE '%message%'")  # that was too old
+        db.execute("CREATE TRIGGER full BEFORE DELETE ON record BEGIN SELECT RAISE(FAIL, ''); END")
+    assert done(desk.snapshots.undo()) == ["a"] and desk.tree() == {}
+    desk.again("mine")
+    assert desk.snapshots.runs == []

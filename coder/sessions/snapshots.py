@@ -115,7 +115,7 @@ class Snapshots:
             for record in self._store.records(session_id) if resumed else ():
                 if "message" in record:
                     self.runs.append(RunSnapshot(record["message"]))
-                else:
+                elif self.runs:  # else what was before it is no longer kept
                     self.runs[-1].steps.append(record)
 
     # ---- taking them
@@ -216,8 +216,7 @@ class Snapshots:
             self.tell(text)
 
     def _save(self, *records: dict[str, Any]) -> None:
-        """Write records, and before the first of a run which run it is. Where that fails, undo works as long as
-        the process does."""
+        """Write records, behind those that wait; where that fails, undo works as long as the process does."""
         self._unsaved += records
         with contextlib.suppress(*ERRORS):
             self._store.append(self._session, self._unsaved)
@@ -262,7 +261,9 @@ class Snapshots:
             return UndoResult(run, conflicts=sorted(conflicts), problem=text)
         target.append(source.pop())
         if back:
-            self._store.drop_run(self._session)
+            with contextlib.suppress(*ERRORS):  # as where it cannot be saved
+                self._save()
+                self._store.drop_run(self._session)
         else:
             self._save({"message": run.message}, *run.steps)
         lost = sorted({path for step in run.steps for path in step.get("lost", ())})
@@ -320,9 +321,8 @@ def _file_diff(path: str, old: Entry | None, new: Entry | None, blobs: Mapping[s
     if b"\0" in before[:8192] + after[:8192]:
         lines.append(f"Binary files a/{path} and b/{path} differ")
     elif before != after:
-        lines.append(
-            diff(before.decode("utf-8", "replace"), after.decode("utf-8", "replace"), path)
-        )
+        texts = [each.decode("utf-8", "replace") for each in (before, after)]
+        lines.append(diff(texts[0], texts[1], path))
     return "\n".join(lines) + "\n"
 
 
