@@ -112,13 +112,14 @@ class ChatModel:
         raise failure
 
     def body(self, request: Request, tried: frozenset[str] = frozenset()) -> bytes:
-        """The JSON that is sent, without what the server has rejected. Raises ModelError where it cannot be JSON."""
+        """The JSON that is sent, without what the server has rejected; the messages come last, so that a request begins
+        with the one before it. Raises ModelError where it cannot be JSON."""
         rejected, budgets = self._rejected(tried), {**self.budgets, **request.budgets}
         members = request_members(
             self.name, request, self.profile, rejected, self.extra_body, budgets
         )
         messages = self.encoder.encoded(request, rejected)
-        return b'{"messages":[%s],%s' % (messages, encoded(members)[1:])
+        return b'%s,"messages":[%s]}' % (encoded(members)[:-1], messages)
 
     def _rejected(self, tried: frozenset[str]) -> frozenset[str]:
         return LEARNT.get(self._learnt_key, frozenset()) | tried
