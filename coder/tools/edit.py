@@ -64,9 +64,10 @@ def edit(
     file = workspace.load(ctx, target)
     old, new = (text.replace("\r\n", "\n") for text in (old_string, new_string))
     lines = Lines(file)
-    count = lines.text.count(old) if replace_all else 0
+    own = lines.text if lines.is_ended or old != "\n" else lines.text[:-1]
+    count = own.count(old) if replace_all else 0
     if count:
-        text = lines.restored(lines.text.replace(old, new.replace("\n", lines.newline)))
+        text = lines.restored(own.replace(old, new.replace("\n", lines.newline)))
     else:
         text = lines.spliced(_find_change(lines, old, new, name))
     if text == file.text:
