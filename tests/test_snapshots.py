@@ -160,7 +160,7 @@ EVERYTHING: list[Call | list[Call]] = [
     ("edit", {"path": "a.py", "old_string": "one", "new_string": "two"}),
     [
         ("write", {"path": "new/deep/b.txt", "content": "b"}),
-        ("write", {"path": "c.txt", "content": "c"}),
+        ("write", {"path": "..c", "content": "c"}),
     ],
     sh("sed -i s/old/new/ sed.txt && rm gone.txt && mv moved.txt new/elsewhere.txt"),
     sh("chmod +x plain.sh && chmod -x run.sh && rm secret && ln -s a.py link"),

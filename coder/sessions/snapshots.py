@@ -147,7 +147,7 @@ class Snapshots:
         inner = [os.path.relpath(os.path.join(self.root, path), self.root) for path in paths]
         if inner:
             self._unnamed.discard(call_id)
-            self._named |= {path for path in inner if not path.startswith("..")}
+            self._named |= {path for path in inner if not f"{path}/".startswith("../")}
 
     def _start_look(self) -> None:
         """Look at all files, in a worker thread; again, where there was no time for all."""
