@@ -55,6 +55,13 @@ def test_keys_become_an_entry(reads: list[str], entry: str, left: str) -> None:
     assert [line.feed(read.encode()) for read in reads][-1] == entry and line.text == left
 
 
+def test_a_plus_alone_asks_the_model_nothing() -> None:
+    line = TypeAhead(Screen(io.StringIO()), Queue(), Queue())
+    line._enter("+")
+    line._enter("+ later")
+    assert line.unsent_lines() == ["later"]
+
+
 # ---- during runs -------------------------------------------------------------------------
 
 

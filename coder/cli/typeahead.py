@@ -129,7 +129,8 @@ class TypeAhead:
         ):
             self.commands.append(entry)
         elif not is_words and entry.startswith("+"):
-            self.follow_ups.put(_queued(self.redact(entry[1:].strip())))
+            if words := entry[1:].strip():
+                self.follow_ups.put(_queued(self.redact(words)))
         else:
             self.steering.put(_queued(self.redact(entry)))
 
