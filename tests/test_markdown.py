@@ -154,16 +154,8 @@ def test_an_answer_is_styled_on_a_terminal_and_raw_with_plain(tmp_path: Path, pl
         shown = [row for row in rendered(terminal.output) if row]
         output = terminal.output
     raw = [line for line in ANSWER.splitlines() if line]
-    styled = [
-        "Plan",
-        "• one with code",
-        "── python ──",
-        "return 1",
-        "──",
-        "a │ b",
-        "──┼──",
-        "1 │ 2",
-    ]
+    code = ["── python ──", "return 1", "──"]
+    styled = ["Plan", "• one with code", *code, "a │ b", "──┼──", "1 │ 2"]
     expected = raw if plain else styled
     start = shown.index(expected[0])
     assert shown[start : start + 8] == expected
