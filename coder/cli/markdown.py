@@ -13,6 +13,7 @@ from coder.cli.screen import BREAK, cell_count, start_of
 
 Run = tuple[str, str]  # a text and the words of its style, such as "bold cyan"
 
+WINDOW = 40  # lines of code that are lexed again for each of them: a longer text in quotes loses its colour
 HELD = 200  # characters behind an opening mark, after which it is taken for text
 FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$")
 RULE = re.compile(r" {0,3}([-*_])( *\1){2,} *$")
@@ -176,7 +177,7 @@ class Markdown:
             self._rows.append(self.paint("──", "dim"))
             return
         code.append(line)
-        del code[:-200]  # the beginning of a long block no longer decides how a line of it reads
+        del code[:-WINDOW]
         self._rows.append(self._painted(highlighted(code, self._language)))
 
     # -- tables

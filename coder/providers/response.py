@@ -197,6 +197,7 @@ def _split(data: bytes) -> list[str]:
 
 READ_SIZE = 1 << 15  # bytes
 MAX_HEADER, MAX_HEADERS = 65_536, 200  # bytes of a line, and lines
+MAX_CHUNK_HEAD = 4_096  # bytes of a chunk's size and its extensions
 STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})\b.*\n")
 CHUNK_HEAD = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,15})[^\n]*\n")
 
@@ -251,7 +252,8 @@ def _unchunked(file: Any, wait: Callable[[], object]) -> Iterator[bytes]:
             at, left = at + len(part), left - len(part)
             head = None if left else CHUNK_HEAD.match(data, at)
             if not head:
-                if not left and b"\n" in data[at + 2 :]:
+                rest = data[at:]
+                if not left and (b"\n" in rest[2:] or len(rest) > MAX_CHUNK_HEAD):
                     raise ValueError("no chunk begins here")
                 break
             at, left = head.end(), int(head[1], 16)
@@ -261,6 +263,8 @@ def _unchunked(file: Any, wait: Callable[[], object]) -> Iterator[bytes]:
             yield payload
     data = b"\n" + data  # behind the last chunk: trailers up to an empty line
     while b"\n\r\n" not in data:
+        if len(data) > MAX_HEADER:
+            raise ValueError("the trailers do not end")
         data += _more(file, wait)
 
 
