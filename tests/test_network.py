@@ -61,9 +61,12 @@ def final(url: str) -> str:
 
 @pytest.mark.parametrize("place", ["127.0.0.1:{}", "no-such-host.invalid"])
 def test_a_server_that_never_answered_is_not_tried_again(place: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with (
+        socket.socket() as taken
+    ):  # and not listening: nobody answers, and nobody else gets the port
+        taken.bind(("127.0.0.1", 0))
         url = f"http://{place.format(taken.getsockname()[1])}/v1"
-    events, result = talk(url)
+        events, result = talk(url)
     assert "retry" not in types(events) and result.error and result.error.kind == "network"
     assert result.text.startswith(f"Error: nothing answers at {url}: ")
 
@@ -201,10 +204,11 @@ def test_a_proxy_that_refuses_is_named_with_its_variable(
 
 
 def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:  # and not listening
+        taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    monkeypatch.setenv("ALL_PROXY", address)
-    events, result = talk(THERE)
+        monkeypatch.setenv("ALL_PROXY", address)
+        events, result = talk(THERE)
     assert f"nothing answers at the proxy http://{address} (ALL_PROXY): " in result.text
     assert "retry" not in types(events)
     assert result.error and "NO_PROXY" in explain(result.error)
