@@ -150,11 +150,8 @@ class Markdown:
     def _take_row(self) -> list[Run]:
         """The first row of the runs, broken between words where there is a place."""
         text = _plain(self._runs)
-        end = len(start_of(text, self._width)) or 1
         least = len(self._hanging[0])
-        breaks = [each.start() for each in re.finditer(BREAK, text[: end + 1])]
-        at = breaks[-1] if breaks and breaks[-1] > least else end
-        row, rest = _split(self._runs, at)
+        row, rest = _split(self._runs, _break_of(text, self._width, least))
         plain = _plain(rest)
         rest = _split(rest, len(plain) - len(plain.lstrip(" ")))[1]
         hangs = 0 < least < self._width - 1  # there is room for a character behind it
@@ -258,6 +255,13 @@ def _plain(runs: list[Run]) -> str:
     return "".join(text for text, _ in runs)
 
 
+def _break_of(text: str, width: int, least: int = 0) -> int:
+    """Where a text that is too wide is broken: between words behind the `least` first characters, else at the width."""
+    end = len(start_of(text, width)) or 1
+    breaks = [each.start() for each in re.finditer(BREAK, text[: end + 1])]
+    return breaks[-1] if breaks and breaks[-1] > least else end
+
+
 def _split(runs: list[Run], at: int) -> tuple[list[Run], list[Run]]:
     """The runs before and behind this character."""
     before: list[Run] = []
@@ -325,8 +329,6 @@ def _wrapped(cell: list[Run], width: int) -> Iterator[list[Run]]:
     """A cell in lines of at most `width` columns."""
     while cell_count(_plain(cell)) > width:
         text = _plain(cell)
-        end = len(start_of(text, width)) or 1
-        breaks = [each.start() for each in re.finditer(BREAK, text[: end + 1]) if each.start()]
-        line, cell = _split(cell, breaks[-1] if breaks else end)
+        line, cell = _split(cell, _break_of(text, width))
         yield _split(line, len(_plain(line).rstrip(" ")))[0]
     yield cell
