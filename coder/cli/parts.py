@@ -1,0 +1,173 @@
+"""What a session is made of: settings, flags and the user's files, loaded once, at the start.
+
+All that is wrong with them is a ConfigError, in one line. What belongs to a module that was deleted is None, or empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coder.agent.profiles import load_agents
+from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
+from coder.cli.config import config_folder, data_folder
+from coder.cli.process import needed, optional
+from coder.cli.settings import Settings, window_of
+from coder.hooks import HookChain, Hooks
+from coder.permissions.permissions import DEFAULTS, Permissions
+from coder.permissions.rules import load_rules, load_workspace_rules, rule_of, useless_rules
+from coder.tools.bash import bash
+from coder.tools.edit import edit
+from coder.tools.files import ls, read, write
+from coder.tools.patch import apply_patch
+from coder.tools.search import glob, grep
+from coder.toolset import Tool, Toolset
+
+if TYPE_CHECKING:
+    from coder.agent.compaction import Compaction
+    from coder.agent.instructions import FolderInstructions
+    from coder.devtools.trace import Trace
+    from coder.extend.guard import Guard
+    from coder.extend.plugins import Plugins
+    from coder.permissions.sandbox import Sandbox
+
+PARALLEL = optional("coder.agent.parallel")
+TOOLSET: type[Toolset] = PARALLEL.ParallelTools if PARALLEL else Toolset
+TODO = optional("coder.agent.todo")
+READING = (bash, grep, glob, ls, *([TODO.todo] if TODO else []))
+TOOLS = (read, write, edit, *READING)
+PATCHING = (read, apply_patch, *READING)  # for the GPT-5 family, which is trained on it
+
+
+class Parts:
+    """`arguments` are the flags; `notices` are lines that the user should see at the next occasion. Raises ConfigError."""
+
+    def __init__(self, settings: Settings, arguments: argparse.Namespace) -> None:
+        self.settings, self.arguments, self.cwd = settings, arguments, Path.cwd()
+        self.notices: list[str] = list(settings.notes)
+        self.trace: Trace | None = arguments.trace
+        self.redaction = optional("coder.permissions.redact")
+        self.redactor = self.redaction and self.redaction.Redactor(*settings.keys)
+        self.redact: Callable[[str], str] = self.redactor.text if self.redactor else str
+        if self.redactor:
+            self.redaction.redact_logs(self.redactor)
+        self.agents, notices = load_agents(config_folder() / "agents")
+        self.notices += notices
+        self.permissions = self._permissions()
+        self.sandbox = self._sandbox()
+        self.extra_tools: list[Tool] = []  # the user's, beside ours
+        self.users_hooks: list[Guard] = []
+        self.plugins = self._load_extensions()
+        module, note = optional("coder.agent.instructions"), self.notices.append
+        self.files = module.instructions(self.cwd, config_folder(), note) if module else ()
+        tools = [*TOOLS, *PATCHING, *self.extra_tools]
+        kinds = [*DEFAULTS, "read", "task", *(each.name for each in tools)]
+        self.notices += useless_rules(self.permissions.rules + self.permissions.flags, kinds)
+
+    def _permissions(self) -> Permissions:
+        """Those of the user's file, the flags and the folder."""
+        workspace, remarks = load_workspace_rules(self.cwd)
+        self.notices += remarks
+        return Permissions(
+            load_rules(config_folder() / "permissions.json"),
+            flags=[rule_of(text, action) for action, text in self.arguments.rules or []],
+            workspace=workspace,
+            private=[config_folder(), data_folder()],
+            can_ask=self.arguments.can_ask,
+            yolo=self.arguments.yolo,
+        )
+
+    def _sandbox(self) -> Sandbox | None:
+        wanted, name = self.settings.sandbox, "coder.permissions.sandbox"
+        if wanted == "off":
+            return None
+        if not (module := needed(name, "--sandbox on") if wanted == "on" else optional(name)):
+            self.notices.append(f"Commands are not confined: {name} was deleted.")
+            return None
+        folders = {"config": config_folder(), "data": data_folder()}
+        options = {"required": wanted == "on", "network": self.settings.sandbox_network}
+        sandbox: Sandbox = module.Sandbox(self.cwd, **options, **folders)
+        self.notices += sandbox.notices
+        return sandbox
+
+    def _load_extensions(self) -> Plugins | None:
+        """Load the user's hooks, and plugins with their tools. Raises ConfigError, also where their module was deleted:
+        a hook may be what keeps the model from something."""
+        folder, file = config_folder() / "plugins", config_folder() / "hooks.json"
+        if file.exists():
+            self.users_hooks += needed("coder.extend.command_hooks", str(file)).command_hooks(file)
+        name = "coder.extend.plugins"
+        module = needed(name, str(folder)) if folder.exists() else optional(name)
+        if not module:
+            return None
+        taken = {each.name for each in (*TOOLS, *PATCHING)} | {"task"}
+        plugins: Plugins = module.load_plugins(folder, taken)
+        self.users_hooks += plugins.hooks
+        self.extra_tools += plugins.tools
+        return plugins
+
+    # -- what an agent works with
+
+    def chat_model(self, name: str) -> ChatModel:
+        """A model of the server."""
+        settings, idle = self.settings, self.settings.idle_timeout
+        first = settings.first_byte_timeout
+        if first is None:
+            first = max(FIRST_BYTE_TIMEOUT, idle) if idle else 0
+        return ChatModel(
+            name,
+            base_url=settings.base_url,
+            api_key=settings.api_key,
+            context_window=settings.context_window or window_of(name),
+            idle_timeout=idle,
+            first_byte_timeout=first,
+            extra_body=settings.extra_body,
+            headers=settings.headers,
+            profile=settings.profile,
+            price=settings.price_of(name),
+            redact=self.redactor.data if self.redactor else bytes,
+        )
+
+    def hooks_for(
+        self,
+        model: ChatModel,
+        permissions: Permissions,
+        users: Sequence[Hooks],
+        report: Callable[[str], object] = str,
+    ) -> tuple[HookChain, FolderInstructions | None, Compaction | None]:
+        """The hooks of an agent with this model, in their order, and two of them, None where they are off or deleted.
+
+        The run goes on without a feature that fails.
+        """
+        module = optional("coder.agent.instructions")
+        files = module and module.FolderInstructions(self.cwd, self.files, report)
+        module = None if self.arguments.no_compaction else optional("coder.agent.compaction")
+        prompt = self.agents["compaction"].prompt
+        compaction = module and module.Compaction(model, prompt=prompt)
+        guard = optional("coder.extend.guard")
+        features = filter(None, [files and files.hooks, compaction])
+        spared = [guard.Guard(each, seconds=None) if guard else each for each in features]
+        redaction = [self.redaction.Redaction(self.redactor)] if self.redaction else []
+        sandbox = [self.sandbox] if self.sandbox else []
+        hooks = HookChain(permissions, *users, *sandbox, *spared, *redaction)
+        return self.trace.hooks(hooks) if self.trace else hooks, files, compaction
+
+    def tools_for(self, model: str) -> list[Tool]:
+        """The tools that a model of this name gets from us and from the plugins."""
+        is_gpt_5 = model.rsplit("/", 1)[-1].lower().startswith("gpt-5")
+        tools = [*(PATCHING if is_gpt_5 else TOOLS), *self.extra_tools]
+        return self.sandbox.tools(tools) if self.sandbox else tools
+
+    # -- what the user should see
+
+    def taken_notices(self) -> list[str]:
+        """What the user should see now; clears the list."""
+        notices = [*self.notices, *(self.plugins.take_problems() if self.plugins else ())]
+        self.notices.clear()
+        return notices
+
+    def left_behind(self) -> list[str]:
+        """What commands in the background have changed since the last one, for the end of the session."""
+        return self.sandbox.since() if self.sandbox else []
