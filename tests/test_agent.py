@@ -203,3 +203,4 @@ def test_max_steps_is_short_for_that_of_the_limits() -> None:
         assert (agent.run("go").stop_reason, agent.limits.max_steps) == ("max_steps", 2)
         run = run_loop([], ChatModel("m", base_url=server.url), [add], prompt="go", max_steps=3)
         assert drive(run)[1].stop_reason == "max_steps" and len(server.requests) == 5
+        assert agent_of(server, max_steps=0).run("go").steps == 0 and len(server.requests) == 5

@@ -13,11 +13,13 @@ from coder import __version__
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply
+from coder.events import Notice
+from coder.history import user
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, classify
 from coder.toolset import tool
-from coder.types import Message, RunResult
-from tests.harness import FAST, ask, drive, serve
+from coder.types import Message, Request, RunResult
+from tests.harness import FAST, all_of, ask, drive, serve
 from tests.terminal import OneShot, add_plugin, promptly, until
 
 
@@ -72,9 +74,24 @@ def test_a_run_with_an_address_of_ones_own_loads_no_client(tmp_path: Path) -> No
 
 def test_extra_fields_and_headers_go_out_with_each_request() -> None:
     with serve(Reply("x")) as server:
-        ask(server, model={"extra_body": {"top_k": 3}, "headers": {"x-team": "ours"}})
+        extra = {"top_k": 3, "messages": []}
+        ask(server, model={"extra_body": extra, "headers": {"x-team": "ours"}})
+        chat = ChatModel("m", base_url=server.url, extra_body=extra)
+        assert chat.body(Request([user("hi")])).count(b'"messages"') == 1
         assert server.requests[0]["top_k"] == 3 and server.heads[0]["x-team"] == "ours"
         assert server.heads[0]["user-agent"] == f"coder/{__version__}"
+
+
+def test_a_context_that_the_server_cuts_is_reported_with_the_settings_of_ollama() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
+    chunk = {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}], "usage": usage}
+    with serve(
+        Reply(chunks=[b"data: %s\n\ndata: [DONE]\n\n" % json.dumps(chunk).encode()])
+    ) as server:
+        seen = all_of(Notice, ask(server, "long " * 4000)[0])
+    assert [("OLLAMA_CONTEXT_LENGTH" in each.text, "num_ctx" in each.text) for each in seen] == [
+        (True, True)
+    ]
 
 
 def test_what_the_environment_holds_for_another_server_is_not_sent(

@@ -281,6 +281,7 @@ WRONG += [
     ("CODER_TITLES", "maybe"),
     ("CODER_EXTRA_BODY", "{oops"),
     ("CODER_EXTRA_BODY", "[1]"),
+    ("CODER_EXTRA_BODY", '{"messages": []}'),
     ("CODER_PROFILE", '{"colour": 1}'),
     ("CODER_PROFILE", '{"ids": "("}'),
     ("CODER_PRICES", "/gone"),

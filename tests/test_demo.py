@@ -150,6 +150,13 @@ def request(port: int, body: Any, path: str = PATH, method: str = "POST") -> tup
     return found
 
 
+@pytest.mark.parametrize("body", ["3", '{"messages":[3]}', '{"messages":[{}]}', "{", "{}"])
+def test_what_is_no_request_is_an_error_of_the_client(body: str) -> None:
+    with demo_server() as server:
+        status, text = request(server.port, body)
+        assert status == 400 and "messages" in text and not server.requests
+
+
 def test_it_answers_as_a_stream_and_at_once() -> None:
     """A stream has its usage only where it was asked for: simple clients read choices[0]."""
     with serve(Reply("I say", [("ls", {}), ("read", "{nonsense")])) as server:

@@ -74,7 +74,7 @@ class Agent:
         toolset = _toolset(tools, cwd, session_id or (session.session_id if session else ""))
         self.state = AgentState(self._model(model), system, reasoning, toolset, list(messages))
         self.budgets = dict(budgets or {})
-        self.limits = replace(limits, max_steps=max_steps) if max_steps else limits
+        self.limits = replace(limits, max_steps=max_steps) if max_steps is not None else limits
         self.retry = retry or RetryPolicy(max_delay=max_retry_delay or math.inf)
         self.steering, self.follow_ups = steering, follow_ups = Queue(), Queue()
         self.clear_steering_queue, self.clear_follow_up_queue = steering.clear, follow_ups.clear

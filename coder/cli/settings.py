@@ -75,6 +75,12 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def read_body(text: str) -> dict[str, Any]:
+    if "messages" in (given := json_object(text)):
+        raise ValueError("its messages are those of the conversation")
+    return given
+
+
 def read_headers(text: str) -> dict[str, str]:
     given = json_object(text)
     for name, value in given.items():
@@ -134,7 +140,7 @@ class Settings:
     profile: Mapping[str, Any] = setting(
         dict, read_profile, 'for the table of servers: {"tool_name": true}'
     )
-    extra_body: Mapping[str, Any] = setting(dict, json_object, 'JSON of requests: {"top_k": 20}')
+    extra_body: Mapping[str, Any] = setting(dict, read_body, 'JSON of requests: {"top_k": 20}')
     headers: Mapping[str, str] = setting(dict, read_headers, 'JSON of headers: {"x-key": "..."}')
     markdown: bool = setting(
         True, SWITCH, "on or off: answers on a terminal as styled Markdown (on)"

@@ -217,7 +217,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.path.partition("?")[0].endswith("/chat/completions"):
             self._json(404, {"error": {"message": f"nothing at {self.path}"}})
             return
-        body = json.loads(raw)
+        try:
+            body = json.loads(raw)
+            "".join(each["role"] for each in body["messages"])
+        except (ValueError, LookupError, TypeError):
+            self._json(400, {"error": {"message": "messages has to be a list of messages"}})
+            return
         server.times.append(arrived)
         server.paths.append(self.path)
         server.heads.append({name.lower(): value for name, value in self.headers.items()})

@@ -47,6 +47,7 @@ def request_members(
         body["prompt_cache_key"] = request.session_id[:64]
     body |= thinking(profile, request.reasoning, budgets)
     body |= _options(request, extra, profile, rejected)
+    body.pop("messages", None)  # those of the conversation follow
     return {name: value for name, value in body.items() if name in NEEDED or name not in rejected}
 
 

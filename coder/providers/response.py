@@ -300,5 +300,6 @@ def remarks(answer: Completion, has_tools: bool, sent: bytes, window: int) -> It
     if few and not (usage.estimated or usage.cached or b'"image_url"' in sent):
         yield (
             "The server counts fewer tokens than the conversation has: perhaps its context is "
-            f"smaller than ours ({window}). Give it more, or set CODER_CONTEXT_WINDOW."
+            f"smaller than ours ({window}). Give it more (with Ollama by OLLAMA_CONTEXT_LENGTH, or num_ctx in "
+            "the Modelfile), or set CODER_CONTEXT_WINDOW to what it has."
         )
