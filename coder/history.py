@@ -14,6 +14,7 @@ from typing import Any
 
 from coder.providers.request import copied, unchanged
 from coder.providers.text import mend_all, new_id, safe_name
+from coder.providers.text import text_of as text_of
 from coder.types import Message, ToolResult
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
@@ -48,15 +49,6 @@ def nothing_to_answer(messages: list[Message]) -> str:
         return "there is no message to continue from"
     done = last["role"] == "assistant" and not last.get("tool_calls")
     return "the last message is a finished answer" if done else ""
-
-
-def text_of(message: Message) -> str:
-    """The text of a message, whatever the form of its content."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else ""
-    texts = (part.get("text") for part in content if isinstance(part, dict))
-    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 # ---- the form of a message ------------------------------------------------------------------

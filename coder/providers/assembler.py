@@ -21,14 +21,10 @@ from coder.types import Completion, Finish, Message, ModelError, Usage
 
 # Words for finish_reason, lower case.
 LENGTH = {"length", "max_tokens", "model_length", "max_output_tokens"}
-FILTER = {
-    *("content_filter", "sensitive", "safety", "refusal", "guardrail_intervened", "error_toxic"),
-    *("recitation", "prohibited_content", "blocklist", "spii"),
-}
-FAILED = {
-    *("error", "network_error", "insufficient_system_resource", "abort"),
-    *("malformed_function_call", "unexpected_tool_call"),
-}
+FILTER = {"content_filter", "sensitive", "safety", "refusal", "guardrail_intervened", "error_toxic"}
+FILTER |= {"recitation", "prohibited_content", "blocklist", "spii"}
+FAILED = {"error", "network_error", "insufficient_system_resource", "abort"}
+FAILED |= {"malformed_function_call", "unexpected_tool_call"}
 OVERFLOW = "model_context_window_exceeded"
 LOST = {"tool_calls", "tool_use", "function_call", ""}  # with neither a call nor a text
 ONLY_TEXT = {"role", "content"}
@@ -246,25 +242,18 @@ def joined(pieces: list[Any]) -> Any:
         return pieces[-1]
     groups: list[list[Any]] = []  # of pieces of one entry
     for entry in chain.from_iterable(pieces):
-        if groups and _continues(groups[-1], entry):
+        if groups and _continues(groups[-1][-1], entry):
             groups[-1].append(entry)
         else:
             groups.append([entry])
     return [_merged(group) if len(group) > 1 else group[0] for group in groups]
 
 
-def _continues(group: list[Any], entry: Any) -> bool:
-    """Is this a further piece of the same entry? What is encrypted comes whole; a thought ends with its signature, which
-    comes whole, too: another one belongs to a thought whose text is not shown."""
-    last = group[-1]
-    if (
-        not (isinstance(last, dict) and isinstance(entry, dict))
-        or "data" in last
-        or "data" in entry
-    ):
+def _continues(last: Any, entry: Any) -> bool:
+    """Is this a further piece of the same entry? A signature ends one; what is encrypted comes whole."""
+    if not (isinstance(last, dict) and isinstance(entry, dict)):
         return False
-    more = entry.get("thinking") or (entry.get("type") == "thinking" and entry.get("signature"))
-    if more and any(piece.get("signature") for piece in group):
+    if last.get("signature") or "data" in last or "data" in entry:
         return False
     return all(entry.get(name) == last.get(name) for name in ("type", "index", "id"))
 

@@ -10,39 +10,37 @@ import random
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from coder.types import ErrorKind, ModelError
 
-# kind -> (what happened, said before the server's own words; what to do)
-KINDS: dict[ErrorKind, tuple[str, str]] = {
-    "overflow": (
-        "the conversation is too long for the model",
-        "Begin a new conversation, shorten this one, or use a model with a larger context.",
-    ),
-    "rate_limit": ("too many requests", "Try again later."),
-    "quota": ("quota exceeded", "Check the account of OPENAI_API_KEY."),
-    "auth": (
-        "the key was rejected",
-        "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
-    ),
-    "bad_request": (
-        "the request was rejected",
-        "CODER_PROFILE and CODER_EXTRA_BODY change what is sent.",
-    ),
-    "not_found": (
-        "not found",
-        "Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL).",
-    ),
-    "server": ("the server failed", "Try again later."),
-    "incomplete": ("", "If it breaks after the same time again, a proxy may have a time limit."),
-    "empty": ("", "Try again, or use another model (OPENAI_MODEL)."),
-    "network": ("", "Check the base URL (OPENAI_BASE_URL) and that the server runs."),
-    "protocol": ("", "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1."),
+# What happened, where the server's own words may not say it.
+HAPPENED: dict[ErrorKind, str] = {
+    "overflow": "the conversation is too long for the model",
+    "rate_limit": "too many requests",
+    "quota": "quota exceeded",
+    "auth": "the key was rejected",
+    "bad_request": "the request was rejected",
+    "not_found": "not found",
+    "server": "the server failed",
 }
-ADVICE = {kind: advice for kind, (_, advice) in KINDS.items()}
+# What the user can do.
+ADVICE: dict[ErrorKind, str] = {
+    "overflow": "Begin a new conversation, shorten this one, or use a model with a larger context.",
+    "rate_limit": "Try again later.",
+    "quota": "Check the account of OPENAI_API_KEY.",
+    "auth": "Check OPENAI_API_KEY, and that it belongs to this server (OPENAI_BASE_URL).",
+    "bad_request": "CODER_PROFILE and CODER_EXTRA_BODY change what is sent.",
+    "not_found": "Check the model's name (OPENAI_MODEL) and the base URL (OPENAI_BASE_URL).",
+    "server": "Try again later.",
+    "incomplete": "If it breaks after the same time again, a proxy may have a time limit.",
+    "empty": "Try again, or use another model (OPENAI_MODEL).",
+    "network": "Check the base URL (OPENAI_BASE_URL) and that the server runs.",
+    "protocol": "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1.",
+}
 
 # Overflow of the context in the words of the servers (lower case; # stands for a number).
 OVERFLOW = r"""
@@ -68,10 +66,8 @@ QUOTA_WORDS = (
     r"\b(insufficient|negative|not enough|no|low|account|arrears)\b.{0,20}\bbalance\b|"
     r"\bbalance\b.{0,20}(insufficient|low|not enough|depleted|exhausted|negative)"
 )
-AUTH_CODES = {
-    *("invalid_api_key", "authentication_error", "invalid_authentication_error"),
-    *("permission_error", "no_db_connection"),  # LiteLLM without a database, of a foreign key
-}
+AUTH_CODES = {"invalid_api_key", "authentication_error", "invalid_authentication_error"}
+AUTH_CODES |= {"permission_error", "no_db_connection"}  # LiteLLM's word for a foreign key
 THROTTLE_WORDS = r"\brate.?limit|too many requests|throttl|please wait|concurren"
 MODEL_WORDS = (
     r"model_not_found|unknown model\b|(invalid|no such|no) model\b.{0,20}(name|id|found|:)|"
@@ -190,12 +186,10 @@ def readable(text: str) -> str:
 def happened(error: ModelError) -> str:
     """What happened, in the server's words where it has any: "the key was rejected: bad key (HTTP 401, request r1)"."""
     said = error.message.strip().rstrip(".:")
-    facts = [
-        f"HTTP {error.status}" if error.status and "HTTP status" not in said else "",
-        f"request {error.request_id}" if error.request_id else "",
-    ]
-    what = "access was denied" if error.status == 403 else KINDS[error.kind][0]
-    known = ", ".join(filter(None, facts))
+    status = f"HTTP {error.status}" if error.status and "HTTP status" not in said else ""
+    request = f"request {error.request_id}" if error.request_id else ""
+    what = "access was denied" if error.status == 403 else HAPPENED.get(error.kind, "")
+    known = ", ".join(filter(None, [status, request]))
     return ": ".join(filter(None, [what, said])) + (f" ({known})" if known else "")
 
 
@@ -227,22 +221,16 @@ def retry_hint(headers: Mapping[str, str], message: str) -> float | None:
 def _seconds(text: str, unit: float) -> float | None:
     """A number of `unit`s, a duration such as 6m0s, or an HTTP date; None if none of them."""
     text = text[:100].strip()
-    try:
+    with suppress(ValueError):
         number = float(text) * unit
-    except ValueError:
-        parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|h|m|s)", text) if text[:1].isdigit() else []
-        number = sum(float(part) * SECONDS[name] for part, name in parts)
-        return number if parts else _until(text)
-    return max(0.0, number) if math.isfinite(number) else None
-
-
-def _until(date: str) -> float | None:
+        return max(0.0, number) if math.isfinite(number) else None
+    if text[:1].isdigit() and (parts := re.findall(r"(\d+(?:\.\d+)?)\s*(ms|h|m|s)", text)):
+        return sum(float(part) * SECONDS[name] for part, name in parts)
     from email.utils import parsedate_to_datetime  # late: slow to import, seldom needed
 
-    try:
-        return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())
-    except (ValueError, OverflowError, TypeError):
-        return None
+    with suppress(ValueError, OverflowError, TypeError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    return None
 
 
 @dataclass(frozen=True, slots=True)

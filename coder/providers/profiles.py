@@ -47,13 +47,6 @@ class Profile:
     key_header: str = ""  # carries the key beside Authorization
 
 
-Row = tuple[str, str, dict[str, Any]]
-
-
-def _row(server: str, model: str, **changes: Any) -> Row:
-    return server, model, changes
-
-
 LOCAL = r"^(localhost|127\.|\[::1\]|0\.0\.0\.0|10\.|192\.168\.|172\.(1[6-9]|2\d|3[01])\.)"
 GEMINI = r"generativelanguage|aiplatform\.googleapis"
 THINKERS = r"qwen3|glm-4|granite|hunyuan|nemotron"
@@ -68,47 +61,45 @@ QWEN_BUDGET = {"enable_thinking": True, "thinking_budget": BUDGET}
 CLAUDE_BUDGET = {"thinking": {"type": "enabled", "budget_tokens": BUDGET}}
 
 # (server, model, what differs). Patterns are searched in host:port and in the model's name, lower case; later rows win.
-TABLE: tuple[Row, ...] = (
+TABLE: tuple[tuple[str, str, dict[str, Any]], ...] = (
     # model families, on any server
-    _row("", r"(^|/)(o\d\b|gpt-5)", output_limit="max_completion_tokens", temperature=False),
-    _row("", r"(^|/)o\d\b|gpt-oss", efforts=NO_EXTREMES),
-    _row("", r"(^|/)gpt-5", efforts={"xhigh": "high"}),
-    _row("", r"(^|/)gpt-5\.1", efforts=NO_EXTREMES),
-    _row("", r"(^|/)gpt-5\.[2-9]|codex-max", efforts={"minimal": "low"}),
-    _row("", r"claude", ids=r"[a-zA-Z0-9_-]{1,64}"),
-    _row("", MISTRAL, ids=NINE, strict_turns=True),
-    _row("", r"deepseek-r1", echoed=()),
-    _row("", r"minimax", reasoning={}, echoed=(*ECHOED, THINK)),
+    ("", r"(^|/)(o\d\b|gpt-5)", dict(output_limit="max_completion_tokens", temperature=False)),
+    ("", r"(^|/)o\d\b|gpt-oss", dict(efforts=NO_EXTREMES)),
+    ("", r"(^|/)gpt-5", dict(efforts={"xhigh": "high"})),
+    ("", r"(^|/)gpt-5\.1", dict(efforts=NO_EXTREMES)),
+    ("", r"(^|/)gpt-5\.[2-9]|codex-max", dict(efforts={"minimal": "low"})),
+    ("", r"claude", dict(ids=r"[a-zA-Z0-9_-]{1,64}")),
+    ("", MISTRAL, dict(ids=NINE, strict_turns=True)),
+    ("", r"deepseek-r1", dict(echoed=())),
+    ("", r"minimax", dict(reasoning={}, echoed=(*ECHOED, THINK))),
     # servers on this machine or network, where reasoning is a switch of the chat template
-    _row(LOCAL, THINKERS, reasoning=TEMPLATE_THINKING),
-    _row(LOCAL, r"deepseek-v3", reasoning={"chat_template_kwargs": {"thinking": True}}),
-    _row(r":11434$|ollama", "", reasoning=BY_EFFORT, efforts=NO_EXTREMES, empty_content="empty"),
-    _row(r":1234$", "", reasoning=BY_EFFORT, empty_content="empty"),
+    (LOCAL, THINKERS, dict(reasoning=TEMPLATE_THINKING)),
+    (LOCAL, r"deepseek-v3", dict(reasoning={"chat_template_kwargs": {"thinking": True}})),
+    (r":11434$|ollama", "", dict(reasoning=BY_EFFORT, efforts=NO_EXTREMES, empty_content="empty")),
+    (r":1234$", "", dict(reasoning=BY_EFFORT, empty_content="empty")),
     # hosted servers
-    _row(r"(^|\.)api\.openai\.com", "", output_limit="max_completion_tokens", cache_key=True),
-    _row(r"(^|\.)api\.openai\.com|\.azure\.com", "", ids=r".{1,40}", echoed=()),
-    _row(r"\.azure\.com", "", key_header="api-key"),
-    _row(r"\.azure\.com", r"mistral", stream_options=False, ids=NINE),
-    _row(r"openrouter\.ai", "", reasoning={"reasoning": {"effort": EFFORT}}),
-    _row(r"openrouter\.ai", "", echoed=("reasoning_details", "extra_content")),
-    _row(r"api\.deepseek\.com", "", reasoning=SWITCH, reasoning_filled=True),
-    _row(r"moonshot|api\.kimi", "", reasoning=SWITCH, reasoning_filled=True),
-    _row(r"moonshot|api\.kimi", "", cache_key=True),
-    _row(r"\bz\.ai|bigmodel", "", reasoning=SWITCH),
-    _row(r"volces\.com", "", reasoning=SWITCH),
-    _row(r"dashscope|siliconflow", "", reasoning=QWEN_BUDGET),
-    _row(GEMINI, "", tool_name=True, parallel_tool_calls=False),
-    _row(GEMINI, "", efforts={"xhigh": "high"}),
-    _row(r"api\.mistral\.ai", "", stream_options=False, empty_content="empty", tool_name=True),
-    _row(r"api\.mistral\.ai", "", strict_turns=True, ids=NINE, echoed=(), efforts=MOSTLY_HIGH),
-    _row(r"api\.groq\.com", "", echoed=(), efforts=NO_EXTREMES),
-    _row(r"api\.groq\.com", r"qwen", reasoning={"reasoning_effort": "default"}),
-    _row(r"api\.cerebras\.ai", "", echoed=("reasoning",), efforts=NO_EXTREMES),
-    _row(r"api\.anthropic\.com", "", reasoning=CLAUDE_BUDGET, least_budget=1024, echoed=()),
-    _row(r"api\.x\.ai", "", efforts=NO_EXTREMES),
-    _row(r"together\.(ai|xyz)", "", reasoning={"reasoning": {"enabled": True}}),
-    _row(r"together\.(ai|xyz)", r"gpt-oss", reasoning=BY_EFFORT),
-    _row(r"databricks", "", stream_options=False),
+    (r"(^|\.)api\.openai\.com", "", dict(output_limit="max_completion_tokens", cache_key=True)),
+    (r"(^|\.)api\.openai\.com|\.azure\.com", "", dict(ids=r".{1,40}", echoed=())),
+    (r"\.azure\.com", "", dict(key_header="api-key")),
+    (r"\.azure\.com", r"mistral", dict(stream_options=False, ids=NINE)),
+    (r"openrouter\.ai", "", dict(reasoning={"reasoning": {"effort": EFFORT}})),
+    (r"openrouter\.ai", "", dict(echoed=("reasoning_details", "extra_content"))),
+    (r"api\.deepseek\.com", "", dict(reasoning=SWITCH, reasoning_filled=True)),
+    (r"moonshot|api\.kimi", "", dict(reasoning=SWITCH, reasoning_filled=True, cache_key=True)),
+    (r"\bz\.ai|bigmodel|volces\.com", "", dict(reasoning=SWITCH)),
+    (r"dashscope|siliconflow", "", dict(reasoning=QWEN_BUDGET)),
+    (GEMINI, "", dict(tool_name=True, parallel_tool_calls=False)),
+    (GEMINI, "", dict(efforts={"xhigh": "high"})),
+    (r"api\.mistral\.ai", "", dict(stream_options=False, empty_content="empty", tool_name=True)),
+    (r"api\.mistral\.ai", "", dict(strict_turns=True, ids=NINE, echoed=(), efforts=MOSTLY_HIGH)),
+    (r"api\.groq\.com", "", dict(echoed=(), efforts=NO_EXTREMES)),
+    (r"api\.groq\.com", r"qwen", dict(reasoning={"reasoning_effort": "default"})),
+    (r"api\.cerebras\.ai", "", dict(echoed=("reasoning",), efforts=NO_EXTREMES)),
+    (r"api\.anthropic\.com", "", dict(reasoning=CLAUDE_BUDGET, least_budget=1024, echoed=())),
+    (r"api\.x\.ai", "", dict(efforts=NO_EXTREMES)),
+    (r"together\.(ai|xyz)", "", dict(reasoning={"reasoning": {"enabled": True}})),
+    (r"together\.(ai|xyz)", r"gpt-oss", dict(reasoning=BY_EFFORT)),
+    (r"databricks", "", dict(stream_options=False)),
 )
 
 

@@ -14,7 +14,7 @@ from operator import eq
 from typing import Any
 
 from coder.providers.profiles import BUDGET, EFFORT, EXTRA_MEMBERS, LIMITS, THINK, Profile
-from coder.providers.text import mend, mend_all
+from coder.providers.text import mend, mend_all, text_of
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
@@ -110,7 +110,7 @@ class MessageEncoder:
             made = map(encoded, _converted(messages, self.profile, rejected))
             rounds.append((end, b",".join(made)))
         self._made = rejected, [*copies[:start], *map(copied, new)], rounds
-        system = [text_in(each) for each in request.messages if each["role"] in SYSTEM]
+        system = [text_of(each) for each in request.messages if each["role"] in SYSTEM]
         text = mend("\n\n".join(filter(None, [request.system, *system])))
         first = encoded({"role": "system", "content": text}) if text else b""
         return b",".join(filter(None, [first, *[data for _, data in rounds]]))
@@ -135,31 +135,24 @@ def _converted(
     made: list[Message] = []
     images: list[Any] = []
     names: dict[str, str] = {}  # call id -> tool
+    behind = 0  # the place behind the results
     for message in messages:
         role = message["role"]
-        if role in SYSTEM:
-            continue
-        if images and role != "tool":
-            made.append(_image_message(images))
-            images = []
         if role == "assistant":
             if profile.tool_name:
                 calls = message.get("tool_calls") or ()
                 names = {call["id"]: call["function"]["name"] for call in calls}
             message = _assistant(message, profile, unwanted)
         elif role == "tool":
-            name = names.get(message["tool_call_id"], "")
-            message, found = _result(message, name, profile)
+            message, found = _result(message, names.get(message["tool_call_id"], ""), profile)
             images += found
-        made.append(message)
+            behind = len(made) + 1
+        if role not in SYSTEM:
+            made.append(message)
     if images:
-        made.append(_image_message(images))
+        text = {"type": "text", "text": "Images from the tool results above:"}
+        made.insert(behind, {"role": "user", "content": [text, *images]})
     return _in_strict_turns(made) if profile.strict_turns else made
-
-
-def _image_message(images: list[Any]) -> Message:
-    text = {"type": "text", "text": "Images from the tool results above:"}
-    return {"role": "user", "content": [text, *images]}
 
 
 def _in_strict_turns(messages: list[Message]) -> list[Message]:
@@ -177,22 +170,12 @@ def _in_strict_turns(messages: list[Message]) -> list[Message]:
     return made
 
 
-def _joined(first: Any, second: Any) -> Any:
+def _joined(*contents: Any) -> Any:
     """The contents of two messages as one: text, or parts where either has parts."""
-    first, second = first or "", second or ""
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}"
-    as_parts = ([{"type": "text", "text": c}] if isinstance(c, str) else c for c in (first, second))
-    return [part for parts in as_parts for part in parts]
-
-
-def text_in(message: Message) -> str:
-    """The text of a message whose content may have parts."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    parts = (part.get("text") for part in content if isinstance(part, dict))
-    return "\n".join(text for text in parts if isinstance(text, str))
+    if all(isinstance(each, str) for each in contents):
+        return "\n\n".join(contents)
+    texts = ([{"type": "text", "text": c}] if isinstance(c, str) else c or () for c in contents)
+    return [part for parts in texts for part in parts]
 
 
 def _assistant(message: Message, profile: Profile, unwanted: frozenset[str]) -> Message:
@@ -232,7 +215,7 @@ def _result(message: Message, name: str, profile: Profile) -> tuple[Message, lis
         parts = [part for part in message["content"] if isinstance(part, dict)]
         images = [part for part in parts if not isinstance(part.get("text"), str)]
         nothing = "(see the image below)" if images else "(no output)"
-        message = message | {"content": text_in(message) or nothing}
+        message = message | {"content": text_of(message) or nothing}
     call_id = _valid_id(message["tool_call_id"], profile)
     if call_id != message["tool_call_id"]:
         message = message | {"tool_call_id": call_id}

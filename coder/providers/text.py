@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from coder.types import Message
 
 
 def mend(text: str) -> str:
     """Join surrogate pairs that came apart; what no encoder takes (a lone half, NUL) becomes U+FFFD."""
-    if text.isascii():
-        return text.replace("\0", "\ufffd") if "\0" in text else text
-    return (
-        text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
-    )
+    if not text.isascii():
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text.replace("\0", "\ufffd") if "\0" in text else text
 
 
 DEEPEST = 100  # levels of a JSON value; nobody means more, and Python's own limit is not far
@@ -36,6 +36,15 @@ def mend_all(value: Any, left: int = DEEPEST) -> Any:
     return value
 
 
+def text_of(message: Message) -> str:
+    """The text of a message, whatever the form of its content."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    texts = (part.get("text") for part in content if isinstance(part, dict))
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
 def safe_name(name: str) -> str:
     """A tool name that every server takes back in the history."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "unknown"
@@ -49,29 +58,27 @@ def new_id() -> str:
 # ---- addresses -------------------------------------------------------------------------------------
 
 
+def _parts(url: str) -> SplitResult:
+    """The parts of a URL, empty where it is none."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
+
+
 def is_loopback(url: str | None) -> bool:
     """Is this a server on this machine, by its address alone? False for what is no URL."""
-    try:
-        host = urlsplit(url or "").hostname or ""
-    except ValueError:
-        return False
+    host = _parts(url or "").hostname or ""
     return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.\d+){3}", host))
 
 
 def host_of(url: str | None) -> str:
     """host:port of a base URL, without what may stand before an @; the openai client's own server where there is none."""
-    try:
-        return urlsplit(url or "https://api.openai.com").netloc.rpartition("@")[2]
-    except ValueError:
-        return ""
+    return _parts(url or "https://api.openai.com").netloc.rpartition("@")[2]
 
 
 def shown_url(url: str) -> str:
     """An address for an error's line: without user, password and query, which may hold a key, and not too long."""
-    try:
-        parts = urlsplit(url)
-        return urlunsplit(
-            (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
-        ).rstrip("/")[:300]
-    except ValueError:
-        return url.rpartition("@")[2].partition("?")[0][:300]
+    parts = _parts(url)
+    shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return (shown or url.rpartition("@")[2].partition("?")[0]).rstrip("/")[:300]
