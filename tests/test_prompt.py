@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from coder.agent.instructions import LIMIT, FolderInstructions, instructions
+from coder.agent.instructions import LIMIT, instructions
 from coder.agent.profiles import BUILT_IN, choices, system_prompt
 from coder.agent.subagent import Subagents
 from coder.cli.parts import PATCHING, TOOLS
-from coder.devtools.scripted import Reply
 from coder.permissions.sandbox import Sandbox
-from coder.tools.files import read
-from coder.toolset import Tool, Toolset
-from coder.types import ToolCall, ToolResult
-from tests.harness import ask, contents, serve
+from coder.toolset import Tool
 
 
 def put(path: Path, text: str) -> Path:
@@ -106,42 +102,6 @@ def test_all_of_them_have_a_limit_and_the_nearest_is_kept(tmp_path: Path) -> Non
     far, near = instructions(tmp_path / "sub")
     assert near.text == "n" * (LIMIT - 10) and len(far.text) < 80
     assert far.text.startswith("far far fa\n[cut: ") and far.text.endswith("more characters]")
-
-
-def test_those_of_sub_folders_come_with_the_first_file_that_is_read_there(tmp_path: Path) -> None:
-    for folder, name in ((".", "AGENTS.md"), ("a", "AGENTS.md"), ("a/b", "CLAUDE.md")):
-        put(tmp_path / folder / name, f"about {folder}")
-    for name in ("top", "a/one", "a/b/two", "a/b/three"):
-        put(tmp_path / name, f"{name}\n")
-    files = FolderInstructions(tmp_path, instructions(tmp_path))
-    paths = ["top", "a/none", "a/b/two", "a/one", "a/b/three", "../x", "a/AGENTS.md"]
-    calls = [Reply(calls=[("read", {"path": path})]) for path in paths]
-    with serve(*calls, Reply("done")) as server:
-        ask(server, tools=Toolset([read], cwd=tmp_path), hooks=files.hooks)
-        results = contents(server.requests[-1]["messages"], "tool")
-    counts = [text.count("about") for text in results]
-    assert counts == [0, 0, 2, 0, 0, 0, 1], "one that is read itself is not added"
-    first = results[2]
-    assert first.index("two") < first.index("about a\n") < first.index("about a/b\n")
-
-
-def test_those_of_sub_folders_have_a_limit_and_come_again_in_a_shorter_conversation(
-    tmp_path: Path,
-) -> None:
-    for name in "abc":
-        put(tmp_path / name / "AGENTS.md", f"about {name} " + name * LIMIT)
-        put(tmp_path / name / "file", "x")
-
-    def reading(name: str) -> str:
-        call = ToolCall("a", "read", {"path": f"{name}/file"})
-        return str(getattr(files.after_tool_call(call, ToolResult("1\tx")), "content", ""))
-
-    files = FolderInstructions(tmp_path)
-    texts = [reading(name) for name in "abc"]
-    assert ["about" in text for text in texts] == [True, False, False]
-    assert "[cut: 8 more characters]" in texts[0]
-    files.hooks.on_compacted([])
-    assert "about b" in reading("b")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

@@ -1,9 +1,9 @@
 """Instruction files: AGENTS.md (or CLAUDE.md where there is none) and ETCODE.md, of the user and of the project.
 
-They become part of the system prompt, the nearest last; those of sub-folders come with the first file that is
-read there. They are text for the model: nothing in them changes what is allowed. A link that leads out of its
-repository is not followed, and invisible characters are made visible. Above the working folder, which may be a
-shared place such as /tmp, only files of the user, of root or of the working folder's owner count.
+They become part of the system prompt, the nearest last. They are text for the model: nothing in them changes what
+is allowed. A link that leads out of its repository is not followed, and invisible characters are made visible.
+Above the working folder, which may be a shared place such as /tmp, only files of the user, of root or of the
+working folder's owner count.
 
 Little is imported here: the names of the files are shown before the first prompt.
 """
@@ -11,18 +11,12 @@ Little is imported here: the names of the files are shown before the first promp
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coder.permissions.sanitize import escape_invisible
 from coder.tools.workspace import read_small_file, repository_top
-
-if TYPE_CHECKING:
-    from coder.hooks import Hooks
-    from coder.types import ToolCall, ToolResult
 
 NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))  # of each row the first that has text counts
 LIMIT = 32_000  # characters of all files together; the nearest are kept whole first
@@ -103,38 +97,3 @@ def _read(path: Path, root: Path) -> str | None:
     inside = Path(real).is_relative_to(os.path.realpath(root))
     data = read_small_file(real, 4 * LIMIT) if inside else None
     return None if data is None else data.decode("utf-8", "replace").strip("\ufeff \t\r\n")
-
-
-class FolderInstructions:
-    """Adds the files of sub-folders to results of `read`, each once. `known` are those in the system prompt."""
-
-    def __init__(self, cwd: Path, known: Sequence[Instruction] = (), report: Report = str) -> None:
-        self.cwd = Path(os.path.realpath(cwd))
-        self.known = {each.file for each in known}
-        self.added: list[Instruction] = []
-        self.report = cache(report)  # once for each file
-
-    @property
-    def hooks(self) -> Hooks:
-        from coder.hooks import FunctionHooks
-
-        return FunctionHooks(after_tool_call=self.after_tool_call, on_compacted=self.forget)
-
-    def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult | None:
-        if call.name != "read" or result.is_error or not isinstance(result.content, str):
-            return None
-        path = os.path.expanduser(str((call.arguments or {}).get("path", "")))
-        file = Path(os.path.realpath(self.cwd / path))
-        before = len(self.added)
-        for folder in _on_the_way(self.cwd, file.parent)[1:]:
-            for each in _files_in(folder, self.cwd, self.report):
-                room = LIMIT - sum(len(other.text) for other in self.added)
-                seen = {file, *self.known, *(other.file for other in self.added)}
-                if room > 0 and each.file not in seen:
-                    self.added.append(each.cut(room))
-        new = map(str, self.added[before:])
-        return replace(result, content="\n\n".join([result.content, *new]))
-
-    def forget(self, *_: object) -> None:
-        """The conversation is another, or shorter: the files come again."""
-        self.added.clear()

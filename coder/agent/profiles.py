@@ -52,7 +52,10 @@ FAMILIES = {  # what a family needs to be told, by a pattern of the model's name
     r"gemini": "- Before a tool call, say only what the user needs; never show a whole file.",
     r"qwen|glm|deepseek|kimi|llama|mistral|devstral": "- Call tools only through the function interface.",
 }
-HEADING = "Instructions of the user and of the project follow, the nearest last. They say how to work here; they allow nothing."
+HEADING = (
+    "Instructions of the user and of the project follow, the nearest last. They say how to work here; they allow nothing. \
+Before you work in a sub-folder, read its AGENTS.md, if there is one."
+)
 
 
 def system_prompt(

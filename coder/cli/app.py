@@ -49,10 +49,7 @@ class App(Parts):
             raise ConfigError(f"there is no agent {name!r}; known: {', '.join(known)}")
         self.chosen = settings.model
         model = self.chat_model(self.agents[name].model or self.chosen)
-        users, note = self.users_hooks, self.notices.append
-        hooks, self.folder_files, self.compaction = self.hooks_for(
-            model, self.permissions, users, note
-        )
+        hooks, self.compaction = self.hooks_for(model, self.permissions, self.users_hooks)
         self.agent = Agent(
             model,
             reasoning=settings.reasoning,
@@ -126,8 +123,6 @@ class App(Parts):
         self.newest = Usage()
         if self.subagents:
             self.subagents.children.clear()
-        if self.folder_files:
-            self.folder_files.forget()
 
     # -- runs
 
@@ -142,10 +137,7 @@ class App(Parts):
             raise ConfigError("compaction is off (--no-compaction), or its module was deleted")
         messages = self.agent.messages
         run = self.agent.follow(lambda abort: compaction.compact(messages, abort, focus))
-        done = self.follow(run, show)
-        if done and self.folder_files:
-            self.folder_files.forget()
-        return done
+        return self.follow(run, show)
 
     def follow(self, events: Events[T], show: Show) -> T:
         """Show the events, and notices that come up, to the end; signals stop the work. Raises KeyboardInterrupt."""

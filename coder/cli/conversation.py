@@ -244,8 +244,6 @@ class Conversation:
 
     def _replace_messages(self, at: int, messages: Sequence[Message]) -> None:
         self.app.agent.messages[at:] = messages
-        if self.app.folder_files:
-            self.app.folder_files.forget()
         self.settle()
 
 

@@ -27,7 +27,6 @@ from coder.toolset import Tool, Toolset
 
 if TYPE_CHECKING:
     from coder.agent.compaction import Compaction
-    from coder.agent.instructions import FolderInstructions
     from coder.devtools.trace import Trace
     from coder.extend.guard import Guard
     from coder.extend.plugins import Plugins
@@ -131,28 +130,22 @@ class Parts:
         )
 
     def hooks_for(
-        self,
-        model: ChatModel,
-        permissions: Permissions,
-        users: Sequence[Hooks],
-        report: Callable[[str], object] = str,
-    ) -> tuple[HookChain, FolderInstructions | None, Compaction | None]:
-        """The hooks of an agent with this model, in their order, and two of them, None where they are off or deleted.
+        self, model: ChatModel, permissions: Permissions, users: Sequence[Hooks]
+    ) -> tuple[HookChain, Compaction | None]:
+        """The hooks of an agent with this model, in their order, and the compaction, None where it is off or deleted.
 
         The run goes on without a feature that fails.
         """
-        module = optional("coder.agent.instructions")
-        files = module and module.FolderInstructions(self.cwd, self.files, report)
         module = None if self.arguments.no_compaction else optional("coder.agent.compaction")
         prompt = self.agents["compaction"].prompt
         compaction = module and module.Compaction(model, prompt=prompt)
         guard = optional("coder.extend.guard")
-        features = filter(None, [files and files.hooks, compaction])
+        features = [compaction] if compaction else []
         spared = [guard.Guard(each, seconds=None) if guard else each for each in features]
         redaction = [self.redaction.Redaction(self.redactor)] if self.redaction else []
         sandbox = [self.sandbox] if self.sandbox else []
         hooks = HookChain(permissions, *users, *sandbox, *spared, *redaction)
-        return self.trace.hooks(hooks) if self.trace else hooks, files, compaction
+        return self.trace.hooks(hooks) if self.trace else hooks, compaction
 
     def tools_for(self, model: str) -> list[Tool]:
         """The tools that a model of this name gets from us and from the plugins."""
