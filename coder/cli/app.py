@@ -105,8 +105,10 @@ class App(Parts):
         given, extra = self.arguments.system_prompt, self.arguments.append_system_prompt
         prompt = given or system_prompt(self.cwd, model.name, self.files, self.spec.prompt)
         agent.set_system("\n\n".join(filter(None, [prompt, extra])))
-        task = [self.subagents.tool] if self.subagents else []
-        tools = self.permissions.offered([*self.tools_for(model.name), *task])
+        own = [self.subagents.tool] if self.subagents else []  # not for sub-agents
+        if self.arguments.can_ask and (module := optional("coder.agent.ask_user")):
+            own.append(module.ask_user)
+        tools = self.permissions.offered([*self.tools_for(model.name), *own])
         agent.set_tools(TOOLSET(tools, cwd=self.cwd))
         agent.state.tools.seen = seen  # files as tools have seen them, whichever tools there are
         if self.trace:

@@ -62,7 +62,7 @@ class Parts:
         module, note = optional("coder.agent.instructions"), self.notices.append
         self.files = module.instructions(self.cwd, config_folder(), note) if module else ()
         tools = [*TOOLS, *PATCHING, *self.extra_tools]
-        kinds = [*DEFAULTS, "read", "task", *(each.name for each in tools)]
+        kinds = [*DEFAULTS, "read", "task", "ask_user", *(each.name for each in tools)]
         self.notices += useless_rules(self.permissions.rules + self.permissions.flags, kinds)
 
     def _permissions(self) -> Permissions:
@@ -101,7 +101,7 @@ class Parts:
         module = needed(name, str(folder)) if folder.exists() else optional(name)
         if not module:
             return None
-        taken = {each.name for each in (*TOOLS, *PATCHING)} | {"task"}
+        taken = {each.name for each in (*TOOLS, *PATCHING)} | {"task", "ask_user"}
         plugins: Plugins = module.load_plugins(folder, taken)
         self.users_hooks += plugins.hooks
         self.extra_tools += plugins.tools

@@ -46,7 +46,7 @@ ASK = ("edit", "bash", "external_directory", "doom_loop", "unconfined")
 DEFAULTS: dict[str, Action] = dict.fromkeys(ASK, "ask")  # all else is allowed
 # The kind of tools that are not called like theirs.
 KINDS = {"write": "edit", "apply_patch": "edit", "grep": "read", "glob": "read", "ls": "read"}
-ASKING = {"read", "edit", "write", "apply_patch", "bash", "task"}  # these tools ask by themselves
+ASKING = {"read", "edit", "write", "apply_patch", "bash", "task", "ask_user"}  # by themselves
 MAX_COMMAND = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
 
 

@@ -1,0 +1,77 @@
+"""ask_user: the model's question to the user, where there is one who can answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coder.agent.ask_user import NO_ANSWER, ask_user
+from coder.devtools.scripted import Body, Reply
+from coder.events import QuestionAsked
+from coder.permissions.permissions import Permissions
+from coder.permissions.rules import Rule
+from tests.harness import ask, results, serve
+from tests.terminal import OneShot, Terminal
+
+QUESTION = {"question": "Which colour?\x1b[31m", "options": ["red", "green"]}
+CALL = Reply(calls=[("ask_user", QUESTION)])
+
+
+def offered(body: Body) -> list[Any]:
+    return [each["function"]["name"] for each in body["tools"]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "answer"),
+    [("2\r", "green"), ("neither, blue\r", "neither, blue"), ("\x04", NO_ANSWER)],
+)
+def test_the_answer_at_the_prompt_is_the_result(tmp_path: Path, keys: str, answer: str) -> None:
+    with serve(CALL, Reply("done")) as server, Terminal(tmp_path, server, "--plan") as session:
+        session.enter("go")
+        session.expect("Which colour?")
+        session.expect("2. green")
+        session.expect("answer: ")
+        session.settled()
+        session.type(keys)
+        session.prompt()
+        assert results(server) == [answer]
+        assert "\x1b[31m" not in session.output and "ask_user needs" not in session.output
+
+
+def test_ctrl_c_at_the_question_stops_the_run_and_the_session_goes_on(tmp_path: Path) -> None:
+    with serve(CALL, Reply("done")) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        session.expect("answer: ")
+        session.ctrl_c()
+        session.prompt()
+        assert len(server.requests) == 1
+        assert "done" in session.say("go on")
+
+
+def test_it_is_offered_only_where_the_user_can_answer_and_to_no_sub_agent(tmp_path: Path) -> None:
+    task = Reply(calls=[("task", {"description": "d", "prompt": "p"})])
+    with serve(task, Reply("found"), Reply("done")) as server:
+        with Terminal(tmp_path, server) as session:
+            session.say("go")
+        assert ["ask_user" in offered(body) for body in server.requests] == [True, False, True]
+        with OneShot(tmp_path, server, "go") as one_shot:
+            one_shot.child.communicate()
+        assert "ask_user" not in offered(server.requests[-1])
+
+
+def test_it_needs_no_permission_and_a_rule_can_take_it_away() -> None:
+    plan = Permissions(agent=[Rule("*", "*", "ask")], can_ask=True)
+
+    def each(event: Any) -> None:
+        if isinstance(event, QuestionAsked):
+            event.reply("red")
+
+    with serve(CALL, Reply("done")) as server:
+        events, _ = ask(server, tools=[ask_user], hooks=plan, each=each)
+        assert results(server) == ["red"]
+    asked = [event.to_dict() for event in events if "asked" in event.type]
+    assert [each["type"] for each in asked] == ["question_asked"], json.dumps(asked)
+    assert not Permissions([Rule("ask_user", "*", "deny")]).offered([ask_user])
