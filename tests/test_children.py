@@ -40,19 +40,23 @@ def of(agent: str, session: str, *events: Event) -> list[Event]:
     return [Nested(agent, event, session, f"call-{session}") for event in events]
 
 
-def tool(call_id: str, title: str, output: str = "out", *, failed: bool = False) -> list[Event]:
+def tool(
+    call_id: str, title: str, output: str = "out", *, failed: bool = False, name: str = "bash"
+) -> list[Event]:
     result = ToolResult(output, failed)
-    return [ToolStart(call_id, "bash", {}, title), ToolEnd(call_id, "bash", result, failed, 0.0)]
+    return [ToolStart(call_id, name, {}, title), ToolEnd(call_id, name, result, failed, 0.0)]
 
 
-def test_each_call_of_a_child_is_a_line_with_its_task_and_its_words_are_not_ours() -> None:
+def test_what_a_child_does_is_a_line_with_its_task_but_not_what_it_reads_or_says() -> None:
     text = shown(
         TextDelta("Ours "),
         ToolStart("call-s1", "task", {}, "explore: find it"),
         *of("explore", "s1", RunStart(), TextDelta("theirs"), *tool("1", "ls src")),
         *of("general", "s2", RunStart(), *tool("1", "grep x")),
         *of("explore", "s1", *tool("2", "cat y", "no\nsuch", failed=True)),
+        *of("explore", "s1", *tool("3", "read z", name="read")),
         *of("explore", "s1", RunEnd("stop", "theirs", Usage(1200, 30), 3)),
+        ToolEnd("call-s1", "task", ToolResult("found\n\n[task_id: 1]"), False, 9),
         *of("general", "s2", Notice("look")),
         TextDelta("again"),
     )
@@ -62,7 +66,8 @@ def test_each_call_of_a_child_is_a_line_with_its_task_and_its_words_are_not_ours
         "  general ● grep x",
         "  explore: find it ✗ cat y",
         "  no",
-        "  explore: find it: done · 3 steps · 1.2k in, 30 out · T",
+        "● explore: find it · done · 3 steps · 1.2k in, 30 out · T",
+        "  found",
         "  general: look",
         "again",
     ]
@@ -104,7 +109,7 @@ def test_a_childs_question_reaches_the_person_with_its_name_and_is_answered_for_
         ), "by their calls"
         assert (session.ws / made[0][1]).exists() and not (session.ws / made[1][1]).exists()
         assert f"{made[1][0]} ✗ bash touch {made[1][1]}" in ended and "Both." in ended
-        assert all(re.search(rf"{re.escape(who)}: done · 2 steps · ", ended) for who, _ in made)
+        assert all(re.search(rf"{re.escape(who)} · done · 2 steps · ", ended) for who, _ in made)
         said = [str(message["content"]) for body in server.requests for message in body["messages"]]
         assert any(
             "the user refused: not this" in text or "the user refused: no, not this" in text

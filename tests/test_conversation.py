@@ -268,7 +268,7 @@ def test_undo_takes_back_files_and_words_and_redo_brings_them_again(tmp_path: Pa
             session.say("change it")
             (session.ws / "mine").write_text("the user's\n")
             shown = bare(session.say("/diff"))
-            assert "-one" in shown and "+two" in shown and "+new" in shown
+            assert "- one" in shown and "+ two" in shown and "+ new" in shown
             assert "the user's" not in shown
             assert "Undone: a, b, d/c." in bare(session.say("/undo"))
             assert sorted(path.name for path in session.ws.iterdir()) == ["a", "b", "mine"]

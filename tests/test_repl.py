@@ -260,13 +260,13 @@ def test_an_edit_is_asked_with_its_whole_diff_and_always_covers_the_next_but_not
         session.enter("go")
         asked = bare(session.expect(QUESTION)).replace("\r\n", "\n")
         assert "Make this change?" in asked and "[a]lways allows edit: *" in asked
-        for part in ("+++ os.system('evil')", "+-- keep", "'; evil()", "+last()"):
+        for part in ("+ ++ os.system('evil')", "+ -- keep", "'; evil()", "+ last()"):
             assert part in asked, "what looks like a header is a line like any other"
         session.enter("n")
         session.expect(QUESTION)
         session.enter("a")
         shown = bare(session.expect(QUESTION))
-        assert (session.ws / "f").read_text() == "two\n" and "-one" in shown and "+two" in shown
+        assert (session.ws / "f").read_text() == "two\n" and "- one" in shown and "+ two" in shown
         assert ".git/hooks/pre-commit" in shown and "[a]lways" not in shown
         session.enter("a")
         assert "This cannot be allowed for the session" in session.expect(QUESTION)

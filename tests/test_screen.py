@@ -233,6 +233,7 @@ def shown_of(*events: Event) -> list[str]:
     render = Renderer(screen, screen)
     for event in events:
         render(event)
+    render.pause()
     return stream.getvalue().splitlines()
 
 
@@ -247,25 +248,38 @@ def test_the_white_space_of_titles_outputs_and_changes_is_shown_as_it_is() -> No
     made = ToolEnd("1", "edit", ToolResult("", details={"diff": CHANGES}), False, 0)
     assert shown_of(ToolStart("1", "edit", {}, "edit f"), made) == [
         "● edit f · +1 -1",
-        "  @@ -1,2 +1,2 @@",
-        "  -A = 1",
-        "  +A      = 1",
-        "       x  = 2",
+        "     1 - A = 1",
+        "     1 + A      = 1",
+        "     2       x  = 2",
     ]
 
 
-def test_a_change_that_was_asked_about_is_not_shown_again_and_one_to_decide_on_is_exact() -> None:
+def test_a_change_that_was_asked_about_is_not_shown_again() -> None:
     asked = PermissionAsked("1", "edit", "f", "f", detail=CHANGES)
     made = ToolEnd("1", "edit", ToolResult("", details={"diff": CHANGES}), False, 0)
     assert shown_of(ToolStart("1", "edit", {}, "edit f"), asked, made) == ["● edit f · +1 -1"]
+
+
+def test_a_diff_to_decide_on_is_exact_and_no_line_of_a_file_is_taken_for_a_header() -> None:
     removed = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n--- x\n+++ \x1b[8m\n"
-    assert list(exact_diff(removed)) == [
-        ("  --- a/f", "red"),
-        ("  +++ b/f", "green"),
-        ("  @@ -1 +1 @@", "cyan"),
-        ("  --- x", "red"),
-        ("  +++ <U+001B>[8m", "green"),
+    two = "@@ -7,2 +6,0 @@\n-a\n-b\n\\ No newline\n--- a/g\n+++ b/g\n@@ -1 +1 @@\n-f(old, 1)\n+f(new, 1)\n"
+    rows = exact_diff(removed + two)
+    assert ["".join(text for text, _ in row) for row in rows] == [
+        "  --- a/f",
+        "  +++ b/f",
+        "     1 - -- x",
+        "     1 + ++ <U+001B>[8m",
+        "     ⋮",
+        "     7 - a",
+        "     8 - b",
+        "  \\ No newline",
+        "  --- a/g",
+        "  +++ b/g",
+        "     1 - f(old, 1)",
+        "     1 + f(new, 1)",
     ]
+    marked = [text for row in rows for text, style in row if "reverse" in style]
+    assert marked == ["old", "new"], "the words, where two lines are similar"
 
 
 @pytest.mark.parametrize(
@@ -287,6 +301,25 @@ def test_the_line_of_a_call_says_what_came_of_it(
 ) -> None:
     end = ToolEnd("1", name, result, result.is_error, 0.0)
     assert shown_of(ToolStart("1", name, {}, f"{name} x"), end) == rows
+
+
+def test_neighbouring_reads_share_a_row_until_something_else_follows_or_it_is_full() -> None:
+    def read(name: str, lines: int, tool: str = "read") -> list[Event]:
+        result = ToolResult("x\n" * lines)
+        start = ToolStart(name, tool, {}, f"{tool} {name}")
+        return [start, ToolEnd(name, tool, result, False, 0)]
+
+    long = f"{'long/' * 35}d.py"
+    events = [*read("a.py", 1), *read("b.py", 2), *read(long, 3), *read("e.py", 3)]
+    events += [*read("src", 2, "ls"), TextDelta("So."), *read("f.py", 1)]
+    assert shown_of(*events) == [
+        "● read a.py, b.py · 3 lines",
+        f"● read {long} · 3 lines",
+        "● read e.py · 3 lines",
+        "● ls src · 2 lines",
+        "So.",
+        "● read f.py · 1 line",
+    ]
 
 
 def test_what_is_left_of_the_context_stands_behind_a_run_and_little_is_warned_of() -> None:

@@ -43,6 +43,7 @@ COMMANDS = {
     "undo": "undo the last run: its file changes and its messages",
     "redo": "redo what was undone",
     "diff": "what the last run changed; /diff all: this conversation",
+    "last": "show the whole output of the last tool call",
     "export": "write the conversation to a file: /export [FILE.md|.html|.json]",
     "init": "let the model write AGENTS.md for this project",
     "exit quit q": "exit (also Ctrl+D)",
@@ -223,8 +224,12 @@ class Commands:
         snapshots = self.conversation.snapshots
         run = snapshots.runs[-1] if snapshots.runs and argument != "all" else None
         changes = snapshots.diff(run) if snapshots.runs else ""
-        for part in exact_diff(changes) if changes else [("No file was changed.", "dim")]:
-            self.screen.exact_line(part)
+        for row in exact_diff(changes) if changes else [[("No file was changed.", "dim")]]:
+            self.screen.exact_line(*row)
+
+    def last(self, argument: str) -> None:
+        if not self.repl.render.show_last():
+            self._note("No tool was called yet.")
 
     # -- conversations
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
+from coder.cli.calls import Parts, diff_rows
 from coder.cli.input import Keyboard
-from coder.cli.render import Renderer, Row, diff_rows
+from coder.cli.render import Renderer
 from coder.cli.screen import cell_count
 from coder.events import DoomLoop, Event, Nested, PermissionAsked, QuestionAsked
 from coder.permissions.rules import fits
@@ -20,9 +21,9 @@ HEADINGS = {
 }
 
 
-def exact_diff(changes: str) -> list[Row]:
+def exact_diff(changes: str) -> list[Parts]:
     """All of a diff, with its styles, and with what cannot be seen made visible."""
-    return [(f"  {escape_invisible(line)}", style) for line, style in diff_rows(changes)]
+    return [[("  ", ""), *row] for row in diff_rows(changes, escape_invisible)]
 
 
 class Prompter:
@@ -54,10 +55,11 @@ class Prompter:
     def _ask_permission(self, event: PermissionAsked, asks: str) -> None:
         """Show all of it, and ask until the answer means something."""
         heading = HEADINGS.get(event.permission, f"Allow {event.permission}?")
-        rows = [(f"{asks}{heading}", "bold"), *_question(event)]
+        rows = [[(f"{asks}{heading}", "bold")], *_question(event)]
         for row in rows:
-            self.screen.exact_line(row)
-        taken = sum(1 + cell_count(text) // self.screen.width for text, _ in rows)
+            self.screen.exact_line(*row)
+        texts = ("".join(text for text, _ in row) for row in rows)
+        taken = sum(1 + cell_count(text) // self.screen.width for text in texts)
         if taken > shutil.get_terminal_size().lines - 3:
             self.screen.line(f"({taken} rows, more than the screen shows.)", "yellow")
         prompt = "[y]es, [n]o (or Enter), or why not: "
@@ -71,15 +73,16 @@ class Prompter:
             self.screen.line(problem, "yellow")
 
 
-def _question(event: PermissionAsked) -> Iterator[Row]:
+def _question(event: PermissionAsked) -> Iterator[Parts]:
     for line in escape_invisible(event.pattern).split("\n"):
-        yield f"  {line}", "bold"
+        yield [(f"  {line}", "bold")]
     if event.why:
-        yield f"  ({escape_invisible(event.why)})", "yellow"
+        yield [(f"  ({escape_invisible(event.why)})", "yellow")]
     if event.detail:
         yield from exact_diff(event.detail)
     if hidden := sum(map(is_invisible, event.pattern + event.detail)):
-        yield f"Warning: {hidden} invisible or control characters, each shown as <U+…>.", "yellow"
+        warning = f"Warning: {hidden} invisible or control characters, each shown as <U+…>."
+        yield [(warning, "yellow")]
 
 
 def _reply(event: PermissionAsked, answer: str) -> str:

@@ -11,25 +11,28 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coder import events
-from coder.cli.screen import Screen, one_line
+from coder.cli.calls import (
+    COUNTED_TOOLS,
+    Parts,
+    fitted,
+    line_count,
+    lines_of,
+    outcome,
+    result_rows,
+)
+from coder.cli.screen import Screen, cell_count, one_line
 from coder.cli.wording import STOPPED, count, error_text, summary
 from coder.events import Event, Nested
 from coder.history import text_of
-from coder.permissions.sanitize import strip_controls
 from coder.providers.errors import happened
 from coder.types import Message
 
 NEARLY_FULL = 0.8  # of the context window
 FULL = "The context is nearly full: /compact shortens the conversation, /new begins another."
-MAX_DIFF_LINES = 60
-OUTPUT_LINES = 6  # of a command's output, its last ones
+MIN_TITLE = 20  # columns of a call's title that stand before what came of it
 NAME_COLUMNS = 32  # of a sub-agent
-DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}  # by the first character of a line
-COUNTED_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
-CHECKLIST = {"done": ("☑", "dim"), "in_progress": ("▸", "bold")}
+MAX_LIVE = 5  # sub-agents with a row each
 MAX_SHOWN = 4_000  # characters of a message in a conversation that goes on
-
-Row = tuple[str, str]  # text, style
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Worker:
     """The agent of the run, or a sub-agent with a name."""
 
     name: str = ""
+    call_id: str = ""  # that it works for
     started: float = field(default_factory=time.monotonic)
     titles: dict[str, str] = field(default_factory=dict)  # of its calls under way, by their ids
 
@@ -70,6 +74,11 @@ class Renderer:
         self._subagents: dict[str, Worker] = {}  # at work, by their sessions
         self._streaming = ""  # "text" or "reasoning" while it comes
         self._asked_diff = ""  # a question has shown it already
+        self._ended: dict[str, str] = {}  # how sub-agents ended, by the calls they worked for
+        self._counted = "", "", 0  # of the draft: the tool, the titles, the lines
+        self.last: tuple[str, events.ToolEnd] | None = (
+            None  # the newest call: its title and its end
+        )
 
     def __call__(self, event: Event) -> None:
         worker = self._agent
@@ -123,14 +132,15 @@ class Renderer:
         if event.error:
             self._line(prefix + error_text(event.text, event.error), "red")
         used = 0.0 if worker.name else self._context_used()
-        seconds = time.monotonic() - worker.started
-        self._line(prefix + summary(event, seconds, used), "dim")
+        ended = summary(event, time.monotonic() - worker.started, used)
+        if worker.name:
+            self._ended[worker.call_id] = ended
+            self._wait(self._agent.activity)
+            return
+        self._line(ended, "dim")
         if used >= NEARLY_FULL:
             self._line(FULL, "yellow")
-        if worker.name:
-            self._wait(self._agent.activity)
-        else:
-            self._notify(STOPPED[event.stop_reason])
+        self._notify(STOPPED[event.stop_reason])
 
     def _show_call(
         self, event: events.ToolStart | events.ToolUpdate | events.ToolEnd, worker: Worker
@@ -139,16 +149,14 @@ class Renderer:
         match event:
             case events.ToolStart():
                 self._asked_diff = ""
-                self.pause()
+                self.screen.status()  # its seconds begin
                 worker.titles[event.id] = event.title
             case events.ToolUpdate():
                 last_line = event.text.rstrip().rpartition("\n")[2]
             case events.ToolEnd():
-                self.pause()
-                self._call_line(worker, event)
-                if not self._asked_diff or self._asked_diff != event.result.details.get("diff"):
-                    rows = _result_rows(event, self.verbose)
-                    self._rows(rows[: event.is_error] if worker.name else rows)
+                title = worker.titles.pop(event.id, event.name)
+                self.last = title, event
+                self._end_call(worker, title, event)
         title = worker.titles.get(event.id, "")
         self._wait(f"{title} │ {last_line}" if last_line else self._agent.activity)
 
@@ -180,28 +188,73 @@ class Renderer:
         """Show what is being waited for, and for how long at most."""
         if self._streaming:
             self.pause()
-        if workers := self._subagents.values():
-            share = max(12, (self.screen.width - 12) // len(workers) - 3)
-            each = (f"{worker.name} › {worker.activity}" for worker in workers)
-            label = " · ".join(one_line(activity, share) for activity in each)
-        self.screen.status(label, limit)
+        workers = [*self._subagents.values()]
+        rows = [f"  {worker.name} › {worker.activity}" for worker in workers]
+        if len(rows) > 1:
+            label = f"{len(rows)} sub-agents"
+            rows[MAX_LIVE:] = [f"  and {len(rows) - MAX_LIVE} more"] * (len(rows) > MAX_LIVE)
+        elif rows:
+            label = rows.pop().strip()
+        self.screen.status(label, limit, rows)
 
     # -- calls and their results
 
-    def _call_line(self, worker: Worker, event: events.ToolEnd) -> None:
-        outcome, style = _outcome(event)
-        outcome += f"  {event.seconds:.1f}s" if event.seconds >= 0.1 else ""
+    def _end_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
+        if event.name in COUNTED_TOOLS and not event.is_error and not self.verbose:
+            if not worker.name:
+                self._join(title, event)
+            return
+        self.pause()
+        words, style = outcome(event)
+        if ended := self._ended.pop(event.id, ""):
+            words = f" · {ended}"
+        elif event.seconds >= 1:
+            words += f"  {event.seconds:.1f}s"
         mark = ("✗ ", f"bold {style}") if event.is_error else ("● ", "green")
-        name = f"  {worker.name} " if worker.name else ""
-        room = self.screen.width - len(outcome) - len(name) - 2
-        title = one_line(worker.titles.pop(event.id, event.name), room)
-        self.screen.exact_line((name, "dim"), mark, (title, ""), (outcome, style))
+        self._call_line(worker.name and f"  {worker.name} ", mark, title, (words, style))
+        if not self._asked_diff or self._asked_diff != event.result.details.get("diff"):
+            rows = result_rows(event, self.verbose)
+            self._rows(rows[: event.is_error] if worker.name else rows)
 
-    def _rows(self, rows: Iterable[Row]) -> None:
+    def _join(self, title: str, event: events.ToolEnd) -> None:
+        """Show a call whose result is counted, in the row of the neighbours before it where there is room."""
+        name, titles, before = self._counted if self.screen.drafts else ("", "", 0)
+        joined = f"{titles}, {title.removeprefix(f'{event.name} ')}"
+        lines = before + line_count(event)
+        if name != event.name or cell_count(joined) + len(f"● · {lines} lines") > self.screen.width:
+            self.screen.finish_line()
+            joined, lines = title, line_count(event)
+        self._counted = event.name, joined, lines
+        words = f" · {lines_of(lines)}"
+        title = one_line(joined, self.screen.width - len(words) - 3)
+        self.screen.draft(("● ", "green"), (title, ""), (words, "dim"))
+
+    def _call_line(
+        self, name: str, mark: tuple[str, str], title: str, words: tuple[str, str]
+    ) -> None:
+        """The line of a call; what came of it stands below the title where they have no room in one row."""
+        room = self.screen.width - cell_count(name) - 2
+        below = room - cell_count(words[0]) < min(cell_count(title), MIN_TITLE)
+        title = one_line(title, room if below else room - cell_count(words[0]))
+        if below:
+            self.screen.exact_line((name, "dim"), mark, (title, ""))
+            self._rows([[(words[0].removeprefix(" · "), words[1])]])
+        else:
+            self.screen.exact_line((name, "dim"), mark, (title, ""), words)
+
+    def _rows(self, rows: Iterable[Parts]) -> None:
         """Foreign text, indented, one row a line, with its white space."""
-        for text, style in rows:
-            row = one_line(f"  {text.expandtabs(4)}", self.screen.width - 1)
-            self.screen.exact_line((row, style))
+        for row in rows:
+            self.screen.exact_line(*fitted([("  ", ""), *row], self.screen.width - 1))
+
+    def show_last(self) -> bool:
+        """Show the newest call with its whole output; False where there is none."""
+        if self.last:
+            title, event = self.last
+            self.screen.exact_line(("● ", ""), (one_line(title, self.screen.width - 3), ""))
+            for row in result_rows(event, verbose=True):
+                self.screen.exact_line(("  ", ""), *row)
+        return bool(self.last)
 
     # -- sub-agents
 
@@ -213,60 +266,8 @@ class Renderer:
         if event.session_id not in self._subagents:
             title = self._agent.titles.get(event.call_id, event.agent)
             name = one_line(title.removeprefix("task "), NAME_COLUMNS)
-            self._subagents[event.session_id] = Worker(name)
+            self._subagents[event.session_id] = Worker(name, event.call_id)
         return self._subagents[event.session_id]
-
-
-def diff_rows(changes: str) -> list[Row]:
-    """The lines of a unified diff with their styles, without the names where there is one file."""
-    lines = changes.removesuffix("\n").split("\n")
-    one_file = changes.startswith("--- ") and "\n--- " not in changes
-    return [
-        (line[:1] + line[1:].expandtabs(4), DIFF_STYLES.get(line[:1], "dim"))
-        for line in lines[2 * one_file :]
-    ]
-
-
-def _outcome(event: events.ToolEnd) -> tuple[str, str]:
-    """What came of a call, in a few words, and their style. Red is a call that could not do its work."""
-    details, content = event.result.details, event.result.content
-    if (code := details.get("exit_code")) and not details.get("cause"):
-        return f" · exit {code}", "yellow"
-    if event.is_error:
-        return "", "red"
-    if changes := details.get("diff"):
-        lines = changes.splitlines()
-        added, removed = (
-            sum(line.startswith(sign) and not line.startswith(3 * sign) for line in lines)
-            for sign in "+-"
-        )
-        return f" · +{added} -{removed}", "dim"
-    if event.name in COUNTED_TOOLS and isinstance(content, str):
-        lines = content.splitlines()
-        return f" · {len(lines)} line{'s' if len(lines) != 1 else ''}", "dim"
-    return "", "dim"
-
-
-def _result_rows(event: events.ToolEnd, verbose: bool) -> list[Row]:
-    """What a call did, as far as the user reads it."""
-    content, details = event.result.content, event.result.details
-    if items := details.get("todo"):
-        marks = [CHECKLIST.get(item["status"], ("☐", "")) for item in items]
-        return [(f"{mark} {item['text']}", style) for item, (mark, style) in zip(items, marks)]
-    if changes := details.get("diff"):
-        rows = diff_rows(changes)
-        more = [(f"… {len(rows) - MAX_DIFF_LINES} more lines", "dim")]
-        return rows[:MAX_DIFF_LINES] + more if len(rows) > MAX_DIFF_LINES else rows
-    text = content if isinstance(content, str) else ""
-    text = text.rpartition("\n\n[task_id")[0] or text  # that line is for the model
-    if code := details.get("exit_code"):  # it stands in the line of the call
-        text = text.removesuffix(f"[exit code {code}]")
-    lines = strip_controls(text).rstrip().splitlines()
-    if event.name in COUNTED_TOOLS and not event.is_error and not verbose:
-        return []
-    if len(lines) > OUTPUT_LINES and not verbose:
-        lines = [f"… {len(lines) - OUTPUT_LINES} lines", *lines[-OUTPUT_LINES:]]
-    return [(line, "dim") for line in lines]
 
 
 def _warning(event: Event) -> str:

@@ -1,4 +1,4 @@
-"""The screen: finished rows are appended and never repainted; below them stand the row under way and one status row.
+"""The screen: finished rows are appended and never repainted; below them stand the row under way and the status rows.
 
 All text goes through the sanitiser here, so that no caller can forget it.
 """
@@ -12,6 +12,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TextIO
 
 from coder.permissions.sanitize import TerminalSanitizer, strip_controls
@@ -20,8 +21,8 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.1  # seconds
 STALL = 5.0  # seconds without data from which they are counted on the screen
 FILE_WIDTH = 200  # columns of a stream that is no terminal: a file or a log
-ERASE_ROW = "\r\x1b[K"
-STYLES = {"bold": 1, "dim": 2, "italic": 3, "underline": 4}
+ERASE_BELOW = "\x1b[J"
+STYLES = {"bold": 1, "dim": 2, "italic": 3, "underline": 4, "reverse": 7}
 STYLES |= {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 
 # Of text in rows
@@ -41,8 +42,10 @@ class Screen:
         self._sanitizer = TerminalSanitizer()
         self._rows: Rows | None = None  # of the text that streams
         self._row = self._row_style = ""  # under way, as it stands on the screen
-        self._status_row = ""  # as it stands on the screen
+        self._draft = ""  # a line that may be replaced
+        self._status_rows = ""  # as they stand on the screen
         self._label, self._limit, self._typed = "", math.inf, ""
+        self._above: Sequence[str] = ()  # rows above the label
         self._since = self._last_data = 0.0
         self._lock = threading.RLock()
         self._ticker: threading.Thread | None = None
@@ -55,6 +58,8 @@ class Screen:
 
     def write(self, text: str, style: str = "") -> None:
         """Append text that streams; it is broken between words."""
+        if self._draft:
+            self.finish_line()
         text = self._sanitizer.feed(text)
         if self.live:
             self._rows = rows = self._rows or self._row_writer(style)
@@ -67,8 +72,9 @@ class Screen:
         """End the row under way."""
         if rest := self._sanitizer.flush():
             self.write(rest, self._row_style)
-        finished = self._rows.finish() if self._rows else f"{self._row}\n" if self._row else ""
-        self._rows = None
+        row = self._draft or self._row
+        finished = self._rows.finish() if self._rows else f"{row}\n" if row else ""
+        self._rows, self._draft = None, ""
         if finished:
             self._draw(finished, "", self._row_style)
 
@@ -93,8 +99,23 @@ class Screen:
     def exact_line(self, *parts: tuple[str, str]) -> None:
         """Append a line of (text, style) parts, broken only by the terminal."""
         self.finish_line()
-        line = "".join(self._style(strip_controls(text), style) for text, style in parts)
-        self._draw(f"{line}\n", "")
+        self._draw(f"{self._styled(parts)}\n", "")
+
+    def draft(self, *parts: tuple[str, str]) -> None:
+        """Show a line that further drafts replace, until something else follows it."""
+        if not self._draft:
+            self.finish_line()
+        self._draft = self._styled(parts)
+        if self.live:
+            self._draw("", self._draft)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the last line is a draft."""
+        return bool(self._draft)
+
+    def _styled(self, parts: Iterable[tuple[str, str]]) -> str:
+        return "".join(self._style(strip_controls(text), style) for text, style in parts)
 
     def _style(self, text: str, style: str) -> str:
         """The text with words of STYLES, such as "bold red"; NO_COLOR leaves bold and dim."""
@@ -113,7 +134,7 @@ class Screen:
 
     # -- the status row
 
-    def status(self, label: str = "", limit: float = math.inf) -> None:
+    def status(self, label: str = "", limit: float = math.inf, above: Sequence[str] = ()) -> None:
         """Show `label` below the output with the seconds since there was none; data has come just now.
 
         After `limit` seconds without another call the program gives up: from STALL on these are counted, also
@@ -123,7 +144,7 @@ class Screen:
             self._last_data = time.monotonic()
             if not self._label:
                 self._since = self._last_data
-            self._label, self._limit = label, limit
+            self._label, self._limit, self._above = label, limit, above
             if not (label or limit < math.inf):
                 self._draw("", self._row, self._row_style)
             elif self.live and self._ticker is None:
@@ -146,7 +167,7 @@ class Screen:
                 self._draw("", self._row, self._row_style)
 
     def _status(self, now: float) -> str:
-        """The status row as it should be now; "" for none."""
+        """The status rows as they should be now; "" for none."""
         if not (self.live and (self._label or self._limit < math.inf)):
             return ""
         room = self.width - 1
@@ -162,7 +183,8 @@ class Screen:
             seconds = f" no data for {silent:.0f}s of {self._limit:g}s"
         label = f"{SPINNER[int(now / FRAME) % len(SPINNER)]} {self._label}"
         waiting = one_line(one_line(label, room - len(seconds)) + seconds, room)
-        return f"{waiting} {typed}" if typed else waiting
+        rows = [one_line(row, self.width - 1) for row in self._above]
+        return "\r\n".join([*rows, f"{waiting} {typed}" if typed else waiting])
 
     # -- drawing
 
@@ -173,15 +195,16 @@ class Screen:
         """
         with self._lock:
             text, status = finished + row, self._status(time.monotonic())
-            if text == self._row and status == self._status_row:
+            if text == self._row and status == self._status_rows:
                 return
             below = ("\r\n" if row else "") + self._style(status, "dim") if status else ""
-            if not self._status_row and text.startswith(self._row):
+            if not self._status_rows and text.startswith(self._row):
                 changed = self._style(text[len(self._row) :], style) + below
             else:
-                up = f"\x1b[A{ERASE_ROW}" if self._row and self._status_row else ""
-                changed = ERASE_ROW + up + self._style(text, style) + below
-            self._row, self._row_style, self._status_row = row, style, status
+                rows = self._status_rows.count("\n") + bool(self._row and self._status_rows)
+                up = f"\x1b[{rows}A" if rows else ""
+                changed = f"\r{up}{ERASE_BELOW}" + self._style(text, style) + below
+            self._row, self._row_style, self._status_rows = row, style, status
             self.stream.write(changed)
             self.stream.flush()
 

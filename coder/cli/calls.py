@@ -1,0 +1,137 @@
+"""Calls on the screen: what came of one in a few words, and the rows below it: a diff, a checklist, the end of an output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from difflib import SequenceMatcher
+
+from coder.cli.screen import one_line
+from coder.events import ToolEnd
+from coder.permissions.sanitize import strip_controls
+
+Parts = list[tuple[str, str]]  # a row: texts and their styles
+
+MAX_DIFF_ROWS = 60
+OUTPUT_LINES = 6  # of a command's output, its last ones
+COUNTED_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
+CHECKLIST = {"done": ("☑", "dim"), "in_progress": ("▸", "bold")}
+
+HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+WORD = re.compile(r"\w+|\s+|.")
+MAX_WORDS = 100  # of a line in which the changed ones are looked for
+MAX_MARKED = 400  # lines of a diff in which they are
+SIMILAR = 0.5  # ratio of difflib from which two lines are one that was changed
+
+
+def outcome(event: ToolEnd) -> tuple[str, str]:
+    """What came of a call, and its style. Red is a call that could not do its work."""
+    details = event.result.details
+    if (code := details.get("exit_code")) and not details.get("cause"):
+        return f" · exit {code}", "yellow"
+    if event.is_error:
+        return "", "red"
+    if changes := details.get("diff"):
+        signs = [parts[1][0] for parts in diff_rows(changes) if len(parts) > 1]
+        return f" · +{signs.count('+ ')} -{signs.count('- ')}", "dim"
+    return (f" · {lines_of(line_count(event))}" if event.name in COUNTED_TOOLS else ""), "dim"
+
+
+def line_count(event: ToolEnd) -> int:
+    content = event.result.content
+    return len(content.splitlines()) if isinstance(content, str) else 0
+
+
+def lines_of(number: int) -> str:
+    return f"{number} line{'s' if number != 1 else ''}"
+
+
+def result_rows(event: ToolEnd, verbose: bool) -> list[Parts]:
+    """What a call did, as far as the user reads it; with `verbose` all of it."""
+    content, details = event.result.content, event.result.details
+    if items := details.get("todo"):
+        marks = [CHECKLIST.get(item["status"], ("☐", "")) for item in items]
+        return [[(f"{mark} {each['text']}", style)] for each, (mark, style) in zip(items, marks)]
+    if changes := details.get("diff"):
+        rows = diff_rows(changes)
+        if len(rows) > MAX_DIFF_ROWS and not verbose:
+            rows[MAX_DIFF_ROWS:] = [[(f"… {len(rows) - MAX_DIFF_ROWS} more lines", "dim")]]
+        return rows
+    text = content if isinstance(content, str) else ""
+    text = text.rpartition("\n\n[task_id")[0] or text  # that line is for the model
+    if code := details.get("exit_code"):  # it stands in the line of the call
+        text = text.removesuffix(f"[exit code {code}]")
+    lines = strip_controls(text).rstrip().splitlines()
+    if event.name in COUNTED_TOOLS and not event.is_error and not verbose:
+        return []
+    if len(lines) > OUTPUT_LINES and not verbose:
+        lines = [f"… {lines_of(len(lines) - OUTPUT_LINES)}", *lines[-OUTPUT_LINES:]]
+    return [[(line, "" if event.is_error else "dim")] for line in lines]
+
+
+def fitted(parts: Parts, width: int) -> Iterator[tuple[str, str]]:
+    """The parts of a row, cut to `width` columns. Their text is sanitised here."""
+    parts = [(strip_controls(text).expandtabs(4), style) for text, style in parts]
+    row = one_line("".join(text for text, _ in parts), width)
+    for text, style in parts:
+        yield row[: len(text)], style
+        row = row[len(text) :]
+
+
+# ---- diffs -------------------------------------------------------------------------------
+
+
+def diff_rows(changes: str, shown: Callable[[str], str] = strip_controls) -> list[Parts]:
+    """The lines of a unified diff with their numbers and, in a line that was changed, the changed words marked.
+
+    A row of a line is (number, sign, text...). The names go where there is one file. `shown`: what a line looks like.
+    """
+    lines = changes.removesuffix("\n").split("\n")
+    one_file = changes.startswith("--- ") and "\n--- " not in changes
+    rows, removed, added = list[Parts](), list[Parts](), list[Parts]()
+    old = new = old_end = new_end = 0  # the numbers of the next lines, and those behind the hunk
+    for line in lines[2 * one_file :]:
+        sign, text = line[:1], shown(line[1:].expandtabs(4))
+        if sign == "-" and old < old_end:
+            removed.append(_row(old, sign, text, "red"))
+            old += 1
+            continue
+        if sign == "+" and new < new_end:
+            added.append(_row(new, sign, text, "green"))
+            new += 1
+            continue
+        rows += _changed(removed, added)
+        removed, added = [], []
+        if sign in ("", " ") and new < new_end:
+            rows.append(_row(new, " ", text, ""))
+            old, new = old + 1, new + 1
+        elif hunk := HUNK.match(line):
+            rows += [[("   ⋮", "dim")]] if new_end else []
+            old, new = int(hunk[1]), int(hunk[3])
+            old_end, new_end = old + int(hunk[2] or 1), new + int(hunk[4] or 1)
+        else:  # a name, or a remark such as that no newline ends the file
+            rows.append([(shown(line), "dim" if line.startswith("\\") else "bold")])
+            new_end = new_end if line.startswith("\\") else 0
+    rows += _changed(removed, added)
+    return rows
+
+
+def _row(number: int, sign: str, text: str, style: str) -> Parts:
+    return [(f"{number:>4} ", "dim"), (f"{sign} ", style), (text, style)]
+
+
+def _changed(removed: list[Parts], added: list[Parts]) -> list[Parts]:
+    """The rows of lines that were replaced by others. The words are marked where a line and its successor are similar."""
+    for before, after in zip(removed[:MAX_MARKED], added):
+        olds, news = WORD.findall(before[2][0]), WORD.findall(after[2][0])
+        if max(len(olds), len(news)) > MAX_WORDS:
+            continue
+        matcher = SequenceMatcher(None, olds, news, autojunk=False)
+        if matcher.ratio() < SIMILAR:
+            continue
+        before.pop(), after.pop()
+        for kind, *places in matcher.get_opcodes():
+            mark = "" if kind == "equal" else " reverse"
+            before.append(("".join(olds[places[0] : places[1]]), f"red{mark}"))
+            after.append(("".join(news[places[2] : places[3]]), f"green{mark}"))
+    return removed + added
