@@ -1,4 +1,4 @@
-"""Check the arguments of a call by the JSON schema of its tool.
+"""The JSON schema of a tool's arguments: made of a function's signature, and what a call is checked against.
 
 Checked are type, enum, required, properties, additionalProperties and items, at any depth. Other
 keywords are ignored: what they describe goes to the function as it came.
@@ -7,20 +7,71 @@ keywords are ignored: what they describe goes to the function as it came.
 from __future__ import annotations
 
 import json
+import re
+import types
+from collections.abc import Container, Mapping
 from contextlib import suppress
-from typing import Any
+from inspect import Parameter
+from typing import Any, Literal, Union, get_args, get_origin
 
 from coder.types import ToolError
 
-KINDS: dict[str, Any] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
+KINDS: dict[str, Any] = {name: kind for kind, name in JSON_TYPES.items()}
+KINDS |= {"number": (int, float), "array": list, "null": type(None)}
+
+# ---- from a signature to a schema -----------------------------------------------------------
+
+
+def described_schema(
+    where: str, doc: str, signature: Mapping[str, Parameter], hints: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """(the description, the schema) of a function with this docstring. Raises TypeError."""
+    described, description = _parse_docstring(doc, signature)
+    properties = dict[str, Any]()
+    for name in signature:
+        if name not in described:
+            how = f"in a line `{name}: ...`"
+            raise TypeError(f"{where}: describe {name!r} in the docstring, {how}")
+        schema = _schema(hints.get(name), f"{where}: {name}")
+        properties[name] = schema | {"description": described[name]}
+    required = [name for name, each in signature.items() if each.default is each.empty]
+    return description, {"type": "object", "properties": properties, "required": required}
+
+
+def _parse_docstring(doc: str, names: Container[str]) -> tuple[dict[str, str], str]:
+    """({parameter: description}, the rest) of a docstring; `Note: ...` is no parameter."""
+    described, rest = dict[str, str](), list[str]()
+    for line in doc.splitlines():
+        found = re.match(r"\s*(\w+): (.+)", line)
+        if found and (described or found[1] in names):
+            described[found[1]] = found[2].strip()
+        elif described and line.strip():
+            described[next(reversed(described))] += " " + line.strip()
+        elif not described:
+            rest.append(line.strip())
+    return described, " ".join(" ".join(rest).split()).removesuffix(" Args:")
+
+
+def _schema(hint: Any, where: str) -> dict[str, Any]:
+    """The JSON schema of a type hint, in the words that every server knows: type, items, enum."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        kinds = [kind for kind in arguments if kind is not type(None)]
+        if len(kinds) == 1:
+            return _schema(kinds[0], where)
+    elif origin is Literal and len({*map(type, arguments)}) == 1:
+        if kind := JSON_TYPES.get(type(arguments[0])):
+            return {"type": kind, "enum": list(arguments)}
+    elif origin is list:
+        return {"type": "array", "items": _schema(arguments[0], where)}
+    elif kind := JSON_TYPES.get(origin or hint):
+        return {"type": kind}
+    known = "str, int, float, bool, dict, list[...], Literal[...] or one of them | None"
+    raise TypeError(f"{where} has the hint {hint!r}: use {known}")
+
+
+# ---- checking the arguments of a call -------------------------------------------------------
 
 
 def fit(value: Any, schema: Any, where: str) -> Any:

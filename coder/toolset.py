@@ -19,21 +19,17 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import re
-import types
 import typing
-from collections.abc import Callable, Container, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Union, overload
+from typing import Any, overload
 
 from coder.abort import Abort
-from coder.arguments import fit
+from coder.arguments import described_schema, fit
 from coder.events import BaseEvent, Event, Outcome, Returning, ToolUpdate, resolve
 from coder.types import Aborted, Budget, DeniedError, ToolCall, ToolError, ToolResult
-
-JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
 
 # Asks for permission: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
 Authorize = Callable[["ToolContext", str, Sequence[str], str], Outcome[Any]]
@@ -132,54 +128,13 @@ def tool(
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"tool {name} is async: tools are plain functions or generators")
     hints = typing.get_type_hints(function)
-    signature = inspect.signature(function).parameters
-    described, description = _parse_docstring(inspect.getdoc(function) or "", signature)
+    signature = dict(inspect.signature(function).parameters)
     context = next((own for own in signature if hints.get(own) is ToolContext), "")
-    properties, required = dict[str, Any](), list[str]()
-    for own, parameter in signature.items():
-        if own == context:
-            continue
-        if own not in described:
-            how = f"in a line `{own}: ...`"
-            raise TypeError(f"tool {name}: describe {own!r} in the docstring, {how}")
-        schema = _schema(hints.get(own), f"tool {name}: {own}")
-        properties[own] = schema | {"description": described[own]}
-        required += [own] if parameter.default is parameter.empty else []
-    parameters = {"type": "object", "properties": properties, "required": required}
-    title = title or next(iter(properties), "")
+    signature.pop(context, None)
+    doc = inspect.getdoc(function) or ""
+    description, parameters = described_schema(f"tool {name}", doc, signature, hints)
+    title = title or next(iter(signature), "")
     return Tool(name, description, parameters, function, context, title, concurrent)
-
-
-def _parse_docstring(doc: str, names: Container[str]) -> tuple[dict[str, str], str]:
-    """({parameter: description}, the rest) of a docstring; `Note: ...` is no parameter."""
-    described, rest = dict[str, str](), list[str]()
-    for line in doc.splitlines():
-        found = re.match(r"\s*(\w+): (.+)", line)
-        if found and (described or found[1] in names):
-            described[found[1]] = found[2].strip()
-        elif described and line.strip():
-            described[next(reversed(described))] += " " + line.strip()
-        elif not described:
-            rest.append(line.strip())
-    return described, " ".join(" ".join(rest).split()).removesuffix(" Args:")
-
-
-def _schema(hint: Any, where: str) -> dict[str, Any]:
-    """The JSON schema of a type hint, in the words that every server knows: type, items, enum."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        kinds = [kind for kind in arguments if kind is not type(None)]
-        if len(kinds) == 1:
-            return _schema(kinds[0], where)
-    elif origin is Literal and [kind := type(arguments[0])] == [*{*map(type, arguments)}]:
-        if kind in JSON_TYPES:
-            return {"type": JSON_TYPES[kind], "enum": list(arguments)}
-    elif origin is list:
-        return {"type": "array", "items": _schema(arguments[0], where)}
-    elif hint in JSON_TYPES or origin in JSON_TYPES:
-        return {"type": JSON_TYPES[hint if hint in JSON_TYPES else origin]}
-    known = "str, int, float, bool, dict, list[...], Literal[...] or one of them | None"
-    raise TypeError(f"{where} has the hint {hint!r}: use {known}")
 
 
 # ---- a set of tools, and one call -----------------------------------------------------------
