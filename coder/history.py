@@ -29,12 +29,8 @@ def user(text: str | list[dict[str, Any]]) -> Message:
 def tool_message(call_id: str, result: ToolResult) -> Message:
     """The message that answers one call; never empty, which servers refuse."""
     meta = {"timestamp": now()} | ({"is_error": True} if result.is_error else {})
-    return {
-        "role": "tool",
-        "tool_call_id": call_id,
-        "content": mend_all(content_of(result.content)) or "(no output)",
-        "meta": meta,
-    }
+    content = mend_all(content_of(result.content)) or "(no output)"
+    return {"role": "tool", "tool_call_id": call_id, "content": content, "meta": meta}
 
 
 def now() -> int:
@@ -164,9 +160,9 @@ def _with_results(message: Message, results: list[Message], taken: set[str]) -> 
 def _result(found: Message | None, call_id: str) -> Message:
     if found is None:
         return tool_message(call_id, ToolResult(NOT_RUN, is_error=True))
-    if found.get("tool_call_id") != call_id or not found.get("content"):
-        found = found | {"tool_call_id": call_id, "content": found.get("content") or "(no output)"}
-    return found
+    if found.get("tool_call_id") == call_id and found.get("content"):
+        return found
+    return found | {"tool_call_id": call_id, "content": found.get("content") or "(no output)"}
 
 
 def _valid_call(call: dict[str, Any], taken: set[str]) -> dict[str, Any]:
@@ -188,10 +184,6 @@ def _is_object(arguments: Any) -> bool:
         return False
 
 
-def _fields(value: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: each for name, each in value.items() if name in names}
-
-
 def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
     """The wire messages: without "meta" and custom roles, and, where another model than `model` wrote a
     message, without its thoughts and signatures."""
@@ -202,18 +194,15 @@ def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
 def _wire_message(message: Message, model: str) -> Message | None:
     if message.get("role") not in ROLES:
         return None
-    if model and message.get("meta", {}).get("model", model) != model:
-        return _portable(message)
-    return {key: value for key, value in message.items() if key != "meta"}
-
-
-def _portable(message: Message) -> Message:
-    """The fields of an assistant message that every model understands."""
-    plain = _fields(message, "role", "content", "tool_calls")
-    if "tool_calls" in plain:
-        calls = plain["tool_calls"]
-        plain["tool_calls"] = [_fields(call, "id", "type", "function") for call in calls]
-    return plain
+    if not model or message.get("meta", {}).get("model", model) == model:
+        return {name: value for name, value in message.items() if name != "meta"}
+    wire: Message = {name: message[name] for name in ("role", "content") if name in message}
+    if calls := calls_of(message):
+        names = ("id", "type", "function")
+        wire["tool_calls"] = [
+            {name: call[name] for name in names if name in call} for call in calls
+        ]
+    return wire
 
 
 class History:

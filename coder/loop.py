@@ -113,7 +113,9 @@ def steps(run: Run) -> Events[End]:
 
 def step(run: Run) -> Events[End | None]:
     """One model call and the tools it asks for. An End, if the run ends with it."""
-    run.begin_step()
+    run.steps += 1
+    run.budget.step()
+    run.in_step, run.answer = True, {}
     yield events.StepStart(run.steps)
     yield from run.add_pending()
     answer, end = yield from ask(run)

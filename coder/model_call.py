@@ -43,9 +43,8 @@ def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
         # Behind tool results an empty answer means that the model is done. Elsewhere it is asked once more
         if empty and not may_be_empty:
             may_be_empty = True
-            yield from wait(
-                run, 1, 0.0, ModelError("empty", "the answer was empty", retryable=True)
-            )
+            nothing = ModelError("empty", "the answer was empty", retryable=True)
+            yield from wait(run, 1, 0.0, nothing)
             continue
         yield from accept(run, answer)
         if answer.finish == "content_filter":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import Any
 
 from coder import events
@@ -81,11 +82,6 @@ class Run:
         self.offered = self.tools  # what the newest request offered, as the hooks changed it
         self.history = History(self.messages, self.model.name)
 
-    def begin_step(self) -> None:
-        self.steps += 1
-        self.budget.step()
-        self.in_step, self.answer = True, {}
-
     def context(self, call: ToolCall) -> ToolContext:
         """What the tool of a call may know and do."""
         context = self.offered.context(call, self.abort)
@@ -124,9 +120,8 @@ class Run:
             yield events.MessageEnd(message)
         if self.in_step:
             self.in_step = False
-            places = (i for i, each in enumerate(self.messages) if each is self.answer)
-            at = next(places, len(self.messages))
-            results = [message for message in self.messages[at:] if message["role"] == "tool"]
+            rest = dropwhile(lambda each: each is not self.answer, self.messages)
+            results = [message for message in rest if message["role"] == "tool"]
             yield events.StepEnd(self.answer, results, "aborted", Usage())
 
     @property
@@ -142,8 +137,7 @@ class Run:
 
     def abort_end(self) -> End:
         if self.abort.reason == "max_time":
-            limit = f"{self.limits.max_seconds:g} s"
-            text = f"Time limit of {limit} reached, task may be incomplete."
+            text = f"Time limit of {self.limits.max_seconds:g} s reached, task may be incomplete."
             return End("max_time", self.text or text)
         return End("aborted", "Request aborted.")
 
