@@ -37,9 +37,7 @@ FIRST = 4_000  # bytes of the first user message that are kept
 SHRINKS = 0.8  # what is left after a summary, at most
 JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 IMAGE = re.compile(r"data:image/[^\"]*")
-IMAGE_SIZE = (
-    "x" * 6_000
-)  # bytes an image counts as: 1,500 tokens, what providers count for a large one
+IMAGE_SIZE = "x" * 6_000  # bytes: 1,500 tokens, what providers count for a large image
 MIN_SAVING = 200  # bytes that a note has to save
 MARKER = 50  # bytes of truncate's marker
 PIECE = 500  # bytes of one message of a transcript that stay at least
@@ -111,7 +109,7 @@ class Compaction(Hooks):
             return False
         if trigger in ("length", "overflow"):
             window = min(window, used)  # it is no larger than what was sent
-        pruned = self._pruned(messages, window) if trigger != "manual" else None
+        pruned = self._pruned(messages, window) if trigger != "manual" else []
         if not pruned and trigger == "threshold" and used < self._retry_at:
             return False
         try:
@@ -121,8 +119,7 @@ class Compaction(Hooks):
             why = error.message.rstrip(".")
             yield Notice(f"The conversation was not summarised and stays as it is: {why}.")
             return False
-        lists = (messages, shorter)
-        before, after = ({"messages": len(e), "tokens": self._used(e)} for e in lists)
+        before, after = ({"messages": len(e), "tokens": self._used(e)} for e in (messages, shorter))
         messages[:] = shorter  # the one place where a history changes
         yield Compacted(trigger, 1, before, after, "prune" if pruned else "summary", shorter)
         return True
@@ -134,12 +131,12 @@ class Compaction(Hooks):
         since = takewhile(lambda each: each.get("role") != "assistant", reversed(messages))
         return usage.input + usage.output + size(since) // CHARS_PER_TOKEN
 
-    def _pruned(self, messages: list[Message], window: int) -> list[Message] | None:
-        """The list with less tool output, where that gains a fifth of the window and leaves a tenth free."""
+    def _pruned(self, messages: list[Message], window: int) -> list[Message]:
+        """The list with less tool output; empty unless that gains a fifth of the window and leaves a tenth free."""
         shorter = prune(messages, window)
         before, after = self._used(messages), self._used(shorter)
         enough = before - after >= window // 5 and _threshold(window) - after >= window // 10
-        return shorter if enough else None
+        return shorter if enough else []
 
     def _summarised(
         self, messages: list[Message], window: int, focus: str | None, abort: Abort
@@ -178,11 +175,10 @@ class Compaction(Hooks):
             conversation = transcript(old, limit)
             text = f"<conversation>\n{conversation}\n</conversation>\n\n{order}"
             asked = [{"role": "user", "content": text}]
+            request = Request(asked, [], self.prompt, self._api_key)
             yield Nested("compaction", RunStart())
             try:
-                with Returning(
-                    self.model.stream(Request(asked, [], self.prompt, self._api_key), abort)
-                ) as stream:
+                with Returning(self.model.stream(request, abort)) as stream:
                     for event in stream:
                         yield event if isinstance(event, Notice) else Nested("compaction", event)
                 break

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -66,11 +66,9 @@ def system_prompt(
     Short, and the same bytes for a whole session, so that the providers' caches hit. Together with the tool
     schemas it is what every request begins with: a test keeps the two under 5.7 KB.
     """
-    family = next(
-        (text for pattern, text in FAMILIES.items() if re.search(pattern, model.lower())), ""
-    )
+    families = (text for pattern, text in FAMILIES.items() if re.search(pattern, model.lower()))
+    rules = "\n".join(filter(None, [role or RULES, next(families, "")]))
     facts = f"Workspace: {cwd}\nSystem: {os.uname().sysname} {os.uname().machine}\nDate: {date.today().isoformat()}"
-    rules = "\n".join(filter(None, [role or RULES, family]))
     return "\n\n".join(filter(None, [rules, facts, HEADING if files else "", *map(str, files)]))
 
 
@@ -114,6 +112,7 @@ def _rules(name: str, data: Any) -> tuple[Rule, ...]:
     return tuple(rules_of(data, f"agent {name}"))
 
 
+NO_TODO = {"todo": "deny"}
 READ_ONLY = {"*": "ask", "read": "allow", "todo": "allow", "task": "allow", "edit": "deny"}
 SEARCH_ONLY = {"*": "deny", "read": "allow", "external_directory": "ask", "doom_loop": "ask"}
 
@@ -127,9 +126,7 @@ BUILT_IN = {
     for each in (
         _spec("build", "works on the code, with all tools"),
         _spec("plan", "reads and plans, and changes nothing", READ_ONLY, prompt=PLAN),
-        _spec(
-            "general", "a task of several steps", {"todo": "deny"}, mode="subagent", prompt=CHILD
-        ),
+        _spec("general", "a task of several steps", NO_TODO, mode="subagent", prompt=CHILD),
         _spec("explore", "finds things in the code", SEARCH_ONLY, mode="subagent", prompt=EXPLORE),
         _spec("compaction", "shortens a history that is too long", {"*": "deny"}, hidden=True),
         _spec("title", "finds a title", {"*": "deny"}, hidden=True),
@@ -167,18 +164,7 @@ def _read_agent(path: Path, base: AgentSpec) -> AgentSpec:
     return replace(base, rules=rules, prompt=prompt or base.prompt, **fields)
 
 
-def _mode(word: str) -> str:
-    if word not in get_args(Mode):
-        raise ValueError(f"it is not one of {', '.join(get_args(Mode))}")
-    return word
-
-
-FIELDS: dict[str, Callable[[str], Any]] = {
-    "description": str,
-    "mode": _mode,
-    "model": str,
-    "max_steps": int,
-}
+FIELDS = ("description", "mode", "model", "max_steps")
 
 
 def _field(key: str, value: Any) -> Any:
@@ -186,10 +172,11 @@ def _field(key: str, value: Any) -> Any:
     if key not in FIELDS or not isinstance(value, str):
         known = ", ".join([*FIELDS, "permissions"])
         raise ValueError(f"{key!r} is no line of an agent's front matter; known: {known}")
-    try:
-        return FIELDS[key](value)
-    except ValueError as error:
-        raise ValueError(f"{key}: {value!r}: {error}") from None
+    if key == "mode" and value not in get_args(Mode):
+        raise ValueError(f"mode: {value!r}: it is not one of {', '.join(get_args(Mode))}")
+    if key == "max_steps" and not value.isdecimal():
+        raise ValueError(f"max_steps: {value!r}: it is no number")
+    return int(value) if key == "max_steps" else value
 
 
 def _split(text: str) -> tuple[dict[str, Any], str]:

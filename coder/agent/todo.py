@@ -12,11 +12,7 @@ from coder.toolset import tool
 from coder.types import ToolError, ToolResult
 
 MARKS = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
-SYNONYMS = {  # what models write instead
-    "completed": "done",
-    "in-progress": "in_progress",
-    "": "pending",
-}
+SYNONYMS = {"completed": "done", "in-progress": "in_progress", "": "pending"}  # models' words
 
 
 def _title(arguments: dict[str, Any]) -> str:
