@@ -218,7 +218,7 @@ def test_what_becomes_of_a_command(ws: Path, rules: Any, expected: dict[str, str
 
 GUARDED = [
     *(".git/config", ".git/hooks/pre-commit", "sub/.GIT/config", "AGENTS.md", "sub/claude.md"),
-    *(".bashrc", "sub/.zshenv", ".coder/permissions.json", ".vscode/tasks.json", ".envrc"),
+    *(".bashrc", "sub/.zshenv", ".coder/permissions.json", ".agents/skills/x/run", ".envrc"),
 ]
 
 

@@ -239,7 +239,7 @@ def test_commands_of_plugins_at_the_prompt(tmp_path: Path) -> None:
     with serve(Reply("done")) as server, Terminal(tmp_path, server) as session:
         listed = session.say("/help")
         assert (
-            "The plugin command /exit is ignored: the name is taken." in listed
+            "The added command /exit is ignored: the name is taken." in listed
             and "do I need one?" in listed
         )
         assert "yes, in Oslo" in session.say("/umbrella Oslo")

@@ -26,6 +26,7 @@ from coder.cli.settings import SETTINGS, window_of
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.extend.command_hooks import command_hooks
 from coder.extend.plugins import load_plugins
+from coder.extend.prompt_files import read_prompt_file
 from coder.hooks import HOOK_NAMES
 from coder.permissions.rules import rules_of
 
@@ -145,7 +146,9 @@ def test_every_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
     (tmp_path / "weather.py").write_text(plugin)
     loaded = load_plugins(tmp_path)
     assert ([each.name for each in loaded.tools], loaded.problems) == (["forecast"], [])
-    [agent] = blocks("markdown")
+    agent, command = blocks("markdown")
+    (tmp_path / "review.md").write_text(command)
+    assert "commit abc and" in read_prompt_file(tmp_path / "review.md").filled("abc")
     (tmp_path / "review.md").write_text(agent)
     agents, problems = load_agents(tmp_path)
     assert (agents["review"].mode, problems) == ("subagent", [])
@@ -269,7 +272,7 @@ def test_the_tables_of_commands_are_the_program() -> None:
     shown = {quoted(row[0])[0].split()[0].removeprefix("/") for row in rows("README.md", "command")}
     plugins = SimpleNamespace(commands=[])
     repl: Any = SimpleNamespace(
-        app=SimpleNamespace(plugins=plugins), conversation=None, screen=None
+        app=SimpleNamespace(plugins=plugins, prompt_files=None), conversation=None, screen=None
     )
     known = Commands(repl).known
     assert shown == set(known)

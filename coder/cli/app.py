@@ -102,9 +102,7 @@ class App(Parts):
         if self.compaction:
             self.compaction.model = model
         agent.set_model(model)
-        given, extra = self.arguments.system_prompt, self.arguments.append_system_prompt
-        prompt = given or system_prompt(self.cwd, model.name, self.files, self.spec.prompt)
-        agent.set_system("\n\n".join(filter(None, [prompt, extra])))
+        self.set_prompt()
         own = [self.subagents.tool] if self.subagents else []  # not for sub-agents
         if self.arguments.can_ask and (module := optional("coder.agent.ask_user")):
             own.append(module.ask_user)
@@ -115,6 +113,13 @@ class App(Parts):
             for secret in self.settings.keys:
                 self.trace.hide(secret)
             self.trace.attach(model)
+
+    def set_prompt(self) -> None:
+        """Give the agent its system prompt, with the skills that may be used."""
+        given, extra = self.arguments.system_prompt, self.arguments.append_system_prompt
+        prompt = given or system_prompt(self.cwd, self.model.name, self.files, self.spec.prompt)
+        skills = self.prompt_files.section if self.prompt_files and not given else ""
+        self.agent.set_system("\n\n".join(filter(None, [prompt, skills, extra])))
 
     def adopt(self, messages: list[Message], session_id: str) -> None:
         """Continue with this conversation; the list itself is the agent's from now on."""

@@ -25,6 +25,7 @@ from coder.types import Aborted, CoderError, ModelError, Reasoning
 if TYPE_CHECKING:
     from coder.cli.repl import Repl
     from coder.extend.plugins import Command as PluginCommand
+    from coder.extend.prompt_files import PromptFile
 
 # Names, the first of them that of a method of Commands, and help
 COMMANDS = {
@@ -38,6 +39,7 @@ COMMANDS = {
     "yolo": "answer all questions with yes; again: ask",
     "reasoning": "how much the model thinks (a level), show or hide it",
     "tools": "list the model's tools",
+    "skills": "list the skills; asks about those of this project that are not used",
     "tokens cost context": "tokens used, and how full the context is",
     "compact compress": "shorten the conversation: /compact [FOCUS]",
     "undo": "undo the last run: its file changes and its messages",
@@ -74,12 +76,20 @@ class Commands:
             (name := names.split()[0]): (text, getattr(self, name))
             for names, text in COMMANDS.items()
         }
-        for command in self.app.plugins.commands if self.app.plugins else ():
-            if command.name in (*self.known, *ALIASES):
-                taken = f"The plugin command /{command.name} is ignored: the name is taken."
-                self.app.notices.append(taken)
+        plugins, files = self.app.plugins, self.app.prompt_files
+        added: list[tuple[str, str, Run]] = [
+            (each.name, each.help, partial(self._run_plugin, each))
+            for each in (plugins.commands if plugins else ())
+        ]
+        added += [
+            (each.name, each.description, partial(self._run_file, each))
+            for each in (files.commands.values() if files else ())
+        ]
+        for name, text, run in added:
+            if name in (*self.known, *ALIASES):
+                self.app.notices.append(f"The added command /{name} is ignored: the name is taken.")
             else:
-                self.known[command.name] = command.help, partial(self._run_plugin, command)
+                self.known[name] = text, run
 
     def run(self, name: str, argument: str) -> Entries:
         """Do it; returns entries that it wants to be done."""
@@ -100,6 +110,22 @@ class Commands:
         except Exception as error:
             self._warn(f"/{command.name} failed: {type(error).__name__}: {error}")
 
+    def _run_file(self, file: PromptFile, argument: str) -> Entries:
+        if file.answer != "yes" and not self.trust([file]):
+            return []
+        # Of several lines: nothing in it is taken for a command
+        return [f"{file.filled(argument)}\n"]
+
+    def trust(self, files: Sequence[PromptFile]) -> bool:
+        """Ask whether these of the project may instruct the model, if there are any."""
+        if not files or not (known := self.app.prompt_files):
+            return False
+        from coder.cli.trust import ask_trust
+
+        if allowed := ask_trust(self.screen, self.repl.keyboard, known, files):
+            self.app.set_prompt()
+        return allowed
+
     def _warn(self, text: str) -> None:
         self.screen.line(text, "yellow")
 
@@ -116,6 +142,16 @@ class Commands:
     def tools(self, argument: str) -> None:
         for each in self.app.agent.state.tools.tools.values():
             self.screen.listed(f"  {each.name:<12} ", each.description)
+
+    def skills(self, argument: str) -> None:
+        """List them, and ask about those of this project that are not used."""
+        known = list(self.app.prompt_files.skills.values()) if self.app.prompt_files else []
+        for each in known:
+            unused = "" if each.answer == "yes" else " (not used)"
+            self.screen.listed(f"  {each.name:<12} ", each.description + unused)
+        if not known:
+            self._note("There are no skills. They are folders with a SKILL.md: docs/settings.md")
+        self.trust([each for each in known if each.answer != "yes"])
 
     def init(self, argument: str) -> Entries:
         return [needed("coder.agent.instructions", "/init").INIT]

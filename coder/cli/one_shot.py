@@ -35,6 +35,11 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
     """Run one task; returns the exit code. Raises ConfigError."""
     raise_on_sigint()
     app = App(settings, arguments)
+    if skills := app.prompt_files and app.prompt_files.unanswered():
+        names = ", ".join(each.name for each in skills)
+        app.notices.append(
+            f"Skills of this project that a session has to ask about first: {names}."
+        )
     name, wanted = "coder.cli.conversation", arguments.resume or arguments.continue_
     module = needed(name, "-c and -r") if wanted else optional(name)
     conversation = module and module.open_conversation(app, one_task=True)

@@ -6,6 +6,7 @@ All that is wrong with them is a ConfigError, in one line. What belongs to a mod
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from coder.cli.process import needed, optional
 from coder.cli.settings import Settings, window_of
 from coder.hooks import HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions
-from coder.permissions.rules import load_rules, load_workspace_rules, rule_of, useless_rules
+from coder.permissions.rules import Rule, load_rules, load_workspace_rules, rule_of, useless_rules
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from coder.devtools.trace import Trace
     from coder.extend.guard import Guard
     from coder.extend.plugins import Plugins
+    from coder.extend.prompt_files import PromptFiles
     from coder.permissions.sandbox import Sandbox
 
 PARALLEL = optional("coder.agent.parallel")
@@ -64,6 +66,7 @@ class Parts:
         tools = [*TOOLS, *PATCHING, *self.extra_tools]
         kinds = [*DEFAULTS, "read", "task", "ask_user", *(each.name for each in tools)]
         self.notices += useless_rules(self.permissions.rules + self.permissions.flags, kinds)
+        self.prompt_files = self._prompt_files()
 
     def _permissions(self) -> Permissions:
         """Those of the user's file, the flags and the folder."""
@@ -106,6 +109,24 @@ class Parts:
         self.users_hooks += plugins.hooks
         self.extra_tools += plugins.tools
         return plugins
+
+    def _prompt_files(self) -> PromptFiles | None:
+        """Load commands and skills, where there are any. Skills of the user's are read without a question."""
+        homes = [Path(os.path.expanduser(each)) for each in ("~/.agents", "~/.claude")]
+        users = [config_folder(), *filter(Path.is_absolute, homes)]
+        projects = [self.cwd / name for name in (".coder", ".agents", ".claude")]
+        places = [f"{each}/{name}" for each in users + projects for name in ("skills", "commands")]
+        module = any(map(os.path.isdir, places)) and optional("coder.extend.prompt_files")
+        if not module:
+            return None
+        files: PromptFiles = module.PromptFiles(users, projects, data_folder() / "answers.json")
+        self.notices += files.problems
+        self.permissions.rules[:0] = [
+            Rule("external_directory", f"{os.path.realpath(each.path.parent)}/*", "allow", "skills")
+            for each in files.skills.values()
+            if not each.digest
+        ]
+        return files
 
     # -- what an agent works with
 

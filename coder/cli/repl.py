@@ -78,6 +78,8 @@ class Repl:
         elif arguments.resume or arguments.continue_:
             self.replay()
         self.show_notices()
+        if self.app.prompt_files:
+            self.commands.trust(self.app.prompt_files.unanswered())
         if first:
             self.screen.line(f"> {first}", "bold")
 

@@ -1,7 +1,7 @@
-"""What users add: hooks that may fail, commands as hooks, plugins.
+"""What users add: hooks that may fail, commands as hooks, plugins, commands and skills as files.
 
 Promises: a hook that fails or hangs is reported and the run goes on (guard.py); nothing in a project's folder
-adds anything.
+adds anything but prompt files that the user has seen and allowed.
 
 Read guard.py first; plugins.py shows all that a plugin can do.
 """

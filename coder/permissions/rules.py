@@ -151,8 +151,8 @@ def strictest(decisions: Iterable[Decision]) -> Decision:
 
 # Files from which a later command, another program or coder itself takes orders.
 EVEN_WITH_YOLO = {".git", ".coder"}  # what a command changes there is undone, so -y allows no edit
-FOLDERS = EVEN_WITH_YOLO | {".vscode", ".idea", ".zed", ".devcontainer", ".claude", ".cursor"}
-FOLDERS |= {".husky", ".ssh", "autostart"}
+FOLDERS = EVEN_WITH_YOLO | {".vscode", ".idea", ".zed", ".devcontainer", ".agents", ".claude"}
+FOLDERS |= {".cursor", ".husky", ".ssh", "autostart"}
 FILES = re.compile(
     r"agents(\.override)?\.md|claude(\.local)?\.md|gemini\.md|copilot-instructions\.md|config\.fish"
     r"|\.(cursorrules|windsurfrules|bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile"

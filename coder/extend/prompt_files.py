@@ -1,0 +1,188 @@
+"""Prompt files: commands and skills as Markdown, of the user's, and of the project's after a yes.
+
+    ~/.config/coder/commands/review.md     /review WORDS at the prompt: its text is entered
+    ~/.config/coder/skills/pdf/SKILL.md    name and description stand in the system prompt; the model reads the rest
+
+What a project brings instructs nobody unseen. A yes is kept for a path and what is there (of a skill: all files of
+its folder), so that text that has changed is asked about again. It never takes a name of the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coder.permissions.rules import check_ownership
+from coder.permissions.sanitize import escape_invisible
+from coder.tools.workspace import escaped, read_small_file
+
+NAME = re.compile(r"[a-z0-9][\w-]{0,63}", re.A | re.I)
+MAX_FILES = 200  # of one folder
+MAX_FILE = 64_000  # bytes
+MAX_FOLDER = 20_000_000  # bytes of a project's skill; each file counts for some more
+MAX_DESCRIPTION = 1024  # characters, as agentskills.io has it
+SKILLS = "Skills: files with the user's instructions. Where one fits the task, read it first and follow it."
+
+
+@dataclass
+class PromptFile:
+    """A command or a skill. `answer` is the user's to a project's: "yes", "no", "changed" (since an answer) or "".
+
+    `digest` stands for the content of a project's; the user's own have none, and need no answer.
+    """
+
+    name: str
+    path: Path
+    description: str
+    text: str
+    digest: str = ""
+    answer: str = "yes"
+
+    @property
+    def is_skill(self) -> bool:
+        return self.path.name == "SKILL.md"
+
+    def filled(self, words: str) -> str:
+        """The text with words of the user's in the place of $ARGUMENTS and $1 to $9; without a place, behind it."""
+        try:
+            each = shlex.split(words)
+        except ValueError:  # a quote without its end
+            each = words.split()
+        values = {"ARGUMENTS": words, **{str(n): word for n, word in enumerate(each, 1)}}
+        place = re.compile(r"\$(ARGUMENTS\b|[1-9](?!\d))")
+        text, places = place.subn(lambda found: values.get(found[1], ""), self.text)
+        return text if places else f"{text}\n\n{words}".strip()
+
+
+class PromptFiles:
+    """All of a session. `users` and `projects` are folders with `skills`, the first of each also with `commands`;
+    `answers` is the file of what the user has answered. `problems` has a sentence for each file left out."""
+
+    def __init__(self, users: Sequence[Path], projects: Sequence[Path], answers: Path) -> None:
+        self.answers, self.problems = answers, list[str]()
+        self.commands, self.skills = dict[str, PromptFile](), dict[str, PromptFile]()
+        known, real = self._answers(), {os.path.realpath(each) for each in users}
+        own = [each for each in projects if os.path.realpath(each) not in real]
+        for folder in [*users, *own]:
+            paths = sorted(folder.glob("skills/*/SKILL.md"))
+            if folder in (users[0], projects[0]):
+                paths += sorted(folder.glob("commands/*.md"))
+            if len(paths) > MAX_FILES:
+                self.problems.append(f"Only {MAX_FILES} files of {escaped(str(folder))} count.")
+            for path in paths[:MAX_FILES]:
+                self._add(path, folder.parent if folder in own else None, known)
+
+    def _add(self, path: Path, project: Path | None, known: Mapping[str, str]) -> None:
+        """Add a file, if its name is free."""
+        try:
+            made = read_prompt_file(path, project)
+        except (OSError, ValueError) as error:
+            self.problems.append(f"{escaped(str(path))} is ignored: {error}.")
+            return
+        if made.digest:
+            word, _, digest = known.get(str(path), "").partition(" ")
+            made.answer = word if digest == made.digest else digest and "changed"
+        (self.skills if made.is_skill else self.commands).setdefault(made.name, made)
+
+    def _answers(self) -> dict[str, str]:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            check_ownership(self.answers)
+            return {k: str(v) for k, v in json.loads(self.answers.read_text()).items()}
+        return {}
+
+    def keep(self, files: Sequence[PromptFile], answer: str) -> None:
+        """Keep the user's answer; where that cannot be written, for this session."""
+        for each in files:
+            each.answer = answer
+        new = {str(each.path): f"{answer} {each.digest}" for each in files}
+        with contextlib.suppress(OSError):
+            self.answers.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.answers.write_text(json.dumps(self._answers() | new, indent=1))
+
+    def unanswered(self) -> list[PromptFile]:
+        """The skills to ask the user about."""
+        return [each for each in self.skills.values() if each.answer in ("", "changed")]
+
+    @property
+    def section(self) -> str:
+        """What the system prompt says of the skills; "" where there is none."""
+        lines = [
+            f"- {each.name}: {each.description} ({each.path})"
+            for each in self.skills.values()
+            if each.answer == "yes"
+        ]
+        return "\n".join([SKILLS, *lines]) if lines else ""
+
+
+def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
+    """The command or skill of a file; the user's, or one of `project`. Raises OSError and ValueError."""
+    is_skill, real = path.name == "SKILL.md", Path(os.path.realpath(path))
+    name = path.parent.name if is_skill else path.stem
+    if not NAME.fullmatch(name):
+        raise ValueError("a name has letters, digits, - and _ only")
+    if not project:
+        check_ownership(path)
+    elif real.name != path.name or not real.is_relative_to(os.path.realpath(project)):
+        raise ValueError("it is a link that leads elsewhere")
+    if (data := read_small_file(real, MAX_FILE + 1)) is None:
+        raise ValueError("it is no regular file that can be read")
+    if len(data) > MAX_FILE:
+        raise ValueError(f"it has more than {MAX_FILE:,} bytes")
+    whole = data.decode("utf-8", "replace").replace("\r\n", "\n")
+    head, text = split_front_matter(whole)
+    if not text or (is_skill and not head.get("description")):
+        raise ValueError("it has no text, or no description in its front matter")
+    said = " ".join((head.get("description") or text.partition("\n")[0]).split())
+    digest = hashlib.sha256(data)
+    for piece in _contents(real.parent) if project and is_skill else ():
+        digest.update(piece)
+    return PromptFile(
+        name,
+        path,
+        escape_invisible(said)[:MAX_DESCRIPTION],
+        escape_invisible(whole if is_skill else text),  # as the model gets it
+        digest.hexdigest() if project else "",
+    )
+
+
+def _contents(folder: Path) -> Iterator[bytes]:
+    """Names and content of all files in a folder. Raises ValueError where that is not all that a reader would find."""
+    room = MAX_FOLDER
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        for path in (Path(place, name) for name in sorted(files + folders)):
+            is_folder = path.is_dir() and not path.is_symlink()
+            if (data := b"" if is_folder else read_small_file(path, room + 1)) is None:
+                raise ValueError(
+                    f"{escaped(path.name)} in its folder is a link, or no file to read"
+                )
+            room -= len(data) + 1000
+            if room < 0:
+                raise ValueError("its folder holds too much")
+            yield os.fsencode(f"{path.relative_to(folder)}\0{len(data)}\0") + data
+
+
+def split_front_matter(text: str) -> tuple[dict[str, str], str]:
+    """(the `key: value` lines between two lines ---, the text behind them). What is deeper in a key belongs to its value.
+
+    Nothing in the front matter is a right, so what is not understood is passed over.
+    """
+    found = re.match(r"\ufeff?---[ \t]*\n(.*?)^---[ \t]*(?:\n(.*)|\Z)", text, re.S | re.M)
+    if not found:
+        return {}, text.strip("\ufeff \t\n")
+    head, key = dict[str, str](), ""
+    for line in found[1].splitlines():
+        if entry := re.fullmatch(r"([\w-]+):(?:\s+(?:[|>][+-]?)?(.*))?", line):
+            key, head[entry[1]] = entry[1], entry[2] or ""
+        elif key and line[:1].isspace():
+            head[key] += f" {line.strip()}"
+    quotes = re.compile(r"\A(['\"])(.*)\1\Z")
+    values = {key: quotes.sub(r"\2", value.strip()) for key, value in head.items()}
+    return values, (found[2] or "").strip()

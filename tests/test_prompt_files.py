@@ -1,0 +1,237 @@
+"""Commands and skills as Markdown files: of the user's, and of a project's after a yes for exactly this content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coder.devtools.scripted import Body, Reply
+from coder.extend.prompt_files import (
+    MAX_FILE,
+    MAX_FOLDER,
+    PromptFile,
+    PromptFiles,
+    read_prompt_file,
+    split_front_matter,
+)
+from tests.harness import results, serve
+from tests.terminal import OneShot, Terminal
+
+ASKED = "Enter for not now: "
+SKILL = "---\ndescription: How it is deployed\n---\nRun it twice.\n"
+USERS, PROJECTS = "home/.config/coder", "ws/.coder"
+
+
+def put(folder: Path, name: str, text: str | bytes) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def system(body: Body) -> Any:
+    return body["messages"][0]["content"]
+
+
+def entered(server: Any) -> list[Any]:
+    return [body["messages"][-1]["content"] for body in server.requests]
+
+
+# ---- what a file says ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "filled"),
+    [
+        ("Fix $1 of $ARGUMENTS.", "a 'b c'", "Fix a of a 'b c'."),
+        ("$2, $9, $10, $ARGUMENTSX", "a 'b c'", "b c, , $10, $ARGUMENTSX"),
+        ("$1", "$ARGUMENTS $2", "$ARGUMENTS"),  # once, not what came of it
+        ("$1", "it's", "it's"),
+        ("Fix it.", "all of it", "Fix it.\n\nall of it"),
+        ("Fix it.", "", "Fix it."),
+    ],
+)
+def test_the_words_of_the_user_take_their_places(text: str, words: str, filled: str) -> None:
+    assert PromptFile("fix", Path(), "", text).filled(words) == filled
+
+
+@pytest.mark.parametrize(
+    ("text", "head", "body"),
+    [
+        ("Do it.\n", {}, "Do it."),
+        ("---\na: b: c\nd-e: 'f'\n---\n\nDo it.\n", {"a": "b: c", "d-e": "f"}, "Do it."),
+        ("---\na: b 'c' d\n---\nDo it.\n", {"a": "b 'c' d"}, "Do it."),
+        ("---\na: >-\n  b\n\n  c\nt:\n  - d\n---\nDo", {"a": "b c", "t": "- d"}, "Do"),
+        ('\ufeff--- \na: "b\n?! x\n: y\n---', {"a": '"b'}, ""),
+        ("---\na: b\nDo it.", {}, "---\na: b\nDo it."),  # no end
+        ("Do it.\n---\na: b\n---", {}, "Do it.\n---\na: b\n---"),
+    ],
+)
+def test_what_is_not_understood_of_front_matter_is_passed_over(
+    text: str, head: dict[str, str], body: str
+) -> None:
+    assert split_front_matter(text) == (head, body)
+
+
+def test_what_cannot_be_seen_is_made_visible_and_bytes_that_are_no_text_harm_nothing(
+    tmp_path: Path,
+) -> None:
+    data = b"---\r\ndescription: a\x1b[2J\r\n---\r\nDo\xff \xe2\x80\xaeit.\r\n"
+    made = read_prompt_file(put(tmp_path, "x.md", data))
+    assert (made.description, made.text) == ("a<U+001B>[2J", "Do� <U+202E>it.")
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace(path: Path, target: str) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
+LEFT_OUT: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "name": ("commands/a b.md", lambda path: None, "letters, digits"),
+    "controls": ("commands/a\x1b[2J\n.md", lambda path: None, "letters, digits"),
+    "empty": ("commands/a.md", lambda path: path.write_text("---\na: b\n---\n"), "no text"),
+    "huge": ("commands/a.md", lambda path: os.truncate(path, MAX_FILE + 1), "more than"),
+    "fifo": ("commands/a.md", fifo, "no regular file"),
+    "folder": ("commands/a.md", lambda path: (path.unlink(), path.mkdir()), "no regular file"),
+    "nowhere": ("commands/a.md", lambda path: replace(path, "none/a.md"), "no regular file"),
+    "out": ("commands/a.md", lambda path: replace(path, "../../../a.md"), "leads elsewhere"),
+    "secret": ("commands/a.md", lambda path: replace(path, "../../.env"), "leads elsewhere"),
+    "bare": ("skills/a/SKILL.md", lambda path: path.write_text("Do it."), "no description"),
+    "linked": (
+        "skills/a/SKILL.md",
+        lambda path: (path.parent / "x").symlink_to("/etc"),
+        "x in its folder is a link",
+    ),
+    "much": (
+        "skills/a/SKILL.md",
+        lambda path: os.truncate(put(path.parent, "x", ""), MAX_FOLDER),
+        "too much",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_what_cannot_be_judged_is_left_out_with_a_sentence(tmp_path: Path, case: str) -> None:
+    name, change, reason = LEFT_OUT[case]
+    put(tmp_path, "a.md", SKILL), put(tmp_path, "ws/.env", "K=1")
+    change(put(tmp_path / PROJECTS, name, SKILL))
+    files = PromptFiles([tmp_path / "none"], [tmp_path / PROJECTS], tmp_path / "answers.json")
+    assert not files.commands and not files.skills
+    assert len(files.problems) == 1 and reason in files.problems[0]
+    assert files.problems[0].isprintable()
+
+
+def test_what_others_may_write_is_none_of_the_users(tmp_path: Path) -> None:
+    put(tmp_path, "commands/a.md", "Do it.").chmod(0o666)
+    files = PromptFiles([tmp_path], [tmp_path], tmp_path / "answers.json")
+    assert not files.commands and "other users can write" in files.problems[0]
+
+
+@pytest.mark.parametrize("change", ["SKILL.md", "scripts/run", "new", ".hidden/x"])
+def test_an_answer_is_for_all_files_of_a_skill(tmp_path: Path, change: str) -> None:
+    def load() -> PromptFiles:
+        return PromptFiles([tmp_path / "none"], [tmp_path / "ws"], tmp_path / "a/answers.json")
+
+    put(tmp_path, "ws/skills/a/SKILL.md", SKILL), put(tmp_path, "ws/skills/a/scripts/run", "ls")
+    files = load()
+    assert [each.answer for each in files.unanswered()] == [""] and not files.section
+    files.keep(files.unanswered(), "yes")
+    assert not (again := load()).unanswered() and "How it is deployed" in again.section
+    put(tmp_path / "ws/skills/a", change, SKILL + "x")
+    assert [each.answer for each in load().unanswered()] == ["changed"] and not load().section
+    (tmp_path / "a/answers.json").write_text("[broken")
+    assert load().unanswered()
+
+
+# ---- commands at the prompt ------------------------------------------------------------------
+
+
+def test_a_command_is_entered_as_words_and_takes_no_name_that_is_taken(tmp_path: Path) -> None:
+    put(tmp_path / USERS, "commands/fix.md", "---\ndescription: mend it\n---\n!touch $1")
+    put(tmp_path / USERS, "commands/exit.md", "no")
+    put(tmp_path / PROJECTS, "commands/fix.md", "another")
+    with serve(Reply("done")) as server, Terminal(tmp_path, server) as session:
+        listed = session.say("/help")
+        assert "The added command /exit is ignored" in listed and "mend it" in listed
+        session.say("/fix 'it now'")
+        assert entered(server) == ["!touch it now"] and not (session.ws / "it now").exists()
+
+
+def test_a_projects_command_is_shown_and_entered_after_a_yes_for_exactly_this(
+    tmp_path: Path,
+) -> None:
+    file = put(tmp_path / PROJECTS, "commands/fix.md", "Fix $1.\nThe rest is <hidden>\u202e.\n")
+    with serve(Reply("done")) as server:
+        for answer, times in (("", 0), ("n", 0), ("y", 1)):
+            with Terminal(tmp_path, server) as session:
+                session.enter("/fix it")
+                shown = session.expect(ASKED)
+                assert ".coder/commands/fix.md" in shown and "is <hidden><U+202E>." in shown
+                session.say(answer)
+                assert len(server.requests) == times
+        with Terminal(tmp_path, server) as session:
+            session.say("/fix this")
+        assert entered(server)[1] == "Fix this.\nThe rest is <hidden><U+202E>."
+        file.write_text("Fix nothing.\n" + "more\n" * 100)
+        with Terminal(tmp_path, server) as session:
+            session.enter("/fix it")
+            shown = session.expect(ASKED)
+            assert "has changed since your answer" in shown and "more characters" in shown
+            session.ctrl_c()
+            session.prompt()
+            assert len(server.requests) == 2
+
+
+# ---- skills ----------------------------------------------------------------------------------
+
+
+def test_a_skill_is_named_in_each_prompt_and_read_without_a_question(tmp_path: Path) -> None:
+    path = put(tmp_path / "home", ".agents/skills/deploy/SKILL.md", SKILL)
+    put(tmp_path, "outside.md", "secret")
+    (path.parent / "link.md").symlink_to(tmp_path / "outside.md")
+    read = [("read", {"path": str(path)}), ("read", {"path": str(path.parent / "link.md")})]
+    with serve(Reply(calls=read), Reply("done")) as server:
+        with OneShot(tmp_path, server, "go") as session:
+            session.child.communicate()
+        first, second = map(system, server.requests)
+        assert f"\n- deploy: How it is deployed ({path})" in first and first == second
+        assert "Run it twice." in results(server)[0] and "needs permission" in results(server)[1]
+        with OneShot(tmp_path, server, "go", "--system-prompt", "Be brief.") as session:
+            session.child.communicate()
+        assert system(server.requests[-1]) == "Be brief."
+
+
+def test_a_projects_skill_counts_after_a_yes_and_is_asked_about_once(tmp_path: Path) -> None:
+    skill = put(tmp_path, "ws/.claude/skills/deploy/SKILL.md", SKILL)
+    put(skill.parent, "x", "")
+    with serve(Reply("done")) as server:
+
+        def is_used(entry: str, answer: str | None) -> bool:
+            """In a session in which this is entered first, and the question answered, if there has to be one."""
+            with Terminal(tmp_path, server) as session:
+                session.enter(entry)
+                if answer is not None:
+                    shown = session.expect(ASKED)
+                    assert "Run it twice." in shown and "1 more files" in shown
+                    assert ("(not used)" in shown) == (entry == "/skills")
+                    session.enter(answer)
+                session.prompt()
+                session.say("go")
+            return f"- deploy: How it is deployed ({skill})" in system(server.requests[-1])
+
+        with OneShot(tmp_path, server, "go") as one_shot:
+            assert b"session has to ask about first: deploy" in one_shot.child.communicate()[1]
+        assert not is_used("go", "") and not is_used("go", "n") and not is_used("go", None)
+        assert is_used("/skills", "y") and is_used("go", None)
+        with OneShot(tmp_path, server, "go") as one_shot:
+            assert b"deploy" not in one_shot.child.communicate()[1]
+        assert "- deploy: " in system(server.requests[-1])
