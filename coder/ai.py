@@ -17,7 +17,7 @@ from coder.events import Events, Notice
 from coder.providers.assembler import CHARS_PER_TOKEN, Assembler, Price
 from coder.providers.http import Endpoint
 from coder.providers.profiles import LEARNT, LIMITS, Profile, droppable_param, profile_of
-from coder.providers.request import BUDGETS, MessageEncoder, encoded, request_members
+from coder.providers.request import BUDGETS, RequestEncoder
 from coder.providers.response import check_context, read_answer, remarks, well_formed
 from coder.providers.text import host_of
 from coder.types import Completion, ModelError, Request, Usage
@@ -79,8 +79,8 @@ class ChatModel:
         self.endpoint = Endpoint(base_url, api_key, headers or {}, redact)
         self.profile: Profile = profile_of(host_of(self.endpoint.address), name, profile)
         self.endpoint.key_header = self.profile.key_header
-        self.encoder = MessageEncoder(self.profile)
-        self._learnt_key = (self.endpoint.address or "", name)
+        self.encoder = RequestEncoder(name, self.profile, self.extra_body, budgets)
+        self._learnt = LEARNT.setdefault((self.endpoint.address or "", name), set())
         self._noticed: set[str] = set()  # remarks that were reported
 
     def stream(self, request: Request, abort: Abort) -> Events[Completion]:
@@ -94,7 +94,7 @@ class ChatModel:
                 answer = yield from self._answer(data, request, assembler, abort)
             except ModelError as error:
                 if error.kind != "bad_request":  # what is wrong now is something else
-                    self._learn(tried)
+                    self._learnt |= tried
                 name = droppable_param(error, json.loads(data), self.profile)
                 if name is None or assembler.begun:
                     raise
@@ -103,7 +103,7 @@ class ChatModel:
                 if name in wanted:
                     yield Notice(f"The server rejects {name!r}; it is no longer sent.")
             else:
-                self._learn(tried)
+                self._learnt |= tried
                 for text in remarks(answer, bool(request.tools), data, self.context_window):
                     if text not in self._noticed:
                         self._noticed.add(text)
@@ -112,20 +112,8 @@ class ChatModel:
         raise failure
 
     def body(self, request: Request, tried: frozenset[str] = frozenset()) -> bytes:
-        """The JSON that is sent, without what the server has rejected; the messages come last, so that a request begins
-        with the one before it. Raises ModelError where it cannot be JSON."""
-        rejected, budgets = self._rejected(tried), {**self.budgets, **request.budgets}
-        members = request_members(
-            self.name, request, self.profile, rejected, self.extra_body, budgets
-        )
-        messages = self.encoder.encoded(request, rejected)
-        return b'%s,"messages":[%s]}' % (encoded(members)[:-1], messages)
-
-    def _rejected(self, tried: frozenset[str]) -> frozenset[str]:
-        return LEARNT.get(self._learnt_key, frozenset()) | tried
-
-    def _learn(self, tried: frozenset[str]) -> None:
-        LEARNT[self._learnt_key] = self._rejected(tried)
+        """The JSON that is sent. Raises ModelError where it cannot be JSON."""
+        return self.encoder.encode(request, tried | self._learnt)
 
     def _answer(
         self, data: bytes, request: Request, assembler: Assembler, abort: Abort

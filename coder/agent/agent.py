@@ -90,11 +90,11 @@ class Agent:
             session.taken, self.state.messages = True, session.messages
 
     def _chain(
-        self, hooks: Hooks | Iterable[Hooks], functions: Mapping[str, Callable[..., Any] | None]
+        self, hooks: Hooks | Sequence[Hooks], functions: Mapping[str, Callable[..., Any] | None]
     ) -> HookChain:
         """The hooks of every run: those given, plain functions, the queues. Callbacks become subscribers."""
-        given = [hooks] if isinstance(hooks, Hooks) else [*hooks]
-        if not all(isinstance(each, Hooks) for each in given):
+        given = [hooks] if isinstance(hooks, Hooks) else hooks
+        if not isinstance(given, Sequence) or not all(isinstance(each, Hooks) for each in given):
             raise TypeError("hooks are objects of the class Hooks; functions go by their names")
         named = {name: function for name, function in functions.items() if function is not None}
         for name in CALLBACKS.keys() & named:

@@ -150,7 +150,7 @@ WRONG = (
     r"(allowed|supported|permitted|expected) (values|one of)|expected one of"
 )
 NEAR = 120  # characters between a parameter's name and the word that rejects it
-LEARNT: dict[tuple[str, str], frozenset[str]] = {}  # (address, model) -> rejected members
+LEARNT: dict[tuple[str, str], set[str]] = {}  # (address, model) -> rejected members
 
 
 def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile) -> str | None:

@@ -25,30 +25,71 @@ CALL = {"id", "type", "function"}
 BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # a result and a user message
 
 
-def request_members(
-    model: str,
-    request: Request,
-    profile: Profile,
-    rejected: frozenset[str],
-    extra: Mapping[str, Any],
-    budgets: Mapping[str, int],
-) -> dict[str, Any]:
-    """The JSON that is sent beside the messages: nothing that is not needed.
+class RequestEncoder:
+    """The bytes of the requests to one model. What a request has in common with the one before is made once.
 
-    The profile's values give way to `extra`, and those to the request's own options. `rejected`: members that
-    the server does not take.
+    `extra`: members of each body, `budgets`: tokens of the reasoning levels; those of a request win.
     """
-    body: dict[str, Any] = {"model": model, "stream": True}
-    if profile.stream_options:
-        body["stream_options"] = {"include_usage": True}
-    if request.tools:  # an empty list is an error on some servers
-        body["tools"] = request.tools
-    if profile.cache_key and request.session_id:
-        body["prompt_cache_key"] = request.session_id[:64]
-    body |= thinking(profile, request.reasoning, budgets)
-    body |= _options(request, extra, profile, rejected)
-    body.pop("messages", None)  # those of the conversation follow
-    return {name: value for name, value in body.items() if name in NEEDED or name not in rejected}
+
+    def __init__(
+        self, model: str, profile: Profile, extra: Mapping[str, Any], budgets: Mapping[str, int]
+    ) -> None:
+        self.model, self.profile, self.extra, self.budgets = model, profile, extra, budgets
+        # (rejected members, copies of the messages, (messages up to its end, bytes) of each round of them): replaced
+        # as a whole, since another thread may have a request, too
+        self._made: tuple[frozenset[str], list[Message], list[tuple[int, bytes]]]
+        self._made = frozenset(), [], []
+
+    def encode(self, request: Request, rejected: frozenset[str]) -> bytes:
+        """The JSON of a request without the members that the server has rejected. The messages come last, so that it
+        begins with the one before it. Raises ModelError where it cannot be JSON."""
+        members = encoded(self._members(request, rejected))
+        return b'%s,"messages":[%s]}' % (members[:-1], self._messages(request, rejected))
+
+    def _members(self, request: Request, rejected: frozenset[str]) -> dict[str, Any]:
+        """What is sent beside the messages, and needed. Values of the profile give way to `extra`, and those to the
+        request's own options."""
+        profile, budgets = self.profile, {**self.budgets, **request.budgets}
+        body: dict[str, Any] = {"model": self.model, "stream": True}
+        if profile.stream_options:
+            body["stream_options"] = {"include_usage": True}
+        if request.tools:  # an empty list is an error on some servers
+            body["tools"] = request.tools
+        if profile.cache_key and request.session_id:
+            body["prompt_cache_key"] = request.session_id[:64]
+        body |= thinking(profile, request.reasoning, budgets) | self._options(request, rejected)
+        body.pop("messages", None)  # those of the conversation follow
+        return {name: body[name] for name in body if name in NEEDED or name not in rejected}
+
+    def _options(self, request: Request, rejected: frozenset[str]) -> dict[str, Any]:
+        """What is sent besides, without what the model does not take, the output limit under its name here."""
+        own, profile = dict(request.options), self.profile
+        if not profile.temperature or request.reasoning != "off":
+            own.pop("temperature", None)
+        if not profile.parallel_tool_calls:
+            own.pop("parallel_tool_calls", None)
+        given = [each[name] for each in (own, self.extra) for name in LIMITS if name in each]
+        options = {**self.extra, **own}
+        options = {name: value for name, value in options.items() if name not in LIMITS}
+        names = sorted({*LIMITS} - rejected, key=lambda name: name != profile.output_limit)
+        return options | ({names[0]: given[0]} if given and names else {})
+
+    def _messages(self, request: Request, rejected: frozenset[str]) -> bytes:
+        """The messages with commas between them, and at most one system message, the first."""
+        of, copies, known = self._made
+        same = unchanged(copies, request.messages) if of == rejected else 0
+        rounds = [each for each in known if each[0] <= same][:-1]  # the last one may go on
+        start = end = rounds[-1][0] if rounds else 0
+        new = request.messages[start:]
+        for messages in _rounds(new):
+            end += len(messages)
+            made = map(encoded, _converted(messages, self.profile, rejected))
+            rounds.append((end, b",".join(made)))
+        self._made = rejected, [*copies[:start], *map(copied, new)], rounds
+        system = [text_of(each) for each in request.messages if each["role"] in SYSTEM]
+        text = mend("\n\n".join(filter(None, [request.system, *system])))
+        first = encoded({"role": "system", "content": text}) if text else b""
+        return b",".join(filter(None, [first, *[data for _, data in rounds]]))
 
 
 def thinking(profile: Profile, level: Reasoning, budgets: Mapping[str, int]) -> dict[str, Any]:
@@ -69,51 +110,7 @@ def thinking(profile: Profile, level: Reasoning, budgets: Mapping[str, int]) -> 
     return {name: filled(value) for name, value in profile.reasoning.items()}
 
 
-def _options(
-    request: Request, extra: Mapping[str, Any], profile: Profile, rejected: frozenset[str]
-) -> dict[str, Any]:
-    """What is sent besides, without what the model does not take, the output limit under its name here."""
-    own = dict(request.options)
-    if not profile.temperature or request.reasoning != "off":
-        own.pop("temperature", None)
-    if not profile.parallel_tool_calls:
-        own.pop("parallel_tool_calls", None)
-    given = [each[name] for each in (own, extra) for name in LIMITS if name in each]
-    options = {name: value for name, value in {**extra, **own}.items() if name not in LIMITS}
-    names = sorted({*LIMITS} - rejected, key=lambda name: name != profile.output_limit)
-    return options | ({names[0]: given[0]} if given and names else {})
-
-
 # ---- messages --------------------------------------------------------------------------------------
-
-
-class MessageEncoder:
-    """The bytes of the messages of a request, with at most one system message, the first. What a request has in common
-    with the one before is made once."""
-
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
-        # (rejected members, copies of the messages, (messages up to its end, bytes) of each round of them): replaced
-        # as a whole, since another thread may have a request, too
-        self._made: tuple[frozenset[str], list[Message], list[tuple[int, bytes]]]
-        self._made = frozenset(), [], []
-
-    def encoded(self, request: Request, rejected: frozenset[str]) -> bytes:
-        """The messages with commas between them."""
-        of, copies, known = self._made
-        same = unchanged(copies, request.messages) if of == rejected else 0
-        rounds = [each for each in known if each[0] <= same][:-1]  # the last one may go on
-        start = end = rounds[-1][0] if rounds else 0
-        new = request.messages[start:]
-        for messages in _rounds(new):
-            end += len(messages)
-            made = map(encoded, _converted(messages, self.profile, rejected))
-            rounds.append((end, b",".join(made)))
-        self._made = rejected, [*copies[:start], *map(copied, new)], rounds
-        system = [text_of(each) for each in request.messages if each["role"] in SYSTEM]
-        text = mend("\n\n".join(filter(None, [request.system, *system])))
-        first = encoded({"role": "system", "content": text}) if text else b""
-        return b",".join(filter(None, [first, *[data for _, data in rounds]]))
 
 
 def _rounds(messages: list[Message]) -> Iterator[list[Message]]:
