@@ -151,7 +151,7 @@ def test_stdout_is_the_final_text_alone_and_everything_else_is_on_stderr(place: 
 
 LS = [("ls", {})]
 SLOW = Reply("", [("bash", {"command": "sleep 300"})])
-STEPS = "stopped: the step limit is reached; say `continue` to go on"
+STEPS = "stopped: the step limit is reached"
 WEB_PAGE = Reply(chunks=[b"<html>Hi</html>"], headers={"content-type": "text/html"})
 # name: (exit code, requests, replies, flags, stdout, how the reason begins)
 ENDINGS: dict[str, tuple[int, int, Any, list[str], str, str]] = {

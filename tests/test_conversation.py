@@ -88,7 +88,7 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
                 session.say(words)
                 ids.append(left(session))
         with Terminal(tmp_path, server, "-c") as session:
-            assert "> about pears" in bare(session.output)
+            assert "❯ about pears" in bare(session.output)
             assert "You said: 'about pears'" in session.output
             session.say("and now?")
             assert said(server) == ["about pears", "and now?"]

@@ -41,7 +41,7 @@ def test_a_conversation_goes_on_and_each_run_ends_with_its_line(tmp_path: Path) 
     with serve(echo) as server, Terminal(tmp_path, server, "-i", "look at this") as session:
         banner = f"script at 127.0.0.1:{server.port}"
         assert banner in session.output and "/ws" in session.output
-        assert "> look at this" in bare(session.output).split("\r\n"), "the entry of -i"
+        assert "❯ look at this" in bare(session.output).split("\r\n"), "the entry of -i"
         first = bare(session.say("/home/me/x.py is broken"))  # a path is no command
         assert "You said: '/home/me/x.py is broken'" in first
         assert re.search(
@@ -379,3 +379,18 @@ def test_an_error_is_one_line_and_what_a_run_cost_is_said_where_prices_were_give
         shown = bare(session.say("/tokens"))
         assert re.search(r"this session: .*\$\d", shown)
         assert "of 5.0k tokens" in shown, "the user's window holds for each model"
+
+
+def test_what_is_not_as_usual_stands_above_and_behind_a_limit_an_empty_entry_goes_on(
+    tmp_path: Path,
+) -> None:
+    flags = "--yolo", "--plan", "--sandbox=off", "--max-steps=1"
+    replies = Reply(calls=[("ls", {})]), Reply("well")
+    with serve(*replies) as server, Terminal(tmp_path, server, *flags) as session:
+        top = " ".join(bare(session.output).split())
+        for remark in ("Agent: plan.", "(yolo).", "without the sandbox."):
+            assert remark in top
+        assert "the step limit is reached" in session.say("go")
+        assert "well" in session.say("") and entered(server)[-1] == "continue"
+        session.say("")
+        assert len(server.requests) == 2, "once"

@@ -96,7 +96,7 @@ def test_a_line_steers_one_with_a_plus_follows_up_and_commands_wait(tmp_path: Pa
             ["begin", path, "and then this"],
         ]
         shown = ESCAPES.sub("", session.output)
-        places = [shown.rindex(text) for text in (f"> {path}", "steered", "> and then this")]
+        places = [shown.rindex(text) for text in (f"❯ {path}", "steered", "❯ and then this")]
         assert places == sorted(places)
 
 

@@ -158,6 +158,7 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     repl = None
     screen.line(f"coder {__version__} · {settings.model} at {settings.host} · {Path.cwd()}")
     screen.line("/help lists the commands; Ctrl+C stops a run, Ctrl+D exits.")
+    screen.line(unusual(settings, arguments), "yellow")
     _load_behind(bool(settings.base_url))
     raise_on_sigint()
     arguments.can_ask = True
@@ -180,6 +181,18 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
         if repl:
             repl.close()
     return 0
+
+
+def unusual(settings: Settings, arguments: argparse.Namespace) -> str:
+    """What is not as usual in this session; "" for nothing."""
+    agent = arguments.agent or "build"
+    remarks = {
+        f"Agent: {agent}.": agent != "build",
+        "Commands and edits are not asked about (yolo).": arguments.yolo,
+        "Commands run without the sandbox.": settings.sandbox == "off",
+    }
+    text = " ".join(remark for remark, holds in remarks.items() if holds)
+    return f"{text}\n" if text else ""
 
 
 def _load_behind(own_server: bool) -> None:

@@ -16,12 +16,12 @@ from typing import Any
 from coder import __version__
 from coder.cli.app import App
 from coder.cli.config import data_folder
-from coder.cli.flags import EXIT_CODES, LIMIT, TRANSIENT
+from coder.cli.flags import EXIT_CODES, LIMIT, TRANSIENT, program
 from coder.cli.process import collect_garbage, needed, optional
 from coder.cli.screen import Screen
 from coder.cli.settings import Settings
 from coder.cli.signals import raise_on_sigint
-from coder.cli.wording import STOPPED, error_text
+from coder.cli.wording import LIMITS, STOPPED, error_text
 from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
@@ -49,7 +49,10 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
     screen = Screen(sys.stdout if one_terminal else sys.stderr)
     try:
         show = show_events(app, arguments, screen, session_id)
-        code = finish(arguments, app.follow(app.stream(prompt), show))
+        result = app.follow(app.stream(prompt), show)
+        code = finish(arguments, result)
+        if session_id and result.stop_reason in LIMITS and not arguments.quiet:
+            screen.line(f"To go on: {program()} -r {session_id} continue", "dim")
         if conversation:
             conversation.settle()
         return code or int(bool(conversation and conversation.recorder.problem))

@@ -110,7 +110,8 @@ class Renderer:
             case events.ToolCallDelta():
                 self._wait(f"{event.name} …", idle)
             case events.MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
-                self._line(f"> {text_of(message)}", "bold")
+                self._line("", "")
+                self.screen.entry(text_of(message))
             case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
                 self._asked_diff = event.detail if isinstance(event, events.PermissionAsked) else ""
                 self.pause()
@@ -289,8 +290,8 @@ def _warning(event: Event) -> str:
 
 def print_history(screen: Screen, messages: Sequence[Message]) -> None:
     """Show the last question and the last answer of a conversation that goes on."""
-    for role, mark, style in (("user", "> ", "bold"), ("assistant", "", "")):
+    for role, show in (("user", screen.entry), ("assistant", screen.write)):
         texts = (text_of(each) for each in reversed(messages) if each.get("role") == role)
         if text := next(filter(None, texts), "").strip():
-            screen.write(mark + text[-MAX_SHOWN:], style)
+            show(text[-MAX_SHOWN:])
             screen.finish_line()

@@ -29,6 +29,7 @@ from coder.cli.screen import Screen
 from coder.cli.settings import Settings
 from coder.cli.signals import handling
 from coder.cli.typeahead import COMMAND, TypeAhead
+from coder.cli.wording import LIMITS
 from coder.events import Event, RunEnd
 from coder.history import user
 from coder.permissions.sanitize import strip_controls
@@ -69,6 +70,7 @@ class Repl:
         app.agent.subscribe(self.typeahead)
         keyboard.paused = self.typeahead.paused
         self.commands = Commands(self)
+        self.going_on = ""  # what an empty entry means
 
     def begin(self, first: str) -> None:
         """Show what stands above the first entry, which the command line may have given."""
@@ -80,8 +82,10 @@ class Repl:
         self.show_notices()
         if self.app.prompt_files:
             self.commands.trust(self.app.prompt_files.unanswered())
+        if arguments.resume is not None or arguments.continue_:
+            self.screen.line()
         if first:
-            self.screen.line(f"> {first}", "bold")
+            self.screen.entry(first)
 
     def close(self) -> None:
         """Close the conversation, and say how to continue it."""
@@ -108,12 +112,15 @@ class Repl:
         try:
             while entries:
                 interrupts.presses = 0
-                entries += self._do(entries.pop(0))
+                entry, self.going_on = entries.pop(0) or self.going_on, ""
+                entries += self._do(entry)
+                if entry:
+                    self.screen.line()
                 if interrupts.presses:
                     self.keyboard.pressed = time.monotonic()
                     return  # Ctrl+C stops the entries behind it, too
                 if entries:
-                    self.screen.line(f"> {entries[0]}", "bold")
+                    self.screen.entry(entries[0])
         finally:
             self.keyboard.early[:0] = entries
 
@@ -141,6 +148,9 @@ class Repl:
             with self.hard_stop(), typed.listening():
                 result = self.app.follow(self.app.stream(text.strip()), self.show)
                 ended_well = result.stop_reason == "stop"
+                if result.stop_reason in LIMITS:
+                    self.going_on = "continue"
+                    self.screen.line("Enter goes on with it.", "dim")
             self.conversation.settle()
             self.keyboard.remember(typed.entered)
             entries = typed.unsent_lines()

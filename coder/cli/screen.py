@@ -21,6 +21,7 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.1  # seconds
 STALL = 5.0  # seconds without data from which they are counted on the screen
 FILE_WIDTH = 200  # columns of a stream that is no terminal: a file or a log
+MARK = "❯ "  # of what the user enters
 ERASE_BELOW = "\x1b[J"
 STYLES = {"bold": 1, "dim": 2, "italic": 3, "underline": 4, "reverse": 7}
 STYLES |= {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
@@ -95,6 +96,12 @@ class Screen:
         column = cell_count(head)
         text = wrap(strip_controls(text), max(10, self.width - column))
         self.exact_line((head + text.replace("\n", "\n" + " " * column), ""))
+
+    def entry(self, text: str) -> None:
+        """Append what the user entered, set off as at the prompt."""
+        self.finish_line()
+        rows = wrap(strip_controls(text.strip()), max(10, self.width - len(MARK)))
+        self.line(MARK + rows.replace("\n", "\n" + " " * len(MARK)), "bold")
 
     def exact_line(self, *parts: tuple[str, str]) -> None:
         """Append a line of (text, style) parts, broken only by the terminal."""

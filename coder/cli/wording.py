@@ -17,12 +17,13 @@ STOPPED = {
     "stop": "done",
     "length": "stopped: the answer reached the output limit",
     "content_filter": "stopped by the content filter",
-    "max_steps": "stopped: the step limit is reached; say `continue` to go on",
-    "max_time": "stopped: the time limit is reached; say `continue` to go on",
+    "max_steps": "stopped: the step limit is reached",
+    "max_time": "stopped: the time limit is reached",
     "doom_loop": "stopped: the model repeats itself",
     "aborted": "stopped by the user",
     "error": "failed",
 }
+LIMITS = ("max_steps", "max_time")  # behind which the run can go on
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds, unit
 
 
