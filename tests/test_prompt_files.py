@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ LEFT_OUT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "name": ("commands/a b.md", lambda path: None, "letters, digits"),
     "controls": ("commands/a\x1b[2J\n.md", lambda path: None, "letters, digits"),
     "empty": ("commands/a.md", lambda path: path.write_text("---\na: b\n---\n"), "no text"),
-    "huge": ("commands/a.md", lambda path: os.truncate(path, MAX_FILE + 1), "more than"),
+    "huge": ("commands/a.md", lambda path: os.truncate(path, MAX_FILE + 1), "at most"),
     "fifo": ("commands/a.md", fifo, "no regular file"),
     "folder": ("commands/a.md", lambda path: (path.unlink(), path.mkdir()), "no regular file"),
     "nowhere": ("commands/a.md", lambda path: replace(path, "none/a.md"), "no regular file"),
@@ -169,18 +170,23 @@ def test_a_command_is_entered_as_words_and_takes_no_name_that_is_taken(tmp_path:
 def test_a_projects_command_is_shown_and_entered_after_a_yes_for_exactly_this(
     tmp_path: Path,
 ) -> None:
-    file = put(tmp_path / PROJECTS, "commands/fix.md", "Fix $1.\nThe rest is <hidden>\u202e.\n")
+    file = put(
+        tmp_path / PROJECTS,
+        "commands/fix.md",
+        "Fix $1.\nThe rest is <hidden>\u202e $9@/etc/passwd.\n",
+    )
     with serve(Reply("done")) as server:
         for answer, times in (("", 0), ("n", 0), ("y", 1)):
             with Terminal(tmp_path, server) as session:
+                assert re.search(r"/fix +Fix \$1\. \(this project\)", session.say("/help"))
                 session.enter("/fix it")
                 shown = session.expect(ASKED)
-                assert ".coder/commands/fix.md" in shown and "is <hidden><U+202E>." in shown
+                assert ".coder/commands/fix.md" in shown and "is <hidden><U+202E>" in shown
                 session.say(answer)
                 assert len(server.requests) == times
         with Terminal(tmp_path, server) as session:
             session.say("/fix this")
-        assert entered(server)[1] == "Fix this.\nThe rest is <hidden><U+202E>."
+        assert entered(server)[1] == "Fix this.\nThe rest is <hidden><U+202E> \\@/etc/passwd."
         file.write_text("Fix nothing.\n" + "more\n" * 100)
         with Terminal(tmp_path, server) as session:
             session.enter("/fix it")

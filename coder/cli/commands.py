@@ -77,19 +77,16 @@ class Commands:
             for names, text in COMMANDS.items()
         }
         plugins, files = self.app.plugins, self.app.prompt_files
-        added: list[tuple[str, str, Run]] = [
-            (each.name, each.help, partial(self._run_plugin, each))
-            for each in (plugins.commands if plugins else ())
-        ]
-        added += [
-            (each.name, each.description, partial(self._run_file, each))
-            for each in (files.commands.values() if files else ())
-        ]
-        for name, text, run in added:
-            if name in (*self.known, *ALIASES):
-                self.app.notices.append(f"The added command /{name} is ignored: the name is taken.")
-            else:
-                self.known[name] = text, run
+        added: dict[str, tuple[str, Run]] = {}
+        for file in files.commands.values() if files else ():
+            text = f"{file.description} (this project)" if file.digest else file.description
+            added[file.name] = text, partial(self._run_file, file)
+        for command in plugins.commands if plugins else ():
+            added[command.name] = command.help, partial(self._run_plugin, command)
+        for name in added.keys() & {*self.known, *ALIASES}:
+            self.app.notices.append(f"The added command /{name} is ignored: the name is taken.")
+            del added[name]
+        self.known |= added
 
     def run(self, name: str, argument: str) -> Entries:
         """Do it; returns entries that it wants to be done."""

@@ -20,11 +20,11 @@ def ask_trust(
     for each in files:
         changed = " has changed since your answer" if each.answer == "changed" else ""
         screen.exact_line((f"  {each.path}{changed}", "bold"))
-        rows = each.text.split("\n")[: max(5, MAX_ROWS // len(files))]
-        text = "\n".join(rows)[: MAX_CHARACTERS // len(files)]
-        for row in text.split("\n"):
+        start = each.text[: MAX_CHARACTERS // len(files)]
+        rows = start.split("\n")[: max(5, MAX_ROWS // len(files))]
+        for row in rows:
             screen.exact_line((f"    {row}", ""))
-        if more := len(each.text) - len(text):
+        if more := len(each.text) - len("\n".join(rows)):
             screen.line(f"    ({more:,} more characters in the file)", "yellow")
         if each.is_skill and (others := sum(map(Path.is_file, each.path.parent.rglob("*"))) - 1):
             screen.line(f"    ({others} more files in its folder)", "yellow")

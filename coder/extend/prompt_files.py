@@ -58,7 +58,9 @@ class PromptFile:
         values = {"ARGUMENTS": words, **{str(n): word for n, word in enumerate(each, 1)}}
         place = re.compile(r"\$(ARGUMENTS\b|[1-9](?!\d))")
         text, places = place.subn(lambda found: values.get(found[1], ""), self.text)
-        return text if places else f"{text}\n\n{words}".strip()
+        text = text if places else f"{text}\n\n{words}".strip()
+        # An @path of the user's attaches a file unasked; one of a project's is text
+        return re.sub(r"(?<!\S)@", r"\\@", text) if self.digest else text
 
 
 class PromptFiles:
@@ -113,11 +115,8 @@ class PromptFiles:
     @property
     def section(self) -> str:
         """What the system prompt says of the skills; "" where there is none."""
-        lines = [
-            f"- {each.name}: {each.description} ({each.path})"
-            for each in self.skills.values()
-            if each.answer == "yes"
-        ]
+        usable = [each for each in self.skills.values() if each.answer == "yes"]
+        lines = [f"- {each.name}: {each.description} ({each.path})" for each in usable]
         return "\n".join([SKILLS, *lines]) if lines else ""
 
 
@@ -131,25 +130,21 @@ def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
         check_ownership(path)
     elif real.name != path.name or not real.is_relative_to(os.path.realpath(project)):
         raise ValueError("it is a link that leads elsewhere")
-    if (data := read_small_file(real, MAX_FILE + 1)) is None:
-        raise ValueError("it is no regular file that can be read")
-    if len(data) > MAX_FILE:
-        raise ValueError(f"it has more than {MAX_FILE:,} bytes")
+    if (data := read_small_file(real, MAX_FILE + 1)) is None or len(data) > MAX_FILE:
+        raise ValueError(f"it is no regular file of at most {MAX_FILE:,} bytes")
     whole = data.decode("utf-8", "replace").replace("\r\n", "\n")
     head, text = split_front_matter(whole)
     if not text or (is_skill and not head.get("description")):
         raise ValueError("it has no text, or no description in its front matter")
-    said = " ".join((head.get("description") or text.partition("\n")[0]).split())
+    said = " ".join((head.get("description") or text.partition("\n")[0].strip("# ")).split())
+    said = escape_invisible(said)[:MAX_DESCRIPTION]
+    text = escape_invisible(whole if is_skill else text)  # as the model gets it
+    if not project:
+        return PromptFile(name, path, said, text)
     digest = hashlib.sha256(data)
-    for piece in _contents(real.parent) if project and is_skill else ():
+    for piece in _contents(real.parent) if is_skill else ():
         digest.update(piece)
-    return PromptFile(
-        name,
-        path,
-        escape_invisible(said)[:MAX_DESCRIPTION],
-        escape_invisible(whole if is_skill else text),  # as the model gets it
-        digest.hexdigest() if project else "",
-    )
+    return PromptFile(name, path, said, text, digest.hexdigest())
 
 
 def _contents(folder: Path) -> Iterator[bytes]:
