@@ -47,15 +47,13 @@ class BaseEvent:
 
 def _fields_of(value: Any) -> dict[str, Any]:
     fields = dataclasses.fields(value)
-    return {each.name: json_value(getattr(value, each.name)) for each in fields if each.repr}
+    return {each.name: _json_of(getattr(value, each.name)) for each in fields if each.repr}
 
 
-def json_value(value: Any) -> Any:
-    """Events, errors and dataclasses as dicts, also in a list; everything else as it is."""
+def _json_of(value: Any) -> Any:
+    """Events, errors and dataclasses as dicts; everything else as it is."""
     if isinstance(value, BaseEvent | ModelError):
         return value.to_dict()
-    if isinstance(value, list):
-        return [json_value(item) for item in value]
     return _fields_of(value) if dataclasses.is_dataclass(value) else value
 
 

@@ -78,6 +78,23 @@ def content_of(value: Any) -> str | list[dict[str, Any]]:
     return [_valid_part(part) for part in value] if isinstance(value, list) else _text(value)
 
 
+def truncate_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
+    """The content of a result; each text in it in at most `limit` characters."""
+    content = content_of(value)
+    if isinstance(content, str):
+        return truncate(content, limit)
+    texts = ({"text": truncate(part["text"], limit)} if "text" in part else {} for part in content)
+    return [part | text for part, text in zip(content, texts)]
+
+
+def truncate(text: str, limit: int) -> str:
+    """The first and the last half of `limit` characters, and how many are missing between them."""
+    if len(text) <= limit:
+        return text
+    half, missing = limit // 2, len(text) - limit
+    return f"{text[:half]}\n\n... [truncated {missing} characters] ...\n\n{text[-half:]}"
+
+
 def calls_of(message: Message) -> list[dict[str, Any]]:
     """The calls of an answer; a message of another role has none, whatever stands in it."""
     return message.get("tool_calls") or [] if message.get("role") == "assistant" else []

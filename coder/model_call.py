@@ -54,15 +54,26 @@ def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
         return answer, end_of(answer)
 
 
-def end_of(answer: Completion) -> End | None:
-    """The End that this answer means; None if its tool calls are to be run."""
-    if answer.finish == "content_filter":
-        return End("content_filter", answer.text or FILTERED)
-    if answer.calls:
-        return None
-    if answer.finish == "length":
-        return End("length", answer.text or CUT, continuable=True)
-    return End("stop", answer.text or "Task completed.", continuable=True)
+def compact(run: Run, trigger: Trigger) -> Events[bool]:
+    """Repair the list and let a hook shorten it, at most `max_compactions` times between two answers."""
+    run.history.repair()
+    if run.compactions >= run.limits.max_compactions:
+        return False
+    if trigger != "threshold":
+        yield events.Status("busy", "compacting")
+    shortened = run.hooks.on_length(run.messages, trigger, run.last_usage, run.abort)
+    with Returning(resolve(shortened)) as work:
+        for event in work:
+            if isinstance(event, events.Compacted):
+                event.attempt, event.messages = run.compactions + 1, run.messages[:]
+            yield event
+    if work.value:
+        run.compactions += 1
+        run.partial, run.last_usage = None, Usage()  # the count of a history that is no more
+        if trigger != "threshold":
+            yield events.Status("busy", "preparing")
+        yield from resolve(run.hooks.on_compacted(run.messages))
+    return work.value
 
 
 def attempt(run: Run) -> Events[Completion]:
@@ -117,23 +128,12 @@ def accept(run: Run, answer: Completion) -> Events[None]:
     yield events.MessageEnd(answer.message)
 
 
-def compact(run: Run, trigger: Trigger) -> Events[bool]:
-    """Repair the list and let a hook shorten it, at most `max_compactions` times between two answers."""
-    run.history.repair()
-    if run.compactions >= run.limits.max_compactions:
-        return False
-    if trigger != "threshold":
-        yield events.Status("busy", "compacting")
-    shortened = run.hooks.on_length(run.messages, trigger, run.last_usage, run.abort)
-    with Returning(resolve(shortened)) as work:
-        for event in work:
-            if isinstance(event, events.Compacted):
-                event.attempt, event.messages = run.compactions + 1, run.messages[:]
-            yield event
-    if work.value:
-        run.compactions += 1
-        run.partial, run.last_usage = None, Usage()  # the count of a history that is no more
-        if trigger != "threshold":
-            yield events.Status("busy", "preparing")
-        yield from resolve(run.hooks.on_compacted(run.messages))
-    return work.value
+def end_of(answer: Completion) -> End | None:
+    """The End that this answer means; None if its tool calls are to be run."""
+    if answer.finish == "content_filter":
+        return End("content_filter", answer.text or FILTERED)
+    if answer.calls:
+        return None
+    if answer.finish == "length":
+        return End("length", answer.text or CUT, continuable=True)
+    return End("stop", answer.text or "Task completed.", continuable=True)

@@ -11,7 +11,7 @@ from coder import events
 from coder.abort import Abort
 from coder.ai import Model
 from coder.events import Events
-from coder.history import History, content_of, now, tool_message
+from coder.history import History, now, tool_message, truncate
 from coder.hooks import Hooks
 from coder.providers.errors import RetryPolicy
 from coder.providers.text import new_id
@@ -140,20 +140,3 @@ class Run:
             text = f"Time limit of {self.limits.max_seconds:g} s reached, task may be incomplete."
             return End("max_time", self.text or text)
         return End("aborted", "Request aborted.")
-
-
-def truncate_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
-    """The content of a result; each text in it in at most `limit` characters."""
-    content = content_of(value)
-    if isinstance(content, str):
-        return truncate(content, limit)
-    texts = ({"text": truncate(part["text"], limit)} if "text" in part else {} for part in content)
-    return [part | text for part, text in zip(content, texts)]
-
-
-def truncate(text: str, limit: int = 30_000) -> str:
-    """The first and the last half of `limit` characters, and how many are missing between them."""
-    if len(text) <= limit:
-        return text
-    half, missing = limit // 2, len(text) - limit
-    return f"{text[:half]}\n\n... [truncated {missing} characters] ...\n\n{text[-half:]}"

@@ -10,8 +10,8 @@ from typing import Any
 
 from coder import events
 from coder.events import Event, Events, innermost, resolve
-from coder.history import NOT_RUN, tool_message
-from coder.run import End, OpenCall, Run, truncate_content
+from coder.history import NOT_RUN, tool_message, truncate_content
+from coder.run import End, OpenCall, Run
 from coder.toolset import as_failure
 from coder.types import Aborted, Message, ToolCall, ToolError, ToolResult
 
