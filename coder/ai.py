@@ -91,7 +91,7 @@ class ChatModel:
             data = self.body(request, tried)
             assembler = Assembler(names, self.profile.echoed)
             try:
-                answer = yield from self._answer(data, request, assembler, abort)
+                answer = yield from self._attempt(data, request, assembler, abort)
             except ModelError as error:
                 if error.kind != "bad_request":  # what is wrong now is something else
                     self._learnt |= tried
@@ -115,7 +115,7 @@ class ChatModel:
         """The JSON that is sent. Raises ModelError where it cannot be JSON."""
         return self.encoder.encode(request, tried | self._learnt)
 
-    def _answer(
+    def _attempt(
         self, data: bytes, request: Request, assembler: Assembler, abort: Abort
     ) -> Events[Completion]:
         """One request and its answer. Raises ModelError for one that is malformed or does not fit."""

@@ -33,7 +33,7 @@ def described_schema(
         if name not in described:
             how = f"in a line `{name}: ...`"
             raise TypeError(f"{where}: describe {name!r} in the docstring, {how}")
-        schema = _schema(hints.get(name), f"{where}: {name}")
+        schema = _schema_of(hints.get(name), f"{where}: {name}")
         properties[name] = schema | {"description": described[name]}
     required = [name for name, each in signature.items() if each.default is each.empty]
     return description, {"type": "object", "properties": properties, "required": required}
@@ -53,18 +53,18 @@ def _parse_docstring(doc: str, names: Container[str]) -> tuple[dict[str, str], s
     return described, " ".join(" ".join(rest).split()).removesuffix(" Args:")
 
 
-def _schema(hint: Any, where: str) -> dict[str, Any]:
+def _schema_of(hint: Any, where: str) -> dict[str, Any]:
     """The JSON schema of a type hint, in the words that every server knows: type, items, enum."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         kinds = [kind for kind in arguments if kind is not type(None)]
         if len(kinds) == 1:
-            return _schema(kinds[0], where)
+            return _schema_of(kinds[0], where)
     elif origin is Literal and len({*map(type, arguments)}) == 1:
         if kind := JSON_TYPES.get(type(arguments[0])):
             return {"type": kind, "enum": list(arguments)}
     elif origin is list:
-        return {"type": "array", "items": _schema(arguments[0], where)}
+        return {"type": "array", "items": _schema_of(arguments[0], where)}
     elif kind := JSON_TYPES.get(origin or hint):
         return {"type": kind}
     known = "str, int, float, bool, dict, list[...], Literal[...] or one of them | None"
@@ -82,15 +82,15 @@ def fit(value: Any, schema: Any, where: str) -> Any:
     """
     if not isinstance(schema, dict):
         return value
-    value = _of_type(value, schema.get("type") or [], where)
+    value = _convert(value, schema.get("type") or [], where)
     if value not in schema.get("enum", [value]):
         raise ToolError(f"{where} has to be one of {', '.join(map(str, schema['enum']))}")
     if isinstance(value, list):
         return [fit(each, schema.get("items"), f"{where}[{n}]") for n, each in enumerate(value)]
-    return _members(value, schema, where) if isinstance(value, dict) else value
+    return _fit_members(value, schema, where) if isinstance(value, dict) else value
 
 
-def _members(value: dict[str, Any], schema: dict[str, Any], where: str) -> dict[str, Any]:
+def _fit_members(value: dict[str, Any], schema: dict[str, Any], where: str) -> dict[str, Any]:
     properties, required = schema.get("properties") or {}, schema.get("required") or ()
     names = f"Its parameters: {', '.join(properties)}"
     unknown = [name for name in value if name not in properties]
@@ -103,10 +103,10 @@ def _members(value: dict[str, Any], schema: dict[str, Any], where: str) -> dict[
     return {name: fit(each, properties.get(name), inside + name) for name, each in given.items()}
 
 
-def _of_type(value: Any, kinds: str | list[str], where: str) -> Any:
+def _convert(value: Any, kinds: str | list[str], where: str) -> Any:
     """A value of one of these types; text that is the JSON of one counts."""
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not kinds or any(_is(value, kind) for kind in kinds):
+    if not kinds or any(_has_type(value, kind) for kind in kinds):
         return value
     other = value
     if isinstance(value, str):
@@ -114,12 +114,12 @@ def _of_type(value: Any, kinds: str | list[str], where: str) -> Any:
             other = json.loads(value)
     if "integer" in kinds and isinstance(other, float) and other.is_integer():
         other = int(other)
-    if any(_is(other, kind) for kind in kinds):
+    if any(_has_type(other, kind) for kind in kinds):
         return other
     raise ToolError(f"{where} has to be of type {' or '.join(kinds)}, not {json.dumps(value)[:80]}")
 
 
-def _is(value: Any, kind: str) -> bool:
+def _has_type(value: Any, kind: str) -> bool:
     if isinstance(value, bool) and kind in ("integer", "number"):
         return False
     return isinstance(value, KINDS.get(kind, object))

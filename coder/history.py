@@ -62,12 +62,12 @@ def formed(value: Any) -> Message | None:
         del made["meta"]
     if made["role"] in ROLES:
         if "tool_call_id" in made:
-            made["tool_call_id"] = _text(made["tool_call_id"])
+            made["tool_call_id"] = _as_text(made["tool_call_id"])
         if made.get("content") is not None:
             made["content"] = content_of(made["content"])
         given = made.pop("tool_calls", None)
         given = given if isinstance(given, list) else []
-        calls = [_call(call) for call in given if isinstance(call, dict)]
+        calls = [_form_call(call) for call in given if isinstance(call, dict)]
         if calls and made["role"] == "assistant":
             made["tool_calls"] = calls
     return value if made == value else made
@@ -75,7 +75,7 @@ def formed(value: Any) -> Message | None:
 
 def content_of(value: Any) -> str | list[dict[str, Any]]:
     """What may stand in a message: text, or parts in the API's form."""
-    return [_valid_part(part) for part in value] if isinstance(value, list) else _text(value)
+    return [_form_part(part) for part in value] if isinstance(value, list) else _as_text(value)
 
 
 def truncate_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
@@ -100,15 +100,15 @@ def calls_of(message: Message) -> list[dict[str, Any]]:
     return message.get("tool_calls") or [] if message.get("role") == "assistant" else []
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _valid_part(part: Any) -> dict[str, Any]:
+def _form_part(part: Any) -> dict[str, Any]:
     if not isinstance(part, dict) or not isinstance(part.get("text", ""), str):
-        return {"type": "text", "text": _text(part)}
+        return {"type": "text", "text": _as_text(part)}
     return image_part(part) if _is_image(part) else part
 
 
@@ -127,10 +127,10 @@ def image_part(image: dict[str, Any]) -> dict[str, Any]:
     raise ValueError(f"an image is {form} or an image_url part")
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
+def _form_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"] if isinstance(call.get("function"), dict) else {}
-    function = function | {name: _text(function.get(name)) for name in ("name", "arguments")}
-    return call | {"id": _text(call.get("id")), "function": function}
+    function = function | {name: _as_text(function.get(name)) for name in ("name", "arguments")}
+    return call | {"id": _as_text(call.get("id")), "function": function}
 
 
 # ---- repairing a list -----------------------------------------------------------------------
@@ -154,27 +154,27 @@ def repair(messages: list[Message], taken: set[str] | None = None) -> list[Messa
         elif calls_of(message):
             turn = takewhile(lambda each: each["role"] != "assistant", messages[place + 1 :])
             results = [each for each in turn if each["role"] == "tool"]
-            fixed += _with_results(message, results, taken)
+            fixed += _answer_calls(message, results, taken)
         elif role != "tool" and (role != "assistant" or text_of(message)):
             fixed.append(message)  # the results are taken with their calls, above
     return fixed
 
 
-def _with_results(message: Message, results: list[Message], taken: set[str]) -> list[Message]:
+def _answer_calls(message: Message, results: list[Message], taken: set[str]) -> list[Message]:
     """An assistant message with calls, and one result for each."""
     calls, answers = [], []
     for call in message["tool_calls"]:
-        fixed = _valid_call(call, taken)
+        fixed = _mend_call(call, taken)
         taken.add(fixed["id"])
         calls.append(fixed)
         found = next((each for each in results if each.get("tool_call_id") == call["id"]), None)
         results = [each for each in results if each is not found]
-        answers.append(_result(found, fixed["id"]))
+        answers.append(_fit_result(found, fixed["id"]))
     same = all(ours is theirs for ours, theirs in zip(calls, message["tool_calls"]))
     return [message if same else message | {"tool_calls": calls}, *answers]
 
 
-def _result(found: Message | None, call_id: str) -> Message:
+def _fit_result(found: Message | None, call_id: str) -> Message:
     if found is None:
         return tool_message(call_id, ToolResult(NOT_RUN, is_error=True))
     if found.get("tool_call_id") == call_id and found.get("content"):
@@ -182,7 +182,7 @@ def _result(found: Message | None, call_id: str) -> Message:
     return found | {"tool_call_id": call_id, "content": found.get("content") or "(no output)"}
 
 
-def _valid_call(call: dict[str, Any], taken: set[str]) -> dict[str, Any]:
+def _mend_call(call: dict[str, Any], taken: set[str]) -> dict[str, Any]:
     """The call with id, name and arguments that servers take; the same object if it has them."""
     function = call["function"]
     call_id, name, arguments = call["id"], function["name"], function["arguments"]

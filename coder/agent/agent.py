@@ -70,9 +70,9 @@ class Agent:
         **functions: Callable[..., Any] | None,
     ) -> None:
         named = partial(ChatModel, base_url=base_url, api_key=api_key)
-        self._named = named if isinstance(model, str) else None
-        toolset = _toolset(tools, cwd, session_id or (session.session_id if session else ""))
-        self.state = AgentState(self._model(model), system, reasoning, toolset, list(messages))
+        self._make_named = named if isinstance(model, str) else None
+        toolset = _make_toolset(tools, cwd, session_id or (session.session_id if session else ""))
+        self.state = AgentState(self._make_model(model), system, reasoning, toolset, list(messages))
         self.budgets = dict(budgets or {})
         self.limits = replace(limits, max_steps=max_steps) if max_steps is not None else limits
         self.retry = retry or RetryPolicy(max_delay=max_retry_delay or math.inf)
@@ -82,14 +82,14 @@ class Agent:
         self.token = Abort()  # of the run under way, or of the last
         self._subscribers: dict[object, Callable[[Event], None]] = {}
         self._idle, self._running = threading.Condition(), False
-        self.hooks = self._chain(hooks, functions)
+        self.hooks = self._chain_hooks(hooks, functions)
         self.session = session
         if session:
             if self.state.messages or session.taken:
                 raise ValueError("a session has its own messages, and belongs to one agent")
             session.taken, self.state.messages = True, session.messages
 
-    def _chain(
+    def _chain_hooks(
         self, hooks: Hooks | Sequence[Hooks], functions: Mapping[str, Callable[..., Any] | None]
     ) -> HookChain:
         """The hooks of every run: those given, plain functions, the queues. Callbacks become subscribers."""
@@ -118,7 +118,7 @@ class Agent:
         An image is {"type": "image", "data": base64, "mimeType": ...}, or the API's image_url part. Raises RuntimeError
         while a run is under way: then use `steer` or `follow_up`.
         """
-        return _drained(self.stream(prompt, images))
+        return _drain(self.stream(prompt, images))
 
     run = prompt
 
@@ -129,7 +129,7 @@ class Agent:
             messages = [user(parts if images else prompt)]
         else:
             messages = [prompt] if isinstance(prompt, dict) else list(prompt)
-        return self.follow(lambda abort: self._loop(messages, abort))
+        return self.follow(lambda abort: self._start_loop(messages, abort))
 
     def continue_(self) -> RunResult:
         """Go on without a new message: after an error, or with what waits in the queues (steering first).
@@ -142,7 +142,7 @@ class Agent:
             raise ValueError(f"{problem}: prompt the agent, or queue a message")
         # The loop itself takes steering messages first
         messages = self.follow_ups.take() if problem and not self.steering else []
-        return _drained(self.follow(lambda abort: self._loop(messages, abort)))
+        return _drain(self.follow(lambda abort: self._start_loop(messages, abort)))
 
     def follow(self, start: Callable[[Abort], Events[T]]) -> Events[T]:
         """Run what `start` begins as the agent's work: alone, with its subscribers, until `abort` is called.
@@ -152,9 +152,9 @@ class Agent:
         """
         self._check_idle()
         self.token = token = Abort()  # abort() counts from here on
-        return self._followed(start, token)
+        return self._follow_to_end(start, token)
 
-    def _followed(self, start: Callable[[Abort], Events[T]], token: Abort) -> Events[T]:
+    def _follow_to_end(self, start: Callable[[Abort], Events[T]], token: Abort) -> Events[T]:
         run = start(token)
         with self._idle:
             self._check_idle()
@@ -177,7 +177,7 @@ class Agent:
                 self._running = False
                 self._idle.notify_all()
 
-    def _loop(self, prompts: list[Message], abort: Abort) -> Events[RunResult]:
+    def _start_loop(self, prompts: list[Message], abort: Abort) -> Events[RunResult]:
         state = self.state
         run = run_loop(
             *(state.messages, state.model, state.tools),
@@ -256,18 +256,18 @@ class Agent:
 
     def set_model(self, model: str | Model) -> None:
         """Used from the next run on. A name is another model of the same server."""
-        self.state.model = self._model(model)
+        self.state.model = self._make_model(model)
 
-    def _model(self, model: str | Model) -> Model:
-        if isinstance(model, str) and self._named:
-            return self._named(model)
+    def _make_model(self, model: str | Model) -> Model:
+        if isinstance(model, str) and self._make_named:
+            return self._make_named(model)
         if isinstance(model, str) or not callable(getattr(model, "stream", None)):
-            name = "a name or " if self._named else "a ChatModel(name) or "
+            name = "a name or " if self._make_named else "a ChatModel(name) or "
             raise TypeError(f"a model is {name}an object with a method `stream`, not {model!r}")
         return model
 
     def set_tools(self, tools: Tools) -> None:
-        self.state.tools = _toolset(tools, self.state.tools.cwd, self.session_id)
+        self.state.tools = _make_toolset(tools, self.state.tools.cwd, self.session_id)
 
     @property
     def session_id(self) -> str:
@@ -286,7 +286,7 @@ class Agent:
         self.state.error = None
 
 
-def _toolset(tools: Tools, cwd: str | Path | None, session_id: str) -> Toolset:
+def _make_toolset(tools: Tools, cwd: str | Path | None, session_id: str) -> Toolset:
     """A set of one agent's own: what is given may be shared with other agents, whose sessions are others."""
     if not isinstance(tools, Toolset):
         return Toolset(tools, cwd=cwd, session_id=session_id)
@@ -295,7 +295,7 @@ def _toolset(tools: Tools, cwd: str | Path | None, session_id: str) -> Toolset:
     return own
 
 
-def _drained(run: Events[T]) -> T:
+def _drain(run: Events[T]) -> T:
     with Returning(run) as rest:  # closed also by an interrupt: its traceback keeps the generator
         for _ in rest:
             pass

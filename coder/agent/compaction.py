@@ -80,12 +80,12 @@ class Compaction(Hooks):
         self.model, self.prompt = model, prompt or PROMPT
         self._focus: str | None = None  # of a compaction that was asked for
         self._retry_at = 0  # tokens; below, no summary is tried after one that failed
-        self._beside: list[Message] = []  # the system prompt and the tools of the last request
+        self._fixed_part: list[Message] = []  # the system prompt and the tools of the last request
         self._api_key: str | None = None
 
     def before_llm_call(self, request: Request) -> None:
         self._api_key = request.api_key
-        self._beside = [{"role": "system", "content": [request.system], "tools": request.tools}]
+        self._fixed_part = [{"role": "system", "content": [request.system], "tools": request.tools}]
 
     def request(self, focus: str = "") -> None:
         """Compact at the beginning of the next step; from any thread. `focus`: what matters most."""
@@ -102,42 +102,43 @@ class Compaction(Hooks):
         """Compact where it was asked for, where a limit was met, or where this many tokens are too many."""
         focus, self._focus = self._focus, None
         trigger = trigger if focus is None else "manual"
-        used, window = self._used(messages, usage), self.model.context_window
+        used, window = self._tokens(messages, usage), self.model.context_window
         if trigger == "threshold" and used < _threshold(window):
             self._retry_at = 0
             return False
         if trigger in ("length", "overflow"):
             window = min(window, used)  # it is no larger than what was sent
-        pruned = self._pruned(messages, window) if trigger != "manual" else []
+        pruned = self._prune_enough(messages, window) if trigger != "manual" else []
         if not pruned and trigger == "threshold" and used < self._retry_at:
             return False
         try:
-            shorter = pruned or (yield from self._summarised(messages, window, focus, abort))
+            shorter = pruned or (yield from self._summarise(messages, window, focus, abort))
         except ModelError as error:
             self._retry_at = used + window // 10
             why = error.message.rstrip(".")
             yield Notice(f"The conversation was not summarised and stays as it is: {why}.")
             return False
-        before, after = ({"messages": len(e), "tokens": self._used(e)} for e in (messages, shorter))
+        lists = (messages, shorter)
+        before, after = ({"messages": len(e), "tokens": self._tokens(e)} for e in lists)
         messages[:] = shorter  # the one place where a history changes
         yield Compacted(trigger, 1, before, after, "prune" if pruned else "summary", shorter)
         return True
 
-    def _used(self, messages: list[Message], usage: Usage = Usage()) -> int:
+    def _tokens(self, messages: list[Message], usage: Usage = Usage()) -> int:
         """Tokens: what the server counted for the last request, and an estimate of what came since."""
         if not usage.input:
-            return size([*messages, *self._beside]) // CHARS_PER_TOKEN
+            return size([*messages, *self._fixed_part]) // CHARS_PER_TOKEN
         since = takewhile(lambda each: each.get("role") != "assistant", reversed(messages))
         return usage.input + usage.output + size(since) // CHARS_PER_TOKEN
 
-    def _pruned(self, messages: list[Message], window: int) -> list[Message]:
+    def _prune_enough(self, messages: list[Message], window: int) -> list[Message]:
         """The list with less tool output; empty unless that gains a fifth of the window and leaves a tenth free."""
         shorter = prune(messages, window)
-        before, after = self._used(messages), self._used(shorter)
+        before, after = self._tokens(messages), self._tokens(shorter)
         enough = before - after >= window // 5 and _threshold(window) - after >= window // 10
         return shorter if enough else []
 
-    def _summarised(
+    def _summarise(
         self, messages: list[Message], window: int, focus: str | None, abort: Abort
     ) -> Events[list[Message]]:
         """The list with a summary of what is old. Raises ModelError where there is none, or it is no shorter."""
@@ -146,7 +147,7 @@ class Compaction(Hooks):
         at = users[-1] if users else -1
         newest = history[at : at + 1] if users else []
         first = [cut(history[users[0]], FIRST)] if len(users) > 1 else []
-        room = _threshold(window) - window // 4 - self._used([*first, *newest])
+        room = _threshold(window) - window // 4 - self._tokens([*first, *newest])
         room = max(window // 16, min(KEEP_STEPS, window // 4, room))
         start = newest_steps(history[at + 1 :], room * CHARS_PER_TOKEN) + at + 1
         old = [each for place, each in enumerate(history[:start]) if place != at]
@@ -154,7 +155,7 @@ class Compaction(Hooks):
             raise ModelError("bad_request", "there is nothing old in it")
         system = [each for each in old if each["role"] in ("system", "developer")]
         most = min(window // 8, SUMMARY)
-        text = (yield from self._written(old, most, focus, abort)).replace("</summary>", "")
+        text = (yield from self._write_summary(old, most, focus, abort)).replace("</summary>", "")
         text = shortened(text, most * CHARS_PER_TOKEN)
         summary = user(f"{HEAD}\n\n<summary>\n{text}\n</summary>")
         summary["meta"]["summary"] = True
@@ -163,7 +164,7 @@ class Compaction(Hooks):
             raise ModelError("bad_request", "the summary is not shorter than what it would replace")
         return shorter
 
-    def _written(
+    def _write_summary(
         self, old: list[Message], most: int, focus: str | None, abort: Abort
     ) -> Events[str]:
         """A summary in about `most` tokens. A conversation that the server finds too long is halved."""
@@ -257,11 +258,11 @@ def prune(messages: list[Message], window: int) -> list[Message]:
     for place in reversed(places):
         keep -= size(shorter[place : place + 1])
         if keep < 0 and place not in unseen:
-            shorter[place] = _noted(messages[place], calls[messages[place]["tool_call_id"]])
+            shorter[place] = _make_note(messages[place], calls[messages[place]["tool_call_id"]])
     return shorter
 
 
-def _noted(message: Message, function: dict[str, Any]) -> Message:
+def _make_note(message: Message, function: dict[str, Any]) -> Message:
     """A result without its output."""
     texts = (each for each in json.loads(function["arguments"]).values() if isinstance(each, str))
     about = " ".join(f"{function['name']} {next(texts, '')[:80]}".split())
@@ -281,13 +282,13 @@ def transcript(messages: list[Message], limit: int) -> str:
     piece = limit
     while True:
         limits = [limit // 2 if each["role"] == "user" else piece for each in chosen]
-        text = "\n\n".join(_entry(each, most) for each, most in zip(chosen, limits))
+        text = "\n\n".join(_write_entry(each, most) for each, most in zip(chosen, limits))
         piece //= 2
         if _size(text) <= limit or piece < PIECE:
             return shortened(text, limit)
 
 
-def _entry(message: Message, limit: int) -> str:
+def _write_entry(message: Message, limit: int) -> str:
     """One message as text, each piece of at most `limit` bytes; nothing in it ends a <conversation>."""
     is_summary = message.get("meta", {}).get("summary")
     pieces = [f"[{'earlier summary' if is_summary else message['role']}]"]

@@ -52,7 +52,7 @@ def instructions(cwd: Path, config: Path | None = None, report: Report = str) ->
     """The user's files (in `config`), then the project's from its root down to `cwd`; at most LIMIT characters."""
     root = repository_top(cwd, lambda place: _is_trusted(place, cwd))
     found = [*_files_in(config, config, report, "~/")] if config else []
-    for folder in _on_the_way(root, cwd):
+    for folder in _folders_between(root, cwd):
         files = _files_in(folder, root, report)
         found += [each for each in files if folder == cwd or _is_trusted(each.file, cwd)]
     kept, left = list[Instruction](), LIMIT
@@ -69,7 +69,7 @@ def _is_trusted(path: Path, cwd: Path) -> bool:
         return False
 
 
-def _on_the_way(top: Path, folder: Path) -> list[Path]:
+def _folders_between(top: Path, folder: Path) -> list[Path]:
     """The folders from `top` down to `folder`."""
     return [each for each in [folder, *folder.parents] if each.is_relative_to(top)][::-1]
 
@@ -80,7 +80,7 @@ def _files_in(folder: Path, root: Path, report: Report, prefix: str = "") -> Ite
         for name in names:
             file = folder / name
             path = f"{prefix}{file.relative_to(root)}"
-            text = _read(file, root)
+            text = _read_text(file, root)
             if text is None and os.path.lexists(file):
                 report(f"{path} is ignored: it is no regular file, or a link that leads elsewhere.")
             elif text:
@@ -88,7 +88,7 @@ def _files_in(folder: Path, root: Path, report: Report, prefix: str = "") -> Ite
                 break
 
 
-def _read(path: Path, root: Path) -> str | None:
+def _read_text(path: Path, root: Path) -> str | None:
     """The text of a regular file in `root`, or None."""
     try:
         real = os.path.realpath(path)

@@ -32,10 +32,10 @@ class ParallelTools(Toolset):
     """A Toolset whose `concurrent` tools run side by side where their calls are neighbours."""
 
     def group_size(self, calls: list[ToolCall]) -> int:
-        neighbours = takewhile(self._concurrent, calls[:MAX_WORKERS])
+        neighbours = takewhile(self._is_concurrent, calls[:MAX_WORKERS])
         return max(1, len([*neighbours]))
 
-    def _concurrent(self, call: ToolCall) -> bool:
+    def _is_concurrent(self, call: ToolCall) -> bool:
         return call.name in self.tools and self.tools[call.name].concurrent
 
     def together(
@@ -72,7 +72,7 @@ class ParallelTools(Toolset):
         finally:
             if running:
                 abort.set()
-                _stop(workers)
+                _stop_workers(workers)
 
 
 class _Worker(threading.Thread):
@@ -96,7 +96,7 @@ class _Worker(threading.Thread):
             self.outputs.put((self.place, error))
 
 
-def _stop(workers: Sequence[_Worker]) -> None:
+def _stop_workers(workers: Sequence[_Worker]) -> None:
     deadline = time.monotonic() + GRACE
     for worker in workers:
         worker.stopped = True

@@ -64,7 +64,7 @@ class Subagents:
     @property
     def tool(self) -> Tool:
         """`task`, with the names of the agents in its schema."""
-        made = tool(title=_title, concurrent=True)(self.task)
+        made = tool(title=_make_title, concurrent=True)(self.task)
         agents = "; ".join(f"{spec.name}: {spec.description}" for spec in self.specs.values())
         properties = made.parameters["properties"]
         agent = properties["agent"] | {"enum": list(self.specs), "description": agents}
@@ -86,13 +86,13 @@ class Subagents:
         agent: who does it
         task_id: an earlier task to go on with
         """
-        child = self._child(agent, task_id)
+        child = self._find_child(agent, task_id)
         yield from ctx.ask("task", child.spec.name)
         if child.busy:
             raise ToolError(f"the task {child.id} is still running")
         child.busy = True
         try:
-            result = yield from self._run(ctx, child, prompt)
+            result = yield from self._run_child(ctx, child, prompt)
         finally:
             child.busy = False
         ctx.abort.check()
@@ -100,7 +100,7 @@ class Subagents:
         early = f"The sub-agent did not finish ({result.stop_reason}): " if failed else ""
         return ToolResult(f"{early}{result.text}\n\n[task_id: {child.id}]", failed)
 
-    def _child(self, agent: str, task_id: str) -> Child:
+    def _find_child(self, agent: str, task_id: str) -> Child:
         """A new one, or the one to continue. Raises ToolError."""
         if task_id in self.children:
             return self.children[task_id]
@@ -111,7 +111,7 @@ class Subagents:
         self.children[child.id] = child
         return child
 
-    def _run(self, ctx: ToolContext, child: Child, prompt: str) -> Events[RunResult]:
+    def _run_child(self, ctx: ToolContext, child: Child, prompt: str) -> Events[RunResult]:
         """A run of the child, each of its events nested in one of ours."""
         given = self.equip(child.spec, child.id)
         steps = child.spec.max_steps or self.limits.max_steps
@@ -131,5 +131,5 @@ class Subagents:
         return run.value
 
 
-def _title(arguments: dict[str, object]) -> str:
+def _make_title(arguments: dict[str, object]) -> str:
     return f"{arguments.get('agent') or 'general'}: {arguments.get('description', '')}"

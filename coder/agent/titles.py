@@ -24,10 +24,10 @@ class Titler:
     def __init__(self, model: Model, text: str) -> None:
         self.title, self.usage, self.abort = "", Usage(), Abort()
         work = (model, text[:BEGINNING].replace("</beginning", "<\\/beginning"))
-        self.thread = threading.Thread(target=self._find, args=work, daemon=True, name="title")
+        self.thread = threading.Thread(target=self._ask, args=work, daemon=True, name="title")
         self.thread.start()
 
-    def _find(self, model: Model, text: str) -> None:
+    def _ask(self, model: Model, text: str) -> None:
         shown = {"role": "user", "content": f"<beginning>\n{text}\n</beginning>"}
         request = Request([shown], system=PROMPT, options={"temperature": 0.3})
         with contextlib.suppress(CoderError):

@@ -15,12 +15,12 @@ MARKS = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
 SYNONYMS = {"completed": "done", "in-progress": "in_progress", "": "pending"}  # models' words
 
 
-def _title(arguments: dict[str, Any]) -> str:
+def _make_title(arguments: dict[str, Any]) -> str:
     items = checked_items(arguments.get("items") or [])
     return f"{sum(item['status'] == 'done' for item in items)} of {len(items)} done"
 
 
-@tool(title=_title)
+@tool(title=_make_title)
 def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
     """Keep a checklist for a task of three steps or more; the user sees it. Send it whole whenever a step begins or is done.
 

@@ -67,7 +67,7 @@ class Assembler:
                 raise classify(None, choice)
             delta = choice.get("delta") or (None if self.begun else choice.get("message"))
             if delta:
-                self._delta(delta, events)
+                self._take_delta(delta, events)
             if reason := choice.get("finish_reason"):
                 self.finish_reason = str(reason)  # only remembered: data may follow
         return events
@@ -90,14 +90,14 @@ class Assembler:
     def flush(self) -> Sequence[Event]:
         """The answer is over: the deltas of what was held back."""
         events: list[Event] = []
-        self._add(*self._tag.rest(), events)
+        self._add_text(*self._tag.rest(), events)
         return events
 
     @property
     def begun(self) -> bool:
         return bool(self.text or self.calls or any(map(any, self.thoughts.values())))
 
-    def _delta(self, delta: dict[str, Any], events: list[Event]) -> None:
+    def _take_delta(self, delta: dict[str, Any], events: list[Event]) -> None:
         """All members of one delta: any of them may come together or be null."""
         named = [name for name in REASONING if isinstance(delta.get(name), str)]
         for name in named:  # also "": it may have to go back
@@ -108,13 +108,13 @@ class Assembler:
         for content in (delta.get("content"), delta.get("refusal")):
             parts = content if isinstance(content, list) else [{"text": content}]
             for part in filter(lambda each: isinstance(each, dict), parts):
-                self._add(*self._thought_and_text(part), events)
-        self._calls(delta, events)
+                self._add_text(*self._split_part(part), events)
+        self._take_calls(delta, events)
         for name in self.echoed & delta.keys():
             if name not in REASONING and delta[name]:
                 self.kept.setdefault(name, []).append(delta[name])
 
-    def _thought_and_text(self, part: dict[str, Any]) -> tuple[str, str]:
+    def _split_part(self, part: dict[str, Any]) -> tuple[str, str]:
         """Both of a text that may hold tags, or of another part of content (Mistral)."""
         text, thinking = part.get("text"), part.get("thinking")
         if isinstance(text, str):
@@ -124,7 +124,7 @@ class Assembler:
             thinking = "".join(text for text in texts if isinstance(text, str))
         return (thinking if isinstance(thinking, str) else "", "")
 
-    def _add(self, thought: str, text: str, events: list[Event]) -> None:
+    def _add_text(self, thought: str, text: str, events: list[Event]) -> None:
         if thought:
             self.thoughts.setdefault(THINK, []).append(thought)
             events.append(ReasoningDelta(mend(thought)))
@@ -132,7 +132,7 @@ class Assembler:
             self.text.append(text)
             events.append(TextDelta(mend(text)))
 
-    def _calls(self, delta: dict[str, Any], events: list[Event]) -> None:
+    def _take_calls(self, delta: dict[str, Any], events: list[Event]) -> None:
         calls = [call for call in delta.get("tool_calls") or () if call]
         self._listed = self._listed or bool(calls)
         function = delta.get("function_call")
@@ -158,7 +158,7 @@ class Assembler:
             raise ModelError("server", problem, retryable=True)
         if word == OVERFLOW and not text:
             raise ModelError("overflow", "the context is full")
-        finish = _finish(word, bool(calls))
+        finish = _finish_of(word, bool(calls))
         calls = [] if finish == "content_filter" else calls
         if not text and not calls and word in LOST:  # something did not arrive
             raise ModelError("empty", "the answer was empty", retryable=True)
@@ -178,7 +178,7 @@ class Assembler:
         return Completion(text, made, finish, message, usage, thoughts, self.finish_reason)
 
 
-def _finish(word: str, calls: bool) -> Finish:
+def _finish_of(word: str, calls: bool) -> Finish:
     """Calls count whatever the word; an unknown word is an end."""
     if word in LENGTH or word == OVERFLOW:
         return "length"
@@ -237,19 +237,19 @@ def joined(pieces: list[Any]) -> Any:
     if all(isinstance(piece, str) for piece in pieces):
         return "".join(pieces)
     if all(isinstance(piece, dict) for piece in pieces):
-        return _merged(pieces)
+        return _merge_pieces(pieces)
     if not all(isinstance(piece, list) for piece in pieces):
         return pieces[-1]
     groups: list[list[Any]] = []  # of pieces of one entry
     for entry in chain.from_iterable(pieces):
-        if groups and _continues(groups[-1][-1], entry):
+        if groups and _continues_entry(groups[-1][-1], entry):
             groups[-1].append(entry)
         else:
             groups.append([entry])
-    return [_merged(group) if len(group) > 1 else group[0] for group in groups]
+    return [_merge_pieces(group) if len(group) > 1 else group[0] for group in groups]
 
 
-def _continues(last: Any, entry: Any) -> bool:
+def _continues_entry(last: Any, entry: Any) -> bool:
     """Is this a further piece of the same entry? A signature ends one; what is encrypted comes whole."""
     if not (isinstance(last, dict) and isinstance(entry, dict)):
         return False
@@ -258,7 +258,7 @@ def _continues(last: Any, entry: Any) -> bool:
     return all(entry.get(name) == last.get(name) for name in ("type", "index", "id"))
 
 
-def _merged(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+def _merge_pieces(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     """Later members win; text grows."""
     merged = {name: value for piece in pieces for name, value in piece.items() if value is not None}
     for name in merged.keys() & {"thinking", "text", "summary"}:
@@ -275,26 +275,26 @@ CHARS_PER_TOKEN = 4  # of English prose and code; an estimate is marked as one
 
 def read_usage(usage: dict[str, Any]) -> Usage | None:
     """Tokens from every known shape; None where nothing is counted."""
-    into = _part(usage, "prompt_tokens_details", "input_tokens_details")
-    out = _part(usage, "completion_tokens_details", "output_tokens_details")
-    sent = _number(usage, "prompt_tokens", "input_tokens", "prompt_eval_count")
-    got = _number(usage, "completion_tokens", "output_tokens", "eval_count")
+    into = _find_part(usage, "prompt_tokens_details", "input_tokens_details")
+    out = _find_part(usage, "completion_tokens_details", "output_tokens_details")
+    sent = _read_number(usage, "prompt_tokens", "input_tokens", "prompt_eval_count")
+    got = _read_number(usage, "completion_tokens", "output_tokens", "eval_count")
     names = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
-    cached = _number(into, "cached_tokens") or _number(usage, *names)
-    reasoning = _number(out, "reasoning_tokens") or _number(usage, "reasoning_tokens")
-    beside = _number(usage, "total_tokens") - sent - got
+    cached = _read_number(into, "cached_tokens") or _read_number(usage, *names)
+    reasoning = _read_number(out, "reasoning_tokens") or _read_number(usage, "reasoning_tokens")
+    beside = _read_number(usage, "total_tokens") - sent - got
     if cached > sent or (beside > 0 and beside == cached):  # Anthropic: the cache beside the input
-        sent, beside = sent + cached + _number(usage, "cache_creation_input_tokens"), 0
+        sent, beside = sent + cached + _read_number(usage, "cache_creation_input_tokens"), 0
     if beside > 0 and reasoning in (0, beside):  # xAI, Gemini: reasoning beside the output
         got, reasoning = got + beside, beside
     return Usage(sent, got, cached, reasoning) if sent + got else None
 
 
-def _part(usage: dict[str, Any], *names: str) -> dict[str, Any]:
+def _find_part(usage: dict[str, Any], *names: str) -> dict[str, Any]:
     return next((usage[name] for name in names if isinstance(usage.get(name), dict)), {})
 
 
-def _number(of: dict[str, Any], *names: str) -> int:
+def _read_number(of: dict[str, Any], *names: str) -> int:
     numbers = (of[name] for name in names if isinstance(of.get(name), int | float))
     return next((int(number) for number in numbers if 0 <= number < MAX_COUNT), 0)
 

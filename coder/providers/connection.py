@@ -84,7 +84,7 @@ class StreamingRequest:
             idle = self.connections.idle()
             if not (idle and self._is_answered(idle, message)):
                 # the server had closed the idle connection, and has not seen the request
-                new = self.connections.open(self._check)
+                new = self.connections.open(self._check_deadline)
                 if not self._is_answered(new, message):
                     raise ConnectionError
             status = 100
@@ -98,7 +98,7 @@ class StreamingRequest:
             self._socket.close()
         self._socket, self._timeout, self._file = sock, -1.0, sock.makefile("rb")
         self.abort.check()
-        self._limit()
+        self._set_timeout()
         try:
             with suppress(ConnectionError):  # a refusal may come before the whole request is sent
                 sock.sendall(message)
@@ -113,18 +113,18 @@ class StreamingRequest:
 
     def pieces(self) -> Iterator[bytes]:
         """The body, each piece what one read brings. Raises ModelError or Aborted."""
-        with self._as_model_error(_broken):
-            yield from map(self.redact, body_of(self._file, self.headers, self._limit))
+        with self._as_model_error(_broken_answer):
+            yield from map(self.redact, body_of(self._file, self.headers, self._set_timeout))
         self.abort.check()
         framed = not {"content-length", "transfer-encoding"}.isdisjoint(self.headers)
         self._reusable = framed and self.headers.get("connection", "").lower() != "close"
 
-    def _check(self) -> None:
+    def _check_deadline(self) -> None:
         self.abort.check()
         if time.monotonic() > self._deadline:
             raise TimeoutError
 
-    def _limit(self) -> None:
+    def _set_timeout(self) -> None:
         """Let the next read or write end at the deadline."""
         left = self._deadline - time.monotonic()
         if left <= 0:
@@ -145,7 +145,7 @@ class StreamingRequest:
             raise failure() from error
 
 
-def _broken() -> ModelError:
+def _broken_answer() -> ModelError:
     message = "the connection broke in the middle of the answer"
     return ModelError("network", message, retryable=True, advice=ADVICE["incomplete"])
 
@@ -189,29 +189,30 @@ class Connections:
         proxy, self._place = proxy_of(self.url)
         self._place = self._place or self.address
         try:
-            return _in_background(lambda: self._connected(proxy), check)
+            return _run_in_background(lambda: self._connect(proxy), check)
         except (OSError, ValueError) as error:
-            failure = self._failure(error)
+            failure = self._failure_of(error)
             failure.advice = failure.advice or (PAST_PROXY if proxy else "")
             raise failure from error
 
-    def _connected(self, proxy: str) -> socket.socket:
+    def _connect(self, proxy: str) -> socket.socket:
         """A connection that is ready for a request. Raises OSError (ssl.SSLError is one) or ModelError."""
         server = urlsplit(self.url)
         first = urlsplit(proxy or self.url)
-        tls = self._context() if server.scheme == "https" else None  # at first: it may not be there
+        # at first: the certificates may not be there
+        tls = self._load_tls() if server.scheme == "https" else None
         port = first.port or (443 if first.scheme == "https" else 80)
         sock = socket.create_connection((first.hostname or "", port), CONNECT_TIMEOUT)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if proxy:
-                self._tunnel(sock, first, server.netloc.rpartition("@")[2])
+                self._open_tunnel(sock, first, server.netloc.rpartition("@")[2])
             return tls.wrap_socket(sock, server_hostname=server.hostname) if tls else sock
         except BaseException:
             sock.close()
             raise
 
-    def _tunnel(self, sock: socket.socket, proxy: SplitResult, place: str) -> None:
+    def _open_tunnel(self, sock: socket.socket, proxy: SplitResult, place: str) -> None:
         """Let a proxy connect to the server (CONNECT)."""
         place = place if re.search(r":\d+$", place) else f"{place}:443"
         head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n"
@@ -227,7 +228,7 @@ class Connections:
                 raise ModelError("network", message, retryable=True, advice=PAST_PROXY)
             raise ModelError("protocol", message, advice=PAST_PROXY)
 
-    def _context(self) -> ssl.SSLContext:
+    def _load_tls(self) -> ssl.SSLContext:
         """TLS with the authorities of SSL_CERT_FILE or SSL_CERT_DIR, else the system's. Raises ModelError."""
         if self._tls is None:
             import ssl
@@ -253,7 +254,7 @@ class Connections:
         advice = PERHAPS_TLS if plain else ""
         return ModelError("network", message, retryable=True, advice=advice)
 
-    def _failure(self, cause: Exception) -> ModelError:
+    def _failure_of(self, cause: Exception) -> ModelError:
         """Why there is no connection. An address that never answered is not tried again: it may be wrong."""
         import ssl
 
@@ -294,7 +295,7 @@ def proxy_of(url: str) -> tuple[str, str]:
     return address, f"the proxy {shown_url(address)} ({variable})"
 
 
-def _in_background(
+def _run_in_background(
     connect: Callable[[], socket.socket], check: Callable[[], object]
 ) -> socket.socket:
     """What `connect` returns or raises, run in a worker thread. `check` is called every TICK seconds; where it raises, a

@@ -88,12 +88,12 @@ def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = 
     """The error that an answer stands for: `body` is the parsed JSON, or text; `status` None inside a stream."""
     if isinstance(body, str):
         body = readable(body[:MAX_READ])
-    code, kind_word, message, param = (text[:MAX_READ] for text in _fields(body))
+    code, kind_word, message, param = (text[:MAX_READ] for text in _read_fields(body))
     if status is None or status < 400:  # a numeric code is a status
         status = int(code) if re.fullmatch(r"[45]\d\d", code) else None
     words, headers = f"{code} {kind_word} {message}".lower(), headers or {}
     whole = f"{message} {body}"[: 2 * MAX_READ]  # Gemini puts the wait beside its message
-    kind, retryable = _kind(status, {code, kind_word}, words, retry_hint({}, whole) is not None)
+    kind, retryable = _kind_of(status, {code, kind_word}, words, retry_hint({}, whole) is not None)
     loading = kind == "server" and re.search(LOADING_WORDS, words)
     request_id = next((headers[name] for name in REQUEST_IDS if headers.get(name)), "")
     nothing = f"HTTP status {status}" if status else "an error without a message"
@@ -109,7 +109,9 @@ def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = 
     )
 
 
-def _kind(status: int | None, codes: set[str], words: str, hinted: bool) -> tuple[ErrorKind, bool]:
+def _kind_of(
+    status: int | None, codes: set[str], words: str, hinted: bool
+) -> tuple[ErrorKind, bool]:
     """(kind, retryable). The order counts, and codes come before words: a throttled request may speak of tokens like an
     overflow, and Gemini words a limit per minute like an empty account."""
     throttled = bool(re.search(THROTTLE_WORDS, words))
@@ -120,7 +122,7 @@ def _kind(status: int | None, codes: set[str], words: str, hinted: bool) -> tupl
         return "auth", False
     if status == 429 or throttled:
         return "rate_limit", True
-    too_long = _overflow().search(words) and not re.search(NOT_OVERFLOW, words)
+    too_long = _overflow_pattern().search(words) and not re.search(NOT_OVERFLOW, words)
     if status == 413 or codes & OVERFLOW_CODES or too_long:
         return "overflow", False
     transient = bool(re.search(TRANSIENT_400, words))
@@ -135,14 +137,14 @@ def _kind(status: int | None, codes: set[str], words: str, hinted: bool) -> tupl
 
 
 @cache
-def _overflow() -> re.Pattern[str]:
+def _overflow_pattern() -> re.Pattern[str]:
     return re.compile("|".join(line.replace("#", r"\d+") for line in OVERFLOW.split("\n") if line))
 
 
 SAID = ("message", "detail", "msg", "error_description", "reason")
 
 
-def _fields(body: Any) -> tuple[str, str, str, str]:
+def _read_fields(body: Any) -> tuple[str, str, str, str]:
     """(code, type, message, param) from any of the shapes that an error comes in."""
     if isinstance(body, dict) and isinstance(body.get("errors"), list):
         body = body["errors"] or body
@@ -152,7 +154,7 @@ def _fields(body: Any) -> tuple[str, str, str, str]:
         return "", "", str(body or ""), ""
     error = body.get("error")
     source = error if isinstance(error, dict) and error else body
-    parts = [error if isinstance(error, str) else "", _sentence(source)]
+    parts = [error if isinstance(error, str) else "", _read_sentence(source)]
     metadata = source.get("metadata")
     if isinstance(metadata, dict) and metadata.get("raw"):  # OpenRouter: the upstream's error
         parts.append(str(metadata["raw"]))
@@ -160,14 +162,14 @@ def _fields(body: Any) -> tuple[str, str, str, str]:
     return code, kind, ": ".join(filter(None, parts)), param
 
 
-def _sentence(said: Any, depth: int = 5) -> str:
+def _read_sentence(said: Any, depth: int = 5) -> str:
     """The text in an error, which may be a list of complaints, each with its place (FastAPI, Mistral)."""
     if not depth or not isinstance(said, list | dict):
         return str(said) if depth else ""
     if isinstance(said, list):
-        return "; ".join(_sentence(each, depth - 1) for each in said[:10])
+        return "; ".join(_read_sentence(each, depth - 1) for each in said[:10])
     place = ".".join(map(str, said["loc"])) if isinstance(said.get("loc"), list) else ""
-    text = next((_sentence(said[name], depth - 1) for name in SAID if said.get(name)), "")
+    text = next((_read_sentence(said[name], depth - 1) for name in SAID if said.get(name)), "")
     return ": ".join(filter(None, [place, text]))
 
 
@@ -212,13 +214,13 @@ SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 def retry_hint(headers: Mapping[str, str], message: str) -> float | None:
     """Seconds that the server asks to wait: by a header, else by its text."""
     for name, unit in WAIT_HEADERS.items():
-        if name in headers and (seconds := _seconds(headers[name], unit)) is not None:
+        if name in headers and (seconds := _read_seconds(headers[name], unit)) is not None:
             return seconds
     found = re.search(WAIT, message, re.I)
-    return _seconds(found[1], 1.0) if found else None
+    return _read_seconds(found[1], 1.0) if found else None
 
 
-def _seconds(text: str, unit: float) -> float | None:
+def _read_seconds(text: str, unit: float) -> float | None:
     """A number of `unit`s, a duration such as 6m0s, or an HTTP date; None if none of them."""
     text = text[:100].strip()
     with suppress(ValueError):

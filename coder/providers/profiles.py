@@ -110,10 +110,10 @@ def profile_of(host: str, model: str, overrides: Mapping[str, Any] | None = None
     for server, family, changes in TABLE:
         if re.search(server, host.lower()) and re.search(family, model.lower()):
             found |= changes
-    return dataclasses.replace(Profile(**found), **_checked(overrides or {}))
+    return dataclasses.replace(Profile(**found), **_check_overrides(overrides or {}))
 
 
-def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _check_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Overrides, each of its field's kind."""
     defaults, checked = vars(Profile()), dict[str, Any]()
     for name, value in overrides.items():
@@ -170,11 +170,11 @@ def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile
             return name
     if thinking and re.search(r"does not support (thinking|reasoning)|\bthink value\b", text, re.I):
         return min(thinking)  # Ollama
-    members = sorted(EXTRA_MEMBERS & set(_members(sent["messages"])))
+    members = sorted(EXTRA_MEMBERS & set(_member_names(sent["messages"])))
     return next((name for name in members if _rejects(text, name, UNKNOWN)), None)
 
 
-def _members(messages: list[dict[str, Any]]) -> Iterator[str]:
+def _member_names(messages: list[dict[str, Any]]) -> Iterator[str]:
     for message in messages:
         if message["role"] == "assistant":
             yield from message

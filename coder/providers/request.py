@@ -43,10 +43,10 @@ class RequestEncoder:
     def encode(self, request: Request, rejected: frozenset[str]) -> bytes:
         """The JSON of a request without the members that the server has rejected. The messages come last, so that it
         begins with the one before it. Raises ModelError where it cannot be JSON."""
-        members = encoded(self._members(request, rejected))
-        return b'%s,"messages":[%s]}' % (members[:-1], self._messages(request, rejected))
+        members = encoded(self._make_members(request, rejected))
+        return b'%s,"messages":[%s]}' % (members[:-1], self._encode_messages(request, rejected))
 
-    def _members(self, request: Request, rejected: frozenset[str]) -> dict[str, Any]:
+    def _make_members(self, request: Request, rejected: frozenset[str]) -> dict[str, Any]:
         """What is sent beside the messages, and needed. Values of the profile give way to `extra`, and those to the
         request's own options."""
         profile, budgets = self.profile, {**self.budgets, **request.budgets}
@@ -74,16 +74,16 @@ class RequestEncoder:
         names = sorted({*LIMITS} - rejected, key=lambda name: name != profile.output_limit)
         return options | ({names[0]: given[0]} if given and names else {})
 
-    def _messages(self, request: Request, rejected: frozenset[str]) -> bytes:
+    def _encode_messages(self, request: Request, rejected: frozenset[str]) -> bytes:
         """The messages with commas between them, and at most one system message, the first."""
         of, copies, known = self._made
         same = unchanged(copies, request.messages) if of == rejected else 0
         rounds = [each for each in known if each[0] <= same][:-1]  # the last one may go on
         start = end = rounds[-1][0] if rounds else 0
         new = request.messages[start:]
-        for messages in _rounds(new):
+        for messages in _split_rounds(new):
             end += len(messages)
-            made = map(encoded, _converted(messages, self.profile, rejected))
+            made = map(encoded, _convert_round(messages, self.profile, rejected))
             rounds.append((end, b",".join(made)))
         self._made = rejected, [*copies[:start], *map(copied, new)], rounds
         system = [text_of(each) for each in request.messages if each["role"] in SYSTEM]
@@ -113,7 +113,7 @@ def thinking(profile: Profile, level: Reasoning, budgets: Mapping[str, int]) -> 
 # ---- messages --------------------------------------------------------------------------------------
 
 
-def _rounds(messages: list[Message]) -> Iterator[list[Message]]:
+def _split_rounds(messages: list[Message]) -> Iterator[list[Message]]:
     """Each answer with what follows on it. Nothing in one depends on another."""
     start = 0
     for at, message in enumerate(messages):
@@ -124,7 +124,7 @@ def _rounds(messages: list[Message]) -> Iterator[list[Message]]:
         yield messages[start:]
 
 
-def _converted(
+def _convert_round(
     messages: list[Message], profile: Profile, rejected: frozenset[str]
 ) -> list[Message]:
     """One round as the server takes it, the images of its results in a user message behind them."""
@@ -139,9 +139,9 @@ def _converted(
             if profile.tool_name:
                 calls = message.get("tool_calls") or ()
                 names = {call["id"]: call["function"]["name"] for call in calls}
-            message = _assistant(message, profile, unwanted)
+            message = _convert_answer(message, profile, unwanted)
         elif role == "tool":
-            message, found = _result(message, names.get(message["tool_call_id"], ""), profile)
+            message, found = _fit_result(message, names.get(message["tool_call_id"], ""), profile)
             images += found
             behind = len(made) + 1
         if role not in SYSTEM:
@@ -149,10 +149,10 @@ def _converted(
     if images:
         text = {"type": "text", "text": "Images from the tool results above:"}
         made.insert(behind, {"role": "user", "content": [text, *images]})
-    return _in_strict_turns(made) if profile.strict_turns else made
+    return _make_strict_turns(made) if profile.strict_turns else made
 
 
-def _in_strict_turns(messages: list[Message]) -> list[Message]:
+def _make_strict_turns(messages: list[Message]) -> list[Message]:
     """User messages in a row become one; an answer stands between a result and a user message."""
     made: list[Message] = []
     for message in messages:
@@ -162,12 +162,12 @@ def _in_strict_turns(messages: list[Message]) -> list[Message]:
         elif last == "tool":
             made += [BETWEEN, message]
         else:
-            content = _joined(made[-1].get("content"), message.get("content"))
+            content = _join_contents(made[-1].get("content"), message.get("content"))
             made[-1] = made[-1] | {"content": content}
     return made
 
 
-def _joined(*contents: Any) -> Any:
+def _join_contents(*contents: Any) -> Any:
     """The contents of two messages as one: text, or parts where either has parts."""
     if all(isinstance(each, str) for each in contents):
         return "\n\n".join(contents)
@@ -175,7 +175,7 @@ def _joined(*contents: Any) -> Any:
     return [part for parts in texts for part in parts]
 
 
-def _assistant(message: Message, profile: Profile, unwanted: frozenset[str]) -> Message:
+def _convert_answer(message: Message, profile: Profile, unwanted: frozenset[str]) -> Message:
     """Only the members that go back, content in the server's form, ids that fit."""
     thought = message.get(THINK) if THINK not in unwanted else None
     if not unwanted.isdisjoint(message) or thought:
@@ -185,7 +185,7 @@ def _assistant(message: Message, profile: Profile, unwanted: frozenset[str]) -> 
     calls = message.get("tool_calls")
     if not calls:
         return message
-    made = [_call(call, profile, unwanted) for call in calls]
+    made = [_fit_call(call, profile, unwanted) for call in calls]
     if any(ours is not theirs for ours, theirs in zip(made, calls)):
         message = message | {"tool_calls": made}
     if profile.reasoning_filled and "reasoning_content" not in message:
@@ -197,15 +197,15 @@ def _assistant(message: Message, profile: Profile, unwanted: frozenset[str]) -> 
     return message
 
 
-def _call(call: dict[str, Any], profile: Profile, unwanted: frozenset[str]) -> dict[str, Any]:
+def _fit_call(call: dict[str, Any], profile: Profile, unwanted: frozenset[str]) -> dict[str, Any]:
     if not CALL.issuperset(call):
         known = CALL | set(profile.echoed) - unwanted
         call = {name: value for name, value in call.items() if name in known}
-    call_id = _valid_id(call["id"], profile)
+    call_id = _fit_id(call["id"], profile)
     return call if call_id == call["id"] else call | {"id": call_id}
 
 
-def _result(message: Message, name: str, profile: Profile) -> tuple[Message, list[Any]]:
+def _fit_result(message: Message, name: str, profile: Profile) -> tuple[Message, list[Any]]:
     """A result as plain text, which every server takes, and its images, which most take in a user message only."""
     images: list[Any] = []
     if isinstance(message["content"], list):
@@ -213,13 +213,13 @@ def _result(message: Message, name: str, profile: Profile) -> tuple[Message, lis
         images = [part for part in parts if not isinstance(part.get("text"), str)]
         nothing = "(see the image below)" if images else "(no output)"
         message = message | {"content": text_of(message) or nothing}
-    call_id = _valid_id(message["tool_call_id"], profile)
+    call_id = _fit_id(message["tool_call_id"], profile)
     if call_id != message["tool_call_id"]:
         message = message | {"tool_call_id": call_id}
     return (message | {"name": name} if name else message), images
 
 
-def _valid_id(call_id: str, profile: Profile) -> str:
+def _fit_id(call_id: str, profile: Profile) -> str:
     """An id goes back as it came, unless another server gave it and it does not match here."""
     if not profile.ids or re.fullmatch(profile.ids, call_id):
         return call_id
@@ -254,15 +254,15 @@ def encoded(value: Any) -> bytes:
     JSON."""
     try:
         try:
-            data = _dumped(value)
+            data = _dump(value)
             if b"\\u0000" not in data or not NUL.search(data):
                 return data
         except UnicodeEncodeError:
             pass
-        return _dumped(mend_all(value))
+        return _dump(mend_all(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise ModelError("bad_request", f"what was to be sent is no JSON: {error}") from error
 
 
-def _dumped(value: Any) -> bytes:
+def _dump(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -118,7 +118,7 @@ DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
 _scan: Any = getattr(DECODER, "scan_once")  # noqa: B009 (not in the types)
 
 
-def _decoded(data: str) -> Any:
+def _decode(data: str) -> Any:
     """DECODER.decode(data); the calls around its scanner are left out where nothing follows on the value."""
     if data.startswith("{"):
         value, end = _scan(data, 0)
@@ -130,7 +130,7 @@ def _decoded(data: str) -> Any:
 def parse_event(event: str, data: str) -> Any:
     """The JSON of one event. Raises ModelError where it is none, since a piece of the answer is lost."""
     try:
-        value = _decoded(data)
+        value = _decode(data)
     except (ValueError, RecursionError) as error:
         if event == "error":
             return {"error": data}
@@ -152,7 +152,7 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
     """(event name, data) of each event, CUT for a last one without its blank line. Comments, empty data and other fields
     are passed over."""
     event, data = "", list[str]()
-    for lines in _lines(chunks):
+    for lines in _split_chunks(chunks):
         for line in lines:
             if line.startswith("data:"):
                 data.append(line[6:] if line.startswith("data: ") else line[5:])
@@ -168,13 +168,13 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
         yield event if event == "error" else CUT, "\n".join(data)
 
 
-def _lines(chunks: Iterable[bytes]) -> Iterator[list[str]]:
+def _split_chunks(chunks: Iterable[bytes]) -> Iterator[list[str]]:
     """The lines that each chunk ends. CR, LF and CRLF end a line, and nothing else does."""
     held, size, mark = list[bytes](), 0, BOM
     for chunk in filter(None, chunks):
         end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r", 0, -1)) + 1  # a last CR may be half a CRLF
         if end or (held and held[-1].endswith(b"\r")):
-            yield _split(b"".join([*held, chunk[:end]]).removeprefix(mark))
+            yield _split_lines(b"".join([*held, chunk[:end]]).removeprefix(mark))
             held, size, mark = [], 0, b""
         if end < len(chunk):
             held.append(chunk[end:])
@@ -182,10 +182,10 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[list[str]]:
         if size > MAX_BODY:
             raise ModelError("protocol", "a line of the event stream is too long")
     if held:
-        yield _split(b"".join(held).removeprefix(mark))
+        yield _split_lines(b"".join(held).removeprefix(mark))
 
 
-def _split(data: bytes) -> list[str]:
+def _split_lines(data: bytes) -> list[str]:
     """Whole lines, decoded together, so that no character is cut."""
     text = data.decode("utf-8", "replace")
     if "\r" in text:
@@ -220,7 +220,7 @@ def body_of(file: Any, headers: Mapping[str, str], wait: Callable[[], object]) -
     """The body of an answer, each piece what one read brings; `wait` is called before each read. Raises OSError where
     it is cut, ValueError or zlib.error."""
     chunked = "chunked" in headers.get("transfer-encoding", "").lower()
-    body = _unchunked(file, wait) if chunked else _plain(file, headers.get("content-length"), wait)
+    body = _unchunk(file, wait) if chunked else _plain(file, headers.get("content-length"), wait)
     if headers.get("content-encoding", "identity").lower() == "identity":
         return body
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress  # although none was asked for
@@ -240,11 +240,11 @@ def _plain(file: Any, length: str | None, wait: Callable[[], object]) -> Iterato
         yield data
 
 
-def _unchunked(file: Any, wait: Callable[[], object]) -> Iterator[bytes]:
+def _unchunk(file: Any, wait: Callable[[], object]) -> Iterator[bytes]:
     """The payload of a chunked body. What one read brings is one piece, whatever chunks it has."""
     data, left, last = b"", 0, False  # what is not taken apart yet, what is missing of a chunk
     while not last:
-        data += _more(file, wait)
+        data += _read_more(file, wait)
         parts, at = list[bytes](), 0
         while not last:
             part = data[at : at + left]
@@ -265,10 +265,10 @@ def _unchunked(file: Any, wait: Callable[[], object]) -> Iterator[bytes]:
     while b"\n\r\n" not in data:
         if len(data) > MAX_HEADER:
             raise ValueError("the trailers do not end")
-        data += _more(file, wait)
+        data += _read_more(file, wait)
 
 
-def _more(file: Any, wait: Callable[[], object]) -> bytes:
+def _read_more(file: Any, wait: Callable[[], object]) -> bytes:
     wait()
     data: bytes = file.read1(READ_SIZE)
     if not data:

@@ -28,7 +28,7 @@ class _Call:
     extra: dict[str, Any] = field(default_factory=dict)  # unknown members go back to the server
 
     def add(self, part: dict[str, Any], name: str, arguments: str) -> None:
-        self.id = self.id or _text(part.get("id"))  # set once: some servers repeat it
+        self.id = self.id or _as_text(part.get("id"))  # set once: some servers repeat it
         if name != self.name:  # the name so far, or a further piece of it
             self.name = name if name.startswith(self.name) else self.name + name
         self.pieces.append(arguments)
@@ -54,31 +54,31 @@ class ToolCallAssembler:
     def add(self, part: dict[str, Any]) -> ToolCallDelta:
         """Take one piece; what it adds, for the screen."""
         function = part.get("function") or {}
-        name, given = _text(function.get("name")), function.get("arguments")
+        name, given = _as_text(function.get("name")), function.get("arguments")
         # some servers send an object
         arguments = given if isinstance(given, str) else "" if given is None else json.dumps(given)
-        call = self._find(part, name, begins=bool(name and arguments.strip()))
+        call = self._find_call(part, name, begins=bool(name and arguments.strip()))
         if call is None:
             call = _Call(part.get("index"))
             self.calls.append(call)
         call.add(part, name, arguments)
         return ToolCallDelta(call.id, call.name, mend(arguments))
 
-    def _find(self, part: dict[str, Any], name: str, begins: bool) -> _Call | None:
+    def _find_call(self, part: dict[str, Any], name: str, begins: bool) -> _Call | None:
         """The call that this piece belongs to: by id, else by index, else the last one; None for a new call. A piece that
         `begins` could stand alone."""
-        index, call_id = part.get("index"), _text(part.get("id"))
-        here = self._last("index", index) if index is not None else None
+        index, call_id = part.get("index"), _as_text(part.get("id"))
+        here = self._newest_with("index", index) if index is not None else None
         if not call_id:
             found = here or (self.calls[-1] if self.calls and (index is None or not name) else None)
             return None if found and begins and found.is_complete() else found
-        known = self._last("id", call_id)
+        known = self._newest_with("id", call_id)
         if known and (index is None or known.index == index or not name):
             return known
         # another id takes the index over; the same id at another index, with a name, is another call
         return here if here and here.id in ("", call_id) else None
 
-    def _last(self, member: str, value: Any) -> _Call | None:
+    def _newest_with(self, member: str, value: Any) -> _Call | None:
         """The newest call with this id or index."""
         return next((c for c in reversed(self.calls) if getattr(c, member) == value), None)
 
@@ -109,7 +109,7 @@ class ToolCallAssembler:
         return core if core in self.tool_names else safe_name(name)
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """An id or a name; some servers send numbers."""
     return value if isinstance(value, str) else "" if value is None else str(value)
 
@@ -117,17 +117,17 @@ def _text(value: Any) -> str:
 # ---- arguments -------------------------------------------------------------------------------------
 
 
-def _no_number(word: str) -> Any:
+def _refuse_number(word: str) -> Any:
     raise ValueError(f"{word} is no JSON")  # Python reads NaN and Infinity; no server takes them
 
 
-def _number(digits: str) -> float:
+def _read_number(digits: str) -> float:
     value = float(digits)
-    return value if math.isfinite(value) else _no_number(digits)
+    return value if math.isfinite(value) else _refuse_number(digits)
 
 
 # not strict: models write raw newlines inside strings
-_decoder = json.JSONDecoder(strict=False, parse_constant=_no_number, parse_float=_number)
+_decoder = json.JSONDecoder(strict=False, parse_constant=_refuse_number, parse_float=_read_number)
 
 
 def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
