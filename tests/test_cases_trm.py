@@ -355,7 +355,7 @@ def test_an_old_session_is_listed_and_resumed_without_what_drives_the_terminal(
             output = output_of(tmp_path, server, *arguments)
             assert re.search("a0a.*z0z", shown(output), re.S), arguments
         with Run(tmp_path, server, "-r") as session:
-            session.expect("number or id: ")
+            session.expect("number, name or id: ")
             session.enter("1")
             session.prompt()
             session.ready()

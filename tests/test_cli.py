@@ -15,9 +15,7 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -371,33 +369,6 @@ ONE_LINE: dict[str, tuple[dict[str, str], list[str]]] = {
     "--agent none hi": (NINE, ["no agent 'none'"]),
     "--output-format=json -r zzz hi": (NINE, ["There is no session 'zzz'"]),
 }
-
-
-class SeveralModels(BaseHTTPRequestHandler):
-    """A server that has more than one model."""
-
-    def do_GET(self) -> None:
-        found = self.path == "/v1/models" and self.headers["authorization"] == "Bearer k"
-        self.send_response(200 if found else 404)
-        self.end_headers()
-        self.wfile.write(b'{"data": [{"id": "large"}, {"id": "small"}]}')
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def test_a_model_that_is_the_only_one_is_used_and_several_are_named(place: Place) -> None:
-    with serve(Reply("hi")) as server:
-        assert place.run("hi", server=server, OPENAI_MODEL="").stdout == "hi\n"
-        assert server.requests[0]["model"] == "script"
-    with HTTPServer(("127.0.0.1", 0), SeveralModels) as several:
-        thread = threading.Thread(target=several.serve_forever)
-        thread.start()
-        url = f"http://127.0.0.1:{several.server_port}/v1"
-        done = place.run("hi", OPENAI_BASE_URL=url, OPENAI_API_KEY="k")
-        several.shutdown()
-        thread.join()
-    assert_one_line(done, "no model", "-m NAME; the server has: large, small")
 
 
 @pytest.mark.parametrize("words", ONE_LINE)

@@ -99,7 +99,7 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
             assert said(server) == ["about apples", "more"]
         with Terminal(tmp_path, server) as session:
             session.enter("/resume")
-            listed = bare(session.expect("number or id: "))
+            listed = bare(session.expect("number, name or id: "))
             assert listed.index("about apples") < listed.index("about pears")  # the newest first
             session.enter("2")
             session.expect("You said: 'and now?'")
@@ -107,12 +107,27 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
             session.say("riper")
             assert said(server) == ["about pears", "and now?", "riper"]
             assert "There is no session" in session.say("/resume zzzz")
+            assert "without a name" in session.say("/name")
+            assert "This conversation: Riper pears" in session.say("/name  Riper pears")
             session.say("/new")
             session.enter("/resume")
-            session.expect("number or id: ")
+            listed = bare(session.expect("number, name or id: "))
+            assert re.search(
+                r"1 +now  Riper pears  \(6 messages, script\)\r\n +riper → You said", listed
+            )
             assert "no session" in session.say("\u00b2")
+            session.say("/name\tEarly")
             session.say("something else")
             assert said(server) == ["something else"]
+        listed = talk(tmp_path, server, "sessions").out.splitlines()
+        assert [line.split()[0] for line in listed] == ["1", "2", "3"]
+        assert "Early  (2 messages, script)" in listed[0] and "Riper pears" in listed[1]
+        for which, last in (("2", "riper"), ("RIPER", "riper"), ("3", "more")):
+            with Terminal(tmp_path, server, "-r", which) as session:
+                assert f"You said: '{last}'" in session.output
+        assert talk(tmp_path, server, "export", "riper").out.startswith("# Riper pears")
+        assert "removed" in talk(tmp_path, server, "sessions", "rm", "1", "2").out
+        assert "about apples" in talk(tmp_path, server, "sessions").out
 
 
 def test_one_task_is_kept_too_and_what_cannot_be_resumed_is_one_line(tmp_path: Path) -> None:
@@ -149,7 +164,7 @@ def test_sessions_are_listed_searched_shown_exported_and_removed(tmp_path: Path)
             return run.out + run.err
 
         sessions("where is it?")
-        session_id = sessions("sessions").split()[0]
+        session_id = sessions("sessions").split()[1]
         assert "needle is in" in sessions("sessions", "search", "needle")
         assert sessions("sessions", "search", "nowhere", code=1) == ""
         text = sessions("export", session_id[:10])

@@ -749,6 +749,36 @@ def test_ids_are_short_words_that_sort_by_time_and_their_beginning_will_do(store
         store.find("zzz")
 
 
+def test_a_session_is_found_by_its_name_and_by_its_number_in_the_list(store: Store) -> None:
+    talk = [
+        said("why?"),
+        said("\n" + "Since. " * 99, "assistant"),
+        calling("a"),
+        result("a", "out"),
+    ]
+    one, two, three = (kept(store, *talk) for _ in range(3))
+    for session_id, title in (
+        (one, "\u00c4pfel"),
+        (two, "\u00c4pfel und 100% Birnen"),
+        (three, "Birnen"),
+    ):
+        store.rename(session_id, title)
+    listed = [info.id for info in store.sessions("/ws")]
+    found = {
+        given: store.find(given, "/ws").id
+        for given in ("1", "3", "\u00e4PFEL", "\u00e4pfel u", "birnen")
+    }
+    assert list(found.values()) == [listed[0], listed[2], one, two, three]
+    for none in ("4", "100%", "%"):
+        with pytest.raises(StoreError, match="There is no session"):
+            store.find(none, "/ws")
+    with pytest.raises(StoreError, match="Several sessions begin with"):
+        store.find("\u00c4pf")
+    asked, answered = store.ending(one)
+    assert asked == "why?" and answered.startswith("Since. Since.") and len(answered) <= 200
+    assert store.ending(kept(store)) == ("", "")
+
+
 def test_sessions_are_listed_by_folder_the_newest_first_none_empty(store: Store) -> None:
     old, other = kept(store, said("old\nwords")), kept(store, said("other"), directory="/else")
     new = kept(store, said("new"))

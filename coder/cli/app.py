@@ -163,6 +163,10 @@ class App(Parts):
             self.newest = event.usage
         elif isinstance(event, RunEnd):
             self.usage += event.usage
+            if event.error and event.error.kind == "not_found":
+                from coder.cli.models import advise  # late: once
+
+                advise(event.error, self.model, self.agent.token)
         elif used := hidden_usage(event):
             self.usage += used
 

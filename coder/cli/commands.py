@@ -1,25 +1,19 @@
-"""The commands of a session: /help and the others, one function each."""
+"""The commands of a session: their table, and one method each (those about conversations: conversation_commands.py)."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from coder.agent.profiles import choices
-from coder.cli.config import MAX_MODELS
+from coder.cli.conversation_commands import ConversationCommands
 from coder.cli.input import Leave, silent_keys
 from coder.cli.process import needed
-from coder.cli.questions import exact_diff
-from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
-from coder.cli.signals import defer_sigint
-from coder.cli.wording import count, message_count, session_line, tokens
-from coder.sessions.snapshots import UndoResult
+from coder.cli.wording import count, first_of, message_count, tokens
 from coder.types import Aborted, CoderError, ModelError, Reasoning
 
 if TYPE_CHECKING:
@@ -31,7 +25,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "help ?": "this list",
     "new reset clear": "begin a new conversation; this one is kept (also /clear)",
-    "resume sessions": "continue an older one: /resume [ID] (also /sessions)",
+    "resume sessions": "continue an older one: /resume [WHICH] (also /sessions)",
+    "name": "name this conversation: /name TITLE",
     "model": "show or change the model: /model [NAME]",
     "agent": "show or change the agent: /agent [NAME]",
     "plan": "read and plan only; again: back to work",
@@ -60,18 +55,16 @@ RULES = (
     "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
     "plain pwd, ls, cat, head, tail, wc and echo; other commands, edits and paths outside ask."
 )
-MAX_LISTED = 15  # sessions to choose from, files
 
 Entries = list[str]  # what a command wants to be done as if it had been entered
 Run = Callable[[str], Entries | None]
 
 
-class Commands:
+class Commands(ConversationCommands):
     """The commands by name, with a line of help each; those of plugins behind ours."""
 
     def __init__(self, repl: Repl) -> None:
-        self.repl, self.app, self.screen = repl, repl.app, repl.screen
-        self.conversation = repl.conversation
+        super().__init__(repl)
         self.known: dict[str, tuple[str, Run]] = {
             (name := names.split()[0]): (text, getattr(self, name))
             for names, text in COMMANDS.items()
@@ -101,6 +94,25 @@ class Commands:
             self._warn(str(error))
             return []
 
+    def candidates(self, name: str, prefix: str) -> list[str]:
+        """What begins like this and can stand behind a command; without a name, the commands themselves."""
+        name = ALIASES.get(name, name)
+        words: Iterable[str] = ()
+        match name:
+            case "":
+                words = (*self.known, *ALIASES)
+            case "model":
+                words = self._models("")
+            case "agent":
+                words = (each.name for each in choices(self.app.agents, "primary", "all"))
+            case "reasoning":
+                words = (*get_args(Reasoning), "show", "hide")
+            case "resume":
+                words = (info.title or info.id for info in self.conversation.resumable())
+            case "diff":
+                words = ("all",)
+        return [word for word in words if word.lower().startswith(prefix.lower())]
+
     def _run_plugin(self, command: PluginCommand, argument: str) -> None:
         try:
             self.screen.line(str(command.function(argument) or ""))
@@ -122,12 +134,6 @@ class Commands:
         if allowed := ask_trust(self.screen, self.repl.keyboard, known, files):
             self.app.set_prompt()
         return allowed
-
-    def _warn(self, text: str) -> None:
-        self.screen.line(text, "yellow")
-
-    def _note(self, text: str) -> None:
-        self.screen.line(text, "dim")
 
     # -- about the program
 
@@ -159,13 +165,27 @@ class Commands:
     # -- the model
 
     def model(self, argument: str) -> None:
+        """Show or change it: a name, a part of one, or what is chosen of those that fit."""
+        names, now = self._models(argument), self.app.model.name
+        near = [name for name in names if argument.lower() in name.lower()]
+        if argument and names and not near:
+            self._note(f"The server does not list it; nearest: {first_of(names, 3)}.")
+        elif near[1:] and argument not in names:
+            rows = ((f"{'*' if name == now else ' '} {name}", "") for name in near)
+            argument = self._choose(near, rows, "number or name: ")
+        elif argument and near:
+            argument = near[0]
         if argument:
             self.app.use(argument)
         self.screen.line(f"{self.app.model.name} at {self.app.settings.host}")
-        if not argument:
-            with contextlib.suppress(ModelError):
-                names = self.app.model.endpoint.models()[:MAX_MODELS]
-                self.screen.listed("The server has: ", ", ".join(names))
+
+    def _models(self, near: str) -> list[str]:
+        """Those that the server names, the nearest to a name first; none where it names none."""
+        from coder.cli.models import models_of  # late: for this command only
+
+        with contextlib.suppress(ModelError):
+            return models_of(self.app.model.endpoint, near)
+        return []
 
     def reasoning(self, argument: str) -> None:
         levels, word, state = get_args(Reasoning), argument.lower(), self.app.agent.state
@@ -229,83 +249,3 @@ class Commands:
         permissions.yolo = not permissions.yolo
         off = "Commands and edits are no longer asked about; /yolo turns that off."
         self._warn(off if permissions.yolo else "Asking again.")
-
-    # -- what the last run did
-
-    def undo(self, argument: str) -> None:
-        if self._restore(self.conversation.undo, "Undone"):
-            # The prompt, to be worded in another way
-            self.repl.keyboard.early.insert(0, self.conversation.undone[-1].words)
-
-    def redo(self, argument: str) -> None:
-        self._restore(self.conversation.redo, "Redone")
-
-    def _restore(self, work: Callable[[], UndoResult], done: str) -> bool:
-        """Do what must not be left half done: a Ctrl+C meanwhile changes nothing. Whether it was done."""
-        result = UndoResult(problem="Nothing was done.")
-        with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
-            result = work()
-        if result.problem:
-            self._warn(" ".join([result.problem, *result.conflicts]))
-            return False
-        self.screen.line(f"{done}: {_listed(result.paths) or 'no file was changed'}.")
-        if result.lost:
-            self._note(f"Not covered by undo, and left as they are: {_listed(result.lost)}")
-        return True
-
-    def diff(self, argument: str) -> None:
-        snapshots = self.conversation.snapshots
-        run = snapshots.runs[-1] if snapshots.runs and argument != "all" else None
-        changes = snapshots.diff(run) if snapshots.runs else ""
-        for row in exact_diff(changes) if changes else [[("No file was changed.", "dim")]]:
-            self.screen.exact_line(*row)
-
-    def last(self, argument: str) -> None:
-        if not self.repl.render.show_last():
-            self._note("No tool was called yet.")
-
-    # -- conversations
-
-    def new(self, argument: str) -> None:
-        self.conversation.begin()
-        self._note("A new conversation.")
-
-    def resume(self, argument: str) -> None:
-        """By id, or by its number in the list."""
-        infos = self.conversation.resumable()[:MAX_LISTED]
-        if not argument and not infos:
-            self._note("There is no older conversation in this folder.")
-        elif not argument:
-            for number, info in enumerate(infos, 1):
-                text = one_line(f"{number:>3}  {session_line(info)}", self.screen.width - 1)
-                self.screen.line(text)
-            argument = self.repl.keyboard.answer("number or id: ")
-        if argument.isdecimal() and 0 < int(argument) <= len(infos):
-            argument = infos[int(argument) - 1].id
-        if argument:
-            self.conversation.resume(argument)
-            self.repl.replay()
-
-    def export(self, argument: str) -> None:
-        """Into the working folder, never over a file that is there. The ending says the format."""
-        recorder = self.conversation.recorder
-        recorder.sync()
-        module = needed("coder.sessions.export", "/export")
-        path = Path(os.path.expanduser(argument or f"session-{recorder.session_id}.md"))
-        if (form := path.suffix.removeprefix(".") or "md") not in ("md", "html", "json"):
-            raise ConfigError(f"a file of an export ends in .md, .html or .json, not in .{form}")
-        redactor = module.redactor(*self.app.settings.keys)
-        text = module.export(self.conversation.store, recorder.session_id, form, redactor)
-        try:
-            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(number, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text)
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from None
-        self.screen.line(f"Written to {path}.")
-
-
-def _listed(paths: Sequence[str]) -> str:
-    """The first of them."""
-    more = f" and {len(paths) - MAX_LISTED} more" if len(paths) > MAX_LISTED else ""
-    return ", ".join(paths[:MAX_LISTED]) + more

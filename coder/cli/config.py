@@ -7,7 +7,6 @@ and no more. A file that another user may have written does not count. No settin
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.cli.flags import program
-from coder.cli.settings import SETTINGS, ConfigError, Settings, field_of, value_of
+from coder.cli.settings import SETTINGS, ConfigError, Missing, Settings, field_of, value_of
 from coder.providers.text import is_loopback, shown_url
 from coder.tools.secrets import header_secret
 
@@ -26,7 +25,6 @@ OF_A_SERVER = (KEY, URL, HEADERS)  # all from one place
 OF_A_FOLDER = (KEY, URL, "OPENAI_MODEL")
 ENVIRONMENT, USER, FOLDER = "the environment", "your .env", "the folder's .env"
 OURS = (".env", "hooks.json", "plugins", "agents")  # these do nothing in a workspace's .coder
-MAX_MODELS = 20  # names in a list
 MAX_FILE = 1 << 20  # bytes of a .env
 
 Sources = Mapping[str, Mapping[str, str]]  # by place the settings' texts, none of them empty
@@ -60,28 +58,16 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
             f"OPENAI_BASE_URL is {shown_url(url)}, and what is sent there can be read on the way: take https, or give "
             "--allow-http (CODER_ALLOW_HTTP=on) for a server in a network that you trust"
         )
+    if not settings.model:
+        missing = Missing("no model: set OPENAI_MODEL, or use -m NAME")
+        missing.settings = settings
+        raise missing
     return replace(
         settings,
-        model=settings.model or _only_model(settings),
         max_seconds=settings.max_seconds or None,
         keys=tuple(secrets(sources)),
         notes=tuple(_notes(cwd, sources, settings.host if place == FOLDER else "")),
     )
-
-
-def _only_model(settings: Settings) -> str:
-    """The model of a server that has one. Raises ConfigError, with the names where there are several."""
-    from coder.providers.http import Endpoint  # late: only where no model is named
-    from coder.types import ModelError
-
-    names = list[str]()
-    if settings.base_url:
-        with contextlib.suppress(ModelError):
-            names = Endpoint(settings.base_url, settings.api_key, settings.headers).models()
-    if len(names) == 1:
-        return names[0]
-    known = f"; the server has: {', '.join(names[:MAX_MODELS])}" if names else ""
-    raise ConfigError(f"no model: set OPENAI_MODEL, or use -m NAME{known}")
 
 
 def read_sources(cwd: Path, flags: Mapping[str, Any] | None = None) -> Sources:
@@ -127,7 +113,7 @@ def server_place(sources: Sources) -> str:
             )
         if url or KEY in source:
             return place
-    raise ConfigError(
+    raise Missing(
         f"no key: set OPENAI_API_KEY (see `{program()} config`), or name a server on this machine with OPENAI_BASE_URL; "
         f"`{program()} --demo` needs neither"
     )

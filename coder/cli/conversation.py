@@ -101,6 +101,14 @@ class Conversation:
             began = f"This conversation began in {info.directory}"
             app.notices.append(f"{began}; now files and permissions are those of {app.cwd}.")
 
+    def rename(self, title: str) -> None:
+        """Give the session this name, in place of what the model may find. Raises StoreError."""
+        if self.titler:
+            self.titler.stop()
+            self.titler = None
+        self.recorder.info = dataclasses.replace(self.recorder.info, title=title)
+        self.store.rename(self.recorder.session_id, title)
+
     def _adopt(self, recorder: Recorder) -> None:
         self.recorder = recorder
         tools = self.app.agent.state.tools.tools.values()
@@ -265,7 +273,8 @@ def open_conversation(app: App, *, titles: bool = False, one_task: bool = False)
         if flag == "-c" and not newest:
             raise ConfigError("there is no conversation in this folder to continue")
         if flag:
-            conversation.resume(newest.id if newest else arguments.resume)
+            chosen = newest or store.find(arguments.resume, str(app.cwd))
+            conversation.resume(chosen.id)
         if arguments.agent:
             app.work_as(arguments.agent)
     except (StoreError, ConfigError) as error:

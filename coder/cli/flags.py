@@ -26,7 +26,7 @@ FLAGS = (
     ("-p --print", "", "answer and exit, also with no PROMPT on a terminal's stdin"),
     ("-i --interactive", "", "open a session with PROMPT as its first entry"),
     ("-c --continue", "", "continue the newest conversation of this folder"),
-    ("-r --resume", "ID", "continue this conversation; without ID choose one"),
+    ("-r --resume", "WHICH", "continue a conversation, by number, name or ID; alone: choose one"),
     ("--no-session", "", "keep nothing of this conversation on disk"),
     ("--no-compaction", "", "never shorten the conversation; a full context ends the run"),
     ("--agent", "NAME", "the agent: build (default), plan, or one of your own"),

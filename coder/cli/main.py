@@ -18,7 +18,7 @@ from coder import __version__
 from coder.cli.config import data_folder, load
 from coder.cli.flags import INTERRUPTED, USAGE, parser
 from coder.cli.process import has_input, hide_process, mend_streams, needed, optional, read_stdin
-from coder.cli.settings import ConfigError, Settings
+from coder.cli.settings import ConfigError, Missing, Settings
 from coder.cli.signals import defer_sigint, graceful_shutdown, raise_on_sigint
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import is_loopback
@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
         demo = arguments.demo and demonstration(arguments)
         with demo or contextlib.nullcontext(prompt_of(arguments)) as prompt:
             one_task = is_one_task(arguments, prompt)
-            settings = load(Path.cwd(), vars(arguments))
+            settings = settings_of(arguments)
             os.environ.pop("OPENAI_API_KEY", None)  # no import finds it there
             arguments.trace = open_trace(arguments.trace)
             if not one_task:
@@ -77,6 +77,16 @@ def run(argv: Sequence[str]) -> int:
             raise
         sys.stderr.write(f"coder: {strip_controls(str(error))}\n")
         return USAGE
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """The settings, also where no server or no model is named. Raises ConfigError, and SystemExit behind what was shown."""
+    try:
+        return load(Path.cwd(), vars(arguments))
+    except Missing as missing:
+        from coder.cli.models import complete  # late: only here
+
+        return complete(missing, arguments)
 
 
 def enter(folder: str) -> None:

@@ -40,6 +40,12 @@ class ConfigError(Exception):  # no CoderError: 6 ms for `coder --help`
     """What is missing or wrong, in one line with the way to mend it."""
 
 
+class Missing(ConfigError):
+    """No server is named or, with the settings of one, no model."""
+
+    settings: Settings | None = None
+
+
 def window_of(model: str) -> int:
     """The context window of a model family, in tokens."""
     name = model.rsplit("/", 1)[-1].lower()
@@ -187,3 +193,9 @@ def value_of(name: str, text: str) -> Any:
         given = "the value" if name in SECRET else repr(text)
         why = f" ({error})" if str(error) else ""
         raise ConfigError(f"{name}: {given} has to be {setting.help}{why}") from None
+
+
+def env_line(name: str, text: str) -> str:
+    """A setting as a line of a .env."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{name}={text}" if text.isalnum() or not text else f"{name}='{escaped}'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from coder.cli.config import (
 )
 from coder.cli.flags import Flags, program
 from coder.cli.process import needed
-from coder.cli.settings import SECRET, SETTINGS, ConfigError
+from coder.cli.settings import SECRET, SETTINGS, ConfigError, env_line
 from coder.cli.signals import raise_on_sigint
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls
@@ -54,9 +55,7 @@ def config(words: Sequence[str]) -> int:
         text, place = found.get(name, ("", ""))
         _print(f"# {setting.help}{f'; from {place}' if place else ''}")
         text = shown_url(text) if name == "OPENAI_BASE_URL" else text
-        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-        quoted = text if text.isalnum() or not text else f"'{escaped}'"
-        _print(f"# {name}=(not shown)" if text and name in SECRET else f"{name}={quoted}")
+        _print(f"# {name}=(not shown)" if text and name in SECRET else env_line(name, text))
     sys.stdout.write(problem)
     return 0
 
@@ -74,13 +73,15 @@ def demo(words: Sequence[str]) -> int:
 def sessions(words: Sequence[str]) -> int:
     """List, search, fork and remove what was kept."""
     flags = _flags("sessions", "The conversations that were kept on this machine.")
-    verb = "list (default), search WORDS, fork ID (prints the copy's), rm IDs"
+    verb = "list (default), search WORDS, fork WHICH (prints the copy's ID), rm WHICH"
     flags.add_argument("verb", nargs="?", default="list", choices=VERBS, help=verb)
-    flags.add_argument("words", nargs="*", help="words in titles and texts, or IDs")
+    flags.add_argument(
+        "words", nargs="*", help="words in titles and texts; or numbers of the list, names, IDs"
+    )
     flags.add_argument("-a", "--all", action="store_true", help="list those of all folders")
     given = flags.parse_intermixed_args(words)
     if bool(given.words) == (given.verb == "list"):
-        flags.error(f"{given.verb} takes {'no words' if given.words else 'words or IDs'}")
+        flags.error(f"{given.verb} takes {'no words' if given.words else 'words'}")
     with _open_store("sessions") as store:
         return VERBS[given.verb](store, given)
 
@@ -97,8 +98,12 @@ def _open_store(purpose: str) -> Iterator[Store]:
 
 def _list(store: Store, given: argparse.Namespace) -> int:
     infos = store.sessions(None if given.all else str(Path.cwd()))
-    for info in infos:
-        _print(f"{session_line(info)}{f'  {info.directory}' if given.all else ''}")
+    narrow = sys.stdout.isatty() and not given.all
+    width = shutil.get_terminal_size().columns if narrow else 0
+    for number, info in enumerate(infos, 1):  # the numbers that `-r` takes
+        head = "" if given.all else f"{number:>3}  "
+        where = f"  {info.directory}" if given.all else ""
+        _print(session_line(info, f"{head}{info.id}  ", width) + where)
     if not infos:
         where = "" if given.all else " of this folder; --all lists those of others"
         sys.stderr.write(f"There is no conversation{where}.\n")
@@ -108,7 +113,7 @@ def _list(store: Store, given: argparse.Namespace) -> int:
 def _search(store: Store, given: argparse.Namespace) -> int:
     found = store.search(" ".join(given.words))
     for info, snippet in found:
-        _print(f"{session_line(info)}  {info.directory}\n    {snippet}")
+        _print(f"{session_line(info, f'{info.id}  ')}  {info.directory}\n    {snippet}")
     return 0 if found else 1
 
 
@@ -116,14 +121,17 @@ def _fork(store: Store, given: argparse.Namespace) -> int:
     from coder.sessions.recorder import fork
 
     for each in given.words:
-        _print(fork(store, store.find(each).id))
+        _print(fork(store, store.find(each, str(Path.cwd())).id))
     return 0
 
 
 def _remove(store: Store, given: argparse.Namespace) -> int:
-    for info in map(store.find, given.words):
+    infos = [
+        store.find(each, str(Path.cwd())) for each in given.words
+    ]  # numbers move with the first
+    for info in infos:
         store.remove(info.id)
-        _print(f"removed {session_line(info)}")
+        _print(f"removed {session_line(info, f'{info.id}  ')}")
     return 0
 
 
@@ -142,7 +150,9 @@ def export(words: Sequence[str]) -> int:
     module = needed("coder.sessions.export", "export")
     redactor = module.redactor(*secrets(read_sources(Path.cwd())))
     with _open_store("export") as store:
-        text = module.export(store, store.find(given.id).id, given.format, redactor)
+        text = module.export(
+            store, store.find(given.id, str(Path.cwd())).id, given.format, redactor
+        )
     sys.stdout.write(strip_controls(text) if sys.stdout.isatty() else text)
     return 0
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from coder.cli.screen import cell_count, one_line
 from coder.events import RunEnd
 from coder.permissions.sanitize import strip_controls
 from coder.providers.errors import explain
@@ -61,15 +63,33 @@ def count(number: int) -> str:
     return f"{number / 1000:.1f}k" if number < 1_000_000 else f"{number / 1e6:.2f}M"
 
 
-def session_line(info: SessionInfo) -> str:
-    """A session in a list: id, age, what it is about, its messages."""
+def session_line(info: SessionInfo, head: str, width: int = 0) -> str:
+    """A session in a list: `head`, its age, what it is about, its size and model; in one row of `width` columns, if
+    that is given."""
     about = " ".join(strip_controls(info.title or info.first).split())
     seconds = max(0.0, time.time() - info.updated / 1000)
     age = next(
         (f"{seconds / size:.0f} {unit} ago" for size, unit in AGES if seconds >= size), "now"
     )
-    return f"{info.id}  {age:>8}  {about}  ({message_count(info.messages)})"
+    facts = ", ".join(filter(None, [message_count(info.messages), strip_controls(info.model)]))
+    head, tail = f"{head}{age:>8}  ", f"  ({facts})"
+    if not width:
+        return head + about + tail
+    about = one_line(about, max(16, width - cell_count(head + tail)))
+    return one_line(head + about + tail, width)
 
 
 def message_count(messages: int) -> str:
     return f"{messages} message{'' if messages == 1 else 's'}"
+
+
+def first_of(names: Sequence[str], most: int = 15) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def by_number(values: Sequence[str], answer: str) -> str:
+    """The value with this number, from 1; what is none stands for itself."""
+    number = int(answer) if answer.isdecimal() else 0
+    return values[number - 1] if 0 < number <= len(values) else answer

@@ -151,7 +151,7 @@ class ScriptedServer(ThreadingHTTPServer):
 
     `requests` are the bodies received, `heads` their headers, `paths` their paths, `times` when each
     came and `sent` when its answer was out (monotonic seconds), `connections` counts connections and
-    `gone` answers whose client left before their end.
+    `gone` answers whose client left before their end. `models` are the names at /models.
     """
 
     daemon_threads = True
@@ -168,8 +168,8 @@ class ScriptedServer(ThreadingHTTPServer):
         self.paths: list[str] = []
         self.times: list[float] = []
         self.sent: list[float] = []
-        self.connections = 0
-        self.gone = 0
+        self.connections = self.gone = 0
+        self.models = [MODEL]
         self.stopping = threading.Event()
         self.port: int = self.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
@@ -209,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The list of models, whatever is asked for."""
-        self._json(200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        self._json(200, {"object": "list", "data": [{"id": each} for each in self.server.models]})
 
     def do_POST(self) -> None:
         server, arrived = self.server, time.monotonic()

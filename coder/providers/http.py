@@ -23,6 +23,7 @@ from coder.providers.text import shown_url
 from coder.types import ModelError
 
 MAX_ERROR = 1_000_000  # bytes of an error's body that are read
+MAX_LIST = 20_000_000  # bytes of a list of models
 HEADER = re.compile(r"[!-9;-~]+: [\t -~]*")
 
 
@@ -81,15 +82,19 @@ class Endpoint:
             finally:
                 request.close()
 
-    def models(self, seconds: float = 5.0) -> list[str]:
-        """The names of the server's models. Raises ModelError."""
+    def models(self, seconds: float = 5.0, abort: Abort | None = None) -> list[str]:
+        """The names of the server's models. Raises ModelError and Aborted."""
         listing = copy(self)
         listing.method, listing.path, listing._connections = "GET", "/models", None
-        with listing.post(b"", None, Abort(), seconds) as answer:
-            body = b"".join(answer.pieces())
+        body = b""
+        with listing.post(b"", None, abort or Abort(), seconds) as answer:
+            for piece in answer.pieces():
+                body += piece
+                if len(body) > MAX_LIST:
+                    raise ModelError("protocol", "the server's list of models does not end")
         try:
-            return [str(model["id"]) for model in json.loads(body)["data"]]
-        except (ValueError, LookupError, TypeError) as error:
+            return [str(model["id"]) for model in json.loads(body)["data"] or ()]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise ModelError("protocol", "the server sent no list of models") from error
 
     def key_for(self, api_key: str | None) -> str:

@@ -28,6 +28,8 @@ from coder.types import Message, ToolResult, Usage
 __all__ = ["MEMORY", "SessionInfo", "Store", "StoreError", "open_store"]
 
 MAX_HITS = 1000  # messages that a search looks at, the newest
+MAX_ENDING = 50  # messages at the end in which the newest question is looked for
+MAX_TITLE = 200  # characters
 AROUND = 40  # characters of a snippet on either side
 USAGE = ("input", "output", "cached", "reasoning", "estimated", "cost")
 COLUMNS = ("id", "title", "directory", "agent", "model", "parent", "forked", "created", "updated")
@@ -78,7 +80,7 @@ class Store(Database):
 
     def rename(self, session_id: str, title: str) -> None:
         with self.transaction() as db:
-            values = mend(" ".join(title.split())), session_id
+            values = mend(" ".join(title.split()))[:MAX_TITLE], session_id
             db.execute("UPDATE session SET title = ? WHERE id = ?", values)
 
     def remove(self, session_id: str) -> None:
@@ -109,18 +111,41 @@ class Store(Database):
             return info
         raise _unknown(session_id)
 
-    def find(self, given: str) -> SessionInfo:
-        """The session with this id, or whose id begins like this."""
-        given = given.strip().lower()
-        if not re.fullmatch("[0-9a-z]{1,32}", given):
-            raise _unknown(given, ": an id is a word of small letters and digits")
-        infos = self._infos("WHERE id >= ? AND id < ? ORDER BY id LIMIT 20", given, given + "{")
-        if not infos:
-            raise _unknown(given)
-        if len(infos) > 1 and infos[0].id != given:
-            ids = ", ".join(info.id for info in infos)
-            raise StoreError(f"Several sessions begin with {given}: {ids}.")
-        return infos[0]
+    def find(self, given: str, directory: str | None = None) -> SessionInfo:
+        """The session with this id or name, or whose id or name begins like this; with a directory also the one
+        with this number in its list."""
+        given = mend(given.strip())[:MAX_TITLE]
+        if directory is not None and re.fullmatch(r"[1-9]\d{0,3}", given):
+            for info in self.sessions(directory, int(given))[int(given) - 1 :]:
+                return info
+        begins = "LIKE ?1 ESCAPE '\\'"  # too much: of letters beyond ASCII it takes any
+        where = f"WHERE id {begins} OR (title {begins} AND {LISTED}) ORDER BY id LIMIT 1000"
+        word = given.lower()
+        found = [(info, info.title.lower()) for info in self._infos(where, _pattern(word)[1:])]
+        for infos in (
+            [info for info, _ in found if info.id == word],
+            [info for info, title in found if title == word],
+            [info for info, _ in found if info.id.startswith(word)],
+            [info for info, title in found if title.startswith(word)],
+        ):
+            if len(infos) > 1 and word:
+                ids = ", ".join(info.id for info in infos[:20])
+                raise StoreError(f"Several sessions begin with {given}: {ids}.")
+            if infos and word:
+                return infos[0]
+        raise _unknown(given)
+
+    def ending(self, session_id: str) -> tuple[str, str]:
+        """The newest question and the answer to it, or "": the beginnings of their texts, in a line each."""
+        chosen = ACTIVE.replace("AND active", "AND role IN ('user', 'assistant') AND active")
+        texts: dict[str, str] = {}
+        for row in self.rows(f"{chosen} DESC LIMIT {MAX_ENDING}", session_id):
+            text = " ".join(text_of(formed(loaded(row["data"])) or {})[:200].split())
+            if text:
+                texts.setdefault(row["role"], text)
+            if text and row["role"] == "user":
+                break
+        return texts.get("user", ""), texts.get("assistant", "")
 
     def search(self, words: str, limit: int = 50) -> list[tuple[SessionInfo, str]]:
         """Sessions whose title, or one of whose texts, has all the words, the newest first, each with the words
@@ -223,9 +248,9 @@ def folder_name(path: str) -> str:
     return path.encode("utf-8", "backslashreplace").decode()
 
 
-def _unknown(given: str, why: str = "") -> StoreError:
+def _unknown(given: str) -> StoreError:
     short = given if len(given) <= 40 else given[:40] + "…"
-    return StoreError(f"There is no session {short!r}{why}.")
+    return StoreError(f"There is no session {short!r}.")
 
 
 def _info(row: sqlite3.Row) -> SessionInfo:

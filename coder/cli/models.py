@@ -1,0 +1,189 @@
+"""Models by name: what a server has, servers of this machine, and the choice at a first start.
+
+Imported only where a server or a name is missing, for /model, and behind an error about a model that is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from coder.abort import Abort
+from coder.ai import ChatModel
+from coder.cli.config import config_folder, load
+from coder.cli.flags import USAGE, program
+from coder.cli.process import private_dir
+from coder.cli.settings import ConfigError, Missing, Settings, env_line
+from coder.cli.wording import by_number, first_of
+from coder.providers.errors import explain
+from coder.providers.http import Endpoint
+from coder.types import CoderError, ModelError
+
+# Where servers listen by default, by their documentation
+PORTS = {"Ollama": 11434, "llama.cpp": 8080, "LM Studio": 1234, "vLLM": 8000}
+OLLAMA_HOST = r"(http://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)?:(\d{1,5})/?"  # of this machine
+LOOK = 1.0  # seconds for all of them; where nobody listens it takes none
+LISTING = 3.0  # seconds
+MAX_ROWS = 15
+NO_CHAT = r"embed|whisper|\btts|dall-e|moderation|rerank|transcribe|realtime|audio|image|sora"
+NOTHING = """\
+coder needs a language model, and neither a key nor a server is named.
+
+{found}
+The ways to go on:
+  a key      export OPENAI_API_KEY=... OPENAI_MODEL=gpt-5
+             or the same without `export` in {file};
+             OPENAI_BASE_URL=... beside it names another provider
+  a server   {command}
+             on this machine; it needs no key
+  a look     {program} --demo
+"""
+
+
+def models_of(
+    endpoint: Endpoint, near: str = "", seconds: float = LISTING, abort: Abort | None = None
+) -> list[str]:
+    """The server's models for conversations, those nearest to a name first. Raises ModelError and Aborted."""
+    names = [name for name in dict.fromkeys(endpoint.models(seconds, abort)) if name.isprintable()]
+    names = [name for name in names if not re.search(NO_CHAT, name, re.I)] or names
+    near = near.lower()
+
+    def distance(name: str) -> tuple[bool, float]:
+        return near not in name.lower(), -SequenceMatcher(None, near, name.lower()).ratio()
+
+    return sorted(names, key=distance) if near else names
+
+
+def advise(error: ModelError, model: ChatModel, abort: Abort) -> None:
+    """Where the server does not have this model, let the error name those that it has."""
+    with contextlib.suppress(CoderError):
+        names = models_of(model.endpoint, model.name, abort=abort)
+        if names and model.name not in names:
+            error.advice = f"Choose with -m or /model; the server has: {first_of(names)}."
+
+
+def only_model(settings: Settings) -> str:
+    """The model of a server that has one. Raises Missing, with the names where there are several."""
+    missing = Missing("no model: set OPENAI_MODEL, or use -m NAME")
+    missing.settings = settings
+    if not settings.base_url:  # OpenAI's own server has many
+        raise missing
+    try:
+        names = models_of(Endpoint(settings.base_url, settings.api_key, settings.headers))
+    except ModelError as error:
+        raise ConfigError(f"{missing}; {explain(error)}") from None
+    if len(names) != 1:
+        missing.args = (f"{missing}; the server has: {first_of(names) or 'none'}",)
+        raise missing
+    return names[0]
+
+
+# ---- a first start -------------------------------------------------------------------------------
+
+
+def complete(missing: Missing, arguments: argparse.Namespace) -> Settings:
+    """The settings with the only model of the server, or with what the user chooses. Raises ConfigError, and SystemExit
+    where nothing is chosen of what is on the screen."""
+    visible = sys.stderr.isatty() and not arguments.quiet
+    if missing.settings and (visible or missing.settings.base_url):  # else OpenAI's, which has many
+        chosen = _model(missing, missing.settings, visible, arguments.can_ask)
+    elif visible:
+        chosen = _server(arguments.can_ask)
+    else:
+        raise missing
+    for name, text in chosen.items():
+        setattr(arguments, name, text)
+    return load(Path.cwd(), vars(arguments))
+
+
+def _model(missing: Missing, settings: Settings, visible: bool, can_ask: bool) -> dict[str, str]:
+    """A model of the server that is named."""
+    endpoint = Endpoint(settings.base_url, settings.api_key, settings.headers)
+    try:
+        names = models_of(endpoint, "" if settings.base_url else "gpt-5")
+    except ModelError as error:
+        raise ConfigError(f"{missing}; {explain(error)}") from None
+    if len(names) == 1:
+        return {"OPENAI_MODEL": names[0]}
+    if not (visible and names):
+        raise ConfigError(f"{missing}; the server has: {first_of(names) or 'none'}")
+    sys.stderr.write("No model is named: set OPENAI_MODEL, or use -m NAME.\n")
+    sys.stderr.write(f"{settings.host} has:{_numbered(names)}\n")
+    name = by_number(names, _answer("number or name: ", can_ask))
+    line = env_line("OPENAI_MODEL", name)
+    sys.stderr.write(f"To keep this choice, put {line} into {config_folder() / '.env'}\n")
+    return {"OPENAI_MODEL": name}
+
+
+def _server(can_ask: bool) -> dict[str, str]:
+    """A model of a server of this machine, which is kept; and on the screen all other ways."""
+    options = list[tuple[str, str]]()
+    file, found = config_folder() / ".env", "On this machine:\n"
+    for name, (url, names) in local_servers().items():
+        found += f"  {name} at {url}{_numbered(names, len(options))}\n"
+        options += [(url, each) for each in names[:MAX_ROWS]]
+    if not options:
+        ports = ", ".join(f"{name} {port}" for name, port in PORTS.items())
+        found = f"No server with a model answers on this machine at the ports of {ports}.\n"
+    url, model = options[0] if options else (f"http://127.0.0.1:{PORTS['Ollama']}/v1", "NAME")
+    command = f"{program()} --base-url {url} -m {shlex.quote(model)}"
+    sys.stderr.write(NOTHING.format(found=found, file=file, command=command, program=program()))
+    answer = _answer(f"number (kept in {file}): ", can_ask and bool(options))
+    numbers = [str(number) for number in range(1, len(options) + 1)]
+    if answer not in numbers:
+        raise SystemExit(USAGE)
+    chosen = dict(zip(("OPENAI_BASE_URL", "OPENAI_MODEL"), options[numbers.index(answer)]))
+    lines = [env_line(name, text) for name, text in chosen.items()]
+    try:
+        private_dir(file.parent)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            opened.write("".join(f"{line}\n" for line in lines))
+    except OSError:  # one that is there is the user's, and stays as it is
+        sys.stderr.write(f"To keep this choice, put {' '.join(lines)} into {file}\n")
+    return chosen
+
+
+def _answer(question: str, can_ask: bool) -> str:
+    """What the user enters. Raises SystemExit where that is nothing."""
+    if can_ask:
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        if answer := sys.stdin.readline().strip():
+            return answer
+    raise SystemExit(USAGE)
+
+
+def _numbered(names: Sequence[str], above: int = 0) -> str:
+    """The first of them in rows, each with its number."""
+    rows = [f"{number:>5}  {name}" for number, name in enumerate(names[:MAX_ROWS], above + 1)]
+    more = [f"       and {len(names) - MAX_ROWS} more"] if names[MAX_ROWS:] else []
+    return "".join(f"\n{row}" for row in [*rows, *more])
+
+
+def local_servers() -> dict[str, tuple[str, list[str]]]:
+    """(base URL, models) of those that answer at the usual ports of this machine, by name."""
+    found: dict[str, tuple[str, list[str]]] = {}
+
+    def look(name: str, port: int) -> None:
+        url = f"http://127.0.0.1:{port}/v1"
+        with contextlib.suppress(CoderError):
+            found[name] = url, models_of(Endpoint(url, None, {}), seconds=LOOK)
+
+    own = re.fullmatch(OLLAMA_HOST, os.environ.get("OLLAMA_HOST", ""))
+    ports = PORTS | ({"Ollama": int(own[3])} if own else {})
+    threads = [threading.Thread(target=look, args=each, daemon=True) for each in ports.items()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + LOOK
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return {name: found[name] for name in ports if name in found}
