@@ -205,11 +205,13 @@ def test_a_skill_is_named_in_each_prompt_and_read_without_a_question(tmp_path: P
     put(tmp_path, "outside.md", "secret")
     (path.parent / "link.md").symlink_to(tmp_path / "outside.md")
     read = [("read", {"path": str(path)}), ("read", {"path": str(path.parent / "link.md")})]
-    with serve(Reply(calls=read), Reply("done")) as server:
+    task = [("task", {"description": "d", "prompt": "p"})]
+    with serve(Reply(calls=read), Reply(calls=task), Reply("done")) as server:
         with OneShot(tmp_path, server, "go") as session:
             session.child.communicate()
-        first, second = map(system, server.requests)
-        assert f"\n- deploy: How it is deployed ({path})" in first and first == second
+        first, second, child, last = map(system, server.requests)
+        assert first == second == last != child
+        assert all(f"\n- deploy: How it is deployed ({path})" in each for each in (first, child))
         assert "Run it twice." in results(server)[0] and "needs permission" in results(server)[1]
         with OneShot(tmp_path, server, "go", "--system-prompt", "Be brief.") as session:
             session.child.communicate()

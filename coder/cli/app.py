@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from coder.agent.agent import Agent
-from coder.agent.profiles import AgentSpec, choices, system_prompt
+from coder.agent.profiles import AgentSpec, choices
 from coder.ai import ChatModel
 from coder.cli.parts import TOOLSET, Parts
 from coder.cli.process import optional
@@ -76,7 +76,7 @@ class App(Parts):
         return Equipment(
             model,
             TOOLSET(tools, cwd=self.cwd, session_id=session_id),
-            system_prompt(self.cwd, model.name, self.files, spec.prompt),
+            self.prompt_for(model, spec),
             self.hooks_for(model, permissions, users)[0],
         )
 
@@ -117,9 +117,8 @@ class App(Parts):
     def set_prompt(self) -> None:
         """Give the agent its system prompt, with the skills that may be used."""
         given, extra = self.arguments.system_prompt, self.arguments.append_system_prompt
-        prompt = given or system_prompt(self.cwd, self.model.name, self.files, self.spec.prompt)
-        skills = self.prompt_files.section if self.prompt_files and not given else ""
-        self.agent.set_system("\n\n".join(filter(None, [prompt, skills, extra])))
+        prompt = given or self.prompt_for(self.model, self.spec)
+        self.agent.set_system("\n\n".join(filter(None, [prompt, extra])))
 
     def adopt(self, messages: list[Message], session_id: str) -> None:
         """Continue with this conversation; the list itself is the agent's from now on."""

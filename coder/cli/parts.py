@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coder.agent.profiles import load_agents
+from coder.agent.profiles import AgentSpec, load_agents, system_prompt
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.cli.config import config_folder, data_folder
 from coder.cli.process import needed, optional
@@ -160,12 +160,11 @@ class Parts:
         module = None if self.arguments.no_compaction else optional("coder.agent.compaction")
         prompt = self.agents["compaction"].prompt
         compaction = module and module.Compaction(model, prompt=prompt)
-        guard = optional("coder.extend.guard")
-        features = [compaction] if compaction else []
-        spared = [guard.Guard(each, seconds=None) if guard else each for each in features]
-        redaction = [self.redaction.Redaction(self.redactor)] if self.redaction else []
-        sandbox = [self.sandbox] if self.sandbox else []
-        hooks = HookChain(permissions, *users, *sandbox, *spared, *redaction)
+        guard = compaction and optional("coder.extend.guard")
+        spared = guard.Guard(compaction, seconds=None) if guard else compaction
+        redaction = self.redaction and self.redaction.Redaction(self.redactor)
+        ours = filter(None, [self.sandbox, spared, redaction])
+        hooks = HookChain(permissions, *users, *ours)
         return self.trace.hooks(hooks) if self.trace else hooks, compaction
 
     def tools_for(self, model: str) -> list[Tool]:
@@ -173,6 +172,12 @@ class Parts:
         is_gpt_5 = model.rsplit("/", 1)[-1].lower().startswith("gpt-5")
         tools = [*(PATCHING if is_gpt_5 else TOOLS), *self.extra_tools]
         return self.sandbox.tools(tools) if self.sandbox else tools
+
+    def prompt_for(self, model: ChatModel, spec: AgentSpec) -> str:
+        """The system prompt of an agent: rules, place, instruction files, skills."""
+        prompt = system_prompt(self.cwd, model.name, self.files, spec.prompt)
+        skills = self.prompt_files.section if self.prompt_files else ""
+        return f"{prompt}\n\n{skills}" if skills else prompt
 
     # -- what the user should see
 
