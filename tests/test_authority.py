@@ -122,15 +122,15 @@ def test_in_a_session_agents_are_switched_and_rules_are_shown(tmp_path: Path) ->
         Terminal(tmp_path, server, "--deny", "bash:rm *") as session,
     ):
         for entry, shown in (
-            ("one", "building with 9 tools"),
+            ("one", "building with 10 tools"),
             ("/agent", "* build"),
             ("/plan", "Agent plan:"),
-            ("two", "planning with 7 tools"),
+            ("two", "planning with 8 tools"),
             ("/permissions", "deny   bash: rm *  (a flag)"),
             ("/permissions", "deny   edit: *  (agent plan)"),
             ("/permissions", "ask    *: *  (agent plan)"),
             ("/plan", "Agent build:"),
-            ("three", "building with 9 tools"),
+            ("three", "building with 10 tools"),
             ("/agent boss", "There is no agent boss; known: build, plan."),
             ("/yolo", "no longer asked"),
             ("/yolo", "Asking again"),
