@@ -156,7 +156,7 @@ def test_a_permission_is_for_this_conversation_and_this_agent(tmp_path: Path) ->
         ):
             if answer:
                 session.enter(entry)
-                session.expect("or why not: ")
+                session.expect("why not: ")
                 session.settled()
             session.say(answer or entry)
 

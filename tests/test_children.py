@@ -24,7 +24,7 @@ from tests.harness import serve
 from tests.terminal import Terminal
 
 OWN = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\x1b[78]")
-QUESTION = "or why not: "
+QUESTION = "why not: "
 
 
 def shown(*events: Event) -> str:

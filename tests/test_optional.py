@@ -46,6 +46,7 @@ OPTIONAL = {
     "sessions/export": "export x",
     "extend": "",
     "extend/prompt_files": "",
+    "cli/attach": "--image=x hi",
     "devtools": "--trace=t hi|trace t|demo|--demo",
     "devtools/trace": "--trace=t hi",
     "devtools/demo": "demo|--demo",

@@ -14,7 +14,7 @@ from tests.harness import serve
 from tests.terminal import PATIENCE, Terminal, rendered
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")  # the second: the window's title
-QUESTION = "or why not: "
+QUESTION = "why not: "
 
 
 def echo(body: Body) -> Reply:
@@ -210,37 +210,60 @@ def touch(*names: str) -> Reply:
     return Reply(calls=[("bash", {"command": f"touch {name}"}) for name in names])
 
 
-def test_a_command_is_run_after_a_yes_and_a_reason_reaches_the_model(tmp_path: Path) -> None:
-    """ "Always" holds for exactly that command, and what fits a pattern of one's own."""
-    replies = touch("a", "b", "a", "c"), touch("d", "e2", "e3"), Reply("done")
+def bash(*commands: str) -> Reply:
+    return Reply(calls=[("bash", {"command": command}) for command in commands])
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_one_key_answers_a_question_and_words_are_a_reason_for_the_model(
+    tmp_path: Path, columns: int
+) -> None:
+    """What is to be done stands directly above the answer; "always" holds for exactly that command, or for the pattern."""
+    replies = touch(*"abac"), touch(*"defg"), bash("git gc --auto", "git gc"), Reply("done")
     with serve(*replies) as server, Terminal(tmp_path, server) as session:
-
-        def answer(text: str, shown: str) -> None:
-            """Answer the question on the screen, and wait for the next one."""
-            session.enter(text)
-            session.expect(shown)
-            session.expect(QUESTION)
-
-        session.child.setwinsize(24, 40)
+        session.child.setwinsize(24, columns)
         session.enter("go")
-        shown = bare(session.expect(QUESTION)).split("Run this command?")[1] + QUESTION
-        assert all(len(row) <= 40 for row in shown.split("\r\n")), shown
-        words = " ".join(shown.split())
-        assert "touch a [a]lways allows exactly this in this session" in words
-        assert "Enter alone denies" in words and not (session.ws / "a").exists()
-        answer("y", "touch b")
-        assert (session.ws / "a").exists()
-        answer("use mktemp instead", "touch a")
-        answer("a", "touch c")
-        answer("", "touch d")
-        answer("a rm *", "rm * does not match this")
-        assert not (session.ws / "d").exists()
-        answer("n", "touch e2")
-        session.child.setwinsize(24, 80)
-        session.say("a touch e*")
-        assert sorted(path.name for path in session.ws.iterdir()) == ["a", "e2", "e3"]
-        denied = str(server.requests[1]["messages"])
-        assert "the user refused: use mktemp instead" in denied
+        words = "Run this command? touch a [y]es, [a]lways exactly this, [n]o, or why not:"
+        for keys, next_one in (
+            ("y", "touch b"),
+            ("use mktemp\x7fp instead\r", "touch a"),
+            ("a", "touch c"),
+            ("\r", "touch d"),
+            ("\x1b", "touch e"),
+            (" yes, but later\r", "touch f"),
+            ("n", "touch g"),
+            ("\x04", "git gc"),
+        ):
+            session.expect(QUESTION)
+            shown = " ".join(rendered(session.output, columns, 100)).split("Run this")[-1]
+            assert f"Run this {' '.join(shown.split())}" == words
+            words = words.replace(words[18:25], next_one)
+            if keys[0].isalpha() and keys[1:]:
+                session.type(keys[0])
+                session.expect(keys[0])
+                keys = keys[1:]
+            session.type(keys)
+            session.expect(next_one)
+        session.expect("always bash: git gc *")
+        session.expect(QUESTION)
+        session.type("p")
+        session.prompt()
+        assert sorted(path.name for path in session.ws.iterdir()) == ["a"]
+        denied = str(server.requests[-1]["messages"])
+        assert "the user refused: use mktemp instead." in denied
+        assert "the user refused: yes, but later." in denied
+
+
+def test_a_dumb_terminal_answers_with_a_line(tmp_path: Path) -> None:
+    replies = touch("a", "b", "c"), Reply("done")
+    with serve(*replies) as server, Terminal(tmp_path, server, TERM="dumb") as session:
+        session.enter("go")
+        for answer in ("Yes", "n yes, but later", "always"):
+            session.expect(QUESTION)
+            session.enter(answer)
+        session.prompt()
+        assert sorted(path.name for path in session.ws.iterdir()) == ["a", "c"]
+        assert "the user refused: yes, but later." in str(server.requests[-1]["messages"])
 
 
 @pytest.mark.case("FIL-31")
@@ -259,18 +282,22 @@ def test_an_edit_is_asked_with_its_whole_diff_and_always_covers_the_next_but_not
     with serve(*replies) as server, Terminal(tmp_path, server) as session:
         session.enter("go")
         asked = bare(session.expect(QUESTION)).replace("\r\n", "\n")
-        assert "Make this change?" in asked and "[a]lways allows edit: *" in asked
+        assert "Make this change?" in asked
+        below = asked.split("more than the screen shows.)")[1]  # again, what the last key would do
+        assert below.split("[")[0].split() == ["Make", "this", "change?", "g"]
+        assert "[a]lways exactly this, [p] always edit: *, [n]o, or" in " ".join(below.split())
         for part in ("+ ++ os.system('evil')", "+ -- keep", "'; evil()", "+ last()"):
             assert part in asked, "what looks like a header is a line like any other"
-        session.enter("n")
+        session.type("n")
         session.expect(QUESTION)
-        session.enter("a")
+        session.type("p")
         shown = bare(session.expect(QUESTION))
         assert (session.ws / "f").read_text() == "two\n" and "- one" in shown and "+ two" in shown
         assert ".git/hooks/pre-commit" in shown and "[a]lways" not in shown
         session.enter("a")
         assert "This cannot be allowed for the session" in session.expect(QUESTION)
-        session.say("n")
+        session.type("n")
+        session.prompt()
         assert sorted(path.name for path in session.ws.iterdir()) == ["f"]
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from coder.agent.agent import Queue
+from coder.cli.keys import Keys
 from coder.cli.screen import Screen
 from coder.cli.typeahead import TypeAhead
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
 from tests.terminal import Terminal, rendered
 
-QUESTION = "or why not: "
+QUESTION = "why not: "
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
 
 
@@ -37,22 +38,25 @@ def waiting_for(name: str) -> Reply:
     [
         (["one", "\r"], "one", ""),
         (["one\rtwo"], "", "one\ntwo"),  # at once: it was pasted
-        (["one\ntwo\n"], "one\ntwo", ""),
+        (["one\rtwo\r"], "one\ntwo", ""),
+        (["one", "\n", "two\x1b\rthree", "\r"], "one\ntwo\nthree", ""),  # Ctrl+J, Alt+Enter
         (["\r"], "", ""),
         (["abx\x7fc\b\b"], "", "a"),
         (["\x7fa"], "", "a"),
         (["abc\x15d"], "", "d"),
         (["one two  \x17three"], "", "one three"),
         (["a\x1b[Ab\x1b[1;5Cc\x1bOHd\x1b[[Ae\x1bfg"], "", "abcdeg"),
-        (["a\x1b", "b\x04\x01c\x0c"], "", "abc"),
+        (["a\x1b", "[A\x04\x01b\x0c"], "", "ab"),
         (["a\x1b[1", ";5Cb\x1b[", "200~c\rd\x1b[201", "~\r"], "abc\nd", ""),
         (["a\tb grüße 好\r"], "a\tb grüße 好", ""),
         (["\x1b[\rhello\r"], "hello", ""),
     ],
 )
 def test_keys_become_an_entry(reads: list[str], entry: str, left: str) -> None:
-    line = TypeAhead(Screen(io.StringIO()), Queue(), Queue())
-    assert [line.feed(read.encode()) for read in reads][-1] == entry and line.text == left
+    line, keys = TypeAhead(Screen(io.StringIO()), Queue(), Queue()), Keys()
+    assert [line.take(keys.feed(read.encode())) for read in reads][
+        -1
+    ] == entry and line.text == left
 
 
 def test_a_plus_alone_asks_the_model_nothing() -> None:

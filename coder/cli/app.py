@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from coder.agent.agent import Agent
 from coder.agent.profiles import AgentSpec, choices
 from coder.ai import ChatModel
 from coder.cli.parts import TOOLSET, Parts
-from coder.cli.process import optional
+from coder.cli.process import needed, optional
 from coder.cli.settings import ConfigError, Settings
 from coder.cli.signals import Interrupts
 from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage
@@ -38,6 +38,8 @@ class App(Parts):
         super().__init__(settings, arguments)
         self.usage, self.newest = Usage(), Usage()  # of the session; of the newest answer
         self.interrupts = Interrupts()
+        given = arguments.image
+        self.images = needed("coder.cli.attach", "--image").images_of(given) if given else []
         self.limits = Limits(max_steps=settings.max_steps, max_seconds=settings.max_seconds)
         self.retry = RetryPolicy(base=settings.retry_base)
         module = optional("coder.agent.subagent")
@@ -132,9 +134,10 @@ class App(Parts):
 
     # -- runs
 
-    def stream(self, prompt: str) -> Events[RunResult]:
-        """One run, to be followed."""
-        run = self.agent.stream(self.redact(prompt))
+    def stream(self, prompt: str, images: Sequence[dict[str, Any]] = ()) -> Events[RunResult]:
+        """One run, to be followed. The first one has the images of the command line, too."""
+        images, self.images = [*self.images, *images], []
+        run = self.agent.stream(self.redact(prompt), images)
         return self.trace.watch(run) if self.trace else run
 
     def compact(self, focus: str, show: Show) -> bool:

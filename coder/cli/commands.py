@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from coder.agent.profiles import choices
 from coder.cli.conversation_commands import ConversationCommands
-from coder.cli.input import Leave, silent_keys
+from coder.cli.input import Leave
+from coder.cli.keys import silent_keys
 from coder.cli.process import needed
 from coder.cli.settings import ConfigError
 from coder.cli.wording import count, first_of, message_count, tokens
@@ -30,6 +32,7 @@ COMMANDS = {
     "model": "show or change the model: /model [NAME]",
     "agent": "show or change the agent: /agent [NAME]",
     "plan": "read and plan only; again: back to work",
+    "mode": "the next of build, plan and yolo (also Shift+Tab)",
     "permissions": "list all permission rules",
     "yolo": "answer all questions with yes; again: ask",
     "reasoning": "how much the model thinks (a level), show or hide it",
@@ -42,6 +45,7 @@ COMMANDS = {
     "diff": "what the last run changed; /diff all: this conversation",
     "last": "show the whole output of the last tool call",
     "export": "write the conversation to a file: /export [FILE.md|.html|.json]",
+    "editor": "write the entry in $VISUAL or $EDITOR (also Ctrl+G)",
     "init": "let the model write AGENTS.md for this project",
     "exit quit q": "exit (also Ctrl+D)",
 }
@@ -49,7 +53,8 @@ ALIASES = {alias: names.split()[0] for names in COMMANDS for alias in names.spli
 HELP = '''
   !command     run it in your terminal and add its output to the conversation
   !!command    only run it
-  """          begins and ends an entry of several lines; so does \\ at a line's end
+  @path        attach a file, an image or a folder's list; Tab completes it
+  Ctrl+J       a new line (or Alt+Enter); """ begins and ends an entry of several lines
 While the agent works: a line steers it, +line and commands wait until the run ends.'''
 RULES = (
     "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
@@ -113,6 +118,16 @@ class Commands(ConversationCommands):
                 words = ("all",)
         return [word for word in words if word.lower().startswith(prefix.lower())]
 
+    def complete(self, before: str, word: str) -> list[str]:
+        """What the word behind `before` on the line can become: a path behind @, a command, or what can follow one."""
+        if word.startswith("@"):
+            return [*needed("coder.cli.attach", "@").path_candidates(word)]
+        if known := re.fullmatch(r"\s*/([\w?-]+)\s+(.*)", before):
+            begun = known[2]
+            return [f"{each[len(begun) :]} " for each in self.candidates(known[1], begun + word)]
+        is_command = word.startswith("/") and not before.strip()
+        return [f"/{each} " for each in self.candidates("", word[1:])] if is_command else []
+
     def _run_plugin(self, command: PluginCommand, argument: str) -> None:
         try:
             self.screen.line(str(command.function(argument) or ""))
@@ -158,6 +173,9 @@ class Commands(ConversationCommands):
 
     def init(self, argument: str) -> Entries:
         return [needed("coder.agent.instructions", "/init").INIT]
+
+    def editor(self, argument: str) -> Entries:
+        return self.repl.keyboard.edit(argument)
 
     def exit(self, argument: str) -> None:
         raise Leave(0)
@@ -243,6 +261,13 @@ class Commands(ConversationCommands):
             self.screen.listed(f"  {rule.action:<6} ", text)
         if given.yolo:
             self._warn("  All other questions are answered yes (yolo).")
+
+    def mode(self, argument: str) -> None:
+        """The next of build, plan and yolo; the prompt shows it."""
+        was_yolo = self.app.permissions.yolo
+        was_plan = self.app.spec.name == "plan"
+        self.app.permissions.yolo = was_plan and not was_yolo
+        self.app.work_as("build" if was_plan or was_yolo else "plan")
 
     def yolo(self, argument: str) -> None:
         permissions = self.app.permissions

@@ -18,6 +18,7 @@ from coder.cli.app import App
 from coder.cli.config import data_folder
 from coder.cli.process import optional
 from coder.cli.settings import ConfigError
+from coder.cli.wording import words_of
 from coder.events import Event, RunEnd, StepEnd
 from coder.history import text_of, user
 from coder.sessions.recorder import Recorder
@@ -236,7 +237,7 @@ class Conversation:
         at = len(messages) if at is None else at
         removed = messages[at:]
         left = [each for each in removed if each.get("meta", {}).get("own")] + left
-        words = " ".join(text_of(removed[0]).split()) if removed else ""
+        words = " ".join(words_of(text_of(removed[0])).split()) if removed else ""
         self.undone.append(UndoEntry(at, removed, left, words))
         self._replace_messages(at, left)
         return done

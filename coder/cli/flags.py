@@ -37,6 +37,7 @@ FLAGS = (
     ("--output-format", "", "json: one object at the end; stream-json: one event a line"),
     ("--system-prompt", "TEXT", "replace the system prompt"),
     ("--append-system-prompt", "TEXT", "add to the system prompt"),
+    ("--image", "FILE", "attach an image to the first prompt; can be given again"),
     ("-C --cwd", "DIR", "work in this folder"),
     ("--trace", "FILE", "append all that is sent and received to FILE; `trace FILE` shows it"),
     ("--demo", "", "repair a small broken project with a scripted model; no key, no network"),
@@ -53,6 +54,7 @@ FURTHER: dict[str, dict[str, Any]] = {
     "--allow": {"dest": "rules", "action": "append", "type": lambda text: ("allow", text)},
     "--deny": {"dest": "rules", "action": "append", "type": lambda text: ("deny", text)},
     "--output-format": {"choices": ("text", "json", "stream-json"), "default": "text"},
+    "--image": {"action": "append"},
     "--trace": {"type": os.path.abspath},
     "--version": {"action": "version", "version": f"coder {__version__}"},
 }

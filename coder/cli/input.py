@@ -1,173 +1,141 @@
-"""Input: the terminal's modes, and lines at the prompt and at questions.
+"""Input: lines at the prompt, answers to questions, the history.
 
 What is typed is never lost and never answers a question that was not on the screen: keys that came before a question
-stand at the next prompt. The modes are restored before the program stops or ends, however that comes.
+stand at the next prompt.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
+import re
+import shutil
 import signal
 import sys
-import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
 
+from coder.cli.keys import (
+    CTRL_D,
+    ENTER,
+    ESC,
+    PASTED,
+    Keys,
+    keep_modes,
+    send,
+    single_keys,
+    tty_flags,
+    waiting_keys,
+)
 from coder.cli.process import private_dir
-from coder.cli.signals import at_end, begin_exit, handling, wake_up
+from coder.cli.screen import cell_count
+from coder.cli.signals import begin_exit, handling, wake_up
 from coder.permissions.sanitize import strip_controls
 
-PROMPT, MORE = "> ", ". "
+MARK, DUMB_MARK, MORE = "❯ ", "> ", ". "
+# With these in it, readline ends the line at a key of ours
+SHIFT_TAB, CTRL_G = "\x1c", "\x1d"
+MODE = "/mode"  # the entry that Shift+Tab stands for
+BINDINGS = r"""
+set enable-bracketed-paste on
+set show-all-if-ambiguous on
+tab: complete
+"\C-j": self-insert
+"\e\C-m": "\C-j"
+"\034": self-insert
+"\035": self-insert
+"\e[Z": "\034\C-m"
+"\C-g": "\035\C-m"
+"""
 MAX_HISTORY = 1000
-NEWLINE = "\x1e"  # in the history's file, where a newline would begin another entry
+# In the history's file: a newline of an entry, and what stands between it and its folder
+NEWLINE, FOLDER = "\x1e", "\x1f"
 # Seconds
 EXIT_WITHIN = 1.5  # between two Ctrl+C that end the session
 QUIET = 0.3  # without a key before a question takes an answer: before, the user cannot have read it
-AT_ONCE = 0.03  # without a key behind Enter: what comes sooner was pasted
+PAUSE = 1.0  # the same where something else was being typed
+AT_ONCE = 0.03  # without a key behind another: what comes sooner was pasted
 
 
 class Leave(SystemExit):
     """Leave the session with this exit code."""
 
 
-# ---- the terminal's modes ----------------------------------------------------------------
-
-MARK_PASTES, MARK_NONE = "\x1b[?2004h", "\x1b[?2004l"
-LFLAG = 3  # place in termios' list
-
-Attributes = list[Any]
-_at_start: Attributes = []  # empty: no terminal, or not begun
-
-
-def _keep_modes() -> None:
-    """Remember the terminal's modes; they are restored at the end, and while Ctrl+Z has stopped the program."""
-    if not _at_start and (now := _attributes()):
-        _at_start[:] = now
-        at_end.append(_restore)
-        if signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
-            signal.signal(signal.SIGTSTP, _stop)
-
-
-@contextlib.contextmanager
-def tty_flags(on: str = "", off: str = "") -> Iterator[bool]:
-    """While inside, local flags of the terminal on stdin, such as "ECHO", are on or off. False where there is none."""
-    before = _attributes()
-    if before is None:
-        yield False
-        return
-    changed = list(before)
-    for name in on.split():
-        changed[LFLAG] |= getattr(termios, name)
-    for name in off.split():
-        changed[LFLAG] &= ~getattr(termios, name)
-    _apply(changed)
-    try:
-        yield True
-    finally:
-        _apply(before)
-
-
-def silent_keys() -> AbstractContextManager[bool]:
-    """While inside, keys are kept by the terminal for the next prompt, but not shown."""
-    return tty_flags(on="NOFLSH", off="ECHO")
-
-
-def _attributes() -> Attributes | None:
-    try:
-        return termios.tcgetattr(sys.stdin.fileno())
-    except (OSError, ValueError, termios.error):
-        return None
-
-
-def _apply(wanted: Attributes) -> None:
-    """Set the modes. In the background that would stop the program; and the terminal may be gone."""
-    with contextlib.suppress(OSError, ValueError, termios.error):
-        if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, wanted)
-
-
-def send(sequence: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.write(sequence)
-        sys.stdout.flush()
-
-
-def _restore() -> None:
-    if _attributes() not in (None, _at_start):
-        _apply(_at_start)
-        send(f"{MARK_NONE}\x1b[0m")
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    """Ctrl+Z: the shell gets the terminal as it was; afterwards the program has it as it left it."""
-    now = _attributes()
-    _restore()
-    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGTSTP)  # stopped in here
-    signal.signal(signal.SIGTSTP, _stop)
-    if now and now != _at_start:
-        _apply(now)
-        send("" if now[LFLAG] & termios.ICANON else MARK_PASTES)
-
-
-def waiting_keys(quiet: float) -> str:
-    """Take what was typed and not read yet, until no key has come for `quiet` seconds, as text."""
-    data = b""
-    with tty_flags(on="NOFLSH", off="ICANON ECHO") as is_terminal:
-        while is_terminal and select.select([sys.stdin], [], [], quiet)[0]:
-            if not (piece := os.read(sys.stdin.fileno(), 4096)):
-                break
-            data += piece
-    text = data.decode("utf-8", "replace").replace("\r", "\n")
-    return "".join(c for c in strip_controls(text) if c.isprintable() or c in "\n\t")
-
-
-# ---- lines -------------------------------------------------------------------------------
-
-
 class Keyboard:
     """Lines from the terminal. `history` is a file."""
 
     def __init__(self, history: Path) -> None:
-        _keep_modes()
+        keep_modes()
         self.history = history
         self.early: list[str] = []  # prefilled at the next prompts, one text at each
         self.redact: Callable[[str], str] = str  # what is saved
         self.paused: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        self.label: Callable[[], str] = str  # in front of the prompt's mark
+        # What a word can become, given the line before it and its beginning
+        self.candidates: Callable[[str, str], Iterable[str]] = lambda before, word: ()
         self.pressed = -100.0  # when Ctrl+C last stopped a run or did nothing (monotonic)
-        self.readline = _load_readline(history)
+        self._new: list[str] = []  # entries that the history's file does not have
+        self._found: list[str] = []  # candidates
+        self._dumb = os.environ.get("TERM", "dumb") == "dumb"
+        self.readline = self._load_readline()
 
     def entries(self) -> Iterator[str]:
         """What the user enters, until Ctrl+D. Raises Leave."""
-        while True:
-            try:
-                yield self._entry()
-            except KeyboardInterrupt:
-                continue  # the entry is given up
-            except EOFError:
-                sys.stdout.write("\n")
-                return
+        with tty_flags(off="ICRNL" if self.readline else ""):  # Enter before a prompt is no Ctrl+J
+            while True:
+                try:
+                    yield self._entry()
+                except KeyboardInterrupt:
+                    continue  # the entry is given up
+                except EOFError:
+                    sys.stdout.write("\n")
+                    return
 
     def _entry(self) -> str:
         """A line or a pasted block; several lines between triple quotes, or with a backslash at their ends."""
-        text = self._block(PROMPT, self.early).rstrip()
+        text = self._block(self._prompt(), self.early).rstrip(" \t\n")
+        for key in (SHIFT_TAB, CTRL_G):
+            if key in text:
+                return self._take_key(key, text)
         if "\n" not in text:  # no mark in what was pasted means anything
-            text = text.strip()
+            text = self._continued(text.strip())
+        self.remember([text])
+        return text
+
+    def _continued(self, text: str) -> str:
+        """The entry that begins with this line; Ctrl+D ends it, too."""
+        with contextlib.suppress(EOFError):
             if text.startswith('"""'):
                 while not text[3:].rstrip().endswith('"""'):
                     text += "\n" + self._block(MORE)
-                text = text.rstrip()[3:-3].strip()
             while text.endswith("\\"):
                 text = text[:-1] + "\n" + self._block(MORE)
-        self.remember([text])
-        return text
+        return text.rstrip().removeprefix('"""').removesuffix('"""').strip()
+
+    def _take_key(self, key: str, text: str) -> str:
+        """The entry that stands for a key; the line under way stands at the next prompt."""
+        if not self._dumb:
+            send(erasure(self._prompt() + text.replace(key, "^X") + "\n"))
+        text = text.replace(key, "")
+        if key == SHIFT_TAB:
+            self.early.insert(0, text)
+            return MODE
+        self.edit(text)
+        return self._entry()
+
+    def _prompt(self) -> str:
+        label, mark = self.label(), MARK
+        try:
+            mark.encode(sys.stdout.encoding)
+        except UnicodeEncodeError:
+            mark = DUMB_MARK
+        if self._dumb or not self.readline:
+            return f"{label}{' ' * bool(label)}{DUMB_MARK if self._dumb else mark}"
+        return f"\x01\x1b[1m\x02{label}{' ' * bool(label)}{mark}\x01\x1b[0m\x02"
 
     def _block(self, prompt: str, early: list[str] | None = None) -> str:
         """A line, and what was there already when Enter came: a paste, where the terminal does not mark one."""
@@ -178,9 +146,8 @@ class Keyboard:
 
     def _line(self, prompt: str, early: list[str]) -> str:
         """One line; the first of `early` is prefilled and taken. Raises EOFError, KeyboardInterrupt, Leave."""
-        text, readline = strip_controls(early[0]) if early else "", self.readline
-        if readline:  # a C function as the hook: no signal is handled, and lost, in it
-            readline.set_startup_hook(partial(readline.insert_text, text) if text else None)
+        readline = self.readline
+        self._prefill(early[0] if early else "")
         try:
             with wake_up():
                 line = input(prompt)
@@ -199,8 +166,38 @@ class Keyboard:
             del early[:1]
         return line
 
+    def _prefill(self, text: str) -> None:
+        """Let the next line begin with this text."""
+        if (
+            readline := self.readline
+        ):  # a C function as the hook: no signal is handled, and lost, in it
+            text = strip_controls(text)
+            readline.set_startup_hook(partial(readline.insert_text, text) if text else None)
+
+    def edit(self, text: str) -> list[str]:
+        """Let the user's editor change the text. It stands at the next prompt, or is returned where that cannot be."""
+        text = edited(text)
+        if not self.readline:
+            return [text] if text else []
+        self.early.insert(0, text)
+        return []
+
+    # -- questions
+
     def answer(self, prompt: str) -> str:
         """A line that was typed after the question was on the screen; "" at Ctrl+D. Ctrl+C stops the run, too."""
+        return self._asked(partial(self._answer_line, prompt))
+
+    def choose(self, prompt: str, keys: str, words: str = "") -> str:
+        """One of the characters `keys`, at its press, or a line typed behind the prompt `words`, if there is one.
+
+        "" at Enter, Esc and Ctrl+D. Where keys do not come one by one it is a line, with Enter.
+        """
+        if self._dumb or not self.readline or not keys:
+            return self.answer(prompt)
+        return self._asked(partial(self._press, prompt, keys, words))
+
+    def _asked(self, ask: Callable[[], str]) -> str:
         stop_run = signal.getsignal(signal.SIGINT)
 
         def press(number: int, frame: FrameType | None) -> None:
@@ -210,16 +207,48 @@ class Keyboard:
 
         with self.paused(), handling(signal.SIGINT, press), tty_flags(on="ECHO"):
             try:
-                if early := waiting_keys(QUIET).replace("\n", " ").strip():
+                early = waiting_keys(QUIET)
+                early += waiting_keys(PAUSE) if early else ""
+                if early := early.replace("\n", " ").strip():
                     self.early.append(early)
-                if self.readline:
-                    self.readline.set_startup_hook(None)
-                text = input(prompt)
-                # A paste is no yes
-                return f"{text} {waiting_keys(AT_ONCE)}".replace("\n", " ").strip()
+                return ask()
             except (EOFError, KeyboardInterrupt):
                 sys.stdout.write("\n")
                 return ""
+
+    def _answer_line(self, prompt: str, begun: str = "") -> str:
+        self._prefill(begun)
+        text = input(prompt)
+        # A paste is no yes
+        return f"{text} {waiting_keys(AT_ONCE)}".replace("\n", " ").strip()
+
+    def _press(self, prompt: str, keys: str, words: str) -> str:
+        with single_keys() as is_terminal:
+            if not is_terminal:
+                return self._answer_line(prompt)
+            send(prompt)
+            reader, text = Keys(), ""
+            while not (words and text):
+                pressed = reader.read()
+                while more := reader.read(seconds=AT_ONCE):
+                    pressed += more
+                first, is_whole = pressed[0], pressed[-1] in ENTER
+                if first == CTRL_D:
+                    raise EOFError
+                if first in (ESC, *ENTER):
+                    first = ""
+                if not first or (first.lower() in keys and len(pressed) == 1 + is_whole):
+                    send(f"{first}\n")
+                    return first.lower()
+                text = "".join(key.removeprefix(PASTED) for key in pressed)
+                text = "".join(c for c in re.sub(r"\s", " ", text) if c.isprintable())
+        if is_whole:
+            send(f"{text}\n")
+            return text.strip()
+        send(erasure(prompt))
+        return self._answer_line(words, text.lstrip())
+
+    # -- the history and candidates
 
     def remember(self, entries: list[str]) -> None:
         """Put these entries into the history, but not the newest one again."""
@@ -227,29 +256,73 @@ class Keyboard:
             for entry in filter(None, entries):
                 if entry != readline.get_history_item(readline.get_current_history_length()):
                     readline.add_history(entry)
+                    self._new.append(entry)
 
     def close(self) -> None:
-        """Save the history, privately; a read-only home is no error."""
-        if (readline := self.readline) is None:
-            return
-        places = range(1, readline.get_current_history_length() + 1)
-        entries = [readline.get_history_item(place) for place in places[-MAX_HISTORY:]]
+        """Add to the history's file, which is private; a read-only home is no error."""
+        folder = f"{FOLDER}{Path.cwd()}"
+        lines = (self.redact(each).replace(FOLDER, "") + folder for each in self._new)
         with contextlib.suppress(OSError):
             private_dir(self.history.parent)
-            fd = os.open(self.history, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = os.open(self.history, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with open(fd, "w", encoding="utf-8", errors="replace") as file:
-                file.writelines(self.redact(each).replace("\n", NEWLINE) + "\n" for each in entries)
+                file.write("".join(line.replace("\n", NEWLINE) + "\n" for line in lines))
+
+    def _load_readline(self) -> ModuleType | None:
+        """The readline module with our keys and the history, this folder's entries last; None where Python has none."""
+        try:
+            import readline
+        except ImportError:
+            return None
+        readline.set_auto_history(False)  # an entry is one item, and an answer is none
+        is_libedit = "libedit" in (readline.__doc__ or "")
+        for binding in ["bind ^I rl_complete"] if is_libedit else BINDINGS.split("\n"):
+            readline.parse_and_bind(binding)
+        readline.set_completer_delims(" \t\n")
+        readline.set_completer(self._candidate)
+        with contextlib.suppress(OSError):
+            lines = self.history.read_text("utf-8", "replace").split("\n")[-MAX_HISTORY:]
+            entries = [line.replace(NEWLINE, "\n").partition(FOLDER) for line in lines if line]
+            for entry, _, _ in sorted(entries, key=lambda each: each[2] == str(Path.cwd())):
+                readline.add_history(entry)
+        return readline
+
+    def _candidate(self, word: str, number: int) -> str | None:
+        """One of what the word can become."""
+        assert self.readline
+        if number == 0:
+            before = self.readline.get_line_buffer()[: self.readline.get_begidx()]
+            self._found = list(self.candidates(before, word))
+        return self._found[number] if number < len(self._found) else None
 
 
-def _load_readline(history: Path) -> ModuleType | None:
-    """The readline module with the history in it; None where Python has none."""
-    try:
-        import readline
-    except ImportError:
-        return None
-    readline.set_auto_history(False)  # an entry is one item, and an answer is none
-    readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
-    with contextlib.suppress(OSError):
-        for line in filter(None, history.read_text("utf-8", "replace").split("\n")):
-            readline.add_history(line.replace(NEWLINE, "\n"))
-    return readline
+def mode(agent: str, yolo: bool) -> str:
+    """What the prompt shows of who works, and of what is allowed."""
+    return " ".join([agent] * (agent != "build") + ["yolo"] * yolo)
+
+
+def erasure(shown: str) -> str:
+    """What takes this text off the screen, whose end is where the cursor stands."""
+    width = shutil.get_terminal_size().columns
+    lines = re.sub("\x01.*?\x02", "", shown).split("\n")
+    up = sum(max(0, cell_count(line) - 1) // width for line in lines) + len(lines) - 1
+    return f"\x1b[{up}A\r\x1b[J" if up else "\r\x1b[J"
+
+
+def edited(text: str) -> str:
+    """What $VISUAL or $EDITOR has saved of the text; the text itself where that failed."""
+    import shlex  # late: 10 ms
+    import subprocess
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="coder-") as folder:
+        path = Path(folder) / "entry.md"
+        path.write_text(text, "utf-8")
+        editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+        try:
+            with tty_flags(on="ICRNL"), handling(signal.SIGINT), handling(signal.SIGQUIT):
+                subprocess.run([*shlex.split(editor), path], check=True)
+            return path.read_text("utf-8", "replace").rstrip("\n")
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            sys.stdout.write(f"No change: {strip_controls(str(error))}. $EDITOR is {editor}.\n")
+    return text

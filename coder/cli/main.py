@@ -12,7 +12,9 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coder import __version__
 from coder.cli.config import data_folder, load
@@ -23,6 +25,9 @@ from coder.cli.signals import defer_sigint, graceful_shutdown, raise_on_sigint
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import is_loopback
 from coder.tools.secrets import clean_path
+
+if TYPE_CHECKING:
+    from coder.cli.repl import Repl
 
 SUBCOMMANDS = ("config", "demo", "export", "sessions", "trace")
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
@@ -160,12 +165,21 @@ def open_trace(path: str | None) -> object:
 
 def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -> int:
     """The session at the prompt. The prompt comes first; what is slow to load is loaded behind it."""
-    from coder.cli.input import Keyboard, Leave
+    from coder.cli.input import Keyboard, Leave, mode
     from coder.cli.screen import Screen
 
     screen = Screen(sys.stdout)
     keyboard = Keyboard(data_folder() / "history")
-    repl = None
+    keyboard.label = partial(mode, arguments.agent or "build", arguments.yolo)
+
+    @cache
+    def session() -> Repl:
+        with defer_sigint():
+            module = needed("coder.cli.repl", "the session at the prompt")
+            repl: Repl = module.Repl(settings, arguments, screen, keyboard)
+            return repl
+
+    keyboard.candidates = lambda before, word: session().commands.complete(before, word)
     screen.line(f"coder {__version__} · {settings.model} at {settings.host} · {Path.cwd()}")
     screen.line("/help lists the commands; Ctrl+C stops a run, Ctrl+D exits.")
     screen.line(unusual(settings, arguments), "yellow")
@@ -173,23 +187,22 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     raise_on_sigint()
     arguments.can_ask = True
     at_once = [first] if first or arguments.continue_ or arguments.resume is not None else []
+    begun = False
     try:
         for entry in itertools.chain(at_once, keyboard.entries()):
             try:
-                if repl is None:
-                    with defer_sigint():
-                        module = needed("coder.cli.repl", "the session at the prompt")
-                        repl = module.Repl(settings, arguments, screen, keyboard)
-                    repl.begin(first)
-                repl.take(entry)
+                if not begun:
+                    session().begin(first)
+                    begun = True
+                session().take(entry)
             except KeyboardInterrupt:  # between an entry and its run: the entry is given up
                 screen.line()  # behind the ^C
     except Leave as leave:
         return int(leave.code or 0)
     finally:
         keyboard.close()
-        if repl:
-            repl.close()
+        if session.cache_info().currsize:
+            session().close()
     return 0
 
 

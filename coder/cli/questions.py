@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 
 from coder.cli.calls import Parts, diff_rows
 from coder.cli.input import Keyboard
 from coder.cli.render import Renderer
-from coder.cli.screen import cell_count
+from coder.cli.screen import cell_count, one_line, wrap
 from coder.events import DoomLoop, Event, Nested, PermissionAsked, QuestionAsked
-from coder.permissions.rules import fits
 from coder.permissions.sanitize import escape_invisible, is_invisible
+from coder.permissions.shell import parse
 
 HEADINGS = {
     "bash": "Run this command?",
@@ -19,6 +20,10 @@ HEADINGS = {
     "external_directory": "Access a path outside the folder?",
     "unconfined": "Run this command outside the sandbox?",
 }
+ANSWERS = {"yes": "y", "always": "a", "pattern": "p", "no": "n"}
+# Programs whose first word is a command of theirs
+WITH_COMMANDS = {"cargo", "git", "go", "npm", "pip", "pnpm", "uv", "yarn"}
+Always = dict[str, tuple[str, str]]
 
 
 def exact_diff(changes: str) -> list[Parts]:
@@ -43,34 +48,73 @@ class Prompter:
             case DoomLoop():
                 repeated = f"{event.name} was called {event.count} times with the same arguments."
                 self.screen.line(f"{asks}{repeated}", "yellow")
-                event.reply(self.keyboard.answer("Run it again? [y/N] ").lower() in ("y", "yes"))
+                answer = self.keyboard.choose("Run it again? [y/N] ", "yn")
+                event.reply(answer.lower() in ("y", "yes"))
             case QuestionAsked():
                 self.screen.line(f"{asks}{event.question}", "bold")
                 for number, option in enumerate(event.options, 1):
                     self.screen.line(f"  {number}. {option}")
-                answer = self.keyboard.answer("answer: ")
                 by_number = {str(n): option for n, option in enumerate(event.options, 1)}
+                keys = "".join(by_number) if len(by_number) < 10 else ""
+                answer = self.keyboard.choose("answer: ", keys, "answer: ")
                 event.reply(by_number.get(answer, answer))
 
     def _ask_permission(self, event: PermissionAsked, asks: str) -> None:
-        """Show all of it, and ask until the answer means something."""
-        heading = HEADINGS.get(event.permission, f"Allow {event.permission}?")
-        rows = [[(f"{asks}{heading}", "bold")], *_question(event)]
+        """Show all of it, what is to be done directly above the answer, and ask until the answer means something."""
+        heading = f"{asks}{HEADINGS.get(event.permission, f'Allow {event.permission}?')}"
+        rows = [[(heading, "bold")], *_question(event)]
         for row in rows:
             self.screen.exact_line(*row)
         texts = ("".join(text for text, _ in row) for row in rows)
         taken = sum(1 + cell_count(text) // self.screen.width for text in texts)
         if taken > shutil.get_terminal_size().lines - 3:
             self.screen.line(f"({taken} rows, more than the screen shows.)", "yellow")
-        prompt = "[y]es, [n]o (or Enter), or why not: "
-        if event.remember:
-            pattern = f"{event.permission}: {escape_invisible(event.remember)}"
-            what = "exactly this" if event.remember == event.pattern else pattern
-            always = f"[a]lways allows {what} in this session, `a PATTERN` what fits it."
-            self.screen.line(f"{always} Enter alone denies.")
-            prompt = "[y]es, [a]lways, [n]o, or why not: "
-        while problem := _reply(event, self.keyboard.answer(prompt)):
+            again = one_line(f"{heading} {escape_invisible(event.pattern)}", self.screen.width)
+            self.screen.exact_line((again, "bold"))
+        always = _always(event)
+        offers = [f"[{key}]{text}, " for key, (text, _) in always.items()]
+        prompt = "".join(["[y]es, ", *offers, "[n]o, or\xa0why\xa0not:\xa0"])
+        prompt = wrap(prompt, self.screen.width - 1).replace("\xa0", " ")
+        while problem := self._reply(event, always, prompt):
             self.screen.line(problem, "yellow")
+
+    def _reply(self, event: PermissionAsked, always: Always, prompt: str) -> str:
+        """Reply with the answer; or why it is none. Words without a meaning are the reason of a denial."""
+        answer = self.keyboard.choose(prompt, "".join(["yn", *always]), "why not: ")
+        word, _, rest = answer.partition(" ")
+        key = ANSWERS.get(answer.lower(), answer.lower())
+        if key == "y":
+            event.reply("once")
+        elif key in always:
+            event.reply("always", remember=always[key][1])
+        elif key in ("a", "p"):
+            return "This cannot be allowed for the session: y or n."
+        else:
+            event.reply("no", rest.strip() if word.lower() in ("n", "no") else answer)
+        return ""
+
+
+def _always(event: PermissionAsked) -> Always:
+    """The keys that allow more than this once: their words, and what is remembered."""
+    offers: Always = {}
+    by_pattern = event.permission in ("edit", "external_directory")
+    pattern = event.remember if by_pattern else _pattern(event)
+    if event.remember and not (by_pattern and re.search("[*?]|, ", event.pattern)):
+        offers["a"] = "lways exactly this", event.pattern
+    if event.remember and pattern:
+        offers["p"] = f" always {event.permission}: {escape_invisible(pattern)}", pattern
+    return offers
+
+
+def _pattern(event: PermissionAsked) -> str:
+    """A pattern for a plain command of a program that has commands of its own: `git diff *`."""
+    plain = parse(event.pattern) or [] if event.permission == "bash" else []
+    if len(plain) != 1 or plain[0][0] not in WITH_COMMANDS:
+        return ""
+    size = 3 if plain[0][1:2] in (["run"], ["exec"]) else 2
+    words = plain[0][:size]
+    is_plain = len(words) == size and all(re.fullmatch("[a-z][a-z:-]*", each) for each in words)
+    return f"{' '.join(words)} *" if is_plain else ""
 
 
 def _question(event: PermissionAsked) -> Iterator[Parts]:
@@ -83,23 +127,3 @@ def _question(event: PermissionAsked) -> Iterator[Parts]:
     if hidden := sum(map(is_invisible, event.pattern + event.detail)):
         warning = f"Warning: {hidden} invisible or control characters, each shown as <U+…>."
         yield [(warning, "yellow")]
-
-
-def _reply(event: PermissionAsked, answer: str) -> str:
-    """Reply with it; or why it is no answer. Words without a meaning are the reason of a denial."""
-    word, _, rest = answer.partition(" ")
-    rest = rest.strip()
-    match word.lower():
-        case "y" | "yes" if not rest:
-            event.reply("once")
-        case "a" | "always" if not event.remember:
-            return "This cannot be allowed for the session: y or n."
-        case "a" | "always" if rest and not fits(rest, event.pattern):
-            return f"{escape_invisible(rest)} does not match this. A reason begins with `n`."
-        case "a" | "always":
-            event.reply("always", remember=rest)
-        case "n" | "no":
-            event.reply("no", rest)
-        case _:
-            event.reply("no", answer)
-    return ""

@@ -21,7 +21,7 @@ from coder.cli.calls import (
     result_rows,
 )
 from coder.cli.screen import Screen, cell_count, one_line
-from coder.cli.wording import STOPPED, count, error_text, summary
+from coder.cli.wording import STOPPED, count, error_text, summary, words_of
 from coder.events import Event, Nested
 from coder.history import text_of
 from coder.providers.errors import happened
@@ -291,7 +291,7 @@ def _warning(event: Event) -> str:
 def print_history(screen: Screen, messages: Sequence[Message]) -> None:
     """Show the last question and the last answer of a conversation that goes on."""
     for role, show in (("user", screen.entry), ("assistant", screen.write)):
-        texts = (text_of(each) for each in reversed(messages) if each.get("role") == role)
+        texts = (words_of(text_of(each)) for each in reversed(messages) if each.get("role") == role)
         if text := next(filter(None, texts), "").strip():
             show(text[-MAX_SHOWN:])
             screen.finish_line()

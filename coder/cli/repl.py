@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from subprocess import STDOUT
 from typing import Any
 
-from coder.abort import TICK
+from coder.abort import TICK, Abort
 from coder.cli.app import App
 from coder.cli.commands import Commands
 from coder.cli.conversation import open_conversation
 from coder.cli.flags import program
-from coder.cli.input import Keyboard, Leave, tty_flags
-from coder.cli.process import collect_garbage
+from coder.cli.input import MODE, Keyboard, Leave, mode
+from coder.cli.keys import tty_flags
+from coder.cli.process import collect_garbage, optional
 from coder.cli.questions import Prompter
 from coder.cli.render import Renderer, print_history
 from coder.cli.screen import Screen
@@ -36,6 +37,7 @@ from coder.permissions.sanitize import strip_controls
 from coder.tools.bash import Output, shell
 from coder.tools.process import DRAIN, READ
 from coder.tools.secrets import is_secret
+from coder.toolset import ToolContext
 from coder.types import ToolError
 
 NOTIFY_AFTER = 10.0  # seconds of a run
@@ -67,8 +69,9 @@ class Repl:
         self.prompter = Prompter(self.render, keyboard)
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)
         self.typeahead.redact = keyboard.redact = app.redact
+        self.typeahead.stop = app.interrupts.escape
         app.agent.subscribe(self.typeahead)
-        keyboard.paused = self.typeahead.paused
+        keyboard.paused, keyboard.label = self.typeahead.paused, self.label
         self.commands = Commands(self)
         self.going_on = ""  # what an empty entry means
 
@@ -86,6 +89,10 @@ class Repl:
             self.screen.line()
         if first:
             self.screen.entry(first)
+
+    def label(self) -> str:
+        """What is not the default of who works and what is allowed, for the prompt."""
+        return mode(self.app.spec.name, self.app.permissions.yolo)
 
     def close(self) -> None:
         """Close the conversation, and say how to continue it."""
@@ -111,14 +118,15 @@ class Repl:
         entries, interrupts = [text], self.app.interrupts
         try:
             while entries:
-                interrupts.presses = 0
+                interrupts.presses, interrupts.escaped = 0, False
                 entry, self.going_on = entries.pop(0) or self.going_on, ""
                 entries += self._do(entry)
-                if entry:
+                if entry not in ("", MODE):
                     self.screen.line()
                 if interrupts.presses:
                     self.keyboard.pressed = time.monotonic()
-                    return  # Ctrl+C stops the entries behind it, too
+                if interrupts.presses or interrupts.escaped:
+                    return  # the entries behind it are stopped, too
                 if entries:
                     self.screen.entry(entries[0])
         finally:
@@ -144,9 +152,10 @@ class Repl:
     def _ask_model(self, text: str) -> list[str]:
         """One run. Returns what was entered during it; where the run did not end well, that stands at the prompt."""
         ended_well, typed = False, self.typeahead
+        text, images = self._attach(text.strip())
         with handling(signal.SIGINT, self.app.interrupts.count):
             with self.hard_stop(), typed.listening():
-                result = self.app.follow(self.app.stream(text.strip()), self.show)
+                result = self.app.follow(self.app.stream(text, images), self.show)
                 ended_well = result.stop_reason == "stop"
                 if result.stop_reason in LIMITS:
                     self.going_on = "continue"
@@ -158,6 +167,17 @@ class Repl:
                 self.keyboard.early += entries
             self.keyboard.early += filter(None, [typed.partial_line()])
         return entries if ended_well else []
+
+    def _attach(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+        """The entry with the files that it names, and images."""
+        if "@" not in text or not (module := optional("coder.cli.attach")):
+            return text, []
+        seen = self.app.agent.state.tools.seen
+        ctx = ToolContext(self.app.cwd, Abort(), seen=seen)
+        text, images, notes = module.attach(text, ctx)
+        if notes:
+            self.screen.line(f"attached: {', '.join(notes)}", "dim")
+        return text, images
 
     @contextlib.contextmanager
     def hard_stop(self) -> Iterator[None]:
@@ -181,7 +201,7 @@ class Repl:
         given: dict[str, Any] = {"cwd": self.app.cwd, "env": variables}
         sys.stdout.flush()
         # Ctrl+C and Ctrl+\ are for the command alone
-        with handling(signal.SIGINT), handling(signal.SIGQUIT), tty_flags():
+        with handling(signal.SIGINT), handling(signal.SIGQUIT), tty_flags(on="ICRNL"):
             try:
                 words = [shell(), "-c", command]
                 process = subprocess.Popen(words, stdout=pipe, stderr=pipe and STDOUT, **given)

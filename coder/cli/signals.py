@@ -40,9 +40,15 @@ _runs: list[Abort] = []  # under way
 
 
 class Interrupts:
-    """Ctrl+C during the runs of a session. `presses` counts them since it was set to 0."""
+    """Ctrl+C and Esc during the runs of a session. `presses` counts the former since it was set to 0."""
 
-    presses = 0
+    presses, escaped = 0, False
+
+    def escape(self) -> None:
+        """Stop the run as the first Ctrl+C does, from any thread; Esc twice ends nothing else."""
+        self.escaped = True
+        for abort in _runs:
+            abort.set()
 
     @property
     def ended(self) -> bool:
@@ -62,7 +68,7 @@ class Interrupts:
 
         def force(number: int, frame: FrameType | None) -> None:
             nonlocal ticks
-            ticks += bool(self.presses or self.ended)
+            ticks += bool(self.presses or self.escaped or self.ended)
             if ticks == FORCE_TICKS:
                 raise KeyboardInterrupt
 

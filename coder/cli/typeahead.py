@@ -6,17 +6,14 @@ next entry, or stands at the next prompt where the run did not end well.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import os
 import re
-import select
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
 from coder.agent.state import Queue
-from coder.cli.input import MARK_NONE, MARK_PASTES, send, tty_flags
+from coder.cli.keys import ENTER, ESC, NEWLINE, PASTED, Keys, single_keys
 from coder.cli.screen import Screen, one_line
 from coder.events import Event, MessageStart
 from coder.history import text_of, user
@@ -24,9 +21,6 @@ from coder.types import Message
 
 # (name, argument). What looks like a command is never sent; /home/me/x.py does not
 COMMAND = re.compile(r"/([\w?-]*)(\s.*)?")
-KEY = re.compile(r"\x1b\[\[?[0-?]*[ -/]*[@-~]?|\x1bO.?|\x1b[^\r\n]?|\r\n|.", re.S)
-BEGUN = re.compile(r"\x1b(?:\[[0-?]*|O)")  # a key's sequence that the next read ends
-ENTER = ("\r", "\n", "\r\n")
 
 
 class TypeAhead:
@@ -35,13 +29,12 @@ class TypeAhead:
     def __init__(self, screen: Screen, steering: Queue, follow_ups: Queue) -> None:
         self.screen = screen
         self.redact: Callable[[str], str] = str  # what is sent and kept
+        self.stop: Callable[[], object] = int  # the run, at Esc; called in the worker thread
         self.text = ""  # the line under way
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""  # the beginning of a sequence
-        self._pasting = False
         self.steering, self.follow_ups = steering, follow_ups
         self.commands: list[str] = []
         self.entered: list[str] = []  # all lines of the run
+        self._keys = Keys()
         self._reading, self._listens = contextlib.ExitStack(), False
 
     @contextlib.contextmanager
@@ -49,7 +42,7 @@ class TypeAhead:
         """While inside, keys are taken one by one; nothing where there is no terminal."""
         self.entered.clear()
         with contextlib.ExitStack() as self._reading:
-            self._reading.enter_context(self._keys())
+            self._reading.enter_context(self._thread())
             yield
 
     @contextlib.contextmanager
@@ -61,19 +54,18 @@ class TypeAhead:
             yield
         finally:
             if was_listening:
-                self._reading.enter_context(self._keys())
+                self._reading.enter_context(self._thread())
 
     @contextlib.contextmanager
-    def _keys(self) -> Iterator[None]:
-        with tty_flags(on="NOFLSH", off="ICANON ECHO") as is_terminal:
+    def _thread(self) -> Iterator[None]:
+        with single_keys() as is_terminal:
             if not is_terminal:
                 yield
                 return
             awake, wake = os.pipe()
             reader = threading.Thread(target=self._read, args=(awake,), daemon=True)
-            send(MARK_PASTES)
-            reader.start()
             self._listens = True
+            reader.start()
             self._show()
             try:
                 yield
@@ -82,41 +74,32 @@ class TypeAhead:
                 os.close(wake)
                 reader.join()
                 os.close(awake)
-                send(MARK_NONE)
                 self.screen.show_typed("")
 
     def _read(self, awake: int) -> None:
-        keys = sys.stdin.fileno()
-        while True:
-            if keys not in select.select([keys, awake], [], [])[0]:
-                return
-            data = b""
-            with contextlib.suppress(OSError):
-                data = os.read(keys, 1 << 16)
-            if not data:  # the terminal is gone
-                return
-            if entry := self.feed(data):
-                self._enter(entry)
-            self._show()
+        with contextlib.suppress(EOFError):
+            while self._listens:
+                if entry := self.take(self._keys.read(awake)):
+                    self._enter(entry)
+                self._show()
 
-    def feed(self, data: bytes) -> str:
-        """Take the bytes of one read; the entry, if Enter ends them. Lines that come at once were pasted, and are one."""
-        keys = KEY.findall(self._held + self._decoder.decode(data))
-        self._held = keys.pop() if keys and BEGUN.fullmatch(keys[-1]) else ""
+    def take(self, keys: list[str]) -> str:
+        """Take the keys of one read; the entry, if Enter ends them. Lines that come at once were pasted, and are one."""
         for key in keys:
-            if key in ENTER:
+            text = key.removeprefix(PASTED)
+            if key == ESC:
+                self.stop()
+            elif key in NEWLINE:
                 self.text += "\n"
-            elif key in ("\x1b[200~", "\x1b[201~"):
-                self._pasting = key == "\x1b[200~"
             elif key in "\x7f\b":
                 self.text = self.text[:-1]
             elif key == "\x15":  # Ctrl+U
                 self.text = ""
             elif key == "\x17":  # Ctrl+W
                 self.text = re.sub(r"\S+\s*$", "", self.text)
-            elif key == "\t" or key.isprintable():
-                self.text += key
-        if self._pasting or not keys or keys[-1] not in ENTER:
+            elif text == "\t" or text.isprintable():
+                self.text += text
+        if not keys or keys[-1] not in ENTER:
             return ""
         entry, self.text = self.text.strip(), ""
         return entry

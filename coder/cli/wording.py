@@ -26,6 +26,7 @@ STOPPED = {
     "error": "failed",
 }
 LIMITS = ("max_steps", "max_time")  # behind which the run can go on
+ATTACHED = "\n\n<attached "  # begins each file behind the words of an entry
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds, unit
 
 
@@ -55,6 +56,11 @@ def tokens(usage: Usage) -> str:
     if usage.cost is None:
         return text
     return f"{text}, {about}${usage.cost:.{2 if usage.cost >= 1 else 4}f}"
+
+
+def words_of(text: str) -> str:
+    """An entry without what was attached to it."""
+    return text.partition(ATTACHED)[0]
 
 
 def count(number: int) -> str:

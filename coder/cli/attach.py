@@ -1,0 +1,105 @@
+"""Files in an entry: `@path` attaches what is there, and Tab completes the path.
+
+The user has named it, so that nothing is asked; keys are taken out all the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Sequence
+from typing import Any
+
+from coder.cli.settings import ConfigError
+from coder.cli.wording import ATTACHED
+from coder.events import Returning
+from coder.tools.files import ls, read
+from coder.toolset import ToolContext
+from coder.types import ToolError
+
+MAX_TEXT = 100_000  # characters of all files of an entry
+MAX_IMAGE = 5_000_000  # bytes, what Anthropic takes; others take more
+MAX_CANDIDATES = 500
+PATH = re.compile(r"(?<!\S)@((?:\\.|[^\s\\])+)")
+# The first bytes of a file, its type
+IMAGES = {
+    rb"\x89PNG\r\n\x1a\n": "png",
+    rb"\xff\xd8\xff": "jpeg",
+    rb"GIF8[79]a": "gif",
+    rb"RIFF....WEBP": "webp",
+}
+
+
+def image(path: str) -> dict[str, Any] | None:
+    """A file as an image for the Agent; None where it is none. Raises ConfigError, also where it is too large."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+        with open(path, "rb") as file:
+            head = file.read(12)
+            kinds = (kind for magic, kind in IMAGES.items() if re.match(magic, head, re.S))
+            if not (kind := next(kinds, None)):
+                return None
+            data = head + file.read(MAX_IMAGE)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', error)}") from None
+    if len(data) > MAX_IMAGE:
+        raise ConfigError(f"{path}: the image has more than {MAX_IMAGE:,} bytes")
+    return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": f"image/{kind}"}
+
+
+def images_of(paths: Sequence[str]) -> list[dict[str, Any]]:
+    """The images of --image. Raises ConfigError."""
+    found = [(path, image(path)) for path in paths]
+    for path, each in found:
+        if not each:
+            raise ConfigError(f"--image {path}: this is no PNG, JPEG, GIF or WebP file")
+    return [each for _, each in found if each]
+
+
+def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list[str]]:
+    """(the text with the files it names behind it, images, a few words about each)."""
+    images, notes, made = list[dict[str, Any]](), list[str](), text
+    for path in dict.fromkeys(filter(None, map(_existing, PATH.findall(text)))):
+        try:
+            if found := image(path):
+                images.append(found)
+                notes.append(f"{path} (image)")
+                continue
+            with Returning((ls if os.path.isdir(path) else read).function(ctx, path)) as run:
+                for _ in run:
+                    pass
+        except (ToolError, ConfigError) as error:
+            notes.append(f"not {path} ({error})")
+            continue
+        content = run.value.content
+        if len(made) - len(text) + len(content) > MAX_TEXT:
+            notes.append(f"not {path} (more than {MAX_TEXT:,} characters in all)")
+            continue
+        made += f'{ATTACHED}path="{path}">\n{content}\n</attached>'
+        count = content.count("\n") + 1
+        notes.append(f"{path} ({count} line{'s' * (count > 1)})")
+    return made, images, notes
+
+
+def _existing(given: str) -> str:
+    """The path that is meant, which punctuation may follow; "" where there is nothing."""
+    path = re.sub(r"\\(.)", r"\1", given)
+    tried = (os.path.expanduser(each) for each in (path, path.rstrip(".,;:!?)]}'\"")))
+    return next((each for each in tried if each and os.path.exists(each)), "")
+
+
+def path_candidates(word: str) -> list[str]:
+    """What `@` and the beginning of a path can become."""
+    folder, name = os.path.split(re.sub(r"\\(.)", r"\1", word[1:]))
+    begin, found = word[: word.rfind("/") + 1] or "@", list[str]()
+    with contextlib.suppress(OSError):
+        for entry in sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda e: e.name):
+            is_hidden = entry.name.startswith(".") and not name.startswith(".")
+            if entry.name.startswith(name) and entry.name.isprintable() and not is_hidden:
+                end = "/" if entry.is_dir() else " "
+                found.append(begin + re.sub(r"([\s\\])", r"\\\1", entry.name) + end)
+    return found[:MAX_CANDIDATES]

@@ -1,0 +1,178 @@
+"""The keyboard: the terminal's modes, and its bytes as keys.
+
+The modes are restored before the program stops or ends, however that comes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import re
+import select
+import signal
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any
+
+from coder.cli.signals import at_end
+from coder.permissions.sanitize import strip_controls
+
+MARK_PASTES, MARK_NONE = "\x1b[?2004h", "\x1b[?2004l"
+PASTE_BEGINS, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
+KEY = re.compile(r"\x1b\[\[?[0-?]*[ -/]*[@-~]?|\x1bO.?|\x1b\r|\x1b[^\r\n]?|\r\n|.", re.S)
+BEGUN = re.compile(r"\x1b(?:\[[0-?]*|O)?")  # a key's sequence that the next read ends
+PASTED = PASTE_BEGINS  # stands before each character of a paste
+ESC, CTRL_D = "\x1b", "\x04"
+ENTER = ("\r", "\r\n")
+NEWLINE = (
+    *ENTER,
+    "\n",
+    "\x1b\r",
+    f"{PASTED}\n",
+)  # Ctrl+J, Alt+Enter; an Enter that does not end a read was pasted
+ESC_ALONE = 0.05  # seconds without a byte behind an Esc that begins no other key
+IFLAG, LFLAG = 0, 3  # places in termios' list
+
+Attributes = list[Any]
+_at_start: Attributes = []  # empty: no terminal, or not begun
+
+
+def keep_modes() -> None:
+    """Remember the terminal's modes; they are restored at the end, and while Ctrl+Z has stopped the program."""
+    if not _at_start and (now := _attributes()):
+        _at_start[:] = now
+        at_end.append(_restore)
+        if signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, _stop)
+
+
+@contextlib.contextmanager
+def tty_flags(on: str = "", off: str = "") -> Iterator[bool]:
+    """While inside, flags of the terminal on stdin, such as "ECHO", are on or off. False where there is none.
+
+    ICRNL off tells Enter from Ctrl+J.
+    """
+    before = _attributes()
+    if before is None:
+        yield False
+        return
+    changed = list(before)
+    for name in on.split():
+        changed[IFLAG if name == "ICRNL" else LFLAG] |= getattr(termios, name)
+    for name in off.split():
+        changed[IFLAG if name == "ICRNL" else LFLAG] &= ~getattr(termios, name)
+    _apply(changed)
+    try:
+        yield True
+    finally:
+        _apply(before)
+
+
+def silent_keys() -> AbstractContextManager[bool]:
+    """While inside, keys are kept by the terminal for the next prompt, but not shown."""
+    return tty_flags(on="NOFLSH", off="ECHO")
+
+
+@contextlib.contextmanager
+def single_keys() -> Iterator[bool]:
+    """While inside, keys come one by one, and pastes are marked. False where there is no terminal."""
+    with tty_flags(on="NOFLSH", off="ICANON ECHO ICRNL") as is_terminal:
+        send(MARK_PASTES if is_terminal else "")
+        try:
+            yield is_terminal
+        finally:
+            send(MARK_NONE if is_terminal else "")
+
+
+def _attributes() -> Attributes | None:
+    try:
+        return termios.tcgetattr(sys.stdin.fileno())
+    except (OSError, ValueError, termios.error):
+        return None
+
+
+def _apply(wanted: Attributes) -> None:
+    """Set the modes. In the background that would stop the program; and the terminal may be gone."""
+    with contextlib.suppress(OSError, ValueError, termios.error):
+        if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, wanted)
+
+
+def send(sequence: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.write(sequence)
+        sys.stdout.flush()
+
+
+def _restore() -> None:
+    if _attributes() not in (None, _at_start):
+        _apply(_at_start)
+        send(f"{MARK_NONE}\x1b[0m")
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Ctrl+Z: the shell gets the terminal as it was; afterwards the program has it as it left it."""
+    now = _attributes()
+    _restore()
+    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTSTP)  # stopped in here
+    signal.signal(signal.SIGTSTP, _stop)
+    if now and now != _at_start:
+        _apply(now)
+        send("" if now[LFLAG] & termios.ICANON else MARK_PASTES)
+
+
+def waiting_keys(quiet: float) -> str:
+    """Take what was typed and not read yet, until no key has come for `quiet` seconds, as text."""
+    data = b""
+    with tty_flags(on="NOFLSH", off="ICANON ECHO") as is_terminal:
+        while is_terminal and select.select([sys.stdin], [], [], quiet)[0]:
+            if not (piece := os.read(sys.stdin.fileno(), 4096)):
+                break
+            data += piece
+    text = data.decode("utf-8", "replace").replace("\r", "\n")
+    return "".join(c for c in strip_controls(text) if c.isprintable() or c in "\n\t")
+
+
+class Keys:
+    """The terminal's bytes as keys: a character, a control character or a sequence; PASTED and a character."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""  # the beginning of a sequence
+        self._pasting = False
+
+    def feed(self, data: bytes) -> list[str]:
+        """The keys that these bytes end."""
+        found = KEY.findall(self._held + self._decoder.decode(data))
+        self._held = found.pop() if found and BEGUN.fullmatch(found[-1]) else ""
+        keys = []
+        for key in found:
+            if key in (PASTE_BEGINS, PASTE_ENDS):
+                self._pasting = key == PASTE_BEGINS
+            elif self._pasting:
+                keys.append(PASTED + ("\n" if key in ENTER else key))
+            else:
+                keys.append(key)
+        return keys
+
+    def read(self, *others: int, seconds: float | None = None) -> list[str]:
+        """The keys that come next; none after `seconds`, or where one of `others` can be read. Raises EOFError."""
+        terminal = sys.stdin.fileno()
+        while True:
+            is_esc = self._held == ESC
+            ready = select.select([terminal, *others], [], [], ESC_ALONE if is_esc else seconds)[0]
+            if terminal not in ready:
+                self._held = self._held if ready else ""
+                return [ESC] if is_esc and not ready else []
+            data = b""
+            with contextlib.suppress(OSError):
+                data = os.read(terminal, 1 << 16)
+            if not data:  # the terminal is gone
+                raise EOFError
+            if keys := self.feed(data):
+                return keys
