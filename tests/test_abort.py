@@ -200,7 +200,9 @@ def test_ctrl_c_right_after_the_first_entry_comes_back_to_the_prompt(tmp_path: P
         terminal.expect("hello\r\n")
         terminal.child.sendintr()
         with promptly():
-            terminal.child.expect(r"\r\n?(?:\x1b\][^\x07]*\x07|\x1b\[\?2004[hl]\r?)*(?:> |\x1b\[1m❯)")
+            terminal.child.expect(
+                r"\r\n?(?:\x1b\][^\x07]*\x07|\x1b\[\?2004[hl]\r?)*(?:> |\x1b\[1m❯)"
+            )
         release.set()
         assert "All is well." in terminal.say("and now?")
 

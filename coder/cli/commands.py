@@ -175,7 +175,7 @@ class Commands(ConversationCommands):
         return [needed("coder.agent.instructions", "/init").INIT]
 
     def editor(self, argument: str) -> Entries:
-        return self.repl.keyboard.edit(argument)
+        return [*self.repl.keyboard.edit(argument)]
 
     def exit(self, argument: str) -> None:
         raise Leave(0)

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coder.cli.input import silent_keys
+from coder.cli.keys import silent_keys
 from coder.cli.process import needed
 from coder.cli.questions import exact_diff
 from coder.cli.screen import one_line
