@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def ask_trust(
     screen.line("This project brings text that would instruct the model:", "bold")
     for each in files:
         changed = " has changed since your answer" if each.answer == "changed" else ""
-        screen.exact_line((f"  {each.path}{changed}", "bold"))
+        screen.exact_line((f"  {os.path.relpath(each.path)}{changed}", "bold"))
         start = each.text[: MAX_CHARACTERS // len(files)]
         rows = start.split("\n")[: max(5, MAX_ROWS // len(files))]
         for row in rows:
