@@ -26,7 +26,7 @@ def offered(body: Body) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("keys", "answer"),
-    [("2\r", "green"), ("neither, blue\r", "neither, blue"), ("\x04", NO_ANSWER)],
+    [("2", "green"), ("neither, blue\r", "neither, blue"), ("\x04", NO_ANSWER)],
 )
 def test_the_answer_at_the_prompt_is_the_result(tmp_path: Path, keys: str, answer: str) -> None:
     with serve(CALL, Reply("done")) as server, Terminal(tmp_path, server, "--plan") as session:

@@ -182,7 +182,9 @@ def test_a_projects_command_is_shown_and_entered_after_a_yes_for_exactly_this(
                 session.enter("/fix it")
                 shown = session.expect(ASKED)
                 assert ".coder/commands/fix.md" in shown and "is <hidden><U+202E>" in shown
-                session.say(answer)
+                session.settled()
+                session.type(answer or "\r")
+                session.prompt()
                 assert len(server.requests) == times
         with Terminal(tmp_path, server) as session:
             session.say("/fix this")
@@ -231,7 +233,8 @@ def test_a_projects_skill_counts_after_a_yes_and_is_asked_about_once(tmp_path: P
                     shown = session.expect(ASKED)
                     assert "Run it twice." in shown and "1 more files" in shown
                     assert ("(not used)" in shown) == (entry == "/skills")
-                    session.enter(answer)
+                    session.settled()
+                    session.type(answer or "\r")
                 session.prompt()
                 session.say("go")
             return f"- deploy: How it is deployed ({skill})" in system(server.requests[-1])

@@ -142,15 +142,11 @@ class Commands(ConversationCommands):
 
     def trust(self, files: Sequence[PromptFile]) -> bool:
         """Ask whether these of the project may instruct the model, if there are any."""
-        if not files or not (known := self.app.prompt_files):
-            return False
-        from coder.cli.trust import ask_trust
-
-        if allowed := ask_trust(self.screen, self.repl.keyboard, known, files):
+        known = self.app.prompt_files
+        allowed = bool(known and files and self.repl.prompter.ask_trust(known, files))
+        if allowed:
             self.app.set_prompt()
         return allowed
-
-    # -- about the program
 
     def help(self, argument: str) -> None:
         for name, (text, _) in self.known.items():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coder.cli.calls import Parts, diff_rows
 from coder.cli.input import Keyboard
@@ -13,6 +16,9 @@ from coder.cli.screen import cell_count, one_line, wrap
 from coder.events import DoomLoop, Event, Nested, PermissionAsked, QuestionAsked
 from coder.permissions.sanitize import escape_invisible, is_invisible
 from coder.permissions.shell import parse
+
+if TYPE_CHECKING:
+    from coder.extend.prompt_files import PromptFile, PromptFiles
 
 HEADINGS = {
     "bash": "Run this command?",
@@ -23,6 +29,7 @@ HEADINGS = {
 ANSWERS = {"yes": "y", "always": "a", "pattern": "p", "no": "n"}
 # Programs whose first word is a command of theirs
 WITH_COMMANDS = {"cargo", "git", "go", "npm", "pip", "pnpm", "uv", "yarn"}
+MAX_ROWS, MAX_CHARACTERS = 40, 4000  # shown of all files that ask for trust together
 Always = dict[str, tuple[str, str]]
 
 
@@ -58,6 +65,28 @@ class Prompter:
                 keys = "".join(by_number) if len(by_number) < 10 else ""
                 answer = self.keyboard.choose("answer: ", keys, "answer: ")
                 event.reply(by_number.get(answer, answer))
+
+    def ask_trust(self, known: PromptFiles, files: Sequence[PromptFile]) -> bool:
+        """Show text of the project that would instruct the model, ask, keep a clear answer. Whether it is yes."""
+        self.screen.line("This project brings text that would instruct the model:", "bold")
+        for each in files:
+            changed = " has changed since your answer" if each.answer == "changed" else ""
+            self.screen.exact_line((f"  {os.path.relpath(each.path)}{changed}", "bold"))
+            start = each.text[: MAX_CHARACTERS // len(files)]
+            rows = start.split("\n")[: max(5, MAX_ROWS // len(files))]
+            for row in rows:
+                self.screen.exact_line((f"    {row}", ""))
+            more = [(len(each.text) - len("\n".join(rows)), "more characters in the file")]
+            if each.is_skill:
+                others = sum(map(Path.is_file, each.path.parent.rglob("*"))) - 1
+                more.append((others, "more files in its folder"))
+            for number, what in more:
+                if number:
+                    self.screen.line(f"    ({number:,} {what})", "yellow")
+        word = self.keyboard.choose("Use it? [y]es, [n]o, or Enter for not now: ", "yn").lower()
+        if answer := {"y": "yes", "n": "no"}.get(ANSWERS.get(word, word), ""):
+            known.keep(files, answer)
+        return answer == "yes"
 
     def _ask_permission(self, event: PermissionAsked, asks: str) -> None:
         """Show all of it, what is to be done directly above the answer, and ask until the answer means something."""
