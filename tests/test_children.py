@@ -66,9 +66,10 @@ def test_what_a_child_does_is_a_line_with_its_task_but_not_what_it_reads_or_says
         "  general ● grep x",
         "  explore: find it ✗ cat y",
         "  no",
-        "● explore: find it · done · 3 steps · 1.2k in, 30 out · T",
+        "● explore: find it · 3 steps · 1.2k in, 30 out · T",
         "  found",
         "  general: look",
+        "",
         "again",
     ]
 
@@ -109,7 +110,7 @@ def test_a_childs_question_reaches_the_person_with_its_name_and_is_answered_for_
         ), "by their calls"
         assert (session.ws / made[0][1]).exists() and not (session.ws / made[1][1]).exists()
         assert f"{made[1][0]} ✗ bash touch {made[1][1]}" in ended and "Both." in ended
-        assert all(re.search(rf"{re.escape(who)} · done · 2 steps · ", ended) for who, _ in made)
+        assert all(re.search(rf"{re.escape(who)} · 2 steps · ", ended) for who, _ in made)
         said = [str(message["content"]) for body in server.requests for message in body["messages"]]
         assert any(
             "the user refused: not this" in text or "the user refused: no, not this" in text

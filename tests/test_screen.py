@@ -317,6 +317,7 @@ def test_neighbouring_reads_share_a_row_until_something_else_follows_or_it_is_fu
         f"● read {long} · 3 lines",
         "● read e.py · 3 lines",
         "● ls src · 2 lines",
+        "",
         "So.",
         "● read f.py · 1 line",
     ]

@@ -25,12 +25,12 @@ SIMILAR = 0.5  # ratio of difflib from which two lines are one that was changed
 
 
 def outcome(event: ToolEnd) -> tuple[str, str]:
-    """What came of a call, and its style. Red is a call that could not do its work."""
+    """What came of a call, and its style. Yellow is a result, or a no; red a call that could not do its work."""
     details = event.result.details
     if (code := details.get("exit_code")) and not details.get("cause"):
         return f" · exit {code}", "yellow"
     if event.is_error:
-        return "", "red"
+        return "", "yellow" if str(event.result.content).startswith("Denied: ") else "red"
     if changes := details.get("diff"):
         signs = [parts[1][0] for parts in diff_rows(changes) if len(parts) > 1]
         return f" · +{signs.count('+ ')} -{signs.count('- ')}", "dim"

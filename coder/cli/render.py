@@ -75,6 +75,7 @@ class Renderer:
         self._streaming = ""  # "text" or "reasoning" while it comes
         self._asked_diff = ""  # a question has shown it already
         self._ended: dict[str, str] = {}  # how sub-agents ended, by the calls they worked for
+        self._behind_call = False  # the last rows are those of a call
         self._counted = "", "", 0  # of the draft: the tool, the titles, the lines
         self.last: tuple[str, events.ToolEnd] | None = (
             None  # the newest call: its title and its end
@@ -99,7 +100,7 @@ class Renderer:
         prefix = f"  {worker.name}: " if worker.name else ""
         match event:
             case events.RunStart() if not worker.name:
-                self._agent = Worker()
+                self._agent, self._behind_call = Worker(), False
                 self._subagents.clear()
             case events.StepStart() | events.Status(state="preparing"):
                 self._wait("thinking", first_byte)
@@ -135,7 +136,7 @@ class Renderer:
         used = 0.0 if worker.name else self._context_used()
         ended = summary(event, time.monotonic() - worker.started, used)
         if worker.name:
-            self._ended[worker.call_id] = ended
+            self._ended[worker.call_id] = ended.removeprefix("done · ")
             self._wait(self._agent.activity)
             return
         self._line(ended, "dim")
@@ -156,7 +157,7 @@ class Renderer:
                 last_line = event.text.rstrip().rpartition("\n")[2]
             case events.ToolEnd():
                 title = worker.titles.pop(event.id, event.name)
-                self.last = title, event
+                self.last, self._behind_call = (title, event), True
                 self._end_call(worker, title, event)
         title = worker.titles.get(event.id, "")
         self._wait(f"{title} │ {last_line}" if last_line else self._agent.activity)
@@ -166,6 +167,9 @@ class Renderer:
             self.pause()
             text = text.lstrip("\n")
             self._streaming = kind if text else ""
+            if self._behind_call and text and screen is self.screen:
+                screen.line()
+            self._behind_call = False
         screen.write(text, style)
         self.screen.status(limit=self._limits[1])
 
@@ -266,7 +270,8 @@ class Renderer:
     def _subagent(self, event: Nested) -> Worker:
         if event.session_id not in self._subagents:
             title = self._agent.titles.get(event.call_id, event.agent)
-            name = one_line(title.removeprefix("task "), NAME_COLUMNS)
+            columns = min(NAME_COLUMNS, self.screen.width // 2)
+            name = one_line(title.removeprefix("task "), columns)
             self._subagents[event.session_id] = Worker(name, event.call_id)
         return self._subagents[event.session_id]
 
