@@ -77,8 +77,8 @@ def test_code_is_highlighted_and_its_lines_are_not_broken() -> None:
 
 
 def test_a_string_over_several_lines_of_code_has_one_style() -> None:
-    found = rows('```python\nx = """a\nb = 1\n"""\n```')
-    assert found[2] == "<green>b = 1</>"
+    found = rows('```python\nx = """a\nb = 1\n"""\ny = 2\n```')
+    assert found[2] == "<green>b = 1</>" and found[4] == "y = <cyan>2</>"
 
 
 @pytest.mark.parametrize("mark", ["- ", "  10. ", "> "])
@@ -112,7 +112,7 @@ def test_a_table_is_set_when_it_ends() -> None:
         "a      │ first",
         "日本語 │ x|y",
     ]
-    assert "<bold>name</>" in rows(TABLE)[0] and "<bold>first</>" in rows(TABLE)[2]
+    assert "<bold>name" in rows(TABLE)[0] and "<bold>first</>" in rows(TABLE)[2]
 
 
 def test_a_table_that_is_wider_than_the_screen_is_wrapped_in_its_cells() -> None:

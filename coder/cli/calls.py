@@ -10,7 +10,8 @@ from coder.cli.screen import one_line
 from coder.events import ToolEnd
 from coder.permissions.sanitize import strip_controls
 
-Parts = list[tuple[str, str]]  # a row: texts and their styles
+Part = tuple[str, str]  # a text and its style
+Parts = list[Part]  # a row
 
 MAX_DIFF_ROWS = 60
 OUTPUT_LINES = 6  # of a command's output, its last ones
@@ -19,7 +20,7 @@ CHECKLIST = {"done": ("☑", "dim"), "in_progress": ("▸", "bold")}
 
 HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 WORD = re.compile(r"\w+|\s+|.")
-MAX_WORDS = 100  # of a line in which the changed ones are looked for
+MAX_WORDS = 100  # at the beginning of a line, among which the changed ones are looked for
 MAX_MARKED = 400  # lines of a diff in which they are
 SIMILAR = 0.5  # ratio of difflib from which two lines are one that was changed
 
@@ -90,48 +91,44 @@ def diff_rows(changes: str, shown: Callable[[str], str] = strip_controls) -> lis
     one_file = changes.startswith("--- ") and "\n--- " not in changes
     rows, removed, added = list[Parts](), list[Parts](), list[Parts]()
     old = new = old_end = new_end = 0  # the numbers of the next lines, and those behind the hunk
-    for line in lines[2 * one_file :]:
+    for line in [*lines[2 * one_file :], "\\"]:
         sign, text = line[:1], shown(line[1:].expandtabs(4))
         if sign == "-" and old < old_end:
             removed.append(_row(old, sign, text, "red"))
             old += 1
-            continue
-        if sign == "+" and new < new_end:
+        elif sign == "+" and new < new_end:
             added.append(_row(new, sign, text, "green"))
             new += 1
-            continue
-        rows += _changed(removed, added)
-        removed, added = [], []
-        if sign in ("", " ") and new < new_end:
-            rows.append(_row(new, " ", text, ""))
-            old, new = old + 1, new + 1
-        elif hunk := HUNK.match(line):
-            rows += [[("   ⋮", "dim")]] if new_end else []
-            old, new = int(hunk[1]), int(hunk[3])
-            old_end, new_end = old + int(hunk[2] or 1), new + int(hunk[4] or 1)
-        else:  # a name, or a remark such as that no newline ends the file
-            rows.append([(shown(line), "dim" if line.startswith("\\") else "bold")])
-            new_end = new_end if line.startswith("\\") else 0
-    rows += _changed(removed, added)
-    return rows
+        else:
+            if len(lines) <= MAX_MARKED:
+                _mark_words(removed, added)
+            rows += removed + added
+            removed, added = [], []
+            if sign in ("", " ") and new < new_end:
+                rows.append(_row(new, " ", text, ""))
+                old, new = old + 1, new + 1
+            elif hunk := HUNK.match(line):
+                rows += [[("   ⋮", "dim")]] if new_end else []
+                old, new = int(hunk[1]), int(hunk[3])
+                old_end, new_end = old + int(hunk[2] or 1), new + int(hunk[4] or 1)
+            else:  # a name, or a remark such as that no newline ends the file
+                is_remark = line.startswith("\\")
+                new_end *= is_remark
+                rows.append([(shown(line), "dim" if is_remark else "bold")])
+    return rows[:-1]
 
 
 def _row(number: int, sign: str, text: str, style: str) -> Parts:
     return [(f"{number:>4} ", "dim"), (f"{sign} ", style), (text, style)]
 
 
-def _changed(removed: list[Parts], added: list[Parts]) -> list[Parts]:
-    """The rows of lines that were replaced by others. The words are marked where a line and its successor are similar."""
-    for before, after in zip(removed[:MAX_MARKED], added):
-        olds, news = WORD.findall(before[2][0]), WORD.findall(after[2][0])
-        if max(len(olds), len(news)) > MAX_WORDS:
-            continue
-        matcher = SequenceMatcher(None, olds, news, autojunk=False)
-        if matcher.ratio() < SIMILAR:
-            continue
-        before.pop(), after.pop()
-        for kind, *places in matcher.get_opcodes():
-            mark = "" if kind == "equal" else " reverse"
+def _mark_words(removed: list[Parts], added: list[Parts]) -> None:
+    """Mark the words that changed, where a line and its successor are similar."""
+    for before, after in zip(removed, added):
+        olds, news = WORD.findall(before.pop()[0]), WORD.findall(after.pop()[0])
+        matcher = SequenceMatcher(None, olds[:MAX_WORDS], news[:MAX_WORDS], autojunk=False)
+        marked = " reverse" if matcher.ratio() >= SIMILAR else ""
+        for kind, *places in [*matcher.get_opcodes(), ("equal", MAX_WORDS, None, MAX_WORDS, None)]:
+            mark = "" if kind == "equal" else marked
             before.append(("".join(olds[places[0] : places[1]]), f"red{mark}"))
             after.append(("".join(news[places[2] : places[3]]), f"green{mark}"))
-    return removed + added

@@ -7,13 +7,17 @@ the line decides what it is; a table until its last row, since its columns need 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from coder.cli.screen import BREAK, cell_count, start_of
+from coder.cli.screen import BREAK, RowWriter, cell_count, start_of
 
 Run = tuple[str, str]  # a text and the words of its style, such as "bold cyan"
 
 WINDOW = 40  # lines of code that are lexed again for each of them: a longer text in quotes loses its colour
+# Languages whose lines are lexed alone, but for those of a text in quotes or a comment
+LINEWISE = {"bash", "c", "cpp", "diff", "go", "java", "javascript", "js", "json", "jsx", "py"}
+LINEWISE |= {"python", "rs", "rust", "sh", "sql", "ts", "tsx", "typescript"}
+OPEN = "Token.Literal.String", "Token.Comment.Multiline"  # at a line's end: it goes on in the next
 HELD = 200  # characters behind an opening mark, after which it is taken for text
 FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$")
 RULE = re.compile(r" {0,3}([-*_])( *\1){2,} *$")
@@ -36,10 +40,11 @@ TOKEN_STYLES = (  # the first that the name of a Pygments token begins with
 )
 
 
-class Markdown:
+class Markdown(RowWriter):
     """Break streamed Markdown into styled rows. `paint(text, style)` puts the styles in."""
 
     def __init__(self, paint: Callable[[str, str], str]) -> None:
+        super().__init__()
         self.paint = paint
         self._runs: list[Run] = []  # the row under way
         self._hanging: Run = ("", "")  # what the further rows of this line begin with
@@ -53,21 +58,16 @@ class Markdown:
         self._width = 80
         self._rows: list[str] = []  # finished, not returned yet
 
-    @property
-    def row(self) -> str:
-        if self._code is not None or not self._begun:
-            return start_of(self._line.expandtabs(4), self._width)
-        return self._painted(self._runs)
-
     def feed(self, text: str, width: int) -> str:
-        """Take text; the rows that are finished by it, each with its newline."""
         self._width = width
         for piece in re.split("(\n)", text):
             self._take(piece) if piece != "\n" else self._end_line()
+        is_styled = self._begun and self._code is None
+        raw = "" if is_styled else self._line.expandtabs(4)
+        self.row = self._painted(self._runs) if is_styled else start_of(raw, width)
         return self._taken()
 
     def finish(self) -> str:
-        """The end of the text: what was held."""
         if self._line or self._runs:
             self._end_line()
         self._end_table()
@@ -83,14 +83,12 @@ class Markdown:
         self._line += text
         if self._code is not None:
             return
-        if not self._begun and not self._needs_whole_line():
-            self._begin_line()
+        if not self._begun:
+            line = self._line.strip()
+            if not (UNDECIDED.fullmatch(line) or line.startswith(("|", "```", "~~~"))):
+                self._begin_line()
         if self._begun:
             self._add_inline(is_whole=False)
-
-    def _needs_whole_line(self) -> bool:
-        line = self._line.strip()
-        return bool(UNDECIDED.fullmatch(line)) or line.startswith(("|", "```", "~~~"))
 
     def _end_line(self) -> None:
         if self._code is not None:
@@ -145,13 +143,14 @@ class Markdown:
     def _add(self, text: str, style: str) -> None:
         _append(self._runs, text.replace("\t", " " * 4), style)
         while cell_count(_plain(self._runs).rstrip(" ")) > self._width:
-            self._rows.append(self._painted(self._take_row()))
+            self._rows.append(self._painted(self._take_runs()))
 
-    def _take_row(self) -> list[Run]:
+    def _take_runs(self) -> list[Run]:
         """The first row of the runs, broken between words where there is a place."""
-        text = _plain(self._runs)
-        least = len(self._hanging[0])
-        row, rest = _split(self._runs, _break_of(text, self._width, least))
+        text, least = _plain(self._runs), len(self._hanging[0])
+        end = len(start_of(text, self._width)) or 1
+        breaks = [each.start() for each in re.finditer(BREAK, text[: end + 1])]
+        row, rest = _split(self._runs, breaks[-1] if breaks and breaks[-1] > least else end)
         plain = _plain(rest)
         rest = _split(rest, len(plain) - len(plain.lstrip(" ")))[1]
         hangs = 0 < least < self._width - 1  # there is room for a character behind it
@@ -175,7 +174,10 @@ class Markdown:
             return
         code.append(line)
         del code[:-WINDOW]
-        self._rows.append(self._painted(highlighted(code, self._language)))
+        runs, goes_on = highlighted(code, self._language)
+        self._rows.append(self._painted(runs))
+        if self._language in LINEWISE and not goes_on:
+            code.clear()
 
     # -- tables
 
@@ -255,13 +257,6 @@ def _plain(runs: list[Run]) -> str:
     return "".join(text for text, _ in runs)
 
 
-def _break_of(text: str, width: int, least: int = 0) -> int:
-    """Where a text that is too wide is broken: between words behind the `least` first characters, else at the width."""
-    end = len(start_of(text, width)) or 1
-    breaks = [each.start() for each in re.finditer(BREAK, text[: end + 1])]
-    return breaks[-1] if breaks and breaks[-1] > least else end
-
-
 def _split(runs: list[Run], at: int) -> tuple[list[Run], list[Run]]:
     """The runs before and behind this character."""
     before: list[Run] = []
@@ -276,21 +271,21 @@ def _split(runs: list[Run], at: int) -> tuple[list[Run], list[Run]]:
 # ---- code and tables ---------------------------------------------------------------------
 
 
-def highlighted(code: list[str], language: str) -> list[Run]:
-    """The last line of some code, by the tokens of its language; plain where that is not known."""
+def highlighted(code: list[str], language: str) -> tuple[list[Run], bool]:
+    """The last line of code by the tokens of its language, if that is known; and whether a text goes on behind it."""
     from rich.syntax import Syntax  # late: 60 ms
 
     lexer = Syntax("", language).lexer if language else None
     if lexer is None:
-        return [(code[-1], "")]
-    lines = list[list[Run]]([[]])
-    for token, text in lexer.get_tokens("\n".join(code)):
+        return [(code[-1], "")], False
+    lines, name = list[list[Run]]([[]]), ""
+    for token, text in lexer.get_tokens("\n".join([*code, ""])):
         name = str(token)
         style = next((style for start, style in TOKEN_STYLES if name.startswith(start)), "")
         first, *others = text.split("\n")
         _append(lines[-1], first, style)
         lines += [[(part, style)] for part in others]
-    return lines[len(code) - 1]
+    return lines[len(code) - 1], name.startswith(OPEN)
 
 
 def _cells(line: str) -> list[str]:
@@ -298,37 +293,22 @@ def _cells(line: str) -> list[str]:
     return [each.replace("\\|", "|").strip() for each in re.split(r"(?<!\\)\|", inner)]
 
 
-def table(rows: list[list[str]], width: int) -> Iterator[list[Run]]:
+def table(rows: list[list[str]], width: int) -> list[list[Run]]:
     """The rows of a table, as wide as its cells, at most `width` columns; none where that is too narrow."""
-    count = max(map(len, rows))
-    cells = [
-        [Inline(cell, "", True).runs for cell in row + [""] * (count - len(row))] for row in rows
+    from rich import box, console, table, text  # late: 60 ms
+
+    columns = max(map(len, rows))
+    if width < 6 * columns - 3:
+        return []
+    grid = table.Table(box=box.MINIMAL, show_edge=False, pad_edge=False, border_style="dim")
+    for row in rows:
+        runs = (Inline(cell, "", True).runs for cell in row + [""] * (columns - len(row)))
+        cells = [text.Text.assemble(*each) for each in runs]
+        if grid.columns:
+            grid.add_row(*cells)
+        for cell in cells if not grid.columns else ():
+            grid.add_column(cell, header_style="bold", overflow="fold")
+    lines = console.Console(width=width).render_lines(grid)
+    return [
+        [(part.text, str(part.style or "").replace("none", "")) for part in line] for line in lines
     ]
-    widths = [max(cell_count(_plain(row[n])) for row in cells) for n in range(count)]
-    room = width - 3 * (count - 1)
-    if room < 3 * count:
-        return
-    while sum(widths) > room:
-        widths[widths.index(max(widths))] -= 1
-    for number, row in enumerate(cells):
-        columns = [list(_wrapped(cell, size)) for cell, size in zip(row, widths)]
-        for height in range(max(map(len, columns))):
-            runs: list[Run] = []
-            for place, (column, size) in enumerate(zip(columns, widths)):
-                cell = column[height] if height < len(column) else []
-                style = " bold" if number == 0 else ""
-                runs += [(text, (own + style).strip()) for text, own in cell]
-                runs.append((" " * (size - cell_count(_plain(cell))), ""))
-                runs += [(" │ ", "dim")] if place < count - 1 else []
-            yield runs
-        if number == 0:
-            yield [("─┼─".join("─" * size for size in widths), "dim")]
-
-
-def _wrapped(cell: list[Run], width: int) -> Iterator[list[Run]]:
-    """A cell in lines of at most `width` columns."""
-    while cell_count(_plain(cell)) > width:
-        text = _plain(cell)
-        line, cell = _split(cell, _break_of(text, width))
-        yield _split(line, len(_plain(line).rstrip(" ")))[0]
-    yield cell

@@ -7,19 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coder import events
-from coder.cli.calls import (
-    COUNTED_TOOLS,
-    Parts,
-    fitted,
-    line_count,
-    lines_of,
-    outcome,
-    result_rows,
-)
+from coder.cli import calls
 from coder.cli.screen import Screen, cell_count, one_line
 from coder.cli.wording import STOPPED, count, error_text, summary, words_of
 from coder.events import Event, Nested
@@ -29,6 +21,7 @@ from coder.types import Message
 
 NEARLY_FULL = 0.8  # of the context window
 FULL = "The context is nearly full: /compact shortens the conversation, /new begins another."
+DONE = ("● ", "green")
 MIN_TITLE = 20  # columns of a call's title that stand before what came of it
 NAME_COLUMNS = 32  # of a sub-agent
 MAX_LIVE = 5  # sub-agents with a row each
@@ -77,9 +70,7 @@ class Renderer:
         self._ended: dict[str, str] = {}  # how sub-agents ended, by the calls they worked for
         self._behind_call = False  # the last rows are those of a call
         self._counted = "", "", 0  # of the draft: the tool, the titles, the lines
-        self.last: tuple[str, events.ToolEnd] | None = (
-            None  # the newest call: its title and its end
-        )
+        self.last: list[tuple[str, events.ToolEnd]] = []  # the newest call: its title and its end
 
     def __call__(self, event: Event) -> None:
         worker = self._agent
@@ -151,13 +142,14 @@ class Renderer:
         match event:
             case events.ToolStart():
                 self._asked_diff = ""
-                self.screen.status()  # its seconds begin
+                if worker is self._agent:
+                    self.screen.status()  # its seconds begin
                 worker.titles[event.id] = event.title
             case events.ToolUpdate():
                 last_line = event.text.rstrip().rpartition("\n")[2]
             case events.ToolEnd():
                 title = worker.titles.pop(event.id, event.name)
-                self.last, self._behind_call = (title, event), True
+                self.last, self._behind_call = [(title, event)], True
                 self._end_call(worker, title, event)
         title = worker.titles.get(event.id, "")
         self._wait(f"{title} │ {last_line}" if last_line else self._agent.activity)
@@ -205,61 +197,51 @@ class Renderer:
     # -- calls and their results
 
     def _end_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
-        if event.name in COUNTED_TOOLS and not event.is_error and not self.verbose:
+        if event.name in calls.COUNTED_TOOLS and not event.is_error and not self.verbose:
             if not worker.name:
                 self._join(title, event)
             return
         self.pause()
-        words, style = outcome(event)
+        words, style = calls.outcome(event)
         if ended := self._ended.pop(event.id, ""):
             words = f" · {ended}"
         elif event.seconds >= 1:
             words += f"  {event.seconds:.1f}s"
-        mark = ("✗ ", f"bold {style}") if event.is_error else ("● ", "green")
-        self._call_line(worker.name and f"  {worker.name} ", mark, title, (words, style))
+        mark = ("✗ ", f"bold {style}") if event.is_error else DONE
+        name = (worker.name and f"  {worker.name} ", "dim")
+        self.screen.exact_line(*self._call_row(name, mark, title, words, style))
         if not self._asked_diff or self._asked_diff != event.result.details.get("diff"):
-            rows = result_rows(event, self.verbose)
-            self._rows(rows[: event.is_error] if worker.name else rows)
+            rows = calls.result_rows(event, self.verbose)
+            for row in rows[: event.is_error] if worker.name else rows:
+                self.screen.exact_line(*calls.fitted([("  ", ""), *row], self.screen.width - 1))
 
     def _join(self, title: str, event: events.ToolEnd) -> None:
         """Show a call whose result is counted, in the row of the neighbours before it where there is room."""
-        name, titles, before = self._counted if self.screen.drafts else ("", "", 0)
+        name, titles, before = self._counted if self.screen.drafted else ("", "", 0)
         joined = f"{titles}, {title.removeprefix(f'{event.name} ')}"
-        lines = before + line_count(event)
+        lines = before + calls.line_count(event)
         if name != event.name or cell_count(joined) + len(f"● · {lines} lines") > self.screen.width:
             self.screen.finish_line()
-            joined, lines = title, line_count(event)
+            joined, lines = title, calls.line_count(event)
         self._counted = event.name, joined, lines
-        words = f" · {lines_of(lines)}"
-        title = one_line(joined, self.screen.width - len(words) - 3)
-        self.screen.draft(("● ", "green"), (title, ""), (words, "dim"))
+        self.screen.draft(
+            *self._call_row(("", ""), DONE, joined, f" · {calls.lines_of(lines)}", "dim")
+        )
 
-    def _call_line(
-        self, name: str, mark: tuple[str, str], title: str, words: tuple[str, str]
-    ) -> None:
-        """The line of a call; what came of it stands below the title where they have no room in one row."""
-        room = self.screen.width - cell_count(name) - 2
-        below = room - cell_count(words[0]) < min(cell_count(title), MIN_TITLE)
-        title = one_line(title, room if below else room - cell_count(words[0]))
-        if below:
-            self.screen.exact_line((name, "dim"), mark, (title, ""))
-            self._rows([[(words[0].removeprefix(" · "), words[1])]])
-        else:
-            self.screen.exact_line((name, "dim"), mark, (title, ""), words)
+    def _call_row(
+        self, name: calls.Part, mark: calls.Part, title: str, words: str, style: str
+    ) -> calls.Parts:
+        """The row of a call: whose it is, its title and what came of it, cut to the width."""
+        room = self.screen.width - cell_count(name[0]) - 3
+        words = one_line(words, room - min(cell_count(title), MIN_TITLE))
+        return [name, mark, (one_line(title, room - cell_count(words)), ""), (words, style)]
 
-    def _rows(self, rows: Iterable[Parts]) -> None:
-        """Foreign text, indented, one row a line, with its white space."""
-        for row in rows:
-            self.screen.exact_line(*fitted([("  ", ""), *row], self.screen.width - 1))
-
-    def show_last(self) -> bool:
-        """Show the newest call with its whole output; False where there is none."""
-        if self.last:
-            title, event = self.last
-            self.screen.exact_line(("● ", ""), (one_line(title, self.screen.width - 3), ""))
-            for row in result_rows(event, verbose=True):
+    def show_last(self) -> None:
+        """Show the newest call with its whole output."""
+        for title, event in self.last:
+            self.screen.line(title, "bold")
+            for row in calls.result_rows(event, verbose=True):
                 self.screen.exact_line(("  ", ""), *row)
-        return bool(self.last)
 
     # -- sub-agents
 

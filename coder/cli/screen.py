@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from coder.permissions.sanitize import TerminalSanitizer, strip_controls
 
@@ -21,7 +21,6 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.1  # seconds
 STALL = 5.0  # seconds without data from which they are counted on the screen
 FILE_WIDTH = 200  # columns of a stream that is no terminal: a file or a log
-MARK = "❯ "  # of what the user enters
 ERASE_BELOW = "\x1b[J"
 STYLES = {"bold": 1, "dim": 2, "italic": 3, "underline": 4, "reverse": 7}
 STYLES |= {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
@@ -41,9 +40,9 @@ class Screen:
         self.styled = self.live or bool(os.environ.get("FORCE_COLOR"))
         self.markdown = False  # whether text that streams without a style is Markdown
         self._sanitizer = TerminalSanitizer()
-        self._rows: Rows | None = None  # of the text that streams
+        self._rows: RowWriter | None = None  # of the text that streams
         self._row = self._row_style = ""  # under way, as it stands on the screen
-        self._draft = ""  # a line that may be replaced
+        self.drafted = ""  # a line that the next draft replaces, as it stands on the screen
         self._status_rows = ""  # as they stand on the screen
         self._label, self._limit, self._typed = "", math.inf, ""
         self._above: Sequence[str] = ()  # rows above the label
@@ -59,7 +58,7 @@ class Screen:
 
     def write(self, text: str, style: str = "") -> None:
         """Append text that streams; it is broken between words."""
-        if self._draft:
+        if self.drafted:
             self.finish_line()
         text = self._sanitizer.feed(text)
         if self.live:
@@ -73,35 +72,32 @@ class Screen:
         """End the row under way."""
         if rest := self._sanitizer.flush():
             self.write(rest, self._row_style)
-        row = self._draft or self._row
+        row = self.drafted or self._row
         finished = self._rows.finish() if self._rows else f"{row}\n" if row else ""
-        self._rows, self._draft = None, ""
+        self._rows, self.drafted = None, ""
         if finished:
             self._draw(finished, "", self._row_style)
 
-    def _row_writer(self, style: str) -> Rows:
+    def _row_writer(self, style: str) -> RowWriter:
         if style or not self.markdown:
             return RowWriter()
         from coder.cli.markdown import Markdown
 
         return Markdown(self._style)
 
-    def line(self, text: str = "", style: str = "") -> None:
-        """Append a line, broken between words where the terminal is too narrow for it."""
-        text = strip_controls(text)
-        self.exact_line((wrap(text, self.width) if self.live else text, style))
+    def line(self, text: str = "", style: str = "", head: str = "") -> None:
+        """Append a line, broken between words where the terminal is too narrow; further rows hang behind `head`."""
+        column, text = cell_count(head), strip_controls(text)
+        if self.live:
+            text = wrap(text, max(10, self.width - column)).replace("\n", "\n" + " " * column)
+        self.exact_line((head + text, style))
 
     def listed(self, head: str, text: str) -> None:
-        """Append a line: `head`, and behind it the text, with a hanging indent."""
-        column = cell_count(head)
-        text = wrap(strip_controls(text), max(10, self.width - column))
-        self.exact_line((head + text.replace("\n", "\n" + " " * column), ""))
+        self.line(text, head=head)
 
     def entry(self, text: str) -> None:
         """Append what the user entered, set off as at the prompt."""
-        self.finish_line()
-        rows = wrap(strip_controls(text.strip()), max(10, self.width - len(MARK)))
-        self.line(MARK + rows.replace("\n", "\n" + " " * len(MARK)), "bold")
+        self.line(text.strip(), "bold", "❯ ")
 
     def exact_line(self, *parts: tuple[str, str]) -> None:
         """Append a line of (text, style) parts, broken only by the terminal."""
@@ -110,16 +106,11 @@ class Screen:
 
     def draft(self, *parts: tuple[str, str]) -> None:
         """Show a line that further drafts replace, until something else follows it."""
-        if not self._draft:
+        if not self.drafted:
             self.finish_line()
-        self._draft = self._styled(parts)
+        self.drafted = self._styled(parts)
         if self.live:
-            self._draw("", self._draft)
-
-    @property
-    def drafts(self) -> bool:
-        """Whether the last line is a draft."""
-        return bool(self._draft)
+            self._draw("", self.drafted)
 
     def _styled(self, parts: Iterable[tuple[str, str]]) -> str:
         return "".join(self._style(strip_controls(text), style) for text, style in parts)
@@ -183,7 +174,7 @@ class Screen:
         room -= cell_count(typed) + 1
         waited, silent = now - self._since, now - self._last_data
         stalls = silent >= STALL and self._limit < math.inf
-        if room < 10 or not (stalls or (self._label and waited >= 2 * FRAME)):
+        if room < 10 or not (stalls or self._above or (self._label and waited >= 2 * FRAME)):
             return typed
         seconds = f" {waited:.0f}s" if waited >= 1 else ""
         if stalls:
@@ -251,25 +242,8 @@ def start_of(text: str, width: int) -> str:
     return chop_cells(text, width)[0]
 
 
-class Rows(Protocol):
-    """Breaks text into rows while it streams: RowWriter, or markdown.Markdown."""
-
-    @property
-    def row(self) -> str:
-        """The row under way, which may still change."""
-        ...
-
-    def feed(self, text: str, width: int) -> str:
-        """Take text; the rows that are finished by it."""
-        ...
-
-    def finish(self) -> str:
-        """The rest, at the end of the text."""
-        ...
-
-
 class RowWriter:
-    """Break plain text into rows.
+    """Break text into rows while it streams; `row` is under way, and may still change.
 
     Fenced code, and a word wider than a row, are broken only by the terminal's edge: they stay copyable.
     """
@@ -280,6 +254,7 @@ class RowWriter:
         self._in_code = False
 
     def feed(self, text: str, width: int) -> str:
+        """Take text; the rows that are finished by it, each with its newline."""
         finished = []
         for piece in PIECE.findall(text):
             if piece == "\n":
@@ -294,6 +269,7 @@ class RowWriter:
         return "".join(finished)
 
     def finish(self) -> str:
+        """The rest, at the end of the text."""
         return f"{self.row.rstrip(' ')}\n" if self.row.strip(" ") else ""
 
     def _take_row(self, width: int) -> str:
