@@ -78,7 +78,8 @@ def fit(value: Any, schema: Any, where: str) -> Any:
     """The value as the schema describes it.
 
     A value of another type is taken where it is certain: "10" for 10, a list or object encoded once more.
-    A null for what may be left out is left out. Raises ToolError in words that the model can use.
+    A null for what may be left out is left out, where it has another type. Raises ToolError in words that the model
+    can use.
     """
     if not isinstance(schema, dict):
         return value
@@ -94,13 +95,21 @@ def _fit_members(value: dict[str, Any], schema: dict[str, Any], where: str) -> d
     properties, required = schema.get("properties") or {}, schema.get("required") or ()
     names = f"Its parameters: {', '.join(properties)}"
     unknown = [name for name in value if name not in properties]
-    if unknown and schema.get("additionalProperties") is False:
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    if unknown and is_closed:
         raise ToolError(f"{where} has no parameter {', '.join(unknown)}. {names}")
     if missing := [name for name in required if name not in value]:
         raise ToolError(f"{where} needs {', '.join(missing)}. {names}")
-    given = {name: each for name, each in value.items() if each is not None or name in required}
+    kept = {*required, *(name for name in value if _takes_null(properties.get(name)))}
+    given = {name: each for name, each in value.items() if each is not None or name in kept}
     inside = f"{where}{'.' if ': ' in where else ': '}"
     return {name: fit(each, properties.get(name), inside + name) for name, each in given.items()}
+
+
+def _takes_null(schema: Any) -> bool:
+    """Whether null may be a value of its own: not where the type is another one."""
+    kinds = schema.get("type", "null") if isinstance(schema, dict) else "null"
+    return "null" in ([kinds] if isinstance(kinds, str) else kinds)
 
 
 def _convert(value: Any, kinds: str | list[str], where: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
+from coder.arguments import fit
 from coder.events import Notice, ToolUpdate
 from coder.toolset import ToolContext, Toolset, tool
 from coder.types import Aborted, DeniedError, ToolCall, ToolError
@@ -167,6 +168,21 @@ def test_a_value_that_does_not_fit_is_refused_and_what_fits_is_named(
     arguments = ONE_OF_EACH | {name.partition("[")[0]: sent}
     message = Workspace(tmp_path, everything).fails("everything", **arguments)
     assert f"{name} has to be {kind}" in message and len(message) < 250
+
+
+OPEN = {
+    "plain": {"type": "string"},
+    "either": {"type": ["string", "null"]},
+    "any": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "free": {},
+}
+
+
+def test_a_null_is_kept_where_the_schema_may_mean_it_and_so_is_what_a_pattern_names() -> None:
+    patterns = {"patternProperties": {"^x-": {}}, "additionalProperties": False}
+    schema = {"type": "object", "properties": OPEN} | patterns
+    given = {"plain": None, "either": None, "any": None, "free": None, "x-a": None}
+    assert fit(given, schema, "t") == {name: None for name in given if name != "plain"}
 
 
 @pytest.mark.parametrize(
