@@ -34,7 +34,7 @@ from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
 from coder.tools.search import glob, grep
-from coder.toolset import Toolset, tool
+from coder.toolset import Tool, Toolset, tool
 from tests.harness import ask, serve
 
 
@@ -449,6 +449,25 @@ def test_a_denied_tool_is_not_offered_and_not_run(ws: Path) -> None:
     assert given.child([Rule("read", "*", "deny")]).offered([read, bash, grep]) == []
     events, _ = played(ws, given, *commands("ls"), ("ls", {}))
     assert all(text.startswith("Denied: a rule denies the tool") for text in results(events))
+
+
+@pytest.mark.parametrize(
+    ("rules", "agent", "letters"),
+    [
+        ({}, "build", "aa"),
+        ({"mcp": {"io__get": "allow"}}, "build", "ya"),
+        ({"*": "allow", "mcp": {"io__s*": "deny"}}, "build", "yd"),
+        ({"mcp": "allow"}, "plan", "aa"),
+        ({"mcp": "allow"}, "explore", "dd"),
+    ],
+)
+def test_tools_of_mcp_servers_ask_and_have_a_kind_of_their_own(
+    rules: Any, agent: str, letters: str
+) -> None:
+    given = Permissions(rules_of(rules), agent=BUILT_IN[agent].rules)
+    assert actions(given, "mcp", "io__get", "io__set") == letters
+    tools = [Tool(name, "", {}, str) for name in ("io__get", "io__set")]
+    assert [each not in given.offered(tools) for each in tools] == [x == "d" for x in letters]
 
 
 def test_rules_by_the_names_of_tools_count(ws: Path) -> None:

@@ -24,6 +24,7 @@ HEADINGS = {
     "bash": "Run this command?",
     "edit": "Make this change?",
     "external_directory": "Access a path outside the folder?",
+    "mcp": "Call this tool of an MCP server?",
     "unconfined": "Run this command outside the sandbox?",
 }
 ANSWERS = {"yes": "y", "always": "a", "pattern": "p", "no": "n"}
@@ -129,14 +130,17 @@ def _always(event: PermissionAsked) -> Always:
     by_pattern = event.permission in ("edit", "external_directory")
     pattern = event.remember if by_pattern else _pattern(event)
     if event.remember and not (by_pattern and re.search("[*?]|, ", event.pattern)):
-        offers["a"] = "lways exactly this", event.pattern
+        what = "this tool" if event.permission == "mcp" else "exactly this"
+        offers["a"] = f"lways {what}", event.pattern
     if event.remember and pattern:
         offers["p"] = f" always {event.permission}: {escape_invisible(pattern)}", pattern
     return offers
 
 
 def _pattern(event: PermissionAsked) -> str:
-    """A pattern for a plain command of a program that has commands of its own: `git diff *`."""
+    """A pattern for a plain command of a program that has commands of its own: `git diff *`; for all tools of a server."""
+    if event.permission == "mcp":
+        return event.pattern.partition("__")[0] + "__*"
     plain = parse(event.pattern) or [] if event.permission == "bash" else []
     if len(plain) != 1 or plain[0][0] not in WITH_COMMANDS:
         return ""

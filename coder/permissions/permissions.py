@@ -42,10 +42,11 @@ from coder.permissions.shell import deny_texts, joined, parse, read_only, word_s
 from coder.toolset import Tool, ToolContext
 from coder.types import DeniedError, ToolCall, ToolResult
 
-ASK = ("edit", "bash", "external_directory", "doom_loop", "unconfined")
+ASK = ("edit", "bash", "mcp", "external_directory", "doom_loop", "unconfined")
 DEFAULTS: dict[str, Action] = dict.fromkeys(ASK, "ask")  # all else is allowed
 # The kind of tools that are not called like theirs.
 KINDS = {"write": "edit", "apply_patch": "edit", "grep": "read", "glob": "read", "ls": "read"}
+# What has two underscores in its name is a tool of an MCP server (extend/mcp.py), and of the kind `mcp`.
 ASKING = {"read", "edit", "write", "apply_patch", "bash", "task", "ask_user"}  # by themselves
 MAX_COMMAND = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
 
@@ -247,7 +248,10 @@ class Permissions(Hooks):
         ctx.secret = lambda path: self.judge("read", path, ctx.cwd).action != "allow"
         if self.denied(call.name):
             raise DeniedError(f"a rule denies the tool {call.name}.")
-        if call.name not in ASKING:
+        if "__" in call.name:
+            detail = json.dumps(call.arguments, ensure_ascii=False, indent=2)
+            yield from self.authorize(ctx, "mcp", [call.name], detail)
+        elif call.name not in ASKING:
             arguments = call.arguments or {}
             text = json.dumps(arguments, ensure_ascii=False)
             if KINDS.get(call.name) == "read":
@@ -268,6 +272,8 @@ class Permissions(Hooks):
 
     def denied(self, name: str) -> bool:
         """Tell whether a tool is denied whatever its arguments."""
+        if "__" in name:
+            return self.judge("mcp", name, Path()).action == "deny"
         kinds = {name, KINDS.get(name, name)}
         here = any(denies_all(kinds, rules) for rules in self.layers)
         return here or bool(self.parent and self.parent.denied(name))

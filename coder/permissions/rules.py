@@ -2,8 +2,8 @@
 
     {"edit": "allow", "bash": {"*": "ask", "git diff *": "allow"}, "read": {"secrets/*": "deny"}}
 
-A kind is what a tool asks permission for (`read`, `edit`, `bash`, `task`, `external_directory`,
-`doom_loop`, `unconfined`) or a tool's name. A path is tried relative to the workspace and absolute.
+A kind is what a tool asks permission for (`read`, `edit`, `bash`, `mcp`, `task`,
+`external_directory`, `doom_loop`, `unconfined`) or a tool's name. A path is tried relative to the workspace and absolute.
 In a pattern `*` is any run of characters, slashes too, and `?` is one; all of the text has to fit.
 A pattern that ends in a blank and a star holds without arguments as well: `git diff *` is also
 `git diff`. `~/` is the home.
