@@ -80,6 +80,7 @@ class Tool:
 
     `title` is what people see of a call: the name of an argument, or a function of the arguments.
     `concurrent`: its calls change nothing, and may run side by side (agent/parallel.py).
+    `is_open`: it takes arguments that its schema does not name.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Tool:
     context: str = ""  # the parameter that takes the ToolContext
     title: Title = ""
     concurrent: bool = False
+    is_open: bool = False
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -225,8 +227,9 @@ def _as_tool(given: Any) -> Any:
 
 def _call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext) -> Generator[Event, None, Any]:
     """Call the function; what a generator yields goes out: events as they are, the rest as updates."""
-    open_schema = "properties" not in tool.parameters  # or one that names its parameters elsewhere
-    schema = tool.parameters if open_schema else {"additionalProperties": False} | tool.parameters
+    # A schema without properties may name its parameters elsewhere
+    is_open = tool.is_open or "properties" not in tool.parameters
+    schema = tool.parameters if is_open else {"additionalProperties": False} | tool.parameters
     context = {tool.context: ctx} if tool.context else {}
     value = tool.function(**fit(arguments, schema, tool.name), **context)
     if not isinstance(value, Generator):

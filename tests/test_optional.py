@@ -47,6 +47,7 @@ OPTIONAL = {
     "extend": "",
     "extend/prompt_files": "",
     "cli/attach": "--image=x hi",
+    "extend/mcp": "",
     "devtools": "--trace=t hi|trace t|demo|--demo",
     "devtools/trace": "--trace=t hi",
     "devtools/demo": "demo|--demo",

@@ -25,6 +25,7 @@ from coder.cli.main import SUBCOMMANDS, run
 from coder.cli.settings import SETTINGS, window_of
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.extend.command_hooks import command_hooks
+from coder.extend.mcp import expand
 from coder.extend.plugins import load_plugins
 from coder.extend.prompt_files import read_prompt_file
 from coder.hooks import HOOK_NAMES
@@ -157,6 +158,8 @@ def test_every_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
         if "before_tool_call" in data:
             (tmp_path / "hooks.json").write_text(text)
             assert command_hooks(tmp_path / "hooks.json")
+        elif "mcpServers" in data:
+            assert set(expand(data)["mcpServers"]) == {"git", "docs"}
         elif "edit" in data:
             assert rules_of(data, "a file")
         else:

@@ -46,7 +46,7 @@ TOP = {"coder", "coder.__main__"}
 
 # (module, imported): breaks the order or closes a circle, and has to go.
 ALLOWED = {("coder.cli.commands", "coder.cli.repl")}
-LIBRARIES = {"openai", "httpx2", "httpx", "dotenv", "rich"}
+LIBRARIES = {"openai", "httpx2", "httpx", "dotenv", "rich", "mcp"}
 
 
 def layer(module: str) -> int:
@@ -95,7 +95,7 @@ def imported(node: ast.AST, when: str) -> Iterator[tuple[str, str]]:
                 yield (inner if inner in FILES else child.module), when
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             yield from imported(child, "typing")
-        elif isinstance(child, ast.FunctionDef | ast.Lambda):
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield from imported(child, "late")
         else:
             yield from imported(child, when)
@@ -133,6 +133,7 @@ def test_there_is_no_circle_of_imports() -> None:
 def test_the_libraries_have_one_place_each_and_are_imported_late() -> None:
     assert importers_of("openai", "httpx") == {"coder.providers.http"}
     assert importers_of("dotenv") == {"coder.cli.config"}
+    assert importers_of("mcp", "mcp_types") == {"coder.extend.mcp"}
     assert {importer.rpartition(".")[0] for importer in importers_of("rich")} == {"coder.cli"}
     early = [
         each for each in imports() if each.when == "now" and each.name.split(".")[0] in LIBRARIES
@@ -142,9 +143,11 @@ def test_the_libraries_have_one_place_each_and_are_imported_late() -> None:
 
 def test_what_is_imported_is_what_an_installation_brings() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[^\w-]", each)[0]: each for each in project["dependencies"]}
+    packages = project["dependencies"] + project["optional-dependencies"]["mcp"]
+    declared = {re.split(r"[^\w-]", each)[0]: each for each in packages}
     modules = {each.name.split(".")[0] for each in imports()} - sys.stdlib_module_names - {"coder"}
-    assert set(declared) == {{"dotenv": "python-dotenv"}.get(module, module) for module in modules}
+    names = {"dotenv": "python-dotenv", "mcp_types": "mcp"}
+    assert set(declared) == {names.get(module, module) for module in modules}
     assert declared["openai"] == "openai>=3.3,<4"  # the next major version may be another client
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from coder.abort import Abort
 from coder.agent.agent import Agent
 from coder.agent.profiles import AgentSpec, choices
 from coder.ai import ChatModel
@@ -20,6 +21,7 @@ from coder.cli.process import needed, optional
 from coder.cli.settings import ConfigError, Settings
 from coder.cli.signals import Interrupts
 from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage
+from coder.hooks import FunctionHooks
 from coder.permissions.rules import Rule
 from coder.providers.errors import RetryPolicy
 from coder.types import Limits, Message, RunResult, T, Usage
@@ -55,7 +57,9 @@ class App(Parts):
         self.agent = Agent(
             model,
             reasoning=settings.reasoning,
-            hooks=hooks,
+            hooks=[hooks, FunctionHooks(on_run_start=self._take_servers)]
+            if self.servers
+            else hooks,
             retry=self.retry,
             cwd=self.cwd,
             session_id=os.urandom(8).hex(),
@@ -121,6 +125,13 @@ class App(Parts):
         given, extra = self.arguments.system_prompt, self.arguments.append_system_prompt
         prompt = given or self.prompt_for(self.model, self.spec)
         self.agent.set_system("\n\n".join(filter(None, [prompt, extra])))
+
+    def _take_servers(self, abort: Abort) -> Events[None]:
+        """Wait for the MCP servers that start; their tools come into the set of the run that begins."""
+        assert self.servers
+        yield from self.servers.wait(abort)
+        tools = self.permissions.offered(self.servers.tools())
+        self.agent.state.tools.tools |= {each.name: each for each in tools}
 
     def adopt(self, messages: list[Message], session_id: str) -> None:
         """Continue with this conversation; the list itself is the agent's from now on."""

@@ -24,7 +24,8 @@ OF_A_SERVER = (KEY, URL, HEADERS)  # all from one place
 # What a folder may set. The rest costs money or time, weakens the model, names a file that we read or changes what is sent.
 OF_A_FOLDER = (KEY, URL, "OPENAI_MODEL")
 ENVIRONMENT, USER, FOLDER = "the environment", "your .env", "the folder's .env"
-OURS = (".env", "hooks.json", "plugins", "agents")  # these do nothing in a workspace's .coder
+# These do nothing in a workspace's .coder
+OURS = (".env", "hooks.json", "mcp.json", "plugins", "agents")
 MAX_FILE = 1 << 20  # bytes of a .env
 
 Sources = Mapping[str, Mapping[str, str]]  # by place the settings' texts, none of them empty

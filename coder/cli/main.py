@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coder import __version__
-from coder.cli.config import data_folder, load
+from coder.cli.config import config_folder, data_folder, load
 from coder.cli.flags import INTERRUPTED, USAGE, parser
 from coder.cli.process import has_input, hide_process, mend_streams, needed, optional, read_stdin
 from coder.cli.settings import ConfigError, Missing, Settings
@@ -222,6 +222,10 @@ def _load_behind(own_server: bool) -> None:
     """Import what the first run needs, while the user reads and types."""
 
     def import_all() -> None:
+        if (path := config_folder() / "mcp.json").exists() and (
+            mcp := optional("coder.extend.mcp")
+        ):
+            mcp.start(path)  # its programs start meanwhile
         if not own_server:
             from coder.providers.http import openai_client
 

@@ -16,6 +16,7 @@ from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.cli.config import config_folder, data_folder
 from coder.cli.process import needed, optional
 from coder.cli.settings import Settings, window_of
+from coder.cli.signals import at_end
 from coder.hooks import HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions
 from coder.permissions.rules import Rule, load_rules, load_workspace_rules, rule_of, useless_rules
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from coder.agent.compaction import Compaction
     from coder.devtools.trace import Trace
     from coder.extend.guard import Guard
+    from coder.extend.mcp import Servers
     from coder.extend.plugins import Plugins
     from coder.extend.prompt_files import PromptFiles
     from coder.permissions.sandbox import Sandbox
@@ -61,6 +63,7 @@ class Parts:
         self.extra_tools: list[Tool] = []  # the user's, beside ours
         self.users_hooks: list[Guard] = []
         self.plugins = self._load_extensions()
+        self.servers = start_servers()
         module, note = optional("coder.agent.instructions"), self.notices.append
         self.files = module.instructions(self.cwd, config_folder(), note) if module else ()
         tools = [*TOOLS, *PATCHING, *self.extra_tools]
@@ -168,9 +171,10 @@ class Parts:
         return self.trace.hooks(hooks) if self.trace else hooks, compaction
 
     def tools_for(self, model: str) -> list[Tool]:
-        """The tools that a model of this name gets from us and from the plugins."""
+        """The tools that a model of this name gets: ours, and those of plugins and MCP servers."""
         is_gpt_5 = model.rsplit("/", 1)[-1].lower().startswith("gpt-5")
         tools = [*(PATCHING if is_gpt_5 else TOOLS), *self.extra_tools]
+        tools += self.servers.tools() if self.servers else ()
         return self.sandbox.tools(tools) if self.sandbox else tools
 
     def prompt_for(self, model: ChatModel, spec: AgentSpec) -> str:
@@ -190,3 +194,13 @@ class Parts:
     def left_behind(self) -> list[str]:
         """What commands in the background have changed since the last one, for the end of the session."""
         return self.sandbox.since() if self.sandbox else []
+
+
+def start_servers() -> Servers | None:
+    """Begin to start the user's MCP servers, if that has not begun. Raises ConfigError where their module was deleted."""
+    if not (path := config_folder() / "mcp.json").exists():
+        return None
+    servers: Servers = needed("coder.extend.mcp", str(path)).start(path)
+    if servers.close not in at_end:
+        at_end.append(servers.close)
+    return servers

@@ -96,6 +96,12 @@ def environment() -> dict[str, str]:
     return kept | QUIET
 
 
+def marked_environment() -> dict[str, str]:
+    """`environment` for a child that is started elsewhere: it ends with us, like a command's children."""
+    _start_guard()
+    return environment() | {MARK: f"{_run}-server"}
+
+
 def output_of(
     argv: list[str],
     cwd: Path,

@@ -1,0 +1,230 @@
+"""MCP: the tools of other programs and sites, from mcp.json in the configuration folder.
+
+    {"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"], "env": {"TZ": "${TZ:-UTC}"}},
+                    "docs": {"url": "https://example.com/mcp", "headers": {"X-Key": "${DOCS_KEY}"}}}}
+
+A tool is called `server__tool`. One thread runs the event loop of the package `mcp`, for all servers. Programs
+start in the configuration folder: `npx` and `python -m` run what lies in the folder that they are started in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import tempfile
+import threading
+from concurrent.futures import wait
+from contextlib import AsyncExitStack
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from coder.abort import TICK, Abort
+from coder.events import Events, Notice
+from coder.permissions.rules import check_ownership
+from coder.tools.process import GRACE, marked_environment
+from coder.toolset import Tool
+from coder.types import ToolError, ToolResult
+
+START = 15  # seconds that the first request waits for servers
+CONNECT = 60  # seconds for a server to start; `npx` may download it
+CALL = 300  # seconds for a call
+MAX_NAME = 64  # characters of a tool's name, by the API
+MAX_DESCRIPTION = 2_000  # characters
+MAX_IMAGE = 7_000_000  # characters of base64: 5 MB, what providers take
+NOT_READY = f"not ready after {START} s; its tools come with a later run"
+CONTEXT = "the context"  # a parameter's name that no server uses
+to_json = partial(json.dumps, ensure_ascii=False)
+
+
+def expand(entry: Any) -> Any:
+    """Replace `${NAME}` and `${NAME:-default}` in all texts. Raises ValueError for a variable that is not set."""
+    known = os.environ | {"PWD": os.getcwd()}
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in known and found[2] is None:
+            raise ValueError(f"the variable {found[1]} is not set")
+        return json.dumps(known[found[1]])[1:-1] if found[1] in known else found[2]
+
+    return json.loads(re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, json.dumps(entry)))
+
+
+class Server:
+    """One server, in the event loop: its connection and its tools. `problem`: why there is none."""
+
+    def __init__(self, name: str, entry: Any, folder: Path) -> None:
+        self.name, self.entry, self.folder = name, entry, folder
+        self.client: Any = None  # None: not connected
+        self.tools, self.problem = list[Any](), NOT_READY
+        self._task: asyncio.Task[None] | None = None
+        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+
+    async def connect(self) -> None:
+        """Begin, if that has not begun, and wait until it is connected. Raises ToolError."""
+        if not self._task or self._task.done():
+            self._task = asyncio.create_task(self._live())
+        while not (self.client or self._task.done()):
+            await asyncio.sleep(TICK)
+        if not self.client:
+            raise ToolError(f"the MCP server {self.name} is not available: {self.problem}")
+
+    async def close(self) -> None:
+        """End the connection, and the program."""
+        if self._task and self._task.cancel():
+            await asyncio.wait({self._task})
+
+    async def _live(self) -> None:
+        """Connect, list the tools and stay: a connection has to begin and end in the same task."""
+        try:
+            async with asyncio.timeout(CONNECT) as limit, AsyncExitStack() as stack:
+                client = await stack.enter_async_context(await self._client(stack))
+                page = await client.list_tools()
+                tools = page.tools
+                while page.next_cursor:
+                    page = await client.list_tools(cursor=page.next_cursor)
+                    tools += page.tools
+                limit.reschedule(None)
+                self.tools, self.client, self.problem = tools, client, ""
+                await asyncio.Event().wait()  # until `close`
+        except ImportError as error:
+            self.problem = f"{error} (fix: pip install 'coder-agent[mcp]')"
+        except Exception as error:
+            self.problem = self._reason(error)
+        finally:
+            self.client = None
+
+    async def _client(self, stack: AsyncExitStack) -> Any:
+        """The client of a program or an address. Raises ValueError for an entry that has neither."""
+        import httpx2
+        from mcp import Client, StdioServerParameters, stdio_client
+        from mcp.client.streamable_http import streamable_http_client
+
+        entry = expand(self.entry)
+        if "command" in entry:
+            cwd = self.folder / Path(entry.get("cwd", "")).expanduser()
+            given = {"env": marked_environment() | entry.get("env", {}), "cwd": cwd}
+            return Client(stdio_client(StdioServerParameters(**entry | given), self._stderr))
+        if "url" not in entry or entry.get("type") == "sse":
+            raise ValueError("a server needs a command, or a url of streamable HTTP")
+        http = httpx2.AsyncClient(headers=entry.get("headers"), timeout=CALL)
+        await stack.enter_async_context(http)
+        return Client(streamable_http_client(entry["url"], http_client=http))
+
+    def _reason(self, error: BaseException) -> str:
+        """Why it failed, in one line: the error, and what the program wrote last on stderr."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        self._stderr.seek(0)
+        last = self._stderr.read()[-2000:].strip().rpartition("\n")[2]
+        text = f"{error}" or type(error).__name__
+        return " ".join(f"{text}: {last}".split()).removesuffix(":")
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        """Call a tool; a connection that was lost is made anew before. Raises ToolError."""
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        if not self.client:
+            await self.connect()
+        self._stderr.truncate(self._stderr.seek(0))  # the position is the program's as well
+        try:
+            return result_of(await self.client.call_tool(tool, arguments, CALL))
+        except MCPError as error:
+            if error.code != CONNECTION_CLOSED and error.message != "Session terminated":
+                raise ToolError(error.message) from None
+            await self.close()
+            why = f"the MCP server {self.name} ended: {self._reason(error)}"
+            raise ToolError(f"{why}. The next call starts it again.") from None
+
+
+def result_of(result: Any) -> ToolResult:
+    """A CallToolResult as ours: texts and images; structured content where there is no text."""
+    parts = [_part(each.model_dump(by_alias=True, mode="json")) for each in result.content]
+    if result.structured_content is not None and not any("text" in part for part in parts):
+        parts.append({"type": "text", "text": to_json(result.structured_content)})
+    content = "\n".join(p["text"] for p in parts) if all("text" in p for p in parts) else parts
+    return ToolResult(content, result.is_error)
+
+
+def _part(block: dict[str, Any]) -> dict[str, Any]:
+    """A content block of the protocol as one of the API."""
+    block |= block.get("resource", {})
+    kind, data = block.get("mimeType") or block["type"], block.get("data", block.get("blob", ""))
+    if kind.startswith("image/") and 0 < len(data) <= MAX_IMAGE:
+        return {"type": "image", "data": data, "mimeType": kind}
+    other = f"[{kind}, {len(data)} characters, not shown]" if data else f"{block.get('uri')}"
+    return {"type": "text", "text": block.get("text", other)}
+
+
+class Servers:
+    """The servers of a file. They start at once, in a thread of their own."""
+
+    def __init__(self, path: Path) -> None:
+        self.servers: list[Server] = []
+        self._problems, self._reported = list[str](), set[str]()
+        self._loop = asyncio.new_event_loop()
+        self._deadline = self._loop.time() + START
+        try:
+            check_ownership(path)
+            entries = json.loads(path.read_text("utf-8"))["mcpServers"].items()
+            self.servers = [Server(name, entry, path.parent) for name, entry in entries]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
+        if self.servers:
+            threading.Thread(target=self._run, daemon=True, name="mcp").start()
+
+    def _run(self) -> None:
+        for name in ("mcp", "client", "asyncio"):  # what they log would go to stderr
+            logging.getLogger(name).addHandler(logging.NullHandler())
+        self._starting = [self._loop.create_task(each.connect()) for each in self.servers]
+        self._loop.run_forever()
+
+    def wait(self, abort: Abort) -> Events[None]:
+        """Wait for those that start, until START; a notice for each that is left out. Raises Aborted."""
+        while self._loop.time() < self._deadline and NOT_READY in [s.problem for s in self.servers]:
+            abort.wait(TICK)
+        failed = [f"{s.name} is left out: {s.problem}" for s in self.servers if s.problem]
+        for text in self._problems + [f"The MCP server {each}" for each in failed]:
+            if text not in self._reported:
+                self._reported.add(text)
+                yield Notice(text)
+
+    def tools(self) -> list[Tool]:
+        """The tools of all servers that are ready, or were."""
+        made: dict[str, Tool] = {}
+        for server, each in ((s, tool) for s in self.servers for tool in s.tools):
+            name = re.sub(r"[^a-zA-Z0-9_-]", "_", f"{server.name}__{each.name}")[:MAX_NAME]
+            name = f"{name[: MAX_NAME - 5]}_{len(made):04}" if name in made else name
+            text = (each.description or "")[:MAX_DESCRIPTION]
+            call = partial(self._call, server, each.name)
+            made[name] = Tool(name, text, each.input_schema, call, CONTEXT, to_json, is_open=True)
+        return [*made.values()]
+
+    def _call(self, server: Server, tool: str, /, **arguments: Any) -> ToolResult:
+        abort: Abort = arguments.pop(CONTEXT).abort
+        future = asyncio.run_coroutine_threadsafe(server.call(tool, arguments), self._loop)
+        try:
+            while not wait([future], TICK).done:
+                abort.check()
+            return future.result()
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """End all of them; what takes longer than GRACE is left to `stop_all`."""
+        if self._loop.is_running():
+            ends = (asyncio.run_coroutine_threadsafe(s.close(), self._loop) for s in self.servers)
+            wait([*ends], GRACE)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+_lock, _start = threading.Lock(), cache(Servers)
+
+
+def start(path: Path) -> Servers:
+    """The servers of this file, which are started once, whoever asks first."""
+    with _lock:
+        return _start(path)

@@ -1,0 +1,89 @@
+"""A server of the official package: `python mcp_server.py [hangs | ignores | fd NUMBER]`; without a word on stdio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mcp.server.mcpserver import Context, Image, MCPServer
+from mcp.types import CallToolResult
+
+server = MCPServer("test")
+text = server.tool(structured_output=False)
+
+
+@server.tool(structured_output=False, description="Add two numbers. " * 1000)
+def add(a: int, b: int = 10) -> str:
+    return f"{a + b}"
+
+
+@text
+def anything(self: dict[str, Any] | None, ctx: list[Any] | None = None) -> str:
+    return f"{self} {ctx}"
+
+
+@text
+def picture() -> list[Any]:
+    return ["a picture", Image(data=b"PNG", format="png")]
+
+
+@text
+def nothing() -> None:
+    return None
+
+
+@server.tool()
+def facts(variable: str) -> CallToolResult:
+    """Structured content without a text."""
+    facts = {"variable": os.environ.get(variable), "folder": os.getcwd()}
+    return CallToolResult(content=[], structured_content=facts)
+
+
+@text
+def header(name: str, context: Context) -> str:
+    return (context.headers or {}).get(name, "none")
+
+
+@text
+def fail() -> str:
+    raise ValueError("no such cheese")
+
+
+@text
+def die() -> None:
+    os.write(2, b"\x1b[31mout of cheese")
+    os._exit(1)
+
+
+@text
+async def wait(file: str) -> None:
+    """Wait until the call is cancelled; the file holds how far it is."""
+    Path(file).write_text("called")
+    try:
+        await asyncio.sleep(60)
+    finally:
+        Path(file).write_text("cancelled")
+
+
+for name in ("a strange.name/ü", "n" * 80 + "1", "n" * 80 + "2"):
+    server.tool(name, structured_output=False)(lambda name=name: name[-1])
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["hangs"]:
+            time.sleep(60)
+        case ["ignores"]:  # the end of stdin, and SIGTERM
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            server.run()
+            time.sleep(60)
+        case ["fd", number]:
+            import uvicorn
+
+            uvicorn.run(server.streamable_http_app(), fd=int(number), log_level="error")
+        case _:
+            server.run()

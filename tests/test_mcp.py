@@ -1,0 +1,243 @@
+"""MCP: servers on stdio and HTTP, what becomes of their tools and results, and of servers that fail."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coder.abort import Abort
+from coder.devtools.scripted import Body, Reply
+from coder.extend.mcp import Servers, start
+from tests.harness import ask, results, sent, serve
+from tests.terminal import OneShot, Terminal, gone, promptly, until
+
+PROGRAM = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
+STDIO = {"command": PROGRAM[0], "args": PROGRAM[1:]}
+
+
+def configure(folder: Path, **servers: Any) -> Path:
+    """The mcp.json of the sessions whose place is `folder`."""
+    path = folder / "home" / ".config" / "coder" / "mcp.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"mcpServers": servers}))
+    return path
+
+
+def doing(word: str) -> dict[str, Any]:
+    return STDIO | {"args": [*PROGRAM[1:], word]}
+
+
+# ---- tools and results ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """The same server on stdio and on HTTP."""
+    folder = tmp_path_factory.mktemp("mcp")
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", "sk-canary")
+        patch.setenv("WORD", 'ü"\\')
+        patch.setenv("PLAIN", "word")
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        site = {"type": "http", "url": url, "headers": {"X-Key": "${NOPE:-key} ${PLAIN}"}}
+        number = listener.fileno()
+        child = subprocess.Popen([*PROGRAM, "fd", f"{number}"], pass_fds=[number])
+        made = start(configure(folder, io=STDIO | {"env": {"SAID": "${WORD}"}}, site=site))
+        try:
+            assert [*made.wait(Abort())] == []
+            yield made
+        finally:
+            made.close()
+            child.kill()
+            child.wait()
+
+
+def test_the_names_of_tools_are_valid_and_one_each_and_descriptions_are_cut(
+    servers: Servers,
+) -> None:
+    tools = servers.tools()
+    assert len({each.name for each in tools}) == len(tools) == 24
+    assert all(re.fullmatch(r"(io|site)__[a-zA-Z0-9_-]{1,60}", each.name) for each in tools)
+    assert all(len(each.name) <= 64 for each in tools)
+    assert len(tools[0].description) == 2000
+    assert tools[0].parameters["required"] == ["a"]
+    calls = [(each.name, {}) for each in tools[9:12]]  # a strange name, and two that are cut
+    with serve(Reply(calls=calls), Reply("done")) as model:
+        ask(model, tools=tools)
+        assert results(model) == ["ü", "1", "2"]
+
+
+CALLS: dict[tuple[str, str], Any] = {
+    ("add", '{"a": "1", "b": null}'): "11",
+    ("add", '{"a": "one"}'): 'Error: io__add: a has to be of type integer, not "one"',
+    ("add", '{"a": 1, "c": 2}'): "11",  # what the schema does not name is the server's to judge
+    ("anything", '{"self": {"name": null}, "ctx": null}'): "{'name': None} None",
+    ("anything", '{"self": null}'): "None None",
+    ("picture", "{}"): "a picture",
+    ("nothing", "{}"): "(no output)",
+    ("fail", "{}"): "Error executing tool fail",
+}
+
+
+def test_calls_reach_the_server_and_its_results_the_model(servers: Servers) -> None:
+    for server in ("io", "site"):
+        calls = [(f"{server}__{name}", given) for name, given in CALLS]
+        with serve(Reply(calls=calls), Reply("done")) as model:
+            ask(model, tools=servers.tools())
+            assert results(model) == [each.replace("io_", f"{server}_") for each in CALLS.values()]
+            assert "data:image/png;base64,UE5H" in json.dumps(sent(model)[-1])
+
+
+def test_a_program_gets_no_key_and_starts_in_the_configuration_folder(servers: Servers) -> None:
+    calls = [("io__facts", {"variable": name}) for name in ("OPENAI_API_KEY", "SAID")]
+    calls.append(("site__header", {"name": "x-key"}))
+    with serve(Reply(calls=calls), Reply("done")) as model:
+        ask(model, tools=servers.tools())
+        key, said, header = results(model)
+        assert json.loads(key)["variable"] is None
+        assert json.loads(key)["folder"].endswith("/home/.config/coder")
+        assert (json.loads(said)["variable"], header) == ('ü"\\', "key word")
+
+
+def test_a_server_that_ended_is_started_again_by_the_next_call(tmp_path: Path) -> None:
+    servers = start(configure(tmp_path, io=STDIO))
+    try:
+        assert [*servers.wait(Abort())] == []
+        with serve(Reply(calls=[("io__die", {}), ("io__add", {"a": 1})]), Reply("done")) as model:
+            ask(model, tools=servers.tools())
+            died, added = results(model)
+        assert "the MCP server io ended" in died and "out of cheese" in died and added == "11"
+    finally:
+        servers.close()
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (STDIO | {"args": ["-c", "import sys; sys.exit('no cheese')"]}, "closed: no cheese"),
+        ({"command": "no-such-program"}, "No such file or directory: 'no-such-program'"),
+        ({"url": "https://${NOT_SET}"}, "the variable NOT_SET is not set"),
+        ({"url": "http://127.0.0.1:9/mcp"}, "connection"),
+        ({"url": "http://127.0.0.1:9/mcp", "type": "sse"}, "a server needs a command, or a url"),
+        ({"command": 1}, "Input should be a valid string"),
+        ([1], "a server needs a command, or a url"),
+    ],
+)
+def test_a_server_that_does_not_start_costs_one_line(tmp_path: Path, entry: Any, why: str) -> None:
+    servers = start(configure(tmp_path, bad=entry))
+    [notice] = servers.wait(Abort())
+    assert notice.text.startswith("The MCP server bad is left out: ") and why in notice.text
+    assert "\n" not in notice.text and servers.tools() == [] == [*servers.wait(Abort())]
+    servers.close()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"servers": {}}', '{"mcpServers": [1]}'])
+def test_a_file_that_cannot_be_read_costs_one_line(tmp_path: Path, text: str) -> None:
+    path = configure(tmp_path)
+    path.write_text(text)
+    [notice] = start(path).wait(Abort())
+    assert notice.text.startswith(f"{path} is ignored: ")
+
+
+# ---- in the program ------------------------------------------------------------------------------
+
+ADD = ("io__add", {"a": 1})
+
+
+def test_one_task_waits_for_the_servers_and_what_a_rule_allows_is_called(tmp_path: Path) -> None:
+    """Sub-agents have the tools as well, except those that only read. A project's files start nothing."""
+    ws, marks = tmp_path / "ws", []
+    for place in (".mcp.json", ".coder/mcp.json"):
+        (ws / place).parent.mkdir(parents=True, exist_ok=True)
+        touch = {"command": "touch", "args": [f"{ws}/{place}.ran"]}
+        (ws / place).write_text(json.dumps({"mcpServers": {"evil": touch}}))
+        marks.append(ws / f"{place}.ran")
+    configure(tmp_path, io=doing("ignores"), bad={"command": "no-such-program"})
+
+    def script(body: Body) -> Reply:
+        text, last = str(body["messages"][1]["content"]), body["messages"][-1]
+        if last["role"] == "tool":
+            return Reply(str(last["content"]))
+        if agent := re.search("general|explore", text.partition("go ")[2]):
+            call = {"agent": agent[0], "description": "x", "prompt": f"now {agent[0]}"}
+            return Reply(calls=[("task", call)])
+        return Reply(calls=[ADD])
+
+    for agent, said in [("", "11"), ("general", "11"), ("explore", "a rule denies the tool")]:
+        with (
+            serve(script) as model,
+            OneShot(tmp_path, model, "--allow", "mcp:io__a*", f"go {agent}") as run,
+        ):
+            assert run.end() == 0 and said in run.out, run.err
+            assert run.err.count("The MCP server bad is left out: ") == 1
+            assert "Ignored in this folder: .coder/mcp.json" in run.err
+    assert not any(mark.exists() for mark in marks)
+
+
+def test_a_session_asks_remembers_a_tool_and_stops_a_call(tmp_path: Path) -> None:
+    configure(tmp_path, io=STDIO)
+    file = tmp_path / "ws" / "state"
+    calls = [Reply(calls=[ADD]), Reply(calls=[("io__add", {"a": 2})])]
+    calls += [Reply("added"), Reply(calls=[("io__wait", {"file": str(file)})]), Reply("end")]
+    with serve(*calls) as model, Terminal(tmp_path, model) as terminal:
+        terminal.enter("go")
+        terminal.expect("Call this tool of an MCP server?")
+        terminal.expect("[a]lways this tool, [p] always mcp: io__*")
+        terminal.expect("why not: ")
+        terminal.type("a")
+        assert "why not" not in terminal.prompt()
+        assert results(model) == ["11", "12"]
+        terminal.enter("wait")
+        terminal.expect("why not: ")
+        terminal.type("y")
+        terminal.until(lambda: file.exists() and file.read_text() == "called", "the call")
+        with promptly():
+            terminal.ctrl_c()
+            terminal.prompt()
+        terminal.until(lambda: file.read_text() == "cancelled", "the call is cancelled")
+        assert "  io__wait" in terminal.say("/tools")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_server_outlives_the_program(tmp_path: Path, number: signal.Signals) -> None:
+    """Nor does one that has not answered yet delay the end."""
+    configure(tmp_path, io=doing("ignores"), slow=doing("hangs"))
+    with serve(Reply("hi")) as model, OneShot(tmp_path, model, "go") as run:
+        until(lambda: len(run.running(" ".join(PROGRAM))) == 2, "the servers")
+        run.kill(number)
+        with promptly():
+            run.end()
+        gone(run.mark)
+        shutil.rmtree(run.temp)  # what nobody could tidy up
+        run.temp.mkdir()
+
+
+def test_ctrl_c_ends_the_wait_for_a_server(tmp_path: Path) -> None:
+    configure(tmp_path, slow=doing("hangs"))
+    with serve(Reply("hi")) as model, Terminal(tmp_path, model) as terminal:
+        terminal.enter("go")
+        terminal.expect("thinking")
+        with promptly():
+            terminal.ctrl_c()
+            terminal.expect("stopped by the user")
+        terminal.prompt()
+        assert model.requests == []
+
+
+def test_without_the_package_a_line_says_what_to_install(tmp_path: Path) -> None:
+    configure(tmp_path, io=STDIO)
+    shadow = tmp_path / "home" / "mcp.py"
+    shadow.write_text("raise ImportError('there is no mcp here')")
+    path = f"{shadow.parent}:{Path(__file__).parents[1]}"
+    with serve(Reply("hi")) as model, OneShot(tmp_path, model, "go", PYTHONPATH=path) as run:
+        assert run.end() == 0 and "pip install 'coder-agent[mcp]'" in run.err
