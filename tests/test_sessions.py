@@ -28,10 +28,11 @@ from coder.events import Compacted, Event, Nested, Outcome, RunEnd, TextDelta
 from coder.history import NOT_RUN, convert_to_llm, repair
 from coder.hooks import Hooks
 from coder.loop import run_loop
-from coder.sessions.database import APPLICATION, VERSION
 from coder.sessions.recorder import Recorder, fork
 from coder.sessions.store import (
+    APPLICATION,
     INTERRUPTED,
+    VERSION,
     Store,
     StoreError,
     open_store,
@@ -427,7 +428,8 @@ def test_an_interrupt_at_any_place_loses_and_doubles_nothing(store: Store) -> No
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    chance, hit = random.Random(7), 0
+    chance, hit, begun, counted = random.Random(7), 0, 0, 0
+    used = Nested("compaction", RunEnd("stop", "", Usage(1), 1))
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with Recorder(store, store.create("/ws"), []) as recorder:
@@ -436,6 +438,9 @@ def test_an_interrupt_at_any_place_loses_and_doubles_nothing(store: Store) -> No
                     signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00005, 0.002))
                     for number in range(50):
                         recorder.messages.append(said(f"{round_}.{number}"))
+                        begun += 1
+                        recorder(used)
+                        counted += 1
                         recorder.sync()
                 except KeyboardInterrupt:
                     hit += 1
@@ -447,6 +452,7 @@ def test_an_interrupt_at_any_place_loses_and_doubles_nothing(store: Store) -> No
                 assert active(store, recorder.session_id) == recorder.messages
             texts = [text for _, text in table(store, recorder.session_id)]
             assert len(texts) == len(set(texts)) and hit > 20
+            assert counted <= store.get(recorder.session_id).usage.input <= begun
     finally:
         signal.signal(signal.SIGALRM, before)
 

@@ -20,9 +20,9 @@ from coder.cli.process import optional
 from coder.cli.settings import ConfigError
 from coder.cli.wording import words_of
 from coder.events import Event, RunEnd, StepEnd
-from coder.history import text_of, user
+from coder.history import text_of
 from coder.sessions.recorder import Recorder
-from coder.sessions.snapshots import Snapshots, UndoResult, place
+from coder.sessions.snapshots import Snapshots, UndoResult
 from coder.sessions.store import (
     MEMORY,
     SessionInfo,
@@ -38,21 +38,7 @@ from coder.types import Message
 if TYPE_CHECKING:
     from coder.agent.titles import Titler
 
-TAKEN_BACK = (
-    "I have undone your last changes ({}). The summary above may still contain them: look at the files before "
-    "you go on."
-)
 DELTAS = {"text_delta", "reasoning_delta", "tool_call_delta"}
-
-
-@dataclasses.dataclass
-class UndoEntry:
-    """Messages that an undo has removed from this place, and those that it has left there; `words`: the prompt."""
-
-    place: int
-    removed: list[Message]
-    left: list[Message]
-    words: str
 
 
 class Conversation:
@@ -65,7 +51,6 @@ class Conversation:
         self.app, self.store, self.titles = app, store, titles
         self.titler: Titler | None = None
         self.recorder: Recorder
-        self.undone: list[UndoEntry] = []  # the newest last
         if app.subagents:
             app.subagents.load = self.load_child
         self.covers_files = not (one_task and store.in_memory)
@@ -116,7 +101,6 @@ class Conversation:
         names = {each.name for each in tools if each.concurrent and each.name != "task"} | {"todo"}
         self.snapshots.harmless = names
         self.snapshots.open(recorder.session_id, resumed=bool(recorder.messages))
-        self.undone.clear()
         self.app.adopt(recorder.messages, recorder.session_id)
 
     def _leave(self) -> None:
@@ -157,9 +141,7 @@ class Conversation:
             self.snapshots(event, self.app.agent.token)
         if ends:
             self._record(event)
-        if isinstance(event, events.RunStart):
-            self.undone.clear()
-        elif isinstance(event, events.MessageEnd) and self.titles and not self.titler:
+        if isinstance(event, events.MessageEnd) and self.titles and not self.titler:
             self._begin_title(event.message)
         self._take_title()
 
@@ -221,39 +203,13 @@ class Conversation:
 
     # -- undo
 
-    def undo(self) -> UndoResult:
-        """Take back the last run: what it did to the files, and its part of the conversation; with a problem, nothing.
-
-        The user's own commands since then stay in the conversation.
-        """
-        done = self.snapshots.undo()
-        if done.problem or not done.run:
-            return done
-        messages = self.app.agent.messages
-        at = place(done.run, messages)
-        left: list[Message] = []
-        if at is None or any(each.get("meta", {}).get("summary") for each in messages[:at]):
-            left.append(user(TAKEN_BACK.format(", ".join(done.paths) or "no file")))
-        at = len(messages) if at is None else at
-        removed = messages[at:]
-        left = [each for each in removed if each.get("meta", {}).get("own")] + left
-        words = " ".join(words_of(text_of(removed[0])).split()) if removed else ""
-        self.undone.append(UndoEntry(at, removed, left, words))
-        self._replace_messages(at, left)
-        return done
-
-    def redo(self) -> UndoResult:
-        """Do again what was undone last."""
-        done = self.snapshots.redo()
-        if not done.problem and self.undone:
-            entry, messages = self.undone.pop(), self.app.agent.messages
-            new = messages[entry.place + len(entry.left) :]
-            self._replace_messages(entry.place, [*entry.removed, *new])
-        return done
-
-    def _replace_messages(self, at: int, messages: Sequence[Message]) -> None:
-        self.app.agent.messages[at:] = messages
+    def travel(self, back: bool) -> UndoResult:
+        """Undo the last run, or do again what was undone last: files and messages; with a problem, nothing."""
+        snapshots = self.snapshots
+        done = (snapshots.undo if back else snapshots.redo)(self.app.agent.messages)
+        done.prompt = " ".join(words_of(done.prompt).split())
         self.settle()
+        return done
 
 
 def open_conversation(app: App, *, titles: bool = False, one_task: bool = False) -> Conversation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,25 +55,23 @@ class ConversationCommands:
     # -- the last run
 
     def undo(self, argument: str) -> None:
-        if self._restore(self.conversation.undo, "Undone"):
-            # The prompt, to be worded in another way
-            self.repl.keyboard.early.insert(0, self.conversation.undone[-1].words)
+        if prompt := self._travel(back=True).prompt:
+            self.repl.keyboard.early.insert(0, prompt)  # to be worded in another way
 
     def redo(self, argument: str) -> None:
-        self._restore(self.conversation.redo, "Redone")
+        self._travel(back=False)
 
-    def _restore(self, work: Callable[[], UndoResult], done: str) -> bool:
-        """Do what must not be left half done: a Ctrl+C meanwhile changes nothing. Whether it was done."""
+    def _travel(self, back: bool) -> UndoResult:
+        """Undo or redo, which must not be left half done: a Ctrl+C meanwhile changes nothing."""
         result = UndoResult(problem="Nothing was done.")
         with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
-            result = work()
+            result = self.conversation.travel(back)
         if result.problem:
             self._warn(" ".join([result.problem, *result.conflicts]))
-            return False
-        self.screen.line(f"{done}: {first_of(result.paths) or 'no file was changed'}.")
-        if result.lost:
-            self._note(f"Not covered by undo, and left as they are: {first_of(result.lost)}")
-        return True
+        else:
+            paths = first_of(result.paths) or "no file was changed"
+            self.screen.line(f"{'Undone' if back else 'Redone'}: {paths}.")
+        return result
 
     def diff(self, argument: str) -> None:
         snapshots = self.conversation.snapshots

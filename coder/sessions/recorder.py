@@ -16,7 +16,6 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, repeat
 from operator import attrgetter, is_not
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,10 @@ from coder.events import Event
 from coder.history import calls_of, formed, now
 from coder.providers.request import copied
 from coder.providers.text import mend
+from coder.sessions.database import SessionLock
 from coder.sessions.store import (
     ACTIVE,
     SessionInfo,
-    SessionLock,
     Store,
     StoreError,
     dumps,
@@ -85,7 +84,9 @@ class Recorder:
         self.taken = False  # by an Agent, whose conversation it is
         self._rows: list[Row] | None = None  # None: what is in the file has to be read
         self._generation = 0  # of the file in which they are
-        self._waiting: list[Event] = []
+        self._waiting: list[Event] = []  # for the next transaction
+        self._tried = info, 0  # what the last one was to make of the session, of so many events
+        self._calls: dict[str, int] = {}  # the newest part of each call id
         self._lock: SessionLock | None = SessionLock(store.path, info.id)
         try:
             if messages is None:
@@ -137,16 +138,14 @@ class Recorder:
 
     def _save(self) -> None:
         """One transaction. A damaged file is replaced, and all that is in memory written into the new one."""
-        waiting, self._waiting = self._waiting, []
         try:
             try:
-                self._write(waiting)
+                self._write()
             except StoreError as error:
                 if not error.damaged:
                     raise
-                self._write(waiting)
+                self._write()
         except (StoreError, ValueError) as error:
-            self._waiting = waiting
             if not self.problem:
                 self.problem = f"{error} The conversation goes on, but is not saved."
                 self.tell(self.problem)
@@ -155,25 +154,34 @@ class Recorder:
             self.problem = ""
             self.tell("The conversation is saved again.")
 
-    def _write(self, waiting: Sequence[Event]) -> None:
+    def _write(self) -> None:
         # A failure leaves it unknown, and so does an interrupt behind the commit
         rows, self._rows = self._rows, None
         if rows is None or self._generation != self.store.generation:
-            rows = self._rows_in_file()
+            rows = self._read_rows()
+        waiting = self._waiting
         same = len(rows) == len(self.messages) == _first_difference(rows, self.messages)
         if same and not waiting and all(row.copy == row.message for row in rows):
             self._rows = rows
             return
         ends = [event.usage for event in waiting if isinstance(event, events.RunEnd)]
         usage = sum([*ends, *filter(None, map(events.hidden_usage, waiting))], self.info.usage)
-        info = replace(self.info, updated=now(), usage=usage)
+        updated = max(
+            now(), self.info.updated + 1
+        )  # each its own, so that it tells what was committed
+        info = replace(self.info, updated=updated, usage=usage)
+        self._tried = info, len(waiting)
         with self.store.transaction() as db:
             write_info(db, info)
-            Transaction(db, info.id, rows).write(self.messages, waiting)
-        self._rows, self.info = rows, info
+            self._write_all(db, rows)
+        self._rows, self.info, self._waiting, self._tried = rows, info, [], (info, 0)
 
-    def _rows_in_file(self) -> list[Row]:
-        """The active rows. One with the text of a message of ours is this message, others are to go."""
+    def _read_rows(self) -> list[Row]:
+        """The active rows in the file. One with the text of a message of ours is this message, others are to go."""
+        (tried, count), query = self._tried, "SELECT 1 FROM session WHERE id = ? AND updated = ?"
+        if count and self.store.rows(query, self.session_id, tried.updated):
+            self.info = replace(self.info, updated=tried.updated, usage=tried.usage)
+            self._waiting, self._tried = self._waiting[count:], (tried, 0)
         ours = defaultdict[str, list[Message]](list)
         for message in reversed(self.messages):
             ours[dumps(message)].append(message)
@@ -182,8 +190,116 @@ class Recorder:
             same = ours[row["data"]]
             message = same.pop() if same else {"role": row["role"]}
             rows.append(Row(row["id"], message, copied(message)))
+        calls = "SELECT call_id, id FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
+        self._calls = {
+            each["call_id"]: each["id"] for each in self.store.rows(calls, self.session_id)
+        }
         self._generation = self.store.generation
         return rows
+
+    # -- in one transaction
+
+    def _write_all(self, db: sqlite3.Connection, rows: list[Row]) -> None:
+        """Bring `rows`, also in the file, to what the list and the waiting events tell."""
+        waiting = self._waiting
+        shortened = any(isinstance(event, events.Compacted) for event in waiting)
+        # Within a run the list only grows
+        if not waiting or shortened or isinstance(waiting[-1], events.RunEnd):
+            for row in rows:
+                if row.copy != row.message:
+                    _update(db, "message", row.id, data=dumps(row.message))
+                    row.copy = copied(row.message)
+        newest = max((row.id for row in rows), default=0)
+        self._write_list(db, rows, shortened)
+        for event in waiting if rows else ():
+            answers = (row.id for row in reversed(rows) if row.message.get("role") == "assistant")
+            match event:
+                case events.ToolStart(id=call_id, title=title):
+                    self._update_call(db, call_id, state="running", title=mend(title), start=now())
+                case events.ToolEnd():
+                    self._write_result(db, event)
+                case events.StepEnd(finish_reason=reason, usage=usage) if event.message:
+                    tokens = dumps(asdict(usage))
+                    _update(db, "message", next(answers, 0), finish=reason, tokens=tokens)
+                case events.Compacted():
+                    data = {name: each for name, each in event.to_dict().items() if name != "type"}
+                    new = (row.id for row in rows if row.id > newest)  # of a summary
+                    values = {"message": next(new, rows[-1].id), "type": "compaction"}
+                    self._insert(db, "part", **values, data=dumps(data))
+                case events.RunEnd(stop_reason=reason) if reason != "stop":
+                    why = {"stop_reason": reason, "message": event.text}
+                    why |= event.error.to_dict() if event.error else {}
+                    _update(db, "message", rows[-1].id, error=dumps(why))
+
+    def _write_list(self, db: sqlite3.Connection, rows: list[Row], shortened: bool) -> None:
+        """From the first difference on, the rows of the messages.
+
+        A message that is still there keeps its row, moved to the end. So does one that was repaired, for which
+        another of the same role stands in its place. All others get new rows; those of messages that are gone
+        become inactive.
+        """
+        query = "SELECT coalesce(max(position), -1) FROM message WHERE session = ?"
+        [position] = db.execute(query, (self.session_id,)).fetchone()
+        place = _first_difference(rows, self.messages)
+        messages, old, rows[place:] = self.messages[place:], rows[place:], []
+        staying, unused = set(map(id, messages)), {row.id for row in old}
+        by_message = {id(row.message): row for row in old}
+        for at, message in enumerate(messages):
+            row, position = by_message.pop(id(message), None), position + 1
+            before = old[at] if at < len(old) and not shortened else None
+            if before and before.id in unused and id(before.message) not in staying and not row:
+                row = before if before.message.get("role") == message.get("role") else None
+            if row:
+                unused.discard(row.id)
+                text = {} if row.message is message else {"data": dumps(message)}
+                _update(db, "message", row.id, position=position, **text)
+            row_id = row.id if row else self._insert_message(db, message, position)
+            rows.append(Row(row_id, message, copied(message)))
+        for row_id in unused:
+            _update(db, "message", row_id, active=0)
+
+    def _insert_message(self, db: sqlite3.Connection, message: Message, position: int) -> int:
+        """Its row; that of an answer with its calls, that of a result with the end of its call."""
+        role, completed = str(message.get("role") or ""), now()
+        values = {"role": role, "completed": completed if role == "assistant" else None}
+        row_id = self._insert(db, "message", position=position, **values, data=dumps(message))
+        for call in calls_of(formed(message) or {}):
+            name, call_id = call["function"]["name"], mend(call["id"])
+            values = {"call_id": call_id, "state": "pending", "title": mend(name)}
+            values |= {"message": row_id, "type": "tool", "data": dumps({"name": name})}
+            self._calls[call_id] = self._insert(db, "part", **values)
+        if role == "tool":
+            state = "failed" if (message.get("meta") or {}).get("is_error") else "completed"
+            call_id = str(message.get("tool_call_id"))
+            self._update_call(db, call_id, state=state, end=completed)
+        return row_id
+
+    def _write_result(self, db: sqlite3.Connection, event: events.ToolEnd) -> None:
+        """The end of a call; its result is in the list."""
+        details = event.result.details
+        data = {"name": event.name, "details": details, "seconds": event.seconds}
+        state = "failed" if event.is_error else "completed"
+        self._update_call(db, event.id, state=state, end=now(), data=dumps(data))
+        items = details.get("todo") if event.name == "todo" else None
+        if isinstance(items, list):
+            db.execute("DELETE FROM todo WHERE session = ?", (self.session_id,))
+            for at, item in enumerate(item for item in items if isinstance(item, dict)):
+                texts = {name: mend(str(item.get(name))) for name in ("text", "status")}
+                self._insert(db, "todo", position=at, **texts)
+
+    def _update_call(self, db: sqlite3.Connection, call_id: str, **columns: Any) -> None:
+        _update(db, "part", self._calls.get(mend(call_id), 0), **columns)
+
+    def _insert(self, db: sqlite3.Connection, table: str, **columns: Any) -> int:
+        names = ", ".join(("session", *columns))
+        marks = ", ".join("?" * (len(columns) + 1))
+        values = (self.session_id, *columns.values())
+        return db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values).lastrowid or 0
+
+
+def _update(db: sqlite3.Connection, table: str, row_id: int, **columns: Any) -> None:
+    names = ", ".join(f'"{name}" = ?' for name in columns)
+    db.execute(f"UPDATE {table} SET {names} WHERE id = ?", (*columns.values(), row_id))
 
 
 def _is_due(event: Event) -> bool:
@@ -200,130 +316,6 @@ def _first_difference(rows: Sequence[Row], messages: Sequence[Message]) -> int:
     """The first place at which a list has another object than the rows."""
     differs = list(map(is_not, map(attrgetter("message"), rows), messages))
     return differs.index(True) if True in differs else len(differs)
-
-
-class Transaction:
-    """The statements that bring the rows of a session to what a list and the events of its runs tell."""
-
-    def __init__(self, db: sqlite3.Connection, session_id: str, rows: list[Row]) -> None:
-        self.db, self.session_id, self.rows = db, session_id, rows
-        self._new: list[int] = []  # rows
-        newest = "SELECT coalesce(max(position), -1) FROM message WHERE session = ?"
-        self._position: int = db.execute(newest, (session_id,)).fetchone()[0]
-
-    def write(self, messages: Sequence[Message], waiting: Sequence[Event]) -> None:
-        shortened = any(isinstance(event, events.Compacted) for event in waiting)
-        # Within a run the list only grows
-        if not waiting or shortened or isinstance(waiting[-1], events.RunEnd):
-            for row in self.rows:
-                if row.copy != row.message:
-                    self._update("message", row.id, data=dumps(row.message))
-                    row.copy = copied(row.message)
-        self._write_list(messages, shortened)
-        for event in waiting:
-            self._write_event(event)
-
-    def _write_list(self, messages: Sequence[Message], shortened: bool) -> None:
-        """From the first difference on, the rows of `messages`.
-
-        A message that is still there keeps its row, moved to the end. So does one that was repaired, for which
-        another of the same role stands in its place. All others get new rows; those of messages that are gone
-        become inactive.
-        """
-        place = _first_difference(self.rows, messages)
-        old, self.rows[place:] = self.rows[place:], []
-        rows, unused = {id(row.message): row.id for row in old}, {row.id for row in old}
-        staying = set(map(id, messages[place:]))
-        for message, before in zip(messages[place:], chain(old, repeat(None))):
-            row_id = rows.pop(id(message), 0)
-            replaced = before and not (row_id or shortened or id(before.message) in staying)
-            if before and replaced and before.message.get("role") == message.get("role"):
-                row_id = rows.pop(id(before.message), 0)
-            if row_id:
-                self._position += 1
-                values = {"data": dumps(message)} if replaced else {}
-                self._update("message", row_id, position=self._position, **values)
-            row_id = row_id or self._insert(message)
-            unused.discard(row_id)
-            self.rows.append(Row(row_id, message, copied(message)))
-        for row_id in unused:
-            self._update("message", row_id, active=0)
-
-    def _insert(self, message: Message) -> int:
-        self._position += 1
-        role = str(message.get("role") or "")
-        completed = now() if role == "assistant" else None
-        values = {"position": self._position, "role": role, "completed": completed}
-        row_id = self._add("message", **values, data=dumps(message))
-        self._new.append(row_id)
-        for call in calls_of(formed(message) or {}):
-            name, data = mend(call["function"]["name"]), dumps({"name": call["function"]["name"]})
-            values = {"call_id": mend(call["id"]), "state": "pending", "title": name, "data": data}
-            self._add("part", message=row_id, type="tool", **values)
-        if role == "tool":
-            self._finish_call(message)
-        return row_id
-
-    def _write_event(self, event: Event) -> None:
-        match event:
-            case events.ToolStart(id=call_id, title=title):
-                self._update_call(call_id, state="running", title=mend(title), start=now())
-            case events.ToolEnd():
-                self._write_result(event)
-            case events.StepEnd(finish_reason=reason, usage=usage) if event.message:
-                self._update("message", self._answer(), finish=reason, tokens=dumps(asdict(usage)))
-            case events.Compacted() if self.rows:
-                data = {name: value for name, value in event.to_dict().items() if name != "type"}
-                first = [*self._new, self.rows[-1].id][0]  # for a summary, the row of it
-                self._add("part", message=first, type="compaction", data=dumps(data))
-            case events.RunEnd(stop_reason=reason) if reason != "stop" and self.rows:
-                why = {"stop_reason": reason, "message": event.text}
-                why |= event.error.to_dict() if event.error else {}
-                self._update("message", self.rows[-1].id, error=dumps(why))
-
-    def _write_result(self, event: events.ToolEnd) -> None:
-        """The end of a call; its result is in the list."""
-        details = event.result.details
-        data = {"name": event.name, "details": details, "seconds": event.seconds}
-        state = "failed" if event.is_error else "completed"
-        self._update_call(event.id, state=state, end=now(), data=dumps(data))
-        items = details.get("todo") if event.name == "todo" else None
-        if isinstance(items, list):
-            self.db.execute("DELETE FROM todo WHERE session = ?", (self.session_id,))
-            for at, item in enumerate(item for item in items if isinstance(item, dict)):
-                text, status = mend(str(item.get("text"))), mend(str(item.get("status")))
-                self._add("todo", position=at, text=text, status=status)
-
-    def _finish_call(self, message: Message) -> None:
-        """The result of a call has come into the list: where no event told its end, this is it."""
-        is_error = bool((message.get("meta") or {}).get("is_error"))
-        call_id = mend(str(message.get("tool_call_id")))
-        self.db.execute(
-            'UPDATE part SET state = iif("end", state, ?), "end" = coalesce("end", ?) '
-            "WHERE message = ? AND call_id = ?",
-            ("failed" if is_error else "completed", now(), self._answer(), call_id),
-        )
-
-    def _answer(self) -> int:
-        """The row of the newest answer, whose calls are at work."""
-        answers = (row.id for row in reversed(self.rows) if row.message.get("role") == "assistant")
-        return next(answers, 0)
-
-    def _update_call(self, call_id: str, **columns: Any) -> None:
-        names = ", ".join(f'"{name}" = ?' for name in columns)
-        values = (*columns.values(), self._answer(), mend(call_id))
-        self.db.execute(f"UPDATE part SET {names} WHERE message = ? AND call_id = ?", values)
-
-    def _add(self, table: str, **columns: Any) -> int:
-        names = ", ".join(f'"{name}"' for name in ("session", *columns))
-        marks = ", ".join("?" * (len(columns) + 1))
-        values = (self.session_id, *columns.values())
-        row = self.db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values)
-        return row.lastrowid or 0
-
-    def _update(self, table: str, row_id: int, **columns: Any) -> None:
-        names = ", ".join(f'"{name}" = ?' for name in columns)
-        self.db.execute(f"UPDATE {table} SET {names} WHERE id = ?", (*columns.values(), row_id))
 
 
 class SessionStore(Store):

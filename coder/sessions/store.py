@@ -10,7 +10,6 @@ ever compared with those in the table.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -22,17 +21,53 @@ from typing import Any
 
 from coder.history import calls_of, formed, now, repair, text_of, tool_message
 from coder.providers.text import mend, mend_all
-from coder.sessions.database import MEMORY, Database, StoreError
+from coder.sessions.database import MEMORY, Database, SessionLock, StoreError
 from coder.types import Message, ToolResult, Usage
 
 __all__ = ["MEMORY", "SessionInfo", "Store", "StoreError", "open_store"]
 
+APPLICATION = 0x636F6472  # application_id, which marks the file as ours
+VERSION = 3  # user_version
 MAX_HITS = 1000  # messages that a search looks at, the newest
 MAX_ENDING = 50  # messages at the end in which the newest question is looked for
 MAX_TITLE = 200  # characters
 AROUND = 40  # characters of a snippet on either side
 USAGE = ("input", "output", "cached", "reasoning", "estimated", "cost")
 COLUMNS = ("id", "title", "directory", "agent", "model", "parent", "forked", "created", "updated")
+
+SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS session (
+  id TEXT PRIMARY KEY, title TEXT NOT NULL DEFAULT '', directory TEXT NOT NULL,
+  agent TEXT NOT NULL DEFAULT '', model TEXT NOT NULL DEFAULT '',
+  parent TEXT REFERENCES session(id) ON DELETE SET NULL, forked INTEGER NOT NULL DEFAULT 0,
+  created INTEGER NOT NULL, updated INTEGER NOT NULL,
+  input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0,
+  cached INTEGER NOT NULL DEFAULT 0, reasoning INTEGER NOT NULL DEFAULT 0,
+  estimated INTEGER NOT NULL DEFAULT 0, cost REAL);
+CREATE TABLE IF NOT EXISTS message (
+  id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE,
+  position INTEGER NOT NULL, active INTEGER NOT NULL DEFAULT 1, role TEXT NOT NULL,
+  finish TEXT, error TEXT, tokens TEXT, completed INTEGER, data TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS part (
+  id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE,
+  message INTEGER REFERENCES message(id) ON DELETE CASCADE, type TEXT NOT NULL, call_id TEXT,
+  state TEXT, title TEXT, start INTEGER, "end" INTEGER, data TEXT NOT NULL DEFAULT '{{}}');
+CREATE TABLE IF NOT EXISTS todo (
+  session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE, position INTEGER NOT NULL,
+  text TEXT NOT NULL, status TEXT NOT NULL, PRIMARY KEY (session, position));
+CREATE INDEX IF NOT EXISTS session_by_parent ON session(parent);
+CREATE INDEX IF NOT EXISTS message_by_place ON message(session, position, active);
+CREATE INDEX IF NOT EXISTS part_by_message ON part(message);
+CREATE INDEX IF NOT EXISTS part_by_session ON part(session);
+DROP INDEX IF EXISTS message_by_session;
+DROP TRIGGER IF EXISTS search_insert;
+DROP TRIGGER IF EXISTS search_delete;
+DELETE FROM part WHERE type IN ('text', 'reasoning', 'snapshot');
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
 
 INFO = """SELECT *,
   (SELECT count(*) FROM message WHERE session = session.id AND active = 1) AS messages,
@@ -69,6 +104,8 @@ class SessionInfo:
 
 class Store(Database):
     """All sessions of the user. Raises StoreError, also from every method."""
+
+    what, application, version, schema = "The file of the sessions", APPLICATION, VERSION, SCHEMA
 
     # -- making and changing
 
@@ -277,41 +314,3 @@ def _snippet(text: str, words: Sequence[str]) -> str:
     end = start + 2 * AROUND + len(words[0])
     cut = " ".join(text[start:end].split())
     return f"{'…' if start else ''}{cut}{'…' if end < len(text) else ''}"
-
-
-# -- one writer for each session
-
-
-class SessionLock:
-    """The single-writer lock of a session, until `release`; the kernel releases it on SIGKILL, too.
-
-    `store` is the path of the database. Raises StoreError where another process has it.
-    """
-
-    def __init__(self, store: Path, session_id: str) -> None:
-        self._path = store.with_name(f"{store.name}.locks") / session_id
-        self._fd = -1
-        if str(store) == MEMORY:
-            return
-        try:
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            while self._fd < 0 or not os.fstat(self._fd).st_nlink:
-                self.release()  # its holder has removed it between our opening and our locking it
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._fd = os.open(self._path, flags, 0o600)
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._fd)
-            raise StoreError(f"The session {session_id} is open in another process.") from None
-        except OSError:
-            self._fd = (
-                -1
-            )  # where no lock can be made nothing can be written, which is reported then
-
-    def release(self) -> None:
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                if os.fstat(self._fd).st_nlink:
-                    self._path.unlink()  # while it is still ours
-            os.close(self._fd)
-            self._fd = -1

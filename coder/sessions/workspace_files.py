@@ -1,9 +1,8 @@
 """Which files of a workspace have changed since the last look, and what they were: what undo needs.
 
-    files = WorkspaceFiles(root, SnapshotStore(root, data))
+    files = WorkspaceFiles(root, data)
     files.start()                # before a run: all files, read where their stamps are new
     files.look()                 # what has changed since
-    files.look(["a.py"])         # the same of these paths only
 
 On Linux the kernel reports changed paths (inotify), so that a look at nothing costs nothing; else each look
 goes through the folder. Left out: what git ignores (where there is no repository, folders that tools make),
@@ -18,21 +17,12 @@ import os
 import stat
 import struct
 import sys
-import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
-from coder.sessions.git_objects import (
-    Index,
-    Info,
-    blob_id,
-    find_git,
-    is_plain,
-    read_objects,
-    run_git,
-)
-from coder.sessions.snapshot_store import MAX_STORED, SnapshotStore
+from coder.sessions.blobs import MAX_STORED, BlobStore, blob_id
 
 SECONDS = 1.8  # that the first look may keep a tool waiting, and a bit to store; that others read
 MAX_FILE = 2_000_000  # bytes of a file that is kept
@@ -40,14 +30,15 @@ MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's 
 TOOL_FOLDERS = {"node_modules", "__pycache__", "venv", ".venv", ".tox", ".mypy_cache", ".cache"}
 Entry = tuple[int, str]  # type and permissions of a file, blob id ("": not kept)
 Pair = tuple[Entry | None, Entry | None]  # before, after; None: no file
+Info = os.stat_result
 
 
 class FolderWatch:
     """The paths below `root` that the kernel reports as changed, in the folders that were added."""
 
-    MODIFY, ATTRIB, CLOSE_WRITE, MOVED, CREATE, DELETE = 0x2, 0x4, 0x8, 0xC0, 0x100, 0x200
-    OVERFLOW, IGNORED, ONLY_FOLDERS, NO_LINKS = 0x4000, 0x8000, 0x1000000, 0x2000000
-    MASK = MODIFY | ATTRIB | CLOSE_WRITE | MOVED | CREATE | DELETE | ONLY_FOLDERS | NO_LINKS
+    # modify, attrib, close_write, moved_from, moved_to, create, delete; onlydir, dont_follow
+    MASK = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x1000000 | 0x2000000
+    OVERFLOW, IGNORED = 0x4000, 0x8000
     EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name behind it
 
     def __init__(self, root: str) -> None:
@@ -67,14 +58,13 @@ class FolderWatch:
             watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), self.MASK)
             if watch >= 0:
                 self._folders[watch] = folder
-            elif os.path.isdir(path) and os.access(path, os.R_OK):
-                self.close()
-            if len(self._folders) > MAX_FOLDERS:
+            full = watch < 0 and os.path.isdir(path) and os.access(path, os.R_OK)
+            if full or len(self._folders) > MAX_FOLDERS:
                 self.close()
 
-    def take(self) -> set[str] | None:
-        """The paths reported since the last call; None: unknown."""
-        changed, data, known = set[str](), b"", self._fd >= 0
+    def take(self) -> set[str]:
+        """The paths reported since the last call; with "", any path may have changed."""
+        changed, data = set[str]() if self._fd >= 0 else {""}, b""
         with contextlib.suppress(BlockingIOError):
             while self._fd >= 0:
                 data += os.read(self._fd, 1 << 18)
@@ -83,12 +73,13 @@ class FolderWatch:
             watch, mask, _, size = self.EVENT.unpack_from(data, at)
             at += self.EVENT.size + size
             name = os.fsdecode(data[at - size : at].rstrip(b"\0"))
-            if mask & self.IGNORED:
+            if mask & self.OVERFLOW:
+                changed.add("")
+            elif mask & self.IGNORED:
                 self._folders.pop(watch, None)
             elif watch in self._folders and name:
                 changed.add(f"{self._folders[watch]}/{name}".lstrip("/"))
-            known = known and not mask & self.OVERFLOW
-        return changed if known else None
+        return changed
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -107,8 +98,8 @@ class State(NamedTuple):
 class WorkspaceFiles:
     """The files of a workspace. Paths are relative to it; "" is the workspace itself."""
 
-    def __init__(self, root: str, store: SnapshotStore) -> None:
-        self.root, self.store = root, store
+    def __init__(self, root: str, data: str) -> None:
+        self.root, self.data = root, data
         self.ready = False  # has a first look been made?
         self.left_out = 0  # files and folders that it had no time or room for
         self.deadline = 0.0  # of the look under way
@@ -116,25 +107,23 @@ class WorkspaceFiles:
         self._files: dict[str, State] = {}
         self._folders: set[str] = set()
         self._ignored: set[str] = set()
-        self._unseen: set[str] = set()  # reported, and not looked at yet; "": anything
         self._unreached: set[str] = set()  # folders for which the first look had no time
-        self._tracked: set[str] = set()  # paths that git does not ignore, in the first look
-        self._git = ""
+        self._git_works = True
+
+    @cached_property
+    def store(self) -> BlobStore:
+        """Opened when it is needed. Raises StoreError."""
+        return BlobStore(self.root, self.data)
 
     def start(self) -> None:
         """Look at everything, as the state before a run, until the `deadline`, which another thread may set."""
+        began = time.time_ns()
         self._watch.take()  # what was reported so far is looked at now
-        self._git = find_git(self.root)
-        self._ignored, self._unreached = {os.path.relpath(self.store.data, self.root)}, set()
-        index = Index(self.root)
-        self._tracked = index.paths()
-        sizes: dict[str, str] = {}
-        asking = threading.Thread(target=self._ask_sizes, args=(index, sizes), daemon=True)
-        asking.start()
-        found, self._folders = self._scan([""])
-        asking.join()
-        states = self._clean(found, index, sizes)
-        self._tracked = set()
+        self._ignored, self._unreached = {os.path.relpath(self.data, self.root)}, set()
+        self._git_works = True
+        tracked = self.store.git.tracked(lambda: self.deadline)
+        found, self._folders = self._scan([""], folders_of(tracked))
+        states = self._clean(found, tracked, began)
         saved = {} if self._files else self._saved()
         kept = {}
         self.left_out, full = len(self._unreached), False
@@ -148,56 +137,43 @@ class WorkspaceFiles:
             states[path] = state
             if state.blob:
                 kept[path] = state
-        self._files, self._unseen = states, set()
+        self._files = states
         self.store.flush()
         if kept != saved:
             self.store.execute("INSERT OR REPLACE INTO look VALUES (1, ?)", (json.dumps(kept),))
         self.store.prune({state.blob for state in kept.values()})
         self.ready = True
 
-    def _ask_sizes(self, index: Index, sizes: dict[str, str]) -> None:
-        """Of the blobs that git has: of a file that a filter changes it is another than the file's."""
-        what, wait = "--batch-check=%(objectname) %(objectsize)", lambda: self.deadline
-        names = {index.name(path) for path in index.entries}
-        with contextlib.suppress(OSError, ValueError):
-            output = read_objects(self.root, self.store.data, names, what, wait)
-            sizes.update((line[:40], line[41:]) for line in output.decode().split("\n")[:-1])
-
     def _clean(
-        self, found: dict[str, Info], index: Index, sizes: dict[str, str]
+        self, found: dict[str, Info], tracked: dict[str, str], began: int
     ) -> dict[str, State]:
         """The files whose content git has, unchanged, so that they are not read."""
-        if not is_plain(self.root, [path for path in found if path.endswith(".gitattributes")]):
+        git = self.store.git
+        if not git.is_plain(path for path in found if path.endswith(".gitattributes")):
             return {}
+        blobs = {path: blob for path in found if (blob := tracked.get(path))}
+        sizes = git.sizes(set(blobs.values()), lambda: self.deadline)
         return {
             path: State(_mode(info), blob, _stamp(info))
-            for path, info in found.items()
-            if info.st_size <= MAX_FILE
-            and (blob := index.blob(path, info))
-            and sizes.get(blob) == str(info.st_size)
+            for path, blob in blobs.items()
+            if sizes.get(blob) == (info := found[path]).st_size <= MAX_FILE
+            # Else it may have changed since git looked; the kernel's clock of files is some milliseconds behind
+            and info.st_ctime_ns < began - 20_000_000
         }
 
     def _saved(self) -> dict[str, State]:
         """The files that the first look of an earlier process has read, where their contents are kept."""
-        kept = {row["id"] for row in self.store.execute("SELECT id FROM blob")}
-        rows = self.store.execute("SELECT data FROM look")
+        kept = {row["id"] for row in self.store.rows("SELECT id FROM blob")}
+        rows = self.store.rows("SELECT data FROM look")
         saved = json.loads(rows[0]["data"]) if rows else {}
         return {path: State(*state) for path, state in saved.items() if state[1] in kept}
 
-    def look(self, paths: Iterable[str] | None = None) -> dict[str, Any]:
-        """What has changed since the last look, of these paths or anywhere, without what is empty.
-
-        {"files": {path: (before, after)}, "lost": [path]}; of the lost the old or the new content
-        is not kept.
-        """
+    def look(self) -> tuple[dict[str, Pair], list[str]]:
+        """The files that have changed since the last look; and those of which the old or the new content is not kept."""
         self.deadline = time.monotonic() + SECONDS
-        reported = self._watch.take()
-        self._unseen |= {""} if reported is None else reported
-        if paths is None:
-            paths, self._unseen = {""} if "" in self._unseen else self._unseen, set()
-        places = set(paths)
+        places = self._watch.take()
         found, folders = self._scan(places)
-        gone: set[str] = places & self._files.keys()
+        gone = places & self._files.keys()
         if within := places & self._folders:
             gone |= {path for path in self._files if _is_within(path, within)}
             self._folders = {path for path in self._folders if not _is_within(path, within)}
@@ -205,23 +181,21 @@ class WorkspaceFiles:
         files: dict[str, Pair] = {}
         lost = []
         for path in sorted(found.keys() | gone):
-            old = self._files.pop(path, None)
-            info = found.get(path) or self._info(path)
-            info = None if info and stat.S_ISDIR(info.st_mode) else info
+            old, info = self._files.pop(path, None), found.get(path) or self._info(path)
             if info and old and path not in places and old.stamp == _stamp(info):
                 new: State | None = old
             else:
-                new = self._read(path, info) if info else None
+                new = self._read(path, info) if info and not stat.S_ISDIR(info.st_mode) else None
             if new:
                 self._files[path] = new
-            if not all(state.blob for state in (old, new) if state) or (
-                not old and _is_within(path, self._unreached)
-            ):
-                lost += [path] if not (old and new and old.stamp == new.stamp) else []
-            elif (old and old[:2]) != (new and new[:2]):
-                files[path] = old and old[:2], new and new[:2]
+            known = old or not _is_within(path, self._unreached)
+            if known and all(state.blob for state in (old, new) if state):
+                if (old and old[:2]) != (new and new[:2]):
+                    files[path] = old and old[:2], new and new[:2]
+            elif not (old and new and old.stamp == new.stamp):
+                lost.append(path)
         self.store.flush()
-        return {name: value for name, value in (("files", files), ("lost", lost)) if value}
+        return files, lost
 
     def entry(self, path: str) -> Entry | None:
         """A file as it is now."""
@@ -237,14 +211,16 @@ class WorkspaceFiles:
 
     # ---- finding
 
-    def _scan(self, places: Iterable[str]) -> tuple[dict[str, Info], set[str]]:
-        """The files at and below these places, and the folders, which are watched from now on."""
+    def _scan(
+        self, places: Iterable[str], known: Collection[str] = ()
+    ) -> tuple[dict[str, Info], set[str]]:
+        """The files at and below these places, and the folders, which are watched from now on. `known`: not ignored."""
         files: dict[str, Info] = {}
         folders = set[str]()
         inner = [place for place in places if not _is_within(place, self._ignored)]
         level = {place: info for place in inner if (info := self._info(place))}
         while level:
-            new = level.keys() - self._tracked - self._files.keys() - self._folders - self._ignored
+            new = level.keys() - known - self._files.keys() - self._folders - self._ignored
             self._ignored |= self._ask_git(sorted(new))
             covered = {path: level[path] for path in level if path not in self._ignored}
             level = {}
@@ -287,16 +263,11 @@ class WorkspaceFiles:
 
     def _ask_git(self, paths: Sequence[str]) -> set[str]:
         """What is ignored of these paths."""
-        if paths and self._git and time.monotonic() < self.deadline:
-            command = "-c core.fsmonitor=false check-ignore --no-index -z --stdin"
-            given = b"\0".join(os.fsencode(f"./{path}") for path in paths)
-            code, output = run_git(
-                [self._git, *command.split()], self.root, given, lambda: self.deadline
-            )
-            found = {os.fsdecode(path[2:]) for path in output.split(b"\0")[:-1]}
-            if code in (0, 1) and "" not in found:
+        if paths and self._git_works and time.monotonic() < self.deadline:
+            found = self.store.git.ignored(paths, lambda: self.deadline)
+            if found is not None and "" not in found:
                 return found
-            self._git = ""  # it does not work here, or ignores the workspace as a whole
+            self._git_works = False  # there is none, or it ignores the workspace as a whole
         return {path for path in paths if os.path.basename(path) in TOOL_FOLDERS}
 
     # ---- reading
@@ -322,6 +293,14 @@ class WorkspaceFiles:
             if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != whole:
                 raise OSError("it is behind a link")
             return file.read(MAX_FILE)
+
+
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """These paths and all folders that they are in."""
+    found = above = set(paths)
+    while above := {path.rpartition("/")[0] for path in above} - found:
+        found = found | above
+    return found
 
 
 def _mode(info: Info) -> int:

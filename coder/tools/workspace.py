@@ -100,6 +100,7 @@ def ask_to_show(ctx: ToolContext, target: Path) -> Generator[Any, None, None]:
 FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 # Opening never waits, as it would for a FIFO.
 FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -158,6 +159,20 @@ def temporary_name() -> str:
     return f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
+@contextlib.contextmanager
+def replacing(place: Path) -> Iterator[tuple[int, str]]:
+    """The folder's descriptor, and a name in it: what is made there takes the place at once. Raises as `folder_of`."""
+    name = temporary_name()
+    with folder_of(place, make=True) as folder:
+        try:
+            yield folder, name
+            os.replace(name, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+            raise
+
+
 def remove(place: Path, how: Callable[..., None] = os.unlink) -> None:
     """Remove a file or a link itself, or with os.rmdir a folder. Raises ToolError, OSError."""
     with folder_of(place) as folder:
@@ -170,29 +185,22 @@ def save(ctx: ToolContext, target: Path, data: bytes, like: os.stat_result | Non
     The file gets owner and mode of the one that it replaces, or of `like`. Raises ToolError; the
     file is then as it was.
     """
-    old, name = None, temporary_name()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    old = None
     try:
-        with folder_of(target, make=True) as folder:
+        with replacing(target) as (folder, name):
             with contextlib.suppress(FileNotFoundError):
                 old = os.stat(target.name, dir_fd=folder, follow_symlinks=False)
             mode = 0o600 if like or old else 0o666  # no one else reads it before it has its own
-            try:
-                with open(os.open(name, flags, mode, dir_fd=folder), "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    if like := like or old:
-                        with contextlib.suppress(OSError):  # first: it clears special bits
-                            os.fchown(file.fileno(), like.st_uid, like.st_gid)
-                        os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
-                    os.fsync(file.fileno())
-                    state = stamp(os.fstat(file.fileno()))
-                os.replace(name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
-                ctx.seen[target] = state
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=folder)
-                raise
+            with open(os.open(name, NEW_FILE, mode, dir_fd=folder), "wb") as file:
+                file.write(data)
+                file.flush()
+                if like := like or old:
+                    with contextlib.suppress(OSError):  # first: it clears special bits
+                        os.fchown(file.fileno(), like.st_uid, like.st_gid)
+                    os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
+                os.fsync(file.fileno())
+                state = stamp(os.fstat(file.fileno()))
+        ctx.seen[target] = state
     except OSError as error:
         problem = f"could not be written, and is as it was: {error.strerror}"
         raise ToolError(f"{target} {problem}") from None

@@ -1,0 +1,249 @@
+"""Contents of files by their git blob ids, and records of what runs have changed: what undo keeps.
+
+What git has of unchanged files is read there: nothing of the user's repository is written, and none of its
+settings, hooks or filters is obeyed, since it is read through an empty repository in the data folder. All else
+lies in one private SQLite file for each workspace, compressed, and goes KEPT_DAYS after its last use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+from coder.sessions.database import Database, StoreError
+from coder.tools.process import environment
+from coder.tools.workspace import git_folders, read_small_file, repository_top
+
+MAX_STORED = 100_000_000  # bytes of a workspace's contents; steps may double it
+MAX_WAITING = 8_000_000  # bytes of contents in memory, before they are stored
+MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
+KEPT_DAYS = 30
+# What may give a file another content of the same size than its blob has. A pointer of LFS is short.
+REWRITES = re.compile(rb"filter=(?!lfs\s)|working-tree-encoding=")
+
+
+def blob_id(data: bytes) -> str:
+    """The name that git gives a content."""
+    return hashlib.sha1(b"blob %d\0%b" % (len(data), data), usedforsecurity=False).hexdigest()
+
+
+class Git:
+    """What git knows of the files below `root`; nothing where there is no git, or no repository."""
+
+    def __init__(self, root: str, data: str) -> None:
+        self.root, self.top = root, repository_top(Path(root))
+        self._program = self._find() if os.path.lexists(self.top / ".git") else ""
+        self._own = os.path.join(data, "git")
+
+    def _find(self) -> str:
+        """git, unless the workspace holds it."""
+        for place in environment().get("PATH", os.defpath).split(os.pathsep):
+            found = shutil.which("git", path=place)
+            if found and not Path(os.path.realpath(found)).is_relative_to(self.root):
+                return found
+        return ""
+
+    def _run(
+        self,
+        command: str,
+        lines: Iterable[bytes] = (),
+        until: Callable[[], float] = lambda: math.inf,
+        **variables: str,
+    ) -> bytes | None:
+        """What git prints; None where it fails, or was killed at the time `until`, which may change meanwhile."""
+        if not self._program:
+            return None
+        own = {name: value for name, value in environment().items() if name[:4] != "GIT_"}
+        with tempfile.TemporaryFile() as given:  # communicate() forgets its input at a time-out
+            given.writelines(lines)
+            given.seek(0)
+            process = subprocess.Popen(
+                [self._program, "-c", "core.fsmonitor=false", *command.split()], cwd=self.root,
+                env=own | variables, stdin=given, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        with process:
+            while True:
+                try:
+                    output, _ = process.communicate(timeout=0.05)
+                    return output if process.returncode in (0, 1) else None
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > until():
+                        process.kill()
+
+    def _run_apart(
+        self,
+        command: str,
+        lines: Iterable[bytes] = (),
+        until: Callable[[], float] = lambda: math.inf,
+    ) -> bytes:
+        """The same of the user's index and objects, without the repository's settings."""
+        os.makedirs(os.path.join(self._own, "refs"), exist_ok=True)
+        Path(self._own, "HEAD").write_text("ref: refs/heads/none\n")
+        folders = git_folders(self.top)
+        places = {"WORK_TREE": self.top, "INDEX_FILE": folders[0] / "index", "DIR": self._own}
+        places |= {"OBJECT_DIRECTORY": folders[-1] / "objects"}
+        variables = {f"GIT_{name}": str(place) for name, place in places.items()}
+        users = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+        return self._run(command, lines, until, **variables, **users, GIT_NO_LAZY_FETCH="1") or b""
+
+    def tracked(self, until: Callable[[], float]) -> dict[str, str]:
+        """The tracked files, and the blob id of each that is as it was added, else ""."""
+        found: dict[str, str] = {}
+        for line in self._run_apart("ls-files -z -v -s -c -m", (), until).split(b"\0")[:-1]:
+            facts, _, name = line.partition(b"\t")
+            tag, _, blob, stage = facts.decode().split()
+            # H: git looks at it; a second line, C: it differs
+            clean = tag == "H" and stage == "0"
+            found[os.fsdecode(name)] = blob if clean else ""
+        return found
+
+    def sizes(self, blobs: Iterable[str], until: Callable[[], float]) -> dict[str, int]:
+        """Bytes of the blobs: of a file that a filter or another line ending changes, others than the file's."""
+        command = "cat-file --batch-check=%(objectname)=%(objectsize)"
+        output = self._run_apart(command, (f"{blob}\n".encode() for blob in blobs), until)
+        pairs = (line.split("=") for line in output.decode().splitlines() if "=" in line)
+        return {blob: int(size) for blob, size in pairs}
+
+    def is_plain(self, attributes: Iterable[str]) -> bool:
+        """Has an unchanged file whose blob has its size the content of that, by these .gitattributes?"""
+        files = [Path(self.root, path) for path in attributes]
+        files.append(git_folders(self.top)[-1] / "info/attributes")
+        return not any(
+            REWRITES.search(read_small_file(file, MAX_ATTRIBUTES) or b"") for file in files
+        )
+
+    def ignored(self, paths: Sequence[str], until: Callable[[], float]) -> set[str] | None:
+        """What the user's git ignores of these paths; None: unknown."""
+        given = (b"./%b\0" % os.fsencode(path) for path in paths)
+        output = self._run("check-ignore --no-index -z --stdin", given, until)
+        return (
+            output
+            if output is None
+            else {os.fsdecode(each[2:]) for each in output.split(b"\0")[:-1]}
+        )
+
+    def contents(self, blobs: Collection[str]) -> dict[str, bytes]:
+        """Those of these blobs that git has."""
+        output, at = (
+            self._run_apart("cat-file --batch", (f"{blob}\n".encode() for blob in blobs)),
+            0,
+        )
+        found = {}
+        while at < len(output):
+            end = output.index(b"\n", at)
+            header, at = output[at:end].split(), end + 1
+            if len(header) == 3:  # else it is missing
+                content = output[at : at + int(header[2])]
+                found[blob_id(content)] = content
+                at += len(content) + 1
+        return found
+
+
+class BlobStore(Database):
+    """Contents of files, and records of what runs have changed. Raises StoreError."""
+
+    what, wal = "The file of undo", False
+    schema = """
+    PRAGMA auto_vacuum = full;
+    CREATE TABLE IF NOT EXISTS blob (id TEXT PRIMARY KEY, used INTEGER, data BLOB);
+    CREATE TABLE IF NOT EXISTS run (id INTEGER PRIMARY KEY, session TEXT, time INTEGER, data TEXT);
+    CREATE TABLE IF NOT EXISTS look (id INTEGER PRIMARY KEY, data TEXT);
+    """
+
+    def __init__(self, root: str, data: str) -> None:
+        name = f"{hashlib.sha256(os.fsencode(root)).hexdigest()}.db"
+        super().__init__(Path(data, "snapshots", name))
+        self.git = Git(root, data)
+        self._waiting: dict[str, bytes] = {}
+        self._waiting_bytes = 0
+        with contextlib.suppress(OSError):
+            self.path.parent.chmod(0o700)
+            os.utime(self.path)  # in use
+
+    def execute(self, sql: str, *rows: Sequence[object]) -> None:
+        """A statement for each of these rows of values."""
+        with self.transaction() as db:
+            db.executemany(sql, rows)
+
+    @property
+    def stored(self) -> int:
+        """Bytes on disk, or about to be."""
+        return os.path.getsize(self.path) + self._waiting_bytes
+
+    def add(self, data: bytes) -> str:
+        """The id of a content, which `flush` will store."""
+        name = blob_id(data)
+        if name not in self._waiting:
+            self._waiting[name] = data
+            self._waiting_bytes += len(data)
+        if self._waiting_bytes > MAX_WAITING:
+            self.flush()
+        return name
+
+    def flush(self) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
+        if waiting:
+            now = int(time.time())
+            rows = [(name, now, zlib.compress(data, 1)) for name, data in waiting.items()]
+            insert = (
+                "INSERT INTO blob VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET used = excluded.used"
+            )
+            self.execute(insert, *rows)
+
+    def blobs(self, names: Set[str]) -> dict[str, bytes]:
+        """The contents with these ids, ours or git's. Raises StoreError where one is no longer kept."""
+        found = {}
+        for name in names:
+            for row in self.rows("SELECT data FROM blob WHERE id = ?", name):
+                found[name] = zlib.decompress(row["data"])
+        if missing := names - found.keys():
+            found |= self.git.contents(missing)
+        if names - found.keys():
+            raise StoreError("some of their contents are no longer kept")
+        return found
+
+    def prune(self, used: Collection[str]) -> None:
+        """Remove what was not used for KEPT_DAYS, and all of other workspaces; where there is little room, after a day."""
+        now = int(time.time())
+        day, old = now - 86_400, now - KEPT_DAYS * 86_400
+        [row] = self.rows("SELECT min(used) AS used FROM blob")
+        if row["used"] and row["used"] < day:
+            ids = "id IN (SELECT value FROM json_each(?))"
+            self.execute(f"UPDATE blob SET used = ? WHERE {ids}", (now, json.dumps([*used])))
+            oldest = day if self.stored > 1.5 * MAX_STORED else old
+            self.execute("DELETE FROM blob WHERE used < ?", (oldest,))
+            self.execute("DELETE FROM run WHERE time < ?", (old,))
+        for entry in list(os.scandir(self.path.parent)):
+            if entry.stat(follow_symlinks=False).st_mtime < old:
+                shutil.rmtree(entry.path, ignore_errors=True)
+                Path(entry.path).unlink(missing_ok=True)
+
+    # ---- what the runs of a session have changed
+
+    def runs(self, session: str) -> list[list[Any]]:
+        """Data and row of each, in their order."""
+        rows = self.rows("SELECT id, data FROM run WHERE session = ? ORDER BY id", session)
+        return [[*json.loads(row["data"]), row["id"]] for row in rows]
+
+    def save_run(self, session: str, row: int, data: Sequence[Any]) -> int:
+        """Write a run, over its row where it has one; the row."""
+        values = row or None, session, int(time.time()), json.dumps(data)
+        with self.transaction() as db:
+            insert = "INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?)"
+            return db.execute(insert, values).lastrowid or 0
+
+    def drop_run(self, row: int) -> None:
+        self.execute("DELETE FROM run WHERE id = ?", (row,))
