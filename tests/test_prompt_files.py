@@ -145,7 +145,7 @@ def test_an_answer_is_for_all_files_of_a_skill(tmp_path: Path, change: str) -> N
     put(tmp_path, "ws/skills/a/SKILL.md", SKILL), put(tmp_path, "ws/skills/a/scripts/run", "ls")
     files = load()
     assert [each.answer for each in files.unanswered()] == [""] and not files.section
-    files.keep(files.unanswered(), "yes")
+    files.answer(files.unanswered(), "yes")
     assert not (again := load()).unanswered() and "How it is deployed" in again.section
     put(tmp_path / "ws/skills/a", change, SKILL + "x")
     assert [each.answer for each in load().unanswered()] == ["changed"] and not load().section
@@ -241,6 +241,10 @@ def test_a_projects_skill_counts_after_a_yes_and_is_asked_about_once(tmp_path: P
 
         with OneShot(tmp_path, server, "go") as one_shot:
             assert b"session has to ask about first: deploy" in one_shot.child.communicate()[1]
+        before = len(server.requests)
+        assert (
+            not is_used("go", "\x03") and len(server.requests) == before + 1
+        )  # of the second entry
         assert not is_used("go", "") and not is_used("go", "n") and not is_used("go", None)
         assert is_used("/skills", "y") and is_used("go", None)
         with OneShot(tmp_path, server, "go") as one_shot:

@@ -85,8 +85,8 @@ class Prompter:
                 if number:
                     self.screen.line(f"    ({number:,} {what})", "yellow")
         word = self.keyboard.choose("Use it? [y]es, [n]o, or Enter for not now: ", "yn").lower()
-        if answer := {"y": "yes", "n": "no"}.get(ANSWERS.get(word, word), ""):
-            known.keep(files, answer)
+        answer = {"y": "yes", "n": "no"}.get(ANSWERS.get(word, word), "later")
+        known.answer(files, answer)
         return answer == "yes"
 
     def _ask_permission(self, event: PermissionAsked, asks: str) -> None:

@@ -83,8 +83,6 @@ class Repl:
         elif arguments.resume or arguments.continue_:
             self.replay()
         self.show_notices()
-        if self.app.prompt_files:
-            self.commands.trust(self.app.prompt_files.unanswered())
         if arguments.resume is not None or arguments.continue_:
             self.screen.line()
         if first:
@@ -154,6 +152,8 @@ class Repl:
         ended_well, typed = False, self.typeahead
         text, images = self._attach(text.strip())
         with handling(signal.SIGINT, self.app.interrupts.count):
+            if self.app.prompt_files:
+                self.commands.trust(self.app.prompt_files.unanswered())
             with self.hard_stop(), typed.listening():
                 result = self.app.follow(self.app.stream(text, images), self.show)
                 ended_well = result.stop_reason == "stop"

@@ -33,7 +33,7 @@ SKILLS = "Skills: files with the user's instructions. Where one fits the task, r
 
 @dataclass
 class PromptFile:
-    """A command or a skill. `answer` is the user's to a project's: "yes", "no", "changed" (since an answer) or "".
+    """A command or a skill. `answer` is the user's to a project's: "yes", "no", "later", "changed" (since then) or "".
 
     `digest` stands for the content of a project's; the user's own have none, and need no answer.
     """
@@ -99,11 +99,11 @@ class PromptFiles:
             return {k: str(v) for k, v in json.loads(self.answers.read_text()).items()}
         return {}
 
-    def keep(self, files: Sequence[PromptFile], answer: str) -> None:
-        """Keep the user's answer; where that cannot be written, for this session."""
+    def answer(self, files: Sequence[PromptFile], answer: str) -> None:
+        """Take the user's answer. A yes and a no are kept; what cannot be written is for this session."""
         for each in files:
             each.answer = answer
-        new = {str(each.path): f"{answer} {each.digest}" for each in files}
+        new = {str(each.path): f"{answer} {each.digest}" for each in files if answer != "later"}
         with contextlib.suppress(OSError):
             self.answers.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.answers.write_text(json.dumps(self._answers() | new, indent=1))
