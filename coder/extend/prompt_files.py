@@ -103,7 +103,9 @@ class PromptFiles:
         """Take the user's answer. A yes and a no are kept; what cannot be written is for this session."""
         for each in files:
             each.answer = answer
-        new = {str(each.path): f"{answer} {each.digest}" for each in files if answer != "later"}
+        if answer == "later":
+            return
+        new = {str(each.path): f"{answer} {each.digest}" for each in files}
         with contextlib.suppress(OSError):
             self.answers.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.answers.write_text(json.dumps(self._answers() | new, indent=1))
