@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
+from coder.cli.main import run
 from coder.devtools.scripted import Body, Reply
 from coder.extend.mcp import Servers, start
 from tests.harness import ask, results, sent, serve
@@ -176,18 +177,18 @@ def test_one_task_waits_for_the_servers_and_what_a_rule_allows_is_called(tmp_pat
     for agent, said in [("", "11"), ("general", "11"), ("explore", "a rule denies the tool")]:
         with (
             serve(script) as model,
-            OneShot(tmp_path, model, "--allow", "mcp:io__a*", f"go {agent}") as run,
+            OneShot(tmp_path, model, "--allow", "mcp:io__a*", f"go {agent}") as child,
         ):
-            assert run.end() == 0 and said in run.out, run.err
-            assert run.err.count("The MCP server bad is left out: ") == 1
-            assert "Ignored in this folder: .coder/mcp.json" in run.err
+            assert child.end() == 0 and said in child.out, child.err
+            assert child.err.count("The MCP server bad is left out: ") == 1
+            assert "Ignored in this folder: .coder/mcp.json" in child.err
     assert not any(mark.exists() for mark in marks)
 
 
-def test_a_session_asks_remembers_a_tool_and_stops_a_call(tmp_path: Path) -> None:
+def test_a_session_asks_remembers_a_tool_or_a_server_and_stops_a_call(tmp_path: Path) -> None:
     configure(tmp_path, io=STDIO)
     file = tmp_path / "ws" / "state"
-    calls = [Reply(calls=[ADD]), Reply(calls=[("io__add", {"a": 2})])]
+    calls = [Reply(calls=[ADD]), Reply(calls=[("io__add", {"a": 2}), ("io__picture", {})])]
     calls += [Reply("added"), Reply(calls=[("io__wait", {"file": str(file)})]), Reply("end")]
     with serve(*calls) as model, Terminal(tmp_path, model) as terminal:
         terminal.enter("go")
@@ -195,11 +196,11 @@ def test_a_session_asks_remembers_a_tool_and_stops_a_call(tmp_path: Path) -> Non
         terminal.expect("[a]lways this tool, [p] always mcp: io__*")
         terminal.expect("why not: ")
         terminal.type("a")
-        assert "why not" not in terminal.prompt()
-        assert results(model) == ["11", "12"]
+        assert terminal.expect("why not: ").count("MCP server?") == 1
+        terminal.type("p")
+        assert "a picture" in terminal.prompt()
+        assert results(model) == ["11", "12", "a picture"]
         terminal.enter("wait")
-        terminal.expect("why not: ")
-        terminal.type("y")
         terminal.until(lambda: file.exists() and file.read_text() == "called", "the call")
         with promptly():
             terminal.ctrl_c()
@@ -208,18 +209,26 @@ def test_a_session_asks_remembers_a_tool_and_stops_a_call(tmp_path: Path) -> Non
         assert "  io__wait" in terminal.say("/tools")
 
 
+def test_the_configuration_names_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home" / ".config"))
+    path = configure(tmp_path, io=STDIO, site={})
+    assert run(["config"]) == 0 and f"# MCP servers: io, site ({path})" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_server_outlives_the_program(tmp_path: Path, number: signal.Signals) -> None:
     """Nor does one that has not answered yet delay the end."""
     configure(tmp_path, io=doing("ignores"), slow=doing("hangs"))
-    with serve(Reply("hi")) as model, OneShot(tmp_path, model, "go") as run:
-        until(lambda: len(run.running(" ".join(PROGRAM))) == 2, "the servers")
-        run.kill(number)
+    with serve(Reply("hi")) as model, OneShot(tmp_path, model, "go") as child:
+        until(lambda: len(child.running(" ".join(PROGRAM))) == 2, "the servers")
+        child.kill(number)
         with promptly():
-            run.end()
-        gone(run.mark)
-        shutil.rmtree(run.temp)  # what nobody could tidy up
-        run.temp.mkdir()
+            child.end()
+        gone(child.mark)
+        shutil.rmtree(child.temp)  # what nobody could tidy up
+        child.temp.mkdir()
 
 
 def test_ctrl_c_ends_the_wait_for_a_server(tmp_path: Path) -> None:
@@ -239,5 +248,5 @@ def test_without_the_package_a_line_says_what_to_install(tmp_path: Path) -> None
     shadow = tmp_path / "home" / "mcp.py"
     shadow.write_text("raise ImportError('there is no mcp here')")
     path = f"{shadow.parent}:{Path(__file__).parents[1]}"
-    with serve(Reply("hi")) as model, OneShot(tmp_path, model, "go", PYTHONPATH=path) as run:
-        assert run.end() == 0 and "pip install 'coder-agent[mcp]'" in run.err
+    with serve(Reply("hi")) as model, OneShot(tmp_path, model, "go", PYTHONPATH=path) as child:
+        assert child.end() == 0 and "pip install 'coder-agent[mcp]'" in child.err

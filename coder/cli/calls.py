@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from coder.cli.screen import one_line
 from coder.events import ToolEnd
 from coder.permissions.sanitize import strip_controls
+from coder.providers.text import text_of
 
 Part = tuple[str, str]  # a text and its style
 Parts = list[Part]  # a row
@@ -58,7 +59,7 @@ def result_rows(event: ToolEnd, verbose: bool) -> list[Parts]:
         if len(rows) > MAX_DIFF_ROWS and not verbose:
             rows[MAX_DIFF_ROWS:] = [[(f"… {len(rows) - MAX_DIFF_ROWS} more lines", "dim")]]
         return rows
-    text = content if isinstance(content, str) else ""
+    text = text_of({"content": content}) or "[image]" * bool(content)
     text = text.rpartition("\n\n[task_id")[0] or text  # that line is for the model
     if code := details.get("exit_code"):  # it stands in the line of the call
         text = text.removesuffix(f"[exit code {code}]")

@@ -14,6 +14,7 @@ from coder.cli.conversation_commands import ConversationCommands
 from coder.cli.input import Leave
 from coder.cli.keys import silent_keys
 from coder.cli.process import needed
+from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
 from coder.cli.wording import count, first_of, message_count, tokens
 from coder.types import Aborted, CoderError, ModelError, Reasoning
@@ -155,7 +156,7 @@ class Commands(ConversationCommands):
 
     def tools(self, argument: str) -> None:
         for each in self.app.agent.state.tools.tools.values():
-            self.screen.listed(f"  {each.name:<12} ", each.description)
+            self.screen.listed(f"  {each.name:<12} ", one_line(each.description, 200))
 
     def skills(self, argument: str) -> None:
         """List them, and ask about those of this project that are not used."""

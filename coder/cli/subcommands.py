@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -56,6 +57,9 @@ def config(words: Sequence[str]) -> int:
         _print(f"# {setting.help}{f'; from {place}' if place else ''}")
         text = shown_url(text) if name == "OPENAI_BASE_URL" else text
         _print(f"# {name}=(not shown)" if text and name in SECRET else env_line(name, text))
+    path = config_folder() / "mcp.json"
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        _print(f"# MCP servers: {', '.join(json.loads(path.read_text())['mcpServers'])} ({path})")
     sys.stdout.write(problem)
     return 0
 
