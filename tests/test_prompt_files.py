@@ -158,7 +158,7 @@ def test_an_answer_is_for_all_files_of_a_skill(tmp_path: Path, change: str) -> N
 
 def test_a_command_is_entered_as_words_and_takes_no_name_that_is_taken(tmp_path: Path) -> None:
     put(tmp_path / USERS, "commands/fix.md", "---\ndescription: mend it\n---\n!touch $1")
-    put(tmp_path / USERS, "commands/exit.md", "no")
+    put(tmp_path / USERS, "commands/Exit.md", "no")
     put(tmp_path / PROJECTS, "commands/fix.md", "another")
     with serve(Reply("done")) as server, Terminal(tmp_path, server) as session:
         listed = session.say("/help")

@@ -73,7 +73,7 @@ class Prompter:
         for each in files:
             changed = " has changed since your answer" if each.answer == "changed" else ""
             self.screen.exact_line((f"  {os.path.relpath(each.path)}{changed}", "bold"))
-            start = each.text[: MAX_CHARACTERS // len(files)]
+            start = each.text[: max(400, MAX_CHARACTERS // len(files))]
             rows = start.split("\n")[: max(5, MAX_ROWS // len(files))]
             for row in rows:
                 self.screen.exact_line((f"    {row}", ""))

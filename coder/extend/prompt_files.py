@@ -23,7 +23,7 @@ from coder.permissions.rules import check_ownership
 from coder.permissions.sanitize import escape_invisible
 from coder.tools.workspace import escaped, read_small_file
 
-NAME = re.compile(r"[a-z0-9][\w-]{0,63}", re.A | re.I)
+NAME = re.compile(r"[a-z0-9][\w-]{0,63}", re.A)
 MAX_FILES = 200  # of one folder
 MAX_FILE = 64_000  # bytes
 MAX_FOLDER = 20_000_000  # bytes of a project's skill; each file counts for some more
@@ -125,7 +125,7 @@ class PromptFiles:
 def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
     """The command or skill of a file; the user's, or one of `project`. Raises OSError and ValueError."""
     is_skill, real = path.name == "SKILL.md", Path(os.path.realpath(path))
-    name = path.parent.name if is_skill else path.stem
+    name = (path.parent.name if is_skill else path.stem).lower()
     if not NAME.fullmatch(name):
         raise ValueError("a name has letters, digits, - and _ only")
     if not project:
