@@ -153,7 +153,7 @@ def test_a_workspace_only_tightens(tmp_path: Path) -> None:
 FREE = [
     *("pwd", "ls", "ls -la sub", "cat f sub/g", "head -n 5 f", "tail -c +3 f", "wc -l f | cat"),
     *("echo a 'b c'", "true", "cd sub && cat g", "cd sub; cat g || ls", "ls f 2>/dev/null"),
-    *("cat .env.example", "cat f 2>&1 | head -3"),
+    *("cat .env.example", "cat f 2>&1 | head -3", "find . -name f"),
 ]
 # Bash goes up by the letters of its folder, the kernel by the links: `cd l/../..` could be anywhere.
 ASKED = [
@@ -161,7 +161,7 @@ ASKED = [
     *("cat -", "cat -n 5", "wc --files0-from=f", "cd .. && cat f", "cd sub && cat ../../f"),
     *("cd nowhere && cat ../f", "cd - && ls", "cd /etc; cat passwd", "cd out; ls", "cd && ls"),
     *("pushd sub && ls", "command cd / && ls", "cd l/../.. && cat x", "cd l && cd .. && cat ../x"),
-    *("cd sub/.. && cat f", "cat f > g", "cat $HOME", "ls *", "echo $(id)", "find .", "git status"),
+    *("cd sub/.. && cat f", "cat f > g", "cat $HOME", "ls *", "echo $(id)", "git status"),
     *("sed -n 1p f", "sort f", "./ls", "/bin/ls", "LS", "env", "printf x", "ls -LR"),
     *("ls -R --dereference", "ls -aLR sub", "wc --files f", "wc --f f"),
 ]

@@ -33,6 +33,7 @@ PLAIN = {
     "a;b&&c|d": [["a"], ["b"], ["c"], ["d"]],
     "echo 'a $x `y` \\ ! \"'\"b;'c\"d '' x''y": [["echo", "a $x `y` \\ ! \"b;'cd", "", "xy"]],
     "git -c a=b log --format=%h x@": [["git", "-c", "a=b", "log", "--format=%h", "x@"]],
+    "git diff HEAD~2..x^~ 'a b'": [["git", "diff", "HEAD~2..x^~", "a b"]],
     "echo 'if' if then \"é漢\" +x ^y 1:2,3": [
         ["echo", "if", "if", "then", "é漢", "+x", "^y", "1:2,3"]
     ],
@@ -54,7 +55,19 @@ NOT_PLAIN = {
     "other operators": ["a & b", "a &", "a |& b", "(a)", "{ a; }", "a;&b", "! a", "a\n)"],
     "expansions": [
         *("a $x", "$x", "a ${x}", "a $(b)", "a `b`", 'a "$x"', 'a "`b`"', "$'a'", 'a $"b"'),
-        *("a *", "a ?", "a [b]", "a {b,c}", "a ~", "~/a", "a ~b", "a x=~", "a $((1))"),
+        *(
+            "a *",
+            "a ?",
+            "a [b]",
+            "a {b,c}",
+            "a ~",
+            "~/a",
+            "a ~b",
+            "a x=~",
+            "a x:~",
+            "a ''~b",
+            "a $((1))",
+        ),
     ],
     "quoting": [
         *("a\\b", "a \\\n b", "a 'b", 'a "b', 'a "\\b"', 'a "b!"', "a 'b' \"c", "a 'b\nc'"),

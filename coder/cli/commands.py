@@ -59,7 +59,8 @@ HELP = '''
 While the agent works: a line steers it, +line and commands wait until the run ends.'''
 RULES = (
     "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
-    "plain pwd, ls, cat, head, tail, wc and echo; other commands, edits and paths outside ask."
+    "commands that only read (ls, cat, find, rg, git diff and the like); other commands, edits and paths "
+    "outside ask."
 )
 
 Entries = list[str]  # what a command wants to be done as if it had been entered

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from coder.events import DoomLoop, Event, Outcome, PermissionAsked, PermissionReplied
 from coder.hooks import Hooks
+from coder.permissions.readers import read_only
 from coder.permissions.rules import (
     ALLOW,
     FLAG,
@@ -35,10 +36,11 @@ from coder.permissions.rules import (
     denies_all,
     fits,
     last_match,
+    limits_reading,
     protected,
     strictest,
 )
-from coder.permissions.shell import deny_texts, joined, parse, read_only, word_starts
+from coder.permissions.shell import deny_texts, joined, parse, word_starts
 from coder.toolset import Tool, ToolContext
 from coder.types import DeniedError, ToolCall, ToolResult
 
@@ -145,9 +147,7 @@ class Permissions(Hooks):
             rules = [
                 rule for rule in rules if rule.action == "deny" or rule.permission == permission
             ]
-        free = read_only(
-            plain or [], cwd, lambda path: self.judge("read", path, cwd).action == "allow"
-        )
+        free = self._read_only(plain or [], cwd)
         answers = []
         for text, is_free in zip(map(joined, plain) if plain else [command], free or [False]):
             found, _ = self._match(rules, kinds, [text], "ask", is_free and not outside)
@@ -160,6 +160,14 @@ class Permissions(Hooks):
             reason="it would run outside the sandbox" if outside else "",
             even_with_yolo=found.even_with_yolo or outside,
         )
+
+    def _read_only(self, plain: Sequence[list[str]], cwd: Path) -> list[bool]:
+        """Tell which of the commands run unasked."""
+
+        def readable(path: str) -> bool:
+            return self.judge("read", path, cwd).action == "allow"
+
+        return read_only(plain, cwd, readable, any(map(limits_reading, self.layers)))
 
     def _match(
         self,

@@ -104,6 +104,15 @@ def denies_all(kinds: Collection[str], rules: Sequence[Rule]) -> bool:
     return False
 
 
+def limits_reading(rules: Sequence[Rule]) -> bool:
+    """Tell whether some file needs a question, or is denied."""
+    found = [rule for rule in rules if fits(rule.permission, "read")]
+    free = [
+        at for at, rule in enumerate(found, 1) if rule.action == "allow" and rule.pattern == "*"
+    ]
+    return any(rule.action != "allow" for rule in found[max(free, default=0) :])
+
+
 def useless_rules(rules: Sequence[Rule], kinds: Collection[str]) -> list[str]:
     """Sentences about rules that never count: a later one covers them, or there is no such kind."""
     sentences = []

@@ -30,13 +30,7 @@ from coder.permissions.git_guard import Changes, GitGuard, describe
 from coder.permissions.landlock import LandlockError, restrict
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
 from coder.tools.process import private_folder
-from coder.tools.workspace import (
-    git_folders,
-    read_path,
-    read_small_file,
-    real,
-    repository_top,
-)
+from coder.tools.workspace import writable_git_folders
 from coder.toolset import Tool, ToolContext
 from coder.types import CoderError, DeniedError, ToolCall, ToolResult
 
@@ -258,20 +252,3 @@ def _bash(
     permission = "unconfined" if unconfined else "bash"
     result = yield from run_command(ctx, command, timeout, permission)
     return call.explain(result) if call else result
-
-
-def writable_git_folders(workspace: Path) -> list[Path]:
-    """The folders that git needs to write to in a workspace, where they belong to it: in a folder
-    above, or of a linked worktree or a submodule. What the workspace says is believed only where
-    the other place points back."""
-    top = repository_top(workspace)
-    pointer, folders = top / ".git", git_folders(top)
-    folder, shared = folders[0], folders[-1]
-    if not os.path.isfile(folder / "HEAD"):
-        return []
-    if folder.parent == shared / "worktrees" and read_path(folder / "gitdir") == str(pointer):
-        return [shared]
-    config = os.fsdecode(read_small_file(folder / "config", 1 << 20) or b"")
-    worktree = re.search(r"^\s*worktree = ([^\0\n]+)$", config, re.M)
-    leads_back = worktree is not None and real(folder / worktree[1]) == top
-    return [folder] if folder == pointer or leads_back else []

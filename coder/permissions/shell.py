@@ -16,20 +16,17 @@ every word of the text. All of this is linear in the length of the command.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePath
-
-from coder.tools.workspace import real
+from collections.abc import Iterator, Sequence
 
 Argv = list[str]
 
 # ---- plain command lines -------------------------------------------------------------------------
 
-PLAIN = r"A-Za-z0-9_./,:=@%+^\-"  # the characters of a word without quotes
+PLAIN = r"A-Za-z0-9_./,:=@%+^\-"  # of a word without quotes; also a tilde in the middle (HEAD~2)
 SEPARATOR = r"&&|\|\||[;|\n]"
 # redirections that make no file
 NULL = r"(?:2>&1|[2&]?>[ ]?/dev/null|</dev/null)(?=[ \t;|\n]|&&|\Z)"
-WORD = rf"""(?:[{PLAIN}]++|'[^'\t\n]*+'|"[^"$`\\!\t\n]*+")++(?=[ \t;|&\n]|\Z)"""
+WORD = rf"""(?:[{PLAIN}]++|(?<=[A-Za-z0-9^])~|'[^'\t\n]*+'|"[^"$`\\!\t\n]*+")++(?=[ \t;|&\n]|\Z)"""
 TOKEN = re.compile(rf"({SEPARATOR})|{NULL}|({WORD})")  # both groups are empty for a redirection
 LINE = re.compile(rf"(?:[ \t]*+(?:{SEPARATOR}|{NULL}|{WORD}))*+[ \t]*+")
 PIECE = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^'\"]+)")
@@ -88,47 +85,6 @@ def joined(argv: Sequence[str]) -> str:
         "'" + word.replace("'", r"'\''") + "'" if not word or " " in word or "'" in word else word
         for word in argv
     )
-
-
-# ---- what only reads ----------------------------------------------------------------------------
-
-# No option of these writes or runs something; without a file they read a pipe.
-READERS = {"cat", "head", "tail", "wc", "ls"}
-BUILTINS = {"echo", "true", "pwd"}
-# Behind `=` may be a file (wc --files0-from=, also cut short); ls -L and --dereference follow links
-OPTION = re.compile(r"-[A-KM-Za-z0-9]+|--(?!de|fi?l?e?s?$)[a-z-]+")
-COUNT = re.compile(r"(?:head|tail) -[nc] [+-]?\d+")
-
-
-def read_only(
-    commands: Sequence[Argv], workspace: Path, readable: Callable[[str], bool]
-) -> list[bool]:
-    """Tell which commands of a plain line only read, inside the workspace.
-
-    The line may begin with a `cd` into a folder of it; that may fail, so what follows has to be
-    free in both places. Behind a command that does more, a path may lead elsewhere (`ln -s / x`).
-    `readable`: may a file be read without a question?
-    """
-    top = real(workspace)
-    places, free = [top], list[bool]()
-    for name, *words in commands:
-        if name == "cd" and not free and len(words) == 1 and ".." not in PurePath(words[0]).parts:
-            places.append(real(top / words[0]))
-            is_free = places[1].is_relative_to(top) and not words[0].startswith("-")
-        elif name in READERS:
-            words = words[2:] if COUNT.fullmatch(" ".join([name, *words[:2]])) else words
-            words = [word for word in words if not OPTION.fullmatch(word)]
-            words = words or (["."] if name == "ls" else [])
-            paths = [real(place / word) for place in places for word in words]
-            is_inside = all(path.is_relative_to(top) and readable(str(path)) for path in paths)
-            is_known = bool(places or not words) and not any(word[:1] == "-" for word in words)
-            is_free = is_known and is_inside
-        else:
-            is_free = name in BUILTINS
-        if not is_free:
-            places.clear()
-        free.append(is_free)
-    return free
 
 
 # ---- what a deny is tried on ---------------------------------------------------------------------

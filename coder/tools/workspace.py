@@ -297,6 +297,23 @@ def git_folders(top: Path) -> list[Path]:
     return [folder, real(folder / shared)] if shared else [folder]
 
 
+def writable_git_folders(workspace: Path) -> list[Path]:
+    """The folders that git needs to write to in a workspace, where they belong to it: in a folder
+    above, or of a linked worktree or a submodule. What the workspace says is believed only where
+    the other place points back."""
+    top = repository_top(workspace)
+    pointer, folders = top / ".git", git_folders(top)
+    folder, shared = folders[0], folders[-1]
+    if not os.path.isfile(folder / "HEAD"):
+        return []
+    if folder.parent == shared / "worktrees" and read_path(folder / "gitdir") == str(pointer):
+        return [shared]
+    config = os.fsdecode(read_small_file(folder / "config", 1 << 20) or b"")
+    worktree = re.search(r"^\s*worktree = ([^\0\n]+)$", config, re.M)
+    leads_back = worktree is not None and real(folder / worktree[1]) == top
+    return [folder] if folder == pointer or leads_back else []
+
+
 def read_path(file: Path) -> str:
     """The path that is the text of a small file; "" where there is none."""
     text = os.fsdecode(read_small_file(file, MAX_POINTER) or b"").strip()

@@ -1,0 +1,215 @@
+"""Commands that only read in the workspace: they run unasked where no rule says otherwise.
+
+An option counts only where it is listed, since programs take shortened and joined ones; every other
+word is taken for a path. A repository can make git start programs (settings, hooks, submodules) and
+read elsewhere (links), so git is free only where all that could do so is known to be harmless. A
+command that shows whole folders is not free where one of the files may hold secrets.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path, PurePath
+
+from coder.tools.search import SKIPPED
+from coder.tools.secrets import holds_secrets
+from coder.tools.workspace import git_folders, read_small_file, real, writable_git_folders
+
+MAX_ENTRIES = 20_000  # that are looked at
+MAX_INDEX = 4 << 20  # bytes
+MAX_SETTINGS = 1 << 16
+
+# ---- words ---------------------------------------------------------------------------------------
+
+BUILTINS = {"echo", "true", "pwd"}
+# Behind `=` may be a file (wc --files0-from=, also cut short); ls -L and --dereference follow links
+PLAIN = r"-[A-KM-Za-z0-9]+|--(?!de|fi?l?e?s?$)[a-z-]+"
+COUNT = re.compile(r"(?:head|tail) -[nc] [+-]?\d+")
+FIND = r"""(?x) -(?: i?name | i?path | type | maxdepth | mindepth | not | o | or | a | and | size
+    | [acm]time | [acm]min | newer | prune | empty | print0? | ls ) | [-+]?\d+[a-zA-Z]?"""
+# In the second group is a letter whose value is the rest of the word, or the next one
+RG = r"""(?x) -[abcFHiIlnNopPqsSUvwx0]* (?:[ABCdegjmMrtT].*)? | --(?: after-context | before-context
+    | color | column | context | count | count-matches | files | files-with-matches | fixed-strings
+    | files-without-match | glob | heading | iglob | ignore-case | invert-match | json | line-number
+    | max-columns | max-count | max-depth | multiline | no-filename | no-heading | no-line-number
+    | only-matching | pcre2 | regexp | smart-case | sort | stats | trim | type | type-not | vimgrep
+    | with-filename | word-regexp )(?:=.*)?"""
+GIT = r"""(?x) -[abcdefgiklmnpqrstuvwzABCDEFGLMPRSUW]+ \d* %? | -\d+ | -u(?:no|all|normal) | --(?:
+    abbrev | abbrev-commit | abbrev-ref | after | all | always | author | before | branch | branches
+    | cached | check | color | committer | date | date-order | decorate | deleted | diff-filter
+    | dirty | error-unmatch | exclude-standard | find-renames | first-parent | follow | format
+    | function-context | git-dir | graph | grep | ignore-all-space | ignore-space-change | ignored
+    | is-ancestor | is-inside-work-tree | max-count | merge-base | merges | modified | name-only
+    | name-status | no-color | no-decorate | no-ext-diff | no-merges | no-patch | no-renames
+    | no-textconv | numstat | oneline | others | patch | porcelain | pretty | quiet | raw | remotes
+    | reverse | short | shortstat | show-prefix | show-toplevel | since | skip | stage | staged
+    | stat | summary | tags | topo-order | unified | until | untracked-files | verify | word-diff
+    )(?:=.*)?"""
+LISTING = r"-l|--(?:list|contains|no-contains|merged|no-merged|points-at)(?:=.*)?"
+REFS = rf"{LISTING}|--(?:all|remotes|show-current|verbose|no-color|(?:color|format|sort)=.*)"
+NAMING = (
+    "git describe",
+    "git ls-files",
+    "git ls-tree",
+    "git merge-base",
+    "git rev-parse",
+    "git status",
+)
+SHOWING = "git blame", "git diff", "git log", "git show", "rg"  # also files that they do not name
+CHANGING = "git branch", "git remote", "git tag"  # unless without words, or with an option to list
+PIPED = "cat", "head", "tail", "wc"  # these read a pipe where no file is named
+OPTIONS = {
+    **dict.fromkeys((*NAMING, *SHOWING), GIT),
+    **dict.fromkeys((*PIPED, "ls"), PLAIN),
+    "find": FIND,
+    "rg": RG,
+    "git branch": rf"-[arv]+|{REFS}",
+    "git remote": "-v",
+    "git tag": rf"-n\d*|{REFS}",
+}
+
+
+def read_only(
+    commands: Sequence[list[str]],
+    workspace: Path,
+    readable: Callable[[str], bool],
+    is_limited: bool = False,
+) -> list[bool]:
+    """Tell which commands of a plain line only read, inside the workspace.
+
+    The line may begin with a `cd` into a folder of it; that may fail, so what follows has to be
+    free in both places. Behind a command that does more, a path may lead elsewhere (`ln -s / x`).
+    `readable`: may a file be read without a question? `is_limited`: a rule says no for some.
+    """
+    top = real(workspace)
+    places, free = [top], list[bool]()
+    for name, *words in commands:
+        if name == "cd" and not free and len(words) == 1 and ".." not in PurePath(words[0]).parts:
+            places.append(real(top / words[0]))
+            is_free = places[1].is_relative_to(top) and not words[0].startswith("-")
+        else:
+            is_free = _is_free(name, words, top, places, readable, is_limited)
+        if not is_free:
+            places.clear()
+        free.append(is_free)
+    return free
+
+
+def _is_free(
+    name: str,
+    words: list[str],
+    top: Path,
+    places: list[Path],
+    readable: Callable[[str], bool],
+    is_limited: bool,
+) -> bool:
+    if name == "git" and (words := words[words[:1] == ["--no-pager"] :]):
+        name, words = f"git {words[0]}", words[1:]
+    if name not in OPTIONS:
+        return name in BUILTINS
+    names = _paths(name, words)
+    if names is None or (not places and (names or name not in PIPED)):
+        return False
+    paths = [real(place / each) for place in places for each in names]
+    if not all(path.is_relative_to(top) and readable(str(path)) for path in paths):
+        return False
+    if name in SHOWING and is_limited:
+        return False
+    if name == "rg":
+        return not any(map(_may_hold_secrets, places))
+    return name[:4] != "git " or ({*places} == {top} and _is_harmless(top, name in SHOWING))
+
+
+def _paths(name: str, words: list[str]) -> list[str] | None:
+    """The words that may be paths; None where the command may do more than read."""
+    if COUNT.fullmatch(" ".join([name, *words[:2]])):
+        words = words[2:]
+    end = words.index("--") if "--" in words else len(words)
+    options, paths = words[:end], words[end + 1 :]
+    if name[:4] == "git ":  # the value of -S, -G and -L; a file behind a revision
+        options = [re.sub("^-[SGL](?=.)", "", word) for word in options]
+    others = [word for word in options if not re.fullmatch(OPTIONS[name], word)]
+    is_listing = any(re.fullmatch(LISTING, word) for word in options)
+    if any(word[:1] == "-" for word in others) or (
+        name in CHANGING and others + paths and not is_listing
+    ):
+        return None
+    paths = others + paths or ([] if name in PIPED else ["."])
+    return [part for path in paths for part in path.split(":")] if name[:4] == "git " else paths
+
+
+# ---- repositories and folders ------------------------------------------------------------------
+
+HEAD = re.compile(rb"(?:ref: refs/[^\s~^:?*\[\\]+|[0-9a-f]{40})\n")
+# The lines of a configuration that start no program and name no other place. A backslash would
+# continue a line.
+SETTINGS = re.compile(
+    rb'(?i)(?:(?:\[(?:core|user|(?:branch|remote) "[^"\\\n]*")\]|\t(?:repositoryformatversion|filemode|bare'
+    rb"|logallrefupdates|symlinks|ignorecase|precomposeunicode|autocrlf|eol|quotepath|name|email|url|pushurl"
+    rb"|fetch|tagopt|prune|remote|pushremote|merge|rebase|description|vscode-merge-base|gh-resolved"
+    rb"|github-pr-owner-number) = [^\\\n]*|\thookspath = [\w./-]+)\n)*"
+)
+HOOKS = re.compile(rb"(?i)\thookspath = (.*)")
+MODES = (0o100644, 0o100755, 0o120000)
+
+
+def _entries(folder: Path, but: Collection[str] = ()) -> list[str]:
+    """The paths of what is in a folder; more than MAX_ENTRIES where it holds too much."""
+    found = list[str]()
+    for here, folders, files in os.walk(folder):
+        folders[:] = [each for each in folders if each not in but]
+        found += [os.path.join(here, each) for each in (*folders, *files)]
+        if len(found) > MAX_ENTRIES:
+            break
+    return found
+
+
+def _may_hold_secrets(folder: Path) -> bool:
+    entries = _entries(folder, SKIPPED)
+    return len(entries) > MAX_ENTRIES or any(map(holds_secrets, entries))
+
+
+def _is_harmless(top: Path, shows: bool) -> bool:
+    """Tell whether git reads in the repository of this folder alone and starts no program there.
+
+    `shows`: the command prints files, none of which may hold secrets.
+    """
+    folder, shared = (git_folders(top) * 2)[:2]
+    head, config = (
+        read_small_file(at, MAX_SETTINGS) or b"" for at in (folder / "HEAD", shared / "config")
+    )
+    is_valid = HEAD.fullmatch(head) and (shared / "objects").is_dir() and (shared / "refs").is_dir()
+    if not is_valid or writable_git_folders(top) != [shared] or not SETTINGS.fullmatch(config):
+        return False
+    hooks = [shared / "hooks", *(top / os.fsdecode(each) for each in HOOKS.findall(config))]
+    strange = [each / "post-index-change" for each in hooks] + [shared / "objects/info/alternates"]
+    entries = _entries(shared)
+    if any(map(os.path.lexists, strange)) or len(entries) > MAX_ENTRIES:
+        return False
+    if any(os.path.islink(each) or "/sharedindex." in each for each in entries):
+        return False
+    try:
+        tracked = _tracked(read_small_file(folder / "index", MAX_INDEX) or b"")
+    except ValueError:
+        return False
+    return not (shows and any(map(holds_secrets, tracked)))
+
+
+def _tracked(index: bytes) -> list[str]:
+    """The paths in an index (see gitformat-index(5)). Raises ValueError where it holds more than
+    files and links, or is of another form than most."""
+    if not index:
+        return []
+    if index[:7] != b"DIRC\0\0\0" or index[7] not in (2, 3) or len(index) == MAX_INDEX:
+        raise ValueError("unknown form")
+    paths, at = list[str](), 12
+    for _ in range(int.from_bytes(index[8:12])):
+        if int.from_bytes(index[at + 24 : at + 28]) not in MODES:  # a submodule
+            raise ValueError("unknown mode")
+        start = at + (64 if index[at + 60] & 0x40 else 62)
+        end = index.index(b"\0", start)
+        paths.append(os.fsdecode(index[start:end]))
+        at += (end - at + 8) & ~7
+    return paths
