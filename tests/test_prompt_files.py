@@ -167,6 +167,17 @@ def test_a_command_is_entered_as_words_and_takes_no_name_that_is_taken(tmp_path:
         assert entered(server) == ["!touch it now"] and not (session.ws / "it now").exists()
 
 
+def test_one_task_can_be_a_command(tmp_path: Path) -> None:
+    put(tmp_path / USERS, "commands/fix.md", "Fix $1 now.")
+    put(tmp_path / PROJECTS, "commands/theirs.md", "no")
+    with serve(Reply("done")) as server:
+        for prompt in ("/fix 'it'\n\nMore.", "/etc/fix it", "/theirs"):
+            with OneShot(tmp_path, server, prompt) as session:
+                error = session.child.communicate()[1]
+        assert entered(server) == ["Fix it now.\n\nMore.", "/etc/fix it"]
+        assert b"/theirs is this project's: a session has to ask" in error
+
+
 def test_a_projects_command_is_shown_and_entered_after_a_yes_for_exactly_this(
     tmp_path: Path,
 ) -> None:

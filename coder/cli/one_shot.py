@@ -49,7 +49,7 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
     screen = Screen(sys.stdout if one_terminal else sys.stderr)
     try:
         show = show_events(app, arguments, screen, session_id)
-        result = app.follow(app.stream(prompt), show)
+        result = app.follow(app.stream(app.filled(prompt)), show)
         code = finish(arguments, result)
         if session_id and result.stop_reason in LIMITS and not arguments.quiet:
             screen.line(f"To go on: {program()} -r {session_id} continue", "dim")

@@ -15,7 +15,7 @@ from coder.agent.profiles import AgentSpec, load_agents, system_prompt
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.cli.config import config_folder, data_folder
 from coder.cli.process import needed, optional
-from coder.cli.settings import Settings, window_of
+from coder.cli.settings import ConfigError, Settings, window_of
 from coder.cli.signals import at_end
 from coder.hooks import HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions
@@ -130,6 +130,15 @@ class Parts:
             if not each.digest
         ]
         return files
+
+    def filled(self, prompt: str) -> str:
+        """A prompt that is a command of a file, such as "/review HEAD", as its text. Raises ConfigError."""
+        line, _, more = prompt.partition("\n")  # such as stdin
+        name, *words = line.split(maxsplit=1) if line.startswith("/") else [""]
+        file = self.prompt_files and self.prompt_files.commands.get(name[1:])
+        if file and file.answer != "yes":
+            raise ConfigError(f"{name} is this project's: a session has to ask about it first")
+        return f"{file.filled(''.join(words))}\n{more}".strip() if file else prompt
 
     # -- what an agent works with
 
