@@ -164,7 +164,7 @@ def test_sessions_are_listed_searched_shown_exported_and_removed(tmp_path: Path)
             return run.out + run.err
 
         sessions("where is it?")
-        session_id = sessions("sessions").split()[1]
+        session_id = sessions("sessions").split()[-1]
         assert "needle is in" in sessions("sessions", "search", "needle")
         assert sessions("sessions", "search", "nowhere", code=1) == ""
         text = sessions("export", session_id[:10])

@@ -96,8 +96,13 @@ class ConversationCommands:
         if argument:
             argument = by_number(ids, argument)
         elif infos:
-            endings = (" → ".join(filter(None, store.ending(each))) for each in ids)
-            rows = zip((session_line(info, "", self.screen.width - 6) for info in infos), endings)
+            width = self.screen.width - 6
+            lines = (session_line(info, width=width) for info in infos)
+            endings = (
+                f"{one_line(asked, width // 2)} → {answered}"
+                for asked, answered in map(store.ending, ids)
+            )
+            rows = zip(lines, endings)
             argument = self._choose(ids, rows, "number, name or id: ")
         else:
             self._note("There is no older conversation in this folder.")

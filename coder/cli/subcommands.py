@@ -30,7 +30,7 @@ from coder.permissions.sanitize import strip_controls
 from coder.providers.text import shown_url
 
 if TYPE_CHECKING:
-    from coder.sessions.store import Store
+    from coder.sessions.store import SessionInfo, Store
 
 
 def _flags(name: str, description: str, epilog: str = "") -> Flags:
@@ -105,19 +105,24 @@ def _list(store: Store, given: argparse.Namespace) -> int:
     narrow = sys.stdout.isatty() and not given.all
     width = shutil.get_terminal_size().columns if narrow else 0
     for number, info in enumerate(infos, 1):  # the numbers that `-r` takes
-        head = "" if given.all else f"{number:>3}  "
-        where = f"  {info.directory}" if given.all else ""
-        _print(session_line(info, f"{head}{info.id}  ", width) + where)
+        if given.all:
+            _print(_line(info))
+        else:
+            _print(session_line(info, f"{number:>3}  ", f"  {info.id}", width))
     if not infos:
         where = "" if given.all else " of this folder; --all lists those of others"
         sys.stderr.write(f"There is no conversation{where}.\n")
     return 0
 
 
+def _line(info: SessionInfo) -> str:
+    return session_line(info, tail=f"  {info.id}  {info.directory}")
+
+
 def _search(store: Store, given: argparse.Namespace) -> int:
     found = store.search(" ".join(given.words))
     for info, snippet in found:
-        _print(f"{session_line(info, f'{info.id}  ')}  {info.directory}\n    {snippet}")
+        _print(f"{_line(info)}\n    {snippet}")
     return 0 if found else 1
 
 
@@ -135,7 +140,7 @@ def _remove(store: Store, given: argparse.Namespace) -> int:
     ]  # numbers move with the first
     for info in infos:
         store.remove(info.id)
-        _print(f"removed {session_line(info, f'{info.id}  ')}")
+        _print(f"removed {_line(info)}")
     return 0
 
 

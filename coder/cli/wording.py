@@ -69,16 +69,14 @@ def count(number: int) -> str:
     return f"{number / 1000:.1f}k" if number < 1_000_000 else f"{number / 1e6:.2f}M"
 
 
-def session_line(info: SessionInfo, head: str, width: int = 0) -> str:
-    """A session in a list: `head`, its age, what it is about, its size and model; in one row of `width` columns, if
-    that is given."""
+def session_line(info: SessionInfo, head: str = "", tail: str = "", width: int = 0) -> str:
+    """A session in a list, between `head` and `tail`: its age, what it is about, its size and model. In one row of
+    `width` columns, if that is given."""
     about = " ".join(strip_controls(info.title or info.first).split())
     seconds = max(0.0, time.time() - info.updated / 1000)
-    age = next(
-        (f"{seconds / size:.0f} {unit} ago" for size, unit in AGES if seconds >= size), "now"
-    )
+    age = next((f"{seconds / size:.0f} {unit}" for size, unit in AGES if seconds >= size), "now")
     facts = ", ".join(filter(None, [message_count(info.messages), strip_controls(info.model)]))
-    head, tail = f"{head}{age:>8}  ", f"  ({facts})"
+    head, tail = f"{head}{age:>6}  ", f"  ({facts}){tail}"
     if not width:
         return head + about + tail
     about = one_line(about, max(16, width - cell_count(head + tail)))
