@@ -24,6 +24,9 @@ DRIVEN = [
     ("/plan", "", "Agent plan:"),
     ("/agent build", "", "Agent build:"),
     ("/permissions", "", "The last rule that matches an action decides. Without one,"),
+    ("/mode", "", "plan ❯"),
+    ("/mode", "", "yolo ❯"),
+    ("/mode", "", "/mode ❯"),
     ("/yolo", "", "Commands and edits are no longer asked about; /yolo turns that off."),
     ("/yolo", "", "Asking again."),
     ("/reasoning low", "", "reasoning: low, hidden"),
@@ -42,6 +45,7 @@ DRIVEN = [
     (f"{CLEAR}/redo", "", "Redone: no file was changed."),
     ("/new", "", "A new conversation."),
     ("/resume", "1", "1 now The parser (2 messages ... hello → You said hello. ... id: 1"),
+    ("/editor some words", "", "You said some words."),
     ("/init", "", "You said"),
     ("/cmpact", "", "There is no command /cmpact; did you mean /compact?"),
 ]
@@ -60,7 +64,7 @@ def test_every_command_answers_in_rows_that_fit(tmp_path: Path, columns: int) ->
     torn = []
     with serve(echo) as server:
         server.models = ["script", "other-model"]
-        with Resized(tmp_path, server) as session:
+        with Resized(tmp_path, server, EDITOR="true") as session:
             session.say("hello")
             for entry, answer, shown in DRIVEN:
                 before = len(session.output)
@@ -68,6 +72,8 @@ def test_every_command_answers_in_rows_that_fit(tmp_path: Path, columns: int) ->
                 if answer:
                     session.expect(": ")
                     session.enter(answer)
+                if shown.startswith("You said"):  # the entry itself stands there like a prompt
+                    session.expect("done · ")
                 session.prompt()
                 rows = rendered(session.output[before:], columns, 99)
                 text = " ".join(" ".join(rows).split())

@@ -72,6 +72,7 @@ class Commands(ConversationCommands):
 
     def __init__(self, repl: Repl) -> None:
         super().__init__(repl)
+        self.listed: list[str] = []  # models, as candidates
         self.known: dict[str, tuple[str, Run]] = {
             (name := names.split()[0]): (text, getattr(self, name))
             for names, text in COMMANDS.items()
@@ -109,7 +110,7 @@ class Commands(ConversationCommands):
             case "":
                 words = (*self.known, *ALIASES)
             case "model":
-                words = self._models("")
+                words = self.listed = self.listed or self._models("")
             case "agent":
                 words = (each.name for each in choices(self.app.agents, "primary", "all"))
             case "reasoning":
