@@ -45,8 +45,8 @@ DRIVEN = [
     (f"{CLEAR}/redo", "", "Redone: no file was changed."),
     ("/new", "", "A new conversation."),
     ("/resume", "1", "1 now The parser (2 messages ... hello → You said hello. ... id: 1"),
-    ("/editor some words", "", "You said some words."),
-    ("/init", "", "You said"),
+    ("/editor some words", "", "❯ some words"),
+    (f"{CLEAR}/init", "", "You said"),
     ("/cmpact", "", "There is no command /cmpact; did you mean /compact?"),
 ]
 
@@ -75,9 +75,13 @@ def test_every_command_answers_in_rows_that_fit(tmp_path: Path, columns: int) ->
                 if shown.startswith("You said"):  # the entry itself stands there like a prompt
                     session.expect("done · ")
                 session.prompt()
-                rows = rendered(session.output[before:], columns, 99)
-                text = " ".join(" ".join(rows).split())
-                assert all(part in text for part in shown.split(" ... ")), text
+
+                def is_shown(before: int = before, shown: str = shown) -> bool:
+                    rows = rendered(session.output[before:], columns, 99)
+                    text = " ".join(" ".join(rows).split())
+                    return all(part in text for part in shown.split(" ... "))
+
+                session.until(is_shown, f"{shown} behind {entry}")
                 lines = bare(session.output[before:]).split("\n")
                 torn += [
                     line for line in lines if len(line.strip("\r").rpartition("\r")[2]) > columns

@@ -81,6 +81,8 @@ class ConversationCommands:
             self.screen.exact_line(*row)
 
     def last(self, argument: str) -> None:
+        if not self.repl.render.last:
+            self._note("No tool was called yet.")
         self.repl.render.show_last()
 
     # -- conversations
