@@ -31,10 +31,10 @@ ROOT = Path(__file__).parents[1]
 MARK = "CODER_TEST_MARK"
 PATIENCE = 30  # seconds after which something that has to come is given up
 PROMPTLY = 8.0  # seconds: what does not look at the abort takes ten and more, what does takes a tenth; a busy machine stands still for some
-# Behind a run: the title of the window, marked pastes, and a bold mark, or a dumb terminal's
+# Behind a run: the title of the window, marked pastes, and a mark, bold where the terminal can
 PROMPT = (
     r"\r\n(?:\x1b\][^\x07]*\x07|\x1b\[\?2004[hl]\r?|\r\n)*"
-    r"(?:(?:yolo )?> |\x1b\[1m(?:[\w-]+ )*❯ \x1b\[0m)"
+    r"(?:(?:yolo )?[>❯] |\x1b\[1m(?:[\w-]+ )*❯ \x1b\[0m)"
 )
 MARKED, UNMARKED = "\x1b[?2004h", "\x1b[?2004l"
 

@@ -23,7 +23,7 @@ from coder.types import ToolError
 MAX_TEXT = 100_000  # characters of all files of an entry
 MAX_IMAGE = 5_000_000  # bytes, what Anthropic takes; others take more
 MAX_CANDIDATES = 500
-PATH = re.compile(r"(?<!\S)@((?:\\.|[^\s\\])+)")
+PATH = re.compile(r"""(?<![^\s(\[{"'])@((?:\\.|[^\s\\])+)""")
 # The first bytes of a file, its type
 IMAGES = {
     rb"\x89PNG\r\n\x1a\n": "png",

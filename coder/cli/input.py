@@ -43,6 +43,7 @@ MODE = "/mode"  # the entry that Shift+Tab stands for
 BINDINGS = r"""
 set enable-bracketed-paste on
 set show-all-if-ambiguous on
+set isearch-terminators "\e\C-j\C-g"
 tab: complete
 "\C-j": self-insert
 "\e\C-m": "\C-j"
@@ -140,6 +141,8 @@ class Keyboard:
     def _block(self, prompt: str, early: list[str] | None = None) -> str:
         """A line, and what was there already when Enter came: a paste, where the terminal does not mark one."""
         text = self._line(prompt, [] if early is None else early)
+        if SHIFT_TAB in text or CTRL_G in text:
+            return text
         pasted = waiting_keys(AT_ONCE)
         sys.stdout.write(pasted)
         return f"{text}\n{pasted}" if pasted else text

@@ -23,8 +23,8 @@ from coder.permissions.sanitize import strip_controls
 
 MARK_PASTES, MARK_NONE = "\x1b[?2004h", "\x1b[?2004l"
 PASTE_BEGINS, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
-KEY = re.compile(r"\x1b\[\[?[0-?]*[ -/]*[@-~]?|\x1bO.?|\x1b\r|\x1b[^\r\n]?|\r\n|.", re.S)
-BEGUN = re.compile(r"\x1b(?:\[[0-?]*|O)?")  # a key's sequence that the next read ends
+KEY = re.compile(r"\x1b{1,2}(?:\[\[?[0-?]*[ -/]*[@-~]?|O.?)|\x1b\r|\x1b[^\r\n]?|\r\n|.", re.S)
+BEGUN = re.compile(r"\x1b{1,2}(?:\[[0-?]*|O)?")  # a key's sequence that the next read ends
 PASTED = PASTE_BEGINS  # stands before each character of a paste
 ESC, CTRL_D = "\x1b", "\x04"
 ENTER = ("\r", "\r\n")
@@ -164,7 +164,7 @@ class Keys:
         """The keys that come next; none after `seconds`, or where one of `others` can be read. Raises EOFError."""
         terminal = sys.stdin.fileno()
         while True:
-            is_esc = self._held == ESC
+            is_esc = self._held in (ESC, ESC * 2)
             ready = select.select([terminal, *others], [], [], ESC_ALONE if is_esc else seconds)[0]
             if terminal not in ready:
                 self._held = self._held if ready else ""

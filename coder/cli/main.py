@@ -187,13 +187,10 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     raise_on_sigint()
     arguments.can_ask = True
     at_once = [first] if first or arguments.continue_ or arguments.resume is not None else []
-    begun = False
     try:
         for entry in itertools.chain(at_once, keyboard.entries()):
             try:
-                if not begun:
-                    session().begin(first)
-                    begun = True
+                session().begin(first)
                 session().take(entry)
             except KeyboardInterrupt:  # between an entry and its run: the entry is given up
                 screen.line()  # behind the ^C

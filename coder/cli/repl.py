@@ -73,11 +73,13 @@ class Repl:
         app.agent.subscribe(self.typeahead)
         keyboard.paused, keyboard.label = self.typeahead.paused, self.label
         self.commands = Commands(self)
-        self.going_on = ""  # what an empty entry means
+        self.has_begun, self.going_on = False, ""  # the second: what an empty entry means
 
     def begin(self, first: str) -> None:
-        """Show what stands above the first entry, which the command line may have given."""
-        arguments = self.app.arguments
+        """Show once what stands above the first entry, which the command line may have given."""
+        if self.has_begun:
+            return
+        arguments, self.has_begun = self.app.arguments, True
         if arguments.resume == "":
             self.commands.run("resume", "")
         elif arguments.resume or arguments.continue_:

@@ -1,0 +1,241 @@
+"""The keys of the prompt and of runs, in a real terminal whose screen is read; files that an entry attaches; the history."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coder.devtools.scripted import Body, Reply
+from tests.harness import contents, serve
+from tests.terminal import ROOT, OneShot, Terminal, rendered
+from tests.test_typeahead import waiting_for
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
+SHIFT_TAB, ALT_ENTER, CTRL_G, CTRL_J, CTRL_R, CTRL_U, ESC = (
+    *("\x1b[Z", "\x1b\r", "\x07", "\n", "\x12", "\x15", "\x1b"),
+)
+
+
+def echo(body: Body) -> Reply:
+    return Reply("Well.")
+
+
+def users(body: Body) -> list[Any]:
+    return contents(body["messages"], "user")
+
+
+def shows(session: Terminal, *rows: str, columns: int = 80) -> None:
+    """Wait until the screen ends with these rows."""
+
+    def holds() -> bool:
+        shown = [row for row in rendered(session.output, columns, 200) if row]
+        return shown[-len(rows) :] == list(rows)
+
+    session.until(holds, f"the rows {rows}")
+
+
+# ---- the prompt --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_each_key_of_the_prompt(tmp_path: Path, columns: int) -> None:
+    editor = tmp_path / "ws" / "editor"
+    editor.parent.mkdir()
+    editor.write_text('#!/bin/sh\nprintf "%s, edited\\nby hand\\n" "$(cat $1)" > $1\n')
+    editor.chmod(0o755)
+    (tmp_path / "ws" / "src").mkdir()
+    for name in ("calc.py", "call me.py"):
+        (tmp_path / "ws" / "src" / name).write_text("1\n")
+    with serve(echo) as server, Terminal(tmp_path, server, VISUAL=str(editor)) as session:
+        session.child.setwinsize(24, columns)
+        text, keys = "wide " * 60, session.type
+
+        def wait(*rows: str) -> None:
+            shows(session, *rows, columns=columns)
+
+        def ask(more: str, sent: list[str]) -> None:
+            keys(f"{more}\r")
+            session.until(
+                lambda: server.requests and users(server.requests[-1]) == sent, "it is sent"
+            )
+            wait("❯")
+
+        keys(f"one{CTRL_J}two{ALT_ENTER}three")
+        wait("❯ one", "two", "three")
+        ask("", sent := ["one\ntwo\nthree"])
+        for typed, becomes in (
+            ("/und\t", "/undo"),
+            ("/agent pl\t", "/agent plan"),
+            ("/agent x\t", "/agent x"),
+            ("@s\t", "@src/"),
+            ("@src/call\t", "@src/call\\ me.py"),
+            ("@src/\t", "@src/cal"),
+            ("me@s\t", "me@s"),
+        ):
+            keys(typed)
+            wait(f"❯ {becomes}")
+            keys(CTRL_U)
+        keys("words")
+        for label in ("plan ", "yolo ", ""):
+            keys(SHIFT_TAB)
+            wait(f"{label}❯ words")
+        keys(f"{CTRL_U}{text}{SHIFT_TAB}")
+        text = f"plan ❯ {text}"
+        wait(*[text[at : at + columns].rstrip() for at in range(0, len(text.rstrip()), columns)])
+        keys(f"{CTRL_U}{SHIFT_TAB}{SHIFT_TAB}")
+        wait("❯")
+        keys(f"a draft{CTRL_G}")
+        wait("❯ a draft, edited", "by hand")
+        ask("!", sent := [*sent, "a draft, edited\nby hand!"])
+        ask("the last one", sent := [*sent, "the last one"])
+        keys(f"{CTRL_R}draft")
+        session.expect("hand!")
+        keys(CTRL_G)  # ends the search
+        wait("❯ a draft, edited", "by hand!")
+        ask("", [*sent, "a draft, edited\nby hand!"])
+
+
+@pytest.mark.parametrize("editor", ["no-such-editor", "false"])
+def test_an_editor_that_fails_leaves_the_entry_as_it_was(tmp_path: Path, editor: str) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server, EDITOR=editor) as session:
+        session.type(f"a draft{CTRL_G}")
+        session.expect(f"$EDITOR is {editor}.")
+        session.prompt()
+        shows(session, "❯ a draft")
+        session.say("")
+        assert users(server.requests[-1]) == ["a draft"]
+
+
+def test_ctrl_d_ends_an_entry_between_quotes(tmp_path: Path) -> None:
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.enter('"""one')
+        session.expect(". ")
+        session.enter("two")
+        session.expect(". ")
+        session.ctrl_d()
+        session.prompt()
+        assert users(server.requests[-1]) == ["one\ntwo"]
+
+
+def test_esc_stops_a_run_and_not_the_session_and_another_key_that_begins_with_it_does_not(
+    tmp_path: Path,
+) -> None:
+    with (
+        serve(waiting_for("never"), Reply("Well.")) as server,
+        Terminal(tmp_path, server, "-y") as session,
+    ):
+        session.enter("begin")
+        session.until(lambda: session.running("sleep"), "the command")
+        for keys in ("\x1b[A", "\x1bf", "\x1bOP", "half"):
+            session.type(keys)
+        session.expect("half")
+        session.type(ESC + ESC)
+        assert "stopped by the user" in session.prompt()
+        shows(session, "yolo ❯ half")
+        session.say(" a line")
+        assert users(server.requests[-1]) == ["begin", "half a line"]
+        assert len(server.requests) == 2
+
+
+# ---- the history -------------------------------------------------------------------------
+
+
+def test_sessions_that_end_together_keep_both_histories_and_the_folders_own_comes_first(
+    tmp_path: Path,
+) -> None:
+    history, here = tmp_path / "data" / "coder" / "history", tmp_path / "here"
+    shared = {"XDG_DATA_HOME": str(tmp_path / "data")}
+    history.parent.mkdir(parents=True)
+    history.write_text("of an older version\n")
+    with serve(echo) as server:
+        with (
+            Terminal(tmp_path / "there", server, **shared) as there,
+            Terminal(here, server, **shared) as session,
+        ):
+            session.say("here")
+            there.say("there")
+        with Terminal(here, server, **shared) as session:
+            for entry in ("here", "there", "of an older version"):
+                session.type("\x1b[A")
+                shows(session, f"❯ {entry}")
+            session.type(CTRL_U)
+
+
+# ---- files and images --------------------------------------------------------------------
+
+
+def test_an_entry_attaches_the_files_that_it_names(tmp_path: Path) -> None:
+    """A file outside the folder, too, and one that may hold secrets; the keys in it are taken out."""
+    ws = tmp_path / "ws"
+    (ws / "sub").mkdir(parents=True)
+    (ws / "a b.txt").write_text("first\nsecond\n")
+    (ws / "picture").write_bytes(PNG)
+    (ws / "data.bin").write_bytes(b"a\0b")
+    (ws / "sub" / "long").write_text("word\n" * 9_000)
+    outside = tmp_path / "home" / ".env"
+    outside.parent.mkdir()
+    outside.write_text("PLAIN=here\n")
+    entry = (
+        f"see @a\\ b.txt, @picture @sub @{outside} (@data.bin) @sub/long @gone me@sub @dataclass"
+    )
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        outside.write_text(f"PLAIN=here\nKEY={session.key}\n")
+        session.child.setwinsize(24, 200)
+        session.say(entry)
+        outside.unlink()
+        text, image = users(server.requests[-1])[0]
+        assert image["image_url"]["url"].endswith(b64encode(PNG).decode())
+        words, *files = text["text"].split("\n\n<attached ")
+        assert words == entry
+        assert files[0] == 'path="a b.txt">\n1\tfirst\n2\tsecond\n</attached>'
+        assert files[1] == 'path="sub">\nlong\n</attached>'
+        assert "PLAIN=here" in files[2] and session.key not in files[2]
+        assert "use offset=2001 to go on" in files[3] and len(files) == 4
+        shown = " ".join(rendered(session.output, 200, 50))
+        assert "attached: a b.txt (2 lines), picture (image), sub (1 line), " in shown
+        assert "not data.bin (data.bin is a binary file of 3 bytes)" in shown
+        session.say("/undo")
+        shows(
+            session,
+            *(f"❯ {entry}"[at : at + 200] for at in range(0, len(entry) + 2, 200)),
+            columns=200,
+        )
+        session.type(CTRL_U)
+
+
+def test_an_image_goes_with_the_first_prompt_in_both_modes(tmp_path: Path) -> None:
+    (tmp_path / "picture").write_bytes(PNG)
+    flags = ("--image", "../picture", "--image", "../picture")
+    with serve(echo) as server:
+        with OneShot(tmp_path / "a", server, *flags, "what is it?") as once:
+            assert once.end() == 2 and "../picture: No such file" in once.err
+        with OneShot(tmp_path, server, *flags, "what is it?") as once:
+            assert once.end() == 0
+        with Terminal(tmp_path, server, *flags) as session:
+            session.say("what is it?")
+            session.say("and now?")
+        with OneShot(tmp_path, server, "--image", str(ROOT / "README.md"), "hi") as once:
+            assert once.end() == 2 and "this is no PNG, JPEG, GIF or WebP file" in once.err
+        for body in server.requests[:2]:
+            text, *images = users(body)[0]
+            assert text["text"] == "what is it?" and len(images) == 2
+        assert users(server.requests[2])[1] == "and now?"
+
+
+def test_without_readline_lines_and_answers_end_with_enter(tmp_path: Path) -> None:
+    shadow = tmp_path / "home" / "shadow"
+    shadow.mkdir(parents=True)
+    (shadow / "readline.py").write_text("raise ImportError\n")
+    call = Reply(calls=[("bash", {"command": "touch here"})])
+    path = {"PYTHONPATH": f"{shadow}:{ROOT}"}
+    with serve(call, Reply("Well.")) as server, Terminal(tmp_path, server, **path) as session:
+        session.enter("go")
+        session.expect("why not: ")
+        session.enter("y")
+        session.prompt()
+        assert (session.ws / "here").exists()
+        session.say("and on")
+        assert users(server.requests[-1]) == ["go", "and on"]
