@@ -28,6 +28,7 @@ from coder.tools.secrets import clean_path
 
 if TYPE_CHECKING:
     from coder.cli.repl import Repl
+    from coder.cli.screen import Screen
 
 SUBCOMMANDS = ("config", "demo", "export", "sessions", "trace")
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
@@ -180,9 +181,7 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
             return repl
 
     keyboard.candidates = lambda before, word: session().commands.complete(before, word)
-    screen.line(f"coder {__version__} · {settings.model} at {settings.host} · {Path.cwd()}")
-    screen.line("/help lists the commands; Ctrl+C stops a run, Ctrl+D exits.")
-    screen.line(unusual(settings, arguments), "yellow")
+    show_top(screen, settings, arguments)
     _load_behind(bool(settings.base_url))
     raise_on_sigint()
     arguments.can_ask = True
@@ -203,16 +202,19 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     return 0
 
 
-def unusual(settings: Settings, arguments: argparse.Namespace) -> str:
-    """What is not as usual in this session; "" for nothing."""
+def show_top(screen: Screen, settings: Settings, arguments: argparse.Namespace) -> None:
+    """What stands above the first prompt: where the session is, and what is not as usual in it."""
+    screen.line(f"coder {__version__} · {settings.model} at {settings.host} · {Path.cwd()}")
+    screen.line("/help lists the commands; Ctrl+C stops a run, Ctrl+D exits.")
     agent = arguments.agent or "build"
     remarks = {
         f"Agent: {agent}.": agent != "build",
         "Commands and edits are not asked about (yolo).": arguments.yolo,
         "Commands run without the sandbox.": settings.sandbox == "off",
     }
-    text = " ".join(remark for remark, holds in remarks.items() if holds)
-    return f"{text}\n" if text else ""
+    if text := " ".join(remark for remark, holds in remarks.items() if holds):
+        screen.line(text, "yellow")
+    screen.line()
 
 
 def _load_behind(own_server: bool) -> None:
