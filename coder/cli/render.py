@@ -22,7 +22,7 @@ from coder.types import Message
 NEARLY_FULL = 0.8  # of the context window
 FULL = "The context is nearly full: /compact shortens the conversation, /new begins another."
 DONE = ("● ", "green")
-MIN_TITLE = 20  # columns of a call's title that stand before what came of it
+MIN_TITLE = 40  # columns of a call's title that stand before what came of it
 NAME_COLUMNS = 32  # of a sub-agent
 MAX_LIVE = 5  # sub-agents with a row each
 MAX_SHOWN = 4_000  # characters of a message in a conversation that goes on
@@ -36,6 +36,7 @@ class Worker:
     call_id: str = ""  # that it works for
     started: float = field(default_factory=time.monotonic)
     titles: dict[str, str] = field(default_factory=dict)  # of its calls under way, by their ids
+    ended: str = ""  # how
 
     @property
     def activity(self) -> str:
@@ -64,10 +65,9 @@ class Renderer:
         self._limits, self._context_used = limits, context_used
         self._notify_after = notify_after
         self._agent = Worker()
-        self._subagents: dict[str, Worker] = {}  # at work, by their sessions
+        self._subagents: dict[str, Worker] = {}  # of the run, by their sessions
         self._streaming = ""  # "text" or "reasoning" while it comes
         self._asked_diff = ""  # a question has shown it already
-        self._ended: dict[str, str] = {}  # how sub-agents ended, by the calls they worked for
         self._behind_call = False  # the last rows are those of a call
         self._counted = "", "", 0  # of the draft: the tool, the titles, the lines
         self.last: list[tuple[str, events.ToolEnd]] = []  # the newest call: its title and its end
@@ -121,13 +121,12 @@ class Renderer:
                     self._wait("waiting for the next attempt")
 
     def _end_run(self, event: events.RunEnd, worker: Worker, prefix: str) -> None:
-        self._subagents = {k: v for k, v in self._subagents.items() if v is not worker}
         if event.error:
             self._line(prefix + error_text(event.text, event.error), "red")
         used = 0.0 if worker.name else self._context_used()
         ended = summary(event, time.monotonic() - worker.started, used)
         if worker.name:
-            self._ended[worker.call_id] = ended.removeprefix("done · ")
+            worker.ended = ended.removeprefix("done · ")
             self._wait(self._agent.activity)
             return
         self._line(ended, "dim")
@@ -185,26 +184,31 @@ class Renderer:
         """Show what is being waited for, and for how long at most."""
         if self._streaming:
             self.pause()
-        workers = [*self._subagents.values()]
+        by_call = {worker.call_id: worker for worker in self._subagents.values()}
+        workers = [by_call[each] for each in self._agent.titles if each in by_call]
         rows = [f"  {worker.name} › {worker.activity}" for worker in workers]
         if len(rows) > 1:
             label = f"{len(rows)} sub-agents"
             rows[MAX_LIVE:] = [f"  and {len(rows) - MAX_LIVE} more"] * (len(rows) > MAX_LIVE)
         elif rows:
             label = rows.pop().strip()
-        self.screen.status(label, limit, rows)
+        since = min((worker.started for worker in workers), default=0.0)
+        self.screen.status(label, limit, *rows, since=since)
 
     # -- calls and their results
 
     def _end_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
-        if event.name in calls.COUNTED_TOOLS and not event.is_error and not self.verbose:
-            if not worker.name:
-                self._join(title, event)
-            return
+        is_read = event.name in calls.COUNTED_TOOLS and not self.verbose
+        if is_read and not (event.is_error or worker.name):
+            self._join(title, event)
+        elif not is_read or not worker.name:
+            self._append_call(worker, title, event)
+
+    def _append_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
         self.pause()
         words, style = calls.outcome(event)
-        if ended := self._ended.pop(event.id, ""):
-            words = f" · {ended}"
+        if ended := [each.ended for each in self._subagents.values() if each.call_id == event.id]:
+            words = f" · {ended[0]}"
         elif event.seconds >= 1:
             words += f"  {event.seconds:.1f}s"
         mark = ("✗ ", f"bold {style}") if event.is_error else DONE
@@ -233,7 +237,8 @@ class Renderer:
     ) -> calls.Parts:
         """The row of a call: whose it is, its title and what came of it, cut to the width."""
         room = self.screen.width - cell_count(name[0]) - 3
-        words = one_line(words, room - min(cell_count(title), MIN_TITLE))
+        while len(words) > room - min(cell_count(title), MIN_TITLE) and words.count(" · ") > 1:
+            words = words.rpartition(" · ")[0]
         return [name, mark, (one_line(title, room - cell_count(words)), ""), (words, style)]
 
     def show_last(self) -> None:
@@ -250,7 +255,7 @@ class Renderer:
         return self._subagent(event).name if isinstance(event, Nested) and event.session_id else ""
 
     def _subagent(self, event: Nested) -> Worker:
-        if event.session_id not in self._subagents:
+        if event.session_id not in self._subagents or isinstance(event.event, events.RunStart):
             title = self._agent.titles.get(event.call_id, event.agent)
             columns = min(NAME_COLUMNS, self.screen.width // 2)
             name = one_line(title.removeprefix("task "), columns)

@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TextIO
 
 from coder.permissions.sanitize import TerminalSanitizer, strip_controls
@@ -45,7 +45,7 @@ class Screen:
         self.drafted = ""  # a line that the next draft replaces, as it stands on the screen
         self._status_rows = ""  # as they stand on the screen
         self._label, self._limit, self._typed = "", math.inf, ""
-        self._above: Sequence[str] = ()  # rows above the label
+        self._above: tuple[str, ...] = ()  # rows above the label
         self._since = self._last_data = 0.0
         self._lock = threading.RLock()
         self._ticker: threading.Thread | None = None
@@ -132,16 +132,18 @@ class Screen:
 
     # -- the status row
 
-    def status(self, label: str = "", limit: float = math.inf, above: Sequence[str] = ()) -> None:
-        """Show `label` below the output with the seconds since there was none; data has come just now.
+    def status(
+        self, label: str = "", limit: float = math.inf, *above: str, since: float = 0.0
+    ) -> None:
+        """Show `label` below the output with the seconds since there was none, or since then; data has come just now.
 
         After `limit` seconds without another call the program gives up: from STALL on these are counted, also
         without a label.
         """
         with self._lock:
             self._last_data = time.monotonic()
-            if not self._label:
-                self._since = self._last_data
+            if since or not self._label:
+                self._since = since or self._last_data
             self._label, self._limit, self._above = label, limit, above
             if not (label or limit < math.inf):
                 self._draw("", self._row, self._row_style)
