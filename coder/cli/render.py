@@ -1,7 +1,4 @@
-"""Events on a screen: text as it streams, a line per tool, diffs, and why a run stopped.
-
-A consumer of events and nothing else.
-"""
+"""Events on a screen: text as it streams, a line per call, sub-agents at work, and why a run stopped."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from dataclasses import dataclass, field
 
 from coder import events
 from coder.cli import calls
+from coder.cli.calls import Part, Parts
 from coder.cli.screen import Screen, cell_count, one_line
 from coder.cli.wording import STOPPED, count, error_text, summary, words_of
 from coder.events import Event, Nested
@@ -199,10 +197,10 @@ class Renderer:
 
     def _end_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
         is_read = event.name in calls.COUNTED_TOOLS and not self.verbose
-        if is_read and not (event.is_error or worker.name):
-            self._join(title, event)
-        elif not is_read or not worker.name:
+        if not is_read or (event.is_error and not worker.name):
             self._append_call(worker, title, event)
+        elif not worker.name:
+            self._join(title, event)
 
     def _append_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
         self.pause()
@@ -228,13 +226,10 @@ class Renderer:
             self.screen.finish_line()
             joined, lines = title, calls.line_count(event)
         self._counted = event.name, joined, lines
-        self.screen.draft(
-            *self._call_row(("", ""), DONE, joined, f" · {calls.lines_of(lines)}", "dim")
-        )
+        words = f" · {calls.lines_of(lines)}"
+        self.screen.draft(*self._call_row(("", ""), DONE, joined, words, "dim"))
 
-    def _call_row(
-        self, name: calls.Part, mark: calls.Part, title: str, words: str, style: str
-    ) -> calls.Parts:
+    def _call_row(self, name: Part, mark: Part, title: str, words: str, style: str) -> Parts:
         """The row of a call: whose it is, its title and what came of it, cut to the width."""
         room = self.screen.width - cell_count(name[0]) - 3
         while len(words) > room - min(cell_count(title), MIN_TITLE) and words.count(" · ") > 1:

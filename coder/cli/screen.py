@@ -21,7 +21,6 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.1  # seconds
 STALL = 5.0  # seconds without data from which they are counted on the screen
 FILE_WIDTH = 200  # columns of a stream that is no terminal: a file or a log
-ERASE_BELOW = "\x1b[J"
 STYLES = {"bold": 1, "dim": 2, "italic": 3, "underline": 4, "reverse": 7}
 STYLES |= {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 
@@ -203,7 +202,7 @@ class Screen:
             else:
                 rows = self._status_rows.count("\n") + bool(self._row and self._status_rows)
                 up = f"\x1b[{rows}A" if rows else ""
-                changed = f"\r{up}{ERASE_BELOW}" + self._style(text, style) + below
+                changed = f"\r{up}\x1b[J" + self._style(text, style) + below
             self._row, self._row_style, self._status_rows = row, style, status
             self.stream.write(changed)
             self.stream.flush()
