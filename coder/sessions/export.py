@@ -16,8 +16,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
+from itertools import chain, repeat, takewhile
 from typing import Any, Literal
 
 from coder.history import calls_of, formed, text_of
@@ -47,8 +48,12 @@ def export(store: Store, session_id: str, format: Format, redact: Redact | None 
     if format == "json":
         return json.dumps(whole, ensure_ascii=False, indent=2) + "\n"
     heading = " ".join(redact(info.title or info.first[:80] or f"Session {info.id}").split())
-    facts, entries = redact(_facts(info)), list(_entries(whole["messages"]))
-    return {"md": _markdown, "html": _page}[format](heading, facts, entries)
+    pieces = [("title", heading), ("facts", redact(_facts(info))), *_pieces(whole["messages"])]
+    if format == "md":
+        written = (MARKDOWN.get(form, str)(text) for form, text in pieces if text)
+        return "\n\n".join(filter(None, written)).translate(CONTROL) + "\n"
+    body = "".join(HTML[form](html.escape(text.translate(CONTROL))) for form, text in pieces)
+    return _page(html.escape(heading.translate(CONTROL)), body)
 
 
 def _stored(store: Store, info: SessionInfo) -> dict[str, Any]:
@@ -71,10 +76,9 @@ def _decoded(row: Any) -> dict[str, Any]:
 
 
 def _facts(info: SessionInfo) -> str:
-    used = (
-        f"{info.usage.input:,} tokens in ({info.usage.cached:,} cached), {info.usage.output:,} out"
-    )
-    cost = f"${info.usage.cost:.4f}" if info.usage.cost is not None else ""
+    usage = info.usage
+    used = f"{usage.input:,} tokens in ({usage.cached:,} cached), {usage.output:,} out"
+    cost = f"${usage.cost:.4f}" if usage.cost is not None else ""
     times = f"{_when(info.created)} to {_when(info.updated)}"
     return _joined(info.id, info.model, info.directory, times, used, cost)
 
@@ -88,99 +92,75 @@ def _joined(*facts: str) -> str:
     return " · ".join(filter(None, facts))
 
 
-# ---- the transcript ----------------------------------------------------------------------------
+# ---- the transcript: pieces, each with the name of a form -----------------------------------------
+
+Pieces = Iterator[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Block:
-    """A text, or with a summary what is shown when it is opened: thoughts, or a call with its result and diff."""
-
-    texts: Sequence[str]
-    summary: str = ""
-    diff: str = ""
-    failed: bool = False
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A message for people; without blocks the head is a remark (a compaction). `kind` is its role, or "summary"."""
-
-    head: str
-    kind: str = "note"
-    blocks: Sequence[Block] = ()
-    active: bool = True
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _entries(rows: Sequence[dict[str, Any]]) -> Iterator[Entry]:
-    """Results stand with their calls, and a compaction is an entry of its own."""
+def _pieces(rows: Sequence[dict[str, Any]]) -> Pieces:
+    """Results stand with their calls, and a compaction is a note of its own."""
     read = [(row, message) for row in rows if (message := formed(row["data"])) is not None]
     for place, (row, message) in enumerate(read):
         for part in row["parts"]:
             if part["type"] == "compaction":
-                yield Entry(_shortening(_object(part["data"])))
+                yield "note", _shortening(_object(part["data"]))
         if message["role"] == "tool":
             continue
         meta, tokens, error = message.get("meta", {}), _object(row["tokens"]), _object(row["error"])
         kind = "summary" if meta.get("summary") else message["role"]
         used = f"{tokens['input']:,} in, {tokens['output']:,} out" if tokens else ""
         gone = "" if row["active"] else "no longer sent to the model"
-        head = _joined(kind.capitalize(), _when(meta.get("timestamp") or 0), used, gone)
-        stopped = f"Stopped ({error.get('stop_reason')}): {error.get('message')}"
-        blocks = [
-            *_thoughts(message),
-            *([Block([text])] if (text := _text(message)) else []),
-            *_calls(row["parts"], message, (each for _, each in read[place + 1 :])),
-            *([Block([" ".join(stopped.split())], failed=True)] if error else []),
-        ]
-        yield Entry(head, re.sub("[^a-z]", "", kind), blocks or [Block([""])], row["active"])
+        yield "section", f"{re.sub('[^a-z]', '', kind)}{' gone' if gone else ''}"
+        yield "head", _joined(kind.capitalize(), _when(meta.get("timestamp") or 0), used, gone)
+        thoughts = (message.get(name) for name in (*REASONING, THINK))
+        for thought in [each for each in thoughts if each and isinstance(each, str)][:1]:
+            yield from [("details", "Thoughts"), ("code", thought), ("end details", "-")]
+        yield "said" if kind == "assistant" else "quoted", _text(message)
+        yield from _calls(row["parts"], message, (each for _, each in read[place + 1 :]))
+        if error:
+            stopped = f"Stopped ({error.get('stop_reason')}): {error.get('message')}"
+            yield "failed", " ".join(stopped.split())
+        yield "end section", ""
+
+
+def _calls(
+    parts: Sequence[dict[str, Any]], message: Message, following: Iterable[Message]
+) -> Pieces:
+    """The calls of an answer with their results. The first result of a call is the original, a later one shortened."""
+    outputs: dict[str, str] = {}
+    for each in takewhile(lambda each: each["role"] != "assistant", following):
+        if each["role"] == "tool":
+            outputs.setdefault(each.get("tool_call_id") or "", _text(each))
+    tools = (part for part in parts if part["type"] == "tool")
+    for call, part in zip(calls_of(message), chain(tools, repeat({}))):
+        data, state = _object(part.get("data")), part.get("state") or ""
+        title = " ".join((part.get("title") or call["function"]["name"]).split()) or "?"
+        took = f"{data['seconds']:.1f} s" if data.get("seconds") is not None else ""
+        summary = _joined(title, took, "" if state == "completed" else state)
+        yield "failed details" if state == "failed" else "details", summary
+        yield "code", _arguments(call["function"]["arguments"])
+        yield "code", outputs.get(call["id"], "")
+        yield "diff", _object(data.get("details")).get("diff") or ""
+        yield "end details", "-"
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _shortening(data: dict[str, Any]) -> str:
     before, after = _object(data.get("before")), _object(data.get("after"))
     figures = [f"{before[name]:,} → {after.get(name, 0):,} {name}" for name in before]
-    return (
-        f"The conversation was shortened here ({', '.join([str(data.get('trigger')), *figures])})."
-    )
+    shown = ", ".join([str(data.get("trigger")), *figures])
+    return f"The conversation was shortened here ({shown})."
 
 
 def _text(message: Message) -> str:
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     kinds = [str(part.get("type")).removesuffix("_url") for part in parts]
-    return "\n".join(
-        filter(None, [text_of(message), *(f"[{kind}]" for kind in kinds if kind != "text")])
-    )
-
-
-def _thoughts(message: Message) -> list[Block]:
-    thoughts = (message.get(name) for name in (*REASONING, THINK))
-    return [Block([each], "Thoughts") for each in thoughts if each and isinstance(each, str)][:1]
-
-
-def _calls(
-    parts: Sequence[dict[str, Any]], message: Message, following: Iterable[Message]
-) -> Iterator[Block]:
-    """The calls of an answer with their results. The first result of a call is the original, a later one shortened."""
-    outputs: dict[str, str] = {}
-    for each in following:
-        if each["role"] == "assistant":
-            break
-        if each["role"] == "tool":
-            outputs.setdefault(each.get("tool_call_id") or "", _text(each))
-    tools = [part for part in parts if part["type"] == "tool"]
-    for at, call in enumerate(calls_of(message)):
-        part = tools[at] if at < len(tools) else {}
-        data, state = _object(part.get("data")), part.get("state") or ""
-        title = " ".join((part.get("title") or call["function"]["name"]).split()) or "?"
-        took = f"{data['seconds']:.1f} s" if data.get("seconds") is not None else ""
-        texts = [_arguments(call["function"]["arguments"]), outputs.get(call["id"], "")]
-        summary = _joined(title, took, "" if state == "completed" else state)
-        diff = _object(data.get("details")).get("diff") or ""
-        yield Block([*filter(None, texts)], summary, diff, state == "failed")
+    attached = [f"[{kind}]" for kind in kinds if kind != "text"]
+    return "\n".join(filter(None, [text_of(message), *attached]))
 
 
 def _arguments(sent: str) -> str:
@@ -188,34 +168,14 @@ def _arguments(sent: str) -> str:
     arguments = loaded(sent)
     if not isinstance(arguments, dict):
         return sent
-    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in arguments.items()}
-    texts |= {name: value for name, value in arguments.items() if isinstance(value, str)}
-    return "\n".join(f"{name}: {text}" for name, text in texts.items())
+    values = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in arguments.items()
+    }
+    return "\n".join(f"{name}: {value}" for name, value in values.items())
 
 
-# ---- Markdown ----------------------------------------------------------------------------------
-
-
-def _markdown(heading: str, facts: str, entries: Sequence[Entry]) -> str:
-    pieces = [f"# {heading}", facts]
-    for entry in entries:
-        pieces.append(f"## {entry.head}" if entry.blocks else f"---\n\n*{entry.head}*")
-        pieces += [_piece(block, entry.kind != "assistant") for block in entry.blocks]
-    return "\n\n".join(filter(None, pieces)).translate(CONTROL) + "\n"
-
-
-def _piece(block: Block, quoted: bool) -> str:
-    if block.summary:
-        inside = [
-            *map(_fenced, block.texts),
-            *([_fenced(block.diff, "diff")] if block.diff else []),
-        ]
-        summary = f"<details><summary>{html.escape(block.summary)}</summary>"
-        return "\n\n".join([summary, *inside, "</details>"])
-    [text] = block.texts
-    if block.failed:
-        return f"**{text}**"
-    return "\n".join(f"> {line}".rstrip() for line in text.split("\n")) if text and quoted else text
+# ---- the forms ------------------------------------------------------------------------------------
 
 
 def _fenced(text: str, language: str = "") -> str:
@@ -224,8 +184,42 @@ def _fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-# ---- HTML --------------------------------------------------------------------------------------
+def _coloured(diff: str) -> str:
+    colours = {"+": ' class="add"', "-": ' class="cut"'}
+    lines = (f"<span{colours.get(line[:1], '')}>{line}\n</span>" for line in diff.splitlines())
+    return f"<pre>{''.join(lines)}</pre>" if diff else ""
 
+
+Forms = dict[str, Callable[[str], str]]
+MARKDOWN: Forms = {
+    "title": "# {}".format,
+    "note": "---\n\n*{}*".format,
+    "section": lambda kind: "",
+    "head": "## {}".format,
+    "quoted": lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n")),
+    "failed": "**{}**".format,
+    "details": lambda text: f"<details><summary>{html.escape(text)}</summary>",
+    "code": _fenced,
+    "diff": lambda text: _fenced(text, "diff"),
+    "end details": lambda _: "</details>",
+}
+MARKDOWN["failed details"] = MARKDOWN["details"]
+HTML: Forms = {  # of text that is escaped
+    "title": "<h1>{}</h1>".format,
+    "facts": '<p class="facts">{}</p>\n'.format,
+    "note": '<p class="note">{}</p>\n'.format,
+    "section": '<section class="{}">'.format,
+    "head": "<h2>{}</h2>".format,
+    "said": "<p>{}</p>".format,
+    "quoted": "<p>{}</p>".format,
+    "failed": '<p class="bad">{}</p>'.format,
+    "details": "<details><summary>{}</summary>".format,
+    "failed details": '<details><summary class="bad">{}</summary>'.format,
+    "code": lambda text: f"<pre>{text}</pre>" if text else "",
+    "diff": _coloured,
+    "end details": lambda _: "</details>",
+    "end section": lambda _: "</section>\n",
+}
 STYLE = """
 :root { color-scheme: light dark; --dim: #777; --line: #8885; --bad: #d0453c; --good: #2c9557; }
 body { margin: 1.5rem auto; max-width: 60rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
@@ -241,7 +235,7 @@ pre, p { white-space: pre-wrap; margin: .3rem 0; }
 """
 
 
-def _page(heading: str, facts: str, entries: Sequence[Entry]) -> str:
+def _page(title: str, body: str) -> str:
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return (
@@ -249,31 +243,5 @@ def _page(heading: str, facts: str, entries: Sequence[Entry]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="referrer" content="no-referrer">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_escaped(heading)}</title><style>{STYLE}</style></head>\n<body>"
-        f'<h1>{_escaped(heading)}</h1><p class="facts">{_escaped(facts)}</p>\n'
-        f"{''.join(map(_section, entries))}</body></html>\n"
+        f"<title>{title}</title><style>{STYLE}</style></head>\n<body>{body}</body></html>\n"
     )
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text.translate(CONTROL))
-
-
-def _section(entry: Entry) -> str:
-    if not entry.blocks:
-        return f'<p class="note">{_escaped(entry.head)}</p>\n'
-    css = entry.kind if entry.active else f"{entry.kind} gone"
-    inside = "".join(map(_element, entry.blocks))
-    return f'<section class="{css}"><h2>{_escaped(entry.head)}</h2>{inside}</section>\n'
-
-
-def _element(block: Block) -> str:
-    css = ' class="bad"' if block.failed else ""
-    if not block.summary:
-        return f"<p{css}>{_escaped(block.texts[0])}</p>"
-    colours = {"+": ' class="add"', "-": ' class="cut"'}
-    lines = block.diff.splitlines() if block.diff else []
-    spans = [f"<span{colours.get(line[:1], '')}>{_escaped(line)}\n</span>" for line in lines]
-    texts = [*map(_escaped, block.texts), *(["".join(spans)] if spans else [])]
-    inside = "".join(f"<pre>{text}</pre>" for text in texts)
-    return f"<details><summary{css}>{_escaped(block.summary)}</summary>{inside}</details>"
