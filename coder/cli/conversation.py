@@ -19,7 +19,7 @@ from coder.cli.config import data_folder
 from coder.cli.process import optional
 from coder.cli.settings import ConfigError
 from coder.cli.wording import words_of
-from coder.events import Event, RunEnd, StepEnd
+from coder.events import Event, RunEnd
 from coder.history import text_of
 from coder.sessions.recorder import Recorder
 from coder.sessions.snapshots import Snapshots, UndoResult
@@ -134,13 +134,9 @@ class Conversation:
     def __call__(self, event: Event) -> None:
         if event.type in DELTAS:
             return
-        ends = isinstance(event, StepEnd | RunEnd)
-        if not ends:  # written first: a look at the files takes its time
-            self._record(event)
+        self._record(event)
         if self.covers_files:
             self.snapshots(event, self.app.agent.token)
-        if ends:
-            self._record(event)
         if isinstance(event, events.MessageEnd) and self.titles and not self.titler:
             self._begin_title(event.message)
         self._take_title()
@@ -150,12 +146,9 @@ class Conversation:
             model, agent = self.app.model.name, self.app.spec.name
             self.recorder.info = dataclasses.replace(self.recorder.info, model=model, agent=agent)
         self.recorder(event)
-        if (
-            isinstance(event, events.Nested)
-            and isinstance(event.event, RunEnd)
-            and event.session_id
-        ):
-            self._write_child(event.agent, event.session_id, event.event)
+        match event:
+            case events.Nested(agent, RunEnd() as end, session_id) if session_id:
+                self._write_child(agent, session_id, end)
         if self.store.notice:  # a damaged file may be noticed at any moment
             self.app.notices.append(self.store.notice)
             self.store.notice = ""
@@ -185,12 +178,10 @@ class Conversation:
         """Nobody knows the id of a child before its end, so that it is written then."""
         app, names = self.app, {"agent": agent, "parent": self.recorder.session_id}
         assert app.subagents  # whose event this is
-        model = app.agents[agent].model or app.model.name
-        info = self.store.create(str(app.cwd), session_id=session_id, model=model, **names)
-        with (
-            contextlib.suppress(StoreError),
-            Recorder(self.store, info, app.subagents.children[session_id].messages) as recorder,
-        ):
+        names["model"] = app.agents[agent].model or app.model.name
+        info = self.store.create(str(app.cwd), session_id=session_id, **names)
+        messages = app.subagents.children[session_id].messages
+        with contextlib.suppress(StoreError), Recorder(self.store, info, messages) as recorder:
             recorder(end)
 
     def load_child(self, task_id: str) -> tuple[str, list[Message]] | None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.sessions.database import Database, StoreError
-from coder.tools.process import environment
+from coder.tools.process import environment, find_program
 from coder.tools.workspace import git_folders, read_small_file, repository_top
 
 MAX_STORED = 100_000_000  # bytes of a workspace's contents; steps may double it
@@ -44,25 +44,16 @@ class Git:
 
     def __init__(self, root: str, data: str) -> None:
         self.root, self.top = root, repository_top(Path(root))
-        self._program = self._find() if os.path.lexists(self.top / ".git") else ""
+        self.deadline: Callable[[], float] = lambda: (
+            math.inf
+        )  # at which git is killed; it may change
+        self._program = find_program("git", root) if os.path.lexists(self.top / ".git") else ""
         self._own = os.path.join(data, "git")
 
-    def _find(self) -> str:
-        """git, unless the workspace holds it."""
-        for place in environment().get("PATH", os.defpath).split(os.pathsep):
-            found = shutil.which("git", path=place)
-            if found and not Path(os.path.realpath(found)).is_relative_to(self.root):
-                return found
-        return ""
-
     def _run(
-        self,
-        command: str,
-        lines: Iterable[bytes] = (),
-        until: Callable[[], float] = lambda: math.inf,
-        **variables: str,
+        self, command: str, lines: Iterable[bytes] = (), *, apart: bool = True, wait: bool = False
     ) -> bytes | None:
-        """What git prints; None where it fails, or was killed at the time `until`, which may change meanwhile."""
+        """What git prints; None where it fails or is killed, which `wait` prevents. `apart`: see _variables."""
         if not self._program:
             return None
         own = {name: value for name, value in environment().items() if name[:4] != "GIT_"}
@@ -71,8 +62,8 @@ class Git:
             given.seek(0)
             process = subprocess.Popen(
                 [self._program, "-c", "core.fsmonitor=false", *command.split()], cwd=self.root,
-                env=own | variables, stdin=given, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                env=own | (self._variables() if apart else {}), stdin=given,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         with process:
             while True:
@@ -80,40 +71,33 @@ class Git:
                     output, _ = process.communicate(timeout=0.05)
                     return output if process.returncode in (0, 1) else None
                 except subprocess.TimeoutExpired:
-                    if time.monotonic() > until():
+                    if not wait and time.monotonic() > self.deadline():
                         process.kill()
 
-    def _run_apart(
-        self,
-        command: str,
-        lines: Iterable[bytes] = (),
-        until: Callable[[], float] = lambda: math.inf,
-    ) -> bytes:
-        """The same of the user's index and objects, without the repository's settings."""
+    def _variables(self) -> dict[str, str]:
+        """For the user's index and objects without the settings of any repository or user."""
         os.makedirs(os.path.join(self._own, "refs"), exist_ok=True)
         Path(self._own, "HEAD").write_text("ref: refs/heads/none\n")
         folders = git_folders(self.top)
         places = {"WORK_TREE": self.top, "INDEX_FILE": folders[0] / "index", "DIR": self._own}
-        places |= {"OBJECT_DIRECTORY": folders[-1] / "objects"}
-        variables = {f"GIT_{name}": str(place) for name, place in places.items()}
-        users = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-        return self._run(command, lines, until, **variables, **users, GIT_NO_LAZY_FETCH="1") or b""
+        places |= {"OBJECT_DIRECTORY": folders[-1] / "objects", "CONFIG_GLOBAL": os.devnull}
+        given = {f"GIT_{name}": str(place) for name, place in places.items()}
+        return given | {"GIT_CONFIG_NOSYSTEM": "1", "GIT_NO_LAZY_FETCH": "1"}
 
-    def tracked(self, until: Callable[[], float]) -> dict[str, str]:
+    def tracked(self) -> dict[str, str]:
         """The tracked files, and the blob id of each that is as it was added, else ""."""
         found: dict[str, str] = {}
-        for line in self._run_apart("ls-files -z -v -s -c -m", (), until).split(b"\0")[:-1]:
+        for line in (self._run("ls-files -z -v -s -c -m") or b"").split(b"\0")[:-1]:
             facts, _, name = line.partition(b"\t")
             tag, _, blob, stage = facts.decode().split()
             # H: git looks at it; a second line, C: it differs
-            clean = tag == "H" and stage == "0"
-            found[os.fsdecode(name)] = blob if clean else ""
+            found[os.fsdecode(name)] = blob if tag == "H" and stage == "0" else ""
         return found
 
-    def sizes(self, blobs: Iterable[str], until: Callable[[], float]) -> dict[str, int]:
+    def sizes(self, blobs: Iterable[str]) -> dict[str, int]:
         """Bytes of the blobs: of a file that a filter or another line ending changes, others than the file's."""
-        command = "cat-file --batch-check=%(objectname)=%(objectsize)"
-        output = self._run_apart(command, (f"{blob}\n".encode() for blob in blobs), until)
+        given = (f"{blob}\n".encode() for blob in blobs)
+        output = self._run("cat-file --batch-check=%(objectname)=%(objectsize)", given) or b""
         pairs = (line.split("=") for line in output.decode().splitlines() if "=" in line)
         return {blob: int(size) for blob, size in pairs}
 
@@ -121,26 +105,20 @@ class Git:
         """Has an unchanged file whose blob has its size the content of that, by these .gitattributes?"""
         files = [Path(self.root, path) for path in attributes]
         files.append(git_folders(self.top)[-1] / "info/attributes")
-        return not any(
-            REWRITES.search(read_small_file(file, MAX_ATTRIBUTES) or b"") for file in files
-        )
+        texts = (read_small_file(file, MAX_ATTRIBUTES) or b"" for file in files)
+        return not any(map(REWRITES.search, texts))
 
-    def ignored(self, paths: Sequence[str], until: Callable[[], float]) -> set[str] | None:
+    def ignored(self, paths: Iterable[str]) -> set[str] | None:
         """What the user's git ignores of these paths; None: unknown."""
         given = (b"./%b\0" % os.fsencode(path) for path in paths)
-        output = self._run("check-ignore --no-index -z --stdin", given, until)
-        return (
-            output
-            if output is None
-            else {os.fsdecode(each[2:]) for each in output.split(b"\0")[:-1]}
-        )
+        output = self._run("check-ignore --no-index -z --stdin", given, apart=False)
+        names = None if output is None else output.split(b"\0")[:-1]
+        return names if names is None else {os.fsdecode(name[2:]) for name in names}
 
-    def contents(self, blobs: Collection[str]) -> dict[str, bytes]:
+    def contents(self, blobs: Iterable[str]) -> dict[str, bytes]:
         """Those of these blobs that git has."""
-        output, at = (
-            self._run_apart("cat-file --batch", (f"{blob}\n".encode() for blob in blobs)),
-            0,
-        )
+        given = (f"{blob}\n".encode() for blob in blobs)
+        output, at = self._run("cat-file --batch", given, wait=True) or b"", 0
         found = {}
         while at < len(output):
             end = output.index(b"\n", at)

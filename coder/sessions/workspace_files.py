@@ -113,7 +113,9 @@ class WorkspaceFiles:
     @cached_property
     def store(self) -> BlobStore:
         """Opened when it is needed. Raises StoreError."""
-        return BlobStore(self.root, self.data)
+        store = BlobStore(self.root, self.data)
+        store.git.deadline = lambda: self.deadline
+        return store
 
     def start(self) -> None:
         """Look at everything, as the state before a run, until the `deadline`, which another thread may set."""
@@ -121,7 +123,7 @@ class WorkspaceFiles:
         self._watch.take()  # what was reported so far is looked at now
         self._ignored, self._unreached = {os.path.relpath(self.data, self.root)}, set()
         self._git_works = True
-        tracked = self.store.git.tracked(lambda: self.deadline)
+        tracked = self.store.git.tracked()
         found, self._folders = self._scan([""], folders_of(tracked))
         states = self._clean(found, tracked, began)
         saved = {} if self._files else self._saved()
@@ -152,7 +154,7 @@ class WorkspaceFiles:
         if not git.is_plain(path for path in found if path.endswith(".gitattributes")):
             return {}
         blobs = {path: blob for path in found if (blob := tracked.get(path))}
-        sizes = git.sizes(set(blobs.values()), lambda: self.deadline)
+        sizes = git.sizes(set(blobs.values()))
         return {
             path: State(_mode(info), blob, _stamp(info))
             for path, blob in blobs.items()
@@ -264,7 +266,7 @@ class WorkspaceFiles:
     def _ask_git(self, paths: Sequence[str]) -> set[str]:
         """What is ignored of these paths."""
         if paths and self._git_works and time.monotonic() < self.deadline:
-            found = self.store.git.ignored(paths, lambda: self.deadline)
+            found = self.store.git.ignored(paths)
             if found is not None and "" not in found:
                 return found
             self._git_works = False  # there is none, or it ignores the workspace as a whole

@@ -96,6 +96,15 @@ def environment() -> dict[str, str]:
     return kept | QUIET
 
 
+def find_program(name: str, workspace: str | Path) -> str:
+    """The path of a program that is not in the workspace, also behind no link; "" where there is none."""
+    for place in environment().get("PATH", os.defpath).split(os.pathsep):
+        found = shutil.which(name, path=place)
+        if found and not Path(os.path.realpath(found)).is_relative_to(workspace):
+            return found
+    return ""
+
+
 def marked_environment() -> dict[str, str]:
     """`environment` for a child that is started elsewhere: it ends with us, like a command's children."""
     _start_guard()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import stat
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import workspace
-from coder.tools.process import environment, output_of
+from coder.tools.process import find_program, output_of
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
@@ -162,12 +161,12 @@ class Search:
     def _command(self, pattern: str, literal: bool, flags: list[str]) -> list[str]:
         is_file = self.file is not None
         names = [] if is_file else self.glob.names()
-        if program := self._program("rg"):
+        if program := find_program("rg", self.ctx.cwd):
             flags += [flag for name in names for flag in ("--type-add", f"chosen:{name}")]
             flags += [*(["--type=chosen"] if names else []), *(["-F"] if literal else [])]
             command = [program, *RIPGREP.split(), *RIPGREP_GREP.split(), *flags, "-e", pattern]
             return [*command, "--", "-" if is_file else "."]
-        if program := self._program("git"):
+        if program := find_program("git", self.ctx.cwd):
             flags += ["-F", "-e", pattern] if literal else ["-P", "-e", f"{PERL}{pattern}"]
             paths = [f":(glob)**/{name}" for name in names] or ["."]
             command = [program, *GIT.split(), *GIT_GREP.split(), *flags]
@@ -178,9 +177,9 @@ class Search:
     def names(self) -> Iterator[str]:
         """The paths of the files in the folder."""
         top, command = workspace.repository_top(self.target), list[str]()
-        if program := self._program("rg"):
+        if program := find_program("rg", self.ctx.cwd):
             command = [program, *RIPGREP.split(), "--files", "."]
-        elif os.path.lexists(top / ".git") and (program := self._program("git")):
+        elif os.path.lexists(top / ".git") and (program := find_program("git", self.ctx.cwd)):
             command = [program, *GIT.split(), f"--work-tree={top}", "ls-files", "-coz"]
             command.append("--exclude-standard")
         if command:
@@ -192,12 +191,6 @@ class Search:
             self.ctx.abort.check()
             folders[:] = set(folders) - SKIPPED
             yield from (os.path.relpath(os.path.join(folder, name), self.cwd) for name in files)
-
-    def _program(self, name: str) -> str | None:
-        """The path of a program that is not in the workspace."""
-        places = environment().get("PATH", os.defpath).split(os.pathsep)
-        places = [each for each in places if not Path(each).resolve().is_relative_to(self.ctx.cwd)]
-        return shutil.which(name, path=os.pathsep.join(places) or os.defpath)
 
     def _output(self, command: list[str], **more: Any) -> Generator[bytes, None, None]:
         """The output. Raises Aborted, and ToolError at a time-out."""
