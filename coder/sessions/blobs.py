@@ -112,8 +112,9 @@ class Git:
         """What the user's git ignores of these paths; None: unknown."""
         given = (b"./%b\0" % os.fsencode(path) for path in paths)
         output = self._run("check-ignore --no-index -z --stdin", given, apart=False)
-        names = None if output is None else output.split(b"\0")[:-1]
-        return names if names is None else {os.fsdecode(name[2:]) for name in names}
+        if output is None:
+            return None
+        return {os.fsdecode(name[2:]) for name in output.split(b"\0")[:-1]}
 
     def contents(self, blobs: Iterable[str]) -> dict[str, bytes]:
         """Those of these blobs that git has."""

@@ -101,7 +101,7 @@ class Recorder:
             return
         self._waiting.append(event)
         if _is_due(event) and (not self.problem or isinstance(event, events.RunEnd)):
-            self._save()
+            self.sync()
 
     def watch(self, run: Generator[Event, None, RunResult]) -> Generator[Event, None, RunResult]:
         """The events of a run on `messages`, which is written. Raises ValueError behind one that worked on another list."""
@@ -115,13 +115,9 @@ class Recorder:
         result = watched.value
         if result.messages is not self.messages:
             raise ValueError(
-                "the run worked on another list than the `messages` of its session, so that it was not kept"
+                "the run was not kept: it had another list than its session's `messages`"
             )
         return result
-
-    def sync(self) -> None:
-        """Write what has changed in the list, also outside of a run."""
-        self._save()
 
     def close(self) -> None:
         """Write what has changed and release the session."""
@@ -136,8 +132,11 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _save(self) -> None:
-        """One transaction. A damaged file is replaced, and all that is in memory written into the new one."""
+    def sync(self) -> None:
+        """Write what has changed in the list, also outside of a run, in one transaction.
+
+        A damaged file is replaced, and all that is in memory written into the new one.
+        """
         try:
             try:
                 self._write()
@@ -166,9 +165,7 @@ class Recorder:
             return
         ends = [event.usage for event in waiting if isinstance(event, events.RunEnd)]
         usage = sum([*ends, *filter(None, map(events.hidden_usage, waiting))], self.info.usage)
-        updated = max(
-            now(), self.info.updated + 1
-        )  # each its own, so that it tells what was committed
+        updated = max(now(), self.info.updated + 1)  # its own, to know whether it was committed
         info = replace(self.info, updated=updated, usage=usage)
         self._tried = info, len(waiting)
         with self.store.transaction() as db:
@@ -191,9 +188,7 @@ class Recorder:
             message = same.pop() if same else {"role": row["role"]}
             rows.append(Row(row["id"], message, copied(message)))
         calls = "SELECT call_id, id FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
-        self._calls = {
-            each["call_id"]: each["id"] for each in self.store.rows(calls, self.session_id)
-        }
+        self._calls = dict(map(tuple, self.store.rows(calls, self.session_id)))
         self._generation = self.store.generation
         return rows
 
