@@ -142,6 +142,17 @@ def test_a_server_that_does_not_start_costs_one_line(tmp_path: Path, entry: Any,
     servers.close()
 
 
+@pytest.mark.slow
+def test_a_late_server_is_reported_in_a_line_and_joins_a_later_run(tmp_path: Path) -> None:
+    late = f"sleep 16; exec {' '.join(PROGRAM)}"
+    servers = start(configure(tmp_path, late={"command": "sh", "args": ["-c", late]}))
+    [notice] = servers.wait(Abort())
+    assert "not ready after 15 s" in notice.text and servers.tools() == []
+    until(servers.tools, "the tools of the late server")
+    assert [*servers.wait(Abort())] == []
+    servers.close()
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"servers": {}}', '{"mcpServers": [1]}'])
 def test_a_file_that_cannot_be_read_costs_one_line(tmp_path: Path, text: str) -> None:
     path = configure(tmp_path)
