@@ -12,7 +12,7 @@ import pytest
 from coder.devtools.scripted import Reply
 from coder.events import RunEnd, RunStart
 from coder.extend.command_hooks import HooksError, command_hooks
-from coder.extend.plugins import load_plugins
+from coder.extend.plugins import Plugins
 from coder.hooks import HookChain
 from coder.types import Usage
 from tests.harness import ask, serve
@@ -53,7 +53,7 @@ CALL = Reply(calls=[("forecast", {"city": "Oslo"})])
 
 def test_a_file_registers_a_tool_a_hook_a_command_and_a_subscriber(tmp_path: Path) -> None:
     (tmp_path / "weather.py").write_text(WHOLE)
-    plugins = load_plugins(tmp_path)
+    plugins = Plugins(tmp_path)
     assert plugins.problems == []
     with serve(CALL, Reply("done")) as server:
         ask(server, tools=plugins.tools, hooks=HookChain(*plugins.hooks), each=plugins.notify)
@@ -89,7 +89,7 @@ def test_a_broken_plugin_is_reported_and_left_out_whole(
 ) -> None:
     (tmp_path / "a_broken.py").write_text(text)
     (tmp_path / "b_weather.py").write_text(WHOLE)
-    plugins = load_plugins(tmp_path, taken={"bash"})
+    plugins = Plugins(tmp_path, taken={"bash"})
     [line] = plugins.problems
     assert line.startswith("The plugin a_broken.py is skipped: ") and problem in line
     assert [each.name for each in plugins.tools] == ["forecast"]
@@ -100,12 +100,11 @@ def test_a_subscriber_that_fails_is_told_of_once_and_hears_no_more(tmp_path: Pat
         "heard = []\ndef setup(api):\n    api.subscribe(lambda event: heard.append(event) or 1 / 0)\n"
         "    api.subscribe(heard.append)"
     )
-    plugins = load_plugins(tmp_path)
+    plugins = Plugins(tmp_path)
     plugins.notify(RunStart())
     plugins.notify(RunEnd("stop", "", Usage(), 1))
-    [problem] = plugins.take_problems()
+    [problem] = plugins.problems
     assert problem.startswith("A subscriber of coder_plugin_a failed and is removed: ZeroDiv")
-    assert plugins.take_problems() == []
     assert [event.type for event in sys.modules["coder_plugin_a"].heard] == [
         "run_start",
         "run_start",
@@ -121,7 +120,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a fil
 
 def problems_of(folder: Path) -> list[str]:
     """The problems of the plugins in a folder and of its hooks.json."""
-    problems = load_plugins(folder).problems
+    problems = Plugins(folder).problems
     try:
         assert len(command_hooks(folder / "hooks.json")) == 1
     except HooksError as error:

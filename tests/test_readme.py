@@ -26,7 +26,7 @@ from coder.cli.settings import SETTINGS, window_of
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.extend.command_hooks import command_hooks
 from coder.extend.mcp import expand
-from coder.extend.plugins import load_plugins
+from coder.extend.plugins import Plugins
 from coder.extend.prompt_files import read_prompt_file
 from coder.hooks import HOOK_NAMES
 from coder.permissions.rules import rules_of
@@ -145,7 +145,7 @@ def test_every_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
     assert len(EXAMPLES) == len(MODELS)
     [plugin] = [each for each in blocks("python") if "def setup(" in each]
     (tmp_path / "weather.py").write_text(plugin)
-    loaded = load_plugins(tmp_path)
+    loaded = Plugins(tmp_path)
     assert ([each.name for each in loaded.tools], loaded.problems) == (["forecast"], [])
     agent, command = blocks("markdown")
     (tmp_path / "review.md").write_text(command)

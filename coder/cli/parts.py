@@ -108,7 +108,7 @@ class Parts:
         if not module:
             return None
         taken = {each.name for each in (*TOOLS, *PATCHING)} | {"task", "ask_user"}
-        plugins: Plugins = module.load_plugins(folder, taken)
+        plugins: Plugins = module.Plugins(folder, taken, self.notices)
         self.users_hooks += plugins.hooks
         self.extra_tools += plugins.tools
         return plugins
@@ -196,7 +196,7 @@ class Parts:
 
     def taken_notices(self) -> list[str]:
         """What the user should see now; clears the list."""
-        notices = [*self.notices, *(self.plugins.take_problems() if self.plugins else ())]
+        notices = self.notices.copy()
         self.notices.clear()
         return notices
 

@@ -13,36 +13,19 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from coder.abort import Abort
-from coder.extend.guard import Guard
+from coder.extend.guard import ANSWERS, IN_CHILD, Guard, refusal
 from coder.hooks import FunctionHooks
 from coder.permissions.rules import check_ownership
 from coder.tools.process import Ending, output_of
 from coder.toolset import ToolContext
-from coder.types import (
-    CoderError,
-    Completion,
-    DeniedError,
-    ModelError,
-    Request,
-    ToolCall,
-    ToolError,
-    ToolResult,
-)
+from coder.types import CoderError, Completion, DeniedError, Request, ToolCall, ToolResult
 
-PLACES = ("before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call")
 BLOCKED = "exit code 2"  # as Claude Code has it
-BLOCKS: dict[str, Callable[[str], Exception]] = {  # what is raised then
-    "before_llm_call": partial(ModelError, "bad_request"),
-    "before_tool_call": DeniedError,
-    "after_tool_call": ToolError,
-}
 LIMIT = 1_000_000  # bytes of an answer; a longer one is a failure
 
 
@@ -76,8 +59,8 @@ class Command:
 
     def guarded(self, place: str) -> Guard:
         """The command as a hook at this place. Raises ValueError and re.error."""
-        if place not in PLACES:
-            raise ValueError(f"there is no place {place!r}; known: {', '.join(PLACES)}")
+        if place not in IN_CHILD:
+            raise ValueError(f"there is no place {place!r}; known: {', '.join(IN_CHILD)}")
         re.compile(self.tools)
         hooks = FunctionHooks(on_run_start=self.on_run_start, **{place: getattr(self, place)})
         seconds = float(self.seconds) + 1
@@ -114,8 +97,9 @@ class Command:
                 return {}
         stdout, message, ending = self._output(json.dumps(facts, default=str).encode())
         failure = ending.cause or (f"exit code {ending.code}" if ending.code else "")
-        if failure == BLOCKED and place in BLOCKS:
-            raise BLOCKS[place](message or "blocked by a hook")
+        if failure == BLOCKED and place in ANSWERS:
+            text = message or "blocked by a hook"
+            raise DeniedError(text) if place == "before_tool_call" else refusal(place, text)
         if len(stdout) > LIMIT:  # cut, it would be no JSON, and pass for no answer
             failure = f"its answer has more than {LIMIT:,} bytes"
         if failure:

@@ -27,6 +27,13 @@ ANSWERS: dict[str, type[Exception]] = {
 IN_CHILD = ("before_llm_call", "after_llm_call", "before_tool_call", "after_tool_call")
 
 
+def refusal(place: str, text: str) -> Exception:
+    """What a hook at this place raises to reject what it stands before or behind."""
+    if "tool_call" in place:
+        return ToolError(text)
+    return ModelError("bad_request", f"{text}, so the request was not sent")
+
+
 class Guard(Hooks):
     """`hook`, of which no failure ends the run, and which is never called twice at a time.
 
@@ -68,14 +75,8 @@ class Guard(Hooks):
                 text = f"{type(error).__name__}: {error}"
                 yield Notice(f"The hook {self.name} failed ({place}): {text}")
             if self.closed:
-                raise self._rejection(place, error) from error
+                raise refusal(place, f"the hook {self.name} failed: {error}") from error
             return (yield from resolve(getattr(Hooks(), place)(*args)))
-
-    def _rejection(self, place: str, error: Exception) -> Exception:
-        text = f"the hook {self.name} failed: {error}"
-        if "tool_call" in place:
-            return ToolError(text)
-        return ModelError("bad_request", f"{text}, so the request was not sent")
 
     def _work(self, place: str, args: tuple[Any, ...]) -> Events[Any]:
         return (yield from resolve(getattr(self.hook, place)(*args)))

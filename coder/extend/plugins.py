@@ -16,6 +16,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,23 @@ class PluginApi:
 
 
 class Plugins(PluginApi):
-    """What all plugins have registered, and a sentence for each that failed."""
+    """What the files in `folder` (by name) and the installed plugins register.
 
-    def __init__(self, taken: Collection[str] = ()) -> None:
+    `taken`: names of tools, and of commands with a slash. `problems` gets a sentence for each that fails.
+    """
+
+    def __init__(
+        self, folder: Path, taken: Collection[str] = (), problems: list[str] | None = None
+    ) -> None:
         super().__init__("all", set(taken))
-        self.problems: list[str] = []
+        self.problems = [] if problems is None else problems
+        for path in sorted(folder.glob("*.py")):
+            self._load(path.name, partial(_setup_of, path))
+        for name, load in _installed():
+            self._load(name, load)
 
-    def load(self, name: str, setup_of: Callable[[], Callable[[PluginApi], Any]]) -> None:
-        """Run the setup of one plugin; one that fails becomes a problem and adds nothing."""
+    def _load(self, name: str, setup_of: Callable[[], Callable[[PluginApi], Any]]) -> None:
+        """Run the setup of one plugin; one that fails adds nothing."""
         api = PluginApi(name, set(self.taken))
         try:
             setup_of()(api)
@@ -95,15 +105,8 @@ class Plugins(PluginApi):
             self.problems.append(f"The plugin {name} is skipped: {type(error).__name__}: {error}")
             return
         self.taken = api.taken
-        self.tools += api.tools
-        self.hooks += api.hooks
-        self.commands += api.commands
-        self.subscribers += api.subscribers
-
-    def take_problems(self) -> list[str]:
-        """The problems, and clear the list."""
-        problems, self.problems = self.problems, []
-        return problems
+        for kind in ("tools", "hooks", "commands", "subscribers"):
+            getattr(self, kind).extend(getattr(api, kind))
 
     def notify(self, event: Event) -> None:
         """Call the subscribers; one that fails is reported and removed."""
@@ -115,16 +118,6 @@ class Plugins(PluginApi):
                 why = f"{type(error).__name__}: {error}"
                 place = getattr(subscriber, "__module__", None) or "a plugin"
                 self.problems.append(f"A subscriber of {place} failed and is removed: {why}")
-
-
-def load_plugins(folder: Path, taken: Collection[str] = ()) -> Plugins:
-    """Load the files in `folder` (by name) and the installed plugins. `taken`: names of tools, and of commands with a slash."""
-    plugins = Plugins(taken)
-    for path in sorted(folder.glob("*.py")):
-        plugins.load(path.name, lambda path=path: _setup_of(path))  # type: ignore[misc]
-    for name, load in _installed():
-        plugins.load(name, load)
-    return plugins
 
 
 def _setup_of(path: Path) -> Callable[[PluginApi], Any]:
