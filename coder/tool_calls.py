@@ -62,14 +62,13 @@ def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
         opened.result = ToolResult(not_run, is_error=True)
     else:
         opened.result = yield from doom_loop_result(run, call)
+    opened.started = time.monotonic()  # without the time of the question
     if opened.result:
         yield end_event(opened)
-        return
-    if call.arguments is None:  # the tool refuses it
-        return
-    if early := (yield from call_hook(run, opened, "before_tool_call", opened.ctx)):
-        yield from finish_call(run, opened, early)
-    opened.started = time.monotonic()  # without the time of hooks and of their questions
+    elif call.arguments is not None:  # else the tool refuses it
+        if early := (yield from call_hook(run, opened, "before_tool_call", opened.ctx)):
+            yield from finish_call(run, opened, early)
+        opened.started = time.monotonic()  # without the time of hooks and of their questions
 
 
 def call_hook(run: Run, opened: OpenCall, name: str, given: Any) -> Events[ToolResult | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply, ScriptedServer
-from coder.events import DoomLoop, Retry, StepEnd, ToolEnd
+from coder.events import DoomLoop, Event, Retry, StepEnd, ToolEnd
 from coder.history import user
 from coder.hooks import FunctionHooks
 from coder.loop import run_loop
@@ -257,8 +258,17 @@ def test_a_final_error_is_not_tried_again(status: int, kind: str) -> None:
 @pytest.mark.case("INV-10")
 def test_the_third_identical_call_is_answered_unrun_and_the_fourth_ends_the_run() -> None:
     order = [{"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2}]
+    answered: list[float] = []
+
+    def each(event: Event) -> None:
+        if isinstance(event, DoomLoop):
+            time.sleep(0.05)  # the user's time, which is not the tool's
+            answered.append(time.monotonic())
+        if isinstance(event, ToolEnd) and answered:
+            assert event.seconds <= time.monotonic() - answered[0]
+
     with serve(*(Reply(calls=[("add", arguments)]) for arguments in order)) as server:
-        events, result = ask(server, tools=[add])
+        events, result = ask(server, tools=[add], each=each)
         assert_all_valid(server)
     assert result.stop_reason == "doom_loop" and result.steps == 4
     assert [event.count for event in all_of(DoomLoop, events)] == [3]
