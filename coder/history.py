@@ -223,11 +223,8 @@ def _wire_message(message: Message, model: str) -> Message | None:
 
 
 class History:
-    """`repair` and `convert_to_llm` for the list of a run, which mostly grows.
-
-    Messages that have not changed since the last request are not checked again, so that a late step of a
-    long run costs little more than the first one.
-    """
+    """`repair` and `convert_to_llm` for the list of a run: what has not changed since the last request is not checked again,
+    so that a late step costs little more than the first one."""
 
     def __init__(self, messages: list[Message], model: str = "") -> None:
         self.messages, self.model = messages, model

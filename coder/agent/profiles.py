@@ -1,15 +1,4 @@
-"""Agents: a name, a prompt, rules, and perhaps a model; built in, or a Markdown file of the user's.
-
-    ---
-    description: reviews a change and names what is wrong
-    mode: subagent
-    model: gpt-5-mini
-    permissions:
-      edit: deny
-      bash:
-        "git diff *": allow
-    ---
-    You review code. ...
+"""Agents: a name, a prompt, rules, and perhaps a model; built in, or a Markdown file of the user's (docs/settings.md).
 
 A file agents/NAME.md in the configuration folder makes an agent of this name, or changes the built-in one: what
 it leaves out stays, and its rules come behind the built-in ones, so that the last that fits decides. Files of

@@ -28,9 +28,8 @@ HEADER = re.compile(r"[!-9;-~]+: [\t -~]*")
 
 
 class Endpoint:
-    """Where requests go. `base_url` None is OPENAI_BASE_URL or else OpenAI's own server, and then a missing key is taken
-    from OPENAI_API_KEY; an address given here never gets a key that was not given with it. `key_header`: a further
-    header for the key. `redact` is applied to each piece that is read of an answer."""
+    """Where requests go; address and key as for a ChatModel. `key_header`: a further header for the key. `redact` is applied
+    to each piece that is read of an answer."""
 
     method, path = "POST", "/chat/completions"
 
