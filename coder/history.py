@@ -12,7 +12,7 @@ from itertools import takewhile
 from operator import is_
 from typing import Any
 
-from coder.providers.request import copied, unchanged
+from coder.providers.request import copied, count_unchanged
 from coder.providers.text import mend_all, new_id, safe_name
 from coder.providers.text import text_of as text_of
 from coder.types import Message, ToolResult
@@ -62,7 +62,7 @@ def formed(value: Any) -> Message | None:
         del made["meta"]
     if made["role"] in ROLES:
         if "tool_call_id" in made:
-            made["tool_call_id"] = _as_text(made["tool_call_id"])
+            made["tool_call_id"] = as_text(made["tool_call_id"])
         if made.get("content") is not None:
             made["content"] = content_of(made["content"])
         given = made.pop("tool_calls", None)
@@ -75,7 +75,7 @@ def formed(value: Any) -> Message | None:
 
 def content_of(value: Any) -> str | list[dict[str, Any]]:
     """What may stand in a message: text, or parts in the API's form."""
-    return [_form_part(part) for part in value] if isinstance(value, list) else _as_text(value)
+    return [_form_part(part) for part in value] if isinstance(value, list) else as_text(value)
 
 
 def truncate_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
@@ -100,7 +100,8 @@ def calls_of(message: Message) -> list[dict[str, Any]]:
     return message.get("tool_calls") or [] if message.get("role") == "assistant" else []
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Text as it is, nothing for None, anything else as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
@@ -108,7 +109,7 @@ def _as_text(value: Any) -> str:
 
 def _form_part(part: Any) -> dict[str, Any]:
     if not isinstance(part, dict) or not isinstance(part.get("text", ""), str):
-        return {"type": "text", "text": _as_text(part)}
+        return {"type": "text", "text": as_text(part)}
     return image_part(part) if _is_image(part) else part
 
 
@@ -129,8 +130,8 @@ def image_part(image: dict[str, Any]) -> dict[str, Any]:
 
 def _form_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"] if isinstance(call.get("function"), dict) else {}
-    function = function | {name: _as_text(function.get(name)) for name in ("name", "arguments")}
-    return call | {"id": _as_text(call.get("id")), "function": function}
+    function = function | {name: as_text(function.get(name)) for name in ("name", "arguments")}
+    return call | {"id": as_text(call.get("id")), "function": function}
 
 
 # ---- repairing a list -----------------------------------------------------------------------
@@ -240,7 +241,7 @@ class History:
 
     def wire(self) -> list[Message]:
         """The list, repaired, as wire messages."""
-        self._repair(unchanged(self._copies, self.messages))
+        self._repair(count_unchanged(self._copies, self.messages))
         new = self.messages[len(self._wire) :]
         self._wire += [_wire_message(message, self.model) for message in new]
         return [message for message in self._wire if message is not None]

@@ -106,7 +106,7 @@ def request_for(run: Run) -> Events[Request]:
     request = Request(wire, run.tools.schemas, run.system, key, reasoning=run.reasoning)
     request.session_id = run.tools.session_id
     yield from resolve(run.hooks.before_llm_call(request))
-    request.tools, run.offered = run.tools.chosen(request.tools)
+    request.tools, run.offered = run.tools.select(request.tools)
     return request
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import typing
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from typing import Any, overload
 from coder.abort import Abort
 from coder.arguments import described_schema, fit
 from coder.events import BaseEvent, Event, Outcome, Returning, ToolUpdate, resolve
+from coder.history import as_text
 from coder.types import Aborted, Budget, DeniedError, ToolCall, ToolError, ToolResult
 
 # Asks for permission: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
@@ -161,7 +161,7 @@ class Toolset:
     def schemas(self) -> list[dict[str, Any]]:
         return [each.schema for each in self.tools.values()]
 
-    def chosen(self, entries: Iterable[Any]) -> tuple[list[dict[str, Any]], Toolset]:
+    def select(self, entries: Iterable[Any]) -> tuple[list[dict[str, Any]], Toolset]:
         """The schemas of these entries, and this set with the tools that they name.
 
         An entry is a schema, or a tool or function, which need not be in the set.
@@ -259,6 +259,4 @@ def as_result(value: Any) -> ToolResult:
         return value
     parts = value if isinstance(value, list) else []
     blocks = bool(parts) and all(isinstance(e, dict) and e.get("type") in BLOCKS for e in parts)
-    if value is None or isinstance(value, str) or blocks:
-        return ToolResult(value or "")
-    return ToolResult(json.dumps(value, ensure_ascii=False, default=str))
+    return ToolResult(value if blocks else as_text(value))

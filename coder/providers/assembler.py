@@ -170,7 +170,7 @@ class Assembler:
         if name in self.echoed:
             message[name] = thoughts
         with suppress(ValueError):  # nested too deeply to be meant
-            message |= {name: mend_all(joined(pieces)) for name, pieces in self.kept.items()}
+            message |= {name: mend_all(join_pieces(pieces)) for name, pieces in self.kept.items()}
         if calls:
             message["tool_calls"] = [entry for _, entry in calls]
         usage = self.usage or Usage(estimated=True)
@@ -232,7 +232,7 @@ class ThinkTag:
         return (held, "") if inside else ("", held)
 
 
-def joined(pieces: list[Any]) -> Any:
+def join_pieces(pieces: list[Any]) -> Any:
     """One member of a message from its pieces: texts are joined, objects take what is new, entries of lists go on."""
     if all(isinstance(piece, str) for piece in pieces):
         return "".join(pieces)

@@ -43,7 +43,7 @@ class RequestEncoder:
     def encode(self, request: Request, rejected: frozenset[str]) -> bytes:
         """The JSON of a request without the members that the server has rejected. The messages come last, so that it
         begins with the one before it. Raises ModelError where it cannot be JSON."""
-        members = encoded(self._make_members(request, rejected))
+        members = encode(self._make_members(request, rejected))
         return b'%s,"messages":[%s]}' % (members[:-1], self._encode_messages(request, rejected))
 
     def _make_members(self, request: Request, rejected: frozenset[str]) -> dict[str, Any]:
@@ -77,18 +77,18 @@ class RequestEncoder:
     def _encode_messages(self, request: Request, rejected: frozenset[str]) -> bytes:
         """The messages with commas between them, and at most one system message, the first."""
         of, copies, known = self._made
-        same = unchanged(copies, request.messages) if of == rejected else 0
+        same = count_unchanged(copies, request.messages) if of == rejected else 0
         rounds = [each for each in known if each[0] <= same][:-1]  # the last one may go on
         start = end = rounds[-1][0] if rounds else 0
         new = request.messages[start:]
         for messages in _split_rounds(new):
             end += len(messages)
-            made = map(encoded, _convert_round(messages, self.profile, rejected))
+            made = map(encode, _convert_round(messages, self.profile, rejected))
             rounds.append((end, b",".join(made)))
         self._made = rejected, [*copies[:start], *map(copied, new)], rounds
         system = [text_of(each) for each in request.messages if each["role"] in SYSTEM]
         text = mend("\n\n".join(filter(None, [request.system, *system])))
-        first = encoded({"role": "system", "content": text}) if text else b""
+        first = encode({"role": "system", "content": text}) if text else b""
         return b",".join(filter(None, [first, *[data for _, data in rounds]]))
 
 
@@ -229,7 +229,7 @@ def _fit_id(call_id: str, profile: Profile) -> str:
 # ---- copies ----------------------------------------------------------------------------------------
 
 
-def unchanged(copies: list[Message], messages: list[Message]) -> int:
+def count_unchanged(copies: list[Message], messages: list[Message]) -> int:
     """How many messages at the beginning are as they were when the copies were made."""
     if copies == messages[: len(copies)]:  # quick: a text is the same object in both
         return len(copies)
@@ -249,7 +249,7 @@ def copied(value: Any) -> Any:
 NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # escaped; not where the backslash itself is
 
 
-def encoded(value: Any) -> bytes:
+def encode(value: Any) -> bytes:
     """The bytes of a part of a request, without what no server accepts (lone surrogates, NUL). Raises ModelError for what is no
     JSON."""
     try:
