@@ -47,7 +47,6 @@ DRIVEN = [
     ("/resume", "1", "1 now The parser (2 messages ... hello → You said hello. ... id: 1"),
     ("/editor some words", "", "❯ some words"),
     (f"{CLEAR}/init", "", "You said"),
-    ("/cmpact", "", "There is no command /cmpact; did you mean /compact?"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -75,6 +76,8 @@ def test_a_name_that_is_missing_or_wrong_is_answered_with_those_that_there_are(
 def test_a_server_that_is_not_there_is_the_reason_where_no_model_is_named(tmp_path: Path) -> None:
     with having("m") as server:
         pass
+    with Terminal(tmp_path, server) as session:
+        assert "The server does not list its models: " in session.say("/model")
     code, _, said = run(tmp_path, server, "hi", OPENAI_MODEL="")
     assert (
         code == 2 and "no model" in said and "Check the base URL" in said and said.count("\n") == 1
@@ -161,8 +164,11 @@ def test_a_model_is_asked_for_where_a_server_has_several(tmp_path: Path) -> None
             session.enter(answer)
             assert session.exit_code() == 0
             assert f"I am {chosen}." in session.output
-            assert f"OPENAI_MODEL='{chosen}'" in session.output, "how to keep it"
-        assert not (session.home / ".config").exists()
+            kept = re.search(
+                r"To keep this choice: (echo .*)", session.output.replace("\r\n", "\n")
+            )
+            assert kept and shlex.split(kept[1])[1] == f"OPENAI_MODEL='{chosen}'"
+        assert not list((session.home / ".config" / "coder").iterdir())
 
 
 # ---- the list itself ---------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from coder.cli.process import needed
 from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
 from coder.cli.wording import count, first_of, message_count, tokens
+from coder.providers.errors import happened
 from coder.types import Aborted, CoderError, ModelError, Reasoning
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class Commands(ConversationCommands):
 
     def model(self, argument: str) -> None:
         """Show or change it: a name, a part of one, or what is chosen of those that fit."""
-        names, now = self._models(argument), self.app.model.name
+        names, now = self._models(argument, self._note), self.app.model.name
         near = [name for name in names if argument.lower() in name.lower()]
         if argument and names and not near:
             self._note(f"The server does not list it; nearest: {first_of(names, 3)}.")
@@ -196,13 +197,15 @@ class Commands(ConversationCommands):
             self.app.use(argument)
         self.screen.line(f"{self.app.model.name} at {self.app.settings.host}")
 
-    def _models(self, near: str) -> list[str]:
+    def _models(self, near: str, report: Callable[[str], object] = str) -> list[str]:
         """Those that the server names, the nearest to a name first; none where it names none."""
         from coder.cli.models import models_of  # late: for this command only
 
-        with contextlib.suppress(ModelError):
+        try:
             return models_of(self.app.model.endpoint, near)
-        return []
+        except ModelError as error:
+            report(f"The server does not list its models: {happened(error)}.")
+            return []
 
     def reasoning(self, argument: str) -> None:
         levels, word, state = get_args(Reasoning), argument.lower(), self.app.agent.state

@@ -59,16 +59,15 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
             f"OPENAI_BASE_URL is {shown_url(url)}, and what is sent there can be read on the way: take https, or give "
             "--allow-http (CODER_ALLOW_HTTP=on) for a server in a network that you trust"
         )
-    if not settings.model:
-        missing = Missing("no model: set OPENAI_MODEL, or use -m NAME")
-        missing.settings = settings
-        raise missing
-    return replace(
+    settings = replace(
         settings,
         max_seconds=settings.max_seconds or None,
         keys=tuple(secrets(sources)),
         notes=tuple(_notes(cwd, sources, settings.host if place == FOLDER else "")),
     )
+    if not settings.model:
+        raise Missing("no model: set OPENAI_MODEL, or use -m NAME", settings)
+    return settings
 
 
 def read_sources(cwd: Path, flags: Mapping[str, Any] | None = None) -> Sources:

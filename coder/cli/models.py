@@ -93,19 +93,17 @@ def only_model(settings: Settings) -> str:
 def complete(missing: Missing, arguments: argparse.Namespace) -> Settings:
     """The settings with the only model of the server, or with what the user chooses. Raises ConfigError, and SystemExit
     where nothing is chosen of what is on the screen."""
-    visible = sys.stderr.isatty() and not arguments.quiet
-    if missing.settings and (visible or missing.settings.base_url):  # else OpenAI's, which has many
-        chosen = _model(missing, missing.settings, visible, arguments.can_ask)
-    elif visible:
-        chosen = _server(arguments.can_ask)
-    else:
+    settings, visible = missing.settings, sys.stderr.isatty() and not arguments.quiet
+    if settings and (visible or settings.base_url):  # else OpenAI's, which has many
+        settings.model = _model(str(missing), settings, visible, arguments.can_ask)
+        return settings
+    if not visible:
         raise missing
-    for name, text in chosen.items():
-        setattr(arguments, name, text)
+    arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = _server(arguments.can_ask)
     return load(Path.cwd(), vars(arguments))
 
 
-def _model(missing: Missing, settings: Settings, visible: bool, can_ask: bool) -> dict[str, str]:
+def _model(missing: str, settings: Settings, visible: bool, can_ask: bool) -> str:
     """A model of the server that is named."""
     endpoint = Endpoint(settings.base_url, settings.api_key, settings.headers)
     try:
@@ -113,19 +111,17 @@ def _model(missing: Missing, settings: Settings, visible: bool, can_ask: bool) -
     except ModelError as error:
         raise ConfigError(f"{missing}; {explain(error)}") from None
     if len(names) == 1:
-        return {"OPENAI_MODEL": names[0]}
+        return names[0]
     if not (visible and names):
         raise ConfigError(f"{missing}; the server has: {first_of(names) or 'none'}")
-    sys.stderr.write("No model is named: set OPENAI_MODEL, or use -m NAME.\n")
-    sys.stderr.write(f"{settings.host} has:{_numbered(names)}\n")
+    sys.stderr.write(f"{missing.capitalize()}. {settings.host} has:{_numbered(names)}\n")
     name = by_number(names, _answer("number or name: ", can_ask))
-    line = env_line("OPENAI_MODEL", name)
-    sys.stderr.write(f"To keep this choice, put {line} into {config_folder() / '.env'}\n")
-    return {"OPENAI_MODEL": name}
+    _keep(OPENAI_MODEL=name)
+    return name
 
 
-def _server(can_ask: bool) -> dict[str, str]:
-    """A model of a server of this machine, which is kept; and on the screen all other ways."""
+def _server(can_ask: bool) -> tuple[str, str]:
+    """(URL, model) of a server of this machine, which is kept; and on the screen all other ways."""
     options = list[tuple[str, str]]()
     file, found = config_folder() / ".env", "On this machine:\n"
     for name, (url, names) in local_servers().items():
@@ -141,15 +137,23 @@ def _server(can_ask: bool) -> dict[str, str]:
     numbers = [str(number) for number in range(1, len(options) + 1)]
     if answer not in numbers:
         raise SystemExit(USAGE)
-    chosen = dict(zip(("OPENAI_BASE_URL", "OPENAI_MODEL"), options[numbers.index(answer)]))
-    lines = [env_line(name, text) for name, text in chosen.items()]
-    try:
+    url, model = options[numbers.index(answer)]
+    _keep(OPENAI_BASE_URL=url, OPENAI_MODEL=model)
+    return url, model
+
+
+def _keep(**chosen: str) -> None:
+    """Write a first .env for a server. One that is there is the user's, and a model alone may be for this folder: then
+    show how to keep it."""
+    file = config_folder() / ".env"
+    lines = "".join(f"{env_line(name, text)}\n" for name, text in chosen.items())
+    with contextlib.suppress(OSError):
         private_dir(file.parent)
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-            opened.write("".join(f"{line}\n" for line in lines))
-    except OSError:  # one that is there is the user's, and stays as it is
-        sys.stderr.write(f"To keep this choice, put {' '.join(lines)} into {file}\n")
-    return chosen
+        if "OPENAI_BASE_URL" in chosen:
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+                opened.write(lines)
+                return
+    sys.stderr.write(f"To keep this choice: echo {shlex.quote(lines.rstrip())} >> {file}\n")
 
 
 def _answer(question: str, can_ask: bool) -> str:

@@ -43,7 +43,9 @@ class ConfigError(Exception):  # no CoderError: 6 ms for `coder --help`
 class Missing(ConfigError):
     """No server is named or, with the settings of one, no model."""
 
-    settings: Settings | None = None
+    def __init__(self, message: str, settings: Settings | None = None) -> None:
+        super().__init__(message)
+        self.settings = settings
 
 
 def window_of(model: str) -> int:
