@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from coder.cli.questions import always_offers
 from coder.devtools.scripted import Body, Reply
+from coder.events import PermissionAsked
 from tests.harness import contents, serve
 from tests.terminal import ROOT, OneShot, Terminal, rendered
 from tests.test_typeahead import waiting_for
@@ -172,15 +174,13 @@ def test_an_entry_attaches_the_files_that_it_names(tmp_path: Path) -> None:
     ws = tmp_path / "ws"
     (ws / "sub").mkdir(parents=True)
     (ws / "a b.txt").write_text("first\nsecond\n")
-    (ws / "picture").write_bytes(PNG)
+    (ws / "picture.png").write_bytes(PNG)
     (ws / "data.bin").write_bytes(b"a\0b")
     (ws / "sub" / "long").write_text("word\n" * 9_000)
     outside = tmp_path / "home" / ".env"
     outside.parent.mkdir()
     outside.write_text("PLAIN=here\n")
-    entry = (
-        f"see @a\\ b.txt, @picture @sub @{outside} (@data.bin) @sub/long @gone me@sub @dataclass"
-    )
+    entry = f"see @a\\ b.txt, @picture.png @sub @{outside} (@data.bin) @sub/long @gone me@sub @dataclass"
     with serve(echo) as server, Terminal(tmp_path, server) as session:
         outside.write_text(f"PLAIN=here\nKEY={session.key}\n")
         session.child.setwinsize(24, 200)
@@ -195,7 +195,7 @@ def test_an_entry_attaches_the_files_that_it_names(tmp_path: Path) -> None:
         assert "PLAIN=here" in files[2] and session.key not in files[2]
         assert "use offset=2001 to go on" in files[3] and len(files) == 4
         shown = " ".join(rendered(session.output, 200, 50))
-        assert "attached: a b.txt (2 lines), picture (image), sub (1 line), " in shown
+        assert "attached: a b.txt (2 lines), picture.png (image), sub (1 line), " in shown
         assert "not data.bin (data.bin is a binary file of 3 bytes)" in shown
         session.say("/undo")
         shows(
@@ -207,18 +207,18 @@ def test_an_entry_attaches_the_files_that_it_names(tmp_path: Path) -> None:
 
 
 def test_an_image_goes_with_the_first_prompt_in_both_modes(tmp_path: Path) -> None:
-    (tmp_path / "picture").write_bytes(PNG)
-    flags = ("--image", "../picture", "--image", "../picture")
+    (tmp_path / "picture.png").write_bytes(PNG)
+    flags = ("--image", "../picture.png") * 2
     with serve(echo) as server:
         with OneShot(tmp_path / "a", server, *flags, "what is it?") as once:
-            assert once.end() == 2 and "../picture: No such file" in once.err
+            assert once.end() == 2 and "../picture.png: No such file" in once.err
         with OneShot(tmp_path, server, *flags, "what is it?") as once:
             assert once.end() == 0
         with Terminal(tmp_path, server, *flags) as session:
             session.say("what is it?")
             session.say("and now?")
         with OneShot(tmp_path, server, "--image", str(ROOT / "README.md"), "hi") as once:
-            assert once.end() == 2 and "this is no PNG, JPEG, GIF or WebP file" in once.err
+            assert once.end() == 2 and "README.md is no image file" in once.err
         for body in server.requests[:2]:
             text, *images = users(body)[0]
             assert text["text"] == "what is it?" and len(images) == 2
@@ -239,3 +239,43 @@ def test_without_readline_lines_and_answers_end_with_enter(tmp_path: Path) -> No
         assert (session.ws / "here").exists()
         session.say("and on")
         assert users(server.requests[-1]) == ["go", "and on"]
+
+
+@pytest.mark.parametrize(
+    ("permission", "pattern", "remember", "offers"),
+    [
+        ("bash", "git diff HEAD", "git diff HEAD", {"a": "git diff HEAD", "p": "git diff *"}),
+        (
+            "bash",
+            "npm run test:ci -- -x",
+            "…",
+            {"a": "npm run test:ci -- -x", "p": "npm run test:ci *"},
+        ),
+        *(
+            ("bash", command, command, {"a": command})
+            for command in (
+                *(
+                    "rm -rf x",
+                    "git -c a=b diff",
+                    "git diff | sh",
+                    "git 'a b'",
+                    "npm run",
+                    "cd x && git diff",
+                ),
+                *("git $X", "sudo git diff", "git diff; rm x"),
+            )
+        ),
+        ("edit", "src/a.py", "*", {"a": "src/a.py", "p": "*"}),
+        ("edit", "a.py, b.py", "*", {"p": "*"}),
+        ("edit", "*", "*", {"p": "*"}),
+        ("edit", ".git/config", "", {}),
+        ("external_directory", "/etc/hosts", "/etc/*", {"a": "/etc/hosts", "p": "/etc/*"}),
+        ("read", ".env", ".env", {"a": ".env"}),
+    ],
+)
+def test_what_a_key_would_allow_for_the_session(
+    permission: str, pattern: str, remember: str, offers: dict[str, str]
+) -> None:
+    """An exact rule is not offered where a star or a list of files would make a pattern of it."""
+    asked = PermissionAsked("1", permission, pattern, remember)
+    assert {key: stored for key, (_, stored) in always_offers(asked).items()} == offers

@@ -40,8 +40,8 @@ class App(Parts):
         super().__init__(settings, arguments)
         self.usage, self.newest = Usage(), Usage()  # of the session; of the newest answer
         self.interrupts = Interrupts()
-        given = arguments.image
-        self.images = needed("coder.cli.attach", "--image").images_of(given) if given else []
+        given = arguments.image or ()
+        self.images = [needed("coder.cli.attach", "--image").image(path) for path in given]
         self.limits = Limits(max_steps=settings.max_steps, max_seconds=settings.max_seconds)
         self.retry = RetryPolicy(base=settings.retry_base)
         module = optional("coder.agent.subagent")

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from coder.cli.settings import ConfigError
@@ -24,40 +24,21 @@ MAX_TEXT = 100_000  # characters of all files of an entry
 MAX_IMAGE = 5_000_000  # bytes, what Anthropic takes; others take more
 MAX_CANDIDATES = 500
 PATH = re.compile(r"""(?<![^\s(\[{"'])@((?:\\.|[^\s\\])+)""")
-# The first bytes of a file, its type
-IMAGES = {
-    rb"\x89PNG\r\n\x1a\n": "png",
-    rb"\xff\xd8\xff": "jpeg",
-    rb"GIF8[79]a": "gif",
-    rb"RIFF....WEBP": "webp",
-}
+IMAGES = {".gif": "gif", ".jpeg": "jpeg", ".jpg": "jpeg", ".png": "png", ".webp": "webp"}
 
 
-def image(path: str) -> dict[str, Any] | None:
-    """A file as an image for the Agent; None where it is none. Raises ConfigError, also where it is too large."""
+def image(path: str) -> dict[str, Any]:
+    """An image for the Agent. Raises ConfigError."""
+    kind = IMAGES.get(Path(path).suffix.lower())
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return None
-        with open(path, "rb") as file:
-            head = file.read(12)
-            kinds = (kind for magic, kind in IMAGES.items() if re.match(magic, head, re.S))
-            if not (kind := next(kinds, None)):
-                return None
-            data = head + file.read(MAX_IMAGE)
+        if not kind or not stat.S_ISREG((status := os.stat(path)).st_mode):
+            raise ConfigError(f"{path} is no image file ({', '.join(IMAGES)})")
+        if status.st_size > MAX_IMAGE:
+            raise ConfigError(f"{path}: the image has more than {MAX_IMAGE:,} bytes")
+        data = base64.b64encode(Path(path).read_bytes()).decode()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', error)}") from None
-    if len(data) > MAX_IMAGE:
-        raise ConfigError(f"{path}: the image has more than {MAX_IMAGE:,} bytes")
-    return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": f"image/{kind}"}
-
-
-def images_of(paths: Sequence[str]) -> list[dict[str, Any]]:
-    """The images of --image. Raises ConfigError."""
-    found = [(path, image(path)) for path in paths]
-    for path, each in found:
-        if not each:
-            raise ConfigError(f"--image {path}: this is no PNG, JPEG, GIF or WebP file")
-    return [each for _, each in found if each]
+    return {"type": "image", "data": data, "mimeType": f"image/{kind}"}
 
 
 def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list[str]]:
@@ -65,8 +46,8 @@ def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list
     images, notes, made = list[dict[str, Any]](), list[str](), text
     for path in dict.fromkeys(filter(None, map(_existing, PATH.findall(text)))):
         try:
-            if found := image(path):
-                images.append(found)
+            if Path(path).suffix.lower() in IMAGES:
+                images.append(image(path))
                 notes.append(f"{path} (image)")
                 continue
             with Returning((ls if os.path.isdir(path) else read).function(ctx, path)) as run:

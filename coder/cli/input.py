@@ -36,9 +36,10 @@ from coder.cli.screen import cell_count
 from coder.cli.signals import begin_exit, handling, wake_up
 from coder.permissions.sanitize import strip_controls
 
-MARK, DUMB_MARK, MORE = "❯ ", "> ", ". "
+MORE = ". "
 # With these in it, readline ends the line at a key of ours
 SHIFT_TAB, CTRL_G = "\x1c", "\x1d"
+OWN_KEY = re.compile(f"[{SHIFT_TAB}{CTRL_G}]")
 MODE = "/mode"  # the entry that Shift+Tab stands for
 BINDINGS = r"""
 set enable-bracketed-paste on
@@ -99,23 +100,19 @@ class Keyboard:
     def _entry(self) -> str:
         """A line or a pasted block; several lines between triple quotes, or with a backslash at their ends."""
         text = self._block(self._prompt(), self.early).rstrip(" \t\n")
-        for key in (SHIFT_TAB, CTRL_G):
-            if key in text:
-                return self._take_key(key, text)
+        if key := OWN_KEY.search(text):
+            return self._take_key(key[0], text)
         if "\n" not in text:  # no mark in what was pasted means anything
-            text = self._continued(text.strip())
+            text = text.strip()
+            is_quoted = text.startswith('"""')
+            with contextlib.suppress(EOFError):  # Ctrl+D ends the entry
+                while is_quoted and not text[3:].rstrip().endswith('"""'):
+                    text += "\n" + self._block(MORE)
+                while text.endswith("\\"):
+                    text = text[:-1] + "\n" + self._block(MORE)
+            text = text.rstrip()[3:].removesuffix('"""').strip() if is_quoted else text
         self.remember([text])
         return text
-
-    def _continued(self, text: str) -> str:
-        """The entry that begins with this line; Ctrl+D ends it, too."""
-        with contextlib.suppress(EOFError):
-            if text.startswith('"""'):
-                while not text[3:].rstrip().endswith('"""'):
-                    text += "\n" + self._block(MORE)
-            while text.endswith("\\"):
-                text = text[:-1] + "\n" + self._block(MORE)
-        return text.rstrip().removeprefix('"""').removesuffix('"""').strip()
 
     def _take_key(self, key: str, text: str) -> str:
         """The entry that stands for a key; the line under way stands at the next prompt."""
@@ -129,21 +126,14 @@ class Keyboard:
         return self._entry()
 
     def _prompt(self) -> str:
-        label, mark = self.label(), MARK
-        try:
-            mark.encode(sys.stdout.encoding)
-        except UnicodeEncodeError:
-            mark = DUMB_MARK
-        if self._dumb or not self.readline:
-            return f"{label}{' ' * bool(label)}{DUMB_MARK if self._dumb else mark}"
-        return f"\x01\x1b[1m\x02{label}{' ' * bool(label)}{mark}\x01\x1b[0m\x02"
+        text = f"{self.label()} {'>' if self._dumb else '❯'} ".lstrip()
+        plain = self._dumb or not self.readline
+        return text if plain else f"\x01\x1b[1m\x02{text}\x01\x1b[0m\x02"
 
     def _block(self, prompt: str, early: list[str] | None = None) -> str:
         """A line, and what was there already when Enter came: a paste, where the terminal does not mark one."""
         text = self._line(prompt, [] if early is None else early)
-        if SHIFT_TAB in text or CTRL_G in text:
-            return text
-        pasted = waiting_keys(AT_ONCE)
+        pasted = "" if OWN_KEY.search(text) else waiting_keys(AT_ONCE)
         sys.stdout.write(pasted)
         return f"{text}\n{pasted}" if pasted else text
 
@@ -171,11 +161,10 @@ class Keyboard:
 
     def _prefill(self, text: str) -> None:
         """Let the next line begin with this text."""
-        if (
-            readline := self.readline
-        ):  # a C function as the hook: no signal is handled, and lost, in it
-            text = strip_controls(text)
-            readline.set_startup_hook(partial(readline.insert_text, text) if text else None)
+        if readline := self.readline:
+            # A C function as the hook: no signal is handled, and lost, in it
+            hook = partial(readline.insert_text, strip_controls(text)) if text else None
+            readline.set_startup_hook(hook)
 
     def edit(self, text: str) -> list[str]:
         """Let the user's editor change the text. It stands at the next prompt, or is returned where that cannot be."""
@@ -187,20 +176,12 @@ class Keyboard:
 
     # -- questions
 
-    def answer(self, prompt: str) -> str:
-        """A line that was typed after the question was on the screen; "" at Ctrl+D. Ctrl+C stops the run, too."""
-        return self._asked(partial(self._answer_line, prompt))
-
-    def choose(self, prompt: str, keys: str, words: str = "") -> str:
+    def answer(self, prompt: str, keys: str = "", words: str = "") -> str:
         """One of the characters `keys`, at its press, or a line typed behind the prompt `words`, if there is one.
 
-        "" at Enter, Esc and Ctrl+D. Where keys do not come one by one it is a line, with Enter.
+        Without keys, and where they do not come one by one, it is a line. Typed after the question was on the screen;
+        "" at Enter, Esc, Ctrl+D and Ctrl+C, which stops the run, too.
         """
-        if self._dumb or not self.readline or not keys:
-            return self.answer(prompt)
-        return self._asked(partial(self._press, prompt, keys, words))
-
-    def _asked(self, ask: Callable[[], str]) -> str:
         stop_run = signal.getsignal(signal.SIGINT)
 
         def press(number: int, frame: FrameType | None) -> None:
@@ -214,7 +195,8 @@ class Keyboard:
                 early += waiting_keys(PAUSE) if early else ""
                 if early := early.replace("\n", " ").strip():
                     self.early.append(early)
-                return ask()
+                by_key = keys and self.readline and not self._dumb
+                return self._press(prompt, keys, words) if by_key else self._answer_line(prompt)
             except (EOFError, KeyboardInterrupt):
                 sys.stdout.write("\n")
                 return ""

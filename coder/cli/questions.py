@@ -56,7 +56,7 @@ class Prompter:
             case DoomLoop():
                 repeated = f"{event.name} was called {event.count} times with the same arguments."
                 self.screen.line(f"{asks}{repeated}", "yellow")
-                answer = self.keyboard.choose("Run it again? [y/N] ", "yn")
+                answer = self.keyboard.answer("Run it again? [y/N] ", "yn")
                 event.reply(answer.lower() in ("y", "yes"))
             case QuestionAsked():
                 self.screen.line(f"{asks}{event.question}", "bold")
@@ -64,7 +64,7 @@ class Prompter:
                     self.screen.line(f"  {number}. {option}")
                 by_number = {str(n): option for n, option in enumerate(event.options, 1)}
                 keys = "".join(by_number) if len(by_number) < 10 else ""
-                answer = self.keyboard.choose("answer: ", keys, "answer: ")
+                answer = self.keyboard.answer("answer: ", keys, "answer: ")
                 event.reply(by_number.get(answer, answer))
 
     def ask_trust(self, known: PromptFiles, files: Sequence[PromptFile]) -> bool:
@@ -84,13 +84,13 @@ class Prompter:
             for number, what in more:
                 if number:
                     self.screen.line(f"    ({number:,} {what})", "yellow")
-        word = self.keyboard.choose("Use it? [y]es, [n]o, or Enter for not now: ", "yn").lower()
+        word = self.keyboard.answer("Use it? [y]es, [n]o, or Enter for not now: ", "yn").lower()
         answer = {"y": "yes", "n": "no"}.get(ANSWERS.get(word, word), "later")
         known.answer(files, answer)
         return answer == "yes"
 
     def _ask_permission(self, event: PermissionAsked, asks: str) -> None:
-        """Show all of it, what is to be done directly above the answer, and ask until the answer means something."""
+        """Show all of it, what is to be done directly above the answer, and reply."""
         heading = f"{asks}{HEADINGS.get(event.permission, f'Allow {event.permission}?')}"
         rows = [[(heading, "bold")], *_question(event)]
         for row in rows:
@@ -101,30 +101,22 @@ class Prompter:
             self.screen.line(f"({taken} rows, more than the screen shows.)", "yellow")
             again = one_line(f"{heading} {escape_invisible(event.pattern)}", self.screen.width)
             self.screen.exact_line((again, "bold"))
-        always = _always(event)
+        always = always_offers(event)
         offers = [f"[{key}]{text}, " for key, (text, _) in always.items()]
         prompt = "".join(["[y]es, ", *offers, "[n]o, or\xa0why\xa0not:\xa0"])
         prompt = wrap(prompt, self.screen.width - 1).replace("\xa0", " ")
-        while problem := self._reply(event, always, prompt):
-            self.screen.line(problem, "yellow")
-
-    def _reply(self, event: PermissionAsked, always: Always, prompt: str) -> str:
-        """Reply with the answer; or why it is none. Words without a meaning are the reason of a denial."""
-        answer = self.keyboard.choose(prompt, "".join(["yn", *always]), "why not: ")
+        answer = self.keyboard.answer(prompt, "".join(["yn", *always]), "why not: ")
         word, _, rest = answer.partition(" ")
         key = ANSWERS.get(answer.lower(), answer.lower())
         if key == "y":
             event.reply("once")
         elif key in always:
             event.reply("always", remember=always[key][1])
-        elif key in ("a", "p"):
-            return "This cannot be allowed for the session: y or n."
-        else:
+        else:  # words are a reason
             event.reply("no", rest.strip() if word.lower() in ("n", "no") else answer)
-        return ""
 
 
-def _always(event: PermissionAsked) -> Always:
+def always_offers(event: PermissionAsked) -> Always:
     """The keys that allow more than this once: their words, and what is remembered."""
     offers: Always = {}
     by_pattern = event.permission in ("edit", "external_directory")
