@@ -540,6 +540,12 @@ def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
         everywhere, secret, env = results(played(ws, given, *calls)[0])
         assert everywhere == "open:1:needle"
         assert secret.startswith("Denied") and env.startswith("Denied")
+    for given in (
+        permissions({"read": "ask"}, can_ask=True),
+        permissions({"read": "ask"}, yolo=True),
+    ):
+        yes = played(ws, given, calls[0], answer=lambda asked: asked.reply("once"))
+        assert sorted(results(yes[0])[0].splitlines()) == ["open:1:needle", "secret:1:needle"]
     given = permissions({"read": "allow"}, yolo=True)
     counts = [text.count("needle") for text in results(played(ws, given, *calls)[0])]
     assert counts == [2, 1, 1], "-y answers for a file that is named, not for a search"

@@ -264,9 +264,18 @@ class Permissions(Hooks):
             text = json.dumps(arguments, ensure_ascii=False)
             if KINDS.get(call.name) == "read":
                 text = str(arguments.get("path") or ".")
+                asked = self.judge(call.name, text, ctx.cwd).action == "ask"
+                ctx.secret = lambda path: self._is_left_out(path, ctx.cwd, asked)
             if (yield from self.authorize(ctx, call.name, [text], "")):
                 ctx.authorize = partial(self.authorize, tool=call.name, answered=call.name)
         return None
+
+    def _is_left_out(self, path: str, cwd: Path, is_asked: bool) -> bool:
+        """Tell whether a search leaves a file out; `is_asked`: it ran with a permission to read."""
+        found = self.judge("read", path, cwd)
+        return found.action == "deny" or (
+            found.action == "ask" and bool(found.reason or not is_asked)
+        )
 
     def on_doom_loop(self, event: DoomLoop) -> Outcome[bool]:
         """Let a rule decide, or the user."""

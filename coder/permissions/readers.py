@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePath
 
-from coder.tools.search import SKIPPED
+from coder.tools.plain_grep import SKIPPED
 from coder.tools.secrets import holds_secrets
 from coder.tools.workspace import git_folders, read_small_file, real, writable_git_folders
 

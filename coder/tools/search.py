@@ -1,4 +1,4 @@
-"""grep and glob: through ripgrep where it is installed, else git; without both, glob walks.
+"""grep and glob: through ripgrep where it is installed, else git, else by a plain walk.
 
 Binary files, .git and what .gitignore names are skipped, and links are not followed. A search is a
 child process, so that it can be stopped; it starts in the folder as it was opened, so that a link
@@ -14,13 +14,14 @@ import contextlib
 import os
 import re
 import stat
+import sys
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from coder.tools import workspace
+from coder.tools import plain_grep, workspace
 from coder.tools.process import find_program, output_of
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
@@ -32,7 +33,6 @@ MAX_KEPT = 1 << 20  # bytes of one line of output
 MAX_FILES = 200  # of one glob
 MAX_NOTES = 10  # lines that a program says beside
 MAX_WAYS = 1000  # that the braces of a glob may stand for
-SKIPPED = {".git", ".hg", "node_modules", ".venv", "venv", "__pycache__"}  # by the walk
 
 RIPGREP = "--null --hidden --glob=!.git"
 RIPGREP_GREP = """--with-filename --line-number --column --no-heading --color=never --sort=path
@@ -172,7 +172,9 @@ class Search:
             command = [program, *GIT.split(), *GIT_GREP.split(), *flags]
             exclude = ["--exclude-standard", "--", *paths]
             return [*command, *(["--", f":(literal){self.target.name}"] if is_file else exclude)]
-        raise ToolError("a search needs ripgrep or git, and this machine has neither")
+        pattern = re.escape(pattern) if literal else pattern
+        how = "i" * ("-i" in flags) + "f" * is_file
+        return [sys.executable, "-I", plain_grep.__file__, how, flags[0][2:], pattern, *names]
 
     def names(self) -> Iterator[str]:
         """The paths of the files in the folder."""
@@ -189,7 +191,7 @@ class Search:
             return
         for folder, folders, files in os.walk(self.cwd):
             self.ctx.abort.check()
-            folders[:] = set(folders) - SKIPPED
+            folders[:] = set(folders) - plain_grep.SKIPPED
             yield from (os.path.relpath(os.path.join(folder, name), self.cwd) for name in files)
 
     def _output(self, command: list[str], **more: Any) -> Generator[bytes, None, None]:
