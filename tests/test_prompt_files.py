@@ -146,6 +146,7 @@ def test_an_answer_is_for_all_files_of_a_skill(tmp_path: Path, change: str) -> N
     files = load()
     assert [each.answer for each in files.unanswered()] == [""] and not files.section
     files.answer(files.unanswered(), "yes")
+    assert (tmp_path / "a/answers.json").stat().st_mode & 0o777 == 0o600
     assert not (again := load()).unanswered() and "How it is deployed" in again.section
     put(tmp_path / "ws/skills/a", change, SKILL + "x")
     assert [each.answer for each in load().unanswered()] == ["changed"] and not load().section

@@ -108,7 +108,10 @@ class PromptFiles:
         new = {str(each.path): f"{answer} {each.digest}" for each in files}
         with contextlib.suppress(OSError):
             self.answers.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.answers.write_text(json.dumps(self._answers() | new, indent=1))
+            text = json.dumps(self._answers() | new, indent=1)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            with open(os.open(self.answers, flags, 0o600), "w") as file:
+                file.write(text)
 
     def unanswered(self) -> list[PromptFile]:
         """The skills to ask the user about."""
