@@ -21,19 +21,8 @@ Message = dict[str, Any]
 StopReason = Literal[
     "stop", "length", "content_filter", "max_steps", "max_time", "doom_loop", "aborted", "error"
 ]
-ErrorKind = Literal[
-    "overflow",
-    "rate_limit",
-    "quota",
-    "auth",
-    "bad_request",
-    "not_found",
-    "server",
-    "network",
-    "incomplete",
-    "empty",
-    "protocol",
-]
+Transient = Literal["rate_limit", "server", "network", "incomplete", "empty"]  # it may pass
+ErrorKind = Literal[Transient, "overflow", "quota", "auth", "bad_request", "not_found", "protocol"]
 Finish = Literal["stop", "tool_calls", "length", "content_filter"]
 Trigger = Literal["threshold", "length", "overflow", "manual"]  # why a history is shortened
 Reasoning = Literal["off", "minimal", "low", "medium", "high", "xhigh"]

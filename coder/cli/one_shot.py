@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, get_args
 
 from coder import __version__
 from coder.cli.app import App
@@ -25,9 +25,8 @@ from coder.cli.wording import LIMITS, STOPPED, error_text
 from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
-from coder.types import Message, RunResult
+from coder.types import Message, RunResult, Transient
 
-TRANSIENT_KINDS = {"rate_limit", "server", "network", "incomplete", "empty"}
 Show = Callable[[Event], None]
 
 
@@ -130,7 +129,7 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
             why = STOPPED[result.stop_reason] if answer else result.text
             why = error_text(result.text, result.error) if result.error else why
             sys.stderr.write(f"{why}\n")
-    if result.error and result.error.kind in TRANSIENT_KINDS:
+    if result.error and result.error.kind in get_args(Transient):
         return TRANSIENT
     return EXIT_CODES.get(result.stop_reason, LIMIT)
 
