@@ -62,7 +62,7 @@ def screen(session: Terminal, columns: int = 80) -> str:
         ([], ["hi"], 2, "-m NAME; the server has: none"),
         (MANY, ["-m", "gpt-5-mni", "hi"], 1, "the server has: gpt-5-mini, gpt-5, claude-"),
         (MANY, ["-m", "gpt-5-mni", "hi"], 1, " and 17 more."),
-        (["\u202eevil", "fine"], ["-m", "x", "hi"], 1, "the server has: fine."),
+        (["\u202eevil", "x" * 999, "fine"], ["-m", "x", "hi"], 1, "the server has: fine."),
     ],
 )
 def test_a_name_that_is_missing_or_wrong_is_answered_with_those_that_there_are(
@@ -160,7 +160,7 @@ def test_a_model_is_asked_for_where_a_server_has_several(tmp_path: Path) -> None
     with having(*LOCAL) as server:
         for answer, chosen in (("2", "llama3.2:3b"), ("qwen3:8b", "qwen3:8b")):
             session = Terminal(tmp_path, server, "hi", OPENAI_MODEL="")
-            session.expect("number or name: ")
+            assert "set OPENAI_MODEL, or use -m NAME. 127." in session.expect("number or name: ")
             session.enter(answer)
             assert session.exit_code() == 0
             assert f"I am {chosen}." in session.output

@@ -33,7 +33,7 @@ PORTS = {"Ollama": 11434, "llama.cpp": 8080, "LM Studio": 1234, "vLLM": 8000}
 OLLAMA_HOST = r"(http://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)?:(\d{1,5})/?"  # of this machine
 LOOK = 1.0  # seconds for all of them; where nobody listens it takes none
 LISTING = 3.0  # seconds
-MAX_ROWS = 15
+MAX_ROWS, MAX_NAME = 15, 200
 NO_CHAT = r"embed|whisper|\btts|dall-e|moderation|rerank|transcribe|realtime|audio|image|sora"
 NOTHING = """\
 coder needs a language model, and neither a key nor a server is named.
@@ -53,7 +53,8 @@ def models_of(
     endpoint: Endpoint, near: str = "", seconds: float = LISTING, abort: Abort | None = None
 ) -> list[str]:
     """The server's models for conversations, those nearest to a name first. Raises ModelError and Aborted."""
-    names = [name for name in dict.fromkeys(endpoint.models(seconds, abort)) if name.isprintable()]
+    known = dict.fromkeys(endpoint.models(seconds, abort))
+    names = [name for name in known if name.isprintable() and len(name) <= MAX_NAME]
     names = [name for name in names if not re.search(NO_CHAT, name, re.I)] or names
     near = near.lower()
 
@@ -69,22 +70,6 @@ def advise(error: ModelError, model: ChatModel, abort: Abort) -> None:
         names = models_of(model.endpoint, model.name, abort=abort)
         if names and model.name not in names:
             error.advice = f"Choose with -m or /model; the server has: {first_of(names)}."
-
-
-def only_model(settings: Settings) -> str:
-    """The model of a server that has one. Raises Missing, with the names where there are several."""
-    missing = Missing("no model: set OPENAI_MODEL, or use -m NAME")
-    missing.settings = settings
-    if not settings.base_url:  # OpenAI's own server has many
-        raise missing
-    try:
-        names = models_of(Endpoint(settings.base_url, settings.api_key, settings.headers))
-    except ModelError as error:
-        raise ConfigError(f"{missing}; {explain(error)}") from None
-    if len(names) != 1:
-        missing.args = (f"{missing}; the server has: {first_of(names) or 'none'}",)
-        raise missing
-    return names[0]
 
 
 # ---- a first start -------------------------------------------------------------------------------
@@ -114,7 +99,7 @@ def _model(missing: str, settings: Settings, visible: bool, can_ask: bool) -> st
         return names[0]
     if not (visible and names):
         raise ConfigError(f"{missing}; the server has: {first_of(names) or 'none'}")
-    sys.stderr.write(f"{missing.capitalize()}. {settings.host} has:{_numbered(names)}\n")
+    sys.stderr.write(f"coder: {missing}. {settings.host} has:{_numbered(names)}\n")
     name = by_number(names, _answer("number or name: ", can_ask))
     _keep(OPENAI_MODEL=name)
     return name
