@@ -11,9 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from mcp.server.mcpserver import Context, Image, MCPServer
-from mcp.types import CallToolResult
+from mcp.types import CallToolResult, Tool
 
-server = MCPServer("test")
+
+class Odd(MCPServer):
+    """Schemas as some servers have them, which OpenAI's API rejects."""
+
+    async def list_tools(self) -> list[Tool]:
+        tools = await super().list_tools()
+        tools[0].input_schema |= {"anyOf": [{"required": ["a"]}], "$schema": "x"}
+        return tools
+
+
+server = Odd("test")
 text = server.tool(structured_output=False)
 
 

@@ -18,8 +18,8 @@ import pytest
 from coder.abort import Abort
 from coder.cli.main import run
 from coder.devtools.scripted import Body, Reply
-from coder.extend.mcp import Servers, start
-from tests.harness import ask, results, sent, serve
+from coder.extend.mcp import NOT_READY, START, Servers, start
+from tests.harness import ask, contents, results, sent, serve
 from tests.terminal import OneShot, Terminal, gone, promptly, until
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
@@ -32,6 +32,14 @@ def configure(folder: Path, **servers: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"mcpServers": servers}))
     return path
+
+
+def connected(path: Path, number: int = 1) -> Servers:
+    """The servers of a file, when all are ready, however long that takes."""
+    servers = start(path)
+    until(lambda: len({each.name.partition("__")[0] for each in servers.tools()}) == number)
+    assert [*servers.wait(Abort())] == []
+    return servers
 
 
 def doing(word: str) -> dict[str, Any]:
@@ -53,12 +61,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         site = {"type": "http", "url": url, "headers": {"X-Key": "${NOPE:-key} ${PLAIN}"}}
         number = listener.fileno()
         child = subprocess.Popen([*PROGRAM, "fd", f"{number}"], pass_fds=[number])
-        made = start(configure(folder, io=STDIO | {"env": {"SAID": "${WORD}"}}, site=site))
+        path = configure(folder, io=STDIO | {"env": {"SAID": "${WORD}"}}, site=site)
         try:
-            assert [*made.wait(Abort())] == []
-            yield made
+            yield connected(path, 2)
         finally:
-            made.close()
+            start(path).close()
             child.kill()
             child.wait()
 
@@ -71,7 +78,7 @@ def test_the_names_of_tools_are_valid_and_one_each_and_descriptions_are_cut(
     assert all(re.fullmatch(r"(io|site)__[a-zA-Z0-9_-]{1,60}", each.name) for each in tools)
     assert all(len(each.name) <= 64 for each in tools)
     assert len(tools[0].description) == 2000
-    assert tools[0].parameters["required"] == ["a"]
+    assert {*tools[0].parameters} <= {"type", "properties", "required", "title"}
     calls = [(each.name, {}) for each in tools[9:12]]  # a strange name, and two that are cut
     with serve(Reply(calls=calls), Reply("done")) as model:
         ask(model, tools=tools)
@@ -111,9 +118,8 @@ def test_a_program_gets_no_key_and_starts_in_the_configuration_folder(servers: S
 
 
 def test_a_server_that_ended_is_started_again_by_the_next_call(tmp_path: Path) -> None:
-    servers = start(configure(tmp_path, io=STDIO))
+    servers = connected(configure(tmp_path, io=STDIO))
     try:
-        assert [*servers.wait(Abort())] == []
         with serve(Reply(calls=[("io__die", {}), ("io__add", {"a": 1})]), Reply("done")) as model:
             ask(model, tools=servers.tools())
             died, added = results(model)
@@ -136,6 +142,7 @@ def test_a_server_that_ended_is_started_again_by_the_next_call(tmp_path: Path) -
 )
 def test_a_server_that_does_not_start_costs_one_line(tmp_path: Path, entry: Any, why: str) -> None:
     servers = start(configure(tmp_path, bad=entry))
+    until(lambda: servers.servers[0].problem != NOT_READY, "the end of the attempt")
     [notice] = servers.wait(Abort())
     assert notice.text.startswith("The MCP server bad is left out: ") and why in notice.text
     assert "\n" not in notice.text and servers.tools() == [] == [*servers.wait(Abort())]
@@ -144,10 +151,10 @@ def test_a_server_that_does_not_start_costs_one_line(tmp_path: Path, entry: Any,
 
 @pytest.mark.slow
 def test_a_late_server_is_reported_in_a_line_and_joins_a_later_run(tmp_path: Path) -> None:
-    late = f"sleep 16; exec {' '.join(PROGRAM)}"
+    late = f"sleep {START + 1}; exec {' '.join(PROGRAM)}"
     servers = start(configure(tmp_path, late={"command": "sh", "args": ["-c", late]}))
     [notice] = servers.wait(Abort())
-    assert "not ready after 15 s" in notice.text and servers.tools() == []
+    assert NOT_READY in notice.text and servers.tools() == []
     until(servers.tools, "the tools of the late server")
     assert [*servers.wait(Abort())] == []
     servers.close()
@@ -175,24 +182,24 @@ def test_one_task_waits_for_the_servers_and_what_a_rule_allows_is_called(tmp_pat
         (ws / place).write_text(json.dumps({"mcpServers": {"evil": touch}}))
         marks.append(ws / f"{place}.ran")
     configure(tmp_path, io=doing("ignores"), bad={"command": "no-such-program"})
+    tasks = [{"agent": name, "description": "x", "prompt": "go"} for name in ("general", "explore")]
+    calls = [("task", each) for each in tasks] + [ADD]
 
     def script(body: Body) -> Reply:
-        text, last = str(body["messages"][1]["content"]), body["messages"][-1]
-        if last["role"] == "tool":
-            return Reply(str(last["content"]))
-        if agent := re.search("general|explore", text.partition("go ")[2]):
-            call = {"agent": agent[0], "description": "x", "prompt": f"now {agent[0]}"}
-            return Reply(calls=[("task", call)])
-        return Reply(calls=[ADD])
+        said = contents(body["messages"], "tool")
+        if any(each["function"]["name"] == "task" for each in body["tools"]):  # no sub-agent
+            return Reply(calls=calls[len(said) :][:1], text="done" if said[2:] else "")
+        return Reply(str(said[0])) if said else Reply(calls=[ADD])
 
-    for agent, said in [("", "11"), ("general", "11"), ("explore", "a rule denies the tool")]:
-        with (
-            serve(script) as model,
-            OneShot(tmp_path, model, "--allow", "mcp:io__a*", f"go {agent}") as child,
-        ):
-            assert child.end() == 0 and said in child.out, child.err
-            assert child.err.count("The MCP server bad is left out: ") == 1
-            assert "Ignored in this folder: .coder/mcp.json" in child.err
+    with (
+        serve(script) as model,
+        OneShot(tmp_path, model, "--allow", "mcp:io__a*", "go") as child,
+    ):
+        assert child.end() == 0, child.err
+        general, explore, own = results(model)
+        assert general.startswith("11") and "a rule denies the tool" in explore and own == "11"
+        assert child.err.count("The MCP server bad is left out: ") == 1
+        assert "Ignored in this folder: .coder/mcp.json" in child.err
     assert not any(mark.exists() for mark in marks)
 
 

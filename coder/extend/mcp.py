@@ -3,8 +3,7 @@
     {"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"], "env": {"TZ": "${TZ:-UTC}"}},
                     "docs": {"url": "https://example.com/mcp", "headers": {"X-Key": "${DOCS_KEY}"}}}}
 
-A tool is called `server__tool`. One thread runs the event loop of the package `mcp`, for all servers. Programs
-start in the configuration folder: `npx` and `python -m` run what lies in the folder that they are started in.
+A tool is called `server__tool`. Programs start in that folder, since `npx` and `python -m` run what lies in theirs.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from coder.tools.process import GRACE, marked_environment
 from coder.toolset import Tool
 from coder.types import ToolError, ToolResult
 
-START = 15  # seconds that the first request waits for servers
+START = 20  # seconds that the first request waits for servers
 CONNECT = 60  # seconds for a server to start; `npx` may download it
 CALL = 300  # seconds for a call
 MAX_NAME = 64  # characters of a tool's name, by the API
-MAX_DESCRIPTION = 2_000  # characters
 MAX_IMAGE = 7_000_000  # characters of base64: 5 MB, what providers take
 NOT_READY = f"not ready after {START} s; its tools come with a later run"
+REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at the top
 CONTEXT = "the context"  # a parameter's name that no server uses
 to_json = partial(json.dumps, ensure_ascii=False)
 
@@ -160,7 +159,7 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
 
 
 class Servers:
-    """The servers of a file. They start at once, in a thread of their own."""
+    """The servers of a file. They start at once; one thread runs the event loop of the package `mcp` for all."""
 
     def __init__(self, path: Path) -> None:
         self.servers: list[Server] = []
@@ -198,9 +197,10 @@ class Servers:
         for server, each in ((s, tool) for s in self.servers for tool in s.tools):
             name = re.sub(r"[^a-zA-Z0-9_-]", "_", f"{server.name}__{each.name}")[:MAX_NAME]
             name = f"{name[: MAX_NAME - 5]}_{len(made):04}" if name in made else name
-            text = (each.description or "")[:MAX_DESCRIPTION]
+            text = (each.description or "")[:2_000]  # each request holds it
+            schema = {k: v for k, v in each.input_schema.items() if k not in REJECTED}
             call = partial(self._call, server, each.name)
-            made[name] = Tool(name, text, each.input_schema, call, CONTEXT, to_json, is_open=True)
+            made[name] = Tool(name, text, schema, call, CONTEXT, to_json, is_open=True)
         return [*made.values()]
 
     def _call(self, server: Server, tool: str, /, **arguments: Any) -> ToolResult:
