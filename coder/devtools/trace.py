@@ -1,4 +1,4 @@
-"""Trace: a file that keeps all of a run: bytes sent and received, times, events, the time of hooks.
+"""Trace: a file that keeps all of a run: bytes sent and received, times, events.
 
     with Trace("run.jsonl") as trace:
         trace.attach(model)
@@ -15,7 +15,6 @@ event, with the event's fields, or one of these:
     chunk        {"n", "text"}, bytes that are no UTF-8 as lone surrogates (surrogateescape)
     response_end {"n", "error": null or the fields of the ModelError, "body" of a refusal};
                  missing where the request was given up
-    hook         {"hook", "place", "seconds"}: its own time
     reply        {"to": the type of the event that asked, "answer", "seconds": how long it took}
 
 Deltas are not recorded, since the chunks hold them. Keys are written as ***, from when they are
@@ -31,7 +30,6 @@ import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -46,13 +44,12 @@ from coder.events import (
     TextDelta,
     ToolCallDelta,
     innermost,
-    resolve,
 )
-from coder.hooks import HOOK_NAMES, FunctionHooks, HookChain, Hooks, implements
+from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.permissions.redact import Redactor
 from coder.providers.text import shown_url
 from coder.tools.secrets import header_secret
-from coder.types import ModelError, Request, RunResult
+from coder.types import ModelError, RunResult
 
 FORMAT = 2
 DELTAS = (TextDelta, ReasoningDelta, ToolCallDelta)
@@ -124,35 +121,9 @@ class Trace:
             self.record("reply", to=asked.type, answer=answer, seconds=round(seconds, 6))
 
     def hooks(self, hooks: Hooks) -> HookChain:
-        """The same hooks, each call timed; the members of a chain one by one."""
-        if isinstance(hooks, HookChain):
-            return HookChain(*map(self.hooks, hooks.hooks))
-        names = [name for name in HOOK_NAMES if implements(hooks, name)]
-        timed = {name: partial(self._timed, hooks, name) for name in names}
-        return HookChain(FunctionHooks(**timed))
-
-    def _timed(self, hook: Hooks, name: str, *args: Any) -> Events[Any]:
-        """Call a hook and record its own time, without that of the consumers of its events."""
-        own, started = 0.0, time.monotonic()
-        try:
-            with Returning(resolve(getattr(hook, name)(*args))) as work:
-                for event in work:
-                    own += time.monotonic() - started
-                    yield event
-                    started = time.monotonic()
-        finally:
-            seconds = round(own + time.monotonic() - started, 6)
-            self.record(
-                "hook",
-                hook=getattr(hook, "name", "") or type(hook).__name__,
-                place=name,
-                seconds=seconds,
-            )
-        if name == "get_api_key":
-            self.hide(work.value)
-        elif args and isinstance(args[0], Request):
-            self.hide(args[0].api_key)
-        return work.value
+        """The same hooks; the keys that they give a request are hidden from then on."""
+        hiding = FunctionHooks(before_llm_call=lambda request: self.hide(request.api_key))
+        return HookChain(hiding, hooks, hiding)
 
     def hide(self, key: str | None) -> None:
         """Write *** wherever this key occurs, also inside JSON."""

@@ -30,7 +30,7 @@ BROKEN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, R
 MEANING = (
     "new: messages since the step before · same %: of the messages before that begin this request "
     "unchanged, so that a provider's cache can hold them · in, cached, out: tokens · first (byte), "
-    "model, tools, hooks, waits (for the next attempt, for the user), own (coder's work): seconds"
+    "model, tools, waits (for the next attempt, for the user), own (coder's work): seconds"
 )
 
 Record = dict[str, Any]
@@ -108,14 +108,13 @@ class Part:
             "first": sum(first for each in last for first in each.after("chunk")[:1]),
             "model": sum(sum(self._ends(each)) for each in asked),
             "tools": _sum("seconds", self.of("tool_end")),
-            "hooks": _sum("seconds", self.of("hook")),
             "waits": _sum("seconds", self.of("reply")) + _sum("delay", self.of("retry")),
             "own": 0.0,
             "retries": len(self.of("retry")),
             "finish": "".join(end["finish_reason"] for end in ends[-1:]),
             "called": ", ".join(record["name"] for record in self.of("tool_start")),
         }
-        known = sum(figures[name] for name in ("model", "tools", "hooks", "waits"))
+        known = sum(figures[name] for name in ("model", "tools", "waits"))
         figures["own"] = max(0.0, self.wall - known)
         return figures | (dict.fromkeys(("same %", "first", "finish"), "") if self.steps else {})
 
