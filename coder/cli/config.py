@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coder.cli.flags import program
-from coder.cli.settings import SETTINGS, ConfigError, Missing, Settings, field_of, value_of
+from coder.cli.settings import SETTINGS, ConfigError, Missing, Settings, field_of, program, value_of
 from coder.providers.text import is_loopback, shown_url
 from coder.tools.secrets import header_secret
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from coder import __version__
 from coder.cli.config import config_folder, data_folder, load
-from coder.cli.flags import INTERRUPTED, USAGE, parser
 from coder.cli.process import has_input, hide_process, mend_streams, needed, optional, read_stdin
-from coder.cli.settings import ConfigError, Missing, Settings
+from coder.cli.settings import INTERRUPTED, USAGE, ConfigError, Missing, Settings, parser
 from coder.cli.signals import defer_sigint, graceful_shutdown, raise_on_sigint
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import is_loopback

@@ -16,10 +16,9 @@ from typing import Any, get_args
 from coder import __version__
 from coder.cli.app import App
 from coder.cli.config import data_folder
-from coder.cli.flags import EXIT_CODES, LIMIT, TRANSIENT, program
 from coder.cli.process import collect_garbage, needed, optional
 from coder.cli.screen import Screen
-from coder.cli.settings import Settings
+from coder.cli.settings import EXIT_CODES, LIMIT, TRANSIENT, Settings, program
 from coder.cli.signals import raise_on_sigint
 from coder.cli.wording import LIMITS, STOPPED, error_text
 from coder.events import Event, MessageEnd, RunEnd, RunStart

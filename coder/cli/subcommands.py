@@ -21,9 +21,8 @@ from coder.cli.config import (
     secrets,
     server_place,
 )
-from coder.cli.flags import Flags, program
 from coder.cli.process import needed
-from coder.cli.settings import SECRET, SETTINGS, ConfigError, env_line
+from coder.cli.settings import SECRET, SETTINGS, ConfigError, Flags, env_line, program
 from coder.cli.signals import raise_on_sigint
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls
