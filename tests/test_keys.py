@@ -279,3 +279,23 @@ def test_what_a_key_would_allow_for_the_session(
     """An exact rule is not offered where a star or a list of files would make a pattern of it."""
     asked = PermissionAsked("1", permission, pattern, remember)
     assert {key: stored for key, (_, stored) in always_offers(asked).items()} == offers
+
+
+@pytest.mark.parametrize(("typed", "sent"), [("a line\r", "a line"), ("half ", "half a line")])
+def test_what_was_typed_before_the_program_ran_is_entered_or_stands_at_the_prompt(
+    tmp_path: Path, typed: str, sent: str
+) -> None:
+    with serve(echo) as server:
+        session = Terminal(tmp_path, server)
+        try:
+            session.type(typed)
+            if typed == "half ":
+                shows(session, "❯ half")
+                session.type("a line\r")
+            session.expect("done · 1 step")
+            session.prompt()
+            session.ready()
+            assert session.leave() == 0 and users(server.requests[-1]) == [sent]
+        finally:
+            session.stop()
+            session.child.close(force=True)

@@ -234,7 +234,7 @@ def test_one_key_answers_a_question_and_words_are_a_reason_for_the_model(
                 keys = keys[1:]
             session.type(keys)
             session.expect(next_one)
-        session.expect("always bash: git gc *")
+        session.expect("always git gc *")
         session.expect(QUESTION)
         session.type("p")
         session.prompt()

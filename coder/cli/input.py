@@ -87,6 +87,14 @@ class Keyboard:
 
     def entries(self) -> Iterator[str]:
         """What the user enters, until Ctrl+D. Raises Leave."""
+        if (typed := waiting_keys(0) if self.readline else "").endswith(
+            "\n"
+        ):  # before the program ran
+            send(re.sub("[\x01\x02]", "", self._prompt()) + typed)
+            self.remember([typed.strip()])
+            yield typed.strip()
+        elif typed:
+            self.early.append(typed)
         with tty_flags(off="ICRNL" if self.readline else ""):  # Enter before a prompt is no Ctrl+J
             while True:
                 try:

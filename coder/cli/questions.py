@@ -125,7 +125,8 @@ def always_offers(event: PermissionAsked) -> Always:
         what = "this tool" if event.permission == "mcp" else "exactly this"
         offers["a"] = f"lways {what}", event.pattern
     if event.remember and pattern:
-        offers["p"] = f" always {event.permission}: {escape_invisible(pattern)}", pattern
+        kind = "" if event.permission == "bash" else f"{event.permission}: "
+        offers["p"] = f" always {kind}{escape_invisible(pattern)}", pattern
     return offers
 
 
