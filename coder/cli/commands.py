@@ -57,7 +57,7 @@ HELP = '''
   !!command    only run it
   @path        attach a file, an image or a folder's list; Tab completes it
   Ctrl+J       a new line (or Alt+Enter); """ begins and ends an entry of several lines
-While the agent works: a line steers it, +line and commands wait until the run ends.'''
+While the agent works: a line steers it, Esc stops it, +line and commands wait until it is done.'''
 RULES = (
     "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
     "commands that only read (ls, cat, find, rg, git diff and the like); other commands, edits and paths "

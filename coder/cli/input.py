@@ -23,11 +23,11 @@ from coder.cli.keys import (
     CTRL_D,
     ENTER,
     ESC,
-    PASTED,
     Keys,
     keep_modes,
     send,
     single_keys,
+    text_of,
     tty_flags,
     waiting_keys,
 )
@@ -233,8 +233,7 @@ class Keyboard:
                 if not first or (first.lower() in keys and len(pressed) == 1 + is_whole):
                     send(f"{first}\n")
                     return first.lower()
-                text = "".join(key.removeprefix(PASTED) for key in pressed)
-                text = "".join(c for c in re.sub(r"\s", " ", text) if c.isprintable())
+                text = re.sub(r"\s", " ", text_of(pressed))
         if is_whole:
             send(f"{text}\n")
             return text.strip()

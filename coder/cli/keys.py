@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Any
 
 from coder.cli.signals import at_end
-from coder.permissions.sanitize import strip_controls
 
 MARK_PASTES, MARK_NONE = "\x1b[?2004h", "\x1b[?2004l"
 PASTE_BEGINS, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
@@ -126,18 +125,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
         send("" if now[LFLAG] & termios.ICANON else MARK_PASTES)
 
 
-def waiting_keys(quiet: float) -> str:
-    """Take what was typed and not read yet, until no key has come for `quiet` seconds, as text."""
-    data = b""
-    with tty_flags(on="NOFLSH", off="ICANON ECHO") as is_terminal:
-        while is_terminal and select.select([sys.stdin], [], [], quiet)[0]:
-            if not (piece := os.read(sys.stdin.fileno(), 4096)):
-                break
-            data += piece
-    text = data.decode("utf-8", "replace").replace("\r", "\n")
-    return "".join(c for c in strip_controls(text) if c.isprintable() or c in "\n\t")
-
-
 class Keys:
     """The terminal's bytes as keys: a character, a control character or a sequence; PASTED and a character."""
 
@@ -176,3 +163,18 @@ class Keys:
                 raise EOFError
             if keys := self.feed(data):
                 return keys
+
+
+def waiting_keys(quiet: float) -> str:
+    """Take what was typed and not read yet, until no key has come for `quiet` seconds, as text."""
+    reader, keys = Keys(), list[str]()
+    with tty_flags(on="NOFLSH", off="ICANON ECHO") as is_terminal, contextlib.suppress(EOFError):
+        while is_terminal and (more := reader.read(seconds=quiet)):
+            keys += more
+    return text_of(keys)
+
+
+def text_of(keys: list[str]) -> str:
+    """What these keys write."""
+    texts = ("\n" if key in NEWLINE else key.removeprefix(PASTED) for key in keys)
+    return "".join(text for text in texts if text.isprintable() or text in "\n\t")
