@@ -65,17 +65,14 @@ class Markdown(RowWriter):
         is_styled = self._begun and self._code is None
         raw = "" if is_styled else self._line.expandtabs(4)
         self.row = self._painted(self._runs) if is_styled else start_of(raw, width)
-        return self._taken()
+        rows, self._rows = self._rows, []
+        return "".join(f"{row}\n" for row in rows)
 
     def finish(self) -> str:
         if self._line or self._runs:
             self._end_line()
         self._end_table()
-        return self._taken()
-
-    def _taken(self) -> str:
-        rows, self._rows = self._rows, []
-        return "".join(f"{row}\n" for row in rows)
+        return self.feed("", self._width)
 
     # -- lines
 

@@ -182,7 +182,8 @@ class Screen:
             seconds = f" no data for {silent:.0f}s of {self._limit:g}s"
         label = f"{SPINNER[int(now / FRAME) % len(SPINNER)]} {self._label}"
         waiting = one_line(one_line(label, room - len(seconds)) + seconds, room)
-        rows = [one_line(row, self.width - 1) for row in self._above]
+        fitting = max(0, shutil.get_terminal_size().lines - 2)  # with the row under way
+        rows = [one_line(row, self.width - 1) for row in self._above[:fitting]]
         return "\r\n".join([*rows, f"{waiting} {typed}" if typed else waiting])
 
     # -- drawing
