@@ -12,6 +12,8 @@ from collections.abc import Callable, Generator, Sequence
 from textwrap import dedent
 from typing import Any
 
+import pytest
+
 from coder.abort import Abort
 from coder.agent.agent import Agent
 from coder.ai import ChatModel
@@ -149,24 +151,20 @@ Watch = Callable[[Event, Callable[[], None]], None]  # (event, what aborts the r
 Played = tuple[list[Event], list[Message]]
 
 
-def by_the_loop(
-    chat: ChatModel, prompt: Any, hooks: Hooks, watch: Watch, options: dict[str, Any]
-) -> Played:
+def by_the_loop(chat: ChatModel, hooks: Hooks, watch: Watch, options: dict[str, Any]) -> Played:
     abort, messages = Abort(), list[Message]()
     events, result = drive(
-        run_loop(messages, chat, prompt=prompt, hooks=hooks, abort=abort, **options),
+        run_loop(messages, chat, prompt="go", hooks=hooks, abort=abort, **options),
         lambda event: watch(event, abort.set),
     )
     assert result.messages is messages
     return events, messages
 
 
-def by_an_agent(
-    chat: ChatModel, prompt: Any, hooks: Hooks, watch: Watch, options: dict[str, Any]
-) -> Played:
+def by_an_agent(chat: ChatModel, hooks: Hooks, watch: Watch, options: dict[str, Any]) -> Played:
     agent, seen = Agent(chat, hooks=hooks, **options), list[Event]()
     agent.subscribe(seen.append)
-    events, result = drive(agent.stream(prompt), lambda event: watch(event, agent.abort))
+    events, result = drive(agent.stream("go"), lambda event: watch(event, agent.abort))
     assert [*map(id, seen)] == [*map(id, events)], "a subscriber gets what stream() yields"
     assert agent.messages == result.messages and not agent.state.is_streaming
     error = agent.state.error
@@ -178,29 +176,8 @@ def unwatched(event: Event, stop: Callable[[], None]) -> None:
     pass
 
 
-# How each run of the prompt "go" begins; left out of its story.
+# How each run begins; left out of its story.
 BEGINNING = "run_start\nstatus busy\nstep_start 1\nmessage_start/end user 'go'\n"
-
-
-def told(
-    *script: Any,
-    prompt: Any = "go",
-    hooks: Callable[[], Hooks] = Hooks,
-    watch: Watch = unwatched,
-    **options: Any,
-) -> str:
-    """The story of a run, the same from run_loop and from an Agent. What is rebuilt from its events is what it left."""
-    stories = []
-    for play in (by_the_loop, by_an_agent):
-        with serve(*script) as server, promptly(20):
-            chat = ChatModel("m", base_url=server.url)
-            given = {"retry": FAST, "tools": [add]} | options
-            events, messages = play(chat, prompt, hooks(), watch, given)
-            assert_all_valid(server)
-        assert_rebuilt(events, messages)
-        stories.append(story(events))
-    assert stories[0] == stories[1]
-    return stories[0].removeprefix(BEGINNING)
 
 
 def assert_rebuilt(events: Sequence[Event], messages: list[Message]) -> None:
@@ -241,16 +218,13 @@ def work(ctx: ToolContext) -> Generator[str, None, str]:
 
 TWO = Reply("Let me see.", calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})])
 
-# ---- answers and tools -----------------------------------------------------------------------------------
-
-
-def test_a_plain_answer() -> None:
-    """P59."""
-    assert told(Reply("Four.", reasoning="Hm, easy."), prompt="2+2=?") == lines("""
-        run_start
-        status busy
-        step_start 1
-        message_start/end user '2+2=?'
+# name: (replies, options, the story in parts)
+STORIES: dict[str, tuple[Any, ...]] = {
+    # P59
+    "a plain answer": (
+        [Reply("Four.", reasoning="Hm, easy.")],
+        {},
+        """
         message_start assistant
         reasoning_delta 'Hm, easy.'
         text_delta 'Four.'
@@ -258,12 +232,12 @@ def test_a_plain_answer() -> None:
         step_end stop assistant
         status idle
         run_end stop 'Four.' steps=1
-        """)
-
-
-def test_an_answer_with_a_tool() -> None:
-    """P60, P33: start, end, then the result as a message; the step ends behind it."""
-    assert told(Reply(calls=[("add", {"a": 2, "b": 2})]), Reply("Four.")) == lines(
+        """,
+    ),
+    # P60, P33: start, end, then the result as a message; the step ends behind it
+    "an answer with a tool": (
+        [Reply(calls=[("add", {"a": 2, "b": 2})]), Reply("Four.")],
+        {},
         """
         message_start assistant
         tool_call_delta #1 add '{"a": 2, "b": 2}'
@@ -275,44 +249,33 @@ def test_an_answer_with_a_tool() -> None:
         step_start 2
         """,
         answered("Four.", 2),
-    )
-
-
-# ---- what is said meanwhile ------------------------------------------------------------------------------
-
-STEERED = lines(
-    """
-    message_start assistant
-    text_delta 'Let me see.'
-    tool_call_delta #1 add '{"a": 1, "b": 2}'
-    tool_call_delta #2 add '{"a": 3, "b": 4}'
-    message_end assistant 'Let me see.' #1=add #2=add
-    tool_start #1 add {"a": 1, "b": 2}
-    tool_end #1 '3'
-    message_start/end tool #1 '3'
-    tool_start #2 add {"a": 3, "b": 4}
-    tool_end #2 'Skipped due to queued user message.' is_error
-    message_start/end tool #2 'Skipped due to queued user message.' is_error
-    message_start/end user 'Stop.'
-    step_end tool_calls assistant #1 #2
-    step_start 2
-    """,
-    answered("Stopped.", 2),
-)
-
-
-def test_steering_between_two_tools() -> None:
-    """P61, P36. The queue is asked at the start and behind each tool: the second time is behind the first tool."""
-    assert (
-        told(TWO, Reply("Stopped."), hooks=saying("get_steering_messages", 2, "Stop.")) == STEERED
-    )
-
-
-def test_a_follow_up() -> None:
-    """P26, P41: a step of its own in the same run."""
-    assert told(
-        Reply("One."), Reply("Two."), hooks=saying("get_follow_up_messages", 1, "And then?")
-    ) == lines(
+    ),
+    # P61, P36: the queue is asked at the start and behind each tool: the second time is behind the first tool
+    "steering between two tools": (
+        [TWO, Reply("Stopped.")],
+        {"hooks": saying("get_steering_messages", 2, "Stop.")},
+        """
+        message_start assistant
+        text_delta 'Let me see.'
+        tool_call_delta #1 add '{"a": 1, "b": 2}'
+        tool_call_delta #2 add '{"a": 3, "b": 4}'
+        message_end assistant 'Let me see.' #1=add #2=add
+        tool_start #1 add {"a": 1, "b": 2}
+        tool_end #1 '3'
+        message_start/end tool #1 '3'
+        tool_start #2 add {"a": 3, "b": 4}
+        tool_end #2 'Skipped due to queued user message.' is_error
+        message_start/end tool #2 'Skipped due to queued user message.' is_error
+        message_start/end user 'Stop.'
+        step_end tool_calls assistant #1 #2
+        step_start 2
+        """,
+        answered("Stopped.", 2),
+    ),
+    # P26, P41: a step of its own in the same run
+    "a follow-up": (
+        [Reply("One."), Reply("Two.")],
+        {"hooks": saying("get_follow_up_messages", 1, "And then?")},
         """
         message_start assistant
         text_delta 'One.'
@@ -322,15 +285,11 @@ def test_a_follow_up() -> None:
         message_start/end user 'And then?'
         """,
         answered("Two.", 2),
-    )
-
-
-# ---- errors ----------------------------------------------------------------------------------------------
-
-
-def test_a_retry_takes_back_the_text_of_the_failed_attempt() -> None:
-    """The half answer has a start and no end: `retry` stands in its place."""
-    assert told(Reply("half an", cut=3), Reply("busy", status=503), Reply("A whole one.")) == lines(
+    ),
+    # the half answer has a start and no end: `retry` stands in its place
+    "retries": (
+        [Reply("half an", cut=3), Reply("busy", status=503), Reply("A whole one.")],
+        {},
         """
         message_start assistant
         text_delta 'half an'
@@ -341,29 +300,25 @@ def test_a_retry_takes_back_the_text_of_the_failed_attempt() -> None:
         status retry
         status busy
         """,
-        answered("A whole one.", 1),
-    )
-
-
-# ---- an abort --------------------------------------------------------------------------------------------
-
-
-def test_an_abort_in_the_middle_of_the_text_keeps_what_was_said() -> None:
-    """P28, P47."""
-    half = Reply("alpha beta gamma", cut=3, close="hang")
-    assert told(half, watch=stopping(TextDelta, "beta")) == lines("""
+        answered("A whole one."),
+    ),
+    # P28, P47
+    "an abort in the middle of the text": (
+        [Reply("alpha beta gamma", cut=3, close="hang")],
+        {"watch": stopping(TextDelta, "beta")},
+        """
         message_start assistant
         text_delta 'alpha beta'
         message_end assistant 'alpha beta' aborted
         step_end aborted assistant
         status idle
         run_end aborted 'Request aborted.' steps=1
-        """)
-
-
-def test_an_abort_in_a_tool_gives_every_call_its_result() -> None:
-    calls = Reply("Working.", calls=[("work", {}), ("add", {"a": 1, "b": 2})])
-    assert told(calls, tools=[work, add], watch=stopping(ToolUpdate)) == lines(r"""
+        """,
+    ),
+    "an abort in a tool": (
+        [Reply("Working.", calls=[("work", {}), ("add", {"a": 1, "b": 2})])],
+        {"tools": [work, add], "watch": stopping(ToolUpdate)},
+        r"""
         message_start assistant
         text_delta 'Working.'
         tool_call_delta #1 work '{}'
@@ -379,4 +334,19 @@ def test_an_abort_in_a_tool_gives_every_call_its_result() -> None:
         step_end tool_calls assistant #1 #2
         status idle
         run_end aborted 'Request aborted.' steps=1
-        """)
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("play", [by_the_loop, by_an_agent])
+@pytest.mark.parametrize("name", STORIES)
+def test_a_run_is_this_story_and_its_events_hold_what_it_left(name: str, play: Any) -> None:
+    script, options, *told = STORIES[name]
+    options = {"retry": FAST, "tools": [add]} | options
+    hooks, watch = options.pop("hooks", Hooks), options.pop("watch", unwatched)
+    with serve(*script) as server, promptly(20):
+        events, messages = play(ChatModel("m", base_url=server.url), hooks(), watch, options)
+        assert_all_valid(server)
+    assert_rebuilt(events, messages)
+    assert story(events) == BEGINNING + lines(*told)
