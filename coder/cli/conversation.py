@@ -7,7 +7,6 @@ private temporary folder; one task that is not kept has none, since nothing can 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,7 +91,7 @@ class Conversation:
         if self.titler:
             self.titler.stop()
             self.titler = None
-        self.recorder.info = dataclasses.replace(self.recorder.info, title=title)
+        self.recorder.info.title = title
         self.store.rename(self.recorder.session_id, title)
 
     def _adopt(self, recorder: Recorder) -> None:
@@ -143,8 +142,8 @@ class Conversation:
 
     def _record(self, event: Event) -> None:
         if isinstance(event, events.RunStart):
-            model, agent = self.app.model.name, self.app.spec.name
-            self.recorder.info = dataclasses.replace(self.recorder.info, model=model, agent=agent)
+            info = self.recorder.info
+            info.model, info.agent = self.app.model.name, self.app.spec.name
         self.recorder(event)
         match event:
             case events.Nested(agent, RunEnd() as end, session_id) if session_id:
@@ -163,14 +162,11 @@ class Conversation:
             self.titler = module.Titler(self.app.chat_model(self.app.model.name), text_of(message))
 
     def _take_title(self) -> None:
-        if self.titler and self.titler.title:
-            found = RunEnd("stop", self.titler.title, self.titler.usage, 1)
-            self._record(events.Nested("title", found))
+        if self.titler and (title := self.titler.title):
+            self._record(events.Nested("title", RunEnd("stop", title, self.titler.usage, 1)))
             self.app.usage += self.titler.usage
-            self.recorder.info = dataclasses.replace(self.recorder.info, title=self.titler.title)
-            self.titler = None
             with contextlib.suppress(StoreError):  # the recorder reports it, too
-                self.store.rename(self.recorder.session_id, self.recorder.info.title)
+                self.rename(title)
 
     # -- sub-agents, whose sessions are kept beside that of their parent, so that `task_id` finds them again
 
