@@ -49,7 +49,6 @@ class Conversation:
     def __init__(self, app: App, store: Store, *, titles: bool, one_task: bool) -> None:
         self.app, self.store, self.titles = app, store, titles
         self.titler: Titler | None = None
-        self.recorder: Recorder
         if app.subagents:
             app.subagents.load = self.load_child
         self.covers_files = not (one_task and store.in_memory)

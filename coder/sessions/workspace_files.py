@@ -129,13 +129,14 @@ class WorkspaceFiles:
         saved = {} if self._files else self._saved()
         kept = {}
         self.left_out, full = len(self._unreached), False
-        rest = [(info.st_size, path, info) for path, info in found.items() if path not in states]
-        for size, path, info in sorted(rest, key=lambda each: each[:2]):
+        for path, info in sorted(found.items(), key=lambda each: (each[1].st_size, each[0])):
+            if path in states:
+                continue
             state = self._files.get(path) or saved.get(path)
             if not (state and state.blob and state.stamp == _stamp(info)):
                 full = full or self.store.stored > MAX_STORED or time.monotonic() > self.deadline
-                self.left_out += full and size <= MAX_FILE
-                state = State(_mode(info), "", _stamp(info)) if full else self._read(path, info)
+                self.left_out += full and info.st_size <= MAX_FILE
+                state = _state(info) if full else self._read(path, info)
             states[path] = state
             if state.blob:
                 kept[path] = state
@@ -156,7 +157,7 @@ class WorkspaceFiles:
         blobs = {path: blob for path in found if (blob := tracked.get(path))}
         sizes = git.sizes(set(blobs.values()))
         return {
-            path: State(_mode(info), blob, _stamp(info))
+            path: _state(info, blob)
             for path, blob in blobs.items()
             if sizes.get(blob) == (info := found[path]).st_size <= MAX_FILE
             # Else it may have changed since git looked; the kernel's clock of files is some milliseconds behind
@@ -204,9 +205,10 @@ class WorkspaceFiles:
         info = self._info(path)
         if not info or stat.S_ISDIR(info.st_mode):
             return None
+        blob = ""
         with contextlib.suppress(OSError):
-            return _mode(info), blob_id(self._load(path, info))
-        return _mode(info), ""
+            blob = blob_id(self._load(path, info))
+        return _state(info, blob)[:2]
 
     def close(self) -> None:
         self._watch.close()
@@ -276,11 +278,10 @@ class WorkspaceFiles:
 
     def _read(self, path: str, info: Info) -> State:
         """A file as it is; the store gets its content, where there is time and room."""
-        late = time.monotonic() > self.deadline or self.store.stored > 2 * MAX_STORED
+        late, blob = time.monotonic() > self.deadline or self.store.stored > 2 * MAX_STORED, ""
         with contextlib.suppress(OSError):
             blob = "" if late else self.store.add(self._load(path, info))
-            return State(_mode(info), blob, _stamp(info))
-        return State(_mode(info), "", _stamp(info))
+        return _state(info, blob)
 
     def _load(self, path: str, info: Info) -> bytes:
         """The content of a file that is at its path, behind no link. Raises OSError."""
@@ -305,9 +306,9 @@ def folders_of(paths: Iterable[str]) -> set[str]:
     return found
 
 
-def _mode(info: Info) -> int:
+def _state(info: Info, blob: str = "") -> State:
     """Without the bits that give a program its owner's rights: they are not restored."""
-    return info.st_mode & ~0o7000
+    return State(info.st_mode & ~0o7000, blob, _stamp(info))
 
 
 def _stamp(info: Info) -> int:
