@@ -11,7 +11,7 @@ import pytest
 
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
-from tests.terminal import PATIENCE, Terminal, rendered
+from tests.terminal import PATIENCE, OneShot, Terminal, rendered
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")  # the second: the window's title
 QUESTION = "why not: "
@@ -409,3 +409,6 @@ def test_what_is_not_as_usual_stands_above_and_behind_a_limit_an_empty_entry_goe
         assert "well" in session.say("") and entered(server)[-1] == "continue"
         session.say("")
         assert len(server.requests) == 2, "once"
+    with serve(*replies) as server, OneShot(tmp_path, server, "--max-steps=1", "go") as run:
+        assert run.end() == 3
+        assert re.search(r"To go on: python -m coder -r \w+ continue", run.err)

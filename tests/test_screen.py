@@ -162,7 +162,8 @@ STEPS = {
     "line": Screen.line,
     "listed": lambda screen, text: screen.listed("head ", text),
     "exact": lambda screen, text: screen.exact_line((text, "bold"), (text, "")),
-    "status": lambda screen, text: screen.status(text[:20], 9),
+    "draft": lambda screen, text: screen.draft((one_line(text, 39), "")),
+    "status": lambda screen, text: screen.status(text[:20], 9, *text.split("b")[:3]),
     "typed": lambda screen, text: screen.show_typed(text),
 }
 Steps = st.lists(
