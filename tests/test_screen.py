@@ -324,6 +324,16 @@ def test_neighbouring_reads_share_a_row_until_something_else_follows_or_it_is_fu
     ]
 
 
+@pytest.mark.parametrize(
+    ("content", "colour"),
+    [("Error: no x", 31), ("Denied: no", 33), ("so far\n[aborted by the user]", 33)],
+)
+def test_red_is_a_failure_of_ours_and_no_decision_of_the_user(content: str, colour: int) -> None:
+    screen = Screen(stream := Tty())
+    Renderer(screen, screen)(ToolEnd("1", "bash", ToolResult(content, True), True, 0))
+    assert f"\x1b[1;{colour}m✗" in stream.getvalue()
+
+
 def test_what_is_left_of_the_context_stands_behind_a_run_and_little_is_warned_of() -> None:
     stream = io.StringIO()
     screen = Screen(stream)

@@ -19,6 +19,7 @@ OUTPUT_LINES = 6  # of a command's output, its last ones
 COUNTED_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
 CHECKLIST = {"done": ("☑", "dim"), "in_progress": ("▸", "bold")}
 
+NO_FAILURE = re.compile(r"Denied: |Not run: |Skipped |(?s:.*)\[aborted by the user\]$")
 HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 WORD = re.compile(r"\w+|\s+|.")
 MAX_WORDS = 100  # at the beginning of a line, among which the changed ones are looked for
@@ -27,12 +28,12 @@ SIMILAR = 0.5  # ratio of difflib from which two lines are one that was changed
 
 
 def outcome(event: ToolEnd) -> tuple[str, str]:
-    """What came of a call, and its style. Yellow is a result, or a no; red a call that could not do its work."""
+    """What came of a call, and its style. Yellow is a result, or what the user wanted; red a call that could not do its work."""
     details = event.result.details
     if (code := details.get("exit_code")) and not details.get("cause"):
         return f" · exit {code}", "yellow"
     if event.is_error:
-        return "", "yellow" if str(event.result.content).startswith("Denied: ") else "red"
+        return "", "yellow" if NO_FAILURE.match(str(event.result.content)) else "red"
     if changes := details.get("diff"):
         signs = [parts[1][0] for parts in diff_rows(changes) if len(parts) > 1]
         return f" · +{signs.count('+ ')} -{signs.count('- ')}", "dim"

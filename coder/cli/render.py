@@ -60,8 +60,7 @@ class Renderer:
     ) -> None:
         self.screen, self.answers, self.verbose = screen, answers, verbose
         self.show_reasoning = verbose
-        self._limits, self._context_used = limits, context_used
-        self._notify_after = notify_after
+        self._limits, self._context_used, self._notify_after = limits, context_used, notify_after
         self._agent = Worker()
         self._subagents: dict[str, Worker] = {}  # of the run, by their sessions
         self._streaming = ""  # "text" or "reasoning" while it comes
