@@ -246,6 +246,7 @@ LEAKS = {  # how the repository shows what is elsewhere
     "echo x > .env": "rg x",
     "mkdir -p sub/deep; echo x > sub/deep/credentials.json": "rg x sub",
     "ln -s ../outside out": "find out/ -name x",
+    "mkdir venv; echo x > venv/a.pem": "rg x venv",
 }
 
 
@@ -258,7 +259,7 @@ def test_no_repository_shows_what_is_elsewhere_or_secret_unasked(repo: Path, mad
 
 def test_a_linked_worktree_is_free_and_a_folder_of_a_repository_is_not(repo: Path) -> None:
     run(
-        "git worktree add ../linked; git config core.hooksPath .husky/_; touch .env; git add .",
+        "git worktree add ../linked; git config core.hooksPath .husky/_; git config pull.rebase true; touch .env; git add .",
         repo,
     )
     assert free(repo.parent / "linked", "git log") and free(repo, "git status")

@@ -118,7 +118,7 @@ def _is_free(
     if name in SHOWING and is_limited:
         return False
     if name == "rg":
-        return not any(map(_may_hold_secrets, places))
+        return not any(map(_may_hold_secrets, {*places, *paths}))
     return name[:4] != "git " or ({*places} == {top} and _is_harmless(top, name in SHOWING))
 
 
@@ -146,10 +146,14 @@ HEAD = re.compile(rb"(?:ref: refs/[^\s~^:?*\[\\]+|[0-9a-f]{40})\n")
 # The lines of a configuration that start no program and name no other place. A backslash would
 # continue a line.
 SETTINGS = re.compile(
-    rb'(?i)(?:(?:\[(?:core|user|(?:branch|remote) "[^"\\\n]*")\]|\t(?:repositoryformatversion|filemode|bare'
-    rb"|logallrefupdates|symlinks|ignorecase|precomposeunicode|autocrlf|eol|quotepath|name|email|url|pushurl"
-    rb"|fetch|tagopt|prune|remote|pushremote|merge|rebase|description|vscode-merge-base|gh-resolved"
-    rb"|github-pr-owner-number) = [^\\\n]*|\thookspath = [\w./-]+)\n)*"
+    rb"""(?xi) (?: (?: \[ (?: core | user | color | commit | fetch | gc | lfs | pull | push | rebase
+    | (?:branch|remote)[ ]"[^"\\\n]*" ) \]
+    | \t (?: repositoryformatversion | filemode | bare | logallrefupdates | symlinks | ignorecase
+    | precomposeunicode | autocrlf | eol | quotepath | name | email | url | pushurl | fetch | tagopt
+    | prune | remote | pushremote | merge | rebase | description | vscode-merge-base | gh-resolved
+    | github-pr-owner-number | auto | autostash | autosetupremote | default | ff | gpgsign | ui
+    ) [ ]=[ ] [^\\\n]*
+    | \thookspath [ ]=[ ] [\w./-]+ ) \n )*"""
 )
 HOOKS = re.compile(rb"(?i)\thookspath = (.*)")
 MODES = (0o100644, 0o100755, 0o120000)
