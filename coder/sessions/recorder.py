@@ -204,7 +204,7 @@ class Recorder:
                 if row.copy != row.message:
                     _update(db, "message", row.id, data=dumps(row.message))
                     row.copy = copied(row.message)
-        newest = max((row.id for row in rows), default=0)
+        newest = max(map(attrgetter("id"), rows), default=0)
         self._write_list(db, rows, shortened)
         for event in waiting if rows else ():
             answers = (row.id for row in reversed(rows) if row.message.get("role") == "assistant")
