@@ -118,6 +118,7 @@ class Keyboard:
                     text += "\n" + self._block(MORE)
                 while text.endswith("\\"):
                     text = text[:-1] + "\n" + self._block(MORE)
+            text = OWN_KEY.sub("", text)
             text = text.rstrip()[3:].removesuffix('"""').strip() if is_quoted else text
         self.remember([text])
         return text
@@ -211,7 +212,8 @@ class Keyboard:
 
     def _answer_line(self, prompt: str, begun: str = "") -> str:
         self._prefill(begun)
-        text = input(prompt)
+        if OWN_KEY.search(text := input(prompt)):
+            return ""
         # A paste is no yes
         return f"{text} {waiting_keys(AT_ONCE)}".replace("\n", " ").strip()
 
@@ -284,7 +286,7 @@ class Keyboard:
         assert self.readline
         if number == 0:
             before = self.readline.get_line_buffer()[: self.readline.get_begidx()]
-            self._found = list(self.candidates(before, word))
+            self._found = list(filter(str.isprintable, self.candidates(before, word)))
         return self._found[number] if number < len(self._found) else None
 
 
