@@ -303,6 +303,28 @@ def test_a_paste_is_no_yes(tmp_path: Path) -> None:
         assert not list(session.ws.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("typed", "made"),
+    [("y", True), ("y\r", True), ("y\n", True), ("yes\n", True), ("n\n", False), ("\n", False)],
+)
+def test_an_answer_may_end_with_enter_or_with_a_newline(
+    tmp_path: Path, typed: str, made: bool
+) -> None:
+    asks = Reply(calls=[("ask_user", {"question": "Which?", "options": []})])
+    with (
+        serve(touch("PWN"), asks, Reply("done")) as server,
+        Terminal(tmp_path, server) as session,
+    ):
+        session.enter("go")
+        session.expect(QUESTION)
+        session.type(typed)
+        session.expect("answer: ")
+        session.type("the blue one\n")
+        session.expect("done · 3 steps")
+        assert (session.ws / "PWN").exists() == made
+        assert server.requests[-1]["messages"][-1]["content"] == "the blue one"
+
+
 def test_a_repeated_call_asks_whether_to_go_on(tmp_path: Path) -> None:
     same = Reply(calls=[("ls", {})])
     with serve(same, same, same, Reply("done")) as server, Terminal(tmp_path, server) as session:

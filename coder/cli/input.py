@@ -46,8 +46,7 @@ set enable-bracketed-paste on
 set show-all-if-ambiguous on
 set isearch-terminators "\e\C-j\C-g"
 tab: complete
-"\C-j": self-insert
-"\e\C-m": "\C-j"
+"\e\C-m": "\C-v\C-j"
 "\034": self-insert
 "\035": self-insert
 "\e[Z": "\034\C-m"
@@ -150,6 +149,7 @@ class Keyboard:
         """One line; the first of `early` is prefilled and taken. Raises EOFError, KeyboardInterrupt, Leave."""
         readline = self.readline
         self._prefill(early[0] if early else "")
+        self._bind_newline("self-insert")
         try:
             with wake_up():
                 line = input(prompt)
@@ -174,6 +174,11 @@ class Keyboard:
             # A C function as the hook: no signal is handled, and lost, in it
             hook = partial(readline.insert_text, strip_controls(text)) if text else None
             readline.set_startup_hook(hook)
+
+    def _bind_newline(self, function: str) -> None:
+        """Let Ctrl+J, with which a program may end an answer, call a function of readline."""
+        if self.readline:
+            self.readline.parse_and_bind(rf'"\C-j": {function}')
 
     def edit(self, text: str) -> list[str]:
         """Let the user's editor change the text. It stands at the next prompt, or is returned where that cannot be."""
@@ -212,6 +217,7 @@ class Keyboard:
 
     def _answer_line(self, prompt: str, begun: str = "") -> str:
         self._prefill(begun)
+        self._bind_newline("accept-line")
         if OWN_KEY.search(text := input(prompt)):
             return ""
         # A paste is no yes
@@ -227,10 +233,10 @@ class Keyboard:
                 pressed = reader.read()
                 while more := reader.read(seconds=AT_ONCE):
                     pressed += more
-                first, is_whole = pressed[0], pressed[-1] in ENTER
+                first, is_whole = pressed[0], pressed[-1] in (*ENTER, "\n")
                 if first == CTRL_D:
                     raise EOFError
-                if first in (ESC, *ENTER):
+                if first in (ESC, *ENTER, "\n"):
                     first = ""
                 if not first or (first.lower() in keys and len(pressed) == 1 + is_whole):
                     send(f"{first}\n")
