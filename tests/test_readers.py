@@ -197,6 +197,8 @@ ATTACKS = {  # how the repository is made; the command that falls for it
     "printf '[core] fsmonitor = ../pwn' >> .git/config": "git status",
     "printf '[core]\\n\\turl = x\\\\\\n[core] #\\n\\tfsmonitor = ../pwn\\n' >> .git/config": "git status",
     "printf '[core]\\n fsmonitor = ../pwn\\n' > x; git config include.path ../x": "git status",
+    "printf '\\temail = %*s\\n' $((65526 - $(wc -c < .git/config))) x >> .git/config;"
+    "printf '[core]\\n\\tfsmonitor = ../pwn\\n' >> .git/config": "git status",
     "printf '[core]\\n fsmonitor = ../pwn\\n' > .git/config.worktree; git config core.repositoryFormatVersion 1;"
     "git config extensions.worktreeConfig true": "git status",
     "git config diff.external ../pwn": "git diff",
@@ -243,6 +245,7 @@ LEAKS = {  # how the repository shows what is elsewhere
     "echo x > sub/.env; git add .; git commit -qm x": "git log -p",
     "git update-index --split-index": "git diff",
     "git update-index --index-version 4": "git diff",
+    "head -c 50 .git/index > x; mv x .git/index": "git diff",
     "echo x > .env": "rg x",
     "mkdir -p sub/deep; echo x > sub/deep/credentials.json": "rg x sub",
     "ln -s ../outside out": "find out/ -name x",

@@ -13,9 +13,14 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePath
 
-from coder.tools.plain_grep import SKIPPED
 from coder.tools.secrets import holds_secrets
-from coder.tools.workspace import git_folders, read_small_file, real, writable_git_folders
+from coder.tools.workspace import (
+    TOOL_FOLDERS,
+    git_folders,
+    read_small_file,
+    real,
+    writable_git_folders,
+)
 
 MAX_ENTRIES = 20_000  # that are looked at
 MAX_INDEX = 4 << 20  # bytes
@@ -49,19 +54,12 @@ GIT = r"""(?x) -[abcdefgiklmnpqrstuvwzABCDEFGLMPRSUW]+ \d* %? | -\d+ | -u(?:no|a
     )(?:=.*)?"""
 LISTING = r"-l|--(?:list|contains|no-contains|merged|no-merged|points-at)(?:=.*)?"
 REFS = rf"{LISTING}|--(?:all|remotes|show-current|verbose|no-color|(?:color|format|sort)=.*)"
-NAMING = (
-    "git describe",
-    "git ls-files",
-    "git ls-tree",
-    "git merge-base",
-    "git rev-parse",
-    "git status",
-)
+NAMING = "describe", "ls-files", "ls-tree", "merge-base", "rev-parse", "status"
 SHOWING = "git blame", "git diff", "git log", "git show", "rg"  # also files that they do not name
 CHANGING = "git branch", "git remote", "git tag"  # unless without words, or with an option to list
 PIPED = "cat", "head", "tail", "wc"  # these read a pipe where no file is named
 OPTIONS = {
-    **dict.fromkeys((*NAMING, *SHOWING), GIT),
+    **dict.fromkeys((*(f"git {each}" for each in NAMING), *SHOWING), GIT),
     **dict.fromkeys((*PIPED, "ls"), PLAIN),
     "find": FIND,
     "rg": RG,
@@ -171,7 +169,7 @@ def _entries(folder: Path, but: Collection[str] = ()) -> list[str]:
 
 
 def _may_hold_secrets(folder: Path) -> bool:
-    entries = _entries(folder, SKIPPED)
+    entries = _entries(folder, TOOL_FOLDERS)
     return len(entries) > MAX_ENTRIES or any(map(holds_secrets, entries))
 
 
@@ -185,7 +183,8 @@ def _is_harmless(top: Path, shows: bool) -> bool:
         read_small_file(at, MAX_SETTINGS) or b"" for at in (folder / "HEAD", shared / "config")
     )
     is_valid = HEAD.fullmatch(head) and (shared / "objects").is_dir() and (shared / "refs").is_dir()
-    if not is_valid or writable_git_folders(top) != [shared] or not SETTINGS.fullmatch(config):
+    is_known = SETTINGS.fullmatch(config) and len(config) < MAX_SETTINGS  # else it may go on
+    if not (is_valid and is_known and writable_git_folders(top) == [shared]):
         return False
     hooks = [shared / "hooks", *(top / os.fsdecode(each) for each in HOOKS.findall(config))]
     strange = [each / "post-index-change" for each in hooks] + [shared / "objects/info/alternates"]
@@ -212,7 +211,7 @@ def _tracked(index: bytes) -> list[str]:
     for _ in range(int.from_bytes(index[8:12])):
         if int.from_bytes(index[at + 24 : at + 28]) not in MODES:  # a submodule
             raise ValueError("unknown mode")
-        start = at + (64 if index[at + 60] & 0x40 else 62)
+        start = at + (64 if int.from_bytes(index[at + 60 : at + 62]) & 0x4000 else 62)
         end = index.index(b"\0", start)
         paths.append(os.fsdecode(index[start:end]))
         at += (end - at + 8) & ~7

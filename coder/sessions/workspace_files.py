@@ -23,11 +23,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from coder.sessions.blobs import MAX_STORED, BlobStore, blob_id
+from coder.tools.workspace import TOOL_FOLDERS
 
 SECONDS = 1.8  # that the first look may keep a tool waiting, and a bit to store; that others read
 MAX_FILE = 2_000_000  # bytes of a file that is kept
 MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
-TOOL_FOLDERS = {"node_modules", "__pycache__", "venv", ".venv", ".tox", ".mypy_cache", ".cache"}
 Entry = tuple[int, str]  # type and permissions of a file, blob id ("": not kept)
 Pair = tuple[Entry | None, Entry | None]  # before, after; None: no file
 Info = os.stat_result

@@ -1,8 +1,8 @@
 """The search of grep on a machine with neither ripgrep nor git: a program that prints as they do.
 
-    python plain_grep.py FLAGS CONTEXT PATTERN [NAME...]   in the folder; FLAGS: i, f (standard input)
+    python plain_grep.py FLAGS CONTEXT SKIPPED PATTERN [NAME...]
 
-Ignored files are searched, too, but no folder that holds what is installed or made.
+In the folder; FLAGS: i, f (standard input). Ignored files are searched, too, but no folder named in a/b/SKIPPED.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import sys
 from fnmatch import fnmatchcase
 from typing import IO
 
-SKIPPED = {".git", ".hg", "node_modules", ".venv", "venv", "__pycache__"}
 
-
-def main(flags: str, context: str, pattern: str, *names: str) -> None:
+def main(flags: str, context: str, skipped: str, pattern: str, *names: str) -> None:
     try:
         wanted = re.compile(pattern, re.I if "i" in flags else 0)
     except re.error as error:
@@ -27,7 +25,7 @@ def main(flags: str, context: str, pattern: str, *names: str) -> None:
         search(sys.stdin.buffer, "-", wanted, int(context))
         return
     for folder, folders, files in os.walk("."):
-        folders[:] = sorted({*folders} - SKIPPED)
+        folders[:] = sorted({*folders} - {*skipped.split("/")})
         for name in sorted(files):
             path = os.path.join(folder, name)
             counts = not names or any(fnmatchcase(name, each) for each in names)

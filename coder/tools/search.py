@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from coder.tools import plain_grep, workspace
+from coder.tools import workspace
 from coder.tools.process import find_program, output_of
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
@@ -174,7 +174,11 @@ class Search:
             return [*command, *(["--", f":(literal){self.target.name}"] if is_file else exclude)]
         pattern = re.escape(pattern) if literal else pattern
         how = "i" * ("-i" in flags) + "f" * is_file
-        return [sys.executable, "-I", plain_grep.__file__, how, flags[0][2:], pattern, *names]
+        script, skipped = (
+            Path(__file__).with_name("plain_grep.py"),
+            "/".join(workspace.TOOL_FOLDERS),
+        )
+        return [sys.executable, "-I", str(script), how, flags[0][2:], skipped, pattern, *names]
 
     def names(self) -> Iterator[str]:
         """The paths of the files in the folder."""
@@ -191,7 +195,7 @@ class Search:
             return
         for folder, folders, files in os.walk(self.cwd):
             self.ctx.abort.check()
-            folders[:] = set(folders) - plain_grep.SKIPPED
+            folders[:] = set(folders) - workspace.TOOL_FOLDERS
             yield from (os.path.relpath(os.path.join(folder, name), self.cwd) for name in files)
 
     def _output(self, command: list[str], **more: Any) -> Generator[bytes, None, None]:

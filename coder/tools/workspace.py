@@ -24,6 +24,9 @@ from coder.tools.secrets import holds_secrets
 from coder.toolset import ToolContext
 from coder.types import ToolError
 
+# What tools have installed or made, and none of the project's own files
+TOOL_FOLDERS = {".git", ".hg", "node_modules", "__pycache__", "venv", ".venv", ".tox"}
+TOOL_FOLDERS |= {".mypy_cache", ".cache"}
 MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
 KERNEL = re.compile("/(?:proc|sys|dev(?!/shm/))/")  # what is there may look regular and is not
 
