@@ -31,10 +31,10 @@ ROOT = Path(__file__).parents[1]
 MARK = "CODER_TEST_MARK"
 PATIENCE = 30  # seconds after which something that has to come is given up
 PROMPTLY = 8.0  # seconds: what does not look at the abort takes ten and more, what does takes a tenth; a busy machine stands still for some
-# Behind a run: the title of the window, marked pastes, and a mark, bold where the terminal can
+# Behind a run: the title of the window. Readline asks for marked pastes directly before a prompt, not before an echoed entry
 PROMPT = (
     r"\r\n(?:\x1b\][^\x07]*\x07|\x1b\[\?2004[hl]\r?|\r\n)*"
-    r"(?:(?:yolo )?[>❯] |\x1b\[1m(?:[\w-]+ )*❯ \x1b\[0m)"
+    r"\x1b\[\?2004h(?:(?:[\w-]+ )*> |\x1b\[1m(?:[\w-]+ )*❯ \x1b\[0m)"
 )
 MARKED, UNMARKED = "\x1b[?2004h", "\x1b[?2004l"
 
@@ -188,7 +188,7 @@ def untouched() -> list[Any]:
 class Terminal(Place):
     """The program in a terminal of 24 rows. A context manager: it leaves with Ctrl+D, if the test has not, and checks."""
 
-    columns = 80
+    columns, pattern = 80, PROMPT
 
     def __init__(self, folder: Path, server: ScriptedServer, *arguments: str, **more: str) -> None:
         super().__init__(folder, server, **more)
@@ -271,7 +271,7 @@ class Terminal(Place):
         return str(self.child.before)
 
     def prompt(self) -> str:
-        self.child.expect(PROMPT)
+        self.child.expect(self.pattern)
         return str(self.child.before)
 
     def ready(self) -> None:

@@ -225,13 +225,17 @@ def test_an_image_goes_with_the_first_prompt_in_both_modes(tmp_path: Path) -> No
         assert users(server.requests[2])[1] == "and now?"
 
 
+class Plain(Terminal):
+    pattern = "\r\n❯ "
+
+
 def test_without_readline_lines_and_answers_end_with_enter(tmp_path: Path) -> None:
     shadow = tmp_path / "home" / "shadow"
     shadow.mkdir(parents=True)
     (shadow / "readline.py").write_text("raise ImportError\n")
     call = Reply(calls=[("bash", {"command": "touch here"})])
     path = {"PYTHONPATH": f"{shadow}:{ROOT}"}
-    with serve(call, Reply("Well.")) as server, Terminal(tmp_path, server, **path) as session:
+    with serve(call, Reply("Well.")) as server, Plain(tmp_path, server, **path) as session:
         session.enter("go")
         session.expect("why not: ")
         session.enter("y")

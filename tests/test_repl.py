@@ -79,13 +79,15 @@ def test_an_entry_of_several_lines_is_one_message_and_no_command(tmp_path: Path)
 def test_a_block_of_a_terminal_that_marks_no_pastes_is_one_message_too(
     tmp_path: Path, term: str
 ) -> None:
-    with serve(echo) as server, Terminal(tmp_path, server, TERM=term) as session:
+    """Behind the entry of -i, which is echoed as one at a prompt is."""
+    with serve(echo) as server, Terminal(tmp_path, server, "-i", "hi", TERM=term) as session:
+        assert "You said" in session.output, "the prompt is not taken for there before it is"
         session.paste(BLOCK, marks=False)
         session.prompt()
         session.ready()
         session.paste("first\nsecond", marks=False)
         session.prompt()
-        assert entered(server) == [BLOCK.strip(), "first\nsecond"]
+        assert entered(server) == ["hi", BLOCK.strip(), "first\nsecond"]
         assert not (session.ws / "x").exists() and "Asking again" not in session.say("/yolo")
 
 
