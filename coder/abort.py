@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from coder.types import Aborted
+from coder.types import Aborted, T
 
 TICK = 0.05  # seconds between two checks of the token while waiting
 
@@ -75,3 +75,24 @@ class Abort:
                 yield token
             finally:
                 clock.cancel()
+
+
+def run_in_thread(work: Callable[[], T], check: Callable[[], object], name: str) -> T:
+    """What `work` returns or raises, run in a worker thread. `check` is called every TICK seconds; where it raises, the
+    thread is left behind, since Python cannot end it."""
+    values, errors = list[T](), list[BaseException]()
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            values.append(work())
+        except BaseException as error:
+            errors.append(error)
+        done.set()
+
+    threading.Thread(target=run, daemon=True, name=name).start()
+    while not done.wait(TICK):
+        check()
+    for error in errors:
+        raise error
+    return values[0]

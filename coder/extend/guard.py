@@ -13,8 +13,8 @@ import time
 from functools import partial
 from typing import Any
 
-from coder.abort import TICK, Abort
-from coder.events import Event, Events, Notice, resolve
+from coder.abort import Abort, run_in_thread
+from coder.events import Events, Notice, resolve
 from coder.hooks import HOOK_NAMES, FunctionHooks, Hooks, implements
 from coder.types import Aborted, ModelError, ToolError
 
@@ -84,33 +84,18 @@ class Guard(Hooks):
     def _limited(self, place: str, args: tuple[Any, ...]) -> Events[Any]:
         work, left = self._work(place, args), self.seconds or 0.0
         while True:
-            with self._turn:
-                started = time.monotonic()
-                outcome = self._next(work, left)
-            if isinstance(outcome, StopIteration):
-                return outcome.value
-            if isinstance(outcome, BaseException):
-                raise outcome
-            left -= time.monotonic() - started
-            yield outcome
-
-    def _next(self, work: Events[Any], seconds: float) -> Event | BaseException:
-        """The next event of the hook's work, or what it raised. Raises TimeoutError and Aborted."""
-        outcomes: list[Event | BaseException] = []
-
-        def run() -> None:
             try:
-                outcomes.append(next(work))
-            except BaseException as error:
-                outcomes.append(error)
+                with self._turn:
+                    started = time.monotonic()
+                    check = partial(self._check, started + left)
+                    event = run_in_thread(lambda: next(work), check, f"hook {self.name}")
+            except StopIteration as end:
+                return end.value
+            left -= time.monotonic() - started
+            yield event
 
-        thread = threading.Thread(target=run, daemon=True, name=f"hook {self.name}")
-        end = time.monotonic() + seconds
-        thread.start()
-        thread.join(min(TICK, seconds))
-        while not outcomes:
-            self._abort.check()
-            if time.monotonic() > end:
-                raise TimeoutError(f"no answer within {self.seconds:g} s")
-            thread.join(min(TICK, max(0.0, end - time.monotonic())))
-        return outcomes[0]
+    def _check(self, end: float) -> None:
+        """Raises TimeoutError and Aborted."""
+        self._abort.check()
+        if time.monotonic() > end:
+            raise TimeoutError(f"no answer within {self.seconds:g} s")

@@ -12,7 +12,6 @@ import os
 import re
 import select
 import socket
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from coder.abort import TICK, Abort
+from coder.abort import Abort, run_in_thread
 from coder.providers.errors import ADVICE
 from coder.providers.response import body_of, read_head
 from coder.providers.text import shown_url
@@ -189,7 +188,7 @@ class Connections:
         proxy, self._place = proxy_of(self.url)
         self._place = self._place or self.address
         try:
-            return _run_in_background(lambda: self._connect(proxy), check)
+            return run_in_thread(lambda: self._connect(proxy), check, "connect")
         except (OSError, ValueError) as error:
             failure = self._failure_of(error)
             failure.advice = failure.advice or (PAST_PROXY if proxy else "")
@@ -293,26 +292,3 @@ def proxy_of(url: str) -> tuple[str, str]:
         message = f"{variable} is {shown_url(address)}, and has to begin with http://"
         raise ModelError("protocol", message, advice=PAST_PROXY)
     return address, f"the proxy {shown_url(address)} ({variable})"
-
-
-def _run_in_background(
-    connect: Callable[[], socket.socket], check: Callable[[], object]
-) -> socket.socket:
-    """What `connect` returns or raises, run in a worker thread. `check` is called every TICK seconds; where it raises, a
-    connection that comes later is closed by its end."""
-    outcome: list[socket.socket | BaseException] = []
-    done = threading.Event()
-
-    def work() -> None:
-        try:
-            outcome.append(connect())
-        except BaseException as error:
-            outcome.append(error)
-        done.set()
-
-    threading.Thread(target=work, daemon=True, name="connect").start()
-    while not done.wait(TICK):
-        check()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
