@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from coder.agent.profiles import split_front_matter
 from coder.devtools.scripted import Body, Reply
 from coder.extend.prompt_files import (
     MAX_FILE,
     MAX_FOLDER,
     PromptFile,
     PromptFiles,
+    read_front_matter,
     read_prompt_file,
-    split_front_matter,
 )
 from tests.harness import results, serve
 from tests.terminal import OneShot, Terminal
@@ -75,7 +76,8 @@ def test_the_words_of_the_user_take_their_places(text: str, words: str, filled: 
 def test_what_is_not_understood_of_front_matter_is_passed_over(
     text: str, head: dict[str, str], body: str
 ) -> None:
-    assert split_front_matter(text) == (head, body)
+    front, found = split_front_matter(text)
+    assert (read_front_matter(front or ""), found) == (head, body)
 
 
 def test_what_cannot_be_seen_is_made_visible_and_bytes_that_are_no_text_harm_nothing(

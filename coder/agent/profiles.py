@@ -146,7 +146,11 @@ def load_agents(folder: Path) -> tuple[dict[str, AgentSpec], list[str]]:
 def _read_agent(path: Path, base: AgentSpec) -> AgentSpec:
     """The agent of a file; what it leaves out is from `base`. Raises ValueError, RulesError and OSError."""
     check_ownership(path)
-    head, prompt = _split(path.read_text("utf-8", "replace"))
+    front, prompt = split_front_matter(path.read_text("utf-8", "replace"))
+    # Rules that are not read would make an agent that may do everything
+    if front is None and re.search(r"^\W*---", prompt, re.M):
+        raise ValueError("its front matter has to be between two lines ---, the first of the file")
+    head = _mapping(front or "")
     head.pop("name", None)  # other programs' files have one
     rules = base.rules + _rules(path.stem, head.pop("permissions", {}))
     fields = {key: _field(key, value) for key, value in head.items()}
@@ -168,16 +172,11 @@ def _field(key: str, value: Any) -> Any:
     return int(value) if key == "max_steps" else value
 
 
-def _split(text: str) -> tuple[dict[str, Any], str]:
-    """(the front matter, the text behind it).
-
-    Raises ValueError for a line of dashes that bounds no front matter: rules that are not read would make an
-    agent that may do everything.
-    """
-    found = re.match(r"\ufeff?---[ \t]*\n(.*?)^---[ \t]*$(.*)", text, re.S | re.M)
-    if not found and re.search(r"^\W*---", text, re.M):
-        raise ValueError("its front matter has to be between two lines ---, the first of the file")
-    return (_mapping(found[1]), found[2].strip()) if found else ({}, text.strip())
+def split_front_matter(text: str) -> tuple[str | None, str]:
+    """(what is between two lines --- at the beginning of a file, or None; the text behind it)."""
+    found = re.match(r"\ufeff?---[ \t]*\n(.*?)^---[ \t]*(?:\n(.*)|\Z)", text, re.S | re.M)
+    head, text = (found[1], found[2] or "") if found else (None, text)
+    return head, text.strip("\ufeff \t\n")
 
 
 def _mapping(text: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coder.agent.profiles import split_front_matter
 from coder.permissions.rules import check_ownership
 from coder.permissions.sanitize import escape_invisible
 from coder.tools.workspace import escaped, read_small_file
@@ -138,7 +139,8 @@ def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
     if (data := read_small_file(real, MAX_FILE + 1)) is None or len(data) > MAX_FILE:
         raise ValueError(f"it is no regular file of at most {MAX_FILE:,} bytes")
     whole = data.decode("utf-8", "replace").replace("\r\n", "\n")
-    head, text = split_front_matter(whole)
+    front, text = split_front_matter(whole)
+    head = read_front_matter(front or "")
     if not text or (is_skill and not head.get("description")):
         raise ValueError("it has no text, or no description in its front matter")
     said = " ".join((head.get("description") or text.partition("\n")[0].strip("# ")).split())
@@ -169,20 +171,14 @@ def _contents(folder: Path) -> Iterator[bytes]:
             yield os.fsencode(f"{path.relative_to(folder)}\0{len(data)}\0") + data
 
 
-def split_front_matter(text: str) -> tuple[dict[str, str], str]:
-    """(the `key: value` lines between two lines ---, the text behind them). What is deeper in a key belongs to its value.
-
-    Nothing in the front matter is a right, so what is not understood is passed over.
-    """
-    found = re.match(r"\ufeff?---[ \t]*\n(.*?)^---[ \t]*(?:\n(.*)|\Z)", text, re.S | re.M)
-    if not found:
-        return {}, text.strip("\ufeff \t\n")
+def read_front_matter(text: str) -> dict[str, str]:
+    """Its `key: value` lines; what is deeper in a key belongs to its value. It gives no right, so what is not understood is
+    passed over."""
     head, key = dict[str, str](), ""
-    for line in found[1].splitlines():
+    for line in text.splitlines():
         if entry := re.fullmatch(r"([\w-]+):(?:\s+(?:[|>][+-]?)?(.*))?", line):
             key, head[entry[1]] = entry[1], entry[2] or ""
         elif key and line[:1].isspace():
             head[key] += f" {line.strip()}"
     quotes = re.compile(r"\A(['\"])(.*)\1\Z")
-    values = {key: quotes.sub(r"\2", value.strip()) for key, value in head.items()}
-    return values, (found[2] or "").strip()
+    return {key: quotes.sub(r"\2", value.strip()) for key, value in head.items()}
