@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -148,6 +149,9 @@ DOING = [
         "touch x; git status",
         "git --paginate log",
         "git log --show-signature",
+        "git log --pretty='%h %-G?'",
+        "git branch --format='%(*signature)'",
+        "git status -sv",
     ),
     *(
         "find . -exec touch x ';'",
@@ -212,6 +216,12 @@ ATTACKS = {  # how the repository is made; the command that falls for it
     "git -C m config core.fsmonitor ../../pwn": "git status",
     "mkdir c; cp -r .git/* c; git -C c config --file config core.fsmonitor ../pwn;"
     "echo ../c > .git/commondir": "git status",
+    "mkdir .git/e; cp -r .git/* .git/e 2>&1 | sed d; git config --file .git/e/config core.fsmonitor ../pwn;"
+    "printf 'e\\0' > .git/commondir": "git status",
+    "mkdir '.git/. '; cp -r .git/* '.git/. '; git config --file '.git/. /config' core.fsmonitor ../pwn;"
+    "printf '. ' > .git/commondir": "git status",
+    "printf '\\tname = %0*d\\n[core]\\n\\tfsmonitor = ../pwn\\n' $((65527 - $(stat -c%s .git/config))) 0"
+    " >> .git/config": "git status",
     "cp -r .git/* .; rm -r .git; git config --file config core.fsmonitor ../pwn;"
     "git config --file config core.bare false; git config --file config core.worktree .": "git status",
     "cp -r .git/* .; rm .git/HEAD; git config --file config core.fsmonitor ../pwn;"
@@ -222,6 +232,11 @@ ATTACKS = {  # how the repository is made; the command that falls for it
     "git config core.repositoryFormatVersion 1; git config remote.p.promisor true;"
     "git config remote.p.uploadpack '../pwn </dev/null;:'; rm -rf .git/objects/$(cut -c1-2 sha)*": "git show HEAD:file",
 }
+if os.geteuid():  # root enters all folders
+    ATTACKS[
+        "cp -r .git/* .; git config --file config core.fsmonitor ../pwn; chmod 600 .git/objects;"
+        "git config --file config core.bare false; git config --file config core.worktree ."
+    ] = "git status"
 
 
 @pytest.mark.parametrize("made", ATTACKS)
@@ -246,6 +261,9 @@ LEAKS = {  # how the repository shows what is elsewhere
     "git update-index --split-index": "git diff",
     "git update-index --index-version 4": "git diff",
     "head -c 50 .git/index > x; mv x .git/index": "git diff",
+    "git config core.repositoryFormatVersion 9; mkdir a; echo x > sub/.env": "git diff a sub",
+    "printf '\\0\\1' | dd of=.git/index bs=1 seek=72 conv=notrunc 2>&1 | sed d": "git diff",
+    "echo x > .git/credentials": "rg -g '**' x",
     "echo x > .env": "rg x",
     "mkdir -p sub/deep; echo x > sub/deep/credentials.json": "rg x sub",
     "ln -s ../outside out": "find out/ -name x",

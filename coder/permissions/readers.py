@@ -41,6 +41,7 @@ RG = r"""(?x) -[abcFHiIlnNopPqsSUvwx0]* (?:[ABCdegjmMrtT].*)? | --(?: after-cont
     | max-columns | max-count | max-depth | multiline | no-filename | no-heading | no-line-number
     | only-matching | pcre2 | regexp | smart-case | sort | stats | trim | type | type-not | vimgrep
     | with-filename | word-regexp )(?:=.*)?"""
+GLOB = re.compile(r"-\w*g|--i?glob")  # rg also searches hidden folders that fit one
 GIT = r"""(?x) -[abcdefgiklmnpqrstuvwzABCDEFGLMPRSUW]+ \d* %? | -\d+ | -u(?:no|all|normal) | --(?:
     abbrev | abbrev-commit | abbrev-ref | after | all | always | author | before | branch | branches
     | cached | check | color | committer | date | date-order | decorate | deleted | diff-filter
@@ -52,6 +53,8 @@ GIT = r"""(?x) -[abcdefgiklmnpqrstuvwzABCDEFGLMPRSUW]+ \d* %? | -\d+ | -u(?:no|a
     | reverse | short | shortstat | show-prefix | show-toplevel | since | skip | stage | staged
     | stat | summary | tags | topo-order | unified | until | untracked-files | verify | word-diff
     )(?:=.*)?"""
+STATUS = GIT.replace("(?x)", r"(?x) (?! -\w*v )")  # -v shows files
+SIGNATURE = re.compile("--(?:format|pretty|sort)=.*(?:%[-+ ]?G|signature)")  # git starts gpg
 LISTING = r"-l|--(?:list|contains|no-contains|merged|no-merged|points-at)(?:=.*)?"
 REFS = rf"{LISTING}|--(?:all|remotes|show-current|verbose|no-color|(?:color|format|sort)=.*)"
 NAMING = "describe", "ls-files", "ls-tree", "merge-base", "rev-parse", "status"
@@ -61,6 +64,7 @@ PIPED = "cat", "head", "tail", "wc"  # these read a pipe where no file is named
 OPTIONS = {
     **dict.fromkeys((*(f"git {each}" for each in NAMING), *SHOWING), GIT),
     **dict.fromkeys((*PIPED, "ls"), PLAIN),
+    "git status": STATUS,
     "find": FIND,
     "rg": RG,
     "git branch": rf"-[arv]+|{REFS}",
@@ -116,7 +120,8 @@ def _is_free(
     if name in SHOWING and is_limited:
         return False
     if name == "rg":
-        return not any(map(_may_hold_secrets, {*places, *paths}))
+        skipped = TOOL_FOLDERS - {".git"} if any(map(GLOB.match, words)) else TOOL_FOLDERS
+        return not any(_may_hold_secrets(each, skipped) for each in {*places, *paths})
     return name[:4] != "git " or ({*places} == {top} and _is_harmless(top, name in SHOWING))
 
 
@@ -128,6 +133,8 @@ def _paths(name: str, words: list[str]) -> list[str] | None:
     options, paths = words[:end], words[end + 1 :]
     if name[:4] == "git ":  # the value of -S, -G and -L; a file behind a revision
         options = [re.sub("^-[SGL](?=.)", "", word) for word in options]
+    if any(map(SIGNATURE.match, options)):
+        return None
     others = [word for word in options if not re.fullmatch(OPTIONS[name], word)]
     is_listing = any(re.fullmatch(LISTING, word) for word in options)
     if any(word[:1] == "-" for word in others) or (
@@ -146,12 +153,12 @@ HEAD = re.compile(rb"(?:ref: refs/[^\s~^:?*\[\\]+|[0-9a-f]{40})\n")
 SETTINGS = re.compile(
     rb"""(?xi) (?: (?: \[ (?: core | user | color | commit | fetch | gc | lfs | pull | push | rebase
     | (?:branch|remote)[ ]"[^"\\\n]*" ) \]
-    | \t (?: repositoryformatversion | filemode | bare | logallrefupdates | symlinks | ignorecase
+    | \t (?: filemode | bare | logallrefupdates | symlinks | ignorecase
     | precomposeunicode | autocrlf | eol | quotepath | name | email | url | pushurl | fetch | tagopt
     | prune | remote | pushremote | merge | rebase | description | vscode-merge-base | gh-resolved
     | github-pr-owner-number | auto | autostash | autosetupremote | default | ff | gpgsign | ui
     ) [ ]=[ ] [^\\\n]*
-    | \thookspath [ ]=[ ] [\w./-]+ ) \n )*"""
+    | \trepositoryformatversion [ ]=[ ] [01] | \thookspath [ ]=[ ] [\w./-]+ ) \n )*"""
 )
 HOOKS = re.compile(rb"(?i)\thookspath = (.*)")
 MODES = (0o100644, 0o100755, 0o120000)
@@ -168,8 +175,8 @@ def _entries(folder: Path, but: Collection[str] = ()) -> list[str]:
     return found
 
 
-def _may_hold_secrets(folder: Path) -> bool:
-    entries = _entries(folder, TOOL_FOLDERS)
+def _may_hold_secrets(folder: Path, skipped: Collection[str]) -> bool:
+    entries = _entries(folder, skipped)
     return len(entries) > MAX_ENTRIES or any(map(holds_secrets, entries))
 
 
@@ -182,7 +189,10 @@ def _is_harmless(top: Path, shows: bool) -> bool:
     head, config = (
         read_small_file(at, MAX_SETTINGS) or b"" for at in (folder / "HEAD", shared / "config")
     )
-    is_valid = HEAD.fullmatch(head) and (shared / "objects").is_dir() and (shared / "refs").is_dir()
+    # Else git would pass over this repository, to one around it or to none
+    is_valid = HEAD.fullmatch(head) and all(
+        os.access(shared / each / ".", os.X_OK) for each in ("objects", "refs")
+    )
     is_known = SETTINGS.fullmatch(config) and len(config) < MAX_SETTINGS  # else it may go on
     if not (is_valid and is_known and writable_git_folders(top) == [shared]):
         return False
@@ -211,8 +221,11 @@ def _tracked(index: bytes) -> list[str]:
     for _ in range(int.from_bytes(index[8:12])):
         if int.from_bytes(index[at + 24 : at + 28]) not in MODES:  # a submodule
             raise ValueError("unknown mode")
-        start = at + (64 if int.from_bytes(index[at + 60 : at + 62]) & 0x4000 else 62)
+        flags = int.from_bytes(index[at + 60 : at + 62])
+        start = at + (64 if flags & 0x4000 else 62)
         end = index.index(b"\0", start)
+        if min(end - start, 0xFFF) != flags & 0xFFF:
+            raise ValueError("unknown length")
         paths.append(os.fsdecode(index[start:end]))
         at += (end - at + 8) & ~7
     return paths

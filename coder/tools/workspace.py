@@ -294,8 +294,8 @@ def git_folders(top: Path) -> list[Path]:
     What `.git` names may be hostile: a caller that reads or writes there checks it itself.
     """
     pointer = read_path(top / ".git")
-    named = top / pointer.removeprefix("gitdir:").strip()
-    folder = real(named if pointer.startswith("gitdir:") else top / ".git")
+    named = top / pointer.removeprefix("gitdir: ")
+    folder = real(named if pointer.startswith("gitdir: ") else top / ".git")
     shared = read_path(folder / "commondir")
     return [folder, real(folder / shared)] if shared else [folder]
 
@@ -318,9 +318,9 @@ def writable_git_folders(workspace: Path) -> list[Path]:
 
 
 def read_path(file: Path) -> str:
-    """The path that is the text of a small file; "" where there is none."""
-    text = os.fsdecode(read_small_file(file, MAX_POINTER) or b"").strip()
-    return "" if "\0" in text else text
+    """The path in a small file, exactly as git reads it; "" where there is none."""
+    data = (read_small_file(file, MAX_POINTER) or b"").rstrip(b"\r\n")
+    return os.fsdecode(data.partition(b"\0")[0])
 
 
 def read_small_file(path: str | os.PathLike[str], most: int) -> bytes | None:
