@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,10 @@ def run(command: str, folder: Path) -> str:
 
 
 @pytest.fixture
-def repo(tmp_path: Path) -> Path:
+def repo(tmp_path: Path) -> Iterator[Path]:
     assert run(REPOSITORY, tmp_path) == ""
-    return tmp_path / "repo"
+    yield tmp_path / "repo"
+    run("chmod -R u+rwx .", tmp_path)
 
 
 def free(repo: Path, command: str, **rules: object) -> bool:
@@ -220,8 +222,6 @@ ATTACKS = {  # how the repository is made; the command that falls for it
     "printf 'e\\0' > .git/commondir": "git status",
     "mkdir '.git/. '; cp -r .git/* '.git/. '; git config --file '.git/. /config' core.fsmonitor ../pwn;"
     "printf '. ' > .git/commondir": "git status",
-    "printf '\\tname = %0*d\\n[core]\\n\\tfsmonitor = ../pwn\\n' $((65527 - $(stat -c%s .git/config))) 0"
-    " >> .git/config": "git status",
     "cp -r .git/* .; rm -r .git; git config --file config core.fsmonitor ../pwn;"
     "git config --file config core.bare false; git config --file config core.worktree .": "git status",
     "cp -r .git/* .; rm .git/HEAD; git config --file config core.fsmonitor ../pwn;"
