@@ -109,9 +109,11 @@ def test_a_table_is_set_when_it_ends() -> None:
     assert shown(TABLE) == [
         "name   │ what it is",
         "───────┼───────────",
-        "a      │ first",
-        "日本語 │ x|y",
+        "a      │   first",
+        "日本語 │    x|y",
     ]
+    aligned = shown("| n | side |\n|--:|:--|---|\n| 10 | a | b |\n")
+    assert aligned[0] == " n │ side │" and aligned[2] == "10 │ a    │ b"
     assert "<bold>name" in rows(TABLE)[0] and "<bold>first</>" in rows(TABLE)[2]
 
 

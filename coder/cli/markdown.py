@@ -181,8 +181,9 @@ class Markdown(RowWriter):
     def _end_table(self) -> None:
         lines, self._table = self._table, []
         if len(lines) > 1 and re.fullmatch(r"[|:\s-]*-[|:\s-]*", lines[1]):
-            rows = [_cells(line) for line in (lines[0], *lines[2:])]
-            lines = [self._painted(row) for row in table(rows, self._width)] or lines
+            head, marks, *rows = map(_cells, lines)
+            shown = table([head, *rows], marks, self._width)
+            lines = [self._painted(row) for row in shown] or lines
         self._rows += lines
 
 
@@ -290,21 +291,28 @@ def _cells(line: str) -> list[str]:
     return [each.replace("\\|", "|").strip() for each in re.split(r"(?<!\\)\|", inner)]
 
 
-def table(rows: list[list[str]], width: int) -> list[list[Run]]:
-    """The rows of a table, as wide as its cells, at most `width` columns; none where that is too narrow."""
+def table(rows: list[list[str]], marks: list[str], width: int) -> list[list[Run]]:
+    """The rows of a table, as wide as its cells, at most `width` columns; none where that is too narrow.
+
+    `marks`: each column's `---`, `--:` or `:-:`.
+    """
     from rich import box, console, table, text  # late: 60 ms
 
     columns = max(map(len, rows))
     if width < 6 * columns - 3:
         return []
     grid = table.Table(box=box.MINIMAL, show_edge=False, pad_edge=False, border_style="dim")
+    marks = marks + [""] * (columns - len(marks))
     for row in rows:
         runs = (Inline(cell, "", True).runs for cell in row + [""] * (columns - len(row)))
         cells = [text.Text.assemble(*each) for each in runs]
         if grid.columns:
             grid.add_row(*cells)
-        for cell in cells if not grid.columns else ():
-            grid.add_column(cell, header_style="bold", overflow="fold")
+            continue
+        for cell, mark in zip(cells, marks):
+            side: console.JustifyMethod = "right" if mark.endswith(":") else "left"
+            side = "center" if re.fullmatch(":-+:", mark) else side
+            grid.add_column(cell, header_style="bold", justify=side, overflow="fold")
     lines = console.Console(width=width).render_lines(grid)
     return [
         [(part.text, str(part.style or "").replace("none", "")) for part in line] for line in lines
