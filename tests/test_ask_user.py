@@ -14,7 +14,7 @@ from coder.events import QuestionAsked
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule
 from tests.harness import ask, results, serve
-from tests.terminal import OneShot, Terminal
+from tests.terminal import OneShot, Terminal, rendered
 
 QUESTION = {"question": "Which colour?\x1b[31m", "options": ["red", "green"]}
 CALL = Reply(calls=[("ask_user", QUESTION)])
@@ -28,7 +28,9 @@ def offered(body: Body) -> list[Any]:
     ("keys", "answer"),
     [("2", "green"), ("neither, blue\r", "neither, blue"), ("\x04", NO_ANSWER)],
 )
-def test_the_answer_at_the_prompt_is_the_result(tmp_path: Path, keys: str, answer: str) -> None:
+def test_the_answer_at_the_prompt_is_the_result_and_shown_once(
+    tmp_path: Path, keys: str, answer: str
+) -> None:
     with serve(CALL, Reply("done")) as server, Terminal(tmp_path, server, "--plan") as session:
         session.enter("go")
         session.expect("Which colour?")
@@ -38,6 +40,7 @@ def test_the_answer_at_the_prompt_is_the_result(tmp_path: Path, keys: str, answe
         session.type(keys)
         session.prompt()
         assert results(server) == [answer]
+        assert ("● ask_user" in rendered(session.output)) == (answer == NO_ANSWER)
         assert "\x1b[31m" not in session.output and "ask_user needs" not in session.output
 
 

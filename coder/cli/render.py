@@ -65,6 +65,7 @@ class Renderer:
         self._subagents: dict[str, Worker] = {}  # of the run, by their sessions
         self._streaming = ""  # "text" or "reasoning" while it comes
         self._asked_diff = ""  # a question has shown it already
+        self._question = events.QuestionAsked("", "", [])  # the newest
         self._behind_call = False  # the last rows are those of a call
         self._counted = "", "", 0  # of the draft: the tool, the titles, the lines
         self.last: list[tuple[str, events.ToolEnd]] = []  # the newest call: its title and its end
@@ -104,6 +105,8 @@ class Renderer:
             case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
                 self._asked_diff = event.detail if isinstance(event, events.PermissionAsked) else ""
                 self.pause()
+                if isinstance(event, events.QuestionAsked):
+                    self._question = event
                 self._notify("a question")
             case events.PermissionReplied():
                 self._wait(self._agent.activity)
@@ -195,6 +198,8 @@ class Renderer:
     # -- calls and their results
 
     def _end_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
+        if (event.id, event.result.content) == (self._question.id, self._question.answer):
+            return  # it stands behind the question
         is_read = event.name in calls.COUNTED_TOOLS and not self.verbose
         if not is_read or (event.is_error and not worker.name):
             self._append_call(worker, title, event)
