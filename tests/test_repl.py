@@ -87,6 +87,7 @@ def test_a_block_of_a_terminal_that_marks_no_pastes_is_one_message_too(
         session.ready()
         session.paste("first\nsecond", marks=False)
         session.prompt()
+        assert "second" in rendered(session.output), "in a row of its own"
         assert entered(server) == ["hi", BLOCK.strip(), "first\nsecond"]
         assert not (session.ws / "x").exists() and "Asking again" not in session.say("/yolo")
 

@@ -142,8 +142,10 @@ class Keyboard:
         """A line, and what was there already when Enter came: a paste, where the terminal does not mark one."""
         text = self._line(prompt, [] if early is None else early)
         pasted = "" if OWN_KEY.search(text) else waiting_keys(AT_ONCE)
-        sys.stdout.write(pasted)
-        return f"{text}\n{pasted}" if pasted else text
+        if not pasted:
+            return text
+        sys.stdout.write(pasted.rstrip("\n") + "\n")
+        return f"{text}\n{pasted}"
 
     def _line(self, prompt: str, early: list[str]) -> str:
         """One line; the first of `early` is prefilled and taken. Raises EOFError, KeyboardInterrupt, Leave."""
