@@ -74,6 +74,7 @@ def test_each_key_of_the_prompt(tmp_path: Path, columns: int) -> None:
             ("/agent x\t", "/agent x"),
             ("@s\t", "@src/"),
             ("@src/call\t", "@src/call\\ me.py"),
+            ("@src/call\\ m\t", "@src/call\\ me.py"),
             ("@src/\t", "@src/cal"),
             ("me@s\t", "me@s"),
         ):

@@ -52,17 +52,23 @@ COMMANDS = {
     "exit quit q": "exit (also Ctrl+D)",
 }
 ALIASES = {alias: names.split()[0] for names in COMMANDS for alias in names.split()[1:]}
-HELP = '''
-  !command     run it in your terminal and add its output to the conversation
-  !!command    only run it
-  @path        attach a file, an image or a folder's list; Tab completes it
-  Ctrl+J       a new line (or Alt+Enter); """ begins and ends an entry of several lines
-While the agent works: a line steers it, Esc stops it, +line and commands wait until it is done.'''
+KEYS = {
+    "!command": "run it in your terminal and add its output to the conversation",
+    "!!command": "only run it",
+    "@path": "attach a file, an image or a folder's list; Tab completes it",
+    "Ctrl+J": 'a new line (or Alt+Enter); """ begins and ends an entry of several lines',
+    "Ctrl+R": "search the history",
+}
+WORKING = "While the agent works: a line steers it, Esc stops it, +line and commands wait until it is done."
 RULES = (
     "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
     "commands that only read (ls, cat, find, rg, git diff and the like); other commands, edits and paths "
     "outside ask."
 )
+
+BEGUN_PATH = re.compile(
+    r"(?:(?<!\S)@(?:\\.|[^\s\\])*\\ )?$"
+)  # to a blank in a name: readline's word begins there
 
 Entries = list[str]  # what a command wants to be done as if it had been entered
 Run = Callable[[str], Entries | None]
@@ -124,8 +130,10 @@ class Commands(ConversationCommands):
 
     def complete(self, before: str, word: str) -> list[str]:
         """What the word behind `before` on the line can become: a path behind @, a command, or what can follow one."""
-        if word.startswith("@"):
-            return [*needed("coder.cli.attach", "@").path_candidates(word)]
+        path = BEGUN_PATH.findall(before)[0]
+        if (path + word).startswith("@"):
+            found = needed("coder.cli.attach", "@").path_candidates(path + word)
+            return [each[len(path) :] for each in found]
         if known := re.fullmatch(r"\s*/([\w?-]+)\s+(.*)", before):
             begun = known[2]
             return [f"{each[len(begun) :]} " for each in self.candidates(known[1], begun + word)]
@@ -155,7 +163,9 @@ class Commands(ConversationCommands):
     def help(self, argument: str) -> None:
         for name, (text, _) in self.known.items():
             self.screen.listed(f"  /{name:<11} ", text)
-        self.screen.line(HELP.strip("\n"))
+        for key, text in KEYS.items():
+            self.screen.listed(f"  {key:<12} ", text)
+        self.screen.line(WORKING)
 
     def tools(self, argument: str) -> None:
         for each in self.app.agent.state.tools.tools.values():
