@@ -26,7 +26,8 @@ PLAIN = r"A-Za-z0-9_./,:=@%+^\-"  # of a word without quotes; also a tilde in th
 SEPARATOR = r"&&|\|\||[;|\n]"
 # redirections that make no file
 NULL = r"(?:2>&1|[2&]?>[ ]?/dev/null|</dev/null)(?=[ \t;|\n]|&&|\Z)"
-WORD = rf"""(?:[{PLAIN}]++|(?<=[A-Za-z0-9^])~|'[^'\t\n]*+'|"[^"$`\\!\t\n]*+")++(?=[ \t;|&\n]|\Z)"""
+# Not possessive: before Python 3.11.5 that fails (gh-106052)
+WORD = rf"""(?:[{PLAIN}]|(?<=[A-Za-z0-9^])~|'[^'\t\n]*'|"[^"$`\\!\t\n]*")+(?=[ \t;|&\n]|\Z)"""
 TOKEN = re.compile(rf"({SEPARATOR})|{NULL}|({WORD})")  # both groups are empty for a redirection
 LINE = re.compile(rf"(?:[ \t]*+(?:{SEPARATOR}|{NULL}|{WORD}))*+[ \t]*+")
 PIECE = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^'\"]+)")
