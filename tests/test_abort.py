@@ -27,6 +27,7 @@ import pytest
 
 from coder.abort import Abort
 from coder.ai import ChatModel
+from coder.cli.signals import Interrupts
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import Event, Retry, RunEnd, RunStart, TextDelta, ToolUpdate
 from coder.history import convert_to_llm
@@ -188,6 +189,23 @@ def test_ctrl_c_at_the_prompt_clears_what_is_typed_and_leaves_at_the_second_on_a
         press_until_it_leaves(terminal)
 
 
+def test_esc_right_before_a_run_stops_it() -> None:
+    interrupts, abort = Interrupts(), Abort()
+    interrupts.escape()
+    with interrupts.stopping(abort):
+        assert abort.is_set
+
+
+SLOW_PLUGIN = """
+import pathlib, time
+pathlib.Path("loading").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+def setup(api):
+    pass
+"""
+
+
 def test_ctrl_c_right_after_the_first_entry_comes_back_to_the_prompt(tmp_path: Path) -> None:
     """Whatever is being imported then."""
     release = threading.Event()
@@ -205,6 +223,20 @@ def test_ctrl_c_right_after_the_first_entry_comes_back_to_the_prompt(tmp_path: P
             )
         release.set()
         assert "All is well." in terminal.say("and now?")
+
+
+def test_ctrl_c_while_a_conversation_is_loaded_opens_it_once(tmp_path: Path) -> None:
+    with ScriptedServer([FINE, FINE]) as server:
+        with Terminal(tmp_path, server) as terminal:
+            terminal.say("hello")
+        add_plugin(tmp_path, "slow.py", SLOW_PLUGIN)
+        terminal = Terminal(tmp_path, server, "-c")
+        terminal.until((terminal.ws / "loading").exists, "the plugin is loaded")
+        terminal.child.sendintr()
+        terminal.expect("^C")
+        (terminal.ws / "go").touch()
+        with terminal:
+            assert "All is well." in terminal.say("more")
 
 
 # ---- the ways out ------------------------------------------------------------------------

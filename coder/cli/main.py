@@ -173,11 +173,14 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     keyboard.label = partial(mode, arguments.agent or "build", arguments.yolo)
 
     @cache
+    def load_session() -> Repl:
+        module = needed("coder.cli.repl", "the session at the prompt")
+        repl: Repl = module.Repl(settings, arguments, screen, keyboard)
+        return repl
+
     def session() -> Repl:
-        with defer_sigint():
-            module = needed("coder.cli.repl", "the session at the prompt")
-            repl: Repl = module.Repl(settings, arguments, screen, keyboard)
-            return repl
+        with defer_sigint():  # around the cache: a second Repl could not open the conversation
+            return load_session()
 
     keyboard.candidates = lambda before, word: session().commands.complete(before, word)
     show_top(screen, settings, arguments)
@@ -196,8 +199,8 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
         return int(leave.code or 0)
     finally:
         keyboard.close()
-        if session.cache_info().currsize:
-            session().close()
+        if load_session.cache_info().currsize:
+            load_session().close()
     return 0
 
 

@@ -72,7 +72,7 @@ class Interrupts:
             if ticks == FORCE_TICKS:
                 raise KeyboardInterrupt
 
-        if self.presses:  # deferred, before the run began
+        if self.presses or self.escaped:  # before the run began
             abort.set()
         _runs.append(abort)
         try:
