@@ -431,6 +431,8 @@ def test_what_is_not_as_usual_stands_above_and_behind_a_limit_an_empty_entry_goe
         for remark in ("Agent: plan.", "(yolo).", "without the sandbox."):
             assert remark in top
         assert "the step limit is reached" in session.say("go")
+        session.type("\x1b[Z")  # another mode changes nothing of that
+        session.expect("❯ ")
         assert "well" in session.say("") and entered(server)[-1] == "continue"
         session.say("")
         assert len(server.requests) == 2, "once"

@@ -118,7 +118,9 @@ class Repl:
         try:
             while entries:
                 interrupts.presses, interrupts.escaped = 0, False
-                entry, self.going_on = entries.pop(0) or self.going_on, ""
+                entry = entries.pop(0) or self.going_on
+                if entry != MODE:
+                    self.going_on = ""
                 entries += self._do(entry)
                 if entry not in ("", MODE):
                     self.screen.line()
