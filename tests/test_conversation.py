@@ -92,6 +92,8 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
             assert "You said: 'about pears'" in session.output
             session.say("and now?")
             assert said(server) == ["about pears", "and now?"]
+        with Terminal(tmp_path, server, "-c", "--plan") as session:
+            assert "Agent: plan." in session.output and "continues" not in session.output
         beginning = [server.requests[at]["messages"][0] for at in (1, -1)]
         assert beginning[0] == beginning[1]  # byte for byte
         with Terminal(tmp_path, server, "-r", ids[0]) as session:

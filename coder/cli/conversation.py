@@ -69,8 +69,11 @@ class Conversation:
         self._leave()
         self._adopt(self._new())
 
-    def resume(self, given: str) -> None:
-        """Continue the session with this id, or beginning of one. Raises StoreError; then the present one stays."""
+    def resume(self, given: str, agent: str = "") -> None:
+        """Continue the session with this id, or beginning of one, with its agent or another one.
+
+        Raises StoreError; then the present one stays.
+        """
         info, app = self.store.find(given), self.app
         if info.id == self.recorder.session_id:
             return
@@ -78,9 +81,10 @@ class Conversation:
         self._leave()
         self._adopt(recorder)
         primary = [each.name for each in choices(app.agents, "primary", "all")]
-        if info.agent != app.spec.name and info.agent in primary:
-            app.work_as(info.agent)
-            app.notices.append(f"Agent {info.agent} continues: {app.spec.description}.")
+        agent = agent or info.agent
+        if agent != app.spec.name and agent in primary:
+            app.work_as(agent)
+            app.notices.append(f"Agent {agent} continues: {app.spec.description}.")
         if info.directory != folder_name(str(app.cwd)):
             began = f"This conversation began in {info.directory}"
             app.notices.append(f"{began}; now files and permissions are those of {app.cwd}.")
@@ -217,9 +221,7 @@ def open_conversation(app: App, *, titles: bool = False, one_task: bool = False)
             raise ConfigError("there is no conversation in this folder to continue")
         if flag:
             chosen = newest or store.find(arguments.resume, str(app.cwd))
-            conversation.resume(chosen.id)
-        if arguments.agent:
-            app.work_as(arguments.agent)
+            conversation.resume(chosen.id, arguments.agent or "")
     except (StoreError, ConfigError) as error:
         conversation.close()
         raise ConfigError(store.notice or str(error)) from None
