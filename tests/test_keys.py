@@ -165,6 +165,7 @@ def test_sessions_that_end_together_keep_both_histories_and_the_folders_own_come
                 session.type("\x1b[A")
                 shows(session, f"❯ {entry}")
             session.type(CTRL_U)
+            assert "exit code" not in session.say("!rmdir $PWD")  # the end needs no folder
 
 
 # ---- files and images --------------------------------------------------------------------

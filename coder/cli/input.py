@@ -71,7 +71,7 @@ class Keyboard:
 
     def __init__(self, history: Path) -> None:
         keep_modes()
-        self.history = history
+        self.history, self.folder = history, str(Path.cwd())  # which a command may remove
         self.early: list[str] = []  # prefilled at the next prompts, one text at each
         self.redact: Callable[[str], str] = str  # what is saved
         self.paused: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
@@ -262,8 +262,8 @@ class Keyboard:
 
     def close(self) -> None:
         """Add to the history's file, which is private; a read-only home is no error."""
-        folder = f"{FOLDER}{Path.cwd()}"
-        lines = (self.redact(each).replace(FOLDER, "") + folder for each in self._new)
+        end = FOLDER + self.folder
+        lines = (self.redact(each).replace(FOLDER, "") + end for each in self._new)
         with contextlib.suppress(OSError):
             private_dir(self.history.parent)
             fd = os.open(self.history, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -285,7 +285,7 @@ class Keyboard:
         with contextlib.suppress(OSError):
             lines = self.history.read_text("utf-8", "replace").split("\n")[-MAX_HISTORY:]
             entries = [line.replace(NEWLINE, "\n").partition(FOLDER) for line in lines if line]
-            for entry, _, _ in sorted(entries, key=lambda each: each[2] == str(Path.cwd())):
+            for entry, _, _ in sorted(entries, key=lambda each: each[2] == self.folder):
                 readline.add_history(entry)
         return readline
 
