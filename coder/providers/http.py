@@ -102,10 +102,8 @@ class Endpoint:
         key = api_key or self.api_key or ("" if self.base_url else os.environ.get("OPENAI_API_KEY"))
         own = self.headers.keys() & {"authorization", "api-key", self.key_header}
         if not (key or self.address or own):
-            message = (
-                "no key: set OPENAI_API_KEY, or give api_key= or a base_url=; nothing was sent"
-            )
-            raise ModelError("auth", message)
+            ways = "set OPENAI_API_KEY, or give api_key= or a base_url="
+            raise ModelError("auth", f"no key: {ways}; nothing was sent")
         key = (key or "none").strip()
         if not (key.isascii() and key.isprintable()):
             message = "the key holds characters that no header can carry: copy it again"

@@ -44,9 +44,7 @@ class Git:
 
     def __init__(self, root: str, data: str) -> None:
         self.root, self.top = root, repository_top(Path(root))
-        self.deadline: Callable[[], float] = lambda: (
-            math.inf
-        )  # at which git is killed; it may change
+        self.deadline: Callable[[], float] = lambda: math.inf  # when git is killed; may change
         self._program = find_program("git", root) if os.path.lexists(self.top / ".git") else ""
         self._own = os.path.join(data, "git")
 
@@ -177,10 +175,8 @@ class BlobStore(Database):
         if waiting:
             now = int(time.time())
             rows = [(name, now, zlib.compress(data, 1)) for name, data in waiting.items()]
-            insert = (
-                "INSERT INTO blob VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET used = excluded.used"
-            )
-            self.execute(insert, *rows)
+            known = "ON CONFLICT DO UPDATE SET used = excluded.used"
+            self.execute(f"INSERT INTO blob VALUES (?, ?, ?) {known}", *rows)
 
     def blobs(self, names: Set[str]) -> dict[str, bytes]:
         """The contents with these ids, ours or git's. Raises StoreError where one is no longer kept."""

@@ -51,9 +51,7 @@ class Database:
     what = "The file"  # it is, for the user
     application, version = 0, 0  # application_id and user_version, which mark it as ours
     wal = True
-    schema = (
-        ""  # makes a new file, or brings an older one to this version; to run it twice does no harm
-    )
+    schema = ""  # makes a new file, or makes an older one this version; harmless if run twice
 
     def __init__(self, path: Path | str) -> None:
         self.path, self.in_memory = Path(path), str(path) == MEMORY
@@ -218,10 +216,8 @@ class SessionLock:
         except BlockingIOError:
             os.close(self._fd)
             raise StoreError(f"The session {session_id} is open in another process.") from None
-        except OSError:
-            self._fd = (
-                -1
-            )  # where no lock can be made nothing can be written, which is reported then
+        except OSError:  # nothing can be written there either, which is reported then
+            self._fd = -1
 
     def release(self) -> None:
         if self._fd >= 0:
