@@ -14,17 +14,7 @@ from coder.history import image_part
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.types import Completion, DeniedError, Usage
-from tests.harness import (
-    ONE,
-    add,
-    agent_of,
-    assert_all_valid,
-    drive,
-    roles,
-    sent,
-    serve,
-    shape,
-)
+from tests.harness import ONE, add, agent_of, assert_all_valid, drive, roles, sent, serve, shape
 from tests.terminal import promptly, until
 
 TWO = Reply("Let me see.", calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})])

@@ -56,10 +56,7 @@ def test_text_that_no_encoder_takes_is_sent_and_saved_and_is_the_same_when_the_s
             info = store.create("/ws")
             with Recorder(store, info) as recorder:
                 ask(server, ODD, tools=[odd], messages=recorder.messages, each=recorder)
-        with (
-            closing(Store(tmp_path / "sessions.db")) as store,
-            Recorder(store, info) as recorder,
-        ):
+        with closing(Store(tmp_path / "sessions.db")) as store, Recorder(store, info) as recorder:
             ask(server, "and now?", tools=[odd], messages=recorder.messages, each=recorder)
         assert_all_valid(server)
         first, second = server.requests[1]["messages"], server.requests[2]["messages"]

@@ -264,10 +264,7 @@ def setup(api):
 @pytest.mark.case("TRM-11")
 @pytest.mark.parametrize(
     ("line", "code"),
-    [
-        ("raise Crash('boom \\x1b[2J\\u202e')", 1),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 143),
-    ],
+    [("raise Crash('boom \\x1b[2J\\u202e')", 1), ("os.kill(os.getpid(), signal.SIGTERM)", 143)],
 )
 def test_a_crash_inside_a_run_leaves_the_terminal_as_it_was(
     tmp_path: Path, line: str, code: int

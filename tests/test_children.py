@@ -9,16 +9,7 @@ from pathlib import Path
 from coder.cli.render import Renderer
 from coder.cli.screen import Screen
 from coder.devtools.scripted import Body, Reply
-from coder.events import (
-    Event,
-    Nested,
-    Notice,
-    RunEnd,
-    RunStart,
-    TextDelta,
-    ToolEnd,
-    ToolStart,
-)
+from coder.events import Event, Nested, Notice, RunEnd, RunStart, TextDelta, ToolEnd, ToolStart
 from coder.types import ToolResult, Usage
 from tests.harness import serve
 from tests.terminal import Terminal

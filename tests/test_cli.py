@@ -509,8 +509,7 @@ def test_what_cannot_be_written_to_stdout_is_one_line_and_exit_code_one(place: P
 
 
 @pytest.mark.parametrize(
-    ("command", "code"),
-    [("hi", 2), ("sessions", 2), ("--version", 0), ('-C "$HOME" hi', 0)],
+    ("command", "code"), [("hi", 2), ("sessions", 2), ("--version", 0), ('-C "$HOME" hi', 0)]
 )
 def test_a_removed_folder_is_one_line_where_needed(place: Place, command: str, code: int) -> None:
     with serve(Reply("Hello.")) as server:

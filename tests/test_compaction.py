@@ -20,15 +20,7 @@ from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer, 
 from coder.events import Compacted, Event, MessageEnd, Nested, Notice, RunEnd, RunStart, TextDelta
 from coder.history import convert_to_llm, repair, user
 from coder.types import Limits, Message, Request, Trigger, Usage
-from tests.harness import (
-    all_of,
-    ask,
-    assert_all_valid,
-    assert_valid,
-    contents,
-    drive,
-    quick,
-)
+from tests.harness import all_of, ask, assert_all_valid, assert_valid, contents, drive, quick
 
 HEADINGS = ["Goal", "Instructions", "Discoveries", "Accomplished", "Files"]
 SUMMARY = "\n".join(f"## {heading}\nnone" for heading in HEADINGS)

@@ -191,10 +191,7 @@ def test_one_task_waits_for_the_servers_and_what_a_rule_allows_is_called(tmp_pat
             return Reply(calls=calls[len(said) :][:1], text="done" if said[2:] else "")
         return Reply(str(said[0])) if said else Reply(calls=[ADD])
 
-    with (
-        serve(script) as model,
-        OneShot(tmp_path, model, "--allow", "mcp:io__a*", "go") as child,
-    ):
+    with serve(script) as model, OneShot(tmp_path, model, "--allow", "mcp:io__a*", "go") as child:
         assert child.end() == 0, child.err
         general, explore, own = results(model)
         assert general.startswith("11") and "a rule denies the tool" in explore and own == "11"

@@ -24,15 +24,7 @@ from coder.tools.bash import bash, shell
 from coder.toolset import Toolset
 from coder.types import ToolCall, ToolResult
 from tests.harness import serve
-from tests.terminal import (
-    ROOT,
-    OneShot,
-    Terminal,
-    gone,
-    promptly,
-    running,
-    until,
-)
+from tests.terminal import ROOT, OneShot, Terminal, gone, promptly, running, until
 
 FINE = Reply("All is well.")
 

@@ -118,10 +118,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_example_prints_what_stands_below_it(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [(code, output)] = [each for each in EXAMPLES if name in each[0]]
     monkeypatch.chdir(tmp_path)

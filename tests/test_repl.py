@@ -314,10 +314,7 @@ def test_an_answer_may_end_with_enter_or_with_a_newline(
     tmp_path: Path, typed: str, made: bool
 ) -> None:
     asks = Reply(calls=[("ask_user", {"question": "Which?", "options": []})])
-    with (
-        serve(touch("PWN"), asks, Reply("done")) as server,
-        Terminal(tmp_path, server) as session,
-    ):
+    with serve(touch("PWN"), asks, Reply("done")) as server, Terminal(tmp_path, server) as session:
         session.enter("go")
         session.expect(QUESTION)
         session.type(typed)

@@ -380,11 +380,7 @@ def test_the_newest_files_come_first_and_all_are_counted(tmp_path: Path, engine:
 
 @pytest.mark.parametrize(
     ("pattern", "name"),
-    [
-        ("*a" * 30 + "*b", "a" * 255),
-        ("{a,b}" * 30, "a" * 30),
-        ("{a,{b,{c,{d,e}}}}" * 8, "a" * 8),
-    ],
+    [("*a" * 30 + "*b", "a" * 255), ("{a,b}" * 30, "a" * 30), ("{a,{b,{c,{d,e}}}}" * 8, "a" * 8)],
 )
 def test_no_glob_takes_for_ever(tmp_path: Path, pattern: str, name: str) -> None:
     tree(tmp_path, {name: "one\n"})

@@ -685,9 +685,7 @@ def test_what_git_no_longer_has_is_not_restored_and_nothing_is_done(desk: Desk) 
     assert "no longer kept" in desk.undo().problem and desk.tree() == before
 
 
-def test_a_file_for_which_the_first_look_had_no_time_is_not_taken_for_a_new_one(
-    desk: Desk,
-) -> None:
+def test_a_file_for_which_the_first_look_had_no_time_is_not_taken_for_a_new_one(desk: Desk) -> None:
     """git waits for a FIFO. To undo the making of a file is to remove it."""
     desk.put({"d/a": "1"})
     git(desk.folder, "init", "-q")

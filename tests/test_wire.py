@@ -454,10 +454,7 @@ def test_silence_is_ended_though_comments_come(chunks: Any, close: Any, model: A
         events, result = ask(server, model=model)
     retry = all_of(Retry, events)[0]
     assert result.text == "fine"
-    assert (retry.error.kind, retry.error.message) == (
-        "network",
-        "no data for 0.4 s",
-    )
+    assert (retry.error.kind, retry.error.message) == ("network", "no data for 0.4 s")
 
 
 def test_headers_that_do_not_come_are_not_waited_for_and_no_limit_is_none() -> None:
