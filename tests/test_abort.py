@@ -92,9 +92,7 @@ MOMENTS = {  # what the server answers, and what is on the screen before Ctrl+C
 
 
 @pytest.mark.case("ABT-01", "ABT-02", "ABT-03", "ABT-04", "ABT-05", "ABT-07", "ABT-09", "INV-13")
-def test_ctrl_c_at_each_moment_of_a_run_comes_back_to_the_prompt_and_the_session_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_ctrl_c_at_each_moment_of_a_run_leads_to_the_prompt_and_on(tmp_path: Path) -> None:
     release, asked = threading.Event(), list[Body]()
 
     def script(body: Body) -> Reply:
@@ -172,9 +170,7 @@ def test_ctrl_c_while_a_session_is_shortened_loses_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.case("ABT-11")
-def test_ctrl_c_at_the_prompt_clears_what_is_typed_and_leaves_at_the_second_on_an_empty_line(
-    tmp_path: Path,
-) -> None:
+def test_ctrl_c_clears_the_line_and_twice_on_an_empty_one_leaves(tmp_path: Path) -> None:
     with serve(FINE) as server, Terminal(tmp_path, server) as terminal:
         terminal.type("nonsense")
         terminal.expect("nonsense")
@@ -380,7 +376,7 @@ def test_a_signal_to_a_one_shot_run_in_bash_stops_all_of_it_and_is_named(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_in_the_middle_of_text_ends_the_events_with_the_last_one(
+def test_a_signal_in_text_ends_the_events(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     """Also one that does not wake the read, as one that comes between Python's look for signals and a read that blocks.
@@ -558,9 +554,7 @@ def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs() 
 
 
 @pytest.mark.parametrize("moment", [ToolUpdate, TextDelta])
-def test_a_consumer_that_leaves_leaves_nothing_behind(
-    mark: str, tmp_path: Path, moment: type[Event]
-) -> None:
+def test_a_consumer_that_leaves_leaves_none(mark: str, tmp_path: Path, moment: type[Event]) -> None:
     messages: list[Message] = []
     calls = command(f"echo partial; setsid sleep 301 & {SLEEP}", "touch PWN")
     with serve(calls if moment is ToolUpdate else HALF) as server:
@@ -614,9 +608,7 @@ os._exit(0)
 
 @pytest.mark.case("ABT-18")
 @pytest.mark.parametrize("rounds", [4, pytest.param(100, marks=pytest.mark.slow)])
-def test_ctrl_c_while_a_large_file_is_written_leaves_the_old_or_the_new_one(
-    tmp_path: Path, rounds: int
-) -> None:
+def test_ctrl_c_in_a_large_write_leaves_the_old_or_the_new_one(tmp_path: Path, rounds: int) -> None:
     ws, chance = tmp_path / "ws", random.Random(18)
     ws.mkdir()
     old, new = ((word * 249_999 + b"\n") * 8 for word in (b"old ", b"new "))

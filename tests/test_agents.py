@@ -28,9 +28,7 @@ WRITING = ["read", "write", "edit", "bash", "grep", "glob", "ls"]
         ("summary", "primary", True, []),
     ],
 )
-def test_the_seven_of_the_seed_are_offered_only_what_their_rules_allow(
-    name: str, mode: str, hidden: bool, tools: list[str]
-) -> None:
+def test_rules_say_what_is_offered(name: str, mode: str, hidden: bool, tools: list[str]) -> None:
     spec = BUILT_IN[name]
     assert (spec.mode, spec.hidden, len(BUILT_IN)) == (mode, hidden, 7)
     offered = Permissions(agent=spec.rules, yolo=True).offered(TOOLS)
@@ -113,9 +111,7 @@ UNBOUNDED = "front matter has to be between two lines ---"
         ("---\nnever closed: x\n", UNBOUNDED),
     ],
 )
-def test_a_file_that_makes_no_agent_is_left_out_and_reported(
-    tmp_path: Path, text: str, problem: str
-) -> None:
+def test_a_file_that_makes_no_agent_is_reported(tmp_path: Path, text: str, problem: str) -> None:
     """Rules that are not read would make an agent that may do everything."""
     (tmp_path / "x.md").write_text(text)
     agents, [line] = load_agents(tmp_path)

@@ -23,9 +23,7 @@ from tests.harness import FAST, all_of, ask, drive, serve
 from tests.terminal import OneShot, add_plugin, promptly, until
 
 
-def test_what_is_meant_for_this_machine_goes_through_no_proxy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_for_this_machine_goes_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(Reply("there")) as proxy, serve(Reply("here")) as server:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
@@ -46,9 +44,7 @@ def test_an_address_that_is_none_is_said_at_once(url: str) -> None:
     )
 
 
-def test_an_address_of_ones_own_never_gets_the_key_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_address_never_gets_the_environments_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-CANARY")
     with serve(Reply("x")) as server:
         ask(server)
@@ -94,9 +90,7 @@ def test_a_context_that_the_server_cuts_is_reported_with_the_settings_of_ollama(
     ]
 
 
-def test_what_the_environment_holds_for_another_server_is_not_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_environment_has_for_others_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "OPENAI_CUSTOM_HEADERS", "Authorization: Bearer REAL\nX-Gateway-Key: gw-secret"
     )
@@ -112,9 +106,7 @@ def test_what_the_environment_holds_for_another_server_is_not_sent(
     )
 
 
-def test_a_query_in_the_address_and_a_header_for_the_key_go_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_query_and_a_header_for_the_key_go_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Azure's older addresses."""
     with serve(Reply("x")) as server:
         chat = ChatModel(
@@ -204,9 +196,7 @@ def test_a_key_that_no_header_can_carry_is_said_and_not_shown(key: str) -> None:
         )
 
 
-def test_a_missing_key_or_model_is_said_before_anything_is_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_key_or_model_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     _, result = drive(run_loop([], ChatModel("m"), prompt="go", retry=FAST))

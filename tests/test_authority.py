@@ -41,9 +41,7 @@ def once(folder: Path, server: ScriptedServer, *arguments: str, code: int = 0) -
         ("--allow bash", '{"bash": {"*": "allow", "touch *": "deny"}}', True),
     ],
 )
-def test_flags_are_rules_in_their_order_and_go_before_the_users_file(
-    tmp_path: Path, flags: str, file: str, made: bool
-) -> None:
+def test_flags_go_before_the_users_file(tmp_path: Path, flags: str, file: str, made: bool) -> None:
     with serve(TOUCH, Reply("Done.")) as server:
         if file:
             config(tmp_path, server, "permissions.json", file)
@@ -61,9 +59,7 @@ def test_a_rule_that_can_never_count_is_told_at_the_start(tmp_path: Path) -> Non
     assert (tmp_path / "ws" / "made").exists(), "the last that fits"
 
 
-def test_what_cannot_be_understood_is_one_line_and_nothing_is_asked_of_the_model(
-    tmp_path: Path,
-) -> None:
+def test_what_is_not_understood_is_one_line_and_the_model_not_asked(tmp_path: Path) -> None:
     with serve(Reply("Hello.")) as server:
         config(tmp_path, server, "permissions.json", '{"bash": 1}')
         for flags, why in (
@@ -189,9 +185,7 @@ def task_id(text: str) -> str:
     return text.rpartition("task_id: ")[2].rstrip("]")
 
 
-def test_a_sub_agents_session_is_kept_and_continued_in_another_process_by_its_parent_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_sub_agents_session_goes_on_elsewhere_by_its_parent_alone(tmp_path: Path) -> None:
     with ScriptedServer(by_role) as server:
         out = once(tmp_path, server, "--output-format", "json", "one").out
         first: dict[str, Any] = json.loads(out)

@@ -48,9 +48,7 @@ def odd() -> str:
 
 
 @pytest.mark.case("INV-09")
-def test_text_that_no_encoder_takes_is_sent_and_saved_and_is_the_same_when_the_session_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_text_that_no_encoder_takes_is_sent_and_stays_the_same(tmp_path: Path) -> None:
     with serve(Reply("So: \ud83d\0\ufffe", calls=[("odd", {})]), FINE) as server:
         with closing(Store(tmp_path / "sessions.db")) as store:
             info = store.create("/ws")

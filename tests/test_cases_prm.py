@@ -126,18 +126,14 @@ NO_ATTACK = {"ls || touch PWN", "ls\rtouch PWN"}  # bash does not take it as it 
     "PRM-01", "PRM-02", "PRM-03", "PRM-04", "PRM-05", "PRM-06", "PRM-07", "PRM-08", "PRM-23"
 )
 @pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
-def test_a_line_that_begins_like_an_allowed_command_is_asked_about(
-    tmp_path: Path, ws: Path, lines: list[str]
-) -> None:
+def test_a_line_that_only_begins_well_is_asked(tmp_path: Path, ws: Path, lines: list[str]) -> None:
     attacks = [line for line in lines if line not in NO_ATTACK]
     assert works(tmp_path, attacks) == attacks
     check_blocked(ws, lines, READING)
 
 
 @pytest.mark.case("PRM-16")
-def test_what_the_users_file_allows_runs_and_a_pattern_fits_the_whole_command(
-    tmp_path: Path,
-) -> None:
+def test_what_the_users_file_allows_runs_and_a_pattern_fits_it_all(tmp_path: Path) -> None:
     """Through the program; else the cases would prove nothing."""
     lines = ["ls", "cat f | cat f", "echo 'a;b' && ls 2>&1", "lsof", "git statusx"]
     with serve(Reply(calls=[("bash", {"command": line}) for line in lines]), Reply("x")) as server:
@@ -195,9 +191,7 @@ def test_a_repository_cannot_make_the_agent_run_its_programs(tmp_path: Path) -> 
 
 
 @pytest.mark.case("PRM-12")
-def test_programs_that_can_write_or_run_something_are_on_no_built_in_list(
-    tmp_path: Path, ws: Path
-) -> None:
+def test_programs_that_can_write_or_run_are_on_no_list(tmp_path: Path, ws: Path) -> None:
     lines = [
         *("find . -exec touch PWN ';'", "find . -fprint PWN", "sed 'w PWN' f", "sort -o PWN f"),
         *("sed '1e touch PWN' f", "tee PWN", "awk 'BEGIN{system(\"touch PWN\")}'", "./x.sh"),

@@ -277,9 +277,7 @@ def test_nothing_of_ours_listens_on_a_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.case("PRM-21")
-def test_programs_and_start_files_in_the_workspace_are_not_taken_for_the_systems(
-    tmp_path: Path, ws: Path
-) -> None:
+def test_programs_and_start_files_of_the_workspace_do_not_run(tmp_path: Path, ws: Path) -> None:
     """PATH has the folder that one stands in, in all the ways it can."""
     start = (".bashrc", ".bash_profile", ".profile", "env.sh")
     for name in ("uname", "git", "bash", "sh", "rg", "ls", "env", "python3", "tty", "stty", *start):
@@ -530,9 +528,7 @@ ORDERS = [
 
 
 @pytest.mark.case("FIL-31")
-def test_where_edits_are_allowed_what_gives_orders_is_not_written_unasked(
-    tmp_path: Path, ws: Path
-) -> None:
+def test_what_gives_orders_is_not_written_unasked(tmp_path: Path, ws: Path) -> None:
     """In a workspace that is the home as well, so that all of it lies inside."""
     (ws / ".git" / "hooks").mkdir(parents=True)
     (ws / "door").symlink_to(".git/hooks")

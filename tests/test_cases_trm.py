@@ -85,9 +85,7 @@ def letter_by_letter(reasoning: str, text: str) -> Reply:
 
 
 @pytest.mark.case("TRM-02")
-def test_what_the_model_says_or_thinks_does_not_drive_the_terminal_wherever_it_is_cut(
-    tmp_path: Path,
-) -> None:
+def test_no_word_of_the_model_drives_the_terminal_wherever_it_is_cut(tmp_path: Path) -> None:
     for reasoning, text in ((f"thought {INLINE} so", "said"), ("", f"said {INLINE} so")):
         with serve(letter_by_letter(reasoning, text)) as server:
             assert_readable(output_of(tmp_path / (text + "x")[:5], server, "-v", "go"))
@@ -107,9 +105,7 @@ def test_where_a_program_reads_the_answer_it_is_as_the_model_gave_it(tmp_path: P
 
 
 @pytest.mark.case("TRM-01", "TRM-03", "TRM-09")
-def test_files_names_changes_and_branches_do_not_drive_the_terminal_and_markup_is_text(
-    tmp_path: Path,
-) -> None:
+def test_no_file_name_or_branch_drives_the_terminal_and_markup_is_text(tmp_path: Path) -> None:
     old, new = "\n".join(MARKED), "\n".join(f"{mark}!" for mark in MARKED)
     calls = [
         *(call("write", path=name, content=old) for name in NAMES[:3]),
@@ -150,9 +146,7 @@ def test_files_names_changes_and_branches_do_not_drive_the_terminal_and_markup_i
     ],
     ids=["text", "JSON", "HTML"],
 )
-def test_what_a_server_says_and_what_a_model_is_called_does_not_drive_the_terminal(
-    tmp_path: Path, refusal: Reply
-) -> None:
+def test_no_server_and_no_models_name_drives_the_terminal(tmp_path: Path, refusal: Reply) -> None:
     with serve(refusal) as server:
         assert "a0a" in shown(output_of(tmp_path, server, "-m", f"m{INLINE}", "go", code=1))
 
@@ -172,18 +166,14 @@ def test_what_a_server_says_and_what_a_model_is_called_does_not_drive_the_termin
         ("demo", f"--{INLINE}"),
     ],
 )
-def test_what_was_given_is_cleaned_in_the_line_that_refuses_it(
-    tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
+def test_what_is_refused_is_cleaned_in_the_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     with serve(Reply("never")) as server:
         output = output_of(tmp_path, server, *arguments, code=2)
         assert re.search(r"a[05]a.*z[05]z", shown(output), re.S) and server.requests == []
 
 
 @pytest.mark.case("TRM-03", "TRM-10")
-def test_a_session_shows_names_changes_titles_and_links_without_what_drives_the_terminal(
-    tmp_path: Path,
-) -> None:
+def test_no_name_change_title_or_link_drives_a_sessions_terminal(tmp_path: Path) -> None:
     link = "[https://good.example](https://bad.example/path)"
     replies = [
         Reply(f"Writing. {INLINE}", [call("write", path=NAMES[2], content=INLINE)]),
@@ -266,9 +256,7 @@ def setup(api):
     ("line", "code"),
     [("raise Crash('boom \\x1b[2J\\u202e')", 1), ("os.kill(os.getpid(), signal.SIGTERM)", 143)],
 )
-def test_a_crash_inside_a_run_leaves_the_terminal_as_it_was(
-    tmp_path: Path, line: str, code: int
-) -> None:
+def test_a_crash_in_a_run_leaves_the_terminal_as_was(tmp_path: Path, line: str, code: int) -> None:
     background = call("bash", command="setsid sleep 300 & sleep 301 & echo here")
     add_plugin(tmp_path, "crash.py", CRASH.replace("LINE", line))
     replies = Reply(calls=[background, call("crash")])
@@ -320,9 +308,7 @@ def in_bash(place: Place, line: str) -> subprocess.CompletedProcess[str]:
         (">&-", {0}),
     ],
 )
-def test_a_reader_that_leaves_is_no_reason_for_a_traceback(
-    tmp_path: Path, pipe: str, codes: set[int]
-) -> None:
+def test_no_reader_that_leaves_is_a_traceback(tmp_path: Path, pipe: str, codes: set[int]) -> None:
     long = "line\n" * 2000
     replies = Reply(long, [call("bash", command="echo hi; sleep 0.2")]), Reply(long)
     with serve(*replies) as server:
@@ -333,9 +319,7 @@ def test_a_reader_that_leaves_is_no_reason_for_a_traceback(
 
 
 @pytest.mark.case("TRM-13")
-def test_an_old_session_is_listed_and_resumed_without_what_drives_the_terminal(
-    tmp_path: Path,
-) -> None:
+def test_no_old_session_drives_the_terminal_in_lists_or_when_resumed(tmp_path: Path) -> None:
     replies = [Reply(INLINE, [call("bash", command=f"echo '{INLINE}'")]), Reply(f"Bye {INLINE}")]
     with serve(*replies) as server:
         with OneShot(tmp_path, server, "-y", f"ask {INLINE}") as run:

@@ -82,9 +82,7 @@ def script(body: Body) -> Reply:
     return Reply("Both.") if done else Reply(calls=tasks)
 
 
-def test_a_childs_question_reaches_the_person_with_its_name_and_is_answered_for_it_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_childs_question_names_it_and_is_answered_for_it_alone(tmp_path: Path) -> None:
     with serve(script) as server, Terminal(tmp_path, server) as session:
         session.enter("go")
         made = []

@@ -188,9 +188,7 @@ def test_every_end_has_its_exit_code_its_stdout_and_its_reason(place: Place, nam
     assert done.stderr.startswith(reason) and done.stderr.count("\n") == 1, done.stderr
 
 
-def test_the_name_of_a_subcommand_or_flag_is_a_prompt_where_it_is_meant_as_one(
-    place: Place,
-) -> None:
+def test_the_name_of_a_subcommand_or_flag_is_a_prompt_where_it_is_meant_so(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
         for words in (["-p", "export", "it"], ["export the table"], ["fix", "the", "tests"]):
             assert place.run(*words, server=server).stdout == "Hello.\n"

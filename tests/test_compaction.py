@@ -162,9 +162,7 @@ def scripted(*replies: Reply, window: int = 128_000) -> ScriptedModel:
 @pytest.mark.parametrize(
     ("window", "threshold"), [(128_000, 111_616), (65_536, 49_152), (8_000, 6_000)]
 )
-def test_the_threshold_is_the_window_less_a_buffer_of_at_most_a_quarter(
-    window: int, threshold: int
-) -> None:
+def test_the_threshold_is_the_window_less_at_most_a_quarter(window: int, threshold: int) -> None:
     """A13, A27, K23: input + output of the last answer, to the token."""
     for used, expected in ((threshold - 1, False), (threshold, True)):
         messages = [*talk(3, 6_000), user("and now?"), said("well")]
@@ -187,9 +185,7 @@ def test_a_window_smaller_than_what_we_believe_runs_through_overflows() -> None:
     ("first", "trigger"),
     [(counted(Reply("I", finish="length"), 7_000), "length"), (OVERFLOW, "overflow")],
 )
-def test_an_answer_cut_in_a_full_window_and_an_overflow_compact_and_the_run_goes_on(
-    first: Reply, trigger: str
-) -> None:
+def test_a_full_window_and_an_overflow_compact_and_go_on(first: Reply, trigger: str) -> None:
     """K19"""
     with ScriptedServer(answering(one_by_one(first, Reply("done")))) as server:
         hooks = Compaction(model_of(server, 8_000))

@@ -178,9 +178,7 @@ NO_LOOPBACK = """https://api.example/127.0.0.1 http://127.0.0.1.evil.example/v1 
     http://evil.example/#@localhost http://evil.example?@localhost http://127.0.0.1:1@evil.example/ http://0.0.0.0"""
 
 
-def test_a_server_on_another_machine_needs_a_key_and_https_or_the_users_word(
-    settings: Sources,
-) -> None:
+def test_another_machine_needs_a_key_and_https_or_the_users_word(settings: Sources) -> None:
     on = {"CODER_ALLOW_HTTP": "on"}
     for url in ("http://localhost:8000/v1", "http://127.1.2.3:1/v1", "HTTPS://LocalHost/v1"):
         assert settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"}).api_key is None
@@ -201,9 +199,7 @@ def test_a_server_on_another_machine_needs_a_key_and_https_or_the_users_word(
 
 
 @pytest.mark.case("SEC-03")
-def test_other_names_in_an_env_file_do_nothing_and_nothing_is_interpolated(
-    settings: Sources, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_env_files_set_nothing_else(settings: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     others = {"PATH": "/evil", "HTTPS_PROXY": "http://evil.example", "OPENAI_ORG_ID": "x"}
     others |= {"CODER_YOLO": "1", "PYTHONPATH": "/evil"}
     plain, before = settings({}, NEEDED), dict(os.environ)
@@ -216,9 +212,7 @@ def test_other_names_in_an_env_file_do_nothing_and_nothing_is_interpolated(
 
 
 @pytest.mark.parametrize("more", [b"", b"X=\xff\xfe\x00\n", b"\0" * (1 << 21)])
-def test_an_env_file_is_read_as_people_write_them(
-    settings: Sources, place: Place, more: bytes
-) -> None:
+def test_an_env_file_is_read_as_people_write(settings: Sources, place: Place, more: bytes) -> None:
     settings(user=NEEDED)
     (config_folder() / ".env").write_bytes(
         b"\xef\xbb\xbf# mine\r\nexport OPENAI_MODEL='a b'\r\n"
@@ -288,9 +282,7 @@ WRONG += [
 ]
 
 
-def test_what_is_no_value_is_reported_with_its_name_and_what_it_has_to_be(
-    settings: Sources,
-) -> None:
+def test_what_is_no_value_is_reported_with_name_and_what_it_has_to_be(settings: Sources) -> None:
     for name, value in WRONG:
         for source in ({"env": NEEDED | {name: value}}, {"env": NEEDED, "user": {name: value}}):
             with pytest.raises(ConfigError) as raised:

@@ -80,9 +80,7 @@ def test_with_good_tools_it_repairs_a_copy_and_reports_each_change(project: Path
         ("edit", "Edited stats.py."),  # a lie, which the tests show
     ],
 )
-def test_a_broken_tool_is_reported_and_no_success_is_claimed(
-    project: Path, name: str, output: str
-) -> None:
+def test_a_broken_tool_is_reported_as_no_success(project: Path, name: str, output: str) -> None:
     parameters = {"properties": {}, "additionalProperties": True}
     result = run_demo(project, Tool(name, "Say something.", parameters, lambda **_: output))
     assert result.stop_reason == "stop" and not SUCCESS.search(answers(result)), answers(result)

@@ -110,9 +110,7 @@ def in_order(text: str, *pieces: str) -> bool:
 
 
 @pytest.mark.parametrize("format_", ["md", "html"])
-def test_a_transcript_has_what_was_said_and_done_in_its_order(
-    store: Store, session: str, format_: Format
-) -> None:
+def test_a_transcript_has_all_in_its_order(store: Store, session: str, format_: Format) -> None:
     text = words(export(store, session, format_), format_)
     head = ("Change x", session, "some-model · /ws", "User", "Change x.py", "please", "Assistant")
     first = ("Hm, let me think.", "I change it.", "change x.py · 0.0 s", "path: x.py", "Changed.")
@@ -176,9 +174,7 @@ def test_outputs_stand_with_their_calls_whole_also_where_they_were_pruned(store:
     assert in_order(same, "<summary>f · pending</summary>", "second")
 
 
-def test_in_markdown_nothing_closes_its_fence_and_what_the_user_said_is_quoted(
-    store: Store,
-) -> None:
+def test_in_markdown_nothing_closes_a_fence_and_what_the_user_said_is_quoted(store: Store) -> None:
     output = "````\n</details><script>alert(1)</script>\n```\x1b[31m"
     messages = user("# not a heading\n\nof ours"), calling("read"), result(output)
     answer = {"role": "assistant", "content": "# heading\n- item"}

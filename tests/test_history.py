@@ -55,9 +55,7 @@ def test_any_list_becomes_valid_and_stays_as_it_then_is(messages: list[Message])
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=4))
-def test_repairing_a_list_while_it_grows_gives_a_valid_list_too(
-    pieces: list[list[Message]],
-) -> None:
+def test_repairing_a_list_while_it_grows_gives_a_valid_one_too(pieces: list[list[Message]]) -> None:
     growing: list[Message] = []
     history = History(growing)
     for piece in pieces:

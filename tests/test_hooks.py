@@ -196,9 +196,7 @@ def commands(folder: Path, **places: Any) -> HookChain:
     return HookChain(*command_hooks(folder / "hooks.json"))
 
 
-def test_a_command_gets_the_facts_as_json_and_can_change_arguments_and_results(
-    tmp_path: Path,
-) -> None:
+def test_a_command_gets_json_and_can_change_arguments_and_results(tmp_path: Path) -> None:
     before = f'cat > {tmp_path}/asked.json; echo \'{{"arguments": {{"a": 40, "b": 2}}}}\''
     after = 'cat > got.json; echo \'{"result": "hidden"}\''
     output, _ = result_of(commands(tmp_path, before_tool_call=before, after_tool_call=after))
@@ -222,9 +220,7 @@ def test_exit_code_two_blocks_with_what_the_command_wrote(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("command", "error"), [("echo bad >&2; exit 1", "exit code 1: bad"), ("sleep 60", "timeout")]
 )
-def test_a_command_that_fails_is_reported_and_ignored_unless_it_is_closed(
-    tmp_path: Path, command: str, error: str
-) -> None:
+def test_a_failed_command_is_ignored_if_open(tmp_path: Path, command: str, error: str) -> None:
     entry = {"command": command, "seconds": 0.3}
     with promptly(15):
         output, events = result_of(commands(tmp_path, before_tool_call=entry))
@@ -240,9 +236,7 @@ def test_an_answer_that_is_cut_is_a_failure(tmp_path: Path, size: int, expected:
     assert result_of(chain)[0].startswith(expected)
 
 
-def test_a_command_is_asked_for_the_tools_it_names_and_works_where_its_file_is(
-    tmp_path: Path,
-) -> None:
+def test_a_command_is_asked_for_the_tools_it_names_beside_its_file(tmp_path: Path) -> None:
     entry = {"command": "pwd > here; exit 2", "tools": "bash|edit"}
     assert result_of(commands(tmp_path, before_tool_call=entry))[0] == "3"
     assert not (tmp_path / "here").exists()
@@ -264,9 +258,7 @@ def test_a_command_is_asked_for_the_tools_it_names_and_works_where_its_file_is(
         '{"before_tool_call": [{"command": "x", "tools": "("}]}',
     ],
 )
-def test_a_file_of_hooks_that_cannot_be_used_is_an_error_in_one_line(
-    tmp_path: Path, text: str
-) -> None:
+def test_a_file_of_hooks_that_is_none_is_an_error_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "hooks.json").write_text(text)
     with pytest.raises(HooksError, match=r"hooks\.json: [^\n]+$"):
         command_hooks(tmp_path / "hooks.json")

@@ -123,9 +123,7 @@ def test_ctrl_d_ends_an_entry_between_quotes(tmp_path: Path) -> None:
         assert users(server.requests[-1]) == ["one\ntwo"]
 
 
-def test_esc_stops_a_run_and_not_the_session_and_another_key_that_begins_with_it_does_not(
-    tmp_path: Path,
-) -> None:
+def test_esc_stops_a_run_and_a_key_that_begins_with_it_does_not(tmp_path: Path) -> None:
     with (
         serve(waiting_for("never"), Reply("Well.")) as server,
         Terminal(tmp_path, server, "-y") as session,
@@ -146,9 +144,7 @@ def test_esc_stops_a_run_and_not_the_session_and_another_key_that_begins_with_it
 # ---- the history -------------------------------------------------------------------------
 
 
-def test_sessions_that_end_together_keep_both_histories_and_the_folders_own_comes_first(
-    tmp_path: Path,
-) -> None:
+def test_sessions_keep_both_histories_and_the_folders_own_comes_first(tmp_path: Path) -> None:
     history, here = tmp_path / "data" / "coder" / "history", tmp_path / "here"
     shared = {"XDG_DATA_HOME": str(tmp_path / "data")}
     history.parent.mkdir(parents=True)
@@ -288,9 +284,7 @@ def test_what_a_key_would_allow_for_the_session(
 
 
 @pytest.mark.parametrize(("typed", "sent"), [("a line\r", "a line"), ("half ", "half a line")])
-def test_what_was_typed_before_the_program_ran_is_entered_or_stands_at_the_prompt(
-    tmp_path: Path, typed: str, sent: str
-) -> None:
+def test_what_was_typed_before_the_start_is_not_lost(tmp_path: Path, typed: str, sent: str) -> None:
     with serve(echo) as server:
         session = Terminal(tmp_path, server)
         try:

@@ -130,9 +130,7 @@ PIECES = st.sampled_from((*MARKS, "word ", "\n", "日本語", " ", " " * 9, "\t"
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(PIECES, max_size=40).map("".join), st.integers(1, 9), st.sampled_from([12, 40, 80]))
-def test_any_cut_of_the_stream_gives_the_same_rows_within_the_width(
-    text: str, size: int, width: int
-) -> None:
+def test_any_cut_of_the_stream_gives_the_same_rows(text: str, size: int, width: int) -> None:
     markdown, streamed = Markdown(paint), ""
     for start in range(0, len(text), size):
         streamed += markdown.feed(text[start : start + size], width)

@@ -70,9 +70,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
             child.wait()
 
 
-def test_the_names_of_tools_are_valid_and_one_each_and_descriptions_are_cut(
-    servers: Servers,
-) -> None:
+def test_the_names_of_tools_are_valid_and_unique_and_descriptions_cut(servers: Servers) -> None:
     tools = servers.tools()
     assert len({each.name for each in tools}) == len(tools) == 24
     assert all(re.fullmatch(r"(io|site)__[a-zA-Z0-9_-]{1,60}", each.name) for each in tools)

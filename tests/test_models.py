@@ -141,9 +141,7 @@ def test_a_server_of_this_machine_is_found_chosen_and_kept(tmp_path: Path) -> No
         )
 
 
-def test_a_first_start_without_anything_is_one_screen_and_one_line_for_programs(
-    tmp_path: Path,
-) -> None:
+def test_a_first_start_is_one_screen_and_for_programs_one_line(tmp_path: Path) -> None:
     with having("m") as server:
         session = Terminal(tmp_path, server, "-p", "hi", **NOBODY | UNSET)
         session.until(lambda: "--demo" in session.output)

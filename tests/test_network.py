@@ -130,9 +130,7 @@ def test_a_certificate_that_is_refused_is_said_at_once(
     assert text.startswith(f"the certificate of {server.url} is refused: ") and said in text
 
 
-def test_the_authorities_of_the_environment_count_as_for_the_client_itself(
-    certificates: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_authorities_may_be_configured(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
     with https(certificates) as server:
         assert talk(server.url)[1].text == "well"
@@ -238,9 +236,7 @@ def tunnel(port: int) -> Iterator[tuple[str, list[bytes]]]:
         yield f"http://me:S%3ACRET@127.0.0.1:{door}", asked
 
 
-def test_a_proxy_passes_the_connection_on_and_gets_its_own_credentials_alone(
-    certificates: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_gets_no_key_of_ours(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
     with https(certificates) as server, tunnel(server.port) as (address, asked):
         monkeypatch.setenv("ALL_PROXY", address)
@@ -252,9 +248,7 @@ def test_a_proxy_passes_the_connection_on_and_gets_its_own_credentials_alone(
         )
 
 
-def test_openais_own_server_gets_what_its_client_knows(
-    certificates: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openai_gets_what_it_knows(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-env")
@@ -272,9 +266,7 @@ def test_openais_own_server_gets_what_its_client_knows(
 @pytest.mark.parametrize(
     "address", ["http://127.0.0.1:port", "http://[::1:9", "http://:1", "socks5://127.0.0.1:1080"]
 )
-def test_a_proxy_whose_address_is_none_or_of_another_kind_is_said(
-    monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
+def test_a_wrong_address_of_a_proxy_is_said(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("HTTPS_PROXY", address)
     events, result = talk(THERE)
     assert result.error and "HTTPS_PROXY" in result.text and "retry" not in types(events)
@@ -362,9 +354,7 @@ CUT, CLOSED = "in the middle of the answer", "before an answer"
     ids=range(15),
 )
 @pytest.mark.parametrize("size", [1, 1 << 20], ids=["bytes", "whole"])
-def test_a_body_is_read_in_each_form_and_one_that_is_broken_is_no_answer(
-    answer: bytes, said: str, size: int
-) -> None:
+def test_a_body_is_read_in_each_form_but_not_broken(answer: bytes, said: str, size: int) -> None:
     head = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 200 OK\r\n"
     whole = head + b"content-type: text/event-stream\r\n" + answer
     parts = [whole[i : i + size] for i in range(0, len(whole), size)]
@@ -412,9 +402,7 @@ def test_a_404_shows_where_and_hints_at_v1() -> None:
 @pytest.mark.parametrize(
     "more", ["/chat/completions", "/chat/completions/", "/chat/completions?api-version=1"]
 )
-def test_a_pasted_address_of_the_call_itself_is_taken(
-    more: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pasted_address_of_the_call_is_taken(more: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(Reply("well")) as server:
         assert talk(server.url + more)[1].text == "well"
         monkeypatch.setenv("OPENAI_BASE_URL", server.url + more)

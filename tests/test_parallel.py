@@ -160,9 +160,7 @@ def test_an_abort_reaches_all_and_a_tool_that_does_not_look_at_it_is_abandoned()
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ZeroDivisionError])
-def test_a_consumer_that_breaks_off_leaves_ended_tools_and_a_history_in_order(
-    error: type[BaseException] | None,
-) -> None:
+def test_a_consumer_that_breaks_off_leaves_all_in_order(error: type[BaseException] | None) -> None:
     meeting, messages = Meeting(2), list[Message]()
     with serve(calls(("wait", "a"), ("wait", "b")), Reply("done")) as server:
         model = ChatModel("m", base_url=server.url)

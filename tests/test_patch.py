@@ -300,9 +300,7 @@ SECTIONS = [
 
 @pytest.mark.case("FIL-07", "FIL-08")
 @pytest.mark.parametrize(("section", "said"), SECTIONS)
-def test_one_section_that_cannot_be_done_rejects_the_whole_patch(
-    ws: Patching, section: str, said: str
-) -> None:
+def test_one_bad_section_rejects_the_whole_patch(ws: Patching, section: str, said: str) -> None:
     out = ws.folder.parent
     (out / "secret").write_text("s\n")
     (ws.folder / "folder").mkdir()
@@ -462,9 +460,7 @@ def test_of_a_secret_file_nothing_is_shown_without_a_question(ws: Patching) -> N
         "*** Update File: in/sub/a\n-one\n+PWN",
     ],
 )
-def test_a_folder_that_becomes_a_link_while_the_person_is_asked_leads_nowhere(
-    ws: Patching, tmp_path: Path, body: str
-) -> None:
+def test_a_folder_become_a_link_leads_nowhere(ws: Patching, tmp_path: Path, body: str) -> None:
     outside = tmp_path / "outside"
     meanwhile = to_become_links(ws.folder, outside, "one\n")
     for root in (ws.folder, outside):

@@ -461,9 +461,7 @@ def test_a_denied_tool_is_not_offered_and_not_run(ws: Path) -> None:
         ({"mcp": "allow"}, "explore", "dd"),
     ],
 )
-def test_tools_of_mcp_servers_ask_and_have_a_kind_of_their_own(
-    rules: Any, agent: str, letters: str
-) -> None:
+def test_tools_of_mcp_servers_ask_and_have_a_kind(rules: Any, agent: str, letters: str) -> None:
     given = Permissions(rules_of(rules), agent=BUILT_IN[agent].rules)
     assert actions(given, "mcp", "io__get", "io__set") == letters
     tools = [Tool(name, "", {}, str) for name in ("io__get", "io__set")]

@@ -84,9 +84,7 @@ FINE = "def fine() -> str:\n    '''F.'''\n    return ''\n"
         (f"{FINE}def setup(api):\n    api.add_tool(fine)\n    1 / 0", "ZeroDivisionError"),
     ],
 )
-def test_a_broken_plugin_is_reported_and_left_out_whole(
-    tmp_path: Path, text: str, problem: str
-) -> None:
+def test_a_broken_plugin_is_reported_and_left_out(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "a_broken.py").write_text(text)
     (tmp_path / "b_weather.py").write_text(WHOLE)
     plugins = Plugins(tmp_path, taken={"bash"})
@@ -164,9 +162,7 @@ def test_what_belongs_to_another_user_or_a_group_of_others_may_write_is_not_run(
 
 
 @pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o777, False), (0o1777, True)])
-def test_a_link_leads_to_where_nobody_can_put_another_file(
-    own: Path, mode: int, trusted: bool
-) -> None:
+def test_a_link_leads_where_nobody_can_put_a_file(own: Path, mode: int, trusted: bool) -> None:
     store = own.parent / "store"
     store.mkdir()
     (own / "a.py").rename(store / "a.py")

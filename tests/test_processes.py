@@ -238,9 +238,7 @@ def test_a_background_child_ends_with_us(tmp_path: Path, mark: str, end: str) ->
 
 
 @pytest.mark.parametrize("sandbox", ["auto", pytest.param("off", marks=pytest.mark.slow)])
-def test_kill_9_leaves_no_command_and_the_next_start_clears_up(
-    tmp_path: Path, sandbox: str
-) -> None:
+def test_kill_9_leaves_no_command_and_a_new_start_clears_up(tmp_path: Path, sandbox: str) -> None:
     sleeps = [f"sleep {number}" for number in (301, 302, 303)]
     long = command(
         f"{sleeps[0]} & (setsid {sleeps[1]} &); seq 1 50000; {sleeps[2]}; true", timeout=300

@@ -280,9 +280,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("urls", "models", "differences"), ROWS)
-def test_each_server_and_family_is_asked_in_its_own_way(
-    urls: str, models: str, differences: dict[str, Any]
-) -> None:
+def test_each_server_gets_its_own_form(urls: str, models: str, differences: dict[str, Any]) -> None:
     for url in urls.split():
         for name in models.split():
             assert facts(url, name) == PLAIN | differences, (url, name)
@@ -481,9 +479,7 @@ ANSWERED: dict[str, Any] = {"messages": THOUGHT}
         (refusal("Something"), {"hooks": Options(logit_bias={50256: -100})}),
     ],
 )
-def test_an_error_that_names_no_parameter_of_ours_is_an_error_at_once(
-    saying: Reply, options: dict[str, Any]
-) -> None:
+def test_an_error_that_names_no_parameter_is_final(saying: Reply, options: dict[str, Any]) -> None:
     with serve(saying) as server:
         options = options | {"messages": copy.deepcopy(options.get("messages", []))}
         events, end = ask(server, **options)

@@ -24,9 +24,7 @@ def put(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("tools", [TOOLS, PATCHING])
 @pytest.mark.parametrize("model", ["gpt-5", "gemini-3-pro", "qwen3-coder", ""])
-def test_prompt_and_tools_are_under_five_point_seven_kilobytes(
-    tools: tuple[Tool, ...], model: str
-) -> None:
+def test_prompt_and_tools_are_under_5_7_kilobytes(tools: tuple[Tool, ...], model: str) -> None:
     """pi sends 5.7 KB with a plain request, kimi-cli 48.8, codex 39.5."""
     agents = choices(BUILT_IN, "subagent", "all")
     task = Subagents(agents, lambda spec, session_id: pytest.fail("not run")).tool
@@ -105,9 +103,7 @@ def test_all_of_them_have_a_limit_and_the_nearest_is_kept(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_above_the_folder_only_what_belongs_to_us_the_system_or_its_owner_counts(
-    tmp_path: Path,
-) -> None:
+def test_above_the_folder_only_what_trusted_users_own_counts(tmp_path: Path) -> None:
     shared, ws = tmp_path / "shared", tmp_path / "shared" / "ws"
     put(shared / "AGENTS.md", "a trap")
     put(ws / "AGENTS.md", "here")

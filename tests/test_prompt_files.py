@@ -73,16 +73,12 @@ def test_the_words_of_the_user_take_their_places(text: str, words: str, filled: 
         ("Do it.\n---\na: b\n---", {}, "Do it.\n---\na: b\n---"),
     ],
 )
-def test_what_is_not_understood_of_front_matter_is_passed_over(
-    text: str, head: dict[str, str], body: str
-) -> None:
+def test_odd_front_matter_is_passed_over(text: str, head: dict[str, str], body: str) -> None:
     front, found = split_front_matter(text)
     assert (read_front_matter(front or ""), found) == (head, body)
 
 
-def test_what_cannot_be_seen_is_made_visible_and_bytes_that_are_no_text_harm_nothing(
-    tmp_path: Path,
-) -> None:
+def test_what_is_unseen_is_made_visible_and_no_byte_does_harm(tmp_path: Path) -> None:
     data = b"---\r\ndescription: a\x1b[2J\r\n---\r\nDo\xff \xe2\x80\xaeit.\r\n"
     made = read_prompt_file(put(tmp_path, "x.md", data))
     assert (made.description, made.text) == ("a<U+001B>[2J", "Do� <U+202E>it.")
@@ -181,9 +177,7 @@ def test_one_task_can_be_a_command(tmp_path: Path) -> None:
         assert b"/theirs is this project's: a session has to ask" in error
 
 
-def test_a_projects_command_is_shown_and_entered_after_a_yes_for_exactly_this(
-    tmp_path: Path,
-) -> None:
+def test_a_projects_command_is_shown_and_entered_after_a_yes_for_it(tmp_path: Path) -> None:
     file = put(
         tmp_path / PROJECTS,
         "commands/fix.md",

@@ -117,9 +117,7 @@ def test_a_relay_needs_a_token() -> None:
         (Reply("half", cut=2, close="reset"), "incomplete"),
     ],
 )
-def test_an_error_of_the_server_arrives_as_the_same_error_and_without_the_key(
-    reply: Reply, kind: str
-) -> None:
+def test_an_error_of_the_server_arrives_without_the_key(reply: Reply, kind: str) -> None:
     with (
         serve(reply) as upstream,
         relaying(upstream.url) as url,

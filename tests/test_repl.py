@@ -76,9 +76,7 @@ def test_an_entry_of_several_lines_is_one_message_and_no_command(tmp_path: Path)
 
 
 @pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
-def test_a_block_of_a_terminal_that_marks_no_pastes_is_one_message_too(
-    tmp_path: Path, term: str
-) -> None:
+def test_a_block_is_one_message_also_where_pastes_are_not_marked(tmp_path: Path, term: str) -> None:
     """Behind the entry of -i, which is echoed as one at a prompt is."""
     with serve(echo) as server, Terminal(tmp_path, server, "-i", "hi", TERM=term) as session:
         assert "You said" in session.output, "the prompt is not taken for there before it is"
@@ -155,9 +153,7 @@ def test_another_model_takes_the_conversation_over_and_clear_forgets_it(tmp_path
 # ---- commands of the user's own ----------------------------------------------------------
 
 
-def test_a_command_of_ones_own_is_run_unasked_and_added_but_not_with_two_marks(
-    tmp_path: Path,
-) -> None:
+def test_a_command_of_ones_own_is_added_but_not_with_two_marks(tmp_path: Path) -> None:
     with serve(echo) as server, Terminal(tmp_path, server) as session:
         shown = bare(session.say("!echo a; echo b >&2 | sed s/b/ab/; exit 3"))
         assert shown.endswith("\ra\r\nb\r\n[exit code 3]")
@@ -174,9 +170,7 @@ def test_a_command_of_ones_own_is_run_unasked_and_added_but_not_with_two_marks(
 
 
 @pytest.mark.parametrize("mark", ["!", "!!"])
-def test_a_command_of_ones_own_has_the_keys_and_ctrl_c_is_its_alone(
-    tmp_path: Path, mark: str
-) -> None:
+def test_a_command_of_ones_own_has_the_keys_and_ctrl_c_alone(tmp_path: Path, mark: str) -> None:
     asks = "read -p 'your 'name? name && echo hello $name"
     with serve(echo) as server, Terminal(tmp_path, server) as session:
         session.enter(f"{mark}{asks}")
@@ -208,9 +202,7 @@ def bash(*commands: str) -> Reply:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_one_key_answers_a_question_and_words_are_a_reason_for_the_model(
-    tmp_path: Path, columns: int
-) -> None:
+def test_one_key_answers_a_question_and_words_are_a_reason(tmp_path: Path, columns: int) -> None:
     """What is to be done stands directly above the answer; "always" holds for exactly that command, or for the pattern."""
     replies = touch(*"abac"), touch(*"defg"), bash("git gc --auto", "git gc"), Reply("done")
     with serve(*replies) as server, Terminal(tmp_path, server) as session:
@@ -260,9 +252,7 @@ def test_a_dumb_terminal_answers_with_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.case("FIL-31")
-def test_an_edit_is_asked_with_its_whole_diff_and_always_covers_the_next_but_not_what_git_runs(
-    tmp_path: Path,
-) -> None:
+def test_an_edit_is_asked_whole_and_always_does_not_cover_what_git_runs(tmp_path: Path) -> None:
     long = "'" + "a" * 100 + "'; evil()\n"
     content = f"-- keep\n++ os.system('evil')\nx = {long}" + "line\n" * 80 + "last()\n"
     first = [("write", {"path": "g", "content": content})]
@@ -310,9 +300,7 @@ def test_a_paste_is_no_yes(tmp_path: Path) -> None:
     ("typed", "made"),
     [("y", True), ("y\r", True), ("y\n", True), ("yes\n", True), ("n\n", False), ("\n", False)],
 )
-def test_an_answer_may_end_with_enter_or_with_a_newline(
-    tmp_path: Path, typed: str, made: bool
-) -> None:
+def test_an_answer_may_end_with_enter_or_newline(tmp_path: Path, typed: str, made: bool) -> None:
     asks = Reply(calls=[("ask_user", {"question": "Which?", "options": []})])
     with serve(touch("PWN"), asks, Reply("done")) as server, Terminal(tmp_path, server) as session:
         session.enter("go")
@@ -349,9 +337,7 @@ def test_one_task_at_a_terminal_asks_too(tmp_path: Path) -> None:
 # ---- reasoning, waiting, prices ----------------------------------------------------------
 
 
-def test_reasoning_is_hidden_or_shown_dim_and_its_level_goes_out_with_the_next_request(
-    tmp_path: Path,
-) -> None:
+def test_reasoning_is_hidden_or_dim_and_its_level_goes_out_next(tmp_path: Path) -> None:
     thinking = Reply("Four.", reasoning="Two and two. ")
     with serve(thinking) as server, Terminal(tmp_path, server, "--reasoning", "low") as session:
         assert "Two and" not in bare(session.say("how much?"))
@@ -367,9 +353,7 @@ def test_reasoning_is_hidden_or_shown_dim_and_its_level_goes_out_with_the_next_r
         assert efforts == ["low", "high", None]
 
 
-def test_silence_is_counted_on_the_screen_before_an_answer_and_behind_half_of_one(
-    tmp_path: Path,
-) -> None:
+def test_silence_is_counted_on_the_screen_before_and_in_an_answer(tmp_path: Path) -> None:
     """It is counted from the fifth second on: two sessions wait at the same time."""
     half, release = Reply("Half an answer here", cut=4, close="hang"), threading.Event()
     with (
@@ -399,9 +383,7 @@ def test_a_server_that_loads_its_model_is_waited_for_with_one_line(tmp_path: Pat
         assert "ready now" in said and "Attempt" not in said and len(server.requests) == 10
 
 
-def test_an_error_is_one_line_and_what_a_run_cost_is_said_where_prices_were_given(
-    tmp_path: Path,
-) -> None:
+def test_an_error_is_one_line_and_costs_are_said_where_prices_are(tmp_path: Path) -> None:
     prices = tmp_path / "prices.json"
     prices.write_text('{"script": {"input": 1000, "output": 1000}}')
     refused = Reply("No \x1b[31msuch\x07 key", status=401, headers={"x-request-id": "req_7"})
@@ -418,9 +400,7 @@ def test_an_error_is_one_line_and_what_a_run_cost_is_said_where_prices_were_give
         assert "of 5.0k tokens" in shown, "the user's window holds for each model"
 
 
-def test_what_is_not_as_usual_stands_above_and_behind_a_limit_an_empty_entry_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_what_is_unusual_is_said_and_an_empty_entry_goes_on_at_limits(tmp_path: Path) -> None:
     flags = "--yolo", "--plan", "--sandbox=off", "--max-steps=1"
     replies = Reply(calls=[("ls", {})]), Reply("well")
     with serve(*replies) as server, Terminal(tmp_path, server, *flags) as session:

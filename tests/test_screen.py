@@ -61,9 +61,7 @@ def in_pieces(text: str, sizes: list[int]) -> list[str]:
 @calm
 @given(ANYTHING, st.lists(st.integers(1, 4), max_size=50))
 @example(EVIL, [1] * 200)
-def test_nothing_is_left_that_drives_a_terminal_reorders_or_hides_wherever_the_text_is_cut(
-    text: str, sizes: list[int]
-) -> None:
+def test_nothing_that_drives_reorders_or_hides_is_left(text: str, sizes: list[int]) -> None:
     cleaned = strip_controls(text)
     assert not set(cleaned) & (DRIVES | HIDES - {"\u2029"} | SURROGATES)
     assert strip_controls(cleaned) == cleaned == "".join(in_pieces(text, sizes))
@@ -103,9 +101,7 @@ def written(text: str, width: int, sizes: list[int]) -> str:
 @given(st.text(st.sampled_from("ab é中。`~\n\n  -\t😀가")), st.integers(5, 100), PIECES)
 @example("a" * 39 + " " + "b" * 40 + " next", 80, [])
 @example("``` ```\n```\n", 5, [1, 1, 1, 1])
-def test_rows_fit_and_hold_the_text_however_it_comes(
-    text: str, width: int, sizes: list[int]
-) -> None:
+def test_rows_fit_and_hold_any_cut_of_the_text(text: str, width: int, sizes: list[int]) -> None:
     output = written(text, width, sizes)
     assert output == written(text, width, []), "it does not matter how the text is cut"
     assert "".join(output.split()) == "".join(text.split())
@@ -175,9 +171,7 @@ Steps = st.lists(
 @given(Steps)
 @example([("status", "a"), ("typed", "x"), ("write", "a" * 40), ("write", " b"), ("line", "c")])
 @example([("status", "a"), ("write", "a" * 85), ("typed", "x"), ("write", "b" * 40), ("typed", "")])
-def test_what_waits_and_what_is_typed_never_tears_what_is_written(
-    steps: list[tuple[str, str]],
-) -> None:
+def test_what_waits_or_is_typed_never_tears_what_is_written(steps: list[tuple[str, str]]) -> None:
     """The same rows stand there in the end as where nothing was ever shown below them."""
     shown = []
     for without in ("", "status typed"):
@@ -297,9 +291,7 @@ def test_a_diff_to_decide_on_is_exact_and_no_line_of_a_file_is_taken_for_a_heade
         ("read", ToolResult("Error: no x", True), ["✗ read x", "  Error: no x"]),
     ],
 )
-def test_the_line_of_a_call_says_what_came_of_it(
-    name: str, result: ToolResult, rows: list[str]
-) -> None:
+def test_a_calls_line_says_what_came_of_it(name: str, result: ToolResult, rows: list[str]) -> None:
     end = ToolEnd("1", name, result, result.is_error, 0.0)
     assert shown_of(ToolStart("1", name, {}, f"{name} x"), end) == rows
 

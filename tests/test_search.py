@@ -86,9 +86,7 @@ def globbed(folder: Path, pattern: str, **arguments: object) -> list[str]:
 # ---- grep: lines ----------------------------------------------------------------------------
 
 
-def test_a_match_is_path_number_and_line_in_the_order_of_the_paths(
-    tmp_path: Path, engine: str
-) -> None:
+def test_a_match_is_path_number_and_line_in_order_of_paths(tmp_path: Path, engine: str) -> None:
     files = {"a.py": "import os\n\n    x = os.sep\n", "sub/b.py": "os", "c.txt": "nothing\n"}
     tree(tmp_path, files)
     found = grepped(tmp_path, r"\bos\b")
@@ -260,9 +258,7 @@ def test_what_gitignore_names_is_skipped_unless_it_is_named(tmp_path: Path, engi
 
 
 @pytest.mark.parametrize("engine", [param("git")], indirect=True)
-def test_the_configuration_of_a_repository_starts_nothing_and_leads_nowhere(
-    tmp_path: Path, engine: str
-) -> None:
+def test_a_repositorys_configuration_starts_and_leads_nowhere(tmp_path: Path, engine: str) -> None:
     tree(tmp_path, {"outside/private": "one\n", "run.sh": f"#!/bin/sh\n>{tmp_path}/ran\n"})
     (tmp_path / "run.sh").chmod(0o700)
     ws = tree(tmp_path / "ws", {"a": "one\n"}, repository=True)
@@ -281,9 +277,7 @@ def test_binary_files_are_skipped(tmp_path: Path, engine: str) -> None:
     assert not names(tmp_path, path="bin")
 
 
-def test_without_both_what_is_installed_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_both_the_walk_skips_venvs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     ws = tree(tmp_path / "ws", dict.fromkeys(["a", "s/b", ".venv/f", "s/node_modules/f"], "one\n"))
     assert names(ws) == globbed(ws, "*") == ["a", "s/b"]
@@ -330,9 +324,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tool", ["grep", "glob"])
-def test_a_folder_that_becomes_a_link_while_permission_is_asked_is_not_searched(
-    tmp_path: Path, engine: str, tool: str
-) -> None:
+def test_a_folder_become_a_link_is_not_searched(tmp_path: Path, engine: str, tool: str) -> None:
     def swap() -> None:
         (tmp_path / "outside").rename(tmp_path / "moved")
         (tmp_path / "outside").symlink_to("private")

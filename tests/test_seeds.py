@@ -143,9 +143,7 @@ def test_the_answer_hook_changes_nothing_and_is_asked_once_for_each_answer() -> 
         (HANGING, Limits(max_seconds=0.5), "max_time", 0),
     ],
 )
-def test_follow_ups_are_asked_for_only_where_the_model_has_finished(
-    reply: Reply, limits: Limits, reason: str, asked: int
-) -> None:
+def test_follow_ups_come_at_the_end(reply: Reply, limits: Limits, reason: str, asked: int) -> None:
     """P08, P28."""
     polls: list[str] = []
     hooks = FunctionHooks(get_follow_up_messages=lambda: polls.append("asked") or ())

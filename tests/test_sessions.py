@@ -270,9 +270,7 @@ def aside(path: Path) -> list[Path]:
 
 @pytest.mark.case("SES-01", "SES-02", "SES-03")
 @pytest.mark.parametrize("hurt", ["cut", "head", "garbage"])
-def test_a_damaged_file_is_kept_and_a_new_one_begun(
-    large: tuple[Path, str, list[Message]], hurt: str
-) -> None:
+def test_a_damaged_file_is_set_aside(large: tuple[Path, str, list[Message]], hurt: str) -> None:
     """At the opening, when it is read, and only once by two that have it open."""
     path, session_id, _ = large
     first = Store(path) if hurt == "garbage" else None
@@ -371,9 +369,7 @@ def edited(messages: list[Message], edit: str, place: int, count: int, name: str
         max_size=12,
     )
 )
-def test_the_table_follows_every_change_of_the_list(
-    store: Store, edits: list[tuple[str, int, int]]
-) -> None:
+def test_the_table_follows_all_changes(store: Store, edits: list[tuple[str, int, int]]) -> None:
     """Nothing is lost: what left the list stays in the table, unless another message took its place."""
     messages: list[Message] = [said("first")]
     recorder = Recorder(store, store.create("/ws"), messages)

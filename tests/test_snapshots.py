@@ -200,9 +200,7 @@ def lay_out(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("repository", [False, True])
-def test_undo_gives_back_the_exact_tree_and_keeps_what_the_user_did_to_other_files(
-    desk: Desk, repository: bool
-) -> None:
+def test_undo_gives_back_the_exact_tree_but_the_users_changes(desk: Desk, repository: bool) -> None:
     """Of a repository the blobs are the user's own, which are read where they are."""
     lay_out(desk)
     if repository:
@@ -260,9 +258,7 @@ def test_what_the_user_writes_while_a_question_stands_is_left_alone(desk: Desk) 
     assert done(desk.redo()) == ["a", "n/b"]
 
 
-def test_a_file_that_the_user_changed_between_two_steps_of_the_agent_is_a_conflict(
-    desk: Desk,
-) -> None:
+def test_a_file_that_the_user_changed_between_two_steps_is_a_conflict(desk: Desk) -> None:
     desk.put({"a": "1", "mine": "1"})
 
     def user(event: Event) -> None:
@@ -319,9 +315,7 @@ def script(changes: list[tuple[str, str, str]]) -> str:
 @given(
     first=CHANGES, runs=st.lists(st.lists(CHANGES, min_size=1, max_size=2), min_size=1, max_size=2)
 )
-def test_whatever_a_run_does_undo_and_redo_lead_there_and_back(
-    tmp_path: Path, first: Any, runs: Any
-) -> None:
+def test_undo_and_redo_lead_back_and_there_again(tmp_path: Path, first: Any, runs: Any) -> None:
     folder = tmp_path / os.urandom(6).hex()
     desk = Desk(folder / "ws", folder / "data")
     subprocess.run(["bash", "-c", script(first)], cwd=desk.folder, check=True)
@@ -380,9 +374,7 @@ def test_the_diff_of_a_run_and_of_the_session(desk: Desk) -> None:
 # ---- what is left out ------------------------------------------------------------------------------
 
 
-def test_ignored_files_are_neither_kept_nor_touched_also_where_the_agent_changed_the_rules(
-    desk: Desk,
-) -> None:
+def test_ignored_files_are_not_touched_also_where_the_agent_changed_the_rules(desk: Desk) -> None:
     git(desk.folder, "init", "-q")
     desk.put({".gitignore": "*.log\nbuild/\n", "a": "1", "b.log": "1", "build/x": "1"})
     desk.put({"sub/.gitignore": "!keep.log\n", "sub/keep.log": "1", "cache/x.log": "1"})
@@ -463,9 +455,7 @@ def fill(folder: Path, files: int, each: int = 1000) -> None:
 
 
 @pytest.mark.parametrize("files", [4_000, pytest.param(40_000, marks=pytest.mark.slow)])
-def test_many_files_are_covered_in_the_end_and_a_step_looks_at_nothing(
-    tmp_path: Path, files: int
-) -> None:
+def test_many_files_are_covered_in_the_end_and_a_step_is_cheap(tmp_path: Path, files: int) -> None:
     """What the first look has no time for comes with the next runs; steps cost the same."""
     desk = Desk(tmp_path / "ws", tmp_path / "data")
     fill(desk.folder, files)
@@ -601,9 +591,7 @@ def settle() -> None:
 
 @pytest.mark.parametrize("version", [2, 3, 4])
 @pytest.mark.parametrize("inner", ["", "sub"])
-def test_clean_tracked_files_are_not_copied_and_undo_reads_them_from_git(
-    desk: Desk, version: int, inner: str
-) -> None:
+def test_clean_tracked_files_are_read_from_git(desk: Desk, version: int, inner: str) -> None:
     """Also behind a gc, in a later process, and in a folder of the repository."""
     names = ("a", "b", "d/c", "x.sh") if not inner else ("sub/a", "sub/b", "sub/d/c", "sub/x.sh")
     before = track(desk, {"ü": "top", **{name: f"{name} one\n" for name in names}})
@@ -698,9 +686,7 @@ def test_a_file_for_which_the_first_look_had_no_time_is_not_taken_for_a_new_one(
 # ---- failures, kills, company ----------------------------------------------------------------------
 
 
-def test_a_data_folder_that_cannot_be_written_switches_it_off_and_the_run_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_a_data_folder_that_cannot_be_written_ends_undo_not_the_run(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
     desk = Desk(tmp_path / "ws", tmp_path / "data")
     assert desk.run(sh("echo 1 > a"), sh("echo 2 > a")).stop_reason == "stop"

@@ -159,9 +159,7 @@ def test_a_child_is_continued_by_its_id(tmp_path: Path) -> None:
     assert contents(child.messages) == ["Part 0", "Done.", "Part 1", "Done."]
 
 
-def test_a_child_of_an_earlier_process_is_loaded_and_an_unknown_one_is_an_error(
-    tmp_path: Path,
-) -> None:
+def test_a_child_of_an_earlier_process_is_loaded_and_no_other(tmp_path: Path) -> None:
     earlier = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "then"}]
     calls = calls_once(task(task_id="abc"), task(task_id="../x"), task(agent="boss"))
     with Office(tmp_path, calls, load={"abc": ("explore", earlier)}.get) as office:
@@ -174,9 +172,7 @@ def test_a_child_of_an_earlier_process_is_loaded_and_an_unknown_one_is_an_error(
 
 
 @pytest.mark.case("PRM-26", "PRM-27")
-def test_a_child_may_neither_do_what_its_parent_may_not_nor_what_its_own_rules_deny(
-    tmp_path: Path,
-) -> None:
+def test_a_child_may_do_only_what_its_parent_and_its_own_rules_allow(tmp_path: Path) -> None:
     free = AgentSpec("free", mode="subagent", rules=tuple(rules_of({"*": "allow"})))
     commands = [("bash", {"command": command}) for command in ("touch PWN", "mkdir d")]
     child = calls_once(*commands, ("write", {"path": "w", "content": "x"}))
@@ -219,9 +215,7 @@ def test_an_abort_of_the_parent_ends_the_child_and_both_histories_are_whole(tmp_
         assert_all_valid(office.server)
 
 
-def test_the_steps_of_children_are_the_parents_and_one_is_left_for_its_answer(
-    tmp_path: Path,
-) -> None:
+def test_childrens_steps_are_the_parents_and_one_is_left_to_answer(tmp_path: Path) -> None:
     limits = Limits(max_steps=6)
     with Office(
         tmp_path, calls_once(task(), then="It was stopped."), again, limits=limits

@@ -136,9 +136,7 @@ def test_a_function_that_says_too_little_is_refused(hint: Any) -> None:
         ("size", None, 7),
     ],
 )
-def test_a_value_of_another_type_is_taken_where_it_is_certain(
-    tmp_path: Path, name: str, sent: Any, taken: Any
-) -> None:
+def test_a_certain_value_is_taken(tmp_path: Path, name: str, sent: Any, taken: Any) -> None:
     text = Workspace(tmp_path, everything)("everything", **ONE_OF_EACH | {name: sent})
     value = json.loads(text)[name]
     assert (value, type(value)) == (taken, type(taken))
@@ -162,9 +160,7 @@ def test_a_value_of_another_type_is_taken_where_it_is_certain(
         ("choice", "c", "one of a, b"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_and_what_fits_is_named(
-    tmp_path: Path, name: str, sent: Any, kind: str
-) -> None:
+def test_a_value_that_does_not_fit_is_told(tmp_path: Path, name: str, sent: Any, kind: str) -> None:
     arguments = ONE_OF_EACH | {name.partition("[")[0]: sent}
     message = Workspace(tmp_path, everything).fails("everything", **arguments)
     assert f"{name} has to be {kind}" in message and len(message) < 250
@@ -223,9 +219,7 @@ def failing(error: BaseException) -> Callable[[], None]:
         (RecursionError("deep"), "Error: fail failed: RecursionError: deep"),
     ],
 )
-def test_a_tool_that_raises_gives_an_error_result(
-    tmp_path: Path, error: Exception, text: str
-) -> None:
+def test_a_tool_that_raises_gives_an_error(tmp_path: Path, error: Exception, text: str) -> None:
     assert Workspace(tmp_path, failing(error)).fails("fail") == text
 
 
@@ -251,9 +245,7 @@ ENDLESS.append(ENDLESS)
         (ENDLESS, "Error: give failed: ValueError: Circular reference detected"),
     ],
 )
-def test_what_a_tool_returns_becomes_text_content_blocks_or_json(
-    tmp_path: Path, value: Any, content: Any
-) -> None:
+def test_what_a_tool_returns_becomes_content(tmp_path: Path, value: Any, content: Any) -> None:
     def give() -> Any:
         """Give something."""
         return value

@@ -104,9 +104,7 @@ def test_a_line_steers_one_with_a_plus_follows_up_and_commands_wait(tmp_path: Pa
         assert places == sorted(places)
 
 
-def test_what_is_typed_and_not_entered_stands_at_the_next_prompt_and_lines_are_in_the_history(
-    tmp_path: Path,
-) -> None:
+def test_what_is_not_entered_stands_at_the_prompt_and_lines_in_history(tmp_path: Path) -> None:
     """On a narrow terminal, too, where it is shown in one row."""
     replies = waiting_for("go"), Reply("done"), Reply("again")
     with serve(*replies) as server, Terminal(tmp_path, server, "-y") as session:
@@ -131,9 +129,7 @@ def test_what_is_typed_and_not_entered_stands_at_the_next_prompt_and_lines_are_i
         assert said(server.requests[-1])[-1] == "in between"
 
 
-def test_what_was_queued_when_the_run_is_stopped_stands_at_the_next_prompts_entry_by_entry(
-    tmp_path: Path,
-) -> None:
+def test_what_was_queued_at_a_stop_stands_at_the_prompts_one_by_one(tmp_path: Path) -> None:
     replies = waiting_for("go"), Reply("again")
     with serve(*replies) as server, Terminal(tmp_path, server, "-y") as session:
         begin(session)
@@ -171,9 +167,7 @@ def test_a_paste_of_several_lines_is_one_message_and_no_command(tmp_path: Path) 
         assert not (session.ws / "x").exists()
 
 
-def test_a_question_is_answered_by_what_is_typed_after_it_and_the_line_under_way_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_a_question_is_answered_by_later_keys_and_the_line_goes_on(tmp_path: Path) -> None:
     held = Reply(calls=[("bash", {"command": "touch hi"})], hold=1.0)
     with (
         serve(held, waiting_for("go"), Reply("done")) as server,

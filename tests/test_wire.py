@@ -81,9 +81,7 @@ LINE = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"  # no end of a line here
         (b"event: error\ndata: a", [("error", "a")]),
     ],
 )
-def test_events_are_found_as_the_standard_says_and_as_servers_break_it(
-    data: bytes, events: list[Any]
-) -> None:
+def test_events_are_found_also_as_servers_break_them(data: bytes, events: list[Any]) -> None:
     expected = [event if isinstance(event, tuple) else ("", event) for event in events]
     assert list(sse([data])) == list(sse(data[i : i + 1] for i in range(len(data)))) == expected
 
@@ -113,9 +111,7 @@ def test_a_line_without_an_end_has_a_limit_and_a_whole_file_in_one_event_has_non
         ("<think>a<</think>b", "a<", "b"),
     ],
 )
-def test_thoughts_in_tags_are_split_off_wherever_the_text_is_cut(
-    text: str, thought: str, rest: str
-) -> None:
+def test_thoughts_in_tags_are_split_off_at_any_cut(text: str, thought: str, rest: str) -> None:
     for place in range(len(text) + 1):
         for parts in ([text[:place], text[place:]], list(text)):
             tag = ThinkTag()
@@ -221,9 +217,7 @@ UNUSABLE = [
     [*WHOLE_ARGUMENTS, *(([text], None) for text in UNUSABLE)],
     ids=lambda value: repr(value)[:40],
 )
-def test_arguments_are_an_object_or_unusable_and_nothing_that_is_missing_is_made_up(
-    pieces: list[str], arguments: Any
-) -> None:
+def test_arguments_are_an_object_and_nothing_is_made_up(pieces: list[str], arguments: Any) -> None:
     found, problem = parse_arguments(pieces)
     assert found == arguments and bool(problem) == (arguments is None) and len(problem) < 200
     json.dumps(found, allow_nan=False)
@@ -338,9 +332,7 @@ WRITTEN += " <function=look> <|python_tag|>look() [TOOL_CALLS][]"
 
 
 @pytest.mark.parametrize("text", WRITTEN.split())
-def test_a_call_that_is_written_as_text_is_reported_where_there_are_tools_and_no_calls(
-    text: str,
-) -> None:
+def test_a_call_written_as_text_is_reported_where_there_are_tools_and_no_calls(text: str) -> None:
     with serve(Reply(f"I look. {text}")) as server:
         [notice] = notices(ask(server, tools=[look])[0])
         assert "tool parser" in notice and not notices(ask(server)[0])
@@ -395,9 +387,7 @@ OOPS = {"object": "error", "message": "oops", "code": 500}
     ],
     ids=lambda value: repr(value)[:50],
 )
-def test_an_answer_of_any_content_type_is_read_for_what_it_is(
-    kind: str, body: bytes, text: str
-) -> None:
+def test_an_answer_of_any_type_is_read_as_what_it_is(kind: str, body: bytes, text: str) -> None:
     chunks = [body[:3], *(body[i : i + 1_000_000] for i in range(3, len(body), 1_000_000))]
     first = Reply(chunks=list(filter(None, chunks)), headers={"content-type": kind})
     with serve(first, Reply("again")) as server:
