@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,146 +51,47 @@ def free(repo: Path, command: str, **rules: object) -> bool:
     return Permissions(rules_of(rules)).decide("bash", command, repo).action == "allow"
 
 
-READING = [
-    *("git status", "git status --short -b", "git status -uno && git diff | head -50", "git diff"),
-    *("git --no-pager diff --stat HEAD~2..HEAD -- sub file", "git diff --cached -U5 -w file"),
-    *(
-        "git log --oneline -n 5",
-        "git log -5 -p --since=2.weeks --author x",
-        "git log -S 'f(x)' sub",
-    ),
-    *(
-        "git log -L1,5:file",
-        "git log --format='%h %s' --graph --all",
-        "git show HEAD",
-        "git blame file",
-    ),
-    *(
-        "git show HEAD:sub/file 2>/dev/null | tail -n 3",
-        "git rev-parse --abbrev-ref HEAD",
-        "git tag",
-    ),
-    *(
-        "git branch",
-        "git branch -vv",
-        "git branch -a --sort=-committerdate",
-        "git branch --show-current",
-    ),
-    *("git branch --list 'x*'", "git branch --contains HEAD", "git tag -l 'v*'", "git remote -v"),
-    *(
-        "git ls-files --others --exclude-standard",
-        "git ls-files sub",
-        "git describe --tags --always",
-    ),
-    *("find . -name '*.py' -type f", "find sub -maxdepth 2 -mtime -3 -not -path './x/*'", "find"),
-    *(
-        "rg 'a b' sub",
-        "rg -n -C3 -tpy -g '*.py' foo",
-        "rg --files | head",
-        "git log | rg x | wc -l",
-    ),
-    *("rg -in -e x -- sub", "cd sub && find . -print0", "rg -- --pre x", "git diff -- file"),
-]
-DOING = [
-    *("git", "git commit -m x", "git diff --output=x", "git diff --outp=x", "git -c a.b=c status"),
-    *(
-        "git -C sub status",
-        "git diff --ext-diff",
-        "git diff --no-index a b",
-        "git diff /etc/passwd file",
-    ),
-    *(
-        "git diff -O/etc/passwd",
-        "git diff -Ofile",
-        "git log --textconv",
-        "git show --ext",
-        "git log --help",
-    ),
-    *(
-        "git blame -S /etc/passwd file",
-        "git blame -S/etc/passwd file",
-        "git blame --contents=/etc/passwd x",
-    ),
-    *(
-        "git status --pathspec-from-file=/etc/passwd",
-        "git ls-files -X /etc/passwd -o",
-        "git grep -Ox y",
-    ),
-    *("git ls-files --recurse-submodules", "git diff --submodule=diff", "git log --remerge-diff"),
-    *(
-        "git show :/x",
-        "git show HEAD:../x",
-        "git show HEAD:.env",
-        "git diff -- ../outside",
-        "git fetch",
-    ),
-    *("git branch new", "git branch -d x", "git branch -D x", "git branch -m x", "git branch -u x"),
-    *("git branch -f --list x", "git branch --sort --list x", "git branch -- --list", "git tag x"),
-    *(
-        "git branch --edit-description",
-        "git branch -v x",
-        "git tag -d x",
-        "git tag -a",
-        "git tag -n x",
-    ),
-    *(
-        "git remote add x y",
-        "git remote show origin",
-        "git remote -v update",
-        "git stash",
-        "git stash list",
-    ),
-    *(
-        "git reflog expire",
-        "git status & touch x",
-        "git status > x",
-        "GIT_DIR=x git status",
-        "x/git status",
-    ),
-    *(
-        "cd sub && git status",
-        "touch x; git status",
-        "git --paginate log",
-        "git log --show-signature",
-        "git log --pretty='%h %-G?'",
-        "git branch --format='%(*signature)'",
-        "git status -sv",
-    ),
-    *(
-        "find . -exec touch x ';'",
-        "find . -delete",
-        "find . -fprint x",
-        "find . -ok touch ';'",
-        "find -L .",
-    ),
-    *(
-        "find /etc",
-        "find ..",
-        "find sub/../..",
-        "find . -execdir x",
-        "find . -fls x",
-        "find -files0-from x",
-    ),
-    *("find . -newer /etc/passwd", "find . -okdir x", "find . -fprintf x y", "find . -fprint0 x"),
-    *(
-        "rg --pre ./x y",
-        "rg --pre=./x y",
-        "rg --hostname-bin x y",
-        "rg x /etc",
-        "rg x ..",
-        "rg -f /etc/x .",
-    ),
-    *(
-        "rg -f/etc/passwd .",
-        "rg -nf/etc/passwd .",
-        "rg -z x",
-        "rg --search-zip x",
-        "rg -L x",
-        "rg -u x",
-    ),
-    *("rg --hidden x", "rg --follow x", "rg -. x", "rg --ignore-file /etc/passwd x", "rg -uu x"),
-    *("rg -- -e /etc/passwd", "rg --no-ignore x", "rg --file=/etc/passwd ."),
-]
+def lines(text: str) -> list[str]:
+    """The commands of a text, with two blanks or a new line between them."""
+    return re.split(r"\n|  ", text.strip())
+
+
+READING = lines("""
+git status  git status --short -b  git status -uno && git diff | head -50  git diff
+git --no-pager diff --stat HEAD~2..HEAD -- sub file  git diff --cached -U5 -w file
+git log --oneline -n 5  git log -5 -p --since=2.weeks --author x  git log -S 'f(x)' sub
+git log -L1,5:file  git log --format='%h %s' --graph --all  git show HEAD  git blame file
+git show HEAD:sub/file 2>/dev/null | tail -n 3  git rev-parse --abbrev-ref HEAD  git tag
+git branch  git branch -vv  git branch -a --sort=-committerdate  git branch --show-current
+git branch --list 'x*'  git branch --contains HEAD  git tag -l 'v*'  git remote -v
+git ls-files --others --exclude-standard  git ls-files sub  git describe --tags --always
+find . -name '*.py' -type f  find sub -maxdepth 2 -mtime -3 -not -path './x/*'  find
+rg 'a b' sub  rg -n -C3 -tpy -g '*.py' foo  rg --files | head  git log | rg x | wc -l
+rg -in -e x -- sub  cd sub && find . -print0  rg -- --pre x  git diff -- file
+""")
+DOING = lines("""
+git  git commit -m x  git diff --output=x  git diff --outp=x  git -c a.b=c status
+git -C sub status  git diff --ext-diff  git diff --no-index a b  git diff /etc/passwd file
+git diff -O/etc/passwd  git diff -Ofile  git log --textconv  git show --ext  git log --help
+git blame -S /etc/passwd file  git blame -S/etc/passwd file  git blame --contents=/etc/passwd x
+git status --pathspec-from-file=/etc/passwd  git ls-files -X /etc/passwd -o  git grep -Ox y
+git ls-files --recurse-submodules  git diff --submodule=diff  git log --remerge-diff
+git show :/x  git show HEAD:../x  git show HEAD:.env  git diff -- ../outside  git fetch
+git branch new  git branch -d x  git branch -D x  git branch -m x  git branch -u x
+git branch -f --list x  git branch --sort --list x  git branch -- --list  git tag x
+git branch --edit-description  git branch -v x  git tag -d x  git tag -a  git tag -n x
+git remote add x y  git remote show origin  git remote -v update  git stash  git stash list
+git reflog expire  git status & touch x  git status > x  GIT_DIR=x git status  x/git status
+cd sub && git status  touch x; git status  git --paginate log  git log --show-signature
+git log --pretty='%h %-G?'  git branch --format='%(*signature)'  git status -sv
+find . -exec touch x ';'  find . -delete  find . -fprint x  find . -ok touch ';'  find -L .
+find /etc  find ..  find sub/../..  find . -execdir x  find . -fls x  find -files0-from x
+find . -newer /etc/passwd  find . -okdir x  find . -fprintf x y  find . -fprint0 x
+rg --pre ./x y  rg --pre=./x y  rg --hostname-bin x y  rg x /etc  rg x ..  rg -f /etc/x .
+rg -f/etc/passwd .  rg -nf/etc/passwd .  rg -z x  rg --search-zip x  rg -L x  rg -u x
+rg --hidden x  rg --follow x  rg -. x  rg --ignore-file /etc/passwd x  rg -uu x
+rg -- -e /etc/passwd  rg --no-ignore x  rg --file=/etc/passwd .
+""")
 
 
 def test_what_only_reads_is_free_and_nothing_else(repo: Path) -> None:
