@@ -29,8 +29,8 @@ from tests.harness import assert_all_valid
 
 ROOT = Path(__file__).parents[1]
 MARK = "CODER_TEST_MARK"
-PATIENCE = 30  # seconds after which something that has to come is given up
-PROMPTLY = 8.0  # seconds: what does not look at the abort takes ten and more, what does takes a tenth; a busy machine stands still for some
+PATIENCE = 60  # seconds after which something that has to come is given up
+PROMPTLY = 20.0  # seconds: what a fault holds up takes 30 and more, what works takes a tenth; a busy machine stands still for some
 # Behind a run: the title of the window. Readline asks for marked pastes directly before a prompt, not before an echoed entry
 PROMPT = (
     r"\r\n(?:\x1b\][^\x07]*\x07|\x1b\[\?2004[hl]\r?|\r\n)*"
@@ -96,7 +96,7 @@ def running(mark: str, command: str) -> list[int]:
     return [number for number, line in processes(mark).items() if line.startswith(command)]
 
 
-def gone(mark: str, seconds: float = 5) -> None:
+def gone(mark: str, seconds: float = PROMPTLY) -> None:
     """No process carries the mark; one that has been killed may take a moment to go."""
     try:
         until(lambda: not processes(mark), "all processes gone", seconds)

@@ -78,7 +78,7 @@ def test_a_stream_that_is_left_leaves_an_agent_that_works() -> None:
                 assert agent.state.is_streaming and agent.state.pending_tool_calls == {event.id}
                 break
         until(lambda: not agent.state.is_streaming)
-        assert agent.wait_for_idle(5) and not agent.state.pending_tool_calls
+        assert agent.wait_for_idle(30) and not agent.state.pending_tool_calls
         assert agent.prompt("again").text == "fine"
         assert_all_valid(server)
 
@@ -181,7 +181,7 @@ def test_plain_functions_are_hooks_also_for_roles_of_ones_own() -> None:
 
 def test_a_longer_wait_than_allowed_fails_at_once() -> None:
     """P56."""
-    with serve(Reply("later", status=429, headers={"retry-after": "5"})) as server, promptly(4):
+    with serve(Reply("later", status=429, headers={"retry-after": "30"})) as server, promptly():
         agent = agent_of(server, retry=None, max_retry_delay=2)
         assert agent.prompt("hi").stop_reason == "error" and len(server.requests) == 1
     assert RetryPolicy().max_delay == 60

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from coder.types import DeniedError, ToolResult
+from tests.terminal import promptly
 from tests.workspace import Workspace
 
 
@@ -196,11 +196,10 @@ def test_the_result_is_a_diff_of_the_change(ws: Editing) -> None:
 def test_replace_all_in_20_000_lines_takes_seconds(ws: Editing, newline: str) -> None:
     lines = (f"line {number} foo{newline}other {number}{newline}" for number in range(10_000))
     before, new = "".join(lines), "a longer word"
-    started = time.monotonic()
-    after = ws.edited(before, "foo\n", f"{new}\n", replace_all=True).decode()
-    assert after == before.replace("foo", new)
-    assert ws.edited("a" * 5_000_000, "aa", "b", replace_all=True) == b"b" * 2_500_000
-    assert time.monotonic() - started < 15
+    with promptly(60):
+        after = ws.edited(before, "foo\n", f"{new}\n", replace_all=True).decode()
+        assert after == before.replace("foo", new)
+        assert ws.edited("a" * 5_000_000, "aa", "b", replace_all=True) == b"b" * 2_500_000
     assert "+line 0 a longer word" in ws.details[0]
 
 
@@ -218,10 +217,9 @@ def test_the_nearest_lines_are_shown_with_their_numbers(ws: Editing) -> None:
     block = "    if found:\n        return None\n    else:\n        pass\n"
     blocks = [f"def f{number}():\n{block}" for number in range(1000)]  # most lines are common
     old = f"def  f700():\n{block}def f701():\n{block.replace('pass', 'return 1')}"
-    started = time.monotonic()
-    message = ws.refused("".join(blocks), old, "x")
+    with promptly(60):
+        message = ws.refused("".join(blocks), old, "x")
     assert "3501\tdef f700():\n" in message and "3506\tdef f701():\n" in message
-    assert time.monotonic() - started < 10
 
 
 def test_a_file_that_is_missing_or_too_large_is_refused(ws: Editing) -> None:

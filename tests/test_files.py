@@ -462,7 +462,7 @@ FEW = st.lists(st.sampled_from("abc"), max_size=30)
 @example(MANY, [str(number // 2) for number in range(8_000)])
 def test_a_diff_turns_the_old_lines_into_the_new_ones(old: list[str], new: list[str]) -> None:
     assume(old != new)
-    with promptly(5):
+    with promptly():
         first, second, *lines = diff("\n".join(old), "\n".join(new), "f").split("\n")
     assert (first, second) == ("--- a/f", "+++ b/f")
     result, at = list[str](), 0

@@ -127,7 +127,7 @@ def hangs(*_: Any) -> None:
 @pytest.mark.parametrize("place", sorted({*HOOK_NAMES} - {"on_doom_loop", "on_compacted"}))
 def test_an_open_guard_reports_once_and_goes_on(place: str, broken: Any) -> None:
     """K25."""
-    with promptly(10):
+    with promptly():
         guard = Guard(FunctionHooks(**{place: broken}), name="mine", seconds=0.1)
         output, events = result_of(guard)
     late = "TimeoutError: no answer within 0.1 s"
@@ -177,7 +177,7 @@ def test_an_abort_does_not_wait_for_a_guarded_hook_and_does_not_end_the_next_run
             agent.abort()
             hangs()
 
-    with serve(ONE, Reply("two"), Reply("three")) as server, promptly(10):
+    with serve(ONE, Reply("two"), Reply("three")) as server, promptly():
         model = ChatModel("m", base_url=server.url)
         agent = Agent(model, tools=[add], hooks=Guard(Slow()), retry=FAST)
         assert agent.run("go").stop_reason == "aborted" and roles(agent.messages)[-1] == "tool"
@@ -222,7 +222,7 @@ def test_exit_code_two_blocks_with_what_the_command_wrote(tmp_path: Path) -> Non
 )
 def test_a_failed_command_is_ignored_if_open(tmp_path: Path, command: str, error: str) -> None:
     entry = {"command": command, "seconds": 0.3}
-    with promptly(15):
+    with promptly():
         output, events = result_of(commands(tmp_path, before_tool_call=entry))
         assert output == "3" and error in all_of(Notice, events)[0].text
         output, _ = result_of(commands(tmp_path, before_tool_call=entry | {"closed": True}))

@@ -205,7 +205,7 @@ def test_the_time_limit_ends_the_run_wherever_it_is(where: str) -> None:
         "tool": Reply(calls=[("wait", {})]),
         "backoff": Reply("busy", status=503, headers={"retry-after": "30"}),
     }
-    with serve(replies[where]) as server, promptly(5):
+    with serve(replies[where]) as server, promptly():
         _, result = ask(server, tools=[wait], limits=Limits(max_seconds=0.3))
     late = "Time limit of 0.3 s reached, task may be incomplete."
     assert result.stop_reason == "max_time" and (where == "stream" or result.text == late)

@@ -249,7 +249,7 @@ def test_ctrl_c_ends_the_wait_for_a_server(tmp_path: Path) -> None:
     with serve(Reply("hi")) as model, Terminal(tmp_path, model) as terminal:
         terminal.enter("go")
         terminal.expect("thinking")
-        with promptly():
+        with promptly(START - 5):
             terminal.ctrl_c()
             terminal.expect("stopped by the user")
         terminal.prompt()

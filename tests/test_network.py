@@ -297,7 +297,7 @@ def test_an_abort_ends_a_handshake_that_the_other_side_does_not_answer(
         abort = Abort()
         threading.Timer(0.3, abort.set).start()
         model = ChatModel("m", base_url=THERE if through_proxy else f"https://{place}/v1")
-        with promptly(5):
+        with promptly(9):  # of the ten until the connection is given up
             _, result = drive(run_loop([], model, prompt="go", abort=abort, retry=FAST))
     assert result.stop_reason == "aborted"
 

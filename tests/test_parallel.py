@@ -149,7 +149,7 @@ def test_an_abort_reaches_all_and_a_tool_that_does_not_look_at_it_is_abandoned()
     meeting, abort = Meeting(4), Abort()
     threading.Thread(target=lambda: (meeting.barrier.wait(), abort.set()), daemon=True).start()
     pairs = [("sleep", "a"), ("wait", "b"), ("wait", "c")]
-    with serve(calls(*pairs), Reply("done")) as server, promptly(10):
+    with serve(calls(*pairs), Reply("done")) as server, promptly():
         events, result = ask(server, tools=ParallelTools(meeting.tools), abort=abort)
     meeting.released.set()
     assert result.stop_reason == "aborted" and sorted(meeting.order) == ["b", "c"]

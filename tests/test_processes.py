@@ -195,7 +195,7 @@ ENDLESS = {
 @pytest.mark.case("PRC-05", "PRC-06", "PRC-13", "PRC-16")
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_timeout_ends_all_of_a_command(tmp_path: Path, mark: str, name: str) -> None:
-    with promptly(5):
+    with promptly():
         result = bash_in(tmp_path, ENDLESS[name], timeout=1)
     content = str(result.content)
     note = "[timed out after 1 s and was stopped; timeout can be up to 600]"
@@ -307,7 +307,7 @@ def test_a_command_has_no_terminal_and_asks_for_no_password(tmp_path: Path) -> N
     ]
     calls = Reply(calls=[("bash", {"command": line}) for line in lines])
     with serve(calls, FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
-        with promptly(10):
+        with promptly():
             terminal.say("hello")
         first, second, third = (
             message["content"] for message in server.requests[-1]["messages"][-3:]
@@ -323,7 +323,7 @@ def test_a_command_has_no_terminal_and_asks_for_no_password(tmp_path: Path) -> N
 def test_pagers_and_editors_do_not_wait(tmp_path: Path) -> None:
     commit = "git -c user.name=a -c user.email=a@example.org commit --allow-empty"
     line = f"git init -q . && git config core.pager less && {commit} -q -m first && git log"
-    with promptly(10):
+    with promptly():
         assert "first" in str(bash_in(tmp_path, line).content)
         assert "empty commit message" in str(bash_in(tmp_path, commit, timeout=8).content)
 
