@@ -93,6 +93,9 @@ def test_a_model_is_chosen_by_number_by_a_part_of_its_name_and_by_any_name(tmp_p
         session.enter("/model gpt")
         assert re.search(r"1 +gpt-5\r\n +2 +gpt-5-mini", session.expect("number or name: "))
         assert "claude-1 at 127.0.0.1" in session.say(""), "none was chosen"
+        session.enter("/model gpt")
+        session.expect("number or name: ")
+        assert "gpt-5-mini at 127.0.0.1" in session.say("mini")
         assert "gpt-5-mini at 127.0.0.1" in session.say("/model mini")
         assert "gpt-5 at 127.0.0.1" in session.say("/model gpt-5"), "the name itself"
         assert "I am gpt-5." in session.say("hi")
@@ -120,6 +123,10 @@ def test_a_server_of_this_machine_is_found_chosen_and_kept(tmp_path: Path) -> No
             return None
 
         tries: list[Any] = []
+        until(lambda: tries.append(started()) or tries[-1])
+        tries[-1].enter("yes")
+        tries[-1].expect("yes is no number of the list")
+        assert tries[-1].exit_code() == 2
         until(lambda: tries.append(started()) or tries[-1])
         session = tries[-1]
         shown = screen(session)

@@ -200,7 +200,10 @@ class Commands(ConversationCommands):
             self._note(f"The server does not list it; nearest: {first_of(names, 3)}.")
         elif near[1:] and argument not in names:
             rows = ((f"{'*' if name == now else ' '} {name}", "") for name in near)
-            argument = self._choose(near, rows, "number or name: ")
+            if chosen := self._choose(near, rows, "number or name: "):
+                self.model(chosen)  # a part of a name will do here, too
+                return
+            argument = ""
         elif argument and near:
             argument = near[0]
         if argument:

@@ -113,14 +113,14 @@ def _server(can_ask: bool) -> tuple[str, str]:
         options += [(url, each) for each in names[:MAX_ROWS]]
     if not options:
         ports = ", ".join(f"{name} {port}" for name, port in PORTS.items())
-        found = f"No server with a model answers on this machine at the ports of {ports}.\n"
+        found = f"No server with a model answers on this machine at the ports of\n{ports}.\n"
     url, model = options[0] if options else (f"http://127.0.0.1:{PORTS['Ollama']}/v1", "NAME")
     command = f"{program()} --base-url {url} -m {shlex.quote(model)}"
     sys.stderr.write(NOTHING.format(found=found, file=file, command=command, program=program()))
     answer = _answer(f"number (kept in {file}): ", can_ask and bool(options))
     numbers = [str(number) for number in range(1, len(options) + 1)]
     if answer not in numbers:
-        raise SystemExit(USAGE)
+        raise ConfigError(f"{answer} is no number of the list")
     url, model = options[numbers.index(answer)]
     _keep(OPENAI_BASE_URL=url, OPENAI_MODEL=model)
     return url, model
