@@ -25,12 +25,15 @@ from coder.abort import Abort
 from coder.devtools.scripted import Reply
 from coder.events import (
     Event,
+    Nested,
     PermissionAsked,
-    PermissionReplied,
+    QuestionAsked,
     RunStart,
     StepEnd,
     StepStart,
+    ToolEnd,
     ToolStart,
+    ToolUpdate,
 )
 from coder.sessions.blobs import MAX_STORED
 from coder.sessions.database import StoreError
@@ -40,7 +43,7 @@ from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import read, write
 from coder.toolset import Toolset
-from coder.types import Message, RunResult, Usage
+from coder.types import Message, RunResult, ToolResult, Usage
 from tests.harness import ask, serve
 from tests.terminal import promptly
 
@@ -240,16 +243,27 @@ def test_where_the_user_changed_the_same_file_nothing_is_done(desk: Desk) -> Non
     assert desk.redo().conflicts == ["b"] and desk.text("a") == "1"
 
 
-def test_what_the_user_writes_while_a_question_stands_is_left_alone(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        PermissionAsked("2", "bash", "x", "x"),
+        QuestionAsked("2", "x", []),
+        Nested("general", PermissionAsked("3", "bash", "x", "x"), "c", "2"),
+    ],
+)
+def test_what_the_user_writes_while_a_question_stands_is_left_alone(
+    desk: Desk, asked: Event
+) -> None:
     desk.put({"a": "1\n", "mine": "1\n"})
-    snapshots, asked = desk.snapshots, PermissionAsked("2", "bash", "x", "x")
+    snapshots = desk.snapshots
     snapshots(RunStart())
     snapshots(ToolStart("1", "write", {}, ""))
     desk.put({"n/b": "new\n"})
+    snapshots(ToolEnd("1", "write", ToolResult(""), False, 0.0))
     snapshots(ToolStart("2", "bash", {}, ""))
     snapshots(asked)
     desk.put({"mine": "2\n", "d/mine too": "x"})
-    snapshots(PermissionReplied(asked.id, "once"))
+    snapshots(ToolUpdate("2", "answered"))
     desk.put({"a": "2\n"})
     snapshots(StepEnd({}, [], "stop", Usage()))
     assert snapshots.diff().count("diff --git") == 2

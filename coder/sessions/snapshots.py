@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from coder.history import text_of, user
 from coder.sessions.database import StoreError
 from coder.sessions.workspace_files import SECONDS, Entry, Pair, WorkspaceFiles
 from coder.tools.edit import diff
-from coder.tools.workspace import NEW_FILE, remove, replacing
+from coder.tools.workspace import put_file, remove
 from coder.types import Message, ToolError
 
 ERRORS = (StoreError, OSError)
@@ -46,9 +45,9 @@ TAKEN_BACK = (
 class RunSnapshot:
     """One run: `message` is the time of its user message, or 0 where it went on without one.
 
-    A step which changed something is {path: [before, after]}; before and after are [mode, blob id],
-    or null for no file. Where one is not known, `problem` says why. Once undone, `removed` are the
-    messages that stood at a `place` in the list, `left` those there now.
+    A step which changed something is {path: [before, after]}, each [mode, blob id] or null for no file. Where one
+    is not known, `problem` says why. Once undone, `removed` are the messages that stood at a `place` in the list,
+    `left` those there now.
     """
 
     message: int = 0
@@ -106,6 +105,8 @@ class Snapshots:
         self._began = 0.0
         self._told: set[str] = set()
         self._in_step = False  # a tool has begun
+        self._asked = False  # in a step: the event before was a question, which is answered now
+        self._calls: set[str] = set()  # of the run, under way
 
     def open(self, session_id: str, resumed: bool = False) -> None:
         """Continue with the runs of this session."""
@@ -117,20 +118,29 @@ class Snapshots:
     # ---- taking them
 
     def __call__(self, event: Event, abort: Abort | None = None) -> None:
+        if self._asked:
+            self._begin_step(abort)
         match event:
             case events.RunStart():
                 self.undone.clear()
+                self._calls.clear()
                 self.runs.append(RunSnapshot())
                 self._start_look()
             case events.MessageEnd(message={"role": "user"} as message) if self.runs:
                 time = message.get("meta", {}).get("timestamp")
                 self.runs[-1].message = self.runs[-1].message or time or 0
-            case events.ToolStart(name=name) if name not in self.harmless:
+            case events.ToolStart(id=call_id, name=name) if name not in self.harmless:
+                self._calls.add(call_id)
                 self._begin_step(abort)
-            case events.PermissionReplied():
-                self._begin_step(abort)
-            case events.PermissionAsked() | events.StepEnd() | events.RunEnd():
+            case events.ToolEnd(id=call_id):
+                self._calls.discard(call_id)
+            case events.StepEnd() | events.RunEnd():
                 self.finish()
+        asked = events.innermost(event)
+        # Beside the question of a sub-agent others may work on
+        if self._in_step and hasattr(asked, "reply") and (asked is event or len(self._calls) == 1):
+            self.finish()
+            self._asked = True
         if isinstance(event, events.RunEnd) and self.runs:
             self._save(self.runs[-1])
 
@@ -155,7 +165,7 @@ class Snapshots:
         """In front of a tool: what has changed up to now is not the run's."""
         if self._in_step:
             return
-        self._in_step = True
+        self._in_step, self._asked = True, False
         if not self._first_look:
             self._start_look()
         self._await_look(abort)
@@ -174,6 +184,7 @@ class Snapshots:
 
     def finish(self) -> None:
         """End the step under way. To be called behind a run that was broken off, too."""
+        self._asked = False
         if not self._in_step:
             return
         step, lost = self._look()
@@ -337,14 +348,3 @@ def _remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
         with contextlib.suppress(OSError, ToolError):
             remove(folder, os.rmdir)
-
-
-def put_file(target: Path, mode: int, data: bytes) -> None:
-    """Put a file or link in its place at once, in a folder behind no link. Raises OSError, ToolError."""
-    with replacing(target) as (folder, name):
-        if stat.S_ISLNK(mode):
-            os.symlink(data, os.fsencode(name), dir_fd=folder)
-        else:
-            with open(os.open(name, NEW_FILE, 0o600, dir_fd=folder), "wb") as file:
-                file.write(data)
-                os.fchmod(file.fileno(), stat.S_IMODE(mode))

@@ -176,6 +176,17 @@ def replacing(place: Path) -> Iterator[tuple[int, str]]:
             raise
 
 
+def put_file(target: Path, mode: int, data: bytes) -> None:
+    """Put a file or link in its place at once, in a folder behind no link. Raises OSError, ToolError."""
+    with replacing(target) as (folder, name):
+        if stat.S_ISLNK(mode):
+            os.symlink(data, os.fsencode(name), dir_fd=folder)
+        else:
+            with open(os.open(name, NEW_FILE, 0o600, dir_fd=folder), "wb") as file:
+                file.write(data)
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+
+
 def remove(place: Path, how: Callable[..., None] = os.unlink) -> None:
     """Remove a file or a link itself, or with os.rmdir a folder. Raises ToolError, OSError."""
     with folder_of(place) as folder:
