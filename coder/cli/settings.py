@@ -214,11 +214,12 @@ USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130
 EXIT_CODES = {"stop": 0, "error": 1, "content_filter": 1, "aborted": INTERRUPTED}  # others: LIMIT
 DESCRIPTION = """\
 A coding agent for the terminal. Without a PROMPT it opens a session; with one (or with text on stdin)
-it answers and exits. `{0} --demo` shows it at work without a key."""
-EPILOG = """\
-exit codes: 0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C
-settings: OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more: see `{0} config`
-also: {0} config, sessions, export ID, trace FILE (a run recorded with --trace), demo --port N"""
+it answers and exits. `%(prog)s --demo` shows it at work without a key."""
+BELOW = {
+    "exit codes": "0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C",
+    "settings": "OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more: see `%(prog)s config`",
+    "also": "%(prog)s config, sessions, export ID, trace FILE (a run recorded with --trace), demo --port N",
+}
 
 ON: dict[str, Any] = {"action": "store_true"}
 # The names, what the value is called ("": a switch), the help; FURTHER has what else argparse has to know.
@@ -234,7 +235,7 @@ FLAGS = (
     ("-y --yolo", "", "do not ask about commands and edits; what a rule denies stays denied"),
     ("--allow", "RULE", "KIND or KIND:PATTERN to allow, such as edit or 'bash:git diff *'"),
     ("--deny", "RULE", "KIND or KIND:PATTERN to deny; the last rule that matches decides"),
-    ("--output-format", "", "json: one object at the end; stream-json: one event a line"),
+    ("--output-format", "FORMAT", "text, json (one object) or stream-json (one event a line)"),
     ("--system-prompt", "TEXT", "replace the system prompt"),
     ("--append-system-prompt", "TEXT", "add to the system prompt"),
     ("--image", "FILE", "attach an image to the first prompt; can be given again"),
@@ -275,12 +276,7 @@ def program() -> str:
 
 def parser() -> Flags:
     """All flags. What one gives a setting is a text under the setting's name, None where it is not given."""
-    flags = Flags(
-        prog=program(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=DESCRIPTION.format(program()),
-        epilog=EPILOG.format(program()),
-    )
+    flags = Flags(prog=program(), usage="%(prog)s [FLAGS] [PROMPT]", description=DESCRIPTION)
     what = "what to do; stdin next to it is context"
     flags.add_argument("prompt", nargs="*", metavar="PROMPT", help=what)
     for names, value, text in FLAGS:
@@ -294,4 +290,6 @@ def parser() -> Flags:
             short = ["-m"] if name == "OPENAI_MODEL" else []
             words = [*short, f"--{field_of(name).replace('_', '-')}"]
             flags.add_argument(*words, dest=name, help=setting.help, **options)
+    for title, text in BELOW.items():
+        flags.add_argument_group(title, text)
     return flags
