@@ -117,14 +117,18 @@ def prompt_of(arguments: argparse.Namespace) -> str:
 @contextlib.contextmanager
 def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
     """While inside, a scripted model is served, and the folder is a scratch copy of the broken project; its prompt."""
+    from coder.cli.screen import Screen
+
     demo = needed("coder.devtools.demo", "--demo")
     if arguments.prompt or arguments.resume is not None or arguments.continue_:
         raise ConfigError("--demo has a task of its own: no PROMPT, -c or -r beside it")
     os.chdir(folder := demo.scratch_project())
-    sys.stderr.write(
-        "This is a demonstration. A script answers in the place of a language model, through a real server on this\n"
-        f"machine; requests, tools, files and tests are real. It works in a scratch copy: {folder}\n\n> {demo.PROMPT}\n"
+    screen = Screen(sys.stderr)
+    screen.line(
+        "This is a demonstration. A script answers in the place of a language model, through a real server on this "
+        f"machine; requests, tools, files and tests are real. It works in a scratch copy: {folder}\n"
     )
+    screen.entry(demo.PROMPT)
     with demo.demo_server() as server:
         arguments.no_session, arguments.yolo = True, True
         arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = server.url, "script"
