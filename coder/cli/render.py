@@ -219,7 +219,8 @@ class Renderer:
         if not self._asked_diff or self._asked_diff != event.result.details.get("diff"):
             rows = calls.result_rows(event, self.verbose)
             for row in rows[: event.is_error] if worker.name else rows:
-                self.screen.exact_line(*calls.fitted([("  ", ""), *row], self.screen.width - 1))
+                row, width = [("  ", ""), *row], self.screen.width - 1
+                self.screen.exact_line(*(row if self.verbose else calls.fitted(row, width)))
 
     def _join(self, title: str, event: events.ToolEnd) -> None:
         """Show a call whose result is counted, in the row of the neighbours before it where there is room."""
