@@ -153,7 +153,8 @@ def _read_agent(path: Path, base: AgentSpec) -> AgentSpec:
     head = _mapping(front or "")
     head.pop("name", None)  # other programs' files have one
     rules = base.rules + _rules(path.stem, head.pop("permissions", {}))
-    fields = {key: _field(key, value) for key, value in head.items()}
+    said = base.description or prompt.partition("\n")[0].strip("# .")
+    fields = {"description": said} | {key: _field(key, value) for key, value in head.items()}
     return replace(base, rules=rules, prompt=prompt or base.prompt, **fields)
 
 
