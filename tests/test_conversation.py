@@ -103,6 +103,10 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
             session.enter("/resume")
             listed = bare(session.expect("number, name or id: "))
             assert listed.index("about apples") < listed.index("about pears")  # the newest first
+            session.type("\x1b")  # none of them
+            session.prompt()
+            session.enter("/resume")
+            session.expect("number, name or id: ")
             session.enter("2")
             session.expect("You said: 'and now?'")
             session.prompt()

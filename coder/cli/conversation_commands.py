@@ -50,7 +50,7 @@ class ConversationCommands:
                 self._note(one_line(f"     {below}", width))
         if values[MAX_ROWS:]:
             self._note(f"     and {len(values) - MAX_ROWS} more")
-        return by_number(values, str(self.repl.keyboard.answer(question)))
+        return by_number(values, str(self.repl.keyboard.answer(question, words=question)))
 
     # -- the last run
 

@@ -195,7 +195,7 @@ class Keyboard:
     def answer(self, prompt: str, keys: str = "", words: str = "") -> str:
         """One of the characters `keys`, at its press, or a line typed behind the prompt `words`, if there is one.
 
-        Without keys, and where they do not come one by one, it is a line. Typed after the question was on the screen;
+        Without both, and where keys do not come one by one, it is a line. Typed after the question was on the screen;
         "" at Enter, Esc, Ctrl+D and Ctrl+C, which stops the run, too.
         """
         stop_run = signal.getsignal(signal.SIGINT)
@@ -211,7 +211,7 @@ class Keyboard:
                 early += waiting_keys(PAUSE) if early else ""
                 if early := early.replace("\n", " ").strip():
                     self.early.append(early)
-                by_key = keys and self.readline and not self._dumb
+                by_key = (keys or words) and self.readline and not self._dumb
                 return self._press(prompt, keys, words) if by_key else self._answer_line(prompt)
             except (EOFError, KeyboardInterrupt):
                 sys.stdout.write("\n")
