@@ -58,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "0")
-        if not length.isdecimal() or int(length[:12]) > MAX_BODY:
+        if not length.isdecimal() or len(length) > 12 or int(length) > MAX_BODY:
             self._refuse(413, f"a request has a Content-Length of at most {MAX_BODY} bytes")
             return
         body = self.rfile.read(int(length))
