@@ -22,7 +22,7 @@ from coder.devtools.scripted import Reply, ScriptedServer
 from coder.events import Event
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, explain
-from coder.types import RunResult
+from coder.types import Limits, RunResult
 from tests.harness import FAST, drive, serve, types
 from tests.terminal import promptly
 
@@ -371,6 +371,18 @@ def test_a_body_is_read_in_each_form_but_not_broken(answer: bytes, said: str, si
         model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
         text = drive(run_loop([], model, prompt="go", retry=once))[1].text
     assert said in text
+
+
+def test_interim_answers_without_end_are_not_waited_for() -> None:
+    def send(caller: socket.socket) -> None:
+        while True:
+            caller.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    with listening(send) as port:
+        url, once = f"http://127.0.0.1:{port}/v1", RetryPolicy(max_delay=-1.0)
+        model, limits = ChatModel("m", base_url=url, first_byte_timeout=0.3), Limits(max_seconds=20)
+        run = run_loop([], model, prompt="go", retry=once, limits=limits)
+        assert "no data" in drive(run)[1].text
 
 
 # ---- words -----------------------------------------------------------------------------------------------

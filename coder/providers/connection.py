@@ -88,6 +88,7 @@ class StreamingRequest:
                     raise ConnectionError
             status = 100
             while 100 <= status < 200:  # interim answers
+                self._set_timeout()
                 status, self.headers = read_head(self._file)
         self.status_code, self.connections.answered = status, True
 
