@@ -108,7 +108,8 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
             session.enter("/resume")
             session.expect("number, name or id: ")
             session.enter("2")
-            session.expect("You said: 'and now?'")
+            between = bare(session.expect("You said: 'and now?'"))
+            assert between.split("\n")[1].strip() == "", "a blank row above it"
             session.prompt()
             session.say("riper")
             assert said(server) == ["about pears", "and now?", "riper"]

@@ -233,7 +233,7 @@ def test_where_the_user_changed_the_same_file_nothing_is_done(desk: Desk) -> Non
     before = desk.tree()
     result = desk.undo()
     assert (list(result.conflicts), list(result.paths)) == (["a", "c", "e"], [])
-    assert "changed since" in result.problem and desk.tree() == before
+    assert "changed since:" in result.problem and desk.tree() == before
     desk.put({"a": "2\n", "e": "1"})  # as the agent left it, and as it was
     (desk.folder / "e").chmod(0o644)
     (desk.folder / "c").unlink()

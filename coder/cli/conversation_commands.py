@@ -110,6 +110,7 @@ class ConversationCommands:
             self._note("There is no older conversation in this folder.")
         if argument:
             self.conversation.resume(argument)
+            self.screen.line()
             self.repl.replay()
 
     def name(self, argument: str) -> None:

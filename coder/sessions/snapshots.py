@@ -276,7 +276,7 @@ class Snapshots:
             why = str(error).rstrip(".")
             return UndoResult(problem=f"The files of this run cannot be restored: {why}.")
         if conflicts:
-            text = "Nothing was done: these files were changed since."
+            text = "Nothing was done: these files were changed since:"
             return UndoResult(conflicts=sorted(conflicts), problem=text)
         target.append(source.pop())
         if back:
