@@ -212,14 +212,13 @@ def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
 def _wire_message(message: Message, model: str) -> Message | None:
     if message.get("role") not in ROLES:
         return None
-    if not model or message.get("meta", {}).get("model", model) == model:
+    is_own = not model or message.get("meta", {}).get("model", model) == model
+    if is_own or message["role"] != "assistant":
         return {name: value for name, value in message.items() if name != "meta"}
     wire: Message = {name: message[name] for name in ("role", "content") if name in message}
     if calls := calls_of(message):
         names = ("id", "type", "function")
-        wire["tool_calls"] = [
-            {name: call[name] for name in names if name in call} for call in calls
-        ]
+        wire["tool_calls"] = [{name: c[name] for name in names if name in c} for c in calls]
     return wire
 
 

@@ -47,6 +47,8 @@ def test_any_list_becomes_valid_and_stays_as_it_then_is(messages: list[Message])
     fixed = repair(messages)
     assert messages == before, "the list that was given is not changed"
     assert_valid({"messages": convert_to_llm(fixed)})
+    others = [each | {"meta": {"model": "another"}} for each in fixed]
+    assert_valid({"messages": convert_to_llm(others, "this")})
     assert repair(fixed) == fixed
     assert all(ours is again for ours, again in zip(fixed, repair(fixed))), (
         "what is in order is not even copied"
