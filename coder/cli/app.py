@@ -48,9 +48,9 @@ class App(Parts):
         specs = choices(self.agents, "subagent", "all")
         limits = {"limits": self.limits, "retry": self.retry}
         self.subagents: Subagents | None = module and module.Subagents(specs, self.equip, **limits)
-        name = arguments.agent or "build"
-        if name not in (known := [each.name for each in choices(self.agents, "primary", "all")]):
-            raise ConfigError(f"there is no agent {name!r}; known: {', '.join(known)}")
+        self.primary = {each.name: each for each in choices(self.agents, "primary", "all")}
+        if (name := arguments.agent or "build") not in self.primary:
+            raise ConfigError(f"there is no agent {name!r}; known: {', '.join(self.primary)}")
         self.chosen = settings.model
         model = self.chat_model(self.agents[name].model or self.chosen)
         hooks, self.compaction = self.hooks_for(model, self.permissions, self.users_hooks)

@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, cast, get_args
 
-from coder.agent.profiles import choices
 from coder.cli.conversation_commands import ConversationCommands
 from coder.cli.input import Leave
 from coder.cli.keys import silent_keys
@@ -66,9 +65,8 @@ RULES = (
     "outside ask."
 )
 
-BEGUN_PATH = re.compile(
-    r"(?:(?<!\S)@(?:\\.|[^\s\\])*\\ )?$"
-)  # to a blank in a name: readline's word begins there
+# To a blank in a name: readline's word begins there
+BEGUN_PATH = re.compile(r"(?:(?<!\S)@(?:\\.|[^\s\\])*\\ )?$")
 
 Entries = list[str]  # what a command wants to be done as if it had been entered
 Run = Callable[[str], Entries | None]
@@ -119,7 +117,7 @@ class Commands(ConversationCommands):
             case "model":
                 words = self.listed = self.listed or self._models("")
             case "agent":
-                words = (each.name for each in choices(self.app.agents, "primary", "all"))
+                words = self.app.primary
             case "reasoning":
                 words = (*get_args(Reasoning), "show", "hide")
             case "resume":
@@ -162,21 +160,21 @@ class Commands(ConversationCommands):
 
     def help(self, argument: str) -> None:
         for name, (text, _) in self.known.items():
-            self.screen.listed(f"  /{name:<11} ", text)
+            self.screen.line(text, head=f"  /{name:<11} ")
         for key, text in KEYS.items():
-            self.screen.listed(f"  {key:<12} ", text)
+            self.screen.line(text, head=f"  {key:<12} ")
         self.screen.line(WORKING)
 
     def tools(self, argument: str) -> None:
         for each in self.app.agent.state.tools.tools.values():
-            self.screen.listed(f"  {each.name:<12} ", one_line(each.description, 200))
+            self.screen.line(one_line(each.description, 200), head=f"  {each.name:<12} ")
 
     def skills(self, argument: str) -> None:
         """List them, and ask about those of this project that are not used."""
         known = list(self.app.prompt_files.skills.values()) if self.app.prompt_files else []
         for each in known:
             unused = "" if each.answer == "yes" else " (not used)"
-            self.screen.listed(f"  {each.name:<12} ", each.description + unused)
+            self.screen.line(each.description + unused, head=f"  {each.name:<12} ")
         if not known:
             self._note("There are no skills. They are folders with a SKILL.md: docs/settings.md")
         self.trust([each for each in known if each.answer != "yes"])
@@ -250,11 +248,11 @@ class Commands(ConversationCommands):
     # -- who works, and what is allowed
 
     def agent(self, argument: str) -> None:
-        known = {each.name: each for each in choices(self.app.agents, "primary", "all")}
+        known = self.app.primary
         if not argument:
             for name, each in known.items():
                 mark = "*" if name == self.app.spec.name else " "
-                self.screen.listed(f"{mark} {name:<12} ", each.description)
+                self.screen.line(each.description, head=f"{mark} {name:<12} ")
         elif argument in known:
             self.app.work_as(argument)
             self._note(f"Agent {argument}: {self.app.spec.description}.")
@@ -273,7 +271,7 @@ class Commands(ConversationCommands):
         for rule in [*own, *given.workspace, *given.memory]:
             exactly = "exactly " if rule.is_exact else ""
             text = f"{rule.permission}: {exactly}{rule.pattern}  ({rule.source})"
-            self.screen.listed(f"  {rule.action:<6} ", text)
+            self.screen.line(text, head=f"  {rule.action:<6} ")
         if given.yolo:
             self._warn("  All other questions are answered yes (yolo).")
 

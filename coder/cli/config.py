@@ -49,9 +49,8 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
     sources = read_sources(cwd, flags)
     place = server_place(sources)
     found = choose(sources, place)
-    settings = Settings(
-        **{field_of(name): value_of(name, text) for name, (text, _) in found.items()}
-    )
+    values = {field_of(name): value_of(name, text) for name, (text, _) in found.items()}
+    settings = Settings(**values)
     url = settings.base_url or ""
     if url.lower().startswith("http:") and not (is_loopback(url) or settings.allow_http):
         raise ConfigError(

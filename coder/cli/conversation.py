@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coder import events
-from coder.agent.profiles import choices
 from coder.cli.app import App
 from coder.cli.config import data_folder
 from coder.cli.process import optional
@@ -80,9 +79,8 @@ class Conversation:
         recorder = Recorder(self.store, info, tell=app.notices.append)
         self._leave()
         self._adopt(recorder)
-        primary = [each.name for each in choices(app.agents, "primary", "all")]
         agent = agent or info.agent
-        if agent != app.spec.name and agent in primary:
+        if agent != app.spec.name and agent in app.primary:
             app.work_as(agent)
             app.notices.append(f"Agent {agent} continues: {app.spec.description}.")
         if info.directory != folder_name(str(app.cwd)):

@@ -100,12 +100,8 @@ class ConversationCommands:
         elif infos:
             width = self.screen.width - 6
             lines = (session_line(info, width=width) for info in infos)
-            endings = (
-                f"{one_line(asked, width // 2)} → {answered}"
-                for asked, answered in map(store.ending, ids)
-            )
-            rows = zip(lines, endings)
-            argument = self._choose(ids, rows, "number, name or id: ")
+            ends = (f"{one_line(ask, width // 2)} → {text}" for ask, text in map(store.ending, ids))
+            argument = self._choose(ids, zip(lines, ends), "number, name or id: ")
         else:
             self._note("There is no older conversation in this folder.")
         if argument:

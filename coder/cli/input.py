@@ -86,9 +86,8 @@ class Keyboard:
 
     def entries(self) -> Iterator[str]:
         """What the user enters, until Ctrl+D. Raises Leave."""
-        if (typed := waiting_keys(0) if self.readline else "").endswith(
-            "\n"
-        ):  # before the program ran
+        typed = waiting_keys(0) if self.readline else ""  # before the program ran
+        if typed.endswith("\n"):
             send(re.sub("[\x01\x02]", "", self._prompt()) + typed)
             self.remember([typed.strip()])
             yield typed.strip()

@@ -27,12 +27,8 @@ BEGUN = re.compile(r"\x1b{1,2}(?:\[[0-?]*|O)?")  # a key's sequence that the nex
 PASTED = PASTE_BEGINS  # stands before each character of a paste
 ESC, CTRL_D = "\x1b", "\x04"
 ENTER = ("\r", "\r\n")
-NEWLINE = (
-    *ENTER,
-    "\n",
-    "\x1b\r",
-    f"{PASTED}\n",
-)  # Ctrl+J, Alt+Enter; an Enter that does not end a read was pasted
+# Ctrl+J, Alt+Enter; an Enter that does not end a read was pasted
+NEWLINE = (*ENTER, "\n", "\x1b\r", f"{PASTED}\n")
 ESC_ALONE = 0.05  # seconds without a byte behind an Esc that begins no other key
 IFLAG, LFLAG = 0, 3  # places in termios' list
 

@@ -227,9 +227,8 @@ def _load_behind(own_server: bool) -> None:
     """Import what the first run needs, while the user reads and types."""
 
     def import_all() -> None:
-        if (path := config_folder() / "mcp.json").exists() and (
-            mcp := optional("coder.extend.mcp")
-        ):
+        path = config_folder() / "mcp.json"
+        if path.exists() and (mcp := optional("coder.extend.mcp")):
             mcp.start(path)  # its programs start meanwhile
         if not own_server:
             from coder.providers.http import openai_client

@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, get_args
 
 from coder import __version__
-from coder.cli.app import App
+from coder.cli.app import App, Show
 from coder.cli.config import data_folder
 from coder.cli.process import collect_garbage, needed, optional
 from coder.cli.screen import Screen
@@ -26,8 +26,6 @@ from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
 from coder.types import Message, RunResult, Transient
 
-Show = Callable[[Event], None]
-
 
 def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> int:
     """Run one task; returns the exit code. Raises ConfigError."""
@@ -35,9 +33,8 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
     app = App(settings, arguments)
     if skills := app.prompt_files and app.prompt_files.unanswered():
         names = ", ".join(each.name for each in skills)
-        app.notices.append(
-            f"Skills of this project that a session has to ask about first: {names}."
-        )
+        notice = "Skills of this project that a session has to ask about first"
+        app.notices.append(f"{notice}: {names}.")
     name, wanted = "coder.cli.conversation", arguments.resume or arguments.continue_
     module = needed(name, "-c and -r") if wanted else optional(name)
     conversation = module and module.open_conversation(app, one_task=True)
@@ -69,10 +66,8 @@ def show_events(
     """What shows an event, as the flags want it."""
     start: dict[str, Any] = {"session_id": session_id, "model": app.model.name}
     start |= {"cwd": str(app.cwd), "version": __version__}
-    form, quiet = (
-        arguments.output_format,
-        arguments.quiet or arguments.output_format == "stream-json",
-    )
+    form = arguments.output_format
+    quiet = arguments.quiet or form == "stream-json"
     progress = (lambda event: None) if quiet else show_progress(app, arguments, screen)
 
     def show(event: Event) -> None:

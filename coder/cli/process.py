@@ -57,9 +57,8 @@ def mend_streams() -> None:
         elif name != "stdin" and stream is getattr(sys, f"__{name}__"):
             raw = io.BufferedWriter(Output(stream.fileno(), needed=name == "stdout"))
             tty = name == "stderr" or stream.isatty()
-            setattr(
-                sys, name, io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=tty)
-            )
+            text = io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=tty)
+            setattr(sys, name, text)
 
 
 class Output(io.FileIO):

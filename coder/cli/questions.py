@@ -13,6 +13,7 @@ from coder.cli.calls import Parts, diff_rows
 from coder.cli.input import Keyboard
 from coder.cli.render import Renderer
 from coder.cli.screen import cell_count, one_line, wrap
+from coder.cli.wording import by_number
 from coder.events import DoomLoop, Event, Nested, PermissionAsked, QuestionAsked
 from coder.permissions.sanitize import escape_invisible, is_invisible
 from coder.permissions.shell import parse
@@ -58,14 +59,12 @@ class Prompter:
                 self.screen.line(f"{asks}{repeated}", "yellow")
                 answer = self.keyboard.answer("Run it again? [y/N] ", "yn")
                 event.reply(answer.lower() in ("y", "yes"))
-            case QuestionAsked():
+            case QuestionAsked(options=options):
                 self.screen.line(f"{asks}{event.question}", "bold")
-                for number, option in enumerate(event.options, 1):
+                for number, option in enumerate(options, 1):
                     self.screen.line(f"  {number}. {option}")
-                by_number = {str(n): option for n, option in enumerate(event.options, 1)}
-                keys = "".join(by_number) if len(by_number) < 10 else ""
-                answer = self.keyboard.answer("answer: ", keys, "answer: ")
-                event.reply(by_number.get(answer, answer))
+                keys = "123456789"[: len(options)] if len(options) < 10 else ""
+                event.reply(by_number(options, self.keyboard.answer("answer: ", keys, "answer: ")))
 
     def ask_trust(self, known: PromptFiles, files: Sequence[PromptFile]) -> bool:
         """Show text of the project that would instruct the model, ask, keep a clear answer. Whether it is yes."""

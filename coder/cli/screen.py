@@ -91,9 +91,6 @@ class Screen:
             text = wrap(text, max(10, self.width - column)).replace("\n", "\n" + " " * column)
         self.exact_line((head + text, style))
 
-    def listed(self, head: str, text: str) -> None:
-        self.line(text, head=head)
-
     def entry(self, text: str) -> None:
         """Append what the user entered, set off as at the prompt."""
         self.line(text.strip(), "bold", "❯ ")

@@ -150,14 +150,10 @@ class Settings:
     max_steps: int = setting(100, WHOLE, "a number of model calls per run (100)", "N")
     max_seconds: float | None = setting(None, NUMBER, "seconds per run (no limit)", "S")
     prices: Mapping[str, Price] = setting(dict, read_prices, f"a file with prices: {PRICES}")
-    profile: Mapping[str, Any] = setting(
-        dict, read_profile, 'for the table of servers: {"tool_name": true}'
-    )
+    profile: Mapping[str, Any] = setting(dict, read_profile, 'JSON, as {"tool_name": true}')
     extra_body: Mapping[str, Any] = setting(dict, read_body, 'JSON of requests: {"top_k": 20}')
     headers: Mapping[str, str] = setting(dict, read_headers, 'JSON of headers: {"x-key": "..."}')
-    markdown: bool = setting(
-        True, SWITCH, "on or off: answers on a terminal as styled Markdown (on)"
-    )
+    markdown: bool = setting(True, SWITCH, "on or off: answers on a terminal in styles (on)")
     bell: bool = setting(True, SWITCH, "on or off: ring when a run of over 10 s ends or asks (on)")
     titles: bool = setting(True, SWITCH, "on or off: the model names conversations (on)")
     allow_http: bool = setting(False, SWITCH, "on to allow http:// to another machine (off)", "")

@@ -78,9 +78,8 @@ def sessions(words: Sequence[str]) -> int:
     flags = _flags("sessions", "The conversations that were kept on this machine.")
     verb = "list (default), search WORDS, fork WHICH (prints the copy's ID), rm WHICH"
     flags.add_argument("verb", nargs="?", default="list", choices=VERBS, help=verb)
-    flags.add_argument(
-        "words", nargs="*", help="words in titles and texts; or numbers of the list, names, IDs"
-    )
+    what = "words in titles and texts; or numbers of the list, names, IDs"
+    flags.add_argument("words", nargs="*", help=what)
     flags.add_argument("-a", "--all", action="store_true", help="list those of all folders")
     given = flags.parse_intermixed_args(words)
     if bool(given.words) == (given.verb == "list"):
@@ -134,10 +133,7 @@ def _fork(store: Store, given: argparse.Namespace) -> int:
 
 
 def _remove(store: Store, given: argparse.Namespace) -> int:
-    infos = [
-        store.find(each, str(Path.cwd())) for each in given.words
-    ]  # numbers move with the first
-    for info in infos:
+    for info in [store.find(each, str(Path.cwd())) for each in given.words]:  # before one goes
         store.remove(info.id)
         _print(f"removed {_line(info)}")
     return 0
@@ -158,9 +154,8 @@ def export(words: Sequence[str]) -> int:
     module = needed("coder.sessions.export", "export")
     redactor = module.redactor(*secrets(read_sources(Path.cwd())))
     with _open_store("export") as store:
-        text = module.export(
-            store, store.find(given.id, str(Path.cwd())).id, given.format, redactor
-        )
+        info = store.find(given.id, str(Path.cwd()))
+        text = module.export(store, info.id, given.format, redactor)
     sys.stdout.write(strip_controls(text) if sys.stdout.isatty() else text)
     return 0
 

@@ -107,9 +107,8 @@ class TypeAhead:
     def _enter(self, entry: str) -> None:
         self.entered.append(entry)
         is_words = "\n" in entry  # pasted, whatever it begins with
-        if not is_words and (
-            entry[0] == "!" or COMMAND.fullmatch(entry) or entry in ("exit", "quit")
-        ):
+        is_command = entry[0] == "!" or entry in ("exit", "quit") or COMMAND.fullmatch(entry)
+        if is_command and not is_words:
             self.commands.append(entry)
         elif not is_words and entry.startswith("+"):
             if words := entry[1:].strip():
