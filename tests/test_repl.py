@@ -11,18 +11,11 @@ import pytest
 
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
-from tests.terminal import PATIENCE, OneShot, Terminal, rendered
-
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")  # the second: the window's title
-QUESTION = "why not: "
+from tests.terminal import PATIENCE, QUESTION, OneShot, Terminal, bare, rendered
 
 
 def echo(body: Body) -> Reply:
     return Reply(f"You said: {body['messages'][-1]['content']!r}")
-
-
-def bare(text: str) -> str:
-    return ESCAPES.sub("", text)
 
 
 def sent(body: Body) -> list[Any]:
@@ -309,6 +302,7 @@ def test_an_answer_may_end_with_enter_or_newline(tmp_path: Path, typed: str, mad
         session.expect("answer: ")
         session.type("the blue one\n")
         session.expect("done · 3 steps")
+        session.prompt()
         assert (session.ws / "PWN").exists() == made
         assert server.requests[-1]["messages"][-1]["content"] == "the blue one"
 
