@@ -148,6 +148,11 @@ def assert_all_valid(server: ScriptedServer) -> None:
         assert_valid(body)
 
 
+def table(text: str) -> list[list[str]]:
+    """Rows of `command => what is expected`, in which a tilde at an end goes on."""
+    return [row.split(" => ") for row in text.strip().replace("~\n", "").split("\n")]
+
+
 def to_become_links(workspace: Path, outside: Path, text: str) -> Callable[[], None]:
     """Folders `sub` and `in`, in the workspace and the same outside, each with files `a`; what is returned makes links of the former."""
     for root in (workspace, outside):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,9 @@ PROMPT = (
     r"\r\n(?:\x1b\][^\x07]*\x07|\x1b\[\?2004[hl]\r?|\r\n)*"
     r"\x1b\[\?2004h(?:(?:[\w-]+ )*> |\x1b\[1m(?:[\w-]+ )*❯ \x1b\[0m)"
 )
+# The second: the title of the window
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
+QUESTION = "why not: "
 MARKED, UNMARKED = "\x1b[?2004h", "\x1b[?2004l"
 
 
@@ -45,6 +49,11 @@ def until(holds: Callable[[], Any], what: str = "", seconds: float = PATIENCE) -
     while not holds():
         assert time.monotonic() < end, f"it did not come: {what}"
         time.sleep(0.01)
+
+
+def bare(text: str) -> str:
+    """Without what drives the terminal."""
+    return ESCAPES.sub("", text)
 
 
 def rendered(output: str, columns: int = 80, lines: int = 24) -> list[str]:
@@ -147,6 +156,15 @@ class Place:
 
     def running(self, command: str) -> list[int]:
         return running(self.mark, command)
+
+    def shell(self, line: str) -> subprocess.CompletedProcess[str]:
+        """Run a line of bash with {coder} in it, and check."""
+        argv = ["bash", "-c", line.format(coder=f"{sys.executable} -m coder")]
+        options: dict[str, Any] = {"cwd": self.ws, "env": self.environment, "encoding": "utf-8"}
+        options |= {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": PATIENCE}
+        done = subprocess.run(argv, **options)
+        self.check(done.stdout + done.stderr)
+        return done
 
     def stop(self) -> None:
         """End what a failed test has left."""

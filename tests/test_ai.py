@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,7 @@ from coder.events import Notice
 from coder.history import user
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, classify
-from coder.toolset import tool
-from coder.types import Message, Request, RunResult
+from coder.types import Request, RunResult
 from tests.harness import FAST, all_of, ask, drive, serve
 from tests.terminal import OneShot, add_plugin, promptly, until
 
@@ -225,33 +223,3 @@ def test_a_server_that_never_ends_to_load_is_given_up() -> None:
     with serve(Reply("Loading model", status=503)) as server, promptly(20):
         _, result = ask(server, retry=RetryPolicy(base=0, loading=1.0))
         assert result.error and result.error.loading and 5 <= len(server.requests) < 40
-
-
-def test_each_request_begins_with_the_bytes_of_the_one_before_it() -> None:
-    """Steps with reasoning, calls and errors, a second run on the same list: what a provider has cached stays valid."""
-
-    @tool
-    def note(text: str) -> str:
-        """Note.
-
-        text: any
-        """
-        return f"noted {text}"
-
-    sent: list[bytes] = []
-    answers = [
-        Reply("First.", reasoning="hm", calls=[("note", {"text": "ü"}), ("note", "[broken")]),
-        Reply("no", status=500),
-        Reply(calls=[("none", {})]),
-        Reply("Done."),
-        Reply(calls=[("note", {"text": "2"})]),
-        Reply("Again."),
-    ]
-    with serve(*answers) as server:
-        model = ChatModel("m", base_url=server.url, tap=lambda data: sent.append(data) or print)
-        messages: list[Message] = []
-        for prompt in ("go", "and now"):
-            drive(run_loop(messages, model, [note], prompt=prompt, system="Be short.", retry=FAST))
-    assert len(sent) == len(answers) and messages[-1]["content"] == "Again."
-    for before, after in pairwise(sent):
-        assert after.startswith(before.removesuffix(b"]}"))

@@ -9,8 +9,6 @@ import contextlib
 import json
 import re
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import pytest
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from tests.harness import serve
-from tests.terminal import OneShot, Place, Terminal, add_plugin, promptly
+from tests.terminal import QUESTION, OneShot, Place, Terminal, add_plugin, promptly
 
 SEQUENCES = (  # noqa: SIM905
     "\x1b]52;c;QUJD\x07 \x1b]52;c;QUJD\x1b\\ \x1b]0;coder:EVIL\x07 \x1b]8;;http://evil.example\x1b\\ \x1b]8;;\x1b\\ "
@@ -37,7 +35,6 @@ OWN = re.compile(
 )
 DRIVES = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))} - {"\n", "\t"}
 UNSEEN = set("\u202e\u2066\u200b\ufeff\U000e0041")
-QUESTION = "why not: "
 
 
 class Run(Terminal):
@@ -282,21 +279,6 @@ def test_a_poor_locale_is_no_reason_to_fail(tmp_path: Path) -> None:
             assert shown_run.exit_code() == 0
 
 
-def in_bash(place: Place, line: str) -> subprocess.CompletedProcess[str]:
-    """A line of bash with {coder} in it."""
-    done = subprocess.run(
-        ["bash", "-c", line.format(coder=f"{sys.executable} -m coder")],
-        cwd=place.ws,
-        env=place.environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=60,
-    )
-    place.check(done.stdout + done.stderr)
-    return done
-
-
 @pytest.mark.case("TRM-12")
 @pytest.mark.parametrize(
     ("pipe", "codes"),
@@ -312,9 +294,8 @@ def test_no_reader_that_leaves_is_a_traceback(tmp_path: Path, pipe: str, codes: 
     long = "line\n" * 2000
     replies = Reply(long, [call("bash", command="echo hi; sleep 0.2")]), Reply(long)
     with serve(*replies) as server:
-        done = in_bash(
-            Place(tmp_path, server), f"{{coder}} -y go {pipe}; exit ${{{{PIPESTATUS[0]}}}}"
-        )
+        line = f"{{coder}} -y go {pipe}; exit ${{{{PIPESTATUS[0]}}}}"
+        done = Place(tmp_path, server).shell(line)
         assert done.returncode in codes, done
 
 
@@ -358,7 +339,7 @@ def test_what_is_piped_in_answers_no_question(tmp_path: Path, line: str) -> None
         place = Place(tmp_path, server)
         (place.ws / "answers").write_text("y\n" * 100)
         with promptly(20):
-            assert in_bash(place, line).returncode == 0
+            assert place.shell(line).returncode == 0
         assert not (place.ws / "PWN").exists()
         assert "no user can be asked here" in server.requests[1]["messages"][-1]["content"]
 

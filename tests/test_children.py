@@ -12,10 +12,9 @@ from coder.devtools.scripted import Body, Reply
 from coder.events import Event, Nested, Notice, RunEnd, RunStart, TextDelta, ToolEnd, ToolStart
 from coder.types import ToolResult, Usage
 from tests.harness import serve
-from tests.terminal import Terminal
+from tests.terminal import QUESTION, Terminal
 
 OWN = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\x1b[78]")
-QUESTION = "why not: "
 
 
 def shown(*events: Event) -> str:

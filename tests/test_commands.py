@@ -9,8 +9,7 @@ import pytest
 from coder.cli.commands import COMMANDS
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
-from tests.terminal import Terminal, rendered
-from tests.test_repl import bare
+from tests.terminal import Terminal, bare, rendered
 
 CLEAR = "\x15"  # Ctrl+U: what stands at the prompt
 

@@ -9,8 +9,6 @@ import contextlib
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,9 +18,7 @@ from coder.history import user
 from coder.sessions.recorder import Recorder
 from coder.sessions.store import Store
 from tests.harness import serve
-from tests.terminal import PATIENCE, OneShot, Place, Terminal, promptly, until
-
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
+from tests.terminal import OneShot, Place, Terminal, bare, promptly, until
 
 
 def echo(body: Body) -> Reply:
@@ -33,10 +29,6 @@ def said(server: ScriptedServer) -> list[str]:
     """The user's messages in the newest request."""
     messages = server.requests[-1]["messages"]
     return [message["content"] for message in messages if message["role"] == "user"]
-
-
-def bare(text: str) -> str:
-    return ESCAPES.sub("", text)
 
 
 def flat(text: str) -> str:
@@ -227,32 +219,12 @@ def test_what_was_allowed_for_a_session_is_asked_again_when_it_goes_on(tmp_path:
 # ---- a file that is damaged, foreign, full or held ---------------------------------------------
 
 
-def within(
-    folder: Path, server: ScriptedServer, command: str, *arguments: str
-) -> subprocess.CompletedProcess[str]:
-    """The program, begun by a shell behind a command of its own."""
-    place = Place(folder, server)
-    shell = ["bash", "-c", f'{command}; exec "$@"', "bash", sys.executable, "-m", "coder"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [*shell, *arguments],
-        cwd=place.ws,
-        env=place.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=pipe,
-        stderr=pipe,
-        text=True,
-    ) as place.child:
-        out, err = place.child.communicate(timeout=PATIENCE)
-    place.check(out + err)
-    return subprocess.CompletedProcess(arguments, place.child.returncode, out, err)
-
-
 @pytest.mark.case("SES-12")
 def test_a_full_disk_is_said_the_answer_comes_and_the_exit_code_is_not_zero(tmp_path: Path) -> None:
     kept(tmp_path, "first", "one")
     with serve(echo) as server:
-        done = within(tmp_path, server, "ulimit -f 70", "-c", "second " + "word " * 20_000)
+        words = "second " + "word " * 20_000
+        done = Place(tmp_path, server).shell(f"ulimit -f 70; {{coder}} -c '{words}'")
         assert done.returncode == 1 and "You said: 'second" in done.stdout, done.stderr
         assert "the disk is full" in flat(done.stderr) and "is not saved" in flat(done.stderr)
         talk(tmp_path, server, "-c", "third")

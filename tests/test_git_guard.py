@@ -13,6 +13,7 @@ import pytest
 
 from coder.permissions.git_guard import GitGuard, describe
 from coder.permissions.sandbox import Sandbox, writable_git_folders
+from tests.harness import table
 
 
 @pytest.fixture
@@ -63,11 +64,6 @@ def facts(path: Path) -> tuple[int, object]:
     if path.is_symlink():
         return 0, os.readlink(path)
     return path.stat().st_mode, path.is_file() and path.read_bytes()
-
-
-def table(text: str) -> list[list[str]]:
-    """Rows of `command => what is expected`, in which a tilde at an end goes on."""
-    return [row.split(" => ") for row in text.strip().replace("~\n", "").split("\n")]
 
 
 PUT_BACK = table(r"""

@@ -181,7 +181,7 @@ BEGINNING = "run_start\nstatus busy\nstep_start 1\nmessage_start/end user 'go'\n
 
 
 def assert_rebuilt(events: Sequence[Event], messages: list[Message]) -> None:
-    """The events alone hold the list and the calls."""
+    """P14, P16, P25: the events alone hold the list and the calls."""
     ended = [event.message for event in events if isinstance(event, MessageEnd)]
     assert messages == [each for each in ended if text_of(each) or each.get("tool_calls")]
     started = [event.id for event in events if isinstance(event, ToolStart)]

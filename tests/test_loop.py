@@ -11,16 +11,13 @@ from typing import Any
 import pytest
 
 from coder.abort import Abort
-from coder.ai import ChatModel
 from coder.devtools.scripted import Reply, ScriptedServer
 from coder.events import DoomLoop, Event, Retry, StepEnd, ToolEnd
 from coder.history import user
 from coder.hooks import FunctionHooks
-from coder.loop import run_loop
 from coder.toolset import Tool, ToolContext, Toolset, tool
 from coder.types import Limits, Message, ToolCall
 from tests.harness import (
-    FAST,
     ONE,
     add,
     all_of,
@@ -30,7 +27,6 @@ from tests.harness import (
     drive,
     quick,
     serve,
-    types,
 )
 from tests.terminal import promptly
 
@@ -116,17 +112,6 @@ def test_the_reading_guide_has_these_rows() -> None:
 
 
 # ---- how a run ends -------------------------------------------------------------------------------
-
-
-def test_a_run_with_tools_goes_on_until_there_are_no_calls() -> None:
-    both = Reply("I add.", calls=[("add", {"a": 2, "b": 2}), ("add", {"a": 3, "b": 3})])
-    with serve(both, Reply("4 and 6.")) as server:
-        events, result = ask(server, tools=[add])
-        assert_all_valid(server)
-    assert (result.text, result.steps, result.error) == ("4 and 6.", 2, None)
-    assert contents(result.messages) == ["go", "I add.", "4", "6", "4 and 6."]
-    steps = [event.usage.input for event in all_of(StepEnd, events)]
-    assert result.usage.input == sum(steps) > 0 and not result.usage.estimated
 
 
 def test_an_empty_answer_is_asked_for_once_more_and_both_are_paid_for() -> None:
@@ -341,13 +326,6 @@ def test_a_follow_up_is_not_lost_at_a_limit() -> None:
         _, result = ask(server, "x", hooks=hooks, limits=Limits(max_steps=1))
     assert result.stop_reason == "max_steps"
     assert contents(result.messages) == ["x", "one", "and now?"]
-
-
-def test_without_prompts_the_run_goes_on_from_the_list() -> None:
-    with serve(Reply("ok")) as server:
-        model = ChatModel("m", base_url=server.url)
-        events, result = drive(run_loop([user("go")], model, retry=FAST))
-    assert result.text == "ok" and types(events).count("message_start") == 1
 
 
 # ---- what is sent ---------------------------------------------------------------------------

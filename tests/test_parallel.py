@@ -88,9 +88,7 @@ def test_calls_that_change_nothing_run_side_by_side_and_results_are_in_the_answe
     assert [event.text for event in events if isinstance(event, ToolUpdate)] == ["a waits"]
 
 
-def test_a_call_that_changes_something_waits_for_those_before_it_and_those_behind_wait_for_it() -> (
-    None
-):
+def test_a_call_that_changes_something_waits_and_is_waited_for() -> None:
     meeting = Meeting(2)
     pairs = [("look", "a"), ("look", "b"), ("change", "x"), ("look", "c"), ("look", "d")]
     with serve(calls(*pairs), Reply("done")) as server:

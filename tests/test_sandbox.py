@@ -30,7 +30,7 @@ from coder.tools.process import output_of
 from coder.tools.search import grep
 from coder.toolset import ToolContext, Toolset
 from coder.types import ToolCall
-from tests.harness import ask, serve
+from tests.harness import ask, serve, table
 from tests.terminal import ROOT, OneShot, until
 
 try:
@@ -121,11 +121,6 @@ def git(folder: Path, *argv: str) -> str:
 
 
 # ---- SBX-01: what may be written, and what else can be reached ----------------------------------
-
-
-def table(text: str) -> list[list[str]]:
-    """Rows of `command => what is expected`, in which a tilde at an end goes on."""
-    return [row.split(" => ") for row in text.strip().replace("~\n", "").split("\n")]
 
 
 WORKS = table(r"""

@@ -208,9 +208,7 @@ def test_the_terminal_gets_the_styles_that_it_wants(
     assert stream.getvalue() == shown
 
 
-def test_the_answer_may_have_a_stream_of_its_own_and_lines_begin_at_the_beginning_of_a_line() -> (
-    None
-):
+def test_the_answer_may_have_a_stream_of_its_own_and_lines_begin_a_line() -> None:
     stream, answers = io.StringIO(), Tty()
     for screen in (Screen(stream), Screen(answers)):
         render = Renderer(Screen(stream), screen)
@@ -340,10 +338,6 @@ def test_what_is_left_of_the_context_stands_behind_a_run_and_little_is_warned_of
 
 @pytest.mark.parametrize("after", [0.0, 60.0])
 def test_the_end_of_a_long_run_rings_on_a_terminal(after: float) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Screen(stream := Terminal())
+    screen = Screen(stream := Tty())
     Renderer(screen, screen, notify_after=after)(RunEnd("stop", "well", Usage(), 1))
     assert ("\x1b]9;coder: done\x07\x07" in stream.getvalue()) is (after == 0)

@@ -239,17 +239,6 @@ def test_an_answer_is_in_the_list_when_it_is_whole_and_in_the_state_while_it_com
     assert ends[-1] == ("message_end", None, ["user", "assistant"])
 
 
-def test_new_messages_are_those_that_ended_and_the_result_has_them_all() -> None:
-    """P14, P16, P25: our run_end carries no list, the generator's return value does."""
-    old = [user("before"), said("yes")]
-    with serve(ONE, Reply("Three.")) as server:
-        events, result = drive(agent_of(server, messages=old).stream("go"))
-    assert result.messages[:2] == old
-    assert [event.message for event in all_of(MessageEnd, events)] == result.messages[2:]
-    step = all_of(StepEnd, events)[0]
-    assert [step.message, *step.tool_results] == result.messages[3:5]
-
-
 # ---- queues ----------------------------------------------------------------------------------------------
 
 
@@ -484,19 +473,6 @@ def test_a_message_that_is_changed_in_place_is_sent_changed(where: str, profile:
 
 
 # ---- images, tools of one's own, and what an agent is given ----------------------------------------------
-
-
-def test_an_image_in_a_result_reaches_the_server_in_the_form_of_the_api() -> None:
-    """P12, P44."""
-
-    @quick
-    def look() -> list[dict[str, Any]]:
-        return [{"type": "image", "data": "aGk=", "mimeType": "image/png"}]
-
-    with serve(Reply(calls=[("look", {})]), Reply("I see.")) as server:
-        ask(server, tools=[look])
-        assert_all_valid(server)
-        assert "data:image/png;base64,aGk=" in str(server.requests[-1])
 
 
 def test_a_tool_knows_the_message_that_called_it() -> None:

@@ -38,9 +38,8 @@ from coder.sessions.store import (
     open_store,
     to_model_messages,
 )
-from coder.toolset import tool
 from coder.types import Limits, Message, Trigger, Usage
-from tests.harness import ask, assert_all_valid, assert_valid, contents, drive, serve
+from tests.harness import add, ask, assert_all_valid, assert_valid, contents, drive, serve
 from tests.terminal import PATIENCE, ROOT, until
 from tests.test_random import QUICK, TOOLS, Left, Moment, drawn
 
@@ -50,16 +49,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made = Store(tmp_path / "data" / "sessions.db")
     yield made
     made.close()
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """Add.
-
-    a: one
-    b: other
-    """
-    return str(a + b)
 
 
 TWO = Reply(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,7 @@ from coder.cli.screen import Screen
 from coder.cli.typeahead import TypeAhead
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
-from tests.terminal import Terminal, rendered
-
-QUESTION = "why not: "
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
+from tests.terminal import QUESTION, Terminal, bare, rendered
 
 
 def said(body: Body) -> list[str]:
@@ -99,7 +95,7 @@ def test_a_line_steers_one_with_a_plus_follows_up_and_commands_wait(tmp_path: Pa
             ["begin", path],
             ["begin", path, "and then this"],
         ]
-        shown = ESCAPES.sub("", session.output)
+        shown = bare(session.output)
         places = [shown.rindex(text) for text in (f"❯ {path}", "steered", "❯ and then this")]
         assert places == sorted(places)
 
