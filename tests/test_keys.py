@@ -141,6 +141,79 @@ def test_esc_stops_a_run_and_a_key_that_begins_with_it_does_not(tmp_path: Path) 
         assert len(server.requests) == 2
 
 
+def do(body: Body) -> Reply:
+    """A question, or a command, where the entry asks for one."""
+    asked = str(body["messages"][-1]["content"])
+    if asked == "ask":
+        return Reply(calls=[("ask_user", {"question": "Which?", "options": ["red", "blue"]})])
+    command = asked.removeprefix("run ")
+    return Reply("Well.") if command == asked else Reply(calls=[("bash", {"command": command})])
+
+
+ASKED = [  # (command, answer, what the screen shows then, whether it made its last word)
+    ("touch no", "n", "Denied", False),
+    ("touch esc", ESC, "Denied", False),
+    ("touch words", "use x\r", "use x", False),
+    ("touch y", "y", "● bash touch y", True),
+    ("touch a", "a", "● bash touch a", True),
+    ("touch a", "", "● bash touch a", True),
+    ("git init b", "p", "● bash git init b", True),
+    ("git init c", "", "● bash git init c", True),
+]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_each_key_of_entries_questions_and_runs(tmp_path: Path, columns: int) -> None:
+    with serve(do) as server, Terminal(tmp_path, server) as session:
+        session.child.setwinsize(24, columns)
+
+        def press(*steps: str, prompt: bool = True) -> None:
+            """Keys and what they show, in turn, and then the prompt."""
+            for keys, shown in zip(steps[::2], steps[1::2], strict=True):
+                before, wanted = len(session.output), "".join(shown.split())
+                session.settled()
+                session.type(keys)
+
+                def is_shown(before: int = before, wanted: str = wanted) -> bool:
+                    rows = rendered(session.output[before:], columns, 99)
+                    return wanted in "".join("".join(rows).split())
+
+                session.until(is_shown, f"{shown!r} behind {keys!r}")
+            if prompt:
+                session.prompt()
+                session.ready()
+
+        press("one\\\r", ".", "two\r", "Well.")
+        press('"""three\r', ".", 'four"""\r', "Well.")
+        press("!echo $((40+2))\r", "42")
+        press("!!echo $((40+3))\r", "43")
+        press("next\r", "Well.")
+        own = "I ran `echo $((40+2))` myself. Its output:\n42"
+        assert [text.strip() for text in users(server.requests[-1])] == [
+            *("one\ntwo", "three\nfour", own, "next"),
+        ]
+        for command, key, shown, made in ASKED:
+            answered = ("why not:", key, shown) if key else (shown,)
+            press(f"run {command}\r", *answered)
+            assert (session.ws / command.split()[-1]).exists() is made, command
+        press("ask\r", "answer:", "2", "Well.")
+        assert contents(server.requests[-1]["messages"], "tool")[-1] == "blue"
+        press("/yolo\r", "yolo ❯")
+        session.type("a draft")
+        session.ctrl_c()
+        session.prompt()
+        shows(session, "yolo ❯", columns=columns)
+        press("run until [ -e go ]; do sleep 0.1; done\r", "sleep", prompt=False)
+        session.until(lambda: session.running("sleep"), "the command")
+        press("+later\r", "queued: later", prompt=False)
+        (session.ws / "go").touch()
+        press("", "❯ later Well.")
+        for key in (ESC, "\x03"):
+            press("run sleep 99\r", "sleep", prompt=False)
+            session.until(lambda: session.running("sleep 99"), "the command")
+            press(key, "stopped by the user")
+
+
 # ---- the history -------------------------------------------------------------------------
 
 
