@@ -39,7 +39,12 @@ def anything(self: dict[str, Any] | None, ctx: list[Any] | None = None) -> str:
 
 @text
 def picture() -> list[Any]:
-    return ["a picture", Image(data=b"PNG", format="png")]
+    return ["a picture", Image(data=b"\x89PNG\r\n\x1a\n", format="png")]
+
+
+@text
+def no_picture() -> list[Any]:
+    return [Image(data=b"none", format="png")]
 
 
 @text

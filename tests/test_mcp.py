@@ -72,12 +72,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 def test_the_names_of_tools_are_valid_and_unique_and_descriptions_cut(servers: Servers) -> None:
     tools = servers.tools()
-    assert len({each.name for each in tools}) == len(tools) == 24
+    assert len({each.name for each in tools}) == len(tools) == 26
     assert all(re.fullmatch(r"(io|site)__[a-zA-Z0-9_-]{1,60}", each.name) for each in tools)
     assert all(len(each.name) <= 64 for each in tools)
     assert len(tools[0].description) == 2000
     assert {*tools[0].parameters} <= {"type", "properties", "required", "title"}
-    calls = [(each.name, {}) for each in tools[9:12]]  # a strange name, and two that are cut
+    calls = [(each.name, {}) for each in tools[10:13]]  # a strange name, and two that are cut
     with serve(Reply(calls=calls), Reply("done")) as model:
         ask(model, tools=tools)
         assert results(model) == ["ü", "1", "2"]
@@ -90,6 +90,7 @@ CALLS: dict[tuple[str, str], Any] = {
     ("anything", '{"self": {"name": null}, "ctx": null}'): "{'name': None} None",
     ("anything", '{"self": null}'): "None None",
     ("picture", "{}"): "a picture",
+    ("no_picture", "{}"): "[image/png, 8 characters, not shown]",
     ("nothing", "{}"): "(no output)",
     ("fail", "{}"): "Error executing tool fail",
 }
@@ -101,7 +102,7 @@ def test_calls_reach_the_server_and_its_results_the_model(servers: Servers) -> N
         with serve(Reply(calls=calls), Reply("done")) as model:
             ask(model, tools=servers.tools())
             assert results(model) == [each.replace("io_", f"{server}_") for each in CALLS.values()]
-            assert "data:image/png;base64,UE5H" in json.dumps(sent(model)[-1])
+            assert "data:image/png;base64,iVBORw0KGgo" in json.dumps(sent(model)[-1])
 
 
 def test_a_program_gets_no_key_and_starts_in_the_configuration_folder(servers: Servers) -> None:

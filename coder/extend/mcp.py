@@ -33,6 +33,8 @@ CONNECT = 60  # seconds for a server to start; `npx` may download it
 CALL = 300  # seconds for a call
 MAX_NAME = 64  # characters of a tool's name, by the API
 MAX_IMAGE = 7_000_000  # characters of base64: 5 MB, what providers take
+# How the base64 of what providers take begins. What is none would make them refuse all that follows.
+IMAGES = {"iVBORw0KGgo": "png", "/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp"}
 NOT_READY = f"not ready after {START} s; its tools come with a later run"
 REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at the top
 CONTEXT = "the context"  # a parameter's name that no server uses
@@ -59,7 +61,7 @@ class Server:
         self.client: Any = None  # None: not connected
         self.tools, self.problem = list[Any](), NOT_READY
         self._task: asyncio.Task[None] | None = None
-        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self._stderr: Any = tempfile.TemporaryFile()  # noqa: SIM115
 
     async def connect(self) -> None:
         """Begin, if that has not begun, and wait until it is connected. Raises ToolError."""
@@ -116,8 +118,8 @@ class Server:
         """Why it failed, in one line: the error, and what the program wrote last on stderr."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        self._stderr.seek(0)
-        last = self._stderr.read()[-2000:].strip().rpartition("\n")[2]
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 2000))
+        last = self._stderr.read(2000).decode("utf-8", "replace").strip().rpartition("\n")[2]
         text = f"{error}" or type(error).__name__
         return " ".join(f"{text}: {last}".split()).removesuffix(":")
 
@@ -152,8 +154,10 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
     """A content block of the protocol as one of the API."""
     block |= block.get("resource", {})
     kind, data = block.get("mimeType") or block["type"], block.get("data", block.get("blob", ""))
-    if kind.startswith("image/") and 0 < len(data) <= MAX_IMAGE:
-        return {"type": "image", "data": data, "mimeType": kind}
+    is_base64 = len(data) % 4 == 0 and re.fullmatch("[A-Za-z0-9+/]*={0,2}", data)
+    image = next((each for begin, each in IMAGES.items() if data.startswith(begin)), "")
+    if is_base64 and image and len(data) <= MAX_IMAGE:
+        return {"type": "image", "data": data, "mimeType": f"image/{image}"}
     other = f"[{kind}, {len(data)} characters, not shown]" if data else f"{block.get('uri')}"
     return {"type": "text", "text": block.get("text", other)}
 
