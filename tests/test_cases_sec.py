@@ -622,6 +622,7 @@ def test_saved_output_lies_in_a_folder_that_cannot_be_prepared(tmp_path: Path, w
 def test_what_we_keep_is_for_the_user_alone_whatever_the_umask(tmp_path: Path) -> None:
     data, trace = tmp_path / "home" / ".local" / "share" / "coder", tmp_path / "home" / "run.jsonl"
     calls = [("write", {"path": "a/b.txt", "content": "x"})]
+    subprocess.run(["git", "init", "-q", tmp_path / "ws"], check=True)  # its folder is ours, too
     before = os.umask(0)
     try:
         with serve(Reply("", calls), Reply("Done.")) as server:
@@ -634,7 +635,7 @@ def test_what_we_keep_is_for_the_user_alone_whatever_the_umask(tmp_path: Path) -
     finally:
         os.umask(before)
     ours = [each for each in (data, trace, *data.rglob("*"), run.ws / "mine.md")]
-    expected = {"coder", "run.jsonl", "sessions.db", "snapshots", "history", "mine.md"}
+    expected = {"coder", "run.jsonl", "sessions.db", "snapshots", "refs", "history", "mine.md"}
     assert {path.name for path in ours} >= expected
     parents = [path for path in data.parents if path.is_relative_to(run.home / ".local")]
     links = [path for path in ours if path.is_symlink()]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from coder.sessions.database import Database, StoreError
+from coder.sessions.database import Database, StoreError, make_private
 from coder.tools.process import environment, find_program
 from coder.tools.workspace import git_folders, read_small_file, repository_top
 
@@ -74,7 +74,8 @@ class Git:
 
     def _variables(self) -> dict[str, str]:
         """For the user's index and objects without the settings of any repository or user."""
-        os.makedirs(os.path.join(self._own, "refs"), exist_ok=True)
+        make_private(Path(self._own, "HEAD"))
+        os.makedirs(os.path.join(self._own, "refs"), mode=0o700, exist_ok=True)
         Path(self._own, "HEAD").write_text("ref: refs/heads/none\n")
         folders = git_folders(self.top)
         places = {"WORK_TREE": self.top, "INDEX_FILE": folders[0] / "index", "DIR": self._own}
