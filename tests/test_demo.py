@@ -117,13 +117,20 @@ def test_the_server_alone_serves_any_client_and_ends_with_ctrl_c(tmp_path: Path)
     try:
         lines = [child.stderr.readline() for _ in range(3)]
         found = re.search(r"OPENAI_BASE_URL=http://127\.0\.0\.1:(\d+)/v1", "".join(lines))
-        assert found and "no language model" in lines[0]
+        assert found and "no language model" in lines[0] and " python -m coder " in lines[2]
         status, text = request(int(found[1]), HELLO)
         assert status == 200 and "I am a script" in text
     finally:
         child.send_signal(signal.SIGINT)
         child.communicate(timeout=20)
     assert child.returncode == 0
+
+
+def test_its_help_names_the_program_as_it_was_started() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("coder"), "demo", "--help"], capture_output=True, text=True
+    )
+    assert done.stdout.startswith("usage: coder demo ")
 
 
 def test_a_port_in_use_is_reported(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def demo(words: Sequence[str]) -> int:
     """Serve the demonstration's scripted model."""
     module = needed("coder.devtools.demo", "demo")
     raise_on_sigint()
-    return int(module.main(list(words)))
+    return int(module.main(list(words), program()))
 
 
 # ---- sessions ------------------------------------------------------------------------------------

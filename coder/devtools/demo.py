@@ -82,10 +82,10 @@ def demo_server(port: int = 0, pace: float = PACE) -> ScriptedServer:
     return ScriptedServer(lambda body: replace(script(body), pace=pace), port)
 
 
-def main(argv: list[str]) -> int:
-    """`python -m coder demo --port N`: the server alone, for any client."""
+def main(argv: list[str], program: str) -> int:
+    """`coder demo --port N`: the server alone, for any client. `program`: how it was started."""
     parser = argparse.ArgumentParser(
-        prog="python -m coder demo", description="Serve the demo's scripted model on loopback."
+        prog=f"{program} demo", description="Serve the demo's scripted model on loopback."
     )
     parser.add_argument("--port", type=int, default=8321, help="default 8321; 0 takes a free one")
     port = parser.parse_args([strip_controls(word) for word in argv]).port
@@ -94,9 +94,9 @@ def main(argv: list[str]) -> int:
     except (OSError, OverflowError) as error:
         parser.error(f"port {port}: {getattr(error, 'strerror', error)}")
     sys.stderr.write(
-        f"A scripted model, no language model, at {server.url} (model: script). "
+        f"A scripted model, no language model, at {server.url} (model: script)\n"
         f"Try, in another terminal:\n  OPENAI_BASE_URL={server.url} OPENAI_MODEL=script "
-        f'python -m coder "{PROMPT}"\nCtrl+C ends it.\n'
+        f'{program} "{PROMPT}"\nCtrl+C ends it.\n'
     )
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
