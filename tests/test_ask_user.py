@@ -53,6 +53,17 @@ def test_ctrl_c_at_the_question_stops_the_run_and_the_session_goes_on(tmp_path: 
         assert "done" in session.say("go on")
 
 
+def test_esc_at_a_question_without_options_gives_no_answer(tmp_path: Path) -> None:
+    call = Reply(calls=[("ask_user", {"question": "Which colour?"})])
+    with serve(call, Reply("done")) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        session.expect("answer: ")
+        session.settled()
+        session.type("\x1b")
+        session.prompt()
+        assert results(server) == [NO_ANSWER]
+
+
 def test_it_is_offered_only_where_the_user_can_answer_and_to_no_sub_agent(tmp_path: Path) -> None:
     task = Reply(calls=[("task", {"description": "d", "prompt": "p"})])
     with serve(task, Reply("found"), Reply("done")) as server:
