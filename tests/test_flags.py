@@ -63,13 +63,7 @@ STARTS: list[tuple[dict[str, str], list[str] | None]] = [
         },
         ["run touch no"],
     ),
-    (
-        {
-            "-r 1": "Agent mine continues: Be mine. ❯ run touch no",
-            "--max-seconds 0.5 -y": "the time limit is",
-        },
-        ["run sleep 30"],
-    ),
+    ({"-r 1": "continues: Be mine. ❯ run", "--max-seconds 0.5 -y": "the time"}, ["run sleep 30"]),
     ({"--allow-http --base-url http://other.invalid/v1": "script at other.invalid"}, []),
     ({"-p": "You said **hello**.", "-q": "none: done"}, None),
     ({"--output-format json hello": '"text": "You said **hello**."'}, None),
