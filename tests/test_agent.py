@@ -9,12 +9,23 @@ import pytest
 from coder.agent.agent import Agent
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply
-from coder.events import Event, RunEnd, TextDelta, ToolStart
+from coder.events import Event, MessageEnd, RunEnd, TextDelta, ToolStart
 from coder.history import image_part
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.types import Completion, DeniedError, Usage
-from tests.harness import ONE, add, agent_of, assert_all_valid, drive, roles, sent, serve, shape
+from tests.harness import (
+    ONE,
+    add,
+    agent_of,
+    all_of,
+    assert_all_valid,
+    drive,
+    roles,
+    sent,
+    serve,
+    shape,
+)
 from tests.terminal import promptly, until
 
 TWO = Reply("Let me see.", calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})])
@@ -147,11 +158,16 @@ def test_subscribers_see_every_event_until_they_unsubscribe() -> None:
 
 
 def test_an_error_is_kept_until_the_next_run_and_leaves_no_message() -> None:
+    """P24, P46."""
+    seen: list[Event] = []
     with serve(Reply("no such thing", status=400), Reply("fine")) as server:
         agent = agent_of(server)
         assert agent.prompt("hi").stop_reason == "error"
         assert "no such thing" in str(agent.state.error) and roles(agent.messages) == ["user"]
+        agent.subscribe(seen.append)
         assert agent.continue_().text == "fine" and agent.state.error is None
+        assert sent(server, 1) == ["hi"], "nothing is added"
+    assert roles([event.message for event in all_of(MessageEnd, seen)]) == ["assistant"]
 
 
 def test_plain_functions_are_hooks_also_for_roles_of_ones_own() -> None:

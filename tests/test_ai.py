@@ -34,12 +34,8 @@ def test_what_is_for_this_machine_goes_through_no_proxy(monkeypatch: pytest.Monk
 )
 def test_an_address_that_is_none_is_said_at_once(url: str) -> None:
     _, result = drive(run_loop([], ChatModel("m", base_url=url), prompt="go", retry=FAST))
-    assert (
-        result.error
-        and result.error.kind == "protocol"
-        and "no base URL" in result.text
-        and result.text.startswith("Error: ")
-    )
+    assert result.error and result.error.kind == "protocol" and "no base URL" in result.text
+    assert result.text.startswith("Error: ")
 
 
 def test_another_address_never_gets_the_environments_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +93,8 @@ def test_what_the_environment_has_for_others_is_not_sent(monkeypatch: pytest.Mon
     with serve(Reply("x")) as server:
         ask(server, model={"api_key": "mine"})
         sent = json.dumps(server.heads)
-    assert (
-        "secret" not in sent
-        and "REAL" not in sent
-        and server.heads[0]["authorization"] == "Bearer mine"
-    )
+    assert "secret" not in sent and "REAL" not in sent
+    assert server.heads[0]["authorization"] == "Bearer mine"
 
 
 def test_a_query_and_a_header_for_the_key_go_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,16 +141,8 @@ def test_an_abort_of_one_run_leaves_another_of_the_same_model_alone() -> None:
         abort.set()
         for worker in workers:
             worker.join(30)
-        assert (
-            results["silent"].stop_reason == "aborted"
-            and results["slow"].text == "a long answer " * 30
-        )
-
-
-def test_a_long_body_of_an_error_is_not_read_to_its_end() -> None:
-    with serve(Reply(status=400, chunks=[b"x" * 100_000] * 200)) as server, promptly(20):
-        _, result = ask(server)
-        assert result.error and result.error.kind == "bad_request" and len(result.text) < 1000
+        assert results["silent"].stop_reason == "aborted"
+        assert results["slow"].text == "a long answer " * 30
 
 
 @pytest.mark.parametrize(
@@ -182,16 +167,10 @@ def test_no_text_of_a_server_holds_us_up(text: str) -> None:
 def test_a_key_that_no_header_can_carry_is_said_and_not_shown(key: str) -> None:
     with serve(Reply("x")) as server:
         events, result = ask(server, model={"api_key": key})
-        assert (
-            not server.requests
-            and "SECRET" not in str(events)
-            and result.error
-            and result.error.kind == "auth"
-        )
-        assert (
-            ask(server, model={"api_key": " sk-SECRET \n"})[1].text == "x"
-            and server.heads[0]["authorization"] == "Bearer sk-SECRET"
-        )
+        assert not server.requests and "SECRET" not in str(events) and result.error
+        assert result.error.kind == "auth"
+        assert ask(server, model={"api_key": " sk-SECRET \n"})[1].text == "x"
+        assert server.heads[0]["authorization"] == "Bearer sk-SECRET"
 
 
 def test_a_missing_key_or_model_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,16 +186,15 @@ def test_a_missing_key_or_model_is_said_at_once(monkeypatch: pytest.MonkeyPatch)
 def test_a_key_is_shown_in_no_error() -> None:
     secret = "sk-SECRET-12345678"
     moved = Reply("there", status=302, headers={"location": "http://x/?key=SECRET"})
-    with serve(Reply(f"Incorrect key {secret}", status=401), moved) as server:
-        said = [ask(server, model={"api_key": secret})[1].text for _ in range(2)]
+    refused = Reply(f"Incorrect key {secret}", status=401, headers={"x-request-id": secret})
+    with serve(refused, moved) as server:
+        errors = [ask(server, model={"api_key": secret})[1].error for _ in range(2)]
+    assert errors[0] and errors[0].request_id == "***"
+    said = [str(error) for error in errors]
     address = server.url.replace("http://", "http://user:SECRET@") + "?key=SECRET"
     said += [drive(run_loop([], ChatModel("m", base_url=address), prompt="go", retry=FAST))[1].text]
-    assert (
-        "SECRET" not in " ".join(said)
-        and "***" in said[0]
-        and "redirects to http://x" in said[1]
-        and "nothing answers" in said[2]
-    )
+    assert "SECRET" not in " ".join(said) and "***" in said[0]
+    assert "redirects to http://x" in said[1] and "nothing answers" in said[2]
 
 
 def test_a_server_that_never_ends_to_load_is_given_up() -> None:

@@ -20,7 +20,7 @@ from coder.extend.command_hooks import HooksError, command_hooks
 from coder.extend.guard import Guard
 from coder.history import user
 from coder.hooks import HOOK_NAMES, FunctionHooks, HookChain, Hooks
-from coder.types import DeniedError, ModelError, Request, ToolCall, ToolResult
+from coder.types import DeniedError, Request, ToolCall, ToolResult
 from tests.harness import FAST, ONE, add, all_of, ask, contents, roles, serve
 from tests.terminal import promptly, until
 
@@ -101,15 +101,6 @@ def test_a_hook_that_does_not_exist_is_named() -> None:
 def test_a_hook_that_returns_no_result_for_a_call_is_named(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} returned 'yes', which is no ToolResult"):
         result_of(FunctionHooks(**{name: lambda *_: "yes"}))
-
-
-def test_a_request_can_be_refused_by_a_hook() -> None:
-    def late(request: Request) -> None:
-        raise ModelError("bad_request", "too late in the day")
-
-    with serve(Reply("hi")) as server:
-        _, result = ask(server, hooks=FunctionHooks(before_llm_call=late))
-        assert result.text == "Error: too late in the day" and not server.requests
 
 
 # ---- guarded --------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import (
     Compacted,
     Event,
-    MessageEnd,
     QuestionAsked,
     StepEnd,
     TextDelta,
@@ -278,17 +277,6 @@ def test_steering_during_the_last_answer_goes_on_with_the_run() -> None:
         )
         assert agent.run("go").text == "waiting" and not agent.has_queued_messages
         assert sent(server) == ["go", "fine", "wait"]
-
-
-def test_continuing_adds_nothing_where_the_model_had_not_the_last_word() -> None:
-    """P24, P46: no message of a prompt, and the queues are left to the loop."""
-    with serve(Reply("no", status=400), Reply("fine")) as server:
-        agent, events = agent_of(server), list[Event]()
-        agent.run("go")
-        agent.subscribe(events.append)
-        agent.continue_()
-        assert roles([event.message for event in all_of(MessageEnd, events)]) == ["assistant"]
-        assert sent(server, 1) == ["go"]
 
 
 # ---- errors, retries, aborts, limits ---------------------------------------------------------------------

@@ -29,17 +29,8 @@ FILES = {
 
 # Imports point from right to left. What is in no folder is the core, except WORDS below it and TOP above all.
 LAYERS = [
-    "words",
-    "providers",
-    "core",
-    "tools",
-    "permissions",
-    "agent",
-    "sessions",
-    "extend",
-    "devtools",
-    "cli",
-    "top",
+    *("words", "providers", "core", "tools", "permissions", "agent", "sessions", "extend"),
+    *("devtools", "cli", "top"),
 ]
 WORDS = {"coder.types", "coder.events", "coder.abort"}
 TOP = {"coder", "coder.__main__"}
