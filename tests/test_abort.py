@@ -377,9 +377,7 @@ def test_a_signal_to_a_one_shot_run_in_bash_stops_all_of_it_and_is_named(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_in_text_ends_the_events(
-    tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+def test_a_signal_in_text_ends_events(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """Also one that does not wake the read, as one that comes between Python's look for signals and a read that blocks.
 
     Here another thread of the process gets it.
@@ -483,9 +481,7 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back(tmp_path: P
     ],
     ids=["headers", "text", "retry", "bash", "a flood"],
 )
-def test_an_abort_from_another_thread_ends_the_run_at_once_and_leaves_nothing(
-    mark: str, tmp_path: Path, reply: Reply, moment: type[Event]
-) -> None:
+def test_an_abort_ends_a_run(mark: str, tmp_path: Path, reply: Reply, moment: type[Event]) -> None:
     abort, come, over, messages = Abort(), threading.Event(), threading.Event(), list[Message]()
     set_at: list[float] = []
 

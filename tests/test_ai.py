@@ -118,11 +118,8 @@ def test_an_abort_of_one_run_leaves_another_of_the_same_model_alone() -> None:
     def script(body: Body) -> Reply:
         if "slow" in body["messages"][-1]["content"]:
             return Reply("a long answer " * 30, pace=0.02)
-        return (
-            Reply("never", hold=30)
-            if "silent" in body["messages"][-1]["content"]
-            else Reply("quick")
-        )
+        silent = "silent" in body["messages"][-1]["content"]
+        return Reply("never", hold=30) if silent else Reply("quick")
 
     with serve(script) as server:
         chat, abort, results = ChatModel("m", base_url=server.url), Abort(), dict[str, RunResult]()

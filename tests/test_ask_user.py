@@ -27,9 +27,7 @@ def offered(body: Body) -> list[Any]:
 @pytest.mark.parametrize(
     ("keys", "answer"), [("2", "green"), ("neither, blue\r", "neither, blue"), ("\x04", NO_ANSWER)]
 )
-def test_the_answer_at_the_prompt_is_the_result_and_shown_once(
-    tmp_path: Path, keys: str, answer: str
-) -> None:
+def test_the_answer_at_the_prompt_is_shown_once(tmp_path: Path, keys: str, answer: str) -> None:
     with serve(CALL, Reply("done")) as server, Terminal(tmp_path, server, "--plan") as session:
         session.enter("go")
         session.expect("Which colour?")

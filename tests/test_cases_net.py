@@ -32,11 +32,8 @@ def pieces(reply: Reply) -> list[bytes]:
 
 def piece(delta: dict[str, Any], finish: str | None = None) -> bytes:
     """One event."""
-    return (
-        b"data: "
-        + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}).encode()
-        + b"\n\n"
-    )
+    choices = [{"index": 0, "delta": delta, "finish_reason": finish}]
+    return b"data: %s\n\n" % json.dumps({"choices": choices}).encode()
 
 
 WHOLE = pieces(Reply("I do it.", TOUCH))
@@ -190,16 +187,10 @@ def say(text: str) -> str:
 @pytest.mark.case("NET-10")
 @pytest.mark.parametrize("together", [True, False], ids=["in one answer", "one by one"])
 def test_a_call_that_is_odd_in_any_way_gets_one_result(together: bool) -> None:
-    numbered = [
-        {"index": index, "type": "function"} | call for index, (call, _) in enumerate(ODD_CALLS)
-    ]
-    answers = [numbered] if together else [[call] for call in numbered]
+    numbered = [{"index": at, "type": "function"} | call for at, (call, _) in enumerate(ODD_CALLS)]
+    answers, end = [numbered] if together else [[call] for call in numbered], b"data: [DONE]\n\n"
     chunks = [
-        [
-            *(piece({"tool_calls": [call]}) for call in calls),
-            piece({}, "tool_calls"),
-            b"data: [DONE]\n\n",
-        ]
+        [*(piece({"tool_calls": [call]}) for call in calls), piece({}, "tool_calls"), end]
         for calls in answers
     ]
     with serve(*(Reply(chunks=each) for each in chunks), FINE) as server:
@@ -222,6 +213,10 @@ def test_slow_words_without_end_are_ended_by_the_time_limit() -> None:
     assert result.messages[-1]["content"].startswith("word word")
 
 
+HEADINGS = "Goal", "Instructions", "Discoveries", "Accomplished", "Files"
+TOO_LONG = Reply("This model's maximum context length is 8192 tokens.", status=400)
+
+
 @pytest.mark.case("NET-15")
 def test_a_context_that_is_always_too_long_is_shortened_once_and_then_said(tmp_path: Path) -> None:
     too_long, asked = [False], []
@@ -230,14 +225,8 @@ def test_a_context_that_is_always_too_long_is_shortened_once_and_then_said(tmp_p
         summarising = "<conversation>" in str(body["messages"][-1]["content"])
         asked.append("summary" if summarising else "run")
         if summarising:
-            return Reply(
-                "## Goal\nGo on.\n## Instructions\nnone\n## Discoveries\nnone\n## Accomplished\nnone\n## Files\nnone"
-            )
-        return (
-            Reply("This model's maximum context length is 8192 tokens.", status=400)
-            if too_long[0]
-            else Reply("word " * 2_000)
-        )
+            return Reply("".join(f"## {heading}\nnone\n" for heading in HEADINGS))
+        return TOO_LONG if too_long[0] else Reply("word " * 2_000)
 
     with serve(script) as server:
         for number in range(2):

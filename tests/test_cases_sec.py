@@ -256,13 +256,8 @@ def test_nothing_of_ours_listens_on_a_socket(tmp_path: Path) -> None:
         until(lambda: runs)
         seen.append(set().union(*(sockets(pid) for pid in processes(runs[0].mark))))
         assert not seen[-1] & listening()
-        return (
-            Reply("Done.")
-            if len(seen) > 1
-            else Reply(
-                "", [("bash", {"command": "sleep 300 & echo hi"}), ("grep", {"pattern": "x"})]
-            )
-        )
+        calls = [*commands("sleep 300 & echo hi"), ("grep", {"pattern": "x"})]
+        return Reply("Done.") if len(seen) > 1 else Reply("", calls)
 
     with ScriptedServer(script) as server, OneShot(tmp_path, server, "-y", "go") as run:
         runs.append(run)

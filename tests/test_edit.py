@@ -176,9 +176,8 @@ def test_a_close_fit_goes_before_a_loose(ws: Editing, looser: str, closer: str, 
         ("  a\n  b\nend\n", "a\nb\n", "c\nd\n", "  c\n  d\nend\n"),  # one place, not quite
     ],
 )
-def test_replace_all_replaces_every_place_that_does_not_overlap_one_before(
-    ws: Editing, before: str, old: str, new: str, after: str
-) -> None:
+def test_replace_all_takes_it_all(ws: Editing, before: str, old: str, new: str, after: str) -> None:
+    """Every place that does not overlap one before."""
     assert ws.edited(before, old, new, replace_all=True).decode() == after
 
 

@@ -190,7 +190,7 @@ def test_each_key_of_entries_questions_and_runs(tmp_path: Path, columns: int) ->
         press("next\r", "Well.")
         own = "I ran `echo $((40+2))` myself. Its output:\n42"
         assert [text.strip() for text in users(server.requests[-1])] == [
-            *("one\ntwo", "three\nfour", own, "next"),
+            *("one\ntwo", "three\nfour", own, "next")
         ]
         for command, key, shown, made in ASKED:
             answered = ("why not:", key, shown) if key else (shown,)
@@ -316,30 +316,19 @@ def test_without_readline_lines_and_answers_end_with_enter(tmp_path: Path) -> No
         assert users(server.requests[-1]) == ["go", "and on"]
 
 
+CI = "npm run test:ci -- -x"
+EXACT = [
+    *("rm -rf x", "git -c a=b diff", "git diff | sh", "git 'a b'", "npm run", "cd x && git diff"),
+    *("git $X", "sudo git diff", "git diff; rm x"),
+]
+
+
 @pytest.mark.parametrize(
     ("permission", "pattern", "remember", "offers"),
     [
         ("bash", "git diff HEAD", "git diff HEAD", {"a": "git diff HEAD", "p": "git diff *"}),
-        (
-            "bash",
-            "npm run test:ci -- -x",
-            "…",
-            {"a": "npm run test:ci -- -x", "p": "npm run test:ci *"},
-        ),
-        *(
-            ("bash", command, command, {"a": command})
-            for command in (
-                *(
-                    "rm -rf x",
-                    "git -c a=b diff",
-                    "git diff | sh",
-                    "git 'a b'",
-                    "npm run",
-                    "cd x && git diff",
-                ),
-                *("git $X", "sudo git diff", "git diff; rm x"),
-            )
-        ),
+        ("bash", CI, "…", {"a": CI, "p": "npm run test:ci *"}),
+        *(("bash", command, command, {"a": command}) for command in EXACT),
         ("edit", "src/a.py", "*", {"a": "src/a.py", "p": "*"}),
         ("edit", "a.py, b.py", "*", {"p": "*"}),
         ("edit", "*", "*", {"p": "*"}),

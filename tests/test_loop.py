@@ -17,17 +17,7 @@ from coder.history import user
 from coder.hooks import FunctionHooks
 from coder.toolset import Tool, ToolContext, Toolset, tool
 from coder.types import Limits, Message, ToolCall
-from tests.harness import (
-    ONE,
-    add,
-    all_of,
-    ask,
-    assert_all_valid,
-    contents,
-    drive,
-    quick,
-    serve,
-)
+from tests.harness import ONE, add, all_of, ask, assert_all_valid, contents, drive, quick, serve
 from tests.terminal import promptly
 
 

@@ -188,9 +188,7 @@ THERE = "https://llm.example/v1"
     ("name", "status"),
     [("HTTPS_PROXY", "407 Proxy Authentication Required"), ("ALL_PROXY", "403 Forbidden")],
 )
-def test_a_proxy_that_refuses_is_named_with_its_variable(
-    monkeypatch: pytest.MonkeyPatch, name: str, status: str
-) -> None:
+def test_a_refusing_proxy_is_named(monkeypatch: pytest.MonkeyPatch, name: str, status: str) -> None:
     with proxy(f"HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n".encode()) as (address, asked):
         monkeypatch.setenv(name, address)
         text = final(THERE)
@@ -287,9 +285,7 @@ def test_no_proxy_goes_before_any_proxy(
 
 
 @pytest.mark.parametrize("through_proxy", [False, True], ids=["TLS", "CONNECT"])
-def test_an_abort_ends_a_handshake_that_the_other_side_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, through_proxy: bool
-) -> None:
+def test_an_abort_ends_any_handshake(monkeypatch: pytest.MonkeyPatch, through_proxy: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}"
         if through_proxy:

@@ -361,9 +361,7 @@ def test_leave_is_asked_once_with_all_names_and_the_whole_diff(ws: Patching) -> 
         ("*** Delete File: a.py", "a.py", None),
     ],
 )
-def test_what_changes_while_the_person_is_asked_is_not_overwritten(
-    ws: Patching, section: str, name: str, content: str | None
-) -> None:
+def test_the_users_change_stays(ws: Patching, section: str, name: str, content: str | None) -> None:
     def meanwhile() -> None:
         (ws.folder / name).unlink() if content is None else (ws.folder / name).write_text(content)
         before.update(ws.files())
@@ -417,9 +415,7 @@ LINES = st.lists(LINE, max_size=12)
 @example([], ["x"], "\n", True)
 @example(["x"], [], "\n", False)
 @example(["a", ""], ["a"], "\r\n", True)
-def test_a_patch_with_all_lines_turns_any_lines_into_any_others(
-    a: list[str], b: list[str], newline: str, ends: bool
-) -> None:
+def test_any_lines_turn_into_others(a: list[str], b: list[str], newline: str, ends: bool) -> None:
     assume(a != b and (ends or (a and a[-1])))  # else a last empty line is no line
     before = (newline.join(a) + (newline if a and ends else "")).encode()
     newline = "\r\n" if b"\r\n" in before else "\n"

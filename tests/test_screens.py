@@ -115,9 +115,7 @@ def seen(output: str, columns: int, entry: str) -> list[str]:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_a_session_looks_as_it_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_a_session_as_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     may_end = {f"find {each}": threading.Event() for each in SOUGHT}
     begun = []
 

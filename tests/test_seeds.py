@@ -24,15 +24,7 @@ from coder.agent.agent import Agent
 from coder.agent.parallel import ParallelTools
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.events import (
-    Compacted,
-    Event,
-    QuestionAsked,
-    StepEnd,
-    TextDelta,
-    ToolEnd,
-    ToolStart,
-)
+from coder.events import Compacted, Event, QuestionAsked, StepEnd, TextDelta, ToolEnd, ToolStart
 from coder.history import user
 from coder.hooks import FunctionHooks
 from coder.loop import run_loop
@@ -63,20 +55,6 @@ HANGING = Reply("alpha beta gamma", cut=3, close="hang")
 
 def said(text: str) -> Message:
     return {"role": "assistant", "content": text}
-
-
-class Saying:
-    """A model in the test's own words: what it does at each request."""
-
-    name, context_window = "saying", 100_000
-
-    def __init__(self, *steps: Callable[[Abort], str]) -> None:
-        self.steps = iter(steps)
-
-    def stream(self, request: Request, abort: Abort) -> Generator[Event, None, Completion]:
-        yield TextDelta("So: ")
-        text = f"So: {next(self.steps)(abort)}"
-        return Completion(text, [], "stop", said(text), Usage())
 
 
 # ---- the order of hooks and requests ---------------------------------------------------------------------
@@ -285,12 +263,16 @@ def test_steering_during_the_last_answer_goes_on_with_the_run() -> None:
 def test_a_passing_failure_after_an_abort_is_the_abort() -> None:
     """K15, K16: the abort counts, not the error, and no time passes."""
 
-    def broken_off(abort: Abort) -> str:
-        abort.set()
-        raise ModelError("network", "closed", retryable=True)
+    class Broken:
+        name, context_window = "broken", 100_000
+
+        def stream(self, request: Request, abort: Abort) -> Generator[Event, None, Completion]:
+            yield TextDelta("So: ")
+            abort.set()
+            raise ModelError("network", "closed", retryable=True)
 
     with promptly():
-        result = Agent(Saying(broken_off), retry=RetryPolicy(base=60)).run("go")
+        result = Agent(Broken(), retry=RetryPolicy(base=60)).run("go")
     assert (result.stop_reason, result.text) == ("aborted", "Request aborted.")
 
 

@@ -251,9 +251,7 @@ def test_where_the_user_changed_the_same_file_nothing_is_done(desk: Desk) -> Non
         Nested("general", PermissionAsked("3", "bash", "x", "x"), "c", "2"),
     ],
 )
-def test_what_the_user_writes_while_a_question_stands_is_left_alone(
-    desk: Desk, asked: Event
-) -> None:
+def test_what_the_user_writes_at_a_question_is_left_alone(desk: Desk, asked: Event) -> None:
     desk.put({"a": "1\n", "mine": "1\n"})
     snapshots = desk.snapshots
     snapshots(RunStart())
