@@ -227,13 +227,14 @@ def test_ctrl_c_while_a_conversation_is_loaded_opens_it_once(tmp_path: Path) -> 
         with Terminal(tmp_path, server) as terminal:
             terminal.say("hello")
         add_plugin(tmp_path, "slow.py", SLOW_PLUGIN)
-        terminal = Terminal(tmp_path, server, "-c")
+        terminal = Terminal(tmp_path, server, "-c", "-i", "given up")
         terminal.until((terminal.ws / "loading").exists, "the plugin is loaded")
         terminal.child.sendintr()
         terminal.expect("^C")
         (terminal.ws / "go").touch()
         with terminal:
             assert "All is well." in terminal.say("more")
+            assert "given up" not in terminal.output
 
 
 # ---- the ways out ------------------------------------------------------------------------

@@ -194,7 +194,7 @@ class Keyboard:
     def answer(self, prompt: str, keys: str = "", words: str = "") -> str:
         """One of the characters `keys`, at its press, or a line typed behind the prompt `words`, if there is one.
 
-        Without both, and where keys do not come one by one, it is a line. Typed after the question was on the screen;
+        Without keys and words, and where keys do not come one by one, it is a line. Typed after the question was on the screen;
         "" at Enter, Esc, Ctrl+D and Ctrl+C, which stops the run, too.
         """
         stop_run = signal.getsignal(signal.SIGINT)
