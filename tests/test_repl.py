@@ -328,6 +328,16 @@ def test_one_task_at_a_terminal_asks_too(tmp_path: Path) -> None:
             session.child.close(force=True)
 
 
+def test_of_a_line_of_progress_the_last_state_is_shown_and_all_of_it_behind_last(
+    tmp_path: Path,
+) -> None:
+    progress = bash(r"printf '10 %%\r20 %%\rall\r\nend\n'")
+    with serve(progress, Reply("done")) as server, Terminal(tmp_path, server, "-y") as session:
+        rows = rendered(session.say("go"))
+        assert rows[rows.index("  all") + 1] == "  end"
+        assert "  10 %20 %all" in rendered(session.say("/last"))
+
+
 # ---- reasoning, waiting, prices ----------------------------------------------------------
 
 

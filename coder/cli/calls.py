@@ -20,6 +20,7 @@ COUNTED_TOOLS = {"read", "ls", "grep", "glob"}  # their output is for the model
 CHECKLIST = {"done": ("☑", "dim"), "in_progress": ("▸", "bold")}
 
 NO_FAILURE = re.compile(r"Denied: |Not run: |Skipped |(?s:.*)\[aborted by the user\]$")
+PROGRESS = re.compile(r"(?m)^[^\n]*\r(?=[^\r\n])")
 HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 WORD = re.compile(r"\w+|\s+|.")
 MAX_WORDS = 100  # at the beginning of a line, among which the changed ones are looked for
@@ -64,6 +65,8 @@ def result_rows(event: ToolEnd, verbose: bool) -> list[Parts]:
     text = text.rpartition("\n\n[task_id")[0] or text  # that line is for the model
     if code := details.get("exit_code"):  # it stands in the line of the call
         text = text.removesuffix(f"[exit code {code}]")
+    if not verbose:  # of a line of progress the last state, as on a terminal
+        text = PROGRESS.sub("", text)
     lines = strip_controls(text).rstrip().splitlines()
     if event.name in COUNTED_TOOLS and not event.is_error and not verbose:
         return []

@@ -145,7 +145,7 @@ class Renderer:
                     self.screen.status()  # its seconds begin
                 worker.titles[event.id] = event.title
             case events.ToolUpdate():
-                last_line = event.text.rstrip().rpartition("\n")[2]
+                last_line = "".join(event.text.rstrip().splitlines()[-1:])
             case events.ToolEnd():
                 title = worker.titles.pop(event.id, event.name)
                 self.last, self._behind_call = [(title, event)], True
