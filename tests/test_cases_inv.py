@@ -60,7 +60,4 @@ def test_text_that_no_encoder_takes_is_sent_and_stays_the_same(tmp_path: Path) -
         first, second = server.requests[1]["messages"], server.requests[2]["messages"]
     assert second[: len(first)] == first and len(second) == len(first) + 2
     mended = ODD.replace("\ud83d", "\ufffd").replace("\udc00", "\ufffd").replace("\0", "\ufffd")
-    assert [message["content"] for message in first if message["role"] != "assistant"] == [
-        mended,
-        mended,
-    ]
+    assert [each["content"] for each in first if each["role"] != "assistant"] == [mended] * 2

@@ -26,16 +26,12 @@ from coder.types import Limits, RunResult
 from tests.harness import FAST, drive, serve, types
 from tests.terminal import promptly
 
-PROXIES = [
-    name
-    for word in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-    for name in (word, word.upper())
-]
+PROXIES = "http_proxy https_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY"
 
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*PROXIES, "SSL_CERT_FILE", "SSL_CERT_DIR", "OPENAI_BASE_URL"):
+    for name in (*PROXIES.split(), "SSL_CERT_FILE", "SSL_CERT_DIR", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
 
 

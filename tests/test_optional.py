@@ -28,15 +28,12 @@ assert code == 0, code
 for words in filter(None, sys.argv[2].split("|")):
     print(words.split()[0], run(words.split()))
 """
-# The module -> what asks for it
-OPTIONAL = {
-    "agent/compaction": "",
-    "agent/subagent": "",
-    "agent/parallel": "",
-    "agent/todo": "",
-    "agent/titles": "",
-    "agent/ask_user": "",
-    "agent/instructions": "",
+# What nothing on the command line asks for, and the module -> what asks for it
+SILENT = """
+agent/compaction agent/subagent agent/parallel agent/todo agent/titles agent/ask_user
+agent/instructions extend extend/prompt_files extend/mcp devtools/relay
+"""
+OPTIONAL = dict.fromkeys(SILENT.split(), "") | {
     "permissions/redact": "--trace=t hi",
     "permissions/sandbox": "--sandbox=on hi",
     "permissions/landlock": "--sandbox=on hi",
@@ -44,14 +41,10 @@ OPTIONAL = {
     "sessions": "sessions|-c hi|export x",
     "sessions/snapshots": "-c hi",
     "sessions/export": "export x",
-    "extend": "",
-    "extend/prompt_files": "",
     "cli/attach": "--image=x hi",
-    "extend/mcp": "",
     "devtools": "--trace=t hi|trace t|demo|--demo",
     "devtools/trace": "--trace=t hi",
     "devtools/demo": "demo|--demo",
-    "devtools/relay": "",
 }
 
 

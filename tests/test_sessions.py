@@ -470,10 +470,8 @@ def test_a_call_is_pending_then_running_then_completed_or_failed(store: Store) -
     query = "SELECT * FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
     rows = store.rows(query, session_id)
     calls = [call["id"] for call in recorder.messages[1]["tool_calls"]]
-    assert [(row["call_id"], row["title"]) for row in rows] == [
-        (calls[0], "add 1"),
-        (calls[1], "add x"),
-    ]
+    titles = [(row["call_id"], row["title"]) for row in rows]
+    assert titles == [*zip(calls, ("add 1", "add x"))]
     assert all(row["start"] <= row["end"] for row in rows)
     assert json.loads(rows[0]["data"]).keys() == {"name", "details", "seconds"}
 
@@ -554,12 +552,8 @@ def test_a_failed_write_is_reported_once_and_made_up_for_at_the_end(store: Store
         recorder(RunEnd("stop", "", Usage(), 1))
         assert told[1:] == ["The conversation is saved again."] and not recorder.problem
         recorder.messages[0]["content"] = "a summary, mended"
-    assert table(store, session_id) == [
-        (0, "one"),
-        (0, "two"),
-        (1, "a summary, mended"),
-        (1, "three"),
-    ]
+    left = [(0, "one"), (0, "two"), (1, "a summary, mended"), (1, "three")]
+    assert table(store, session_id) == left
 
 
 @pytest.mark.case("SES-05")

@@ -412,16 +412,8 @@ def test_ignored_files_are_not_touched_also_where_the_agent_changed_the_rules(de
 
 
 def test_any_name_is_covered_and_rules_of_a_repository_above_hold(desk: Desk) -> None:
-    names = [
-        "-rf",
-        "new\nline",
-        "ünï/c ö dé",
-        "git~1",
-        "back\\slash",
-        ":(top)x",
-        "*",
-        os.fsdecode(b"\xff"),
-    ]
+    odd = ("-rf", "new\nline", "ünï/c ö dé", "git~1", "back\\slash", ":(top)x", "*")
+    names = [*odd, os.fsdecode(b"\xff")]
     git(desk.folder.parent, "init", "-q")
     (desk.folder.parent / ".gitignore").write_text("*.tmp\n/ws/out\n")
     desk.put({name: "1" for name in names})
