@@ -101,11 +101,13 @@ def test_each_key_of_the_prompt(tmp_path: Path, columns: int) -> None:
         ask("", [*sent, "a draft, edited\nby hand!"])
 
 
-@pytest.mark.parametrize("editor", ["no-such-editor", "false"])
-def test_an_editor_that_fails_leaves_the_entry_as_it_was(tmp_path: Path, editor: str) -> None:
+@pytest.mark.parametrize(("editor", "why"), [("no-such-editor", ""), ("false", "exit code 1. ")])
+def test_an_editor_that_fails_leaves_the_entry_as_it_was(
+    tmp_path: Path, editor: str, why: str
+) -> None:
     with serve(echo) as server, Terminal(tmp_path, server, EDITOR=editor) as session:
         session.type(f"a draft{CTRL_G}")
-        session.expect(f"$EDITOR is {editor}.")
+        session.expect(f"{why}$EDITOR is {editor}.")
         session.prompt()
         shows(session, "❯ a draft")
         session.say("")

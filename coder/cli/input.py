@@ -322,8 +322,11 @@ def edited(text: str) -> str:
         editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
         try:
             with tty_flags(on="ICRNL"), handling(signal.SIGINT), handling(signal.SIGQUIT):
-                subprocess.run([*shlex.split(editor), path], check=True)
-            return path.read_text("utf-8", "replace").rstrip("\n")
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            sys.stdout.write(f"No change: {strip_controls(str(error))}. $EDITOR is {editor}.\n")
+                code = subprocess.run([*shlex.split(editor), path], check=False).returncode
+            if code == 0:
+                return path.read_text("utf-8", "replace").rstrip("\n")
+            problem = f"exit code {code}"
+        except (OSError, ValueError) as error:
+            problem = strip_controls(str(error))
+    sys.stdout.write(f"No change: {problem}. $EDITOR is {editor}.\n")
     return text
