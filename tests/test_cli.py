@@ -172,7 +172,7 @@ ENDINGS: dict[str, tuple[int, int, Any, list[str], str, str]] = {
     "429": (75, 5, [Reply("slow", status=429)], [], "", "Failed after 5 errors: too many requests"),
     "time": (3, 1, [SLOW], ["--max-seconds=1.5", "-y"], "", "Time limit of 1.5 s reached"),
     "silence": (
-        *(3, 1, [Reply("Half", cut=2, close="hang")], ["--max-seconds=0.3"]),
+        *(3, 1, [Reply("Half", cut=2, close="hang")], ["--max-seconds=2"]),
         *("Half\n", "stopped: the time limit"),
     ),
 }
