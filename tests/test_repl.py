@@ -338,6 +338,15 @@ def test_of_a_line_of_progress_the_last_state_is_shown_and_all_of_it_behind_last
         assert "  10 %20 %all" in rendered(session.say("/last"))
 
 
+def test_the_newest_line_of_a_long_command_that_runs_is_shown(tmp_path: Path) -> None:
+    long = bash(f": {'word ' * 40}; echo compiling; sleep 99")
+    with serve(long, Reply("done")) as server, Terminal(tmp_path, server, "-y") as session:
+        session.enter("go")
+        session.expect("… │ compiling")
+        session.ctrl_c()
+        assert "stopped by the user" in session.prompt()
+
+
 # ---- reasoning, waiting, prices ----------------------------------------------------------
 
 

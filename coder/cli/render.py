@@ -150,7 +150,7 @@ class Renderer:
                 title = worker.titles.pop(event.id, event.name)
                 self.last, self._behind_call = [(title, event)], True
                 self._end_call(worker, title, event)
-        title = worker.titles.get(event.id, "")
+        title = one_line(worker.titles.get(event.id, ""), self.screen.width // 2)
         self._wait(f"{title} │ {last_line}" if last_line else self._agent.activity)
 
     def _stream(self, kind: str, text: str, screen: Screen, style: str = "") -> None:
