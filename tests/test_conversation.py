@@ -110,11 +110,6 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
             assert "This conversation: Riper pears" in session.say("/name  Riper pears")
             session.say("/new")
             session.enter("/resume")
-            session.expect("number, name or id: ")
-            session.settled()
-            session.type("\x1b")
-            session.prompt()
-            session.enter("/resume")
             listed = bare(session.expect("number, name or id: "))
             assert re.search(
                 r"1 +now  Riper pears  \(6 messages, script\)\r\n +riper → You said", listed
