@@ -156,7 +156,7 @@ STEPS = {
         screen.finish_line(),
     ),
     "line": Screen.line,
-    "listed": lambda screen, text: screen.listed("head ", text),
+    "listed": lambda screen, text: screen.line(text, head="head "),
     "exact": lambda screen, text: screen.exact_line((text, "bold"), (text, "")),
     "draft": lambda screen, text: screen.draft((one_line(text, 39), "")),
     "status": lambda screen, text: screen.status(text[:20], 9, *text.split("b")[:3]),

@@ -195,9 +195,8 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     try:
         for entry in itertools.chain(at_once, keyboard.entries()):
             try:
-                repl = session()
-                repl.begin(first)
-                repl.take(entry)
+                session().begin(first)
+                session().take(entry)
             except KeyboardInterrupt:  # between an entry and its run: the entry is given up
                 first = ""
                 screen.line()  # behind the ^C
