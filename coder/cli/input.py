@@ -69,6 +69,8 @@ class Leave(SystemExit):
 class Keyboard:
     """Lines from the terminal. `history` is a file."""
 
+    _is_libedit = False  # in the place of readline; it drops what is prefilled
+
     def __init__(self, history: Path) -> None:
         keep_modes()
         self.history, self.folder = history, str(Path.cwd())  # which a command may remove
@@ -149,6 +151,8 @@ class Keyboard:
     def _line(self, prompt: str, early: list[str]) -> str:
         """One line; the first of `early` is prefilled and taken. Raises EOFError, KeyboardInterrupt, Leave."""
         readline = self.readline
+        if early and self._is_libedit:
+            send(f"{strip_controls(early.pop(0))}\n")
         self._prefill(early[0] if early else "")
         self._bind_newline("self-insert")
         try:
@@ -219,6 +223,10 @@ class Keyboard:
     def _answer_line(self, prompt: str, begun: str = "") -> str:
         self._prefill(begun)
         self._bind_newline("accept-line")
+        if begun and self._is_libedit:
+            send(prompt + begun)
+            with tty_flags(on="ICRNL"):
+                return f"{begun}{sys.stdin.readline()}".strip()
         if OWN_KEY.search(text := input(prompt)):
             return ""
         # A paste is no yes
@@ -276,8 +284,8 @@ class Keyboard:
         except ImportError:
             return None
         readline.set_auto_history(False)  # an entry is one item, and an answer is none
-        is_libedit = "libedit" in (readline.__doc__ or "")
-        for binding in ["bind ^I rl_complete"] if is_libedit else BINDINGS.split("\n"):
+        self._is_libedit = "libedit" in (readline.__doc__ or "")
+        for binding in ["bind ^I rl_complete"] if self._is_libedit else BINDINGS.split("\n"):
             readline.parse_and_bind(binding)
         readline.set_completer_delims(" \t\n")
         readline.set_completer(self._candidate)
