@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from coder.cli.calls import lines_of
 from coder.cli.settings import ConfigError
 from coder.cli.wording import ATTACHED
 from coder.events import Returning
@@ -61,8 +62,8 @@ def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list
             notes.append(f"not {path} (more than {MAX_TEXT:,} characters in all)")
             continue
         made += f'{ATTACHED}path="{path}">\n{content}\n</attached>'
-        count = content.count("\n") + 1
-        notes.append(f"{path} ({count} line{'s' * (count > 1)})")
+        number = content.count("\n") + 1
+        notes.append(f"{path} ({lines_of(number)})")
     return made, images, notes
 
 
