@@ -65,9 +65,12 @@ def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
     opened.started = time.monotonic()  # without the time of the question
     if opened.result:
         yield end_event(opened)
-    elif call.arguments is not None:  # else the tool refuses it
-        if early := (yield from call_hook(run, opened, "before_tool_call", opened.ctx)):
-            yield from finish_call(run, opened, early)
+        return
+    early = None
+    if call.arguments is not None:  # else the tool refuses it
+        early = yield from call_hook(run, opened, "before_tool_call", opened.ctx)
+    if early:
+        yield from finish_call(run, opened, early)
         opened.started = time.monotonic()  # without the time of hooks and of their questions
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,8 +67,12 @@ git branch  git branch -vv  git branch -a --sort=-committerdate  git branch --sh
 git branch --list 'x*'  git branch --contains HEAD  git tag -l 'v*'  git remote -v
 git ls-files --others --exclude-standard  git ls-files sub  git describe --tags --always
 find . -name '*.py' -type f  find sub -maxdepth 2 -mtime -3 -not -path './x/*'  find
-rg 'a b' sub  rg -n -C3 -tpy -g '*.py' foo  rg --files | head  git log | rg x | wc -l
-rg -in -e x -- sub  cd sub && find . -print0  rg -- --pre x  git diff -- file
+cd sub && find . -print0  git diff -- file
+""")
+needs_rg = pytest.mark.skipif(not shutil.which("rg"), reason="there is no ripgrep")
+SEARCHING = lines("""
+rg 'a b' sub  rg -n -C3 -tpy foo  rg --files | head  git log | rg x | wc -l
+rg -in -e x -- sub  rg -- --pre x
 """)
 DOING = lines("""
 git  git commit -m x  git diff --output=x  git diff --outp=x  git -c a.b=c status
@@ -165,11 +170,18 @@ LEAKS = {  # how the repository shows what is elsewhere
     "head -c 50 .git/index > x; mv x .git/index": "git diff",
     "git config core.repositoryFormatVersion 9; mkdir a; echo x > sub/.env": "git diff a sub",
     "printf '\\0\\1' | dd of=.git/index bs=1 seek=72 conv=notrunc 2>&1 | sed d": "git diff",
+    "ln -s ../outside out": "find out/ -name x",
+}
+SHOWN_BY_RG = {
     "echo x > .git/credentials": "rg -g '**' x",
     "echo x > .env": "rg x",
     "mkdir -p sub/deep; echo x > sub/deep/credentials.json": "rg x sub",
-    "ln -s ../outside out": "find out/ -name x",
     "mkdir venv; echo x > venv/a.pem": "rg x venv",
+    "mkdir -p node_modules/a; echo x > node_modules/a/.env": "rg x",
+    "mkdir -p node_modules/a; echo x > node_modules/a/server.key": "cd node_modules && rg x",
+    "echo x > .env; echo '.env' > .gitignore; echo '!.env' > .ignore": "rg x",
+    "mkdir venv; echo x > venv/a.pem; echo venv > .gitignore": "rg -g '*' x",
+    "mkdir a; ln -s a b; echo x > a/x.key; echo 'a/*' > .gitignore": "rg x b",
 }
 
 
@@ -178,6 +190,16 @@ def test_no_repository_shows_what_is_elsewhere_or_secret_unasked(repo: Path, mad
     assert free(repo, LEAKS[made]) or "out/" in LEAKS[made]
     run(made, repo)
     assert not free(repo, LEAKS[made])
+
+
+@needs_rg
+def test_rg_is_free_where_all_that_it_would_search_may_be_read(repo: Path) -> None:
+    assert free(repo, "rg -ng '*.py' x sub")
+    run("mkdir venv; echo x | tee venv/a.pem > .env; printf '.env\\nvenv\\n' > .gitignore", repo)
+    assert [command for command in SEARCHING if not free(repo, command)] == []
+    for made, command in SHOWN_BY_RG.items():
+        run(f"git clean -xfdq; {made}", repo)
+        assert not free(repo, command), made
 
 
 def test_a_linked_worktree_is_free_and_a_folder_of_a_repository_is_not(repo: Path) -> None:

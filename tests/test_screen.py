@@ -286,6 +286,11 @@ def test_a_diff_to_decide_on_is_exact_and_no_line_of_a_file_is_taken_for_a_heade
             ToolResult("hi\n[exit code 3]", True, {"exit_code": 3}),
             ["✗ bash x · exit 3", "  hi"],
         ),
+        (
+            "bash",
+            ToolResult("hi\n[exit code 3]\n[a note]", True, {"exit_code": 3}),
+            ["✗ bash x · exit 3", "  hi", "  [a note]"],
+        ),
         ("read", ToolResult("Error: no x", True), ["✗ read x", "  Error: no x"]),
     ],
 )

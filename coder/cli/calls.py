@@ -63,8 +63,9 @@ def result_rows(event: ToolEnd, verbose: bool) -> list[Parts]:
         return rows
     text = text_of({"content": content}) or "[image]" * bool(content)
     text = text.rpartition("\n\n[task_id")[0] or text  # that line is for the model
-    if code := details.get("exit_code"):  # it stands in the line of the call
-        text = text.removesuffix(f"[exit code {code}]")
+    if code := details.get("exit_code"):  # it stands in the line of the call; notes may follow
+        output, _, notes = text.rpartition(f"[exit code {code}]")
+        text = output + notes.lstrip("\n")
     if not verbose:  # of a line of progress the last state, as on a terminal
         text = PROGRESS.sub("", text)
     lines = strip_controls(text).rstrip().splitlines()

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePath
 
+from coder.tools.process import environment, find_program
 from coder.tools.secrets import holds_secrets
-from coder.tools.workspace import (
-    TOOL_FOLDERS,
-    git_folders,
-    read_small_file,
-    real,
-    writable_git_folders,
-)
+from coder.tools.workspace import git_folders, read_small_file, real, writable_git_folders
 
 MAX_ENTRIES = 20_000  # that are looked at
+LISTING_TIME = 5  # seconds
 MAX_INDEX = 4 << 20  # bytes
 MAX_SETTINGS = 1 << 16
 
@@ -41,7 +38,7 @@ RG = r"""(?x) -[abcFHiIlnNopPqsSUvwx0]* (?:[ABCdegjmMrtT].*)? | --(?: after-cont
     | max-columns | max-count | max-depth | multiline | no-filename | no-heading | no-line-number
     | only-matching | pcre2 | regexp | smart-case | sort | stats | trim | type | type-not | vimgrep
     | with-filename | word-regexp )(?:=.*)?"""
-GLOB = re.compile(r"-\w*g|--i?glob")  # rg also searches hidden folders that fit one
+GLOB = re.compile(r"-\w*g|--i?glob")  # what fits one is searched though it is ignored
 GIT = r"""(?x) -[abcdefgiklmnpqrstuvwzABCDEFGLMPRSUW]+ \d* %? | -\d+ | -u(?:no|all|normal) | --(?:
     abbrev | abbrev-commit | abbrev-ref | after | all | always | author | before | branch | branches
     | cached | check | color | committer | date | date-order | decorate | deleted | diff-filter
@@ -120,8 +117,8 @@ def _is_free(
     if name in SHOWING and is_limited:
         return False
     if name == "rg":
-        skipped = TOOL_FOLDERS - {".git"} if any(map(GLOB.match, words)) else TOOL_FOLDERS
-        return not any(_may_hold_secrets(each, skipped) for each in {*places, *paths})
+        searched = {*places, *(place / each for place in places for each in names)}
+        return not _may_show_secrets(top, words, searched)
     return name[:4] != "git " or ({*places} == {top} and _is_harmless(top, name in SHOWING))
 
 
@@ -164,20 +161,20 @@ HOOKS = re.compile(rb"(?i)\thookspath = (.*)")
 MODES = (0o100644, 0o100755, 0o120000)
 
 
-def _entries(folder: Path, but: Collection[str] = ()) -> list[str]:
-    """The paths of what is in a folder; more than MAX_ENTRIES where it holds too much."""
-    found = list[str]()
-    for here, folders, files in os.walk(folder):
-        folders[:] = [each for each in folders if each not in but]
-        found += [os.path.join(here, each) for each in (*folders, *files)]
-        if len(found) > MAX_ENTRIES:
-            break
-    return found
+def _may_show_secrets(top: Path, words: list[str], places: Collection[Path]) -> bool:
+    """Tell whether rg may search a file that holds secrets in these places, as rg lists them.
 
-
-def _may_hold_secrets(folder: Path, skipped: Collection[str]) -> bool:
-    entries = _entries(folder, skipped)
-    return len(entries) > MAX_ENTRIES or any(map(holds_secrets, entries))
+    Hidden files are listed, too, since an .ignore file can bring them back.
+    """
+    most = "-uu" if any(map(GLOB.match, words)) else "--hidden"
+    argv = [find_program("rg", top), most, "--files", "--null", "--"]
+    argv += filter(os.path.exists, map(str, places))
+    try:
+        done = subprocess.run(argv, capture_output=True, env=environment(), timeout=LISTING_TIME)
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    names = os.fsdecode(done.stdout).split("\0")
+    return done.returncode > 1 or len(names) > MAX_ENTRIES or any(map(holds_secrets, names))
 
 
 def _is_harmless(top: Path, shows: bool) -> bool:
@@ -198,16 +195,27 @@ def _is_harmless(top: Path, shows: bool) -> bool:
         return False
     hooks = [shared / "hooks", *(top / os.fsdecode(each) for each in HOOKS.findall(config))]
     strange = [each / "post-index-change" for each in hooks] + [shared / "objects/info/alternates"]
-    entries = _entries(shared)
-    if any(map(os.path.lexists, strange)) or len(entries) > MAX_ENTRIES:
-        return False
-    if any(os.path.islink(each) or "/sharedindex." in each for each in entries):
+    if any(map(os.path.lexists, strange)) or not _is_whole(shared):
         return False
     try:
         tracked = _tracked(read_small_file(folder / "index", MAX_INDEX) or b"")
     except ValueError:
         return False
     return not (shows and any(map(holds_secrets, tracked)))
+
+
+def _is_whole(folder: Path) -> bool:
+    """Tell whether a repository is this folder alone: no link in it, and one index."""
+    seen = 0
+    for at, folders, files in os.walk(folder):
+        seen += len(folders) + len(files)
+        strange = (
+            each.startswith("sharedindex.") or os.path.islink(os.path.join(at, each))
+            for each in (*folders, *files)
+        )
+        if seen > MAX_ENTRIES or any(strange):
+            return False
+    return True
 
 
 def _tracked(index: bytes) -> list[str]:
