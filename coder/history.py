@@ -12,7 +12,6 @@ from itertools import takewhile
 from operator import is_
 from typing import Any
 
-from coder.providers.request import copied, count_unchanged
 from coder.providers.text import mend_all, new_id, safe_name
 from coder.providers.text import text_of as text_of
 from coder.types import Message, ToolResult
@@ -205,16 +204,17 @@ def _is_object(arguments: Any) -> bool:
 def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
     """The wire messages: without "meta" and custom roles, and, where another model than `model` wrote a
     message, without its thoughts and signatures."""
-    wire = [_wire_message(message, model) for message in messages]
-    return [message for message in wire if message is not None]
+    wire: list[Message] = []
+    for message in messages:  # without a call of a function for each: there may be thousands
+        if message.get("role") in ROLES:
+            sent = message.copy()
+            writer = sent.pop("meta", {}).get("model", model)
+            is_foreign = model and writer != model and message["role"] == "assistant"
+            wire.append(_without_thoughts(sent) if is_foreign else sent)
+    return wire
 
 
-def _wire_message(message: Message, model: str) -> Message | None:
-    if message.get("role") not in ROLES:
-        return None
-    is_own = not model or message.get("meta", {}).get("model", model) == model
-    if is_own or message["role"] != "assistant":
-        return {name: value for name, value in message.items() if name != "meta"}
+def _without_thoughts(message: Message) -> Message:
     wire: Message = {name: message[name] for name in ("role", "content") if name in message}
     if calls := calls_of(message):
         names = ("id", "type", "function")
@@ -223,38 +223,22 @@ def _wire_message(message: Message, model: str) -> Message | None:
 
 
 class History:
-    """`repair` and `convert_to_llm` for the list of a run: what has not changed since the last request is not checked again,
-    so that a late step costs little more than the first one."""
+    """`repair` for the list of a run, in place. The messages at its beginning that it has repaired before are not checked
+    again, so that a late step costs little more than the first one."""
 
-    def __init__(self, messages: list[Message], model: str = "") -> None:
-        self.messages, self.model = messages, model
-        self._repaired: list[Message] = []  # the messages that were repaired
-        self._copies: list[Message] = []  # and what they held
+    def __init__(self, messages: list[Message]) -> None:
+        self.messages = messages
+        self._repaired: list[Message] = []
         self._ids: set[str] = set()  # of the calls in them
-        self._wire: list[Message | None] = []  # None for a message that is not sent
 
     def repair(self) -> None:
-        """Repair the list in place. Notices new and replaced messages; `wire` also those changed in place."""
-        same = [*map(is_, self._repaired, self.messages), False]
-        self._repair(same.index(False))
-
-    def wire(self) -> list[Message]:
-        """The list, repaired, as wire messages."""
-        self._repair(count_unchanged(self._copies, self.messages))
-        new = self.messages[len(self._wire) :]
-        self._wire += [_wire_message(message, self.model) for message in new]
-        return [message for message in self._wire if message is not None]
-
-    def _repair(self, known: int) -> None:
-        """Repair what is behind the first `known` messages."""
-        messages = self.messages
-        if known == len(messages) == len(self._repaired):
+        messages, repaired = self.messages, self._repaired
+        known = [*map(is_, repaired, messages), False].index(False)
+        if known == len(messages) == len(repaired):
             return
         while known and messages[known - 1].get("role") == "tool":
             known -= 1  # the last turn again: results of its calls may be among the new messages
         known -= bool(known and messages[known - 1].get("tool_calls"))
-        self._ids -= {call["id"] for each in self._copies[known:] for call in calls_of(each)}
+        self._ids -= {call["id"] for each in repaired[known:] for call in calls_of(each)}
         messages[known:] = repair(messages[known:], self._ids)
-        self._repaired[known:] = messages[known:]
-        self._copies[known:] = map(copied, messages[known:])
-        del self._wire[known:]
+        repaired[known:] = messages[known:]

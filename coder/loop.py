@@ -115,18 +115,17 @@ def step(run: Run) -> Events[End | None]:
     """One model call and the tools it asks for. An End, if the run ends with it."""
     run.steps += 1
     run.budget.step()
-    run.in_step, run.answer = True, {}
+    run.in_step, run.answer, run.results = True, {}, []
     yield events.StepStart(run.steps)
     yield from run.add_pending()
     answer, end = yield from ask(run)
-    results: list[Message] = []
     if answer and answer.calls:
         not_run = NOT_RUN if end else ANSWER_CUT if answer.finish == "length" else ""
         yield events.Status("busy", "running_tools")
-        results, doom_loop = yield from run_tools(run, answer.calls, not_run)
+        doom_loop = yield from run_tools(run, answer.calls, not_run)
         yield from run.add_pending()
         end = end or doom_loop
     run.in_step = False
     finish, usage = (answer.finish_reason, answer.usage) if answer else ("error", Usage())
-    yield events.StepEnd(answer.message if answer else {}, results, finish, usage)
+    yield events.StepEnd(answer.message if answer else {}, run.results, finish, usage)
     return end

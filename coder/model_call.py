@@ -100,8 +100,9 @@ def request_for(run: Run) -> Events[Request]:
     """The list converted to API messages, and changed by the hooks."""
     chosen = yield from resolve(run.hooks.transform_context(run.messages, run.abort))
     converted = yield from resolve(run.hooks.convert_to_llm(chosen))
-    unchanged = converted is run.messages
-    wire = run.history.wire() if unchanged else repair(convert_to_llm(converted, run.model.name))
+    run.history.repair()  # again: the hooks had the list
+    converted = converted if converted is run.messages else repair(converted)
+    wire = convert_to_llm(converted, run.model.name)
     key = yield from resolve(run.hooks.get_api_key())
     request = Request(wire, run.tools.schemas, run.system, key, reasoning=run.reasoning)
     request.session_id = run.tools.session_id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import dropwhile
 from typing import Any
 
 from coder import events
@@ -43,11 +42,12 @@ class End:
 
 @dataclass
 class OpenCall:
-    """A tool call whose result is not in the list yet."""
+    """A tool call of the newest answer whose result is not in the list yet."""
 
     call: ToolCall
     ctx: ToolContext
-    started: float = 0.0  # monotonic seconds; 0: no start event yet
+    is_started: bool = False  # its start event is out
+    began: float = 0.0  # monotonic seconds; 0: its tool has not begun
     asking: float = 0.0  # seconds that the user took to answer, which are not the tool's
     output: deque[str] = field(default_factory=lambda: deque(maxlen=100))  # its newest updates
     result: ToolResult | None = None
@@ -77,10 +77,11 @@ class Run:
     answer: Message = field(default_factory=dict)  # of the current step
     partial: list[str] | None = None  # pieces of the answer under way; None before its first event
     open_calls: list[OpenCall] = field(default_factory=list)
+    results: list[Message] = field(default_factory=list)  # of the calls of the current step
 
     def __post_init__(self) -> None:
         self.offered = self.tools  # what the newest request offered, as the hooks changed it
-        self.history = History(self.messages, self.model.name)
+        self.history = History(self.messages)
 
     def context(self, call: ToolCall) -> ToolContext:
         """What the tool of a call may know and do."""
@@ -93,36 +94,36 @@ class Run:
 
     def add_pending(self) -> Events[None]:
         while self.pending:
-            message = self.pending.pop(0)
-            self.messages.append(message)
-            yield events.MessageStart(message)
-            yield events.MessageEnd(message)
+            self.messages.append(self.pending[0])
+            yield from _announce(self.pending.pop(0))
+
+    def add_result(self, opened: OpenCall) -> Events[None]:
+        message = tool_message(opened.call.id, opened.result or self.abort_result(opened))
+        self.messages.append(message)
+        self.open_calls.remove(opened)  # last: a result twice is repaired, a lost one is not
+        self.results.append(message)
+        yield from _announce(message)
 
     def close(self) -> Events[None]:
         """Close a run that was stopped: keep the partial text, answer the open calls, end the step."""
-        start = len(self.messages)
         if text := "".join(self.partial or ()):
             meta = self.stamp() | {"aborted": True}
             self.answer = {"role": "assistant", "content": text, "meta": meta}
             self.partial = None
             self.messages.append(self.answer)
-        # Calls that have not started are answered by the repair below
-        started, self.open_calls = [each for each in self.open_calls if each.started], []
-        self.messages += [
-            tool_message(each.call.id, each.result or self.abort_result(each)) for each in started
-        ]
-        self.messages += self.pending
-        self.pending.clear()
-        self.history.repair()
+            yield events.MessageEnd(self.answer)  # its start was at its first delta
+        for opened in [each for each in self.open_calls if each.is_started]:
+            yield from self.add_result(opened)
+        self.open_calls.clear()
+        start = len(self.messages)
+        self.history.repair()  # answers the calls that have not started
         for message in self.messages[start:]:
-            if not message.get("meta", {}).get("aborted"):  # its start was at its first delta
-                yield events.MessageStart(message)
-            yield events.MessageEnd(message)
+            self.results.append(message)
+            yield from _announce(message)
+        yield from self.add_pending()
         if self.in_step:
             self.in_step = False
-            rest = dropwhile(lambda each: each is not self.answer, self.messages)
-            results = [message for message in rest if message["role"] == "tool"]
-            yield events.StepEnd(self.answer, results, "aborted", Usage())
+            yield events.StepEnd(self.answer, self.results, "aborted", Usage())
 
     @property
     def abort_reason(self) -> str:
@@ -130,13 +131,17 @@ class Run:
 
     def abort_result(self, opened: OpenCall) -> ToolResult:
         """The result of a tool that was aborted: its output so far, and why."""
-        limit = self.limits.max_output - len(self.abort_reason) - 99  # so that it is cut only once
-        output = truncate("".join(opened.output), limit)
-        text = "\n".join(filter(None, [output, f"[{self.abort_reason}]"]))
-        return ToolResult(text, is_error=True)
+        text = "\n".join(filter(None, ["".join(opened.output), f"[{self.abort_reason}]"]))
+        limit = self.limits.max_output - 99  # so that it is cut only once
+        return ToolResult(truncate(text, limit), is_error=True)
 
     def abort_end(self) -> End:
         if self.abort.reason == "max_time":
             text = f"Time limit of {self.limits.max_seconds:g} s reached, task may be incomplete."
             return End("max_time", self.text or text)
         return End("aborted", "Request aborted.")
+
+
+def _announce(message: Message) -> Events[None]:
+    yield events.MessageStart(message)
+    yield events.MessageEnd(message)

@@ -10,10 +10,10 @@ from typing import Any
 
 from coder import events
 from coder.events import Event, Events, innermost, resolve
-from coder.history import NOT_RUN, tool_message, truncate_content
+from coder.history import NOT_RUN, truncate_content
 from coder.run import End, OpenCall, Run
 from coder.toolset import as_failure
-from coder.types import Aborted, Message, ToolCall, ToolError, ToolResult
+from coder.types import Aborted, ToolCall, ToolError, ToolResult
 
 ANSWER_CUT = (
     "Not run: the answer was cut at the output limit, so this call may be incomplete. "
@@ -22,47 +22,37 @@ ANSWER_CUT = (
 SKIPPED = "Skipped due to queued user message."
 
 
-def run_tools(
-    run: Run, calls: list[ToolCall], not_run: str = ""
-) -> Events[tuple[list[Message], End | None]]:
-    """(the result messages, the End if a call was repeated once too often). `not_run`: why none is run."""
-    results, end = list[Message](), None
-    while calls:
-        group = calls[: run.offered.group_size(calls)]
-        calls = calls[len(group) :]
-        run.open_calls = [OpenCall(call, run.context(call)) for call in group]
-        for opened in run.open_calls:
+def run_tools(run: Run, calls: list[ToolCall], not_run: str = "") -> Events[End | None]:
+    """Add a result for each call. An End, if a call was repeated once too often. `not_run`: why none is run."""
+    run.open_calls = [OpenCall(call, run.context(call)) for call in calls]
+    end = None
+    while run.open_calls:
+        size = run.offered.group_size([opened.call for opened in run.open_calls])
+        group = run.open_calls[:size]
+        for opened in group:
             if run.abort.is_set:
                 not_run = f"Not run: {run.abort_reason}."
             if not not_run and (end := doom_loop_end(run, opened.call)):
                 not_run = NOT_RUN
             yield from start_call(run, opened, not_run)
-        yield from run_group(run, [opened for opened in run.open_calls if opened.result is None])
-        while run.open_calls:
-            opened = run.open_calls[0]
-            message = tool_message(opened.call.id, opened.result or run.abort_result(opened))
-            results.append(message)
-            run.messages.append(message)
-            run.open_calls.pop(0)
-            yield events.MessageStart(message)
-            yield events.MessageEnd(message)
+        yield from run_group(run, [opened for opened in group if opened.result is None])
+        for opened in group:
+            yield from run.add_result(opened)
         if not not_run and not run.abort.is_set:
             steering = yield from resolve(run.hooks.get_steering_messages())
             run.pending += steering
             not_run = SKIPPED if steering else ""
-    return results, end
+    return end
 
 
 def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
     """The start event; and the result, where the tool is not needed for it."""
-    call = opened.call
+    call, opened.is_started = opened.call, True
     yield events.ToolStart(call.id, call.name, call.arguments or {}, run.offered.title(call))
-    opened.started = time.monotonic()
     if not_run:
         opened.result = ToolResult(not_run, is_error=True)
     else:
         opened.result = yield from doom_loop_result(run, call)
-    opened.started = time.monotonic()  # without the time of the question
     if opened.result:
         yield end_event(opened)
         return
@@ -71,7 +61,6 @@ def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
         early = yield from call_hook(run, opened, "before_tool_call", opened.ctx)
     if early:
         yield from finish_call(run, opened, early)
-        opened.started = time.monotonic()  # without the time of hooks and of their questions
 
 
 def call_hook(run: Run, opened: OpenCall, name: str, given: Any) -> Events[ToolResult | None]:
@@ -91,6 +80,8 @@ def run_group(run: Run, calls: list[OpenCall]) -> Events[None]:
     """Run the tools. An abort becomes the result of those that it stops."""
     works = [run.offered.run(opened.call, opened.ctx) for opened in calls]
     together = run.offered.together(works, run.abort)
+    for opened in calls:
+        opened.began = time.monotonic()
     try:
         for place, event in together:
             if isinstance(event, ToolResult):
@@ -128,7 +119,7 @@ def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
 def end_event(opened: OpenCall) -> events.ToolEnd:
     assert opened.result
     call, result = opened.call, opened.result
-    seconds = time.monotonic() - opened.started - opened.asking
+    seconds = time.monotonic() - opened.began - opened.asking if opened.began else 0.0
     return events.ToolEnd(call.id, call.name, result, result.is_error, seconds)
 
 

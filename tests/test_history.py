@@ -63,7 +63,7 @@ def test_repairing_a_list_while_it_grows_gives_a_valid_one_too(pieces: list[list
     for piece in pieces:
         growing += piece
         history.repair()
-        assert_valid({"messages": history.wire()})
+        assert_valid({"messages": convert_to_llm(growing)})
         assert repair(growing) == growing
 
 
