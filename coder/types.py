@@ -7,7 +7,6 @@ come out of a run are in events.py, the hooks that go into it in hooks.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -81,8 +80,8 @@ class Request:
 
     `messages` are wire messages without the system prompt. `tools` are the API's tool schemas: a tool that a
     hook takes out is not run, and a Tool or a function that it adds is. `reasoning` "off" leaves it to the
-    server; `budgets` are the tokens of its levels, above those of the model. `session_id` names the conversation
-    for the provider's cache. `options` are further body fields (temperature, ...), in the API's names.
+    server. `session_id` names the conversation for the provider's cache. `options` are further body fields
+    (temperature, ...), in the API's names.
     """
 
     messages: list[Message]
@@ -91,7 +90,6 @@ class Request:
     api_key: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     reasoning: Reasoning = "off"
-    budgets: Mapping[str, int] = field(default_factory=dict)
     session_id: str = ""
 
 

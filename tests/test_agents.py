@@ -101,6 +101,7 @@ UNBOUNDED = "front matter has to be between two lines ---"
         ("---\npermissions:\n  bash: maybe\n---\n", '"maybe" is not one of allow, ask, deny'),
         ("---\npermissions: allow\n---\n", "rules have to be an object"),
         ("---\nmax_steps: many\n---\n", "max_steps: 'many': "),
+        ("---\nmax_steps: 0\n---\n", "max_steps: '0': it is no number from 1 on"),
         ("---\nmode: all\nmode: primary\n---\n", "mode is there twice"),
         ("---\nmodel:\n  a: b\n---\n", "'model' is no line"),
         *((f"---\n{line}\n---\n", "is not `key: value`") for line in ("- a", "\ta: b", "a:b")),

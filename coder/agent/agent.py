@@ -29,8 +29,9 @@ from coder.history import image_part, nothing_to_answer, user
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
+from coder.providers.request import BUDGETS
 from coder.toolset import Tool, Toolset
-from coder.types import Limits, Message, Reasoning, Request, RunResult, T
+from coder.types import Limits, Message, Reasoning, RunResult, T
 
 Tools = Toolset | Iterable[Tool | Callable[..., Any]]
 Prompt = str | Message | Sequence[Message]
@@ -39,9 +40,9 @@ Prompt = str | Message | Sequence[Message]
 class Agent:
     """A model, its tools and a conversation.
 
-    `model`: a name (then it is a ChatModel, and `base_url` and `api_key` are its) or anything with the `stream` of
-    Model. Further keywords are hooks, by the names of Hooks (`before_tool_call=...`), and callbacks: `on_text(text)`,
-    `on_tool_call(event)`, `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`,
+    `model`: a name (then it is a ChatModel, and `base_url`, `api_key` and `budgets` are its) or anything with the
+    `stream` of Model. Further keywords are hooks, by the names of Hooks (`before_tool_call=...`), and callbacks:
+    `on_text(text)`, `on_tool_call(event)`, `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`,
     `on_compacted(event)`. `budgets`: tokens of the reasoning levels. `max_steps` is short for that of `limits`.
     `max_retry_delay`: seconds; where a server asks for a longer wait, the run fails at once; 0 is no limit; a `retry`
     policy of your own has its own. `session`: what a SessionStore has opened; its messages are the conversation,
@@ -56,7 +57,7 @@ class Agent:
         system: str = "",
         messages: Iterable[Message] = (),
         reasoning: Reasoning = "off",
-        budgets: Mapping[str, int] | None = None,
+        budgets: Mapping[str, int] = BUDGETS,
         base_url: str | None = None,
         api_key: str | None = None,
         hooks: Hooks | Sequence[Hooks] = (),
@@ -69,19 +70,18 @@ class Agent:
         session: Record | None = None,
         **functions: Callable[..., Any] | None,
     ) -> None:
-        named = partial(ChatModel, base_url=base_url, api_key=api_key)
+        named = partial(ChatModel, base_url=base_url, api_key=api_key, budgets=budgets)
         self._make_named = named if isinstance(model, str) else None
         toolset = _make_toolset(tools, cwd, session_id or (session.session_id if session else ""))
         self.state = AgentState(self._make_model(model), system, reasoning, toolset, list(messages))
-        self.budgets = dict(budgets or {})
         self.limits = replace(limits, max_steps=max_steps) if max_steps is not None else limits
         self.retry = retry or RetryPolicy(max_delay=max_retry_delay or math.inf)
         self.steering, self.follow_ups = steering, follow_ups = Queue(), Queue()
         self.clear_steering_queue, self.clear_follow_up_queue = steering.clear, follow_ups.clear
         self.set_steering_mode, self.set_follow_up_mode = steering.set_mode, follow_ups.set_mode
         self.token = Abort()  # of the run under way, or of the last
+        self._idle = threading.Condition()
         self._subscribers: dict[object, Callable[[Event], None]] = {}
-        self._idle, self._running = threading.Condition(), False
         self.hooks = self._chain_hooks(hooks, functions)
         self.session = session
         if session:
@@ -99,16 +99,11 @@ class Agent:
         named = {name: function for name, function in functions.items() if function is not None}
         for name in CALLBACKS.keys() & named:
             self.subscribe(partial(call_back, named.pop(name), *CALLBACKS[name]))
-
-        def set_budgets(request: Request) -> None:
-            request.budgets = {**self.budgets, **request.budgets}
-
-        own = FunctionHooks(
+        queues = FunctionHooks(
             get_steering_messages=self.steering.take,
             get_follow_up_messages=self.follow_ups.take,
-            before_llm_call=set_budgets,
         )
-        return HookChain(*given, FunctionHooks(**named), own)
+        return HookChain(*given, FunctionHooks(**named), queues)
 
     # -- runs
 
@@ -158,7 +153,7 @@ class Agent:
         run = start(token)
         with self._idle:
             self._check_idle()
-            self._running, self.token, self.state.is_streaming = True, token, True
+            self.token, self.state.is_streaming = token, True
         try:
             while True:
                 try:  # by hand, without Returning: no frame more for each token
@@ -172,9 +167,8 @@ class Agent:
                 yield event
         finally:
             run.close()
-            self.state.end()
             with self._idle:
-                self._running = False
+                self.state.end()
                 self._idle.notify_all()
 
     def _start_loop(self, prompts: list[Message], abort: Abort) -> Events[RunResult]:
@@ -200,10 +194,10 @@ class Agent:
     def wait_for_idle(self, timeout: float | None = None) -> bool:
         """Wait until no run is under way; False where that took longer than `timeout` seconds."""
         with self._idle:
-            return self._idle.wait_for(lambda: not self._running, timeout)
+            return self._idle.wait_for(lambda: not self.state.is_streaming, timeout)
 
     def _check_idle(self) -> None:
-        if self._running:
+        if self.state.is_streaming:
             raise RuntimeError(
                 "the agent is at work: use steer(), follow_up(), wait_for_idle(); close a stream() that is left"
             )
@@ -261,9 +255,10 @@ class Agent:
     def _make_model(self, model: str | Model) -> Model:
         if isinstance(model, str) and self._make_named:
             return self._make_named(model)
-        if isinstance(model, str) or not callable(getattr(model, "stream", None)):
-            name = "a name or " if self._make_named else "a ChatModel(name) or "
-            raise TypeError(f"a model is {name}an object with a method `stream`, not {model!r}")
+        if isinstance(model, str) or not hasattr(model, "stream"):
+            raise TypeError(
+                f"a model is a ChatModel, or an object with its `stream`, not {model!r}"
+            )
         return model
 
     def set_tools(self, tools: Tools) -> None:

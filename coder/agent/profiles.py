@@ -168,8 +168,8 @@ def _field(key: str, value: Any) -> Any:
         raise ValueError(f"{key!r} is no line of an agent's front matter; known: {known}")
     if key == "mode" and value not in get_args(Mode):
         raise ValueError(f"mode: {value!r}: it is not one of {', '.join(get_args(Mode))}")
-    if key == "max_steps" and not value.isdecimal():
-        raise ValueError(f"max_steps: {value!r}: it is no number")
+    if key == "max_steps" and not re.fullmatch("[1-9][0-9]*", value):
+        raise ValueError(f"max_steps: {value!r}: it is no number from 1 on")
     return int(value) if key == "max_steps" else value
 
 

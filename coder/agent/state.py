@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from coder import events
 from coder.ai import Model
@@ -32,32 +32,26 @@ class AgentState:
     """What an agent is (the first five), and what it does. `messages` is the loop's own list."""
 
     model: Model
-    system: str = ""
-    reasoning: Reasoning = "off"
-    tools: Toolset = field(default_factory=Toolset)
-    messages: list[Message] = field(default_factory=list)
+    system: str
+    reasoning: Reasoning
+    tools: Toolset
+    messages: list[Message]
     is_streaming: bool = False  # a run is under way
+    stream_message: Message | None = None  # the answer that is coming, as far as it has come
     pending_tool_calls: set[str] = field(default_factory=set)  # ids of calls under way
     error: ModelError | Aborted | None = None  # of the last run
-    coming: dict[str, list[str]] | None = None  # pieces of the answer under way, by their field
-
-    @property
-    def stream_message(self) -> Message | None:
-        """The answer that is coming, as far as it has come."""
-        pieces = self.coming
-        return pieces and {"role": "assistant"} | {k: "".join(v) for k, v in pieces.items()}
 
     def follow(self, event: Event) -> None:
         """Keep right what the agent does."""
         match event:
-            case events.TextDelta(text=text) if self.coming is not None:
-                self.coming["content"].append(text)
-            case events.ReasoningDelta(text=text) if self.coming is not None:
-                self.coming.setdefault("reasoning", []).append(text)
+            case events.TextDelta(text=text):
+                self._extend("content", text)
+            case events.ReasoningDelta(text=text):
+                self._extend("reasoning", text)
             case events.MessageStart(message=message):
-                self.coming = {"content": []} if message["role"] == "assistant" else None
+                self.stream_message = message if message["role"] == "assistant" else None
             case events.MessageEnd() | events.Retry() | events.Compacted():
-                self.coming = None  # it is in the list now, or taken back
+                self.stream_message = None  # it is in the list now, or taken back
             case events.ToolStart(id=call_id):
                 self.pending_tool_calls.add(call_id)
             case events.ToolEnd(id=call_id):
@@ -66,10 +60,13 @@ class AgentState:
                 self.error = None
             case events.RunEnd(stop_reason=reason, text=text, error=error):
                 self.error = Aborted(text) if reason == "aborted" else error
-                self.end()
+
+    def _extend(self, name: str, text: str) -> None:
+        if old := self.stream_message:
+            self.stream_message = old | {name: old.get(name, "") + text}
 
     def end(self) -> None:
-        self.is_streaming, self.coming = False, None
+        self.is_streaming, self.stream_message = False, None
         self.pending_tool_calls.clear()
 
 
@@ -79,8 +76,6 @@ class Queue(deque[Message]):
     mode: Mode = "one-at-a-time"
 
     def set_mode(self, mode: Mode) -> None:
-        if mode not in get_args(Mode):
-            raise ValueError(f"a queue gives {' or '.join(get_args(Mode))}, not {mode!r}")
         self.mode = mode
 
     def put(self, message: str | Message) -> None:

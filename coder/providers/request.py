@@ -28,7 +28,7 @@ BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # a result a
 class RequestEncoder:
     """The bytes of the requests to one model. What a request has in common with the one before is made once.
 
-    `extra`: members of each body, `budgets`: tokens of the reasoning levels; those of a request win.
+    `extra`: members of each body, `budgets`: tokens of the reasoning levels.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RequestEncoder:
     def _make_members(self, request: Request, rejected: frozenset[str]) -> dict[str, Any]:
         """What is sent beside the messages, and needed. Values of the profile give way to `extra`, and those to the
         request's own options."""
-        profile, budgets = self.profile, {**self.budgets, **request.budgets}
+        profile = self.profile
         body: dict[str, Any] = {"model": self.model, "stream": True}
         if profile.stream_options:
             body["stream_options"] = {"include_usage": True}
@@ -57,7 +57,9 @@ class RequestEncoder:
             body["tools"] = request.tools
         if profile.cache_key and request.session_id:
             body["prompt_cache_key"] = request.session_id[:64]
-        body |= thinking(profile, request.reasoning, budgets) | self._options(request, rejected)
+        body |= thinking(profile, request.reasoning, self.budgets) | self._options(
+            request, rejected
+        )
         body.pop("messages", None)  # those of the conversation follow
         return {name: body[name] for name in body if name in NEEDED or name not in rejected}
 
