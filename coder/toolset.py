@@ -80,7 +80,7 @@ class Tool:
 
     `title` is what people see of a call: the name of an argument, or a function of the arguments.
     `concurrent`: its calls change nothing, and may run side by side (agent/parallel.py).
-    `is_open`: it takes arguments that its schema does not name.
+    `is_open`: it takes arguments that its schema does not name; the function gets (ctx, arguments).
     """
 
     name: str
@@ -230,8 +230,9 @@ def _call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext) -> Generator[
     # A schema without properties may name its parameters elsewhere
     is_open = tool.is_open or "properties" not in tool.parameters
     schema = tool.parameters if is_open else {"additionalProperties": False} | tool.parameters
+    given = fit(arguments, schema, tool.name)
     context = {tool.context: ctx} if tool.context else {}
-    value = tool.function(**fit(arguments, schema, tool.name), **context)
+    value = tool.function(ctx, given) if tool.is_open else tool.function(**given, **context)
     if not isinstance(value, Generator):
         return value
     with Returning(value) as yielded:

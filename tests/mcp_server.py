@@ -1,4 +1,4 @@
-"""A server of the official package: `python mcp_server.py [hangs | ignores | fd NUMBER]`; without a word on stdio."""
+"""A server of the official package: `python mcp_server.py [hangs | ignores | chats FILE | fd NUMBER]`; without a word on stdio."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,13 @@ async def wait(file: str) -> None:
 for name in ("a strange.name/ü", "n" * 80 + "1", "n" * 80 + "2"):
     server.tool(name, structured_output=False)(lambda name=name: name[-1])
 
+
+def note_when_emptied(file: str) -> None:
+    while os.fstat(2).st_size:
+        time.sleep(0.05)
+    Path(file).touch()
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["hangs"]:
@@ -96,6 +104,10 @@ if __name__ == "__main__":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             server.run()
             time.sleep(60)
+        case ["chats", file]:
+            os.write(2, b"x" * 3_000_000)
+            threading.Thread(target=note_when_emptied, args=(file,), daemon=True).start()
+            server.run()
         case ["fd", number]:
             import uvicorn
 

@@ -290,8 +290,9 @@ def test_an_image_goes_with_the_first_prompt_in_both_modes(tmp_path: Path) -> No
         with Terminal(tmp_path, server, *flags) as session:
             session.say("what is it?")
             session.say("and now?")
-        with OneShot(tmp_path, server, "--image", str(ROOT / "README.md"), "hi") as once:
-            assert once.end() == 2 and "README.md is no image file" in once.err
+        (tmp_path / "ws/fake.png").write_text("no picture")
+        with OneShot(tmp_path, server, "--image", "fake.png", "hi") as once:
+            assert once.end() == 2 and "fake.png: it is no image" in once.err
         for body in server.requests[:2]:
             text, *images = users(body)[0]
             assert text["text"] == "what is it?" and len(images) == 2

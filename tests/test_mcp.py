@@ -18,7 +18,7 @@ import pytest
 from coder.abort import Abort
 from coder.cli.main import run
 from coder.devtools.scripted import Body, Reply
-from coder.extend.mcp import NOT_READY, START, Servers, start
+from coder.extend.mcp import START, Servers, start
 from tests.harness import ask, contents, results, sent, serve
 from tests.terminal import OneShot, Terminal, gone, promptly, until
 
@@ -37,8 +37,8 @@ def configure(folder: Path, **servers: Any) -> Path:
 def connected(path: Path, number: int = 1) -> Servers:
     """The servers of a file, when all are ready, however long that takes."""
     servers = start(path)
-    until(lambda: len({each.name.partition("__")[0] for each in servers.tools()}) == number)
     assert [*servers.wait(Abort())] == []
+    assert len({each.name.partition("__")[0] for each in servers.tools()}) == number
     return servers
 
 
@@ -87,7 +87,10 @@ CALLS: dict[tuple[str, str], Any] = {
     ("add", '{"a": "1", "b": null}'): "11",
     ("add", '{"a": "one"}'): 'Error: io__add: a has to be of type integer, not "one"',
     ("add", '{"a": 1, "c": 2}'): "11",  # what the schema does not name is the server's to judge
-    ("anything", '{"self": {"name": null}, "ctx": null}'): "{'name': None} None",
+    (
+        "anything",
+        '{"self": {"name": null}, "ctx": null, "arguments": 1, "server": 2}',
+    ): "{'name': None} None",
     ("anything", '{"self": null}'): "None None",
     ("picture", "{}"): "a picture",
     ("no_picture", "{}"): "[image/png, 8 characters, not shown]",
@@ -140,22 +143,27 @@ def test_a_server_that_ended_is_started_again_by_the_next_call(tmp_path: Path) -
     ],
 )
 def test_a_server_that_does_not_start_costs_one_line(tmp_path: Path, entry: Any, why: str) -> None:
-    servers = start(configure(tmp_path, bad=entry))
-    until(lambda: servers.servers[0].problem != NOT_READY, "the end of the attempt")
+    servers = start(configure(tmp_path, bad=entry, worse=entry))
     [notice] = servers.wait(Abort())
-    assert notice.text.startswith("The MCP server bad is left out: ") and why in notice.text
+    assert notice.text.startswith("MCP servers left out: bad, worse (") and why in notice.text
     assert "\n" not in notice.text and servers.tools() == [] == [*servers.wait(Abort())]
     servers.close()
 
 
 @pytest.mark.slow
-def test_a_late_server_is_reported_in_a_line_and_joins_a_later_run(tmp_path: Path) -> None:
-    late = f"sleep {START + 1}; exec {' '.join(PROGRAM)}"
-    servers = start(configure(tmp_path, late={"command": "sh", "args": ["-c", late]}))
+def test_a_server_that_says_nothing_is_left_out_in_the_end(tmp_path: Path) -> None:
+    servers = start(configure(tmp_path, slow=doing("hangs")))
     [notice] = servers.wait(Abort())
-    assert NOT_READY in notice.text and servers.tools() == []
-    until(servers.tools, "the tools of the late server")
-    assert [*servers.wait(Abort())] == []
+    assert notice.text == f"MCP servers left out: slow (not ready after {START} s)"
+    servers.close()
+
+
+def test_what_a_server_says_beside_fills_no_disk(tmp_path: Path) -> None:
+    emptied = tmp_path / "emptied"
+    servers = connected(
+        configure(tmp_path, io=STDIO | {"args": [*PROGRAM[1:], "chats", str(emptied)]})
+    )
+    until(emptied.exists)
     servers.close()
 
 
@@ -194,7 +202,7 @@ def test_one_task_waits_for_the_servers_and_what_a_rule_allows_is_called(tmp_pat
         assert child.end() == 0, child.err
         general, explore, own = results(model)
         assert general.startswith("11") and "a rule denies the tool" in explore and own == "11"
-        assert child.err.count("The MCP server bad is left out: ") == 1
+        assert child.err.count("MCP servers left out: bad (") == 1
         assert "Ignored in this folder: .coder/mcp.json" in child.err
     assert not any(mark.exists() for mark in marks)
 
@@ -250,17 +258,17 @@ def test_ctrl_c_ends_the_wait_for_a_server(tmp_path: Path) -> None:
     with serve(Reply("hi")) as model, Terminal(tmp_path, model) as terminal:
         terminal.enter("go")
         terminal.expect("thinking")
-        with promptly(START - 5):
+        with promptly():
             terminal.ctrl_c()
             terminal.expect("stopped by the user")
         terminal.prompt()
         assert model.requests == []
 
 
-def test_without_the_package_a_line_says_what_to_install(tmp_path: Path) -> None:
-    configure(tmp_path, io=STDIO)
+def test_without_the_package_one_line_says_what_to_install(tmp_path: Path) -> None:
+    configure(tmp_path, io=STDIO, site={"url": "http://127.0.0.1:9/mcp"})
     shadow = tmp_path / "home" / "mcp.py"
     shadow.write_text("raise ImportError('there is no mcp here')")
     path = f"{shadow.parent}:{Path(__file__).parents[1]}"
     with serve(Reply("hi")) as model, OneShot(tmp_path, model, "go", PYTHONPATH=path) as child:
-        assert child.end() == 0 and "pip install 'coder-agent[mcp]'" in child.err
+        assert child.end() == 0 and child.err.count("pip install 'coder-agent[mcp]'") == 1

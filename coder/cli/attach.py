@@ -5,7 +5,6 @@ The user has named it, so that nothing is asked; keys are taken out all the same
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import re
@@ -17,29 +16,25 @@ from coder.cli.calls import lines_of
 from coder.cli.settings import ConfigError
 from coder.cli.wording import ATTACHED
 from coder.events import Returning
-from coder.tools.files import ls, read
+from coder.tools.files import MAX_IMAGE, image_of, ls, read
 from coder.toolset import ToolContext
 from coder.types import ToolError
 
 MAX_TEXT = 100_000  # characters of all files of an entry
-MAX_IMAGE = 5_000_000  # bytes, what Anthropic takes; others take more
 MAX_CANDIDATES = 500
 PATH = re.compile(r"""(?<![^\s(\[{"'])@((?:\\.|[^\s\\])+)""")
-IMAGES = {".gif": "gif", ".jpeg": "jpeg", ".jpg": "jpeg", ".png": "png", ".webp": "webp"}
+IMAGES = (".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
 def image(path: str) -> dict[str, Any]:
     """An image for the Agent. Raises ConfigError."""
-    kind = IMAGES.get(Path(path).suffix.lower())
     try:
-        if not kind or not stat.S_ISREG((status := os.stat(path)).st_mode):
-            raise ConfigError(f"{path} is no image file ({', '.join(IMAGES)})")
-        if status.st_size > MAX_IMAGE:
-            raise ConfigError(f"{path}: the image has more than {MAX_IMAGE:,} bytes")
-        data = base64.b64encode(Path(path).read_bytes()).decode()
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError("it is no file")
+        with open(path, "rb") as file:
+            return image_of(file.read(MAX_IMAGE + 1))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', error)}") from None
-    return {"type": "image", "data": data, "mimeType": f"image/{kind}"}
 
 
 def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list[str]]:

@@ -9,36 +9,35 @@ A tool is called `server__tool`. Programs start in that folder, since `npx` and 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import os
 import re
 import tempfile
 import threading
-from concurrent.futures import wait
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine
+from concurrent.futures import Future, wait
+from contextlib import AsyncExitStack, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coder.abort import TICK, Abort
 from coder.events import Events, Notice
 from coder.permissions.rules import check_ownership
+from coder.tools.files import image_of
 from coder.tools.process import GRACE, marked_environment
-from coder.toolset import Tool
+from coder.toolset import Tool, ToolContext
 from coder.types import ToolError, ToolResult
 
-START = 20  # seconds that the first request waits for servers
-CONNECT = 60  # seconds for a server to start; `npx` may download it
+START = 60  # seconds for a server to start; `npx` may download it
 CALL = 300  # seconds for a call
 MAX_NAME = 64  # characters of a tool's name, by the API
-MAX_IMAGE = 7_000_000  # characters of base64: 5 MB, what providers take
-# How the base64 of what providers take begins. What is none would make them refuse all that follows.
-IMAGES = {"iVBORw0KGgo": "png", "/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp"}
-NOT_READY = f"not ready after {START} s; its tools come with a later run"
+MAX_STDERR = 1_000_000  # bytes that are kept of what a program says beside
 REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at the top
-CONTEXT = "the context"  # a parameter's name that no server uses
 to_json = partial(json.dumps, ensure_ascii=False)
+T = TypeVar("T")
 
 
 def expand(entry: Any) -> Any:
@@ -59,9 +58,9 @@ class Server:
     def __init__(self, name: str, entry: Any, folder: Path) -> None:
         self.name, self.entry, self.folder = name, entry, folder
         self.client: Any = None  # None: not connected
-        self.tools, self.problem = list[Any](), NOT_READY
+        self.tools, self.problem = list[Any](), ""
         self._task: asyncio.Task[None] | None = None
-        self._stderr: Any = tempfile.TemporaryFile()  # noqa: SIM115
+        self._stderr: Any = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
 
     async def connect(self) -> None:
         """Begin, if that has not begun, and wait until it is connected. Raises ToolError."""
@@ -80,7 +79,7 @@ class Server:
     async def _live(self) -> None:
         """Connect, list the tools and stay: a connection has to begin and end in the same task."""
         try:
-            async with asyncio.timeout(CONNECT) as limit, AsyncExitStack() as stack:
+            async with asyncio.timeout(START) as limit, AsyncExitStack() as stack:
                 client = await stack.enter_async_context(await self._client(stack))
                 page = await client.list_tools()
                 tools = page.tools
@@ -89,7 +88,10 @@ class Server:
                     tools += page.tools
                 limit.reschedule(None)
                 self.tools, self.client, self.problem = tools, client, ""
-                await asyncio.Event().wait()  # until `close`
+                while True:  # until `close`
+                    if os.fstat(self._stderr.fileno()).st_size > MAX_STDERR:
+                        self._clear_stderr()
+                    await asyncio.sleep(1)
         except ImportError as error:
             self.problem = f"{error} (fix: pip install 'coder-agent[mcp]')"
         except Exception as error:
@@ -120,8 +122,12 @@ class Server:
             error = error.exceptions[0]
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 2000))
         last = self._stderr.read(2000).decode("utf-8", "replace").strip().rpartition("\n")[2]
-        text = f"{error}" or type(error).__name__
+        is_late = isinstance(error, TimeoutError)
+        text = f"not ready after {START} s" if is_late else f"{error}" or type(error).__name__
         return " ".join(f"{text}: {last}".split()).removesuffix(":")
+
+    def _clear_stderr(self) -> None:
+        self._stderr.truncate(self._stderr.seek(0))  # the position is the program's as well
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a tool; a connection that was lost is made anew before. Raises ToolError."""
@@ -130,7 +136,7 @@ class Server:
 
         if not self.client:
             await self.connect()
-        self._stderr.truncate(self._stderr.seek(0))  # the position is the program's as well
+        self._clear_stderr()
         try:
             return result_of(await self.client.call_tool(tool, arguments, CALL))
         except MCPError as error:
@@ -154,10 +160,8 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
     """A content block of the protocol as one of the API."""
     block |= block.get("resource", {})
     kind, data = block.get("mimeType") or block["type"], block.get("data", block.get("blob", ""))
-    is_base64 = len(data) % 4 == 0 and re.fullmatch("[A-Za-z0-9+/]*={0,2}", data)
-    image = next((each for begin, each in IMAGES.items() if data.startswith(begin)), "")
-    if is_base64 and image and len(data) <= MAX_IMAGE:
-        return {"type": "image", "data": data, "mimeType": f"image/{image}"}
+    with suppress(ValueError):
+        return image_of(base64.b64decode(data, validate=True))
     other = f"[{kind}, {len(data)} characters, not shown]" if data else f"{block.get('uri')}"
     return {"type": "text", "text": block.get("text", other)}
 
@@ -167,33 +171,37 @@ class Servers:
 
     def __init__(self, path: Path) -> None:
         self.servers: list[Server] = []
-        self._problems, self._reported = list[str](), set[str]()
+        self._problems = list[str]()
         self._loop = asyncio.new_event_loop()
-        self._deadline = self._loop.time() + START
         try:
             check_ownership(path)
             entries = json.loads(path.read_text("utf-8"))["mcpServers"].items()
             self.servers = [Server(name, entry, path.parent) for name, entry in entries]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
+        self._starting = [self._submit(each.connect()) for each in self.servers]
         if self.servers:
             threading.Thread(target=self._run, daemon=True, name="mcp").start()
 
     def _run(self) -> None:
         for name in ("mcp", "client", "asyncio"):  # what they log would go to stderr
             logging.getLogger(name).addHandler(logging.NullHandler())
-        self._starting = [self._loop.create_task(each.connect()) for each in self.servers]
         self._loop.run_forever()
 
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def wait(self, abort: Abort) -> Events[None]:
-        """Wait for those that start, until START; a notice for each that is left out. Raises Aborted."""
-        while self._loop.time() < self._deadline and NOT_READY in [s.problem for s in self.servers]:
-            abort.wait(TICK)
-        failed = [f"{s.name} is left out: {s.problem}" for s in self.servers if s.problem]
-        for text in self._problems + [f"The MCP server {each}" for each in failed]:
-            if text not in self._reported:
-                self._reported.add(text)
-                yield Notice(text)
+        """Wait until each server is ready or has failed; a notice, once, for those that have. Raises Aborted."""
+        while wait(self._starting, TICK).not_done:
+            abort.check()
+        problems, self._problems = self._problems, []
+        failed = [each for each in self.servers if each.problem and self._starting]
+        self._starting.clear()
+        for problem in dict.fromkeys(each.problem for each in failed):
+            names = ", ".join(each.name for each in failed if each.problem == problem)
+            problems.append(f"MCP servers left out: {names} ({problem})")
+        yield from map(Notice, problems)
 
     def tools(self) -> list[Tool]:
         """The tools of all servers that are ready, or were."""
@@ -204,15 +212,16 @@ class Servers:
             text = (each.description or "")[:2_000]  # each request holds it
             schema = {k: v for k, v in each.input_schema.items() if k not in REJECTED}
             call = partial(self._call, server, each.name)
-            made[name] = Tool(name, text, schema, call, CONTEXT, to_json, is_open=True)
+            made[name] = Tool(name, text, schema, call, title=to_json, is_open=True)
         return [*made.values()]
 
-    def _call(self, server: Server, tool: str, /, **arguments: Any) -> ToolResult:
-        abort: Abort = arguments.pop(CONTEXT).abort
-        future = asyncio.run_coroutine_threadsafe(server.call(tool, arguments), self._loop)
+    def _call(
+        self, server: Server, tool: str, ctx: ToolContext, arguments: dict[str, Any]
+    ) -> ToolResult:
+        future = self._submit(server.call(tool, arguments))
         try:
             while not wait([future], TICK).done:
-                abort.check()
+                ctx.abort.check()
             return future.result()
         finally:
             future.cancel()
@@ -220,8 +229,7 @@ class Servers:
     def close(self) -> None:
         """End all of them; what takes longer than GRACE is left to `stop_all`."""
         if self._loop.is_running():
-            ends = (asyncio.run_coroutine_threadsafe(s.close(), self._loop) for s in self.servers)
-            wait([*ends], GRACE)
+            wait([self._submit(each.close()) for each in self.servers], GRACE)
             self._loop.call_soon_threadsafe(self._loop.stop)
 
 

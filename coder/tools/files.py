@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import contextlib
 import os
+import re
 from collections.abc import Generator
 from typing import Any, BinaryIO
 
@@ -19,6 +21,11 @@ MAX_BYTES = 4 * MAX_LINE + 4  # of a line that are kept: more than is shown
 MAX_READ = 28_000  # characters of one read: under the 30,000 that the loop passes on
 MAX_ENTRIES = 500  # of one ls
 PIECE = 1 << 18  # bytes
+MAX_IMAGE = 5_000_000  # bytes, what Anthropic takes; others take more
+# How the files of images begin that providers take
+IMAGE = (
+    rb"(?s)(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8)|(?P<webp>RIFF.{4}WEBP)"
+)
 
 
 @tool(concurrent=True)
@@ -135,3 +142,13 @@ def _entry(folder: int, entry: os.DirEntry[str]) -> str:
     if entry.is_dir(follow_symlinks=False):
         return f"{name}/"
     return name if entry.is_file(follow_symlinks=False) else f"{name} (not a regular file)"
+
+
+def image_of(data: bytes) -> dict[str, Any]:
+    """An image as a content block. Raises ValueError for any other bytes: a server would refuse all that follows."""
+    if not (found := re.match(IMAGE, data)):
+        raise ValueError("it is no image of a known kind (PNG, JPEG, GIF, WebP)")
+    if len(data) > MAX_IMAGE:
+        raise ValueError(f"the image has more than {MAX_IMAGE:,} bytes")
+    kind = f"image/{found.lastgroup}"
+    return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": kind}
