@@ -28,7 +28,7 @@ from coder.sessions.database import StoreError
 from coder.sessions.workspace_files import SECONDS, Entry, Pair, WorkspaceFiles
 from coder.tools.edit import diff
 from coder.tools.workspace import put_file, remove
-from coder.types import Message, ToolError
+from coder.types import Message
 
 ERRORS = (StoreError, OSError)
 OFF = "/undo does not cover file changes in this session. {}"
@@ -272,7 +272,7 @@ class Snapshots:
             conflicts = [path for path in goals if path in torn or now[path] != goals[path][0]]
             if not conflicts:
                 self._write({path: goal for path, (_, goal) in goals.items()})
-        except (*ERRORS, ToolError) as error:
+        except ERRORS as error:
             why = str(error).rstrip(".")
             return UndoResult(problem=f"The files of this run cannot be restored: {why}.")
         if conflicts:
@@ -288,7 +288,7 @@ class Snapshots:
         return UndoResult(sorted(goals))
 
     def _write(self, goals: Mapping[str, Entry | None]) -> None:
-        """Write files as they are to be. Raises OSError, ToolError, StoreError: some is done, and to do it
+        """Write files as they are to be. Raises OSError, StoreError: some is done, and to do it
         again does the rest. Folders that become empty go; an empty folder is neither kept nor made."""
         root, removed = Path(self.root), [path for path, goal in goals.items() if goal is None]
         # Nothing is done where one is missing
@@ -346,5 +346,5 @@ def _file_diff(path: str, old: Entry | None, new: Entry | None, blobs: Mapping[s
 
 def _remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
-        with contextlib.suppress(OSError, ToolError):
+        with contextlib.suppress(OSError):
             remove(folder, os.rmdir)

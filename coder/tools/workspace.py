@@ -1,7 +1,8 @@
 """Files of the workspace: where a path leads, opening, exact text, replacing.
 
 A path that was checked may lead elsewhere a moment later, when one of its folders has become a link.
-So a folder is opened once, compared with its path, and all else is named relative to its descriptor.
+So a path is opened from the root on, folder by folder and through no link, and a file is named relative
+to its folder's descriptor.
 A file is wholly old or wholly new; mode, owner, encoding and line endings stay; what changed on disk
 since it was read is not overwritten. A kill -9 during a write leaves the old file and a .coder-*.tmp.
 """
@@ -41,11 +42,11 @@ def resolve(ctx: ToolContext, path: str) -> Path:
 
 
 def real(place: Path) -> Path:
-    """A place with links followed. Raises ToolError where one cannot be read."""
+    """A place with links followed, but for those that nobody can read; nothing is opened behind these."""
     try:
         return Path(os.path.realpath(place))
-    except OSError as error:
-        raise ToolError(f"{place} cannot be resolved: {error.strerror}") from None
+    except OSError:
+        return place
 
 
 def to_read(ctx: ToolContext, path: str) -> Generator[Any, None, Path]:
@@ -108,32 +109,25 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def folder_of(place: Path, make: bool = False) -> Iterator[int]:
-    """A descriptor of the folder that a path without links is in; `make` makes missing folders.
+    """A descriptor of the folder that a path is in; `make` makes missing folders.
 
-    Raises OSError, and ToolError where the folder is not at its path, or behind a link.
+    Raises OSError, also where a link is in the way.
     """
-    there = next((each for each in place.parents if not make or os.path.lexists(each)), place)
-    fd = os.open(there, FOLDER)
+    fd = os.open("/", FOLDER)
     try:
-        if not _is_at(fd, there):
-            reason = "its folder is not where it was, or a link has taken its place"
-            raise ToolError(f"{place} is left as it is: {reason}")
-        for part in place.parent.relative_to(there).parts:
-            with contextlib.suppress(FileExistsError):
+        for part in place.parts[1:-1]:
+            try:
+                below = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+            except FileNotFoundError:
+                if not make:
+                    raise
                 os.mkdir(part, dir_fd=fd)
-            fd, above = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=fd), fd
-            os.close(above)
+                below = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+            os.close(fd)
+            fd = below
         yield fd
     finally:
         os.close(fd)
-
-
-def _is_at(fd: int, folder: Path) -> bool:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}") == str(folder)
-    except OSError:  # no Linux, or no /proc
-        same = os.path.samestat(os.fstat(fd), os.lstat(folder))
-        return same and os.path.realpath(folder) == str(folder)
 
 
 @contextlib.contextmanager
@@ -164,7 +158,7 @@ def temporary_name() -> str:
 
 @contextlib.contextmanager
 def replacing(place: Path) -> Iterator[tuple[int, str]]:
-    """The folder's descriptor, and a name in it: what is made there takes the place at once. Raises as `folder_of`."""
+    """The folder's descriptor, and a name in it: what is made there takes the place at once. Raises OSError."""
     name = temporary_name()
     with folder_of(place, make=True) as folder:
         try:
@@ -177,7 +171,7 @@ def replacing(place: Path) -> Iterator[tuple[int, str]]:
 
 
 def put_file(target: Path, mode: int, data: bytes) -> None:
-    """Put a file or link in its place at once, in a folder behind no link. Raises OSError, ToolError."""
+    """Put a file or link in its place at once, in a folder behind no link. Raises OSError."""
     with replacing(target) as (folder, name):
         if stat.S_ISLNK(mode):
             os.symlink(data, os.fsencode(name), dir_fd=folder)
@@ -188,7 +182,7 @@ def put_file(target: Path, mode: int, data: bytes) -> None:
 
 
 def remove(place: Path, how: Callable[..., None] = os.unlink) -> None:
-    """Remove a file or a link itself, or with os.rmdir a folder. Raises ToolError, OSError."""
+    """Remove a file or a link itself, or with os.rmdir a folder. Raises OSError."""
     with folder_of(place) as folder:
         how(place.name, dir_fd=folder)
 
