@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
 
 from coder.events import DoomLoop, Event, Outcome, PermissionAsked, PermissionReplied
@@ -29,6 +29,7 @@ from coder.permissions.readers import read_only
 from coder.permissions.rules import (
     ALLOW,
     FLAG,
+    KINDS,
     Action,
     Decision,
     Rule,
@@ -46,8 +47,6 @@ from coder.types import DeniedError, ToolCall, ToolResult
 
 ASK = ("edit", "bash", "mcp", "external_directory", "doom_loop", "unconfined")
 DEFAULTS: dict[str, Action] = dict.fromkeys(ASK, "ask")  # all else is allowed
-# The kind of tools that are not called like theirs.
-KINDS = {"write": "edit", "apply_patch": "edit", "grep": "read", "glob": "read", "ls": "read"}
 # What has two underscores in its name is a tool of an MCP server (extend/mcp.py), and of the kind `mcp`.
 ASKING = {"read", "edit", "write", "apply_patch", "bash", "task", "ask_user"}  # by themselves
 MAX_COMMAND = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
@@ -94,27 +93,26 @@ class Permissions(Hooks):
 
     # -- deciding
 
-    def decide(self, permission: str, text: str, cwd: Path, tool: str = "") -> Decision:
-        """Decide on an action; `text` is the command or path that is acted on, `tool` what asks."""
-        judged = self.judge(permission, text, cwd, tool)
+    def decide(self, permission: str, text: str, cwd: Path) -> Decision:
+        """Decide on an action; `text` is the command or path that is acted on."""
+        judged = self.judge(permission, text, cwd)
         is_answered = judged.action == "ask" and self.yolo and not judged.even_with_yolo
         return ALLOW if is_answered else judged
 
-    def judge(self, permission: str, text: str, cwd: Path, tool: str = "") -> Decision:
+    def judge(self, permission: str, text: str, cwd: Path) -> Decision:
         """The same without -y."""
         is_command = permission in ("bash", "unconfined")
-        decide = self._decide_command if is_command else self._decide_path
-        own = decide(permission, text, cwd, tool)
+        judge = self._judge_command if is_command else self._judge_path
+        found = judge(permission, text, cwd)
         return (
-            strictest([own, self.parent.judge(permission, text, cwd, tool)]) if self.parent else own
+            strictest([found, self.parent.judge(permission, text, cwd)]) if self.parent else found
         )
 
-    def _decide_path(self, permission: str, text: str, cwd: Path, tool: str) -> Decision:
-        """Decide on an action on one path, or on a tool from elsewhere."""
-        kinds = (permission, tool, KINDS.get(permission, permission))
-        names, pattern = _names(kinds[2], text, cwd), _always_pattern(permission, text)
-        rules = self.layers[0]
-        if permission == "external_directory":  # `read: allow` does not mean it
+    def _judge_path(self, permission: str, text: str, cwd: Path) -> Decision:
+        """Judge an action on one path, or a tool from elsewhere."""
+        kinds, rules = [permission], self.layers[0]
+        if permission == "external_directory":  # `read: allow` does not mean it, `read: /x/*` does
+            kinds.append("read")
             rules = [
                 rule
                 for rule in rules
@@ -122,6 +120,7 @@ class Permissions(Hooks):
                 or rule.pattern[:1] == "/"
                 or fits(rule.permission, permission)
             ]
+        names, pattern = _names(permission, text, cwd), _always_pattern(permission, text)
         found, rule = self._match(rules, kinds, names, DEFAULTS.get(permission, "allow"))
         reason, even_with_yolo = protected(permission, text, self.private, cwd)
         if reason and not (rule and rule.source == FLAG and rule.pattern.strip("*?")):
@@ -131,26 +130,28 @@ class Permissions(Hooks):
             return ALLOW
         return replace(found, always_pattern=pattern, reason=reason)
 
-    def _decide_command(self, permission: str, command: str, cwd: Path, tool: str) -> Decision:
-        """Decide on a command line: the strictest answer of its parts.
+    def _judge_command(self, permission: str, command: str, cwd: Path) -> Decision:
+        """Judge a command line: the strictest answer of its parts.
 
         Outside the sandbox ("unconfined") only a rule that names it or the user allows, not -y.
         """
-        outside, kinds = permission == "unconfined", (permission,)
+        outside, kinds = permission == "unconfined", [permission]
         if self._is_line_denied(command):
             return Decision("deny")
         if last_match(kinds, [command], [rule for rule in self.memory if rule.is_exact]):
             return ALLOW
         plain = parse(command) if len(command) <= MAX_COMMAND else None
         rules = self.layers[0] if plain else []  # a pattern allows nothing else
+        free = [False]
         if outside:  # `bash: allow` and `*: allow` do not mean it
             rules = [
                 rule for rule in rules if rule.action == "deny" or rule.permission == permission
             ]
-        free = self._read_only(plain or [], cwd)
+        elif plain:
+            free = read_only(plain, cwd, self._is_readable, any(map(limits_reading, self.layers)))
         answers = []
-        for text, is_free in zip(map(joined, plain) if plain else [command], free or [False]):
-            found, _ = self._match(rules, kinds, [text], "ask", is_free and not outside)
+        for text, is_free in zip(map(joined, plain) if plain else [command], cycle(free)):
+            found, _ = self._match(rules, kinds, [text], "ask", is_free)
             is_known = plain and found.action == "ask" and last_match(kinds, [text], self.memory)
             answers.append(ALLOW if is_known else found)
         found = strictest(answers)
@@ -161,13 +162,8 @@ class Permissions(Hooks):
             even_with_yolo=found.even_with_yolo or outside,
         )
 
-    def _read_only(self, plain: Sequence[list[str]], cwd: Path) -> list[bool]:
-        """Tell which of the commands run unasked."""
-
-        def readable(path: str) -> bool:
-            return self.judge("read", path, cwd).action == "allow"
-
-        return read_only(plain, cwd, readable, any(map(limits_reading, self.layers)))
+    def _is_readable(self, path: str, cwd: Path) -> bool:
+        return self.judge("read", path, cwd).action == "allow"
 
     def _match(
         self,
@@ -204,7 +200,7 @@ class Permissions(Hooks):
         if not patterns:
             return False
         whole, inner = deny_texts(command)
-        denies = any_of(pattern for pattern in patterns if pattern[:1] != "*")
+        denies = any_of(*(pattern for pattern in patterns if pattern[:1] != "*"))
         places = ((text, at) for text in inner for at in word_starts(text))
         ends = (text[at:] for text, at in places if denies.fullmatch(text, at))
         found = (
@@ -220,14 +216,13 @@ class Permissions(Hooks):
         permission: str,
         patterns: Sequence[str],
         detail: str,
-        tool: str = "",
         answered: str = "",
     ) -> Generator[Event, None, bool]:
         """Return if allowed, with whether the user was asked. Raises DeniedError.
 
         `answered`: the permission that the user has already given for this call.
         """
-        decision = strictest([self.decide(permission, each, ctx.cwd, tool) for each in patterns])
+        decision = strictest([self.decide(permission, each, ctx.cwd) for each in patterns])
         if decision.action == "allow" or (decision.action == "ask" and permission == answered):
             return False
         targets = ", ".join(patterns)
@@ -252,22 +247,22 @@ class Permissions(Hooks):
         return True
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
-        ctx.authorize = partial(self.authorize, tool=call.name)
-        ctx.secret = lambda path: self.judge("read", path, ctx.cwd).action != "allow"
+        ctx.authorize = self.authorize
+        ctx.secret = lambda path: not self._is_readable(path, ctx.cwd)
         if self.denied(call.name):
             raise DeniedError(f"a rule denies the tool {call.name}.")
+        kind, arguments = KINDS.get(call.name, call.name), call.arguments or {}
         if "__" in call.name:
-            detail = json.dumps(call.arguments, ensure_ascii=False, indent=2)
+            detail = json.dumps(arguments, ensure_ascii=False, indent=2)
             yield from self.authorize(ctx, "mcp", [call.name], detail)
         elif call.name not in ASKING:
-            arguments = call.arguments or {}
             text = json.dumps(arguments, ensure_ascii=False)
-            if KINDS.get(call.name) == "read":
+            if kind == "read":
                 text = str(arguments.get("path") or ".")
-                asked = self.judge(call.name, text, ctx.cwd).action == "ask"
-                ctx.secret = lambda path: self._is_left_out(path, ctx.cwd, asked)
-            if (yield from self.authorize(ctx, call.name, [text], "")):
-                ctx.authorize = partial(self.authorize, tool=call.name, answered=call.name)
+                is_asked = self.judge("read", text, ctx.cwd).action == "ask"
+                ctx.secret = lambda path: self._is_left_out(path, ctx.cwd, is_asked)
+            if (yield from self.authorize(ctx, kind, [text], "")):
+                ctx.authorize = partial(self.authorize, answered=kind)
         return None
 
     def _is_left_out(self, path: str, cwd: Path, is_asked: bool) -> bool:
@@ -291,8 +286,7 @@ class Permissions(Hooks):
         """Tell whether a tool is denied whatever its arguments."""
         if "__" in name:
             return self.judge("mcp", name, Path()).action == "deny"
-        kinds = {name, KINDS.get(name, name)}
-        here = any(denies_all(kinds, rules) for rules in self.layers)
+        here = any(denies_all(KINDS.get(name, name), rules) for rules in self.layers)
         return here or bool(self.parent and self.parent.denied(name))
 
     def offered(self, tools: Iterable[Tool]) -> list[Tool]:

@@ -73,7 +73,7 @@ OPTIONS = {
 def read_only(
     commands: Sequence[list[str]],
     workspace: Path,
-    readable: Callable[[str], bool],
+    readable: Callable[[str, Path], bool],
     is_limited: bool = False,
 ) -> list[bool]:
     """Tell which commands of a plain line only read, inside the workspace.
@@ -101,7 +101,7 @@ def _is_free(
     words: list[str],
     top: Path,
     places: list[Path],
-    readable: Callable[[str], bool],
+    readable: Callable[[str, Path], bool],
     is_limited: bool,
 ) -> bool:
     if name == "git" and (words := words[words[:1] == ["--no-pager"] :]):
@@ -112,7 +112,7 @@ def _is_free(
     if names is None or (not places and (names or name not in PIPED)):
         return False
     paths = [real(place / each) for place in places for each in names]
-    if not all(path.is_relative_to(top) and readable(str(path)) for path in paths):
+    if not all(path.is_relative_to(top) and readable(str(path), top) for path in paths):
         return False
     if name in SHOWING and is_limited:
         return False

@@ -3,7 +3,8 @@
     {"edit": "allow", "bash": {"*": "ask", "git diff *": "allow"}, "read": {"secrets/*": "deny"}}
 
 A kind is what a tool asks permission for (`read`, `edit`, `bash`, `mcp`, `task`,
-`external_directory`, `doom_loop`, `unconfined`) or a tool's name. A path is tried relative to the workspace and absolute.
+`external_directory`, `doom_loop`, `unconfined`), or the name of a tool that is not built in. A path is
+tried relative to the workspace and absolute.
 In a pattern `*` is any run of characters, slashes too, and `?` is one; all of the text has to fit.
 A pattern that ends in a blank and a star holds without arguments as well: `git diff *` is also
 `git diff`. `~/` is the home.
@@ -20,6 +21,7 @@ import stat
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import translate
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
@@ -31,6 +33,8 @@ from coder.types import CoderError
 Action = Literal["allow", "ask", "deny"]
 MAX_FILE = 1 << 16  # bytes of a workspace's rules that are read
 FLAG = "a flag"
+# The kinds of built-in tools that are not called like theirs
+KINDS = {"write": "edit", "apply_patch": "edit", "grep": "read", "glob": "read", "ls": "read"}
 ANYTHING = "\ue000" * 100  # stands for the star of one pattern where another is tried on it
 
 
@@ -57,27 +61,16 @@ class Rule:
 
 def fits(pattern: str, text: str) -> bool:
     """Tell whether all of `text` fits, in linear time whatever the pattern."""
-    return bool(_compiled(pattern).fullmatch(text))
+    return bool(any_of(pattern).fullmatch(text))
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    bare = pattern.removesuffix(" *")
-    rest = "(?: .*)?" if bare != pattern else ""
-    return re.compile(_expression(bare) + rest, re.S)
-
-
-def any_of(patterns: Iterable[str]) -> re.Pattern[str]:
+def any_of(*patterns: str) -> re.Pattern[str]:
     """What fits one of several patterns."""
-    compiled = (f"(?:{_compiled(pattern).pattern})" for pattern in patterns)
-    return re.compile("|".join(compiled) or r"(?!)", re.S)
-
-
-def _expression(pattern: str) -> str:
-    """A regular expression that takes what is between two stars where it first fits, for good."""
-    first, *middle = (re.escape(piece).replace(r"\?", ".") for piece in pattern.split("*"))
-    last = f".*{middle.pop()}" if middle else ""
-    return first + "".join(f"(?>.*?{piece})" for piece in middle if piece) + last
+    forms = (form for each in patterns for form in (each, each.removesuffix(" *")))
+    # No class of characters is meant
+    expressions = (translate(form.replace("[", "[[]")) for form in forms)
+    return re.compile("|".join(expressions) or r"(?!)")
 
 
 def last_match(
@@ -93,10 +86,10 @@ def last_match(
     return None
 
 
-def denies_all(kinds: Collection[str], rules: Sequence[Rule]) -> bool:
-    """Tell whether everything of these kinds is denied, whatever the pattern."""
+def denies_all(kind: str, rules: Sequence[Rule]) -> bool:
+    """Tell whether everything of this kind is denied, whatever the pattern."""
     for rule in reversed(rules):
-        if any(fits(rule.permission, kind) for kind in kinds):
+        if fits(rule.permission, kind):
             if rule.action != "deny":
                 return False
             if not rule.pattern.strip("*"):
@@ -205,7 +198,7 @@ def rule_of(text: str, action: Action, source: str = FLAG) -> Rule:
         raise RulesError(
             f"{text!r} is no rule: it has to be KIND or KIND:PATTERN, such as edit or 'bash:git diff *'"
         )
-    return Rule(permission, _expand_home(pattern.strip()) or "*", action, source)
+    return _rule(permission, pattern.strip() or "*", action, source)
 
 
 def rules_of(data: Any, source: str = "given") -> list[Rule]:
@@ -218,13 +211,16 @@ def rules_of(data: Any, source: str = "given") -> list[Rule]:
             if action not in get_args(Action):
                 wrong = json.dumps(action)[:60]
                 raise RulesError(f"{permission}: {pattern}: {wrong} is not one of allow, ask, deny")
-            rules.append(Rule(permission, _expand_home(pattern), action, source))
+            rules.append(_rule(permission, pattern, action, source))
     return rules
 
 
-def _expand_home(pattern: str) -> str:
-    home = os.path.realpath(os.path.expanduser("~"))
-    return home + pattern[1:] if pattern.startswith("~/") else pattern
+def _rule(permission: str, pattern: str, action: Action, source: str) -> Rule:
+    if kind := KINDS.get(permission):
+        raise RulesError(f"{permission} is no kind: rules for it have the kind {kind}")
+    if pattern.startswith("~/"):
+        pattern = os.path.realpath(os.path.expanduser("~")) + pattern[1:]
+    return Rule(permission, pattern, action, source)
 
 
 def _parse(text: str, source: str) -> list[Rule]:
