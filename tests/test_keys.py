@@ -12,7 +12,7 @@ from coder.cli.questions import always_offers
 from coder.devtools.scripted import Body, Reply
 from coder.events import PermissionAsked
 from tests.harness import contents, serve
-from tests.terminal import ROOT, OneShot, Terminal, rendered
+from tests.terminal import ROOT, OneShot, Terminal, gone, rendered
 from tests.test_typeahead import waiting_for
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
@@ -317,6 +317,36 @@ def test_without_readline_lines_and_answers_end_with_enter(tmp_path: Path) -> No
         assert (session.ws / "here").exists()
         session.say("and on")
         assert users(server.requests[-1]) == ["go", "and on"]
+
+
+LIBEDIT = """
+'A readline built with libedit, which waits where its terminal is gone, and looks at no signal.'
+import builtins, ctypes, signal, sys
+def __getattr__(name):
+    return lambda *given: 0
+def wait(prompt):
+    sys.stdout.write(prompt)
+    sys.stdout.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
+    ctypes.CDLL(None).pause()
+builtins.input = wait
+"""
+
+
+def test_a_terminal_that_is_gone_ends_a_session_on_libedit(tmp_path: Path) -> None:
+    shadow = tmp_path / "home" / "shadow"
+    shadow.mkdir(parents=True)
+    (shadow / "readline.py").write_text(LIBEDIT)
+    with serve(echo) as server:
+        session = Terminal(tmp_path, server, PYTHONPATH=f"{shadow}:{ROOT}")
+        try:
+            session.expect("❯ ")
+            session.settled()
+            session.hang_up()
+            gone(session.mark)
+        finally:
+            session.stop()
+            session.child.close(force=True)
 
 
 CI = "npm run test:ci -- -x"

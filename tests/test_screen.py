@@ -217,6 +217,24 @@ def test_the_answer_may_have_a_stream_of_its_own_and_lines_begin_a_line() -> Non
     assert stream.getvalue() == "half\nwhole\nwhole\n" and answers.getvalue() == "half\n"
 
 
+def test_a_terminal_that_becomes_narrower_keeps_no_row_of_the_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Most terminals break their rows then, and the cursor goes with its text."""
+    screen = Screen(stream := Tty())
+    screen.line("so far")
+    screen.status("2 sub-agents", 9, "  one › find all the callers", "  two › thinking")
+    screen.show_typed("")  # draws at once
+    standing = "\n".join(stream.rows())
+    monkeypatch.setenv("COLUMNS", "16")
+    drawn = len(stream.getvalue())
+    screen.line("more")
+    screen.status()
+    narrow = Tty()
+    narrow.write(standing + stream.getvalue()[drawn:])
+    assert narrow.rows(16) == ["so far", "more"]
+
+
 # ---- events ------------------------------------------------------------------------------
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -24,6 +24,7 @@ from coder.cli.keys import (
     ENTER,
     ESC,
     Keys,
+    end_with_terminal,
     keep_modes,
     send,
     single_keys,
@@ -32,7 +33,7 @@ from coder.cli.keys import (
     waiting_keys,
 )
 from coder.cli.process import private_dir
-from coder.cli.screen import cell_count
+from coder.cli.screen import erasure
 from coder.cli.signals import begin_exit, handling, wake_up
 from coder.permissions.sanitize import strip_controls
 
@@ -285,6 +286,8 @@ class Keyboard:
             return None
         readline.set_auto_history(False)  # an entry is one item, and an answer is none
         self._is_libedit = "libedit" in (readline.__doc__ or "")
+        if self._is_libedit:
+            threading.Thread(target=end_with_terminal, daemon=True).start()
         for binding in ["bind ^I rl_complete"] if self._is_libedit else BINDINGS.split("\n"):
             readline.parse_and_bind(binding)
         readline.set_completer_delims(" \t\n")
@@ -308,14 +311,6 @@ class Keyboard:
 def mode(agent: str, yolo: bool) -> str:
     """What the prompt shows of who works, and of what is allowed."""
     return " ".join([agent] * (agent != "build") + ["yolo"] * yolo)
-
-
-def erasure(shown: str) -> str:
-    """What takes this text off the screen, whose end is where the cursor stands."""
-    width = shutil.get_terminal_size().columns
-    lines = re.sub("\x01.*?\x02", "", shown).split("\n")
-    up = sum(max(0, cell_count(line) - 1) // width for line in lines) + len(lines) - 1
-    return f"\x1b[{up}A\r\x1b[J" if up else "\r\x1b[J"
 
 
 def edited(text: str) -> str:

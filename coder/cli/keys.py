@@ -13,12 +13,13 @@ import select
 import signal
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
-from coder.cli.signals import at_end
+from coder.cli.signals import at_end, begin_exit
 
 MARK_PASTES, MARK_NONE = "\x1b[?2004h", "\x1b[?2004l"
 PASTE_BEGINS, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
@@ -119,6 +120,15 @@ def _stop(number: int, frame: FrameType | None) -> None:
     if now and now != _at_start:
         _apply(now)
         send("" if now[LFLAG] & termios.ICANON else MARK_PASTES)
+
+
+def end_with_terminal() -> None:
+    """End the program where its terminal is gone. For libedit, which reads it again and again then, and sees no signal."""
+    poll = select.poll()
+    poll.register(sys.stdin, 0)
+    if poll.poll()[0][1] & select.POLLHUP:
+        time.sleep(1)  # for an end in order
+        begin_exit(128 + signal.SIGHUP)
 
 
 class Keys:

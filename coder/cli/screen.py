@@ -198,9 +198,8 @@ class Screen:
             if not self._status_rows and text.startswith(self._row):
                 changed = self._style(text[len(self._row) :], style) + below
             else:
-                rows = self._status_rows.count("\n") + bool(self._row and self._status_rows)
-                up = f"\x1b[{rows}A" if rows else ""
-                changed = f"\r{up}\x1b[J" + self._style(text, style) + below
+                standing = "\n".join(filter(None, [self._row, self._status_rows]))
+                changed = erasure(standing) + self._style(text, style) + below
             self._row, self._row_style, self._status_rows = row, style, status
             self.stream.write(changed)
             self.stream.flush()
@@ -216,6 +215,17 @@ def cell_count(text: str) -> int:
     from rich.cells import cell_len  # late: 60 ms
 
     return cell_len(text)
+
+
+def erasure(standing: str) -> str:
+    """What takes this text off the screen, whose end is where the cursor stands.
+
+    A terminal that has become narrower has broken its rows.
+    """
+    width = shutil.get_terminal_size().columns
+    lines = re.sub("\x01.*?\x02|\x1b\\[[\\d;]*m|\r", "", standing).split("\n")
+    up = sum(max(0, cell_count(line) - 1) // width for line in lines) + len(lines) - 1
+    return f"\r\x1b[{up}A\x1b[J" if up else "\r\x1b[J"
 
 
 def one_line(text: str, width: int) -> str:
