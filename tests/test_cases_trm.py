@@ -6,16 +6,28 @@ Each text of others comes with marks around every sequence: the sequence must no
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import sqlite3
+import sys
 import time
 from pathlib import Path
+from shlex import quote
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from coder.cli.questions import Prompter
+from coder.cli.render import Renderer
+from coder.cli.screen import Screen
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from tests.harness import serve
+from coder.permissions.permissions import Permissions
+from coder.tools.bash import bash
+from coder.tools.files import write
+from coder.toolset import Toolset
+from tests.harness import ask, serve
 from tests.terminal import QUESTION, OneShot, Place, Terminal, add_plugin, promptly
 
 SEQUENCES = (  # noqa: SIM905
@@ -148,25 +160,38 @@ def test_no_server_and_no_models_name_drives_the_terminal(tmp_path: Path, refusa
         assert "a0a" in shown(output_of(tmp_path, server, "-m", f"m{INLINE}", "go", code=1))
 
 
+REFUSED = [
+    ["--trace", f"none/{INLINE}", "go"],
+    ["-r", INLINE, "go"],
+    ["-C", INLINE, "go"],
+    [f"--{MARKED[5]}"],
+    ["--base-url", f"http://{INLINE}", "go"],
+    ["sessions", "fork", INLINE],
+    ["trace", INLINE],
+    ["export", "x", f"--{INLINE}"],
+    ["demo", f"--{INLINE}"],
+]
+# Each as a start of the program would do it
+REFUSE = """
+import json, os, sys
+from coder.cli.main import main
+for words in json.loads(sys.argv[1]):
+    sys.stderr.flush()
+    if not os.fork():
+        sys.exit(main(words))
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 2, words
+    sys.stderr.write("\\n----\\n")
+"""
+
+
 @pytest.mark.case("TRM-03")
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--trace", f"none/{INLINE}", "go"),
-        ("-r", INLINE, "go"),
-        ("-C", INLINE, "go"),
-        (f"--{MARKED[5]}",),
-        ("--base-url", f"http://{INLINE}", "go"),
-        ("sessions", "fork", INLINE),
-        ("trace", INLINE),
-        ("export", "x", f"--{INLINE}"),
-        ("demo", f"--{INLINE}"),
-    ],
-)
-def test_what_is_refused_is_cleaned_in_the_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_what_is_refused_is_cleaned_in_the_line(tmp_path: Path) -> None:
     with serve(Reply("never")) as server:
-        output = output_of(tmp_path, server, *arguments, code=2)
-        assert re.search(r"a[05]a.*z[05]z", shown(output), re.S) and server.requests == []
+        place = Place(tmp_path, server)
+        done = place.shell(f"{sys.executable} -c {quote(REFUSE)} {quote(json.dumps(REFUSED))}")
+        assert done.returncode == 0 and server.requests == []
+    for words, lines in zip(REFUSED, done.stderr.split("----\n"), strict=False):
+        assert re.search(r"a[05]a.*z[05]z", shown(lines), re.S), words
 
 
 @pytest.mark.case("TRM-03", "TRM-10")
@@ -215,21 +240,25 @@ def test_a_question_shows_what_hides_itself_and_what_is_pushed_out_of_sight(tmp_
         call("write", path="f\u202egpj.sh\u200b", content="to\u200buch\x1b[8m"),
         *(call("bash", command=f"ls{gap}; touch PWN") for gap in GAPS),
     ]
-    with serve(Reply(calls=calls), Reply("done")) as server, Terminal(tmp_path, server) as session:
-        session.enter("go")
-        for said in [*HIDDEN.values(), "f<U+202E>gpj.sh<U+200B>"]:
-            output = session.expect(QUESTION).replace("\r\n", "\n")
-            text = " ".join(OWN.sub("", output).split())
-            assert said in text, (said, text)
-            assert re.search(r"Warning: \d+ invisible or control characters", text)
-            session.enter("n")
-        assert "1 + to<U+200B>uch<U+001B>[8m" in text
-        for _ in GAPS:
-            rows = session.expect(QUESTION).split("\r\n")[-6:]
-            assert any("; touch PWN" in row for row in rows), rows
-            session.enter("n")
-        session.prompt()
-        assert not list(session.ws.iterdir())
+    stream, questions = io.StringIO(), list[str]()
+
+    def refuse(*given: str) -> str:
+        questions.append(stream.getvalue().removeprefix("".join(questions)))
+        return "n"
+
+    keyboard: Any = SimpleNamespace(answer=refuse)
+    prompter = Prompter(Renderer(Screen(stream), None), keyboard)
+    with serve(Reply(calls=calls), Reply("done")) as server:
+        tools = Toolset([bash, write], cwd=tmp_path)
+        ask(server, tools=tools, hooks=Permissions(can_ask=True), each=prompter)
+    said = [*HIDDEN.values(), "f<U+202E>gpj.sh<U+200B>"]
+    for part, text in zip(said, questions, strict=False):
+        assert part in " ".join(shown(text).split()), (part, text)
+        assert re.search(r"Warning: \d+ invisible or control characters", text)
+    assert "1 + to<U+200B>uch<U+001B>[8m" in questions[len(HIDDEN)]
+    far = questions[len(said) :]
+    assert ["; touch PWN" in text[-400:] for text in far] == [True] * len(GAPS)
+    assert not list(tmp_path.iterdir())
 
 
 # ---- the end -----------------------------------------------------------------------------

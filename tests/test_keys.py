@@ -1,4 +1,4 @@
-"""The keys of the prompt and of runs, in a real terminal whose screen is read; files that an entry attaches; the history."""
+"""The keys of the prompt and of runs, in a real terminal whose screen is read; files that an entry attaches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from coder.cli.input import edited
 from coder.cli.questions import always_offers
 from coder.devtools.scripted import Body, Reply
 from coder.events import PermissionAsked
@@ -42,7 +43,7 @@ def shows(session: Terminal, *rows: str, columns: int = 80) -> None:
 # ---- the prompt --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("columns", [40, 200])
 def test_each_key_of_the_prompt(tmp_path: Path, columns: int) -> None:
     editor = tmp_path / "ws" / "editor"
     editor.parent.mkdir()
@@ -103,26 +104,12 @@ def test_each_key_of_the_prompt(tmp_path: Path, columns: int) -> None:
 
 @pytest.mark.parametrize(("editor", "why"), [("no-such-editor", ""), ("false", "exit code 1. ")])
 def test_an_editor_that_fails_leaves_the_entry_as_it_was(
-    tmp_path: Path, editor: str, why: str
+    editor: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serve(echo) as server, Terminal(tmp_path, server, EDITOR=editor) as session:
-        session.type(f"a draft{CTRL_G}")
-        session.expect(f"{why}$EDITOR is {editor}.")
-        session.prompt()
-        shows(session, "❯ a draft")
-        session.say("")
-        assert users(server.requests[-1]) == ["a draft"]
-
-
-def test_ctrl_d_ends_an_entry_between_quotes(tmp_path: Path) -> None:
-    with serve(echo) as server, Terminal(tmp_path, server) as session:
-        session.enter('"""one')
-        session.expect(". ")
-        session.enter("two")
-        session.expect(". ")
-        session.ctrl_d()
-        session.prompt()
-        assert users(server.requests[-1]) == ["one\ntwo"]
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", editor)
+    assert edited("a draft") == "a draft"
+    assert f"{why}$EDITOR is {editor}." in capsys.readouterr().out
 
 
 def test_esc_stops_a_run_and_a_key_that_begins_with_it_does_not(tmp_path: Path) -> None:
@@ -141,102 +128,6 @@ def test_esc_stops_a_run_and_a_key_that_begins_with_it_does_not(tmp_path: Path) 
         session.say(" a line")
         assert users(server.requests[-1]) == ["begin", "half a line"]
         assert len(server.requests) == 2
-
-
-def do(body: Body) -> Reply:
-    """A question, or a command, where the entry asks for one."""
-    asked = str(body["messages"][-1]["content"])
-    if asked == "ask":
-        return Reply(calls=[("ask_user", {"question": "Which?", "options": ["red", "blue"]})])
-    command = asked.removeprefix("run ")
-    return Reply("Well.") if command == asked else Reply(calls=[("bash", {"command": command})])
-
-
-ASKED = [  # (command, answer, what the screen shows then, whether it made its last word)
-    ("touch no", "n", "Denied", False),
-    ("touch esc", ESC, "Denied", False),
-    ("touch words", "use x\r", "use x", False),
-    ("touch y", "y", "● bash touch y", True),
-    ("touch a", "a", "● bash touch a", True),
-    ("touch a", "", "● bash touch a", True),
-    ("git init b", "p", "● bash git init b", True),
-    ("git init c", "", "● bash git init c", True),
-]
-
-
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_each_key_of_entries_questions_and_runs(tmp_path: Path, columns: int) -> None:
-    with serve(do) as server, Terminal(tmp_path, server) as session:
-        session.child.setwinsize(24, columns)
-
-        def press(*steps: str, prompt: bool = True) -> None:
-            """Keys and what they show, in turn, and then the prompt."""
-            for keys, shown in zip(steps[::2], steps[1::2], strict=True):
-                before, wanted = len(session.output), "".join(shown.split())
-                session.settled()
-                session.type(keys)
-
-                def is_shown(before: int = before, wanted: str = wanted) -> bool:
-                    rows = rendered(session.output[before:], columns, 99)
-                    return wanted in "".join("".join(rows).split())
-
-                session.until(is_shown, f"{shown!r} behind {keys!r}")
-            if prompt:
-                session.prompt()
-                session.ready()
-
-        press("one\\\r", ".", "two\r", "Well.")
-        press('"""three\r', ".", 'four"""\r', "Well.")
-        press("!echo $((40+2))\r", "42")
-        press("!!echo $((40+3))\r", "43")
-        press("next\r", "Well.")
-        own = "I ran `echo $((40+2))` myself. Its output:\n42"
-        assert [text.strip() for text in users(server.requests[-1])] == [
-            *("one\ntwo", "three\nfour", own, "next")
-        ]
-        for command, key, shown, made in ASKED:
-            answered = ("why not:", key, shown) if key else (shown,)
-            press(f"run {command}\r", *answered)
-            assert (session.ws / command.split()[-1]).exists() is made, command
-        press("ask\r", "answer:", "2", "Well.")
-        assert contents(server.requests[-1]["messages"], "tool")[-1] == "blue"
-        press("/yolo\r", "yolo ❯")
-        session.type("a draft")
-        session.ctrl_c()
-        session.prompt()
-        shows(session, "yolo ❯", columns=columns)
-        press("run until [ -e go ]; do sleep 0.1; done\r", "sleep", prompt=False)
-        session.until(lambda: session.running("sleep"), "the command")
-        press("+later\r", "queued: later", prompt=False)
-        (session.ws / "go").touch()
-        press("", "❯ later Well.")
-        for key in (ESC, "\x03"):
-            press("run sleep 99\r", "sleep", prompt=False)
-            session.until(lambda: session.running("sleep 99"), "the command")
-            press(key, "stopped by the user")
-
-
-# ---- the history -------------------------------------------------------------------------
-
-
-def test_sessions_keep_both_histories_and_the_folders_own_comes_first(tmp_path: Path) -> None:
-    history, here = tmp_path / "data" / "coder" / "history", tmp_path / "here"
-    shared = {"XDG_DATA_HOME": str(tmp_path / "data")}
-    history.parent.mkdir(parents=True)
-    history.write_text("of an older version\n")
-    with serve(echo) as server:
-        with (
-            Terminal(tmp_path / "there", server, **shared) as there,
-            Terminal(here, server, **shared) as session,
-        ):
-            session.say("here")
-            there.say("there")
-        with Terminal(here, server, **shared) as session:
-            for entry in ("here", "there", "of an older version"):
-                session.type("\x1b[A")
-                shows(session, f"❯ {entry}")
-            session.type(CTRL_U)
-            assert "exit code" not in session.say("!rmdir $PWD")  # the end needs no folder
 
 
 # ---- files and images --------------------------------------------------------------------
@@ -303,12 +194,17 @@ class Plain(Terminal):
     pattern = "\r\n❯ "
 
 
-def test_without_readline_lines_and_answers_end_with_enter(tmp_path: Path) -> None:
-    shadow = tmp_path / "home" / "shadow"
+def shadowed(folder: Path, readline: str) -> dict[str, str]:
+    """The environment of a session that finds this module in the place of readline."""
+    shadow = folder / "home" / "shadow"
     shadow.mkdir(parents=True)
-    (shadow / "readline.py").write_text("raise ImportError\n")
+    (shadow / "readline.py").write_text(readline)
+    return {"PYTHONPATH": f"{shadow}:{ROOT}"}
+
+
+def test_without_readline_lines_and_answers_end_with_enter(tmp_path: Path) -> None:
+    path = shadowed(tmp_path, "raise ImportError\n")
     call = Reply(calls=[("bash", {"command": "touch here"})])
-    path = {"PYTHONPATH": f"{shadow}:{ROOT}"}
     with serve(call, Reply("Well.")) as server, Plain(tmp_path, server, **path) as session:
         session.enter("go")
         session.expect("why not: ")
@@ -334,11 +230,8 @@ builtins.input = wait
 
 
 def test_a_terminal_that_is_gone_ends_a_session_on_libedit(tmp_path: Path) -> None:
-    shadow = tmp_path / "home" / "shadow"
-    shadow.mkdir(parents=True)
-    (shadow / "readline.py").write_text(LIBEDIT)
     with serve(echo) as server:
-        session = Terminal(tmp_path, server, PYTHONPATH=f"{shadow}:{ROOT}")
+        session = Terminal(tmp_path, server, **shadowed(tmp_path, LIBEDIT))
         try:
             session.expect("❯ ")
             session.settled()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +10,6 @@ from hypothesis import strategies as st
 
 from coder.cli.markdown import Markdown
 from coder.cli.screen import cell_count
-from coder.devtools.scripted import Reply
-from tests.harness import serve
-from tests.terminal import Terminal, rendered
 
 LONG = "word " * 40
 
@@ -138,16 +134,3 @@ def test_any_cut_of_the_stream_gives_the_same_rows(text: str, size: int, width: 
     assert (streamed + markdown.finish()).splitlines() == rows(text, width)
     if "```" not in text:
         assert all(cell_count(row) <= width for row in shown(text, width))
-
-
-ANSWER = "# Plan\n\n- **one** with `code`\n\n```python\nreturn 1\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
-
-
-def test_an_answer_is_raw_with_plain(tmp_path: Path) -> None:
-    """With its styles it is in test_screens.py."""
-    with serve(Reply(ANSWER)) as server, Terminal(tmp_path, server, "--plain") as terminal:
-        terminal.say("go")
-        shown = [row for row in rendered(terminal.output) if row]
-        assert "\x1b[34m" not in terminal.output
-    start = shown.index("# Plan")
-    assert shown[start : start + 8] == [line for line in ANSWER.splitlines() if line][:8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -12,8 +13,19 @@ from rich.cells import cell_len
 
 from coder.cli.questions import exact_diff
 from coder.cli.render import Renderer
-from coder.cli.screen import RowWriter, Screen, one_line
-from coder.events import Event, Notice, PermissionAsked, RunEnd, TextDelta, ToolEnd, ToolStart
+from coder.cli.screen import SPINNER, RowWriter, Screen, one_line
+from coder.devtools.scripted import Reply
+from coder.events import (
+    Event,
+    Notice,
+    PermissionAsked,
+    RunEnd,
+    StepStart,
+    TextDelta,
+    ToolEnd,
+    ToolStart,
+    ToolUpdate,
+)
 from coder.permissions.sanitize import (
     TerminalSanitizer,
     escape_invisible,
@@ -21,6 +33,7 @@ from coder.permissions.sanitize import (
     strip_controls,
 )
 from coder.types import ToolResult, Usage
+from tests.harness import ask, serve
 from tests.terminal import rendered
 
 calm = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -364,3 +377,50 @@ def test_the_end_of_a_long_run_rings_on_a_terminal(after: float) -> None:
     screen = Screen(stream := Tty())
     Renderer(screen, screen, notify_after=after)(RunEnd("stop", "well", Usage(), 1))
     assert ("\x1b]9;coder: done\x07\x07" in stream.getvalue()) is (after == 0)
+
+
+def test_what_is_waited_for_stands_in_the_last_row_with_its_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    screen = Screen(stream := Tty())
+    render = Renderer(screen, screen, limits=(31, 33))
+    long = ToolStart("1", "bash", {}, "bash echo compiling slowly")
+    for event, shown in (
+        (StepStart(1), "thinking no data for 6s of 31s"),
+        (TextDelta("Half an answer"), "no data for 6s of 33s"),
+        (long, "bash echo compiling slowly 6s"),
+        (ToolUpdate("1", "one\ncompiling\n"), "bash echo compiling… │ compiling 12s"),
+    ):
+        render(event)
+        now[0] += 6
+        screen.show_typed("")  # draws at once
+        assert stream.rows()[-1].lstrip(SPINNER).strip() == shown
+    render.pause()
+    assert stream.rows() == ["Half an answer"]
+
+
+def test_of_a_line_of_progress_the_last_state_is_shown_and_all_of_it_behind_last() -> None:
+    screen = Screen(stream := io.StringIO())
+    render = Renderer(screen, screen)
+    render(ToolEnd("1", "bash", ToolResult("10 %\r20 %\rall\r\nend\n"), False, 0))
+    render.show_last()
+    assert stream.getvalue().splitlines() == [
+        "● bash",
+        "  all",
+        "  end",
+        "bash",
+        "  10 %20 %all",
+        "  end",
+    ]
+
+
+def test_a_server_that_loads_its_model_is_waited_for_with_one_line() -> None:
+    screen = Screen(stream := io.StringIO())
+    with serve(*[Reply("Loading model", status=503)] * 9, Reply("ready now")) as server:
+        ask(server, each=Renderer(screen, screen))
+        assert len(server.requests) == 10
+    waiting, answer, _ = stream.getvalue().splitlines()
+    assert waiting == "The server is not ready: Loading model. Waiting for it."
+    assert answer == "ready now"
