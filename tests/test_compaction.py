@@ -412,13 +412,18 @@ FAILURES = {
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_summary_that_fails_leaves_the_history_and_is_reported_once(failure: str) -> None:
     """One request, one notice, and the run goes on; the next attempt is made when the history has grown."""
-    idle = 0.3 if failure == "silence" else 60
     for parts, grown in ((4, False), (14, True)):
         messages = talk(4, 7_000)
         before, summaries = messages[:], one_by_one(FAILURES[failure], Reply(SUMMARY))
         with ScriptedServer(answering(dumping(parts, 400), summaries)) as server:
-            model = ChatModel("m", base_url=server.url, idle_timeout=idle, **SMALL)
-            options = {"messages": messages, "tools": [dump], "model": SMALL}
+            model = ChatModel("m", base_url=server.url, **SMALL)
+            model.idle_timeout = 0.3 if failure == "silence" else 60
+
+            def each(event: Event, model: ChatModel = model) -> None:
+                if isinstance(event, Notice):
+                    model.idle_timeout = 60
+
+            options = {"messages": messages, "tools": [dump], "model": SMALL, "each": each}
             seen, result = ask(server, hooks=Compaction(model), **options)
             assert_all_valid(server)
         assert (result.stop_reason, result.text, len(notices(seen))) == ("stop", "done", 1)

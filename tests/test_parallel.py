@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Generator
 from typing import Any
 
@@ -19,14 +18,14 @@ from coder.loop import run_loop
 from coder.toolset import Tool, ToolContext
 from coder.types import Message, ToolCall, ToolResult
 from tests.harness import ask, assert_all_valid, contents, quick, serve, types
-from tests.terminal import promptly, until
+from tests.terminal import PATIENCE, promptly, until
 
 
 class Meeting:
     """Tools that wait for each other: one that runs alone never ends."""
 
     def __init__(self, parties: int) -> None:
-        self.barrier = threading.Barrier(parties, timeout=20)
+        self.barrier = threading.Barrier(parties, timeout=PATIENCE)
         self.order: list[str] = []
         self.released = threading.Event()
 
@@ -40,19 +39,19 @@ class Meeting:
         def last(name: str) -> Generator[str, None, str]:
             self.barrier.wait()
             yield f"{name} waits"
-            assert self.released.wait(20)
+            assert self.released.wait(PATIENCE)
             self.order.append(name)
             return f"saw {name}"
 
         def sleep(name: str) -> None:
             self.barrier.wait()
-            self.released.wait(30)
+            self.released.wait(PATIENCE)
 
         def wait(ctx: ToolContext, name: str) -> Generator[str, None, str]:
             yield f"{name} began"
             self.barrier.wait()
             try:
-                ctx.abort.wait(30)
+                ctx.abort.wait(PATIENCE)
             finally:
                 self.order.append(name)
             return "?"
@@ -100,13 +99,16 @@ def test_a_call_that_changes_something_waits_and_is_waited_for() -> None:
 
 
 def test_no_more_than_eight_run_at_a_time_and_one_alone_in_the_runs_own_thread() -> None:
-    running, most, where, lock = 0, 0, list[threading.Thread](), threading.Lock()
+    where, lock = list[threading.Thread](), threading.Lock()
+    running, most, full = 0, 0, threading.Event()
 
     def look(name: str) -> str:
         nonlocal running, most
         with lock:
             running, most = running + 1, max(most, running + 1)
-        time.sleep(0.01)
+            if most == MAX_WORKERS:
+                full.set()
+        assert full.wait(PATIENCE)
         with lock:
             running -= 1
         where.append(threading.current_thread())
@@ -116,7 +118,7 @@ def test_no_more_than_eight_run_at_a_time_and_one_alone_in_the_runs_own_thread()
     with serve(calls(*pairs), calls(("look", "x")), Reply("done")) as server:
         _, result = ask(server, tools=ParallelTools([quick(look, concurrent=True)]))
     assert contents(result.messages, "tool") == [*map(str, range(20)), "x"]
-    assert 1 < most <= MAX_WORKERS and where[-1] is threading.main_thread() is not where[0]
+    assert most == MAX_WORKERS and where[-1] is threading.main_thread() is not where[0]
 
 
 def test_hooks_are_called_in_the_runs_thread_in_the_order_of_the_answer() -> None:

@@ -295,7 +295,7 @@ def test_a_change_of_gits_own_files_is_put_back_and_reported(repository: Path) -
     """Of a command that ends, and of one that takes too long."""
     runs, names = Runs(repository), ".git/config (changed), .git/hooks/pre-push (new)"
     line = "git config core.pager evil; touch .git/hooks/pre-push; "
-    for result in (runs(f"{line}echo made"), runs(f"{line}sleep 300", timeout=1)):
+    for result in (runs(f"{line}echo made"), runs(f"{line}sleep 300", timeout=3)):
         assert f"[put back: {names}. " in result and (WAY in result or not runs.sandbox.active)
         assert runs.notices == f"A command changed {names}; put back."
     assert "evil" not in git(repository, "config", "--list")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from coder.cli.screen import Screen
 from coder.cli.typeahead import TypeAhead
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
-from tests.terminal import QUESTION, Terminal, bare, rendered
+from tests.terminal import PATIENCE, QUESTION, Terminal, bare, rendered
 
 
 def said(body: Body) -> list[str]:
@@ -163,15 +164,19 @@ def test_a_paste_of_several_lines_is_one_message_and_no_command(tmp_path: Path) 
 
 
 def test_a_question_is_answered_by_later_keys_and_the_line_goes_on(tmp_path: Path) -> None:
-    held = Reply(calls=[("bash", {"command": "touch hi"})], hold=1.0)
+    typed = threading.Event()
+    replies = iter(
+        [Reply(calls=[("bash", {"command": "touch hi"})]), waiting_for("go"), Reply("x")]
+    )
     with (
-        serve(held, waiting_for("go"), Reply("done")) as server,
+        serve(lambda body: next(replies) if typed.wait(PATIENCE) else Reply("late")) as server,
         Terminal(tmp_path, server) as session,
     ):
         session.enter("begin")
         session.until(lambda: server.requests, "the request")
         session.type("half ")
         session.expect("> half")
+        typed.set()
         for _ in range(2):
             session.expect(QUESTION)
             session.enter("y")
