@@ -18,10 +18,12 @@ from tests.cases import GROUPS as CASE_GROUPS
 from tests.harness import assert_all_valid
 from tests.terminal import MARK, processes
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background of a shell: child processes would ignore Ctrl+C, too
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        # Started in the background of a shell or with nohup: child processes would ignore it, too
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(number, default)
 
 # Otherwise hundreds of child processes would compile the package, each for itself
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
