@@ -63,6 +63,8 @@ class Guard(Hooks):
     def _guarded(self, place: str, *args: Any) -> Events[Any]:
         if place == "on_run_start":
             self._abort, self._reported = args[0], set()
+            if not implements(self.hook, place):
+                return None
         call = self._work if self.seconds is None else self._limited
         try:
             return (yield from call(place, args))
