@@ -73,10 +73,10 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def pytest_xdist_auto_num_workers() -> int | None:
-    """For `-n auto`: tests wait for clocks and processes a quarter of their time, so more than one worker per core."""
+    """For `-n auto`: tests wait for clocks and processes half of their time, so two workers per core."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist reads it
-    return max(1, (os.cpu_count() or 1) * 3 // 2)
+    return max(1, 2 * (os.cpu_count() or 1))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

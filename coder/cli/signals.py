@@ -176,9 +176,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _force_exit(code: int) -> None:
-    for _ in range(
-        10
-    ):  # in pieces, so that a machine that stands still takes only one of them away
+    for _ in range(10):  # in pieces: a machine that stands still ends one at most
         time.sleep(EXIT_AFTER / 10)
     _clean_up()
     os._exit(code)

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -25,22 +24,54 @@ from coder.devtools.scripted import Body, Reply, ScriptedServer  # noqa: E402
 
 LIMITS = tomllib.loads((ROOT / "tests" / "bench" / "ceilings.toml").read_text())["counts"]
 EARLY, LATE, WIDTH = 10, 110, 20  # steps
-COUNTER = """
+TRACER = """
 import atexit, json, sqlite3, sys, threading
 root, out = sys.argv.pop(1), sys.argv.pop(1)
 counts = dict.fromkeys(["calls", "processes", "files", "connections", "transactions"], 0)
 EVENTS = {"subprocess.Popen": "processes", "open": "files", "socket.connect": "connections"}
+seen, sent, climb, statements = set(), [], [], []
+open_transaction = {"wrote": False, "begun": False}
+
+def stack(frame, flags=1):  # names of the package's functions (with these flags), the innermost first
+    names = []
+    while frame:
+        if frame.f_code.co_filename.startswith(root) and frame.f_code.co_flags & flags == flags:
+            names.append(name_of(frame.f_code))
+        frame = frame.f_back
+    return names
+
+def name_of(code):
+    return code.co_filename[len(root) + 1:] + ":" + code.co_qualname
 
 def profile(frame, event, argument):
-    if event == "call" and frame.f_code.co_filename.startswith(root):
-        counts["calls"] += 1
+    global climb
+    if event == "call":
+        if frame.f_code.co_filename.startswith(root):
+            counts["calls"] += 1
+            seen.add(frame.f_code)
+        elif frame.f_code.co_name == "__init__" and type(frame.f_locals.get("self")).__name__ == "TextDelta":
+            climb = max(climb, stack(frame, 0x21), key=len)
+    elif event == "c_call" and not sent and argument.__name__ == "sendall":
+        main, here = threading.main_thread(), threading.current_thread()
+        sent.extend(stack(frame) + ([] if here is main else stack(sys._current_frames()[main.ident])))
 
 def audit(event, arguments):
     if name := EVENTS.get(event):
         counts[name] += 1
 
 def trace(statement):
-    counts["transactions"] += statement.split(None, 1)[:1] == ["COMMIT"]
+    word = statement.split(None, 1)[0].upper()
+    if word == "--":
+        return
+    statements.append(" ".join(statement.split()))
+    if word == "BEGIN":
+        open_transaction.update(begun=True, wrote=False)
+    elif word in ("COMMIT", "END", "ROLLBACK"):
+        counts["transactions"] += open_transaction["wrote"]
+        open_transaction.update(begun=False, wrote=False)
+    elif word in ("INSERT", "UPDATE", "DELETE", "REPLACE", "CREATE", "DROP", "ALTER"):
+        open_transaction["wrote"] = True
+        counts["transactions"] += not open_transaction["begun"]
 
 def connect(*arguments, **options):
     connection = real_connect(*arguments, **options)
@@ -52,7 +83,9 @@ def write():
     threading.setprofile(None)
     counts["modules"] = sum(name.split(".")[0] == "coder" for name in sys.modules)
     counts["libraries"] = len({name.split(".")[0] for name in sys.modules} & {"openai", "pydantic", "rich", "dotenv"})
-    json.dump(counts, open(out, "w"))
+    functions = sorted({name_of(code) for code in seen if code.co_flags & 1})  # no bodies of modules and classes
+    names = {"frames": sent, "climb": climb, "statements": statements, "functions": functions}
+    json.dump([counts, names], open(out, "w"))
 
 atexit.register(write)
 real_connect, sqlite3.connect = sqlite3.connect, connect
@@ -65,6 +98,23 @@ main()
 """
 
 
+def traced(
+    server: ScriptedServer, home: Path, *arguments: str
+) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """(counts, names) of one run of `coder` with these arguments, in an empty folder."""
+    (folder := home / "folder").mkdir(exist_ok=True)
+    (tracer := home / "tracer.py").write_text(TRACER)
+    env = os.environ | {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "m", "HOME": str(home)}
+    env |= dict.fromkeys(("XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(home)) | {
+        "PYTHONPATH": str(ROOT)
+    }
+    out, null = home / "out.json", subprocess.DEVNULL
+    command = [sys.executable, str(tracer), str(ROOT / "coder"), str(out), *arguments]
+    subprocess.run(command, env=env, cwd=folder, stdin=null, stdout=null, check=True)
+    counts, names = json.loads(out.read_text())
+    return counts, names
+
+
 def counted(steps: int, tokens: int, *arguments: str) -> dict[str, int]:
     """The counts of one run with so many steps (`true` in bash) and so many tokens in the last answer."""
 
@@ -74,16 +124,7 @@ def counted(steps: int, tokens: int, *arguments: str) -> dict[str, int]:
         return Reply(calls=[("bash", command)]) if turn < steps else Reply("word " * tokens)
 
     with tempfile.TemporaryDirectory() as home, ScriptedServer(script) as server:
-        (folder := Path(home, "folder")).mkdir()
-        (counter := Path(home, "counter.py")).write_text(COUNTER)
-        env = os.environ | {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "m", "HOME": home}
-        env |= {"XDG_DATA_HOME": home, "XDG_CONFIG_HOME": home, "PYTHONPATH": str(ROOT)}
-        out = Path(home, "out.json")
-        command = [sys.executable, str(counter), str(ROOT / "coder"), str(out), *arguments]
-        options: dict[str, Any] = {"env": env, "cwd": folder, "check": True}
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-        subprocess.run(command, **options, **quiet)
-        counts: dict[str, int] = json.loads(out.read_text())
+        counts, _ = traced(server, Path(home), *arguments)
         sent = [len(json.dumps(body)) for body in server.requests]
     return counts | {"first body": sent[0] if sent else 0, "last body": sent[-1] if sent else 0}
 

@@ -9,8 +9,6 @@ Lines are counted as `ruff format --line-length 100` writes them. The ceilings a
 from __future__ import annotations
 
 import ast
-import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -19,7 +17,6 @@ import tempfile
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "coder"
@@ -106,96 +103,20 @@ def report(figures: dict[str, int], limits: dict[str, dict[str, int]]) -> int:
 
 # ---- path ------------------------------------------------------------------------------------------------
 
-TRACER = """
-import atexit, json, sqlite3, sys, threading
-root, out = sys.argv.pop(1), sys.argv.pop(1)
-seen, sent, climbs, statements = set(), [], [], []
-
-def ours(frame, flags=1):  # a function of the package's (with these flags), and no body of a module or class
-    code = frame.f_code
-    return code.co_filename.startswith(root) and code.co_flags & flags == flags
-
-def stack(frame, flags=1):  # names, the innermost first
-    names = []
-    while frame:
-        if ours(frame, flags):
-            names.append(name_of(frame))
-        frame = frame.f_back
-    return names
-
-def name_of(frame):
-    return frame.f_code.co_filename[len(root) + 1:] + ":" + frame.f_code.co_qualname
-
-def profile(frame, event, argument):
-    if event == "call":
-        if ours(frame):
-            seen.add(name_of(frame))
-        elif frame.f_code.co_name == "__init__" and type(frame.f_locals.get("self")).__name__ == "TextDelta":
-            climbs.append(stack(frame, 0x21))
-    elif event == "c_call" and argument.__name__ in ("sendall", "send") and "socket" in repr(argument):
-        if frames := stack(frame):
-            thread = threading.main_thread()
-            here = threading.current_thread() is thread
-            sent.append(frames + ([] if here else stack(sys._current_frames()[thread.ident])))
-
-def connect(*arguments, **options):
-    connection = real_connect(*arguments, **options)
-    connection.set_trace_callback(lambda text: text[:2] == "--" or statements.append(" ".join(text.split())))
-    return connection
-
-def transactions():
-    count, inside, wrote = 0, False, False
-    for word in (text.split(None, 1)[0].upper() for text in statements if text.strip()):
-        write = word in ("INSERT", "UPDATE", "DELETE", "REPLACE", "CREATE", "DROP", "ALTER")
-        if word in ("COMMIT", "END", "ROLLBACK"):
-            count, inside, wrote = count + wrote, False, False
-        elif word == "BEGIN":
-            inside, wrote = True, False
-        elif write and inside:
-            wrote = True
-        elif write:
-            count += 1
-    return count
-
-def write():
-    sys.setprofile(None)
-    threading.setprofile(None)
-    frames, climb = (sent or [[]])[0], max(climbs, key=len, default=[])
-    figures = [len(seen), len({name.split(":")[0] for name in seen}), len(frames), len(climb), transactions()]
-    names = {"functions": sorted(seen), "frames": frames, "climb": climb, "statements": statements}
-    json.dump([figures, names], open(out, "w"))
-
-atexit.register(write)
-real_connect, sqlite3.connect = sqlite3.connect, connect
-threading.setprofile(profile)
-sys.argv[0] = "coder"
-from coder.__main__ import main
-sys.setprofile(profile)
-main()
-"""
-
 
 def path(verbose: bool) -> int:
     """Trace the second run of two, since the first creates the database."""
-    sys.path.insert(0, str(ROOT))
-    from coder.devtools.scripted import Reply, ScriptedServer
+    from counts import Reply, ScriptedServer, traced
 
-    with tempfile.TemporaryDirectory() as home, ScriptedServer([Reply("hello")] * 2) as server:
-        (folder := Path(home, "folder")).mkdir()
-        (tracer := Path(home, "trace.py")).write_text(TRACER)
-        env = os.environ | {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "m", "HOME": home}
-        env |= {"XDG_DATA_HOME": home, "XDG_CONFIG_HOME": home, "PYTHONPATH": str(ROOT)}
-        options: dict[str, Any] = {"env": env, "cwd": folder, "check": True}
-        options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-        out = Path(home, "out.json")
-        for _ in range(2):
-            command = [sys.executable, str(tracer), str(PACKAGE), str(out), "-q", "hi"]
-            subprocess.run(command, **options)
-        figures, names = json.loads(out.read_text())
+    with tempfile.TemporaryDirectory() as home, ScriptedServer([Reply("hello")]) as server:
+        traced(server, Path(home), "-q", "hi")
+        counts, names = traced(server, Path(home), "-q", "hi")
     if verbose:
-        for name in ("frames", "climb", "statements", "functions"):
-            print(f"{name}:", *names[name], sep="\n  ")
-    return report(dict(zip(LIMITS["path"], figures)), LIMITS["path"])
+        for name, lines in names.items():
+            print(f"{name}:", *lines, sep="\n  ")
+    files = {name.split(":")[0] for name in names["functions"]}
+    lengths = [len(each) for each in (names["functions"], files, names["frames"], names["climb"])]
+    return report(dict(zip(LIMITS["path"], [*lengths, counts["transactions"]])), LIMITS["path"])
 
 
 if __name__ == "__main__":
