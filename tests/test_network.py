@@ -364,16 +364,24 @@ def test_a_body_is_read_in_each_form_but_not_broken(answer: bytes, said: str, si
     assert said in text
 
 
-def test_interim_answers_without_end_are_not_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"HTTP/1.1 200 OK\r\nx: ", b"y"), (b"", b"H")],
+    ids=["interim answers", "a header", "a status line"],
+)
+def test_a_head_without_an_end_is_not_waited_for(start: bytes, more: bytes) -> None:
     def send(caller: socket.socket) -> None:
-        while True:
-            caller.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        caller.sendall(start)
+        while not done.wait(0.02):
+            caller.sendall(more)
 
+    done = threading.Event()
     with listening(send) as port:
         url, once = f"http://127.0.0.1:{port}/v1", RetryPolicy(max_delay=-1.0)
         model, limits = ChatModel("m", base_url=url, first_byte_timeout=0.3), Limits(max_seconds=20)
         run = run_loop([], model, prompt="go", retry=once, limits=limits)
-        assert "no data" in drive(run)[1].text
+        assert "no data for 0.3 s" in drive(run)[1].text
+        done.set()
 
 
 # ---- words -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ connection cannot be ended so (name lookup, handshakes): a worker thread does it
 from __future__ import annotations
 
 import base64
-import math
+import io
 import os
 import re
 import select
@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from glob import glob
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import ssl  # 10 ms that only https costs
 
 CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
+LONGEST = 1e6  # seconds that a socket waits; more than the system takes is an error
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 OWN_CA = "The certificate has to be valid for this host; SSL_CERT_FILE names authorities (PEM)."
 PAST_PROXY = "Change that variable, or name the server's host in NO_PROXY."
@@ -53,7 +55,6 @@ class StreamingRequest:
         self._socket: socket.socket | None = None
         self._file: Any = None  # the socket's, to read from
         self._reusable = False  # the answer was read to its end, and the server keeps open
-        self._timeout = -1.0  # the socket's
         self.within(seconds)
 
     def within(self, seconds: float) -> None:
@@ -73,7 +74,7 @@ class StreamingRequest:
         if sock:
             self._file.close()
             if self._reusable and not self.abort.is_set:
-                self.connections.keep(sock)
+                self.connections.kept.append(sock)
             else:
                 sock.close()
 
@@ -83,12 +84,11 @@ class StreamingRequest:
             idle = self.connections.idle()
             if not (idle and self._is_answered(idle, message)):
                 # the server had closed the idle connection, and has not seen the request
-                new = self.connections.open(self._check_deadline)
+                new = self.connections.open(self._left)
                 if not self._is_answered(new, message):
                     raise ConnectionError
             status = 100
             while 100 <= status < 200:  # interim answers
-                self._set_timeout()
                 status, self.headers = read_head(self._file)
         self.status_code, self.connections.answered = status, True
 
@@ -96,9 +96,8 @@ class StreamingRequest:
         """Send a request. Has something of an answer come? False where the connection ends before."""
         if self._socket:
             self._socket.close()
-        self._socket, self._timeout, self._file = sock, -1.0, sock.makefile("rb")
-        self.abort.check()
-        self._set_timeout()
+        self._socket, self._file = sock, io.BufferedReader(_Incoming(sock, self._left))
+        sock.settimeout(self._left())
         try:
             with suppress(ConnectionError):  # a refusal may come before the whole request is sent
                 sock.sendall(message)
@@ -114,24 +113,18 @@ class StreamingRequest:
     def pieces(self) -> Iterator[bytes]:
         """The body, each piece what one read brings. Raises ModelError or Aborted."""
         with self._as_model_error(_broken_answer):
-            yield from map(self.redact, body_of(self._file, self.headers, self._set_timeout))
+            yield from map(self.redact, body_of(self._file, self.headers))
         self.abort.check()
         framed = not {"content-length", "transfer-encoding"}.isdisjoint(self.headers)
         self._reusable = framed and self.headers.get("connection", "").lower() != "close"
 
-    def _check_deadline(self) -> None:
+    def _left(self) -> float:
+        """Seconds to the deadline. Raises TimeoutError behind it, or Aborted."""
         self.abort.check()
-        if time.monotonic() > self._deadline:
-            raise TimeoutError
-
-    def _set_timeout(self) -> None:
-        """Let the next read or write end at the deadline."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        if self._socket and not self._timeout - 0.05 < left <= self._timeout:  # a system call
-            self._timeout = left
-            self._socket.settimeout(None if math.isinf(left) else left)
+        return min(left, LONGEST)
 
     @contextmanager
     def _as_model_error(self, failure: Callable[[], ModelError]) -> Iterator[None]:
@@ -143,6 +136,20 @@ class StreamingRequest:
         except (OSError, ValueError, zlib.error) as error:
             self.abort.check()
             raise failure() from error
+
+
+class _Incoming(io.RawIOBase):
+    """What a socket receives. No read, however small, goes on for more than the seconds that are `left` before it."""
+
+    def __init__(self, sock: socket.socket, left: Callable[[], float]) -> None:
+        self.sock, self.left = sock, left
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.sock.settimeout(self.left())
+        return self.sock.recv_into(buffer)
 
 
 def _broken_answer() -> ModelError:
@@ -161,28 +168,24 @@ class Connections:
         self.url, self.address = url, address
         self.answered = False  # the server did, at least once
         self._place = address  # what a connection goes to: the server, or the proxy before it
-        self._idle: list[socket.socket] = []
+        self.kept: list[socket.socket] = []  # for the next request
         self._tls: ssl.SSLContext | None = None
 
     def __del__(self) -> None:
-        for sock in self._idle:
+        for sock in self.kept:
             sock.close()
 
     def idle(self) -> socket.socket | None:
         """One that the server has not closed: it has sent nothing, so an end is all that can be read."""
-        while self._idle:
+        while self.kept:
             with suppress(IndexError):  # another thread took it
-                sock = self._idle.pop()
+                sock = self.kept.pop()
                 poll = select.poll()
                 poll.register(sock, select.POLLIN)
                 if not poll.poll(0):
                     return sock
                 sock.close()
         return None
-
-    def keep(self, sock: socket.socket) -> None:
-        """Keep a connection for the next request."""
-        self._idle.append(sock)
 
     def open(self, check: Callable[[], object]) -> socket.socket:
         """A new one. Raises ModelError, and what `check` raises, which is called meanwhile."""
@@ -224,20 +227,18 @@ class Connections:
             status, _ = read_head(file)
         if status >= 300:
             message = f"{self._place} does not connect to {place}: HTTP status {status}"
-            if status >= 500:  # it may do so later
-                raise ModelError("network", message, retryable=True, advice=PAST_PROXY)
-            raise ModelError("protocol", message, advice=PAST_PROXY)
+            raise ModelError("protocol", message, retryable=status >= 500, advice=PAST_PROXY)
 
     def _load_tls(self) -> ssl.SSLContext:
         """TLS with the authorities of SSL_CERT_FILE or SSL_CERT_DIR, else the system's. Raises ModelError."""
         if self._tls is None:
             import ssl
 
-            given = [os.environ.get(name) or None for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
+            file, folder = (os.environ.get(f"SSL_CERT_{name}") or None for name in ("FILE", "DIR"))
             known = ssl.get_default_verify_paths()
             try:
-                if any(given) or known.cafile or _has_certificates(known.capath):
-                    self._tls = ssl.create_default_context(cafile=given[0], capath=given[1])
+                if file or folder or known.cafile or glob(f"{known.capath}/*.0"):
+                    self._tls = ssl.create_default_context(cafile=file, capath=folder)
                 else:  # not where Python looks for them
                     import httpx2  # the openai client's own HTTP library knows further places
 
@@ -271,10 +272,6 @@ class Connections:
         return ModelError("network", message, retryable=self.answered)
 
 
-def _has_certificates(folder: str | None) -> bool:
-    return bool(folder) and any(name.endswith(".0") for name in os.listdir(folder))
-
-
 def proxy_of(url: str) -> tuple[str, str]:
     """(the URL of the environment's proxy for a server, what to call it); empty where NO_PROXY excepts it. Only for https:
     a proxy would read the key of an http request. Raises ModelError for a proxy of another kind than HTTP."""
@@ -282,11 +279,10 @@ def proxy_of(url: str) -> tuple[str, str]:
     variable = next((name for name in PROXIES if os.environ.get(name)), "")
     if parts.scheme != "https" or not variable:
         return "", ""
-    excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    places = (f".{parts.hostname}", f".{parts.hostname}:{parts.port or 443}")
-    for name in filter(None, (each.strip().lstrip(".").lower() for each in excepted.split(","))):
-        if name == "*" or any(place.endswith(f".{name}") for place in places):
-            return "", ""
+    from urllib.request import proxy_bypass  # late: 30 ms
+
+    if proxy_bypass(f"{parts.hostname}:{parts.port or 443}"):
+        return "", ""
     address = os.environ[variable]
     address = address if "://" in address else f"http://{address}"
     if not address.lower().startswith("http://"):

@@ -197,9 +197,9 @@ def _split_lines(data: bytes) -> list[str]:
 
 READ_SIZE = 1 << 15  # bytes
 MAX_HEADER, MAX_HEADERS = 65_536, 200  # bytes of a line, and lines
-MAX_CHUNK_HEAD = 4_096  # bytes of a chunk's size and its extensions
 STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})\b.*\n")
-CHUNK_HEAD = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,15})[^\n]*\n")
+MAX_CHUNK_HEAD = 4_096  # bytes of a chunk's size and its extensions
+CHUNK_HEAD = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,15})\b.*\n")
 
 
 def read_head(file: Any) -> tuple[int, dict[str, str]]:
@@ -216,61 +216,52 @@ def read_head(file: Any) -> tuple[int, dict[str, str]]:
     return int(found[1]), headers
 
 
-def body_of(file: Any, headers: Mapping[str, str], wait: Callable[[], object]) -> Iterator[bytes]:
-    """The body of an answer, each piece what one read brings; `wait` is called before each read. Raises OSError where
-    it is cut, ValueError or zlib.error."""
+def body_of(file: Any, headers: Mapping[str, str]) -> Iterator[bytes]:
+    """The body of an answer, piece by piece as it comes. Raises OSError where it is cut, ValueError or zlib.error."""
     chunked = "chunked" in headers.get("transfer-encoding", "").lower()
-    body = _unchunk(file, wait) if chunked else _plain(file, headers.get("content-length"), wait)
+    body = _unchunk(file) if chunked else _plain(file, headers.get("content-length"))
     if headers.get("content-encoding", "identity").lower() == "identity":
         return body
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress  # although none was asked for
     return filter(None, map(inflate, body))
 
 
-def _plain(file: Any, length: str | None, wait: Callable[[], object]) -> Iterator[bytes]:
-    left = None if length is None else int(length)  # None: up to the end of the connection
-    while left != 0:
-        wait()
-        data = file.read1(READ_SIZE if left is None else min(left, READ_SIZE))
-        if not data and left:
-            raise ConnectionError("the body is cut")
-        if not data:
-            return
-        left = left and left - len(data)
+def _plain(file: Any, length: str | None) -> Iterator[bytes]:
+    if length is None:  # up to the end of the connection
+        while data := file.read1(READ_SIZE):
+            yield data
+        return
+    left = int(length)
+    while left:
+        data = _read_more(file, left)
+        left -= len(data)
         yield data
 
 
-def _unchunk(file: Any, wait: Callable[[], object]) -> Iterator[bytes]:
-    """The payload of a chunked body. What one read brings is one piece, whatever chunks it has."""
-    data, left, last = b"", 0, False  # what is not taken apart yet, what is missing of a chunk
-    while not last:
-        data += _read_more(file, wait)
-        parts, at = list[bytes](), 0
-        while not last:
-            part = data[at : at + left]
-            parts.append(part)
-            at, left = at + len(part), left - len(part)
-            head = None if left else CHUNK_HEAD.match(data, at)
-            if not head:
-                rest = data[at:]
-                if not left and (b"\n" in rest[2:] or len(rest) > MAX_CHUNK_HEAD):
-                    raise ValueError("no chunk begins here")
+def _unchunk(file: Any) -> Iterator[bytes]:
+    """The payload of a chunked body: all whole chunks that a read brings are one piece."""
+    data, size = bytearray(), 1
+    while size:
+        data += _read_more(file)
+        parts = list[bytes]()
+        while size and (head := CHUNK_HEAD.match(data)):
+            size = int(head[1], 16)
+            end = head.end() + size
+            if len(data) < end:
                 break
-            at, left = head.end(), int(head[1], 16)
-            last = not left
-        data = data[at:]
+            parts.append(bytes(data[head.end() : end]))
+            del data[:end]
+        if not head and (b"\n" in data[2:] or len(data) > MAX_CHUNK_HEAD):
+            raise ValueError("no chunk begins here")
         if payload := b"".join(parts):
             yield payload
-    data = b"\n" + data  # behind the last chunk: trailers up to an empty line
+    data[:0] = b"\n"  # behind the last chunk: trailers up to an empty line
     while b"\n\r\n" not in data:
-        if len(data) > MAX_HEADER:
-            raise ValueError("the trailers do not end")
-        data += _read_more(file, wait)
+        data += _read_more(file)
 
 
-def _read_more(file: Any, wait: Callable[[], object]) -> bytes:
-    wait()
-    data: bytes = file.read1(READ_SIZE)
+def _read_more(file: Any, most: int = READ_SIZE) -> bytes:
+    data: bytes = file.read1(min(most, READ_SIZE))
     if not data:
         raise ConnectionError("the body is cut")
     return data
