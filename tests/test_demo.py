@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coder.devtools.demo import PROMPT, demo_server, scratch_project, script
+from coder.devtools.demo import PROMPT, demo_server, main, scratch_project, script
 from coder.devtools.scripted import Reply
 from coder.tools.bash import bash
 from coder.tools.edit import edit
@@ -126,17 +126,16 @@ def test_the_server_alone_serves_any_client_and_ends_with_ctrl_c(tmp_path: Path)
     assert child.returncode == 0
 
 
-def test_its_help_names_the_program_as_it_was_started() -> None:
-    done = subprocess.run(
-        [Path(sys.executable).with_name("coder"), "demo", "--help"], capture_output=True, text=True
-    )
-    assert done.stdout.startswith("usage: coder demo ")
-
-
-def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = Place(tmp_path).coder("demo", "--port", str(taken.getsockname()[1]))
-    assert (done.returncode, done.stdout) == (2, "") and "Address already in use\n" in done.stderr
+@pytest.mark.parametrize("arguments", [["--help"], ["--port", "taken"]])
+def test_its_help_names_the_program_and_a_port_in_use_is_reported(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
+        port = str(taken.getsockname()[1])
+        main([port if each == "taken" else each for each in arguments], "coder")
+    out, err = capsys.readouterr()
+    assert f"{out}{err}".startswith("usage: coder demo ")
+    assert err.endswith("Address already in use\n") or arguments == ["--help"]
 
 
 # ---- the server ----------------------------------------------------------------------------------

@@ -334,6 +334,7 @@ def test_the_wait_is_found_in_every_form(headers: Any, message: str, seconds: fl
     assert retry_hint(headers, message) == (seconds if seconds is None else pytest.approx(seconds))
 
 
+@pytest.mark.case("NET-06")
 def test_a_moment_is_a_wait_from_now_on() -> None:
     hint = retry_hint({"retry-after": formatdate(time.time() + 1000, usegmt=True)}, "")
     assert hint is not None and 900 < hint <= 1000

@@ -21,11 +21,13 @@ from coder.ai import ChatModel
 from coder.devtools.scripted import Reply, ScriptedServer
 from coder.events import Event
 from coder.loop import run_loop
+from coder.providers.connection import proxy_of
 from coder.providers.errors import RetryPolicy, explain
 from coder.types import Limits, RunResult
 from tests.harness import FAST, drive, serve, types
 from tests.terminal import promptly
 
+ONCE = RetryPolicy(max_delay=-1.0)
 PROXIES = "http_proxy https_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY"
 
 
@@ -35,10 +37,9 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def talk(url: str, **more: object) -> tuple[list[Event], RunResult]:
-    return drive(
-        run_loop([], ChatModel("m", base_url=url, api_key="k", **more), prompt="go", retry=FAST)
-    )  # type: ignore[arg-type]
+def talk(url: str | None, retry: RetryPolicy = FAST) -> tuple[list[Event], RunResult]:
+    model = ChatModel("m", base_url=url, api_key="k")
+    return drive(run_loop([], model, prompt="go", retry=retry))
 
 
 def final(url: str) -> str:
@@ -55,14 +56,18 @@ def final(url: str) -> str:
 # ---- nobody there ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["127.0.0.1:{}", "no-such-host.invalid"])
-def test_a_server_that_never_answered_is_not_tried_again(place: str) -> None:
-    with (
-        socket.socket() as taken
-    ):  # and not listening: nobody answers, and nobody else gets the port
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """host:port where nobody answers, and which nobody else gets."""
+    with socket.socket() as taken:  # and not listening
         taken.bind(("127.0.0.1", 0))
-        url = f"http://{place.format(taken.getsockname()[1])}/v1"
-        events, result = talk(url)
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("place", ["", "no-such-host.invalid"])
+def test_a_server_that_never_answered_is_not_tried_again(nobody: str, place: str) -> None:
+    url = f"http://{place or nobody}/v1"
+    events, result = talk(url)
     assert "retry" not in types(events) and result.error and result.error.kind == "network"
     assert result.text.startswith(f"Error: nothing answers at {url}: ")
 
@@ -164,19 +169,6 @@ def listening(answer: Callable[[socket.socket], object]) -> Iterator[int]:
         door.shutdown(socket.SHUT_RDWR)
 
 
-@contextmanager
-def proxy(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Answers what it is asked with the same words; its address, and what was asked."""
-    asked: list[bytes] = []
-
-    def work(caller: socket.socket) -> None:
-        asked.append(caller.recv(65536))
-        caller.sendall(answer)
-
-    with listening(work) as port:
-        yield f"http://me:SECRET@127.0.0.1:{port}", asked
-
-
 THERE = "https://llm.example/v1"
 
 
@@ -185,23 +177,25 @@ THERE = "https://llm.example/v1"
     [("HTTPS_PROXY", "407 Proxy Authentication Required"), ("ALL_PROXY", "403 Forbidden")],
 )
 def test_a_refusing_proxy_is_named(monkeypatch: pytest.MonkeyPatch, name: str, status: str) -> None:
-    with proxy(f"HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n".encode()) as (address, asked):
-        monkeypatch.setenv(name, address)
+    def refuse(caller: socket.socket) -> None:
+        asked.append(caller.recv(65536))
+        caller.sendall(f"HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n".encode())
+
+    asked: list[bytes] = []
+    with listening(refuse) as port:
+        monkeypatch.setenv(name, f"http://me:SECRET@127.0.0.1:{port}")
         text = final(THERE)
-        assert len(asked) == 1 and asked[0].startswith(b"CONNECT llm.example:443")
+    assert len(asked) == 1 and asked[0].startswith(b"CONNECT llm.example:443")
     assert text.startswith(
-        f"the proxy {address.replace('me:SECRET@', '')} ({name}) does not connect to llm.example:443: "
+        f"the proxy http://127.0.0.1:{port} ({name}) does not connect to llm.example:443: "
         f"HTTP status {status[:3]}. Change that"
     )
 
 
-def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:  # and not listening
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        monkeypatch.setenv("ALL_PROXY", address)
-        events, result = talk(THERE)
-    assert f"nothing answers at the proxy http://{address} (ALL_PROXY): " in result.text
+def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
+    monkeypatch.setenv("ALL_PROXY", nobody)
+    events, result = talk(THERE)
+    assert f"nothing answers at the proxy http://{nobody} (ALL_PROXY): " in result.text
     assert "retry" not in types(events)
     assert result.error and "NO_PROXY" in explain(result.error)
 
@@ -230,19 +224,9 @@ def tunnel(port: int) -> Iterator[tuple[str, list[bytes]]]:
         yield f"http://me:S%3ACRET@127.0.0.1:{door}", asked
 
 
-def test_a_proxy_gets_no_key_of_ours(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
-    with https(certificates) as server, tunnel(server.port) as (address, asked):
-        monkeypatch.setenv("ALL_PROXY", address)
-        assert talk(server.url)[1].text == "well"
-        assert server.heads[0]["authorization"] == "Bearer k"
-        place, word = f"localhost:{server.port}", base64.b64encode(b"me:S:CRET").decode()
-        assert asked[0].decode() == (
-            f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\nProxy-Authorization: Basic {word}\r\n\r\n"
-        )
-
-
-def test_openai_gets_what_it_knows(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openai_gets_what_it_knows_and_a_proxy_no_key_of_ours(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-env")
@@ -251,10 +235,13 @@ def test_openai_gets_what_it_knows(certificates: Path, monkeypatch: pytest.Monke
         model = ChatModel("m", headers={"x-team": "ours"})
         assert drive(run_loop([], model, prompt="go", retry=FAST))[1].text == "well"
         [head] = server.heads
-        assert asked[0].startswith(b"CONNECT api.openai.com:443 ")
         assert server.paths == ["/v1/chat/completions"] and head["host"] == "api.openai.com"
         assert (head["openai-organization"], head["x-team"]) == ("org-1", "ours")
         assert head["authorization"] == "Bearer sk-env" and "OpenAI" in head["user-agent"]
+        place, word = "api.openai.com:443", base64.b64encode(b"me:S:CRET").decode()
+        assert asked[0].decode() == (
+            f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\nProxy-Authorization: Basic {word}\r\n\r\n"
+        )
 
 
 @pytest.mark.parametrize(
@@ -267,17 +254,12 @@ def test_a_wrong_address_of_a_proxy_is_said(monkeypatch: pytest.MonkeyPatch, add
     assert "socks" not in address or "has to begin with http://" in result.text
 
 
-@pytest.mark.parametrize(
-    "excepted", ["localhost", "*", ".example, LOCALHOST", "example.com,localhost:{}"]
-)
-def test_no_proxy_goes_before_any_proxy(
-    certificates: Path, monkeypatch: pytest.MonkeyPatch, excepted: str
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
-    with https(certificates) as server:
-        monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
-        monkeypatch.setenv("NO_PROXY", excepted.format(server.port))
-        assert talk(server.url)[1].text == "well"
+def test_no_proxy_goes_before_any_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    assert proxy_of(THERE)[0] and not proxy_of("http://llm.example/v1")[0]
+    for excepted in ("llm.example", "*", ".local, EXAMPLE", "example.com,llm.example:443"):
+        monkeypatch.setenv("NO_PROXY", excepted)
+        assert proxy_of(THERE) == ("", ""), excepted
 
 
 @pytest.mark.parametrize("through_proxy", [False, True], ids=["TLS", "CONNECT"])
@@ -358,10 +340,7 @@ def test_a_body_is_read_in_each_form_but_not_broken(answer: bytes, said: str, si
             caller.recv(1)
 
     with listening(send) as port, promptly(20):
-        once = RetryPolicy(base=0.01, max_delay=-1.0)
-        model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
-        text = drive(run_loop([], model, prompt="go", retry=once))[1].text
-    assert said in text
+        assert said in talk(f"http://127.0.0.1:{port}/v1", ONCE)[1].text
 
 
 @pytest.mark.parametrize(
@@ -377,9 +356,8 @@ def test_a_head_without_an_end_is_not_waited_for(start: bytes, more: bytes) -> N
 
     done = threading.Event()
     with listening(send) as port:
-        url, once = f"http://127.0.0.1:{port}/v1", RetryPolicy(max_delay=-1.0)
-        model, limits = ChatModel("m", base_url=url, first_byte_timeout=0.3), Limits(max_seconds=20)
-        run = run_loop([], model, prompt="go", retry=once, limits=limits)
+        model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1", first_byte_timeout=0.3)
+        run = run_loop([], model, prompt="go", retry=ONCE, limits=Limits(max_seconds=20))
         assert "no data for 0.3 s" in drive(run)[1].text
         done.set()
 
@@ -417,8 +395,5 @@ def test_a_pasted_address_of_the_call_is_taken(more: str, monkeypatch: pytest.Mo
     with serve(Reply("well")) as server:
         assert talk(server.url + more)[1].text == "well"
         monkeypatch.setenv("OPENAI_BASE_URL", server.url + more)
-        assert (
-            drive(run_loop([], ChatModel("m", api_key="k"), prompt="go", retry=FAST))[1].text
-            == "well"
-        )
+        assert talk(None)[1].text == "well"
         assert {path.partition("?")[0] for path in server.paths} == {"/v1/chat/completions"}

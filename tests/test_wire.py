@@ -15,7 +15,7 @@ from coder.loop import run_loop
 from coder.providers.assembler import Assembler, Price, ThinkTag, read_usage
 from coder.providers.profiles import ECHOED
 from coder.providers.response import CUT, sse
-from coder.providers.tool_call_deltas import ToolCallAssembler, parse_arguments
+from coder.providers.tool_call_deltas import ToolCallAssembler
 from coder.types import Completion, ModelError, Usage
 from tests.harness import FAST, all_of, ask, drive, quick, serve, types
 from tests.terminal import promptly
@@ -218,9 +218,9 @@ UNUSABLE = [
     ids=lambda value: repr(value)[:40],
 )
 def test_arguments_are_an_object_and_nothing_is_made_up(pieces: list[str], arguments: Any) -> None:
-    found, problem = parse_arguments(pieces)
-    assert found == arguments and bool(problem) == (arguments is None) and len(problem) < 200
-    json.dumps(found, allow_nan=False)
+    [(call, _)] = collected(map(given_as, pieces))
+    assert call.arguments == arguments and len(call.problem) < 200
+    assert bool(call.problem) == (arguments is None)
 
 
 # ---- ends, text, usage -----------------------------------------------------------------------------------

@@ -237,26 +237,24 @@ def show(file: str, html: str = "") -> str:
 
 
 def table(recording: Recording) -> str:
-    """A table for each run, a line for each step, without columns that hold nothing."""
-    lines: list[str] = []
+    """For each run a line for each step, without columns that hold nothing."""
+    runs = []
     for number, run in enumerate(recording.runs, 1):
         of = f"run {number} of {len(recording.runs)}"
-        rows = _rows(run)
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines.append(f"{of} · {_one_line(run.model)} · {run.wall:.2f} s")
-        lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
-        lines += [_one_line(": ".join(run.end))[:300], ""]
-    return "\n".join(lines or ["There is no run in it.", ""])
+        title = f"{of} · {_one_line(run.model)} · {run.wall:.2f} s"
+        runs += [title, _steps(run), _one_line(": ".join(run.end))[:300], ""]
+    return "\n".join(runs or ["There is no run in it.", ""])
 
 
-def _rows(run: Part) -> list[list[str]]:
-    """A heading, a row for each step, and one for all."""
+def _steps(run: Part) -> str:
+    """A heading, a line for each step, and one for all."""
     parts = [*run.steps, run]
     columns = [["step", *(str(number) for number in range(1, len(parts))), "all"]]
     for name in run.figures:
         cells = [_cell(part.figures[name]) for part in parts]
         columns += [[name, *cells]] if {*cells} - {"", "0.00"} else []
-    return [list(row) for row in zip(*columns)]
+    widths = [max(map(len, column)) for column in columns]
+    return "\n".join("  ".join(map(str.rjust, row, widths)) for row in zip(*columns))
 
 
 def _cell(value: Any) -> str:
@@ -277,9 +275,8 @@ PAGE = """<!doctype html>
 body {{ margin: 1rem auto; max-width: 75rem; padding: 0 .7rem; font: 15px/1.5 system-ui }}
 h1, summary {{ overflow-wrap: anywhere }}
 h1 {{ font-size: 1.2rem; white-space: pre-wrap }}
-table {{ display: block; overflow-x: auto }}
-th, td {{ padding: .1rem .5rem; text-align: right }}
 details {{ margin: .3rem 0 .3rem .5rem }}
+samp {{ display: block; white-space: pre; overflow-x: auto; font-family: monospace }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; max-height: 32rem; overflow-y: auto }}
 </style></head><body>
 {runs}
@@ -296,21 +293,15 @@ SHOWN = {
 def page(recording: Recording, title: str) -> str:
     """The whole page of a trace: each run with what was asked, its answer, the table, and the steps
     to unfold. Messages that a request only repeats are left out."""
-    runs = [_run(run) for run in recording.runs] or ["<p>There is no run in it.</p>"]
-    return PAGE.format(title=_text(title), meaning=_text(MEANING), runs="\n".join(runs))
-
-
-def _run(run: Part) -> str:
-    reason, text = run.end
-    head, *rows = _rows(run)
-    table = _row("th", head) + "".join(_row("td", row) for row in rows)
-    steps = "".join(_step(step, number) for number, step in enumerate(run.steps, 1))
-    answer = _fold(f"{reason} · {run.wall:.2f} s · {run.model}", f"<pre>{_text(text)}</pre>")
-    return f"<h1>{_text(run.asked)}</h1>\n{answer}<table>{table}</table>\n{steps}"
-
-
-def _row(cell: str, texts: list[str]) -> str:
-    return f"<tr>{''.join(f'<{cell}>{_text(text)}</{cell}>' for text in texts)}</tr>"
+    runs = ""
+    for run in recording.runs:
+        reason, text = run.end
+        runs += f"<h1>{_text(run.asked)}</h1>\n"
+        runs += _fold(f"{reason} · {run.wall:.2f} s · {run.model}", f"<pre>{_text(text)}</pre>")
+        runs += f"<samp>{_text(_steps(run))}</samp>\n"
+        runs += "".join(_step(step, number) for number, step in enumerate(run.steps, 1))
+    runs = runs or "<p>There is no run in it.</p>"
+    return PAGE.format(title=_text(title), meaning=_text(MEANING), runs=runs)
 
 
 def _step(step: Part, number: int) -> str:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from coder.types import ErrorKind, ModelError
@@ -43,8 +42,7 @@ ADVICE: dict[ErrorKind, str] = {
 }
 
 # Overflow of the context in the words of the servers (lower case; # stands for a number).
-OVERFLOW = r"""
-context_length_exceeded|model_context_window_exceeded|exceed_context_size_error|request_too_large|prompt_too_long
+OVERFLOW = r"""context_length_exceeded|model_context_window_exceeded|exceed_context_size_error|request_too_large|prompt_too_long
 model_max_prompt_tokens_exceeded|model_context_exceeded|contextwindowexceedederror
 maximum context length|exceeds? the context window|input tokens exceed|token count exceeds
 prompt is too long|exceed context limit|input is too long|too many input tokens|too many tokens
@@ -56,8 +54,9 @@ is longer than the maximum model length|too long to fit into the model|context l
 exceeds the available context size|greater than the context length|exceeded .{0,7}context length
 tokens \+ `?max_new_tokens|current length is # while limit|length of all messages is too long
 exceeds the maximum allowed input length|configured context size is|exceeds max_seq_len|context length exceeded
-context too long|token limit exceeded|request entity too large|couldn't fit with truncation
-"""
+context too long|token limit exceeded|request entity too large|couldn't fit with truncation""".replace(
+    "\n", "|"
+).replace("#", r"\d+")
 OVERFLOW_CODES = {"20015", "1261"}  # SiliconFlow, Zhipu
 NOT_OVERFLOW = r"max_(completion_)?tokens\W{0,3}.{0,40}is too large"  # the answer's limit
 QUOTA_CODES = {"insufficient_quota", "exceeded_current_quota_error", "billing_not_active", "1113"}
@@ -122,7 +121,7 @@ def _kind_of(
         return "auth", False
     if status == 429 or throttled:
         return "rate_limit", True
-    too_long = _overflow_pattern().search(words) and not re.search(NOT_OVERFLOW, words)
+    too_long = re.search(OVERFLOW, words) and not re.search(NOT_OVERFLOW, words)
     if status == 413 or codes & OVERFLOW_CODES or too_long:
         return "overflow", False
     transient = bool(re.search(TRANSIENT_400, words))
@@ -134,11 +133,6 @@ def _kind_of(
     if status is not None or "invalid_request_error" in codes:
         return "bad_request", transient
     return "server", True  # an error without a number, inside a stream
-
-
-@cache
-def _overflow_pattern() -> re.Pattern[str]:
-    return re.compile("|".join(line.replace("#", r"\d+") for line in OVERFLOW.split("\n") if line))
 
 
 SAID = ("message", "detail", "msg", "error_description", "reason")

@@ -23,7 +23,6 @@ from coder.providers.text import shown_url
 from coder.types import ModelError
 
 MAX_ERROR = 1_000_000  # bytes of an error's body that are read
-MAX_LIST = 20_000_000  # bytes of a list of models
 HEADER = re.compile(r"[!-9;-~]+: [\t -~]*")
 
 
@@ -85,12 +84,8 @@ class Endpoint:
         """The names of the server's models. Raises ModelError and Aborted."""
         listing = copy(self)
         listing.method, listing.path, listing._connections = "GET", "/models", None
-        body = b""
         with listing.post(b"", None, abort or Abort(), seconds) as answer:
-            for piece in answer.pieces():
-                body += piece
-                if len(body) > MAX_LIST:
-                    raise ModelError("protocol", "the server's list of models does not end")
+            body = b"".join(answer.pieces())
         try:
             return [str(model["id"]) for model in json.loads(body)["data"] or ()]
         except (ValueError, LookupError, TypeError, RecursionError) as error:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from operator import eq
 from typing import Any
 
@@ -233,10 +234,7 @@ def _fit_id(call_id: str, profile: Profile) -> str:
 
 def count_unchanged(copies: list[Message], messages: list[Message]) -> int:
     """How many messages at the beginning are as they were when the copies were made."""
-    if copies == messages[: len(copies)]:  # quick: a text is the same object in both
-        return len(copies)
-    same = list(map(eq, copies, messages))
-    return same.index(False) if False in same else len(same)
+    return [*map(eq, copies, messages), False].index(False)
 
 
 def copied(value: Any) -> Any:
@@ -248,19 +246,15 @@ def copied(value: Any) -> Any:
 
 # ---- encoding --------------------------------------------------------------------------------------
 
-NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # escaped; not where the backslash itself is
-
 
 def encode(value: Any) -> bytes:
     """The bytes of a part of a request, without what no server accepts (lone surrogates, NUL). Raises ModelError for what is no
     JSON."""
     try:
-        try:
+        with suppress(UnicodeEncodeError):
             data = _dump(value)
-            if b"\\u0000" not in data or not NUL.search(data):
+            if b"\\u0000" not in data:
                 return data
-        except UnicodeEncodeError:
-            pass
         return _dump(mend_all(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise ModelError("bad_request", f"what was to be sent is no JSON: {error}") from error

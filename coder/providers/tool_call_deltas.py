@@ -7,7 +7,6 @@ asks which server it is.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,12 +91,12 @@ class ToolCallAssembler:
             arguments, problem = parse_arguments(call.pieces)
             try:
                 arguments, extra = mend_all(arguments), mend_all(call.extra)
-            except ValueError as error:
-                arguments, extra, problem = None, {}, str(error)
+                text = json.dumps(arguments or {}, ensure_ascii=False, allow_nan=False)
+            except ValueError as error:  # NaN, or nested too deeply
+                arguments, extra, problem, text = None, {}, str(error), "{}"
             call_id = mend(call.id) if call.id and call.id not in seen else new_id()
             seen.add(call_id)
             name = self._valid_name(call.name)
-            text = json.dumps(arguments or {}, ensure_ascii=False)  # servers refuse invalid JSON
             function = {"name": name, "arguments": text}
             entry = {"id": call_id, "type": "function", "function": function} | extra
             made.append((ToolCall(call_id, name, arguments, problem), entry))
@@ -117,17 +116,7 @@ def _as_text(value: Any) -> str:
 # ---- arguments -------------------------------------------------------------------------------------
 
 
-def _refuse_number(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")  # Python reads NaN and Infinity; no server takes them
-
-
-def _read_number(digits: str) -> float:
-    value = float(digits)
-    return value if math.isfinite(value) else _refuse_number(digits)
-
-
-# not strict: models write raw newlines inside strings
-_decoder = json.JSONDecoder(strict=False, parse_constant=_refuse_number, parse_float=_read_number)
+DECODER = json.JSONDecoder(strict=False)  # models write raw newlines inside strings
 
 
 def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
@@ -136,9 +125,9 @@ def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
     if not raw:
         return {}, ""
     try:
-        value = _decoder.decode(raw)
+        value = DECODER.decode(raw)
         if isinstance(value, str):
-            value = _decoder.decode(value or "{}")  # encoded twice
+            value = DECODER.decode(value or "{}")  # encoded twice
     except RecursionError:
         return None, "nested too deeply"
     except ValueError as error:
@@ -157,7 +146,7 @@ def _repeated_object(raw: str) -> Any:
     rest, found = raw, list[Any]()
     while rest.startswith("{"):
         try:
-            value, end = _decoder.raw_decode(rest)
+            value, end = DECODER.raw_decode(rest)
         except (ValueError, RecursionError):
             return None
         found.append(value)
