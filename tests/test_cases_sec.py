@@ -20,8 +20,7 @@ import pytest
 from coder.agent.instructions import instructions
 from coder.agent.profiles import system_prompt
 from coder.ai import ChatModel
-from coder.cli.config import ConfigError, load
-from coder.cli.settings import SETTINGS
+from coder.cli.settings import SETTINGS, ConfigError, load
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.loop import run_loop
 from coder.permissions.permissions import Permissions

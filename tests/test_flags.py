@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coder.cli.settings import parser
+from coder.cli.main import parser
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
 from tests.terminal import Terminal, rendered
@@ -18,56 +18,75 @@ from tests.test_repl import bare
 
 CTRL_D = "\x04"
 
-# Each start of the program: its flags, each with what the screen shows of it, or with what the requests hold ("sent: ") or
-# what the screen does not show ("none: "); and the entries of the session. None: one task.
-STARTS: list[tuple[dict[str, str], list[str] | None]] = [
-    ({"--help": "usage: ... --output-format FORMAT ... exit codes: 0 done · 1 failed"}, None),
-    ({"--version": "coder "}, None),
-    ({"--demo": "This is a demonstration. ... done · ... See for yourself: cd "}, None),
-    (
-        {
-            "--base-url {url}": "at 127.0.0.1:",
-            "-m named": "named at 127",
-            "-C sub": "/ws/sub",
-            "--plan": "Agent: plan. ... plan ❯ hello",
-            "--sandbox off": "Commands run without the sandbox.",
-            "--reasoning low": 'sent: "reasoning_effort": "low"',
-            "--system-prompt Short.": 'sent: "Short.',
-            "--append-system-prompt Truly.": 'sent: \\n\\nTruly."',
-            "--image ../picture.png": 'sent: "image_url"',
-            "--context-window 1000": "% of the context left",
-            "--no-compaction": "compaction is off (--no-compaction)",
-            "--plain": "You said **hello**.",
-            "--trace trace": "",  # read below
-            "--no-session": "none: Continue this conversation",
-        },
-        ["hello", "/compact"],
-    ),
-    (
-        {
-            "-y": "Commands and edits are not asked about (yolo). ... yolo ❯ run seq 9",
-            "-v": "I think so. ... ● bash seq 9 1 2 3 4 5 6 7 8 9 stopped ... the user is asked]",
-            "--max-steps 1": "the step limit is reached ... Enter goes on with it. ... You said continue.",
-            "--idle-timeout 1": "No data for 1 s. Attempt 2 ... You said hang.",
-            "--sandbox-network off": "sent: and have no network",
-        },
-        ["run seq 9", "", "hang", "run echo Permission denied; exit 1", ""],
-    ),
-    (
-        {
-            "-c": "none: Agent build continues",
-            "--agent mine": "Agent: mine. ... mine ❯ run touch no",
-            "--allow bash": "● bash touch yes",
-            "--deny 'bash:touch no'": "✗ bash touch no",
-            "-i 'run touch yes'": "❯ run touch yes ... Done.",
-        },
-        ["run touch no"],
-    ),
-    ({"-r 1": "continues: Be mine. ❯ run", "--max-seconds 0.5 -y": "the time"}, ["run sleep 30"]),
-    ({"--allow-http --base-url http://other.invalid/v1": "script at other.invalid"}, []),
-    ({"-p": "You said **hello**.", "-q": "none: done"}, None),
-    ({"--output-format json hello": '"text": "You said **hello**."'}, None),
-]
+# Each start of the program: the columns, its flags, each with what the screen shows of it, or with what the requests hold
+# ("sent: ") or what the screen does not show ("none: "); and the entries of the session. None: one task. Those of a group come
+# one behind the other in the same place.
+Start = tuple[int, dict[str, str], list[str] | None]
+GROUPS: dict[str, list[Start]] = {
+    "one task": [
+        (
+            40,
+            {"--help": "usage: ... --output-format FORMAT ... exit codes: 0 done · 1 failed"},
+            None,
+        ),
+        (40, {"--version": "coder "}, None),
+        (80, {"--demo": "This is a demonstration. ... done · ... See for yourself: cd "}, None),
+        (40, {"-p": "You said **hello**.", "-q": "none: done"}, None),
+        (80, {"--output-format json hello": '"text": "You said **hello**."'}, None),
+        (40, {"--allow-http --base-url http://other.invalid/v1": "script at other.invalid"}, []),
+    ],
+    "a session": [
+        (
+            200,
+            {
+                "--base-url {url}": "at 127.0.0.1:",
+                "-m named": "named at 127",
+                "-C sub": "/ws/sub",
+                "--plan": "Agent: plan. ... plan ❯ hello",
+                "--sandbox off": "Commands run without the sandbox.",
+                "--reasoning low": 'sent: "reasoning_effort": "low"',
+                "--system-prompt Short.": 'sent: "Short.',
+                "--append-system-prompt Truly.": 'sent: \\n\\nTruly."',
+                "--image picture.png": "attached: picture.png (image)",
+                "--context-window 1000": "% of the context left",
+                "--no-compaction": "compaction is off (--no-compaction)",
+                "--plain": "You said **hello**.",
+                "--trace trace": "",  # read below
+                "--no-session": "none: Continue this conversation",
+            },
+            ["hello", "/compact"],
+        ),
+    ],
+    "sessions that are kept": [
+        (
+            80,
+            {
+                "-y": "Commands and edits are not asked about (yolo). ... yolo ❯ run seq 9",
+                "-v": "I think so. ... ● bash seq 9 1 2 3 4 5 6 7 8 9 stopped ... the user is asked]",
+                "--max-steps 1": "the step limit is reached ... Enter goes on with it. ... You said continue.",
+                "--idle-timeout 1": "No data for 1 s. Attempt 2 ... You said hang.",
+                "--sandbox-network off": "sent: and have no network",
+            },
+            ["run seq 9", "", "hang", "run echo Permission denied; exit 1", ""],
+        ),
+        (
+            40,
+            {
+                "-c": "none: Agent build continues",
+                "--agent mine": "own at 127 ... Agent: mine. ... mine ❯ run touch no",
+                "--allow bash": "● bash touch yes",
+                "--deny 'bash:touch no'": "✗ bash touch no",
+                "-i 'run touch yes'": "❯ run touch yes ... Done.",
+            },
+            ["run touch no"],
+        ),
+        (
+            200,
+            {"-r 1": "continues: Be mine. ❯ run", "--max-seconds 0.5 -y": "the time"},
+            ["run sleep 30"],
+        ),
+    ],
+}
 
 
 def answer(body: Body) -> Reply:
@@ -107,24 +126,24 @@ def check(flags: dict[str, str], seen: str, sent: str) -> None:
             assert (at < 0) is (kind == "none: "), f"{flag}: {part!r} in {seen}"
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, columns: int) -> None:
-    class Start(Terminal):
-        def __enter__(self) -> Start:
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, group: str) -> None:
+    class Resized(Terminal):
+        def __enter__(self) -> Resized:
             return self
 
-    Start.columns = columns
     hung.clear()
     (tmp_path / "ws/sub").mkdir(parents=True)
     (tmp_path / "ws/picture.png").write_bytes(PNG)
     agent = tmp_path / "home/.config/coder/agents/mine.md"
     agent.parent.mkdir(parents=True)
-    agent.write_text("Be mine.")
+    agent.write_text("---\nmodel: own\n---\nBe mine.")
     with serve(answer) as server:
-        for flags, entries in STARTS:
+        for columns, flags, entries in GROUPS[group]:
+            Resized.columns = columns
             words = shlex.split(" ".join(flags).format(url=server.url))
             before = len(server.requests)
-            with Start(tmp_path, server, *words, TMPDIR=str(tmp_path / "ws")) as session:
+            with Resized(tmp_path, server, *words, TMPDIR=str(tmp_path / "ws")) as session:
                 drive(session, flags, entries)
             seen = "\n".join(filter(None, rendered(session.output, columns, 300)))
             check(flags, seen, json.dumps(server.requests[before:]))
@@ -133,7 +152,11 @@ def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, columns: int) -> No
             # Not broken between words: outputs and entries, JSON, and a path that is wider than a row
             exact = re.compile(rf"  |\{{|.*❯|.*\S{{{columns},}}")
             assert not [line for line in wide if not exact.match(line)]
-    assert "hello" in (tmp_path / "ws/trace").read_text()
-    driven = {word for flags, _ in STARTS for word in shlex.split(" ".join(flags))}
+            assert "--trace trace" not in flags or "hello" in (tmp_path / "ws/trace").read_text()
+
+
+def test_every_flag_is_driven() -> None:
+    starts = (flags for group in GROUPS.values() for _, flags, _ in group)
+    driven = {word for flags in starts for word in shlex.split(" ".join(flags))}
     known = [action.option_strings for action in parser()._actions if action.option_strings]
     assert not [names for names in known if not driven & {*names}]

@@ -19,18 +19,10 @@ import pytest
 from coder import events, types
 from coder.agent.profiles import load_agents
 from coder.cli.commands import ALIASES, Commands
-from coder.cli.config import load
-from coder.cli.main import SUBCOMMANDS, run
-from coder.cli.settings import (
-    EXIT_CODES,
-    INTERRUPTED,
-    LIMIT,
-    SETTINGS,
-    TRANSIENT,
-    USAGE,
-    parser,
-    window_of,
-)
+from coder.cli.main import SUBCOMMANDS, parser, run
+from coder.cli.one_shot import EXIT_CODES
+from coder.cli.process import INTERRUPTED, LIMIT, TRANSIENT, USAGE
+from coder.cli.settings import SETTINGS, load, window_of
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.extend.command_hooks import command_hooks
 from coder.extend.mcp import expand

@@ -17,7 +17,7 @@ from coder.agent.agent import Agent
 from coder.agent.profiles import AgentSpec, choices
 from coder.ai import ChatModel
 from coder.cli.parts import TOOLSET, Parts
-from coder.cli.process import needed, optional
+from coder.cli.process import optional
 from coder.cli.settings import ConfigError, Settings
 from coder.cli.signals import Interrupts
 from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage
@@ -40,8 +40,9 @@ class App(Parts):
         super().__init__(settings, arguments)
         self.usage, self.newest = Usage(), Usage()  # of the session; of the newest answer
         self.interrupts = Interrupts()
-        given = arguments.image or ()
-        self.images = [needed("coder.cli.attach", "--image").image(path) for path in given]
+        self.images = [image for _, image in arguments.image or ()]
+        if names := ", ".join(f"{path} (image)" for path, _ in arguments.image or ()):
+            self.notices.append(f"attached: {names}")
         self.limits = Limits(max_steps=settings.max_steps, max_seconds=settings.max_seconds)
         self.retry = RetryPolicy(base=settings.retry_base)
         module = optional("coder.agent.subagent")

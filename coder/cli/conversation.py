@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from coder import events
 from coder.cli.app import App
-from coder.cli.config import data_folder
 from coder.cli.process import optional
-from coder.cli.settings import ConfigError
+from coder.cli.settings import ConfigError, data_folder
 from coder.cli.wording import words_of
 from coder.events import Event, RunEnd
 from coder.history import text_of

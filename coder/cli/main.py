@@ -10,19 +10,35 @@ import contextlib
 import itertools
 import os
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from coder import __version__
-from coder.cli.config import config_folder, data_folder, load
-from coder.cli.process import has_input, hide_process, mend_streams, needed, optional, read_stdin
-from coder.cli.settings import INTERRUPTED, USAGE, ConfigError, Missing, Settings, parser
+from coder.cli.process import (
+    INTERRUPTED,
+    USAGE,
+    has_input,
+    hide_process,
+    mend_streams,
+    needed,
+    optional,
+    read_stdin,
+)
+from coder.cli.settings import (
+    SETTINGS,
+    ConfigError,
+    Missing,
+    Settings,
+    config_folder,
+    data_folder,
+    field_of,
+    load,
+    program,
+)
 from coder.cli.signals import defer_sigint, graceful_shutdown, raise_on_sigint
 from coder.permissions.sanitize import strip_controls
-from coder.providers.text import is_loopback
 from coder.tools.secrets import clean_path
 
 if TYPE_CHECKING:
@@ -31,6 +47,14 @@ if TYPE_CHECKING:
 
 SUBCOMMANDS = ("config", "demo", "export", "sessions", "trace")
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
+DESCRIPTION = """\
+A coding agent for the terminal. Without a PROMPT it opens a session; with one (or with text on stdin)
+it answers and exits. `%(prog)s --demo` shows it at work without a key."""
+BELOW = {
+    "exit codes": "0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C",
+    "settings": "OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more: see `%(prog)s config`",
+    "also": "%(prog)s config, sessions, export ID, trace FILE (a run recorded with --trace), demo --port N",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,17 +85,14 @@ def run(argv: Sequence[str]) -> int:
         at = [*argv, "--"].index("--")  # argparse loses words behind it
         arguments = parser().parse_intermixed_args(argv[:at])
         arguments.prompt += argv[at + 1 :]
-        enter(arguments.cwd or ".")
+        enter(arguments.cwd)
         demo = arguments.demo and demonstration(arguments)
         with demo or contextlib.nullcontext(prompt_of(arguments)) as prompt:
             one_task = is_one_task(arguments, prompt)
             settings = settings_of(arguments)
             os.environ.pop("OPENAI_API_KEY", None)  # no import finds it there
-            arguments.trace = open_trace(arguments.trace)
             if not one_task:
                 return open_prompt(settings, arguments, prompt)
-            if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
-                sys.stderr.write(strip_controls(f"{settings.model} at {settings.host}\n"))
             from coder.cli.one_shot import one_shot
 
             return one_shot(settings, arguments, prompt)
@@ -153,17 +174,6 @@ def is_one_task(arguments: argparse.Namespace, prompt: str) -> bool:
     return one_task
 
 
-def open_trace(path: str | None) -> object:
-    """The file of --trace."""
-    if path is None:
-        return None
-    try:
-        return needed("coder.devtools.trace", "--trace").Trace(path)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"--trace {path}: {why}") from None
-
-
 # ---- the prompt ----------------------------------------------------------------------------------
 
 
@@ -211,9 +221,14 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
 
 def show_top(screen: Screen, settings: Settings, arguments: argparse.Namespace) -> None:
     """What stands above the first prompt: where the session is, and what is not as usual in it."""
-    screen.line(f"coder {__version__} · {settings.model} at {settings.host} · {Path.cwd()}")
+    agent, model = arguments.agent or "build", settings.model
+    folder = config_folder() / "agents"
+    if (folder / f"{agent}.md").exists():
+        from coder.agent.profiles import AgentSpec, load_agents  # late: 9 ms
+
+        model = load_agents(folder)[0].get(agent, AgentSpec(agent)).model or model
+    screen.line(f"coder {__version__} · {model} at {settings.host} · {Path.cwd()}")
     screen.line("/help lists the commands; Ctrl+C stops a run, Ctrl+D exits.")
-    agent = arguments.agent or "build"
     remarks = {
         f"Agent: {agent}.": agent != "build",
         "Commands and edits are not asked about (yolo).": arguments.yolo,
@@ -226,6 +241,7 @@ def show_top(screen: Screen, settings: Settings, arguments: argparse.Namespace) 
 
 def _load_behind(own_server: bool) -> None:
     """Import what the first run needs, while the user reads and types."""
+    import threading
 
     def import_all() -> None:
         path = config_folder() / "mcp.json"
@@ -241,3 +257,91 @@ def _load_behind(own_server: bool) -> None:
     behind = threading.Timer(AFTER_PROMPT, import_all)
     behind.daemon = True
     behind.start()
+
+
+# ---- the flags -----------------------------------------------------------------------------------
+
+
+def read_image(path: str) -> tuple[str, dict[str, Any]]:
+    """The image of --image, with its path. Raises ConfigError."""
+    return path, needed("coder.cli.attach", "--image").image(path)
+
+
+def open_trace(path: str) -> object:
+    """The file of --trace. Raises ConfigError."""
+    try:
+        return needed("coder.devtools.trace", "--trace").Trace(path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--trace {path}: {why}") from None
+
+
+ON: dict[str, Any] = {"action": "store_true"}
+# The names, what the value is called ("": a switch), the help; FURTHER has what else argparse has to know. Paths are those of
+# the folder that the program is started in.
+FLAGS = (
+    ("-p --print", "", "answer and exit, also with no PROMPT on a terminal's stdin"),
+    ("-i --interactive", "", "open a session with PROMPT as its first entry"),
+    ("-c --continue", "", "continue the newest conversation of this folder"),
+    ("-r --resume", "WHICH", "continue a conversation, by number, name or ID; alone: choose one"),
+    ("--no-session", "", "keep nothing of this conversation on disk"),
+    ("--no-compaction", "", "never shorten the conversation; a full context ends the run"),
+    ("--agent", "NAME", "the agent: build (default), plan, or one of your own"),
+    ("--plan", "", "read and plan, change nothing: --agent plan"),
+    ("-y --yolo", "", "do not ask about commands and edits; what a rule denies stays denied"),
+    ("--allow", "RULE", "KIND or KIND:PATTERN to allow, such as edit or 'bash:git diff *'"),
+    ("--deny", "RULE", "KIND or KIND:PATTERN to deny; the last rule that matches decides"),
+    ("--output-format", "FORMAT", "text, json (one object) or stream-json (one event a line)"),
+    ("--system-prompt", "TEXT", "replace the system prompt"),
+    ("--append-system-prompt", "TEXT", "add to the system prompt"),
+    ("--image", "FILE", "attach an image to the first prompt; can be given again"),
+    ("-C --cwd", "DIR", "work in this folder"),
+    ("--trace", "FILE", "append all that is sent and received to FILE; `trace FILE` shows it"),
+    ("--demo", "", "repair a small broken project with a scripted model; no key, no network"),
+    ("--plain", "", "show answers as they come, without styles for their Markdown"),
+    ("-q --quiet", "", "no progress on stderr"),
+    ("-v --verbose", "", "show reasoning and whole outputs"),
+    ("--version", "", "show program's version number and exit"),
+)
+FURTHER: dict[str, dict[str, Any]] = {
+    "--cwd": {"default": "."},
+    "--continue": ON | {"dest": "continue_"},
+    "--resume": {"nargs": "?", "const": ""},
+    "--plan": {"dest": "agent", "action": "store_const", "const": "plan"},
+    "--plain": {"dest": "CODER_MARKDOWN", "action": "store_const", "const": "off"},
+    "--allow": {"dest": "rules", "action": "append", "type": lambda text: ("allow", text)},
+    "--deny": {"dest": "rules", "action": "append", "type": lambda text: ("deny", text)},
+    "--output-format": {"choices": ("text", "json", "stream-json"), "default": "text"},
+    "--image": {"action": "append", "type": read_image},
+    "--trace": {"type": open_trace},
+    "--version": {"action": "version", "version": f"coder {__version__}"},
+}
+
+
+class Flags(argparse.ArgumentParser):
+    """A parser whose errors are a ConfigError, below the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        raise ConfigError(message)
+
+
+def parser() -> Flags:
+    """All flags. What one gives a setting is a text under the setting's name, None where it is not given."""
+    flags = Flags(prog=program(), usage="%(prog)s [FLAGS] [PROMPT]", description=DESCRIPTION)
+    what = "what to do; stdin next to it is context"
+    flags.add_argument("prompt", nargs="*", metavar="PROMPT", help=what)
+    for names, value, text in FLAGS:
+        options = FURTHER.get(names.split()[-1], {} if value else ON)
+        options = options | ({"metavar": value} if value else {})
+        flags.add_argument(*names.split(), help=text, **options)
+    for name, setting in SETTINGS.items():
+        if setting.value is not None:
+            given = setting.value
+            options = {"metavar": given} if given else {"action": "store_const", "const": "on"}
+            short = ["-m"] if name == "OPENAI_MODEL" else []
+            words = [*short, f"--{field_of(name).replace('_', '-')}"]
+            flags.add_argument(*words, dest=name, help=setting.help, **options)
+    for title, text in BELOW.items():
+        flags.add_argument_group(title, text)
+    return flags

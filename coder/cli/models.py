@@ -19,9 +19,16 @@ from pathlib import Path
 
 from coder.abort import Abort
 from coder.ai import ChatModel
-from coder.cli.config import config_folder, load
-from coder.cli.process import private_dir
-from coder.cli.settings import USAGE, ConfigError, Missing, Settings, env_line, program
+from coder.cli.process import USAGE, private_dir
+from coder.cli.settings import (
+    ConfigError,
+    Missing,
+    Settings,
+    config_folder,
+    env_line,
+    load,
+    program,
+)
 from coder.cli.wording import by_number, first_of
 from coder.providers.errors import explain
 from coder.providers.http import Endpoint

@@ -15,22 +15,26 @@ from typing import Any, get_args
 
 from coder import __version__
 from coder.cli.app import App, Show
-from coder.cli.config import data_folder
-from coder.cli.process import collect_garbage, needed, optional
+from coder.cli.process import INTERRUPTED, LIMIT, TRANSIENT, collect_garbage, needed, optional
 from coder.cli.screen import Screen
-from coder.cli.settings import EXIT_CODES, LIMIT, TRANSIENT, Settings, program
+from coder.cli.settings import Settings, data_folder, program
 from coder.cli.signals import raise_on_sigint
 from coder.cli.wording import LIMITS, STOPPED, error_text
 from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
+from coder.providers.text import is_loopback
 from coder.types import Message, RunResult, Transient
+
+EXIT_CODES = {"stop": 0, "error": 1, "content_filter": 1, "aborted": INTERRUPTED}  # others: LIMIT
 
 
 def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> int:
     """Run one task; returns the exit code. Raises ConfigError."""
     raise_on_sigint()
     app = App(settings, arguments)
+    if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
+        sys.stderr.write(strip_controls(f"{app.model.name} at {settings.host}\n"))
     if skills := app.prompt_files and app.prompt_files.unanswered():
         names = ", ".join(each.name for each in skills)
         notice = "Skills of this project that a session has to ask about first"

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from coder.agent.profiles import AgentSpec, load_agents, system_prompt
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
-from coder.cli.config import config_folder, data_folder
 from coder.cli.process import needed, optional
-from coder.cli.settings import ConfigError, Settings, window_of
+from coder.cli.settings import ConfigError, Settings, config_folder, data_folder, window_of
 from coder.cli.signals import at_end
 from coder.hooks import HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions

@@ -21,6 +21,7 @@ from typing import Any
 
 from coder.cli.settings import ConfigError
 
+USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130  # exit codes
 PR_SET_DUMPABLE = 4
 MAX_INPUT = 400_000  # bytes of stdin: about 100,000 tokens, and `yes |` never ends
 WAITING = "coder: waiting for the end of standard input (Ctrl+D, or start with </dev/null)\n"

@@ -1,31 +1,32 @@
-"""The settings: one table, from which the flags, the environment, the .env files and `coder config` come; and the parser
-of the command line, with its exit codes.
+"""The settings: one table, from which flags, environment, .env files and `coder config` come; and which of several values
+counts: flags and the environment, the user's .env, the folder's .env, defaults; in this order.
 
-The field `max_steps` is CODER_MAX_STEPS in the environment and --max-steps on the command line. config.py says which of
-several values counts.
+The field `max_steps` is CODER_MAX_STEPS in the environment and --max-steps on the command line.
+
+A key goes only to the server that was named in the same place, so that no file of a repository can send the user's
+key elsewhere. The folder's .env counts only where nothing else has a key or a server: then it gives both and the model,
+and no more. A file that another user may have written does not count. No setting loosens permissions.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coder import __version__
-from coder.providers.text import host_of
+from coder.providers.text import host_of, is_loopback, shown_url
+from coder.tools.secrets import header_secret
 
 if TYPE_CHECKING:
     from coder.providers.assembler import Price
     from coder.types import Reasoning
 
 Reader = Callable[[str], Any]  # raises ValueError, OSError or TypeError for what is no value
+Sources = Mapping[str, Mapping[str, str]]  # by place the settings' texts, none of them empty
 
 # Context windows in tokens, by the beginning of the model's name; the first that fits counts.
 WINDOWS = (
@@ -36,7 +37,6 @@ WINDOWS = (
     (r"", 128_000),
 )
 LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh")  # types.Reasoning, slow to import
-ADDRESS = r"https?://([^\s/@?#\\]*@)?([\w.-]+|\[[0-9a-f:.]+\])(:[1-9]\d{0,4})?([/?#][!-~]*)?"
 LEVEL_HELP = f"one of {', '.join(LEVELS)} (off)"
 PRICES = '{"gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}'
 
@@ -51,6 +51,25 @@ class Missing(ConfigError):
     def __init__(self, message: str, settings: Settings | None = None) -> None:
         super().__init__(message)
         self.settings = settings
+
+
+def program() -> str:
+    """How the program was started."""
+    return "python -m coder" if os.path.basename(sys.argv[0]) == "__main__.py" else "coder"
+
+
+def config_folder() -> Path:
+    return _base("XDG_CONFIG_HOME", ".config") / "coder"
+
+
+def data_folder() -> Path:
+    return _base("XDG_DATA_HOME", ".local/share") / "coder"
+
+
+def _base(name: str, default: str) -> Path:
+    """A relative value counts as none: it would lie in the folder that is worked in."""
+    given = Path(os.environ.get(name, ""))
+    return given if given.is_absolute() else Path.home() / default
 
 
 def window_of(model: str) -> int:
@@ -78,10 +97,15 @@ NUMBER = matching(r"\d{1,12}(\.\d+)?", float)
 SWITCH = matching("on|off", lambda text: text.lower() == "on")
 LEVEL = matching("|".join(LEVELS), str.lower)
 SANDBOX = matching("auto|on|off", str.lower)
-KEY, URL = matching("[!-~]+"), matching(ADDRESS)
+PLAIN = matching("[!-~]+")
+ADDRESS = matching(
+    r"https?://([^\s/@?#\\]*@)?([\w.-]+|\[[0-9a-f:.]+\])(:[1-9]\d{0,4})?([/?#][!-~]*)?"
+)
 
 
-def json_object(text: str) -> dict[str, Any]:
+def read_object(text: str) -> dict[str, Any]:
+    import json  # late: 2 ms
+
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("no object")
@@ -89,13 +113,13 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def read_body(text: str) -> dict[str, Any]:
-    if "messages" in (given := json_object(text)):
+    if "messages" in (given := read_object(text)):
         raise ValueError("its messages are those of the conversation")
     return given
 
 
 def read_headers(text: str) -> dict[str, str]:
-    given = json_object(text)
+    given = read_object(text)
     for name, value in given.items():
         if not re.fullmatch(r"[\w.!#$%&'*+^`|~-]+: [ -~]+", f"{name}: {value}", re.A):
             raise ValueError(f"{name!r} cannot be sent")
@@ -105,14 +129,14 @@ def read_headers(text: str) -> dict[str, str]:
 def read_profile(text: str) -> dict[str, Any]:
     from coder.providers.profiles import profile_of
 
-    profile_of("", "", given := json_object(text))
+    profile_of("", "", given := read_object(text))
     return given
 
 
 def read_prices(path: str) -> dict[str, Price]:
     from coder.providers.assembler import Price
 
-    given = json_object(Path(path).expanduser().read_text("utf-8"))
+    given = read_object(Path(path).expanduser().read_text("utf-8"))
     return {model: Price(**price) for model, price in given.items()}
 
 
@@ -120,47 +144,50 @@ def read_prices(path: str) -> dict[str, Price]:
 
 
 class Setting(NamedTuple):
-    """What reads a text, what that has to be, what the flag's value is called ("": a switch; None: no flag)."""
+    """Its default, what reads a text, what that has to be, what the flag's value is called ("": a switch; None: no flag)."""
 
+    default: Any
     read: Reader
     help: str
     value: str | None = None
 
 
-def setting(default: Any, *of: Any) -> Any:
-    """A field with these of Setting; `dict` as default stands for an empty one."""
-    metadata, visible = {"setting": Setting(*of)}, KEY not in of
-    if default is dict:
-        return field(default_factory=dict, metadata=metadata, repr=False)
-    return field(default=default, metadata=metadata, repr=visible)
+def setting(*of: Any) -> Any:
+    """These of Setting, in the place of a field."""
+    return Setting(*of)
 
 
-@dataclass
-class Settings:
+class Settings:  # no dataclass: 8 ms for `coder --help`
     """Everything that decides which model is asked and how."""
 
-    api_key: str | None = setting(None, KEY, "the key, in plain characters")
-    base_url: str | None = setting(None, URL, "a server, such as http://127.0.0.1:8080/v1", "URL")
+    api_key: str | None = setting(None, PLAIN, "the key, in plain characters")
+    base_url: str | None = setting(
+        None, ADDRESS, "a server, such as http://127.0.0.1:8080/v1", "URL"
+    )
     model: str = setting("", str, "the model's name", "NAME")
     context_window: int = setting(0, WHOLE, "tokens (default by model family)", "TOKENS")
-    reasoning: Reasoning = setting("off", LEVEL, LEVEL_HELP, "LEVEL")  # noqa: RUF009
-    idle_timeout: float = setting(180, NUMBER, "seconds without data (180; 0: no limit)", "S")
+    reasoning: Reasoning = setting("off", LEVEL, LEVEL_HELP, "LEVEL")
+    idle_timeout: float = setting(180.0, NUMBER, "seconds without data (180; 0: no limit)", "S")
     first_byte_timeout: float | None = setting(None, NUMBER, "seconds to the first data (300)")
-    retry_base: float = setting(2, NUMBER, "seconds before the first retry, then doubled (2)")
+    retry_base: float = setting(2.0, NUMBER, "seconds before the first retry, then doubled (2)")
     max_steps: int = setting(100, WHOLE, "a number of model calls per run (100)", "N")
     max_seconds: float | None = setting(None, NUMBER, "seconds per run (no limit)", "S")
-    prices: Mapping[str, Price] = setting(dict, read_prices, f"a file with prices: {PRICES}")
-    profile: Mapping[str, Any] = setting(dict, read_profile, 'JSON, as {"tool_name": true}')
-    extra_body: Mapping[str, Any] = setting(dict, read_body, 'JSON of requests: {"top_k": 20}')
-    headers: Mapping[str, str] = setting(dict, read_headers, 'JSON of headers: {"x-key": "..."}')
+    prices: Mapping[str, Price] = setting({}, read_prices, f"a file with prices: {PRICES}")
+    profile: Mapping[str, Any] = setting({}, read_profile, 'JSON, as {"tool_name": true}')
+    extra_body: Mapping[str, Any] = setting({}, read_body, 'JSON of requests: {"top_k": 20}')
+    headers: Mapping[str, str] = setting({}, read_headers, 'JSON of headers: {"x-key": "..."}')
     markdown: bool = setting(True, SWITCH, "on or off: answers on a terminal in styles (on)")
     bell: bool = setting(True, SWITCH, "on or off: ring when a run of over 10 s ends or asks (on)")
     titles: bool = setting(True, SWITCH, "on or off: the model names conversations (on)")
     allow_http: bool = setting(False, SWITCH, "on to allow http:// to another machine (off)", "")
     sandbox: str = setting("auto", SANDBOX, "auto, on (none runs without it) or off", "auto|on|off")
     sandbox_network: bool = setting(True, SWITCH, "on or off: commands have network (on)", "on|off")
-    keys: tuple[str, ...] = field(default=(), repr=False)  # of all sources, to be redacted
-    notes: tuple[str, ...] = ()  # what the user should know of where the settings came from
+    keys: tuple[str, ...]  # of all sources, to be redacted
+    notes: tuple[str, ...]  # what the user should know of where the settings came from
+
+    def __init__(self, **values: Any) -> None:
+        defaults = {field_of(name): each.default for name, each in SETTINGS.items()}
+        vars(self).update(defaults | {"keys": (), "notes": ()} | values)
 
     @property
     def host(self) -> str:
@@ -168,18 +195,25 @@ class Settings:
 
     def price_of(self, model: str) -> Price | None:
         """The price of a model: under its own name, else under the first pattern that fits ("deepseek-*")."""
-        return self.prices.get(model) or next(
-            (price for name, price in self.prices.items() if fnmatchcase(model, name)), None
-        )
+        fitting = (self.prices[name] for name in self.prices if fnmatchcase(model, name))
+        return self.prices.get(model) or next(fitting, None)
 
 
+API_KEY, BASE_URL, HEADERS = "OPENAI_API_KEY", "OPENAI_BASE_URL", "CODER_HEADERS"
 OPENAI = ("api_key", "base_url", "model")  # the openai client has the same names for these
 SETTINGS: dict[str, Setting] = {
-    f"{'OPENAI' if each.name in OPENAI else 'CODER'}_{each.name.upper()}": each.metadata["setting"]
-    for each in fields(Settings)
-    if each.metadata
+    f"{'OPENAI' if field in OPENAI else 'CODER'}_{field.upper()}": each
+    for field, each in vars(Settings).items()
+    if isinstance(each, Setting)
 }
-SECRET = ("OPENAI_API_KEY", "CODER_HEADERS")  # their values are not shown
+SECRET = (API_KEY, HEADERS)  # their values are not shown
+OF_A_SERVER = (API_KEY, BASE_URL, HEADERS)  # all from one place
+# What a folder may set. The rest costs money or time, weakens the model, names a file that we read or changes what is sent.
+OF_A_FOLDER = (API_KEY, BASE_URL, "OPENAI_MODEL")
+ENVIRONMENT, USER, FOLDER = "the environment", "your .env", "the folder's .env"
+# These do nothing in a workspace's .coder
+OURS = (".env", "hooks.json", "mcp.json", "plugins", "agents")
+MAX_FILE = 1 << 20  # bytes of a .env
 
 
 def field_of(name: str) -> str:
@@ -204,88 +238,109 @@ def env_line(name: str, text: str) -> str:
     return f"{name}={text}" if text.isalnum() or not text else f"{name}='{escaped}'"
 
 
-# ---- the command line ------------------------------------------------------------------------------
-
-USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130
-EXIT_CODES = {"stop": 0, "error": 1, "content_filter": 1, "aborted": INTERRUPTED}  # others: LIMIT
-DESCRIPTION = """\
-A coding agent for the terminal. Without a PROMPT it opens a session; with one (or with text on stdin)
-it answers and exits. `%(prog)s --demo` shows it at work without a key."""
-BELOW = {
-    "exit codes": "0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C",
-    "settings": "OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more: see `%(prog)s config`",
-    "also": "%(prog)s config, sessions, export ID, trace FILE (a run recorded with --trace), demo --port N",
-}
-
-ON: dict[str, Any] = {"action": "store_true"}
-# The names, what the value is called ("": a switch), the help; FURTHER has what else argparse has to know.
-FLAGS = (
-    ("-p --print", "", "answer and exit, also with no PROMPT on a terminal's stdin"),
-    ("-i --interactive", "", "open a session with PROMPT as its first entry"),
-    ("-c --continue", "", "continue the newest conversation of this folder"),
-    ("-r --resume", "WHICH", "continue a conversation, by number, name or ID; alone: choose one"),
-    ("--no-session", "", "keep nothing of this conversation on disk"),
-    ("--no-compaction", "", "never shorten the conversation; a full context ends the run"),
-    ("--agent", "NAME", "the agent: build (default), plan, or one of your own"),
-    ("--plan", "", "read and plan, change nothing: --agent plan"),
-    ("-y --yolo", "", "do not ask about commands and edits; what a rule denies stays denied"),
-    ("--allow", "RULE", "KIND or KIND:PATTERN to allow, such as edit or 'bash:git diff *'"),
-    ("--deny", "RULE", "KIND or KIND:PATTERN to deny; the last rule that matches decides"),
-    ("--output-format", "FORMAT", "text, json (one object) or stream-json (one event a line)"),
-    ("--system-prompt", "TEXT", "replace the system prompt"),
-    ("--append-system-prompt", "TEXT", "add to the system prompt"),
-    ("--image", "FILE", "attach an image to the first prompt; can be given again"),
-    ("-C --cwd", "DIR", "work in this folder"),
-    ("--trace", "FILE", "append all that is sent and received to FILE; `trace FILE` shows it"),
-    ("--demo", "", "repair a small broken project with a scripted model; no key, no network"),
-    ("--plain", "", "show answers as they come, without styles for their Markdown"),
-    ("-q --quiet", "", "no progress on stderr"),
-    ("-v --verbose", "", "show reasoning and whole outputs"),
-    ("--version", "", "show program's version number and exit"),
-)
-FURTHER: dict[str, dict[str, Any]] = {
-    "--continue": ON | {"dest": "continue_"},
-    "--resume": {"nargs": "?", "const": ""},
-    "--plan": {"dest": "agent", "action": "store_const", "const": "plan"},
-    "--plain": {"dest": "CODER_MARKDOWN", "action": "store_const", "const": "off"},
-    "--allow": {"dest": "rules", "action": "append", "type": lambda text: ("allow", text)},
-    "--deny": {"dest": "rules", "action": "append", "type": lambda text: ("deny", text)},
-    "--output-format": {"choices": ("text", "json", "stream-json"), "default": "text"},
-    "--image": {"action": "append"},
-    "--trace": {"type": os.path.abspath},
-    "--version": {"action": "version", "version": f"coder {__version__}"},
-}
+# ---- which value counts ----------------------------------------------------------------------------
 
 
-class Flags(argparse.ArgumentParser):
-    """A parser whose errors are a ConfigError, below the usage."""
+def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
+    """The settings for a session in `cwd`; `flags` has texts by the names of settings. Raises ConfigError."""
+    sources = read_sources(cwd, flags)
+    place = server_place(sources)
+    found = choose(sources, place)
+    settings = Settings(
+        **{field_of(name): value_of(name, text) for name, (text, _) in found.items()}
+    )
+    url = settings.base_url or ""
+    if url.lower().startswith("http:") and not (is_loopback(url) or settings.allow_http):
+        raise ConfigError(
+            f"OPENAI_BASE_URL is {shown_url(url)}, and what is sent there can be read on the way: take https, or give "
+            "--allow-http (CODER_ALLOW_HTTP=on) for a server in a network that you trust"
+        )
+    settings.max_seconds = settings.max_seconds or None
+    settings.keys = tuple(secrets(sources))
+    settings.notes = tuple(_notes(cwd, sources, settings.host if place == FOLDER else ""))
+    if not settings.model:
+        raise Missing("no model: set OPENAI_MODEL, or use -m NAME", settings)
+    return settings
 
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        raise ConfigError(message)
+
+def read_sources(cwd: Path, flags: Mapping[str, Any] | None = None) -> Sources:
+    """What each place has. Raises ConfigError for a file that cannot be read or trusted."""
+    user = config_folder() / ".env"
+    if user.is_file():
+        from coder.permissions.rules import check_ownership  # late: only where there is a file
+
+        try:
+            check_ownership(user)
+        except OSError as error:
+            raise ConfigError(f"{user}: {error.strerror or error}") from None
+    given = {name: text for name, text in (flags or {}).items() if text}
+    places = {ENVIRONMENT: os.environ | given, USER: _dotenv(user), FOLDER: _dotenv(cwd / ".env")}
+    return {
+        place: {name: text for name in SETTINGS if (text := (source.get(name) or "").strip())}
+        for place, source in places.items()
+    }
 
 
-def program() -> str:
-    """How the program was started."""
-    return "python -m coder" if os.path.basename(sys.argv[0]) == "__main__.py" else "coder"
+def _dotenv(path: Path) -> Mapping[str, str | None]:
+    """A .env file; no interpolation, so that no value can carry another one away."""
+    if not path.is_file():
+        return {}
+    import io
+
+    from dotenv import dotenv_values  # late: only where there is a file
+
+    try:
+        with path.open("rb") as file:
+            stream = io.StringIO(file.read(MAX_FILE).decode("utf-8", "replace"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    return dotenv_values(stream=stream, interpolate=False)
 
 
-def parser() -> Flags:
-    """All flags. What one gives a setting is a text under the setting's name, None where it is not given."""
-    flags = Flags(prog=program(), usage="%(prog)s [FLAGS] [PROMPT]", description=DESCRIPTION)
-    what = "what to do; stdin next to it is context"
-    flags.add_argument("prompt", nargs="*", metavar="PROMPT", help=what)
-    for names, value, text in FLAGS:
-        options = FURTHER.get(names.split()[-1], {} if value else ON)
-        options = options | ({"metavar": value} if value else {})
-        flags.add_argument(*names.split(), help=text, **options)
-    for name, setting in SETTINGS.items():
-        if setting.value is not None:
-            given = setting.value
-            options = {"metavar": given} if given else {"action": "store_const", "const": "on"}
-            short = ["-m"] if name == "OPENAI_MODEL" else []
-            words = [*short, f"--{field_of(name).replace('_', '-')}"]
-            flags.add_argument(*words, dest=name, help=setting.help, **options)
-    for title, text in BELOW.items():
-        flags.add_argument_group(title, text)
-    return flags
+def server_place(sources: Sources) -> str:
+    """The first place that has a key or a server. Raises ConfigError where the other one is missing there."""
+    for place, source in sources.items():
+        url = value_of(BASE_URL, source[BASE_URL]) if BASE_URL in source else ""
+        if url and API_KEY not in source and not is_loopback(url):
+            raise ConfigError(
+                f"OPENAI_BASE_URL has no OPENAI_API_KEY beside it in {place}: a key goes only to the server named in "
+                "the same place (a flag counts as the environment)"
+            )
+        if url or API_KEY in source:
+            return place
+    raise Missing(
+        f"no key: set OPENAI_API_KEY (see `{program()} config`), or name a server on this machine with OPENAI_BASE_URL; "
+        f"`{program()} --demo` needs neither"
+    )
+
+
+def choose(sources: Sources, server: str) -> dict[str, tuple[str, str]]:
+    """The text of each setting, with its place; `server` is the place of the key and what belongs to it."""
+    found = {}
+    for place in (FOLDER, USER, ENVIRONMENT):
+        for name, text in sources[place].items():
+            foreign = place == FOLDER and (server != FOLDER or name not in OF_A_FOLDER)
+            if not foreign and (place == server or name not in OF_A_SERVER):
+                found[name] = text, place
+    return found
+
+
+def secrets(sources: Sources) -> Iterator[str]:
+    """What is redacted: the keys, and those of the user's headers that hold secrets. Raises ConfigError."""
+    for place, source in sources.items():
+        if API_KEY in source:
+            yield value_of(API_KEY, source[API_KEY])
+        if HEADERS in source and place != FOLDER:
+            for header, value in value_of(HEADERS, source[HEADERS]).items():
+                yield from filter(None, [header_secret(header, value)])
+
+
+def _notes(cwd: Path, sources: Sources, host: str) -> Iterator[str]:
+    """What the user should know: that the folder names the server, `host`, and what in it does not count."""
+    if host:
+        yield f"Server and key come from the .env of this folder: {host}."
+    used = OF_A_FOLDER if host else (API_KEY,)  # many projects have a key
+    ignored = [f"{name} in .env" for name in sources[FOLDER] if name not in used]
+    ignored += [f".coder/{name}" for name in OURS if os.path.lexists(cwd / ".coder" / name)]
+    if ignored and cwd / ".coder" != config_folder():
+        yield f"Ignored in this folder: {', '.join(ignored)}. These settings count only in {config_folder()}."

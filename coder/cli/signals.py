@@ -12,12 +12,10 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -189,6 +187,8 @@ def _clean_up() -> None:
     if process := sys.modules.get("coder.tools.process"):
         process.stop_all()
         if process.private_folder.cache_info().currsize:
+            import shutil
+
             shutil.rmtree(process.private_folder(), ignore_errors=True)
 
 
@@ -196,6 +196,8 @@ def _report_defect(
     kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
 ) -> None:
     """Replace Python's own traceback, which holds text of others unsanitised."""
+    import traceback
+
     places = "".join(f"\n  {each.filename}:{each.lineno}" for each in traceback.extract_tb(trace))
     what = f"internal error, in coder or in a plugin. {kind.__name__}: {error}"
     with contextlib.suppress(OSError, ValueError):

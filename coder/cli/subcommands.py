@@ -11,18 +11,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coder.cli.config import (
+from coder.cli.main import Flags
+from coder.cli.process import needed
+from coder.cli.settings import (
     ENVIRONMENT,
+    SECRET,
+    SETTINGS,
+    ConfigError,
     choose,
     config_folder,
     data_folder,
+    env_line,
     load,
+    program,
     read_sources,
     secrets,
     server_place,
 )
-from coder.cli.process import needed
-from coder.cli.settings import SECRET, SETTINGS, ConfigError, Flags, env_line, program
 from coder.cli.signals import raise_on_sigint
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from coder.types import Message
+if TYPE_CHECKING:
+    from coder.types import Message
 
 
 def mend(text: str) -> str:
