@@ -19,13 +19,14 @@ from coder.cli.settings import (
     Settings,
     config_folder,
     data_folder,
+    field_of,
     load,
     window_of,
 )
 from coder.providers.assembler import Price
 from coder.types import Reasoning
-from tests.test_cli import ROOT, Place
 
+ROOT = Path(__file__).parents[1]
 HERE, THERE = "http://127.0.0.1:{}/v1", "https://{}.example/v1"
 NEEDED = {"OPENAI_BASE_URL": HERE.format(9), "OPENAI_MODEL": "m"}
 
@@ -33,18 +34,16 @@ Sources = Callable[..., Settings]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def ws(tmp_path: Path) -> Path:
+    (folder := tmp_path / "ws").mkdir()
+    return folder
 
 
 @pytest.fixture
-def settings(place: Place, monkeypatch: pytest.MonkeyPatch) -> Sources:
+def settings(ws: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
     """Load from four sources, each given as a dict."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(place.home / "config"))
-
-    def write(path: Path, values: dict[str, str]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(ws.parent / "config"))
+    config_folder().mkdir(parents=True)
 
     def loaded(
         flags: dict[str, str | None] | None = None,
@@ -56,46 +55,43 @@ def settings(place: Place, monkeypatch: pytest.MonkeyPatch) -> Sources:
             monkeypatch.delenv(name, raising=False)
         for name, value in (env or {}).items():
             monkeypatch.setenv(name, value)
-        write(place.home / "config" / "coder" / ".env", user or {})
-        write(place.ws / ".env", folder or {})
-        return load(place.ws, flags)
+        for place, values in (config_folder(), user), (ws, folder):
+            lines = (f"{name}={value}\n" for name, value in (values or {}).items())
+            (place / ".env").write_text("".join(lines))
+        return load(ws, flags)
 
     return loaded
 
 
 # ---- one source before another -------------------------------------------------------------------
 
-FIELDS = {
-    "OPENAI_MODEL": "model",
-    "CODER_CONTEXT_WINDOW": "context_window",
-    "CODER_IDLE_TIMEOUT": "idle_timeout",
-    "CODER_FIRST_BYTE_TIMEOUT": "first_byte_timeout",
-    "CODER_RETRY_BASE": "retry_base",
-    "CODER_MAX_STEPS": "max_steps",
-    "CODER_MAX_SECONDS": "max_seconds",
-}
+NUMBERS = "CONTEXT_WINDOW IDLE_TIMEOUT FIRST_BYTE_TIMEOUT RETRY_BASE MAX_STEPS MAX_SECONDS"
+NAMES = [f"CODER_{name}" for name in NUMBERS.split()]
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", ["OPENAI_MODEL", *NAMES])
 def test_each_setting_comes_from_the_first_source_that_has_it(settings: Sources, name: str) -> None:
     values = ["11", "22", "33", "44"]  # the last is the folder's, which does not count
     server = {key: value for key, value in NEEDED.items() if key != name}
     for first in range(3):
         given = [{name: value} if at >= first else {} for at, value in enumerate(values)]
         given[1] |= server
-        got = getattr(settings(*given), FIELDS[name])
+        got = getattr(settings(*given), field_of(name))
         assert str(got).removesuffix(".0") == values[first]
 
 
-def test_what_no_source_has_gets_its_default(settings: Sources, place: Place) -> None:
-    default = Settings(model="m", base_url=HERE.format(9))
-    assert vars(settings(env=NEEDED)) == vars(default)
-    assert (default.idle_timeout, default.retry_base, default.max_steps) == (180, 2, 100)
+def test_what_no_source_has_gets_its_default(settings: Sources, ws: Path) -> None:
+    default = vars(Settings(model="m", base_url=HERE.format(9)))
+    assert vars(settings(env=NEEDED)) == default
     assert get_args(Reasoning) == LEVELS
     example = (ROOT / ".env.example").read_text()
     assert re.findall(r"^([A-Z][A-Z_]+)=$", example, re.M) == list(SETTINGS)
-    (place.ws / ".env").write_text(example)
-    assert vars(load(place.ws)) == vars(default)
+    (ws / ".env").write_text(example)
+    assert vars(load(ws)) == default
+    empty = {"CODER_MAX_STEPS": "", "OPENAI_API_KEY": " "}
+    user = {"CODER_MAX_STEPS": "7", "OPENAI_API_KEY": ""}
+    got = settings({"OPENAI_MODEL": None}, NEEDED | empty, user)
+    assert (got.max_steps, got.api_key) == (7, None)
 
 
 def test_the_folder_gives_key_server_and_model_together(settings: Sources) -> None:
@@ -126,15 +122,6 @@ def test_nothing_else_of_a_folder_counts_and_that_is_reported(settings: Sources)
         assert all(name in said for name in strange)
     # many projects have one
     assert not settings(env=NEEDED, folder={"OPENAI_API_KEY": "of-an-app"}).notes
-
-
-def test_an_empty_value_is_no_value_and_zero_seconds_are_no_limit(settings: Sources) -> None:
-    empty = {"CODER_MAX_STEPS": "", "OPENAI_API_KEY": " "}
-    user = {"CODER_MAX_STEPS": "7", "OPENAI_API_KEY": ""}
-    got = settings({"OPENAI_MODEL": None}, NEEDED | empty, user)
-    assert (got.max_steps, got.api_key) == (7, None)
-    got = settings({"CODER_MAX_SECONDS": "0", "CODER_IDLE_TIMEOUT": "0"}, NEEDED)
-    assert (got.max_seconds, got.idle_timeout) == (None, 0)
 
 
 # ---- a key and its server ------------------------------------------------------------------------
@@ -203,6 +190,21 @@ def test_another_machine_needs_a_key_and_https_or_the_users_word(settings: Sourc
     assert settings(env={"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}).host == "api.openai.com"
 
 
+HEADERS = {"x-gateway-key": "gw-0123456789", "Authorization": "Bearer other-0123456789"}
+
+
+def test_headers_go_only_to_the_server_that_is_named_beside_them(settings: Sources) -> None:
+    server = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
+    more = {"CODER_HEADERS": json.dumps(HEADERS)}
+    flag = {"OPENAI_BASE_URL": HERE.format(1), "OPENAI_MODEL": "m"}
+    for sources in ({"env": server | more}, {"user": server | more}, {"flags": flag, "env": more}):
+        got = settings(**sources)
+        assert got.headers == HEADERS and {"gw-0123456789", "other-0123456789"} <= set(got.keys)
+    first, second = ({"env": server, "user": more}, {"env": more, "user": server})
+    for sources in (first, second, {"folder": server | more}):
+        assert settings(**sources).headers == {}
+
+
 # ---- the files -----------------------------------------------------------------------------------
 
 
@@ -220,14 +222,14 @@ def test_env_files_set_nothing_else(settings: Sources, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("more", [b"", b"X=\xff\xfe\x00\n", b"\0" * (1 << 21)])
-def test_an_env_file_is_read_as_people_write(settings: Sources, place: Place, more: bytes) -> None:
+def test_an_env_file_is_read_as_people_write(settings: Sources, ws: Path, more: bytes) -> None:
     settings(user=NEEDED)
     (config_folder() / ".env").write_bytes(
         b"\xef\xbb\xbf# mine\r\nexport OPENAI_MODEL='a b'\r\n"
         b'OPENAI_BASE_URL = "http://[::1]/v1" # here\r\n\r\nnonsense\r\nCODER_MAX_STEPS=9\r\n'
         + more
     )
-    got = load(place.ws)
+    got = load(ws)
     assert (got.model, got.base_url, got.max_steps) == ("a b", "http://[::1]/v1", 9)
 
 
@@ -240,52 +242,39 @@ def test_an_env_file_that_others_can_write_does_not_count(settings: Sources, who
         load(path.parent)
 
 
-def test_only_the_env_file_of_the_folder_itself_is_read(settings: Sources, place: Place) -> None:
+def test_only_the_env_file_of_the_folder_itself_is_read(settings: Sources, ws: Path) -> None:
     settings(folder=NEEDED)
-    below = place.ws / "below"
-    (below / "deeper").mkdir(parents=True)
-    (below / "deeper" / ".env").write_text((place.ws / ".env").read_text())
-    (below / ".env").mkdir()  # of all things
+    (ws / "below/.env").mkdir(parents=True)  # a folder, of all things
     with pytest.raises(ConfigError, match="no key"):
-        load(below)
-    assert load(place.ws).model == "m"
-    (place.ws / ".env").unlink()
-    (place.ws / ".env").symlink_to(
-        "/proc/self/mem"
-    )  # nobody can read its first byte, not even root
+        load(ws / "below")
+    (ws / ".env").unlink()
+    # Nobody can read its first byte, not even root
+    (ws / ".env").symlink_to("/proc/self/mem")
     with pytest.raises(ConfigError, match=r"\.env: Input/output error|no key"):
-        load(place.ws)
+        load(ws)
 
 
-@pytest.mark.parametrize("value", [None, ".config", ".", "..", "~/c", ""])
-def test_the_folders_follow_xdg(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+@pytest.mark.parametrize("value", [".config", ".", "..", "~/c", ""])
+def test_the_folders_follow_xdg(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     """Such a value is invalid and ignored: it would lie in the folder that is worked in."""
     monkeypatch.setenv("HOME", "/h")
-    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
-        monkeypatch.setenv(name, value or "")
-        if value is None:
-            monkeypatch.delenv(name)
-    assert config_folder() == Path("/h/.config/coder")
-    assert data_folder() == Path("/h/.local/share/coder")
-    monkeypatch.setenv("XDG_CONFIG_HOME", "/c")
-    monkeypatch.setenv("XDG_DATA_HOME", "/d")
-    assert (config_folder(), data_folder()) == (Path("/c/coder"), Path("/d/coder"))
+    own = ("/h/.config/coder", "/h/.local/share/coder")
+    for given, expected in (value, own), ("/c", ("/c/coder", "/c/coder")):
+        monkeypatch.setenv("XDG_CONFIG_HOME", given)
+        monkeypatch.setenv("XDG_DATA_HOME", given)
+        assert (str(config_folder()), str(data_folder())) == expected
 
 
 # ---- values --------------------------------------------------------------------------------------
 
 NOT_NUMBERS = ("many", "1,5", "-1", "nan", "inf", "1e400", "0x10", "1 000")
-WRONG = [(name, value) for name in FIELDS for value in NOT_NUMBERS if name != "OPENAI_MODEL"]
-WRONG += [
+WRONG = [(name, value) for name in NAMES for value in NOT_NUMBERS] + [
     ("CODER_MAX_STEPS", "1.5"),
     ("CODER_REASONING", "much"),
     ("CODER_SANDBOX", "perhaps"),
     ("CODER_TITLES", "maybe"),
-    ("CODER_EXTRA_BODY", "{oops"),
-    ("CODER_EXTRA_BODY", "[1]"),
-    ("CODER_EXTRA_BODY", '{"messages": []}'),
-    ("CODER_PROFILE", '{"colour": 1}'),
-    ("CODER_PROFILE", '{"ids": "("}'),
+    *(("CODER_EXTRA_BODY", body) for body in ("{oops", "[1]", '{"messages": []}')),
+    *(("CODER_PROFILE", profile) for profile in ('{"colour": 1}', '{"ids": "("}')),
     ("CODER_PRICES", "/gone"),
 ]
 
@@ -299,19 +288,33 @@ def test_what_is_no_value_is_reported_with_name_and_what_it_has_to_be(settings: 
             assert str(raised.value).startswith(expected) and "\n" not in str(raised.value)
 
 
-def test_values_are_read_by_their_kinds(settings: Sources, tmp_path: Path) -> None:
-    given: dict[str, tuple[str, str, Any]] = {
-        "CODER_TITLES": ("Off", "titles", False),
-        "CODER_REASONING": ("High", "reasoning", "high"),
-        "CODER_SANDBOX": ("ON", "sandbox", "on"),
-        "CODER_SANDBOX_NETWORK": ("off", "sandbox_network", False),
-        "CODER_IDLE_TIMEOUT": (" 2.5 ", "idle_timeout", 2.5),
-        "CODER_PROFILE": ('{"empty_content": "empty"}', "profile", {"empty_content": "empty"}),
-        "CODER_EXTRA_BODY": ('{"top_k": 3}', "extra_body", {"top_k": 3}),
-    }
-    got = settings(env=NEEDED | {name: text for name, (text, *_) in given.items()})
-    for _, field, value in given.values():
-        assert getattr(got, field) == value
+def test_secrets_that_cannot_be_sent_are_reported_without_their_values(settings: Sources) -> None:
+    wrong = ['{"a b": "SECRET"}', '{"": "SECRET"}', '{"a": "SECRET\\n"}', '["SECRET"]']
+    wrong += ['{"a": "SECRET\\u00e9"}', '{"a": "SECRET"']
+    cases = [("CODER_HEADERS", value) for value in wrong] + [("OPENAI_API_KEY", "SECRET\u00e9")]
+    for name, value in cases:
+        with pytest.raises(ConfigError, match=name) as raised:
+            settings(env=NEEDED | {name: value})
+        assert "SECRET" not in str(raised.value)
+
+
+VALUES: dict[str, tuple[str, Any]] = {
+    "CODER_TITLES": ("Off", False),
+    "CODER_REASONING": ("High", "high"),
+    "CODER_SANDBOX": ("ON", "on"),
+    "CODER_SANDBOX_NETWORK": ("off", False),
+    "CODER_IDLE_TIMEOUT": (" 2.5 ", 2.5),
+    "CODER_FIRST_BYTE_TIMEOUT": ("0", 0),
+    "CODER_MAX_SECONDS": ("0", None),  # no limit
+    "CODER_PROFILE": ('{"empty_content": "empty"}', {"empty_content": "empty"}),
+    "CODER_EXTRA_BODY": ('{"top_k": 3}', {"top_k": 3}),
+}
+
+
+def test_values_are_read_by_their_kinds(settings: Sources) -> None:
+    got = settings(env=NEEDED | {name: text for name, (text, _) in VALUES.items()})
+    for name, (_, value) in VALUES.items():
+        assert getattr(got, field_of(name)) == value
 
 
 FAMILIES = {
@@ -323,52 +326,21 @@ FAMILIES = {
 }
 
 
-def test_the_context_window_follows_the_family_of_the_model(settings: Sources) -> None:
+def test_the_context_window_follows_the_family_of_the_model() -> None:
     for tokens, models in FAMILIES.items():
         assert {window_of(model) for model in models.split()} == {tokens}
-    env = NEEDED | {"OPENAI_MODEL": "gpt-5"}
-    assert settings({"CODER_CONTEXT_WINDOW": "9000"}, env).context_window == 9000
 
 
 def test_prices_come_from_a_file_of_the_users(settings: Sources, tmp_path: Path) -> None:
     path = tmp_path / "prices.json"
     gpt = {"input": 1.25, "cached": 0.125, "output": 10}
     path.write_text(json.dumps({"local-*": {"input": 0, "output": 0}, "gpt-5": gpt}))
-    got = settings(env=NEEDED | {"CODER_PRICES": str(path)})
+    env = NEEDED | {"CODER_PRICES": str(path)}
+    got = settings(env=env)
     assert got.price_of("gpt-5") == Price(1.25, 10, 0.125)
     assert got.price_of("local-7b") == Price(0, 0) and got.price_of("gpt-5-mini") is None
     words = '{"m": {"input": "1", "output": "2"}}'
     for text in ("", "[]", '{"m": 3}', '{"m": {"input": 1}}', '{"m": {"in": 1}}', words):
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"CODER_PRICES: .* has to be a file with prices"):
-            settings(env=NEEDED | {"CODER_PRICES": str(path)})
-
-
-HEADERS = {"x-gateway-key": "gw-0123456789", "Authorization": "Bearer other-0123456789"}
-
-
-def test_headers_go_only_to_the_server_that_is_named_beside_them(settings: Sources) -> None:
-    server = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
-    more = {"CODER_HEADERS": json.dumps(HEADERS)}
-    flag = {"OPENAI_BASE_URL": HERE.format(1), "OPENAI_MODEL": "m"}
-    for sources in ({"env": server | more}, {"user": server | more}, {"flags": flag, "env": more}):
-        got = settings(**sources)
-        assert got.headers == HEADERS and {"gw-0123456789", "other-0123456789"} <= set(got.keys)
-        assert "0123456789" not in repr(got)
-    other = [
-        {"env": server, "user": more},
-        {"env": more, "user": server},
-        {"folder": server | more},
-    ]
-    for sources in other:
-        assert settings(**sources).headers == {}
-
-
-def test_secrets_that_cannot_be_sent_are_reported_without_their_values(settings: Sources) -> None:
-    wrong = ['{"a b": "SECRET"}', '{"": "SECRET"}', '{"a": "SECRET\\n"}', '["SECRET"]']
-    wrong += ['{"a": "SECRET\\u00e9"}', '{"a": "SECRET"']
-    cases = [("CODER_HEADERS", value) for value in wrong] + [("OPENAI_API_KEY", "SECRET\u00e9")]
-    for name, value in cases:
-        with pytest.raises(ConfigError, match=name) as raised:
-            settings(env=NEEDED | {name: value})
-        assert "SECRET" not in str(raised.value)
+            settings(env=env)

@@ -18,75 +18,67 @@ from tests.test_repl import bare
 
 CTRL_D = "\x04"
 
-# Each start of the program: the columns, its flags, each with what the screen shows of it, or with what the requests hold
-# ("sent: ") or what the screen does not show ("none: "); and the entries of the session. None: one task. Those of a group come
-# one behind the other in the same place.
-Start = tuple[int, dict[str, str], list[str] | None]
-GROUPS: dict[str, list[Start]] = {
-    "one task": [
-        (
-            40,
-            {"--help": "usage: ... --output-format FORMAT ... exit codes: 0 done · 1 failed"},
-            None,
-        ),
-        (40, {"--version": "coder "}, None),
-        (80, {"--demo": "This is a demonstration. ... done · ... See for yourself: cd "}, None),
-        (40, {"-p": "You said **hello**.", "-q": "none: done"}, None),
-        (80, {"--output-format json hello": '"text": "You said **hello**."'}, None),
-        (40, {"--allow-http --base-url http://other.invalid/v1": "script at other.invalid"}, []),
-    ],
-    "a session": [
-        (
-            200,
-            {
-                "--base-url {url}": "at 127.0.0.1:",
-                "-m named": "named at 127",
-                "-C sub": "/ws/sub",
-                "--plan": "Agent: plan. ... plan ❯ hello",
-                "--sandbox off": "Commands run without the sandbox.",
-                "--reasoning low": 'sent: "reasoning_effort": "low"',
-                "--system-prompt Short.": 'sent: "Short.',
-                "--append-system-prompt Truly.": 'sent: \\n\\nTruly."',
-                "--image picture.png": "attached: picture.png (image)",
-                "--context-window 1000": "% of the context left",
-                "--no-compaction": "compaction is off (--no-compaction)",
-                "--plain": "You said **hello**.",
-                "--trace trace": "",  # read below
-                "--no-session": "none: Continue this conversation",
-            },
-            ["hello", "/compact"],
-        ),
-    ],
-    "sessions that are kept": [
-        (
-            80,
-            {
-                "-y": "Commands and edits are not asked about (yolo). ... yolo ❯ run seq 9",
-                "-v": "I think so. ... ● bash seq 9 1 2 3 4 5 6 7 8 9 stopped ... the user is asked]",
-                "--max-steps 1": "the step limit is reached ... Enter goes on with it. ... You said continue.",
-                "--idle-timeout 1": "No data for 1 s. Attempt 2 ... You said hang.",
-                "--sandbox-network off": "sent: and have no network",
-            },
-            ["run seq 9", "", "hang", "run echo Permission denied; exit 1", ""],
-        ),
-        (
-            40,
-            {
-                "-c": "none: Agent build continues",
-                "--agent mine": "own at 127 ... Agent: mine. ... mine ❯ run touch no",
-                "--allow bash": "● bash touch yes",
-                "--deny 'bash:touch no'": "✗ bash touch no",
-                "-i 'run touch yes'": "❯ run touch yes ... Done.",
-            },
-            ["run touch no"],
-        ),
-        (
-            200,
-            {"-r 1": "continues: Be mine. ❯ run", "--max-seconds 0.5 -y": "the time"},
-            ["run sleep 30"],
-        ),
-    ],
-}
+# Each start of the program: its place, the columns, its flags, each with what the screen shows of it, or with what the
+# requests hold ("sent: ") or what the screen does not show ("none: "); and the entries of the session. None: one task.
+STARTS: list[tuple[str, int, dict[str, str], list[str] | None]] = [
+    (
+        "a",
+        40,
+        {"--help": "usage: ... --output-format FORMAT ... exit codes: 0 done · 1 failed"},
+        None,
+    ),
+    ("a", 40, {"--version": "coder "}, None),
+    ("a", 40, {"-p": "You said **hello**.", "-q": "none: done"}, None),
+    ("a", 80, {"--output-format json hello": '"text": "You said **hello**."'}, None),
+    ("b", 40, {"--allow-http --base-url http://other.invalid/v1": "script at other.invalid"}, []),
+    (
+        *("b", 200),
+        {
+            "--base-url {url}": "at 127.0.0.1:",
+            "-m named": "named at 127",
+            "-C sub": "/ws/sub",
+            "--plan": "Agent: plan. ... plan ❯ hello",
+            "--sandbox off": "Commands run without the sandbox.",
+            "--reasoning low": 'sent: "reasoning_effort": "low"',
+            "--system-prompt Short.": 'sent: "Short.',
+            "--append-system-prompt Truly.": 'sent: \\n\\nTruly."',
+            "--image picture.png": "attached: picture.png (image)",
+            "--context-window 1000": "% of the context left",
+            "--no-compaction": "compaction is off (--no-compaction)",
+            "--plain": "You said **hello**.",
+            "--trace trace": "",  # read below
+            "--no-session": "none: Continue this conversation",
+        },
+        ["hello", "/compact"],
+    ),
+    (
+        *("c", 80),
+        {
+            "-y": "Commands and edits are not asked about (yolo). ... yolo ❯ run seq 9",
+            "-v": "I think so. ... ● bash seq 9 1 2 3 4 5 6 7 8 9 stopped ... the user is asked]",
+            "--max-steps 1": "the step limit is reached ... Enter goes on with it. ... You said continue.",
+            "--idle-timeout 1": "No data for 1 s. Attempt 2 ... You said hang.",
+            "--sandbox-network off": "sent: and have no network",
+        },
+        ["run seq 9", "", "hang", "run echo Permission denied; exit 1", ""],
+    ),
+    (
+        *("c", 40),
+        {
+            "-c": "none: Agent build continues",
+            "--agent mine": "own at 127 ... Agent: mine. ... mine ❯ run touch no",
+            "--allow bash": "● bash touch yes",
+            "--deny 'bash:touch no'": "✗ bash touch no",
+            "-i 'run touch yes'": "❯ run touch yes ... Done.",
+        },
+        ["run touch no"],
+    ),
+    (
+        *("c", 200),
+        {"-r 1": "continues: Be mine. ❯ run", "--max-seconds 0.5 -y": "the time"},
+        ["run sleep 30"],
+    ),
+]
 
 
 def answer(body: Body) -> Reply:
@@ -126,8 +118,8 @@ def check(flags: dict[str, str], seen: str, sent: str) -> None:
             assert (at < 0) is (kind == "none: "), f"{flag}: {part!r} in {seen}"
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, group: str) -> None:
+@pytest.mark.parametrize("place", ["a", "b", "c"])
+def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, place: str) -> None:
     class Resized(Terminal):
         def __enter__(self) -> Resized:
             return self
@@ -139,7 +131,7 @@ def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, group: str) -> None
     agent.parent.mkdir(parents=True)
     agent.write_text("---\nmodel: own\n---\nBe mine.")
     with serve(answer) as server:
-        for columns, flags, entries in GROUPS[group]:
+        for columns, flags, entries in (start[1:] for start in STARTS if start[0] == place):
             Resized.columns = columns
             words = shlex.split(" ".join(flags).format(url=server.url))
             before = len(server.requests)
@@ -156,7 +148,6 @@ def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, group: str) -> None
 
 
 def test_every_flag_is_driven() -> None:
-    starts = (flags for group in GROUPS.values() for _, flags, _ in group)
-    driven = {word for flags in starts for word in shlex.split(" ".join(flags))}
+    driven = {word for _, _, flags, _ in STARTS for word in shlex.split(" ".join(flags))}
     known = [action.option_strings for action in parser()._actions if action.option_strings]
-    assert not [names for names in known if not driven & {*names}]
+    assert [names for names in known if not driven & {*names}] == [["--demo"]]  # test_demo.py

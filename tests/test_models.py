@@ -15,7 +15,8 @@ from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.providers.http import Endpoint
 from coder.types import ModelError
 from tests.harness import serve
-from tests.terminal import OneShot, Terminal, rendered, until
+from tests.terminal import Terminal, rendered
+from tests.test_cli import Place, assert_one_line
 
 LOCAL = ["qwen3:8b", "nomic-embed-text", "llama3.2:3b"]
 MANY = [f"claude-{number}" for number in range(30)] + ["gpt-5-mini", "gpt-5", "whisper-1"]
@@ -36,51 +37,44 @@ def having(*models: str) -> ScriptedServer:
     return server
 
 
-def run(folder: Path, server: ScriptedServer, *words: str, **more: str) -> tuple[int, str, str]:
-    with OneShot(folder, server, *words, **more) as done:
-        return done.end(), done.out, done.err
-
-
 def screen(session: Terminal, columns: int = 80) -> str:
     return "\n".join(rendered(session.output, columns, 60))
 
 
 # ---- a name that is missing or wrong ---------------------------------------------------------------
 
+ASKED = "no model: set OPENAI_MODEL, or use -m NAME; the server has: "
+WRONG = ["-m", "gpt-5-mni"]
+
 
 @pytest.mark.parametrize(
     ("models", "words", "code", "said"),
     [
-        (["only"], ["hi"], 0, "I am only."),
-        (["only", "text-embedding-3"], ["hi"], 0, "I am only."),
-        (
-            ["b", "a"],
-            ["hi"],
-            2,
-            "no model: set OPENAI_MODEL, or use -m NAME; the server has: b, a\n",
-        ),
-        ([], ["hi"], 2, "-m NAME; the server has: none"),
-        (MANY, ["-m", "gpt-5-mni", "hi"], 1, "the server has: gpt-5-mini, gpt-5, claude-"),
-        (MANY, ["-m", "gpt-5-mni", "hi"], 1, " and 17 more."),
-        (["\u202eevil", "x" * 999, "fine"], ["-m", "x", "hi"], 1, "the server has: fine."),
+        (["only"], [], 0, "I am only."),
+        (["only", "text-embedding-3"], [], 0, "I am only."),
+        (["b", "a"], [], 2, f"{ASKED}b, a\n"),
+        ([], [], 2, f"{ASKED}none"),
+        (MANY, WRONG, 1, "the server has: gpt-5-mini, gpt-5, claude-"),
+        (MANY, WRONG, 1, " and 17 more."),
+        (["\u202eevil", "x" * 999, "fine"], ["-m", "x"], 1, "the server has: fine."),
     ],
 )
 def test_a_name_that_is_missing_or_wrong_is_answered_with_those_that_there_are(
     tmp_path: Path, models: list[str], words: list[str], code: int, said: str
 ) -> None:
     with having(*models) as server:
-        done = run(tmp_path, server, *words, OPENAI_MODEL="")
-    assert done[0] == code and said in done[1] + done[2]
+        done = Place(tmp_path).run(*words, "hi", server=server, OPENAI_MODEL="")
+    assert done.returncode == code and said in done.stdout + done.stderr
 
 
 def test_a_server_that_is_not_there_is_the_reason_where_no_model_is_named(tmp_path: Path) -> None:
     with having("m") as server:
         pass
-    with Terminal(tmp_path, server) as session:
+    with Terminal(tmp_path / "a", server) as session:
         assert "The server does not list its models: " in session.say("/model")
-    code, _, said = run(tmp_path, server, "hi", OPENAI_MODEL="")
-    assert code == 2 and "no model" in said and "Check the base URL" in said
-    assert said.count("\n") == 1
+    done = Place(tmp_path / "b").run("hi", server=server, OPENAI_MODEL="")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "no model" in done.stderr and "Check the base URL" in done.stderr
 
 
 def test_a_model_is_chosen_by_number_by_a_part_of_its_name_and_by_any_name(tmp_path: Path) -> None:
@@ -111,22 +105,13 @@ def test_a_model_is_chosen_by_number_by_a_part_of_its_name_and_by_any_name(tmp_p
 def test_a_server_of_this_machine_is_found_chosen_and_kept(tmp_path: Path) -> None:
     with having(*LOCAL) as server:
         found = {"OLLAMA_HOST": f"127.0.0.1:{server.port}"} | UNSET
-
-        def started() -> Any:
-            """Again where a busy machine was slower than the look around."""
-            session = Terminal(tmp_path, server, **found)
-            if session.child.expect_exact([".env): ", "No server"]) == 0:
-                return session
-            session.child.close(force=True)
-            return None
-
-        tries: list[Any] = []
-        until(lambda: tries.append(started()) or tries[-1])
-        tries[-1].enter("yes")
-        tries[-1].expect("yes is no number of the list")
-        assert tries[-1].exit_code() == 2
-        until(lambda: tries.append(started()) or tries[-1])
-        session = tries[-1]
+        session = Terminal(tmp_path, server, **found)
+        session.expect(".env): ")
+        session.enter("yes")
+        session.expect("yes is no number of the list")
+        assert session.exit_code() == 2
+        session = Terminal(tmp_path, server, **found)
+        session.expect(".env): ")
         shown = screen(session)
         assert f"Ollama at http://127.0.0.1:{server.port}/v1" in shown and "--demo" in shown
         assert f"--base-url http://127.0.0.1:{server.port}/v1 -m qwen3:8b\n" in shown
@@ -141,22 +126,20 @@ def test_a_server_of_this_machine_is_found_chosen_and_kept(tmp_path: Path) -> No
         assert file.read_text().splitlines()[1] == "OPENAI_MODEL='llama3.2:3b'"
         with Terminal(tmp_path, server, **NOBODY | UNSET) as session:
             assert "llama3.2:3b at 127.0.0.1" in session.output
-        assert not any(
-            "authorization" in head and "CANARY" in head["authorization"] for head in server.heads
-        )
+        assert not any("CANARY" in head.get("authorization", "") for head in server.heads)
 
 
 def test_a_first_start_is_one_screen_and_for_programs_one_line(tmp_path: Path) -> None:
     with having("m") as server:
-        session = Terminal(tmp_path, server, "-p", "hi", **NOBODY | UNSET)
+        session = Terminal(tmp_path / "a", server, "-p", "hi", **NOBODY | UNSET)
         session.until(lambda: "--demo" in session.output)
         shown = screen(session)
         for way in ("export OPENAI_API_KEY=", "coder/.env", "--base-url http", "--demo"):
             assert way in shown
         session.enter("")  # for a server that the machine has
         assert session.exit_code() == 2
-        code, out, said = run(tmp_path, server, "hi", **NOBODY | UNSET)
-        assert (code, out, said.count("\n")) == (2, "", 1) and "no key: set OPENAI_API_KEY" in said
+    done = Place(tmp_path / "b").run("hi", **NOBODY)
+    assert_one_line(done, "no key: set OPENAI_API_KEY")
 
 
 def test_a_model_is_asked_for_where_a_server_has_several(tmp_path: Path) -> None:

@@ -141,8 +141,6 @@ def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
     from coder.cli.screen import Screen
 
     demo = needed("coder.devtools.demo", "--demo")
-    if arguments.prompt or arguments.resume is not None or arguments.continue_:
-        raise ConfigError("--demo has a task of its own: no PROMPT, -c or -r beside it")
     os.chdir(folder := demo.scratch_project())
     screen = Screen(sys.stderr)
     screen.line(

@@ -11,8 +11,6 @@ import os
 import re
 import shlex
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -37,8 +35,7 @@ from coder.types import CoderError, ModelError
 # Where servers listen by default, by their documentation
 PORTS = {"Ollama": 11434, "llama.cpp": 8080, "LM Studio": 1234, "vLLM": 8000}
 OLLAMA_HOST = r"(http://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)?:(\d{1,5})/?"  # of this machine
-LOOK = 1.0  # seconds for all of them; where nobody listens it takes none
-LISTING = 3.0  # seconds
+LISTING = 3.0  # seconds; where nobody listens it takes none
 MAX_ROWS, MAX_NAME = 15, 200
 NO_CHAT = r"embed|whisper|\btts|dall-e|moderation|rerank|transcribe|realtime|audio|image|sora"
 NOTHING = """\
@@ -55,11 +52,9 @@ The ways to go on:
 """
 
 
-def models_of(
-    endpoint: Endpoint, near: str = "", seconds: float = LISTING, abort: Abort | None = None
-) -> list[str]:
+def models_of(endpoint: Endpoint, near: str = "", abort: Abort | None = None) -> list[str]:
     """The server's models for conversations, those nearest to a name first. Raises ModelError and Aborted."""
-    known = dict.fromkeys(endpoint.models(seconds, abort))
+    known = dict.fromkeys(endpoint.models(LISTING, abort))
     names = [name for name in known if name.isprintable() and len(name) <= MAX_NAME]
     names = [name for name in names if not re.search(NO_CHAT, name, re.I)] or names
     near = near.lower()
@@ -166,19 +161,10 @@ def _numbered(names: Sequence[str], above: int = 0) -> str:
 
 def local_servers() -> dict[str, tuple[str, list[str]]]:
     """(base URL, models) of those that answer at the usual ports of this machine, by name."""
-    found: dict[str, tuple[str, list[str]]] = {}
-
-    def look(name: str, port: int) -> None:
+    found = dict[str, tuple[str, list[str]]]()
+    own = re.fullmatch(OLLAMA_HOST, os.environ.get("OLLAMA_HOST", ""))
+    for name, port in (PORTS | ({"Ollama": int(own[3])} if own else {})).items():
         url = f"http://127.0.0.1:{port}/v1"
         with contextlib.suppress(CoderError):
-            found[name] = url, models_of(Endpoint(url, None, {}), seconds=LOOK)
-
-    own = re.fullmatch(OLLAMA_HOST, os.environ.get("OLLAMA_HOST", ""))
-    ports = PORTS | ({"Ollama": int(own[3])} if own else {})
-    threads = [threading.Thread(target=look, args=each, daemon=True) for each in ports.items()]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + LOOK
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    return {name: found[name] for name in ports if name in found}
+            found[name] = url, models_of(Endpoint(url, None, {}))
+    return found

@@ -13,9 +13,9 @@ import errno
 import gc
 import io
 import os
+import select
 import stat
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from coder.cli.settings import ConfigError
 USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130  # exit codes
 PR_SET_DUMPABLE = 4
 MAX_INPUT = 400_000  # bytes of stdin: about 100,000 tokens, and `yes |` never ends
+PATIENCE = 3.0  # seconds
 WAITING = "coder: waiting for the end of standard input (Ctrl+D, or start with </dev/null)\n"
 
 
@@ -93,15 +94,10 @@ def has_input() -> bool:
 
 
 def read_stdin() -> str:
-    """All of stdin, up to MAX_INPUT bytes. A note says that it is read, since an open pipe looks like a hang."""
-    note = threading.Timer(3, sys.stderr.write, (WAITING,))
-    note.daemon = True
-    note.start()
-    try:
-        data = sys.stdin.buffer.read(MAX_INPUT + 1)
-    finally:
-        note.cancel()
-        note.join()  # a thread that writes while the interpreter ends would abort it
+    """All of stdin, up to MAX_INPUT bytes. A note says what is waited for, since a pipe left open looks like a hang."""
+    if not select.select([sys.stdin], [], [], PATIENCE)[0]:
+        sys.stderr.write(WAITING)
+    data = sys.stdin.buffer.read(MAX_INPUT + 1)
     text = data[:MAX_INPUT].decode("utf-8", "replace")
     if len(data) <= MAX_INPUT:
         return text
