@@ -75,7 +75,7 @@ class Story:
                 kind = f"{event.type} {self.id(event.id)} {event.name}"
                 self.piece(kind, event.arguments)
             case Status() if self.status == event.status:
-                pass  # tests/test_states.py looks at the states
+                pass  # tests/test_loop.py looks at the states
             case _:
                 self.line(f"{event.type} {self.fields(event)}".rstrip())
         if isinstance(event, Status):

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from coder.abort import Abort
 from coder.devtools.scripted import Reply, ScriptedServer
-from coder.events import DoomLoop, Event, Retry, StepEnd, ToolEnd
+from coder.events import DoomLoop, Event, Retry, State, Status, StepEnd, ToolEnd
 from coder.history import user
 from coder.hooks import FunctionHooks
-from coder.toolset import Tool, ToolContext, Toolset, tool
-from coder.types import Limits, Message, ToolCall
-from tests.harness import ONE, add, all_of, ask, assert_all_valid, contents, drive, quick, serve
+from coder.toolset import ToolContext, tool
+from coder.types import Limits, Message, ModelError
+from tests.harness import ONE, add, all_of, ask, assert_all_valid, contents, quick, serve
 from tests.terminal import promptly
 
 
@@ -37,68 +39,109 @@ def calling(finish: str) -> Reply:
 DONE = Reply("done")
 
 
-# ---- the decision table ----------------------------------------------------------------------------------
+# ---- the decision table and the states -------------------------------------------------------------------
 
+GUIDE = (Path(__file__).parent.parent / "docs" / "reading-guide.md").read_text()
 FULL = Reply("This model's maximum context length is 8 tokens", status=400)
-SHORTER = FunctionHooks(on_length=lambda m, trigger, usage, abort: trigger != "threshold")
 SMALL = {"model": {"context_window": 10}}  # tokens: any answer fills it
+BUSY, HALF = Reply("no", status=503), Reply("half", finish="length")
+INITIALS = {"r": "running_tools", "a": "asking", "w": "waiting", "c": "compacting"}
+INITIALS |= {"p": "preparing", "f": "finishing", "e": "ended"}
+
+
+def hook(**functions: Any) -> dict[str, Any]:
+    return {"hooks": FunctionHooks(**functions)}
+
+
+def once(value: Any) -> Callable[..., Any]:
+    """Give the value, or raise it, the first time."""
+    values = [value]
+
+    def give(*_: Any) -> Any:
+        if values and isinstance(values[0], Exception):
+            raise values.pop()
+        return [values.pop()] if values else []
+
+    return give
+
+
+SHORTER = hook(on_length=lambda m, trigger, usage, abort: trigger != "threshold")
+MORE, REFUSED = user("more"), ModelError("bad_request", "not today")
+NOT_YET = ModelError("server", "not yet", retryable=True)
 
 # (what the answer has, the condition) as the table of docs/reading-guide.md has it -> the replies, the options, and what comes of it:
-# stop_reason, text, how many requests were sent.
-ROWS: dict[tuple[str, str], list[tuple[list[Reply], dict[str, Any], tuple[str, str, int]]]] = {
+# stop_reason, text, how many requests were sent, and the states of the run by their first letters.
+Row = tuple[list[Reply], dict[str, Any], tuple[str, str, int, str]]
+ROWS: dict[tuple[str, str], list[Row]] = {
     ("an error", "the context overflowed"): [
-        ([FULL, DONE], {"hooks": SHORTER}, ("stop", "done", 2)),
-        ([FULL], {}, ("length", "Context limit reached.", 1)),
+        ([FULL, DONE], SHORTER, ("stop", "done", 2, "pacpafe")),
+        ([FULL], {}, ("length", "Context limit reached.", 1, "pace")),
     ],
     ("an error, or a cut stream", "worth another try"): [
-        ([Reply("no", status=503), DONE], {}, ("stop", "done", 2)),
-        ([Reply("half", cut=1), DONE], {}, ("stop", "done", 2)),
+        ([BUSY, DONE], {}, ("stop", "done", 2, "pawpafe")),
+        ([Reply("half", cut=1), DONE], {}, ("stop", "done", 2, "pawpafe")),
     ],
-    ("an error", "of any other kind"): [([Reply("no", status=404)], {}, ("error", "Error: ", 1))],
+    ("an error", "of any other kind"): [
+        ([Reply("no", status=404)], {}, ("error", "Error: ", 1, "pae"))
+    ],
     ("anything", "finish_reason `content_filter`"): [
-        ([Reply("some", finish="content_filter")], {}, ("content_filter", "some", 1)),
-        ([calling("content_filter")], {}, ("content_filter", "The provider", 1)),
+        ([Reply("some", finish="content_filter")], {}, ("content_filter", "some", 1, "pae")),
+        ([calling("content_filter")], {}, ("content_filter", "The provider", 1, "pae")),
     ],
     ("tool calls", "finish_reason `length`"): [
-        ([calling("length"), DONE], {}, ("stop", "done", 2))
+        ([calling("length"), DONE], {}, ("stop", "done", 2, "parpafe"))
     ],
     ("tool calls", "any other finish_reason"): [
-        ([ONE, DONE], {}, ("stop", "done", 2)),
-        ([calling("stop"), DONE], {}, ("stop", "done", 2)),
+        ([ONE, DONE], {}, ("stop", "done", 2, "parpafe")),
+        ([calling("stop"), DONE], {}, ("stop", "done", 2, "parpafe")),
     ],
     ("no calls", "`length`, and the context is at least 80 % full"): [
-        ([Reply("half", finish="length")], SMALL, ("length", "half", 1)),
-        ([Reply("half", finish="length"), DONE], {**SMALL, "hooks": SHORTER}, ("stop", "done", 2)),
+        ([HALF], SMALL, ("length", "half", 1, "pace")),
+        ([HALF, DONE], {**SMALL, **SHORTER}, ("stop", "done", 2, "pacpafe")),
     ],
     ("no calls", "`length` otherwise"): [
-        ([Reply("half", finish="length")], {}, ("length", "half", 1)),
-        ([Reply("", finish="length")], {}, ("length", "The answer was cut at the output limit", 1)),
+        ([HALF], {}, ("length", "half", 1, "pafe")),
+        ([Reply("", finish="length")], {}, ("length", "The answer was cut", 1, "pafe")),
     ],
     ("nothing at all", "neither behind tool results nor for the second time"): [
-        ([Reply(""), DONE], {}, ("stop", "done", 2)),
-        ([Reply(""), Reply("")], {}, ("stop", "Task completed.", 2)),
-        ([ONE, Reply("")], {}, ("stop", "Task completed.", 2)),
+        ([Reply(""), DONE], {}, ("stop", "done", 2, "pawpafe")),
+        ([Reply(""), Reply("")], {}, ("stop", "Task completed.", 2, "pawpafe")),
+        ([ONE, Reply("")], {}, ("stop", "Task completed.", 2, "parpafe")),
     ],
     ("no calls", "any other finish_reason"): [
-        ([DONE], {}, ("stop", "done", 1)),
-        ([DONE], SMALL, ("stop", "done", 1)),
+        ([DONE], {}, ("stop", "done", 1, "pafe")),
+        ([DONE], SMALL, ("stop", "done", 1, "pafe")),
     ],
 }
+OTHERS: list[Row] = [
+    ([DONE], hook(get_follow_up_messages=once(MORE)), ("stop", "done", 2, "pafpafe")),
+    ([ONE], {"limits": Limits(max_steps=1)}, ("max_steps", "Max steps", 1, "parpe")),
+    ([Reply(calls=ONE.calls * 4)], {}, ("doom_loop", "Stopped: add", 1, "pare")),
+    ([BUSY], {"limits": Limits(max_errors=1)}, ("error", "Error: no", 1, "pae")),
+    ([DONE], hook(before_llm_call=once(NOT_YET)), ("stop", "done", 1, "pwpafe")),
+    ([DONE], hook(before_llm_call=once(REFUSED)), ("error", "Error: not today", 0, "pe")),
+]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=" · ".join)
-def test_what_follows_on_an_answer(row: tuple[str, str]) -> None:
-    for replies, options, (stop_reason, text, requests) in ROWS[row]:
+@pytest.mark.parametrize("row", [*ROWS, ()], ids=" · ".join)
+def test_what_follows_on_an_answer(row: Any) -> None:
+    for replies, options, expected in ROWS.get(row, OTHERS):
         with serve(*replies) as server:
-            _, result = ask(server, tools=[add], **options)
-        assert (result.stop_reason, len(server.requests)) == (stop_reason, requests), replies
-        assert result.text.startswith(text)
+            events, result = ask(server, tools=[add], **options)
+        states = "".join(event.state[0] for event in all_of(Status, events))
+        text = result.text[: len(expected[1])]
+        assert (result.stop_reason, text, len(server.requests), states) == expected, replies
 
 
-def test_the_reading_guide_has_these_rows() -> None:
-    guide = (Path(__file__).parent.parent / "docs" / "reading-guide.md").read_text()
-    table = guide.partition("| the answer has |")[2].partition("\n\n")[0]
+def test_the_reading_guide_has_these_rows_and_draws_the_ways_that_these_runs_take() -> None:
+    table = GUIDE.partition("| the answer has |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| (.+?) \| (.+?) \| .+? \|$", table, re.M) == [*ROWS]
+    drawing = GUIDE.split("```mermaid\n")[1].split("\n```")[0]
+    drawn = set(re.findall(r"(\w+) --> (\w+)", drawing)) - {("run", "ended")}
+    rows = [row for rows in ROWS.values() for row in rows] + OTHERS
+    taken = {way for _, _, (*_, states) in rows for way in pairwise(states)}
+    assert {(INITIALS[a], INITIALS[b]) for a, b in taken} == drawn
+    assert set(INITIALS.values()) == set(get_args(State))
 
 
 # ---- how a run ends -------------------------------------------------------------------------------
@@ -329,49 +372,6 @@ def test_an_abort_before_the_run_sends_nothing_and_keeps_the_prompt() -> None:
         assert server.requests == []
     assert (result.stop_reason, result.text) == ("aborted", "Request aborted.")
     assert contents(result.messages) == ["keep me"]
-
-
-# ---- the arguments of a call ----------------------------------------------------------------
-
-INTEGER, STRING = {"type": "integer"}, {"type": "string"}
-PLACE = {
-    "type": "object",
-    "properties": {"x": INTEGER, "tags": {"type": "array", "items": STRING}},
-    "required": ["x"],
-    "additionalProperties": False,
-}
-
-
-@pytest.mark.parametrize(
-    ("schema", "given", "expected"),
-    [
-        ({}, [None], [None]),
-        (True, 3, 3),
-        ({"type": ["string", "null"]}, None, None),
-        ({"anyOf": [INTEGER, {"type": "null"}]}, None, None),
-        ({"enum": ["x", 1, None]}, 1, 1),
-        ({"enum": ["x", 1]}, "y", "t: a has to be one of x, 1"),
-        (PLACE, {"x": "3", "tags": "[]"}, {"x": 3, "tags": []}),
-        (PLACE, {"tags": []}, "t: a needs x. Its parameters: x, tags"),
-        (PLACE, {"x": 1, "tags": ["a", 5]}, "t: a.tags[1] has to be of type string, not 5"),
-        ({"$ref": "#/$defs/p", "allOf": [{}], "minimum": 3}, {"x": 1}, {"x": 1}),
-    ],
-)
-def test_a_tool_may_have_any_schema(schema: Any, given: Any, expected: Any) -> None:
-    """Written by hand. What is not checked goes to the function as it came."""
-    parameters = {"properties": {"a": schema}, "required": ["a"], "$defs": {"p": PLACE}}
-    received: list[Any] = []
-    made = Tool("t", "Try.", parameters, lambda a: received.append(a))
-    result = drive(made_call(made, {"a": given}))[1]
-    if isinstance(expected, str) and expected.startswith("t: "):
-        assert str(result.content).startswith(f"Error: {expected}") and received == []
-    else:
-        assert received == [expected], result
-
-
-def made_call(made: Tool, arguments: dict[str, Any]) -> Any:
-    toolset, request = Toolset([made]), ToolCall("1", made.name, arguments)
-    return toolset.run(request, toolset.context(request, Abort()))
 
 
 # ---- what a result, a total and a time hold ----------------------------------------------------------------
