@@ -109,11 +109,6 @@ def types(events: Sequence[Event]) -> list[str]:
     return [event.type for event in events]
 
 
-def shape(events: Sequence[Event]) -> list[str]:
-    """Event types with the deltas and the statuses left out and neighbours of a kind folded."""
-    return [kind for kind in types(events) if not kind.endswith("_delta") and kind != "status"]
-
-
 def assert_valid(body: Body) -> None:
     """What every server asks of a request: each call has one result right behind it, and so on."""
     encoded = json.dumps(body, ensure_ascii=False).encode()  # a lone surrogate fails here

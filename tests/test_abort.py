@@ -13,7 +13,6 @@ import re
 import signal
 import socket
 import sqlite3
-import subprocess
 import sys
 import termios
 import threading
@@ -41,7 +40,6 @@ from tests.terminal import (
     PATIENCE,
     PROMPT,
     PROMPTLY,
-    ROOT,
     OneShot,
     Place,
     Terminal,
@@ -52,6 +50,7 @@ from tests.terminal import (
     running,
     until,
 )
+from tests.workspace import Workspace
 
 FINE = Reply("All is well.")
 SLEEP = "sleep 300"
@@ -573,67 +572,41 @@ def test_a_consumer_that_leaves_leaves_none(mark: str, tmp_path: Path, moment: t
 
 # ---- a large file ------------------------------------------------------------------------
 
-WRITER = """
-import os, sys
-from coder.devtools.scripted import ScriptedModel
-from coder.devtools.scripted import Reply
-from coder.loop import run_loop
-from coder.toolset import Toolset
-from coder.tools.files import read, write
-from coder.hooks import Hooks
-
-CONTENT = ("new " * 249_999 + "\\n") * 8
-
-class Large(Hooks):
-    def before_tool_call(self, call, ctx):
-        if call.name == "write":
-            call.arguments["content"] = CONTENT
-            ctx.authorize = self.authorize
-
-    def authorize(self, *asked):
-        print("begun", flush=True)
-
-calls = [Reply(calls=[("read", {"path": "file", "limit": 1})]), Reply(calls=[("write", {"path": "file", "content": ""})]), Reply("ok")]
-try:
-    for event in run_loop([], ScriptedModel(calls), Toolset([read, write], cwd=sys.argv[1]), prompt="go", hooks=Large()):
-        pass
-except KeyboardInterrupt:
-    os._exit(130)
-os._exit(0)
-"""
-
 
 @pytest.mark.case("ABT-18")
 @pytest.mark.parametrize("rounds", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_ctrl_c_in_a_large_write_leaves_the_old_or_the_new_one(tmp_path: Path, rounds: int) -> None:
-    ws, chance = tmp_path / "ws", random.Random(18)
-    ws.mkdir()
-    old, new = ((word * 249_999 + b"\n") * 8 for word in (b"old ", b"new "))
-    codes: list[int] = []
+    """Each round begins with a quick one to its end, which gives the span in which the next is interrupted."""
+    old, new = ((word * 249_999 + "\n") * 2 for word in ("old ", "new "))
+    file, chance, interrupted = tmp_path / "file", random.Random(18), 0
 
-    def written(after: float) -> float:
-        """One run, with a SIGINT so many seconds after the write has begun; how long that took."""
-        (ws / "file").write_bytes(old)
-        argv = [sys.executable, "-c", WRITER, str(ws)]
-        with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE) as writer:
-            assert writer.stdout and writer.stdout.readline()
-            started = time.monotonic()
-            if after < PATIENCE:
-                time.sleep(after)  # the moment within the call is the case
-                writer.send_signal(signal.SIGINT)
-            codes.append(writer.wait(PATIENCE))
-        took = time.monotonic() - started
-        content = (ws / "file").read_bytes()
-        assert content == new or (content == old and codes[-1] == 130)
-        assert os.listdir(ws) == ["file"]
-        return took
+    def write_new(after: float) -> bool:
+        """Write, and press Ctrl+C so many seconds later, or never; was it in time?"""
+        file.write_text(old)
+        ws = Workspace(tmp_path)
+        ws("read", path="file", limit=1)
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, after)
+                ws("write", path="file", content=new)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            return True
+        return False
 
-    # The first run is slower than the rest, beside other work by far: the quickest one gives the span,
-    # and rounds whose signal came too late are no rounds.
-    span = written(PATIENCE)
-    for _ in range(50 * rounds):
-        took = written(chance.uniform(0, span))
-        span = min(span, took) if codes[-1] == 0 else span
-        if codes.count(130) == rounds:
-            break
-    assert codes[0] == 0 and set(codes) == {0, 130}, codes
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for _ in range(50 * rounds):
+            began = time.monotonic()
+            write_new(0)
+            assert file.read_text() == new
+            in_time = write_new(chance.uniform(1e-6, time.monotonic() - began))
+            interrupted += in_time
+            assert file.read_text() in ((old, new) if in_time else (new,))
+            assert os.listdir(tmp_path) == ["file"]
+            if interrupted == rounds:
+                break
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted == rounds

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from coder.agent.ask_user import NO_ANSWER, ask_user
 from coder.devtools.scripted import Body, Reply
 from coder.events import QuestionAsked
@@ -24,42 +22,39 @@ def offered(body: Body) -> list[Any]:
     return [each["function"]["name"] for each in body["tools"]]
 
 
-@pytest.mark.parametrize(
-    ("keys", "answer"), [("2", "green"), ("neither, blue\r", "neither, blue"), ("\x04", NO_ANSWER)]
-)
-def test_the_answer_at_the_prompt_is_shown_once(tmp_path: Path, keys: str, answer: str) -> None:
-    with serve(CALL, Reply("done")) as server, Terminal(tmp_path, server, "--plan") as session:
-        session.enter("go")
-        session.expect("Which colour?")
-        session.expect("2. green")
-        session.expect("answer: ")
-        session.settled()
-        session.type(keys)
-        session.prompt()
-        assert results(server) == [answer]
-        assert ("● ask_user" in rendered(session.output)) == (answer == NO_ANSWER)
-        assert "\x1b[31m" not in session.output and "ask_user needs" not in session.output
+PLAIN = Reply(calls=[("ask_user", {"question": "Which one?"})])
+ANSWERS = [
+    (CALL, "2", "green"),
+    (CALL, "neither, blue\r", "neither, blue"),
+    (CALL, "\x04", NO_ANSWER),
+    (PLAIN, "\x1b", NO_ANSWER),
+]
 
 
-def test_ctrl_c_at_the_question_stops_the_run_and_the_session_goes_on(tmp_path: Path) -> None:
-    with serve(CALL, Reply("done")) as server, Terminal(tmp_path, server) as session:
+def test_the_answer_at_the_prompt_is_shown_once_and_ctrl_c_stops_the_run(tmp_path: Path) -> None:
+    replies = [reply for call, _, _ in ANSWERS for reply in (call, Reply("done"))]
+    with (
+        serve(*replies, CALL, Reply("on")) as server,
+        Terminal(tmp_path, server, "--plan") as session,
+    ):
+        for call, keys, answer in ANSWERS:
+            start = len(session.output)
+            session.enter("go")
+            session.expect("answer: ")
+            session.settled()
+            session.type(keys)
+            session.prompt()
+            shown = session.output[start:]
+            assert results(server)[-1] == answer
+            assert ("● ask_user" in rendered(shown)) == (answer == NO_ANSWER)
+            assert "\x1b[31m" not in shown and "ask_user needs" not in shown
+            assert ("2. green" in shown) == (call is CALL)
         session.enter("go")
         session.expect("answer: ")
         session.ctrl_c()
         session.prompt()
-        assert len(server.requests) == 1
-        assert "done" in session.say("go on")
-
-
-def test_esc_at_a_question_without_options_gives_no_answer(tmp_path: Path) -> None:
-    call = Reply(calls=[("ask_user", {"question": "Which colour?"})])
-    with serve(call, Reply("done")) as server, Terminal(tmp_path, server) as session:
-        session.enter("go")
-        session.expect("answer: ")
-        session.settled()
-        session.type("\x1b")
-        session.prompt()
-        assert results(server) == [NO_ANSWER]
+        assert len(server.requests) == 2 * len(ANSWERS) + 1
+        assert "on" in session.say("go on")
 
 
 def test_it_is_offered_only_where_the_user_can_answer_and_to_no_sub_agent(tmp_path: Path) -> None:

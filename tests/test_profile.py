@@ -271,12 +271,6 @@ ROWS: list[tuple[str, str, dict[str, Any]]] = [
     ("https://xyz.ai/v1 https://api.max.ai/v1 https://h:12345/v1 https://h:114345/v1", "m", {}),
     ("https://not-api-openai.com/v1 https://azure.com.example/v1", "m", {}),
 ]
-CASES = [
-    (url, name, differences)
-    for urls, models, differences in ROWS
-    for url in urls.split()
-    for name in models.split()
-]
 
 
 @pytest.mark.parametrize(("urls", "models", "differences"), ROWS)

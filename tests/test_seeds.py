@@ -8,13 +8,10 @@ test_relay.py.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
 import threading
 import time
 from collections.abc import Callable, Generator
-from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -23,14 +20,14 @@ from coder.abort import Abort
 from coder.agent.agent import Agent
 from coder.agent.parallel import ParallelTools
 from coder.ai import ChatModel
-from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.events import Compacted, Event, QuestionAsked, StepEnd, TextDelta, ToolEnd, ToolStart
+from coder.devtools.scripted import Body, Reply
+from coder.events import Event, QuestionAsked, StepEnd, TextDelta, ToolEnd, ToolStart
 from coder.history import user
 from coder.hooks import FunctionHooks
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.toolset import ToolContext, Toolset, tool
-from coder.types import Completion, Limits, Message, ModelError, Request, ToolResult, Usage
+from coder.types import Completion, Message, ModelError, Request, ToolResult, Usage
 from tests.harness import (
     FAST,
     ONE,
@@ -48,7 +45,6 @@ from tests.harness import (
 )
 from tests.terminal import promptly, until
 
-ROOT = Path(__file__).parents[1]
 AGAIN = Reply(calls=[("add", {"a": 5, "b": 6})])
 HANGING = Reply("alpha beta gamma", cut=3, close="hang")
 
@@ -107,26 +103,6 @@ def test_the_answer_hook_changes_nothing_and_is_asked_once_for_each_answer() -> 
     with serve(Reply("busy", status=503), Reply("half", cut=2), Reply("fine")) as server:
         _, result = ask(server, hooks=FunctionHooks(after_llm_call=look))
     assert (result.text, roles(result.messages), seen) == ("fine", ["user", "assistant"], ["fine"])
-
-
-@pytest.mark.parametrize(
-    ("reply", "limits", "reason", "asked"),
-    [
-        (Reply("done"), Limits(), "stop", 1),
-        (Reply("no", status=400), Limits(), "error", 0),
-        (ONE, Limits(max_steps=1), "max_steps", 0),
-        (Reply("half", finish="length"), Limits(), "length", 1),
-        (Reply("half", finish="content_filter"), Limits(), "content_filter", 0),
-        (HANGING, Limits(max_seconds=0.5), "max_time", 0),
-    ],
-)
-def test_follow_ups_come_at_the_end(reply: Reply, limits: Limits, reason: str, asked: int) -> None:
-    """P08, P28."""
-    polls: list[str] = []
-    hooks = FunctionHooks(get_follow_up_messages=lambda: polls.append("asked") or ())
-    with serve(reply) as server:
-        _, result = ask(server, tools=[add], limits=limits, hooks=hooks)
-    assert (result.stop_reason, len(polls)) == (reason, asked)
 
 
 # ---- messages, tools, images -----------------------------------------------------------------------------
@@ -302,61 +278,26 @@ def test_where_compaction_is_used_up_the_run_goes_on_without_it() -> None:
     assert result.text == "fine" and triggers == ["threshold"] * 3
 
 
-def test_a_callback_is_told_of_a_compaction_and_a_step() -> None:
-    """K14."""
-
-    def shorten(messages: list[Message], trigger: Any, *_: Any) -> Generator[Event, None, bool]:
-        if len(messages) < 3:
-            return False
-        messages[:-1] = []
-        sizes = {"messages": 3, "tokens": 9}, {"messages": 1, "tokens": 3}
-        yield Compacted(trigger, 1, *sizes, "newest")
-        return True
-
-    compactions, steps = list[Compacted](), list[StepEnd]()
-    heard = {"on_compacted": compactions.append, "on_step_finish": steps.append}
-    with serve(Reply("fine")) as server:
-        old = [user("a"), said("b")]
-        agent = agent_of(server, messages=old, on_length=shorten, **heard)
-        agent.run("go")
-        assert sent(server) == ["go"] and contents(agent.messages) == ["go", "fine"]
-    [event], [step] = compactions, steps
-    assert (event.before["messages"], event.after["messages"]) == (3, 1)
-    assert (event.trigger, step.message["content"]) == ("threshold", "fine")
-
-
 # ---- in a script, in a notebook, from threads ------------------------------------------------------------
 
 
-def child(server: ScriptedServer, *arguments: str, stdin: str = "") -> tuple[str, int, str]:
-    """What a Python process writes and how it ends."""
-    env = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "x", "PYTHONPATH": str(ROOT)}
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=os.environ | env, input=stdin, **options)
-    return done.stdout, done.returncode, done.stderr
-
-
 def test_an_interrupted_cell_leaves_an_agent_that_goes_on() -> None:
-    """A notebook interrupts with SIGINT in the main thread, here in a process of its own."""
-    code = dedent("""
-        import os, signal, threading
-        from coder import Agent
+    """A notebook interrupts with SIGINT in the main thread."""
+    came = threading.Event()
 
-        agent, came = Agent("m"), threading.Event()
-        agent.subscribe(lambda event: came.set() if getattr(event, "text", "") == " beta" else None)
-        threading.Thread(target=lambda: came.wait(30) and os.kill(os.getpid(), signal.SIGINT), daemon=True).start()
-        try:
-            agent.run("one")
-        except KeyboardInterrupt:
-            print("interrupted")
-        print(agent.state.is_streaming, agent.wait_for_idle(0), [message["content"] for message in agent.messages])
-        print(agent.run("two").text)
-    """)
+    def interrupt() -> None:
+        if came.wait(30):
+            os.kill(os.getpid(), signal.SIGINT)
+
     with serve(HANGING, Reply("Yes?")) as server:
-        written, status, errors = child(server, "-c", code)
-        expected = "interrupted\nFalse True ['one', 'alpha beta']\nYes?\n"
-        assert (written, status) == (expected, 0), errors
+        agent = agent_of(server)
+        agent.subscribe(lambda event: came.set() if event == TextDelta(" beta") else None)
+        (thread := threading.Thread(target=interrupt)).start()
+        with pytest.raises(KeyboardInterrupt):
+            agent.run("one")
+        thread.join()
+        assert agent.wait_for_idle(0) and contents(agent.messages) == ["one", "alpha beta"]
+        assert agent.run("two").text == "Yes?"
         assert sent(server) == ["one", "alpha beta", "two"]
 
 
@@ -486,10 +427,9 @@ def test_what_an_agent_is_given_counts_or_fails_at_once() -> None:
         FunctionHooks(before_llm_call=lambda request, name=name: before.append(name))
         for name in ("one", "two")
     )
-    with serve(Reply("wait", status=429, headers={"retry-after": "30"}), Reply("yes")) as server:
+    with serve(Reply("yes")) as server:
         agent = Agent("m", base_url=server.url, api_key="k", hooks=[one, two], retry=FAST)
-        agent.retry = RetryPolicy(max_delay=5)
-        assert agent.run("hi").stop_reason == "error" and before == ["one", "two"]
+        assert agent.run("hi").text == "yes" and before == ["one", "two"]
         agent.set_model("another")
         assert agent.run("hi").text == "yes" and server.requests[-1]["model"] == "another"
         assert server.heads[-1]["authorization"] == "Bearer k"
