@@ -721,7 +721,7 @@ def test_the_folder_is_private_and_a_damaged_database_is_begun_anew(desk: Desk) 
         database.write_bytes(damage)
         later = Desk(desk.folder, desk.data)
         later.run(sh("echo 2 > a"))
-    assert "not an SQLite database" in later.undo().problem
+    assert "file is not a database" in later.undo().problem
 
 
 def test_an_abort_ends_the_first_look_and_nothing_counts_as_made(desk: Desk) -> None:

@@ -213,11 +213,11 @@ def open_conversation(app: App, *, titles: bool = False, one_task: bool = False)
     store.notice = ""
     conversation = Conversation(app, store, titles=titles, one_task=one_task)
     try:
-        newest = store.latest(str(app.cwd)) if flag == "-c" else None
+        newest = store.sessions(str(app.cwd), 1)
         if flag == "-c" and not newest:
             raise ConfigError("there is no conversation in this folder to continue")
         if flag:
-            chosen = newest or store.find(arguments.resume, str(app.cwd))
+            chosen = newest[0] if flag == "-c" else store.find(arguments.resume, str(app.cwd))
             conversation.resume(chosen.id, arguments.agent or "")
     except (StoreError, ConfigError) as error:
         conversation.close()

@@ -21,31 +21,20 @@ from coder.types import CoderError
 
 MEMORY = ":memory:"
 BUSY = 2.0  # seconds to wait for another process that writes
-MEANING = {  # SQLite's primary result codes
-    sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_IOERR: "the disk is full, or fails",
-    sqlite3.SQLITE_READONLY: "it cannot be written",
-    sqlite3.SQLITE_PERM: "permission denied",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
-    sqlite3.SQLITE_BUSY: "another process has locked it",
-    sqlite3.SQLITE_CORRUPT: "it is damaged",
-    sqlite3.SQLITE_NOTADB: "it is not an SQLite database; move it away",
-}
 
 
 class StoreError(CoderError):
-    """The file cannot be read or written; the text is one line for the user. `damaged`: it is."""
+    """The file cannot be read or written; the text is one line for the user."""
 
-    def __init__(self, text: str, damaged: bool = False) -> None:
-        super().__init__(text)
-        self.damaged = damaged
+
+class DamageError(StoreError):
+    """The file is damaged; behind this error a new one has been begun."""
 
 
 class Database:
     """A connection, usable from any thread; `path` ":memory:" keeps everything in memory. Raises StoreError.
 
-    `notice` is "", or one line for the user: the file was damaged. `generation` counts the files that were
-    opened: behind a StoreError that is `damaged`, a new one is.
+    `notice` is "", or one line for the user: the file was damaged. `generation` counts the files that were opened.
     """
 
     what = "The file"  # it is, for the user
@@ -59,11 +48,11 @@ class Database:
         self._lock, self._inode = threading.RLock(), 0
         try:
             self._open()
-        except StoreError as error:
-            self._replace(error)
+        except DamageError:
+            self._replace()
 
     def close(self) -> None:
-        with self._lock, contextlib.suppress(sqlite3.Error):
+        with self._lock:
             self._db.close()
 
     def __enter__(self) -> Self:
@@ -94,22 +83,20 @@ class Database:
                     if self._db.in_transaction:  # left by an interrupt between two lines
                         self._db.rollback()
                     yield self._db
-            except StoreError as error:
-                self._replace(error)
-                raise StoreError(self.notice, damaged=True) from None
+            except DamageError:
+                self._replace()
+                raise DamageError(self.notice) from None
 
     def _open(self) -> None:
-        with self._explained():
+        with self._explained(), contextlib.ExitStack() as failing:
             if not self.in_memory:
                 make_private(self.path)
                 self._inode = self.path.stat().st_ino
             options: dict[str, Any] = {"isolation_level": None, "check_same_thread": False}
             self._db = sqlite3.connect(str(self.path), timeout=BUSY, **options)
-            try:
-                self._prepare(self._db)
-            except BaseException:
-                self._db.close()
-                raise
+            failing.callback(self._db.close)
+            self._prepare(self._db)
+            failing.pop_all()
         self.generation += 1
 
     def _prepare(self, db: sqlite3.Connection) -> None:
@@ -117,13 +104,12 @@ class Database:
         db.row_factory = sqlite3.Row
         # Bytes that are no text would be an error for all rows
         db.text_factory = lambda data: data.decode("utf-8", "replace")
+        db.create_function("lower", 1, str.lower)  # SQLite's own knows ASCII only
         db.execute("PRAGMA foreign_keys = ON")
         # The tables first: another process may be making them, and marks the file together with them
         filled = db.execute("SELECT 1 FROM sqlite_schema").fetchone()
-        application, version = (
-            db.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("application_id", "user_version")
-        )
+        [application] = db.execute("PRAGMA application_id").fetchone()
+        [version] = db.execute("PRAGMA user_version").fetchone()
         if application != self.application and (application or filled):
             raise StoreError(f"{self.what} {self.path}: it belongs to another program.")
         if version > self.version:
@@ -134,17 +120,15 @@ class Database:
             with contextlib.suppress(FileNotFoundError):
                 os.chmod(f"{self.path}{suffix}", 0o600)
         if self.wal:
-            set_wal_mode(db)
+            with contextlib.suppress(sqlite3.OperationalError):  # another process is doing it
+                db.execute("PRAGMA journal_mode = WAL")
         # With WAL a kill loses nothing that was committed; a power cut, the newest
         db.execute(f"PRAGMA synchronous = {'NORMAL' if self.wal else 'OFF'}")
         if version < self.version or not filled:
             db.executescript(self.schema)
 
-    def _replace(self, error: StoreError) -> None:
-        """Behind an error that is not damage, raise it. Else rename the file, and open a new one, or the
-        one that another process has begun meanwhile."""
-        if not error.damaged or self.in_memory:
-            raise error
+    def _replace(self) -> None:
+        """Rename the damaged file, and open a new one, or the one that another process has begun meanwhile."""
         self.close()
         aside = f"{self.path}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
         kept = f"The damaged file is kept as {aside}."
@@ -163,28 +147,15 @@ class Database:
             yield
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code == sqlite3.SQLITE_NOTADB:
-                with open(self.path, "rb") as file:  # one whose first words are right is damaged
-                    code = sqlite3.SQLITE_CORRUPT if file.read(6) == b"SQLite" else code
-            meaning = MEANING.get(code, str(error).rstrip("."))
             damaged = code == sqlite3.SQLITE_CORRUPT
-            raise StoreError(f"{self.what} {self.path}: {meaning}.", damaged) from None
+            if code == sqlite3.SQLITE_NOTADB:
+                with open(self.path, "rb") as file:  # else it is another program's
+                    damaged = file.read(6) == b"SQLite"
+            kind = DamageError if damaged else StoreError
+            raise kind(f"{self.what} {self.path}: {error}.") from None
         except OSError as error:
             why = error.strerror or error
             raise StoreError(f"{self.what} {self.path}: {why}.") from None
-
-
-def set_wal_mode(db: sqlite3.Connection) -> None:
-    """Switch to WAL, which the file remembers; SQLite itself does not wait for another process here."""
-    end = time.monotonic() + BUSY
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
-                raise
-            time.sleep(0.01)
 
 
 def make_private(path: Path) -> None:
@@ -208,21 +179,20 @@ class SessionLock:
             return
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            while self._fd < 0 or not os.fstat(self._fd).st_nlink:
-                self.release()  # its holder has removed it between our opening and our locking it
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._fd = os.open(self._path, flags, 0o600)
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(self._path, flags, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._fd)
             raise StoreError(f"The session {session_id} is open in another process.") from None
-        except OSError:  # nothing can be written there either, which is reported then
-            self._fd = -1
+        except (
+            OSError
+        ):  # a file system without locks; or nothing can be written, which is reported then
+            pass
 
     def release(self) -> None:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
-                if os.fstat(self._fd).st_nlink:
-                    self._path.unlink()  # while it is still ours
+                self._path.unlink()  # while it is still ours
             os.close(self._fd)
             self._fd = -1

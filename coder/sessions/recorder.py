@@ -16,6 +16,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, repeat
 from operator import attrgetter, is_not
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from coder.events import Event
 from coder.history import calls_of, formed, now
 from coder.providers.request import copied
 from coder.providers.text import mend
-from coder.sessions.database import SessionLock
+from coder.sessions.database import DamageError, SessionLock
 from coder.sessions.store import (
     ACTIVE,
     SessionInfo,
@@ -40,6 +41,7 @@ from coder.types import Message, RunResult
 log = logging.getLogger("coder.sessions")
 
 KEPT = {"message_end", "tool_start", "tool_end", "step_end", "compacted", "run_end", "nested"}
+DUE = {"tool_start", "compacted", "run_end"}  # behind which it is written at once
 
 
 def fork(store: Store, session_id: str) -> str:
@@ -85,9 +87,8 @@ class Recorder:
         self._rows: list[Row] | None = None  # None: what is in the file has to be read
         self._generation = 0  # of the file in which they are
         self._waiting: list[Event] = []  # for the next transaction
-        self._tried = info, 0  # what the last one was to make of the session, of so many events
         self._calls: dict[str, int] = {}  # the newest part of each call id
-        self._lock: SessionLock | None = SessionLock(store.path, info.id)
+        self._lock = SessionLock(store.path, info.id)
         try:
             if messages is None:
                 messages = to_model_messages(store, info.id, tell)
@@ -100,7 +101,10 @@ class Recorder:
         if event.type not in KEPT or (event.type == "nested" and not events.hidden_usage(event)):
             return
         self._waiting.append(event)
-        if _is_due(event) and (not self.problem or isinstance(event, events.RunEnd)):
+        is_prompt = isinstance(event, events.MessageEnd) and event.message.get("role") == "user"
+        has_results = isinstance(event, events.StepEnd) and event.tool_results
+        due = is_prompt or has_results or event.type in DUE
+        if due and (not self.problem or isinstance(event, events.RunEnd)):
             self.sync()
 
     def watch(self, run: Generator[Event, None, RunResult]) -> Generator[Event, None, RunResult]:
@@ -114,17 +118,13 @@ class Recorder:
             self.sync()
         result = watched.value
         if result.messages is not self.messages:
-            raise ValueError(
-                "the run was not kept: it had another list than its session's `messages`"
-            )
+            raise ValueError("the run had another list than its session's `messages`")
         return result
 
     def close(self) -> None:
         """Write what has changed and release the session."""
-        if self._lock:
-            self.sync()
-            self._lock.release()
-            self._lock = None
+        self.sync()
+        self._lock.release()
 
     def __enter__(self) -> Recorder:
         return self
@@ -140,9 +140,7 @@ class Recorder:
         try:
             try:
                 self._write()
-            except StoreError as error:
-                if not error.damaged:
-                    raise
+            except DamageError:
                 self._write()
         except (StoreError, ValueError) as error:
             if not self.problem:
@@ -165,20 +163,14 @@ class Recorder:
             return
         ends = [event.usage for event in waiting if isinstance(event, events.RunEnd)]
         usage = sum([*ends, *filter(None, map(events.hidden_usage, waiting))], self.info.usage)
-        updated = max(now(), self.info.updated + 1)  # its own, to know whether it was committed
-        info = replace(self.info, updated=updated, usage=usage)
-        self._tried = info, len(waiting)
+        info = replace(self.info, updated=now(), usage=usage)
         with self.store.transaction() as db:
             write_info(db, info)
             self._write_all(db, rows)
-        self._rows, self.info, self._waiting, self._tried = rows, info, [], (info, 0)
+        self._rows, self.info, self._waiting = rows, info, []
 
     def _read_rows(self) -> list[Row]:
         """The active rows in the file. One with the text of a message of ours is this message, others are to go."""
-        (tried, count), query = self._tried, "SELECT 1 FROM session WHERE id = ? AND updated = ?"
-        if count and self.store.rows(query, self.session_id, tried.updated):
-            self.info = replace(self.info, updated=tried.updated, usage=tried.usage)
-            self._waiting, self._tried = self._waiting[count:], (tried, 0)
         ours = defaultdict[str, list[Message]](list)
         for message in reversed(self.messages):
             ours[dumps(message)].append(message)
@@ -234,24 +226,24 @@ class Recorder:
         become inactive.
         """
         query = "SELECT coalesce(max(position), -1) FROM message WHERE session = ?"
-        [position] = db.execute(query, (self.session_id,)).fetchone()
+        [last] = db.execute(query, (self.session_id,)).fetchone()
         place = _first_difference(rows, self.messages)
         messages, old, rows[place:] = self.messages[place:], rows[place:], []
-        staying, unused = set(map(id, messages)), {row.id for row in old}
-        by_message = {id(row.message): row for row in old}
-        for at, message in enumerate(messages):
-            row, position = by_message.pop(id(message), None), position + 1
-            before = old[at] if at < len(old) and not shortened else None
-            if before and before.id in unused and id(before.message) not in staying and not row:
-                row = before if before.message.get("role") == message.get("role") else None
+        free, staying = {id(row.message): row for row in old}, set(map(id, messages))
+        places = chain([] if shortened else old, repeat(None))
+        for position, (message, before) in enumerate(zip(messages, places), last + 1):
+            row = free.pop(id(message), None)
+            if not row and before and id(before.message) not in staying:
+                is_mended = before.message.get("role") == message.get("role")
+                row = free.pop(id(before.message), None) if is_mended else None
             if row:
-                unused.discard(row.id)
-                text = {} if row.message is message else {"data": dumps(message)}
-                _update(db, "message", row.id, position=position, **text)
+                _update(db, "message", row.id, position=position, data=dumps(message))
             row_id = row.id if row else self._insert_message(db, message, position)
             rows.append(Row(row_id, message, copied(message)))
-        for row_id in unused:
-            _update(db, "message", row_id, active=0)
+        used = {row.id for row in rows[place:]}
+        for row in old:
+            if row.id not in used:
+                _update(db, "message", row.id, active=0)
 
     def _insert_message(self, db: sqlite3.Connection, message: Message, position: int) -> int:
         """Its row; that of an answer with its calls, that of a result with the end of its call."""
@@ -295,16 +287,6 @@ class Recorder:
 def _update(db: sqlite3.Connection, table: str, row_id: int, **columns: Any) -> None:
     names = ", ".join(f'"{name}" = ?' for name in columns)
     db.execute(f"UPDATE {table} SET {names} WHERE id = ?", (*columns.values(), row_id))
-
-
-def _is_due(event: Event) -> bool:
-    """Is it written now, and not with what follows at once: the end of the step, or the next call?"""
-    match event:
-        case events.MessageEnd(message=message):
-            return message.get("role") == "user"
-        case events.StepEnd(tool_results=results):
-            return bool(results)
-    return isinstance(event, events.ToolStart | events.Compacted | events.RunEnd)
 
 
 def _first_difference(rows: Sequence[Row], messages: Sequence[Message]) -> int:

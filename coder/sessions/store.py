@@ -29,6 +29,7 @@ __all__ = ["MEMORY", "SessionInfo", "Store", "StoreError", "open_store"]
 APPLICATION = 0x636F6472  # application_id, which marks the file as ours
 VERSION = 3  # user_version
 MAX_HITS = 1000  # messages that a search looks at, the newest
+MAX_FOUND = 50  # sessions
 MAX_ENDING = 50  # messages at the end in which the newest question is looked for
 MAX_TITLE = 200  # characters
 AROUND = 40  # characters of a snippet on either side
@@ -60,10 +61,6 @@ CREATE INDEX IF NOT EXISTS session_by_parent ON session(parent);
 CREATE INDEX IF NOT EXISTS message_by_place ON message(session, position, active);
 CREATE INDEX IF NOT EXISTS part_by_message ON part(message);
 CREATE INDEX IF NOT EXISTS part_by_session ON part(session);
-DROP INDEX IF EXISTS message_by_session;
-DROP TRIGGER IF EXISTS search_insert;
-DROP TRIGGER IF EXISTS search_delete;
-DELETE FROM part WHERE type IN ('text', 'reasoning', 'snapshot');
 PRAGMA application_id = {APPLICATION};
 PRAGMA user_version = {VERSION};
 COMMIT;
@@ -78,6 +75,9 @@ INTERRUPTED = (
     "Interrupted: the program was ended while this ran. Its effects so far remain; "
     "check them before you repeat it."
 )
+TEXTS = """SELECT session, data FROM (
+  SELECT id, session, data FROM message WHERE role IN ('user', 'assistant') UNION ALL
+  SELECT 0, id, json_object('role', 'user', 'content', title) FROM session)"""
 LISTED = """(parent IS NULL OR forked)
   AND EXISTS (SELECT 1 FROM message WHERE session = session.id AND active = 1)"""
 
@@ -139,38 +139,28 @@ class Store(Database):
         values = [folder_name(directory)] if directory is not None else []
         return self._infos(f"WHERE id IN ({chosen}) ORDER BY updated DESC, id DESC", *values)
 
-    def latest(self, directory: str) -> SessionInfo | None:
-        """The newest of a folder."""
-        return next(iter(self.sessions(directory, 1)), None)
-
     def get(self, session_id: str) -> SessionInfo:
         for info in self._infos("WHERE id = ?", session_id):
             return info
-        raise _unknown(session_id)
+        raise StoreError(f"There is no session {session_id!r}.")
 
     def find(self, given: str, directory: str | None = None) -> SessionInfo:
         """The session with this id or name, or whose id or name begins like this; with a directory also the one
         with this number in its list."""
-        given = mend(given.strip())[:MAX_TITLE]
-        if directory is not None and re.fullmatch(r"[1-9]\d{0,3}", given):
-            for info in self.sessions(directory, int(given))[int(given) - 1 :]:
+        word = mend(given.strip())[:MAX_TITLE].lower()
+        if directory is not None and re.fullmatch(r"[1-9]\d{0,3}", word):
+            for info in self.sessions(directory, int(word))[int(word) - 1 :]:
                 return info
-        begins = "LIKE ?1 ESCAPE '\\'"  # too much: of letters beyond ASCII it takes any
-        where = f"WHERE id {begins} OR (title {begins} AND {LISTED}) ORDER BY id LIMIT 1000"
-        word = given.lower()
-        found = [(info, info.title.lower()) for info in self._infos(where, _pattern(word)[1:])]
-        for infos in (
-            [info for info, _ in found if info.id == word],
-            [info for info, title in found if title == word],
-            [info for info, _ in found if info.id.startswith(word)],
-            [info for info, title in found if title.startswith(word)],
-        ):
-            if len(infos) > 1 and word:
-                ids = ", ".join(info.id for info in infos[:20])
-                raise StoreError(f"Several sessions begin with {given}: {ids}.")
-            if infos and word:
-                return infos[0]
-        raise _unknown(given)
+        names = [*map(tuple, self.rows("SELECT id, lower(title) FROM session ORDER BY id"))]
+        exact = [each[0] for each in names if word in each]
+        begun = [each[0] for each in names if each[0].startswith(word) or each[1].startswith(word)]
+        ids = exact or begun
+        if not word or not ids:
+            short = given if len(given) <= 40 else given[:40] + "…"
+            raise StoreError(f"There is no session {short!r}.")
+        if len(ids) > 1:
+            raise StoreError(f"Several sessions begin with {given}: {', '.join(ids[:20])}.")
+        return self.get(ids[0])
 
     def ending(self, session_id: str) -> tuple[str, str]:
         """The newest question and the answer to it, or "": the beginnings of their texts, in a line each."""
@@ -184,29 +174,20 @@ class Store(Database):
                 break
         return texts.get("user", ""), texts.get("assistant", "")
 
-    def search(self, words: str, limit: int = 50) -> list[tuple[SessionInfo, str]]:
+    def search(self, words: str) -> list[tuple[SessionInfo, str]]:
         """Sessions whose title, or one of whose texts, has all the words, the newest first, each with the words
         around its newest hit. Parts of words count."""
         wanted = mend(words).lower().split()
+        fits = " AND ".join(["instr(lower(data), ?)"] * len(wanted)) or "FALSE"
+        spelled = (json.dumps(word, ensure_ascii=False)[1:-1] for word in wanted)
         hits: dict[str, str] = {}
-        for session_id, text in self._texts(wanted) if wanted else ():
-            if session_id not in hits and all(word in text.lower() for word in wanted):
-                hits[session_id] = text
-        marks = ",".join("?" * len(hits))
-        newest = f"WHERE id IN ({marks}) ORDER BY updated DESC, id DESC LIMIT {limit:d}"
-        infos = self._infos(newest, *hits)
+        for row in self.rows(f"{TEXTS} WHERE {fits} ORDER BY id DESC LIMIT {MAX_HITS}", *spelled):
+            text = text_of(formed(loaded(row["data"])) or {})
+            if all(word in text.lower() for word in wanted):  # and not in its JSON alone
+                hits.setdefault(row["session"], text)
+        chosen = "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY updated DESC, id DESC"
+        infos = self._infos(chosen, json.dumps([*hits]))[:MAX_FOUND]
         return [(info, _snippet(hits[info.id], wanted)) for info in infos]
-
-    def _texts(self, words: Sequence[str]) -> list[tuple[str, str]]:
-        """(session, text) of messages and titles that may have all the words: their JSON has."""
-        patterns = [_pattern(json.dumps(word, ensure_ascii=False)[1:-1]) for word in words]
-        fits = " AND ".join(r"data LIKE ? ESCAPE '\'" for _ in patterns)
-        query = f"SELECT session, data FROM message WHERE role IN ('user', 'assistant') AND {fits}"
-        found = self.rows(f"{query} ORDER BY id DESC LIMIT {MAX_HITS}", *patterns)
-        texts = [(row["session"], text_of(formed(loaded(row["data"])) or {})) for row in found]
-        fits = fits.replace("data", "title")
-        titled = self.rows(f"SELECT id, title FROM session WHERE {fits}", *patterns)
-        return [*texts, *((row["id"], row["title"]) for row in titled)]
 
     def _infos(self, condition: str, *values: Any) -> list[SessionInfo]:
         return [_info(row) for row in self.rows(INFO + condition, *values)]
@@ -285,11 +266,6 @@ def folder_name(path: str) -> str:
     return path.encode("utf-8", "backslashreplace").decode()
 
 
-def _unknown(given: str) -> StoreError:
-    short = given if len(given) <= 40 else given[:40] + "…"
-    return StoreError(f"There is no session {short!r}.")
-
-
 def _info(row: sqlite3.Row) -> SessionInfo:
     usage = {name: row[name] for name in USAGE} | {"estimated": bool(row["estimated"])}
     first = text_of(formed(loaded(row["first"])) or {})
@@ -299,13 +275,6 @@ def _info(row: sqlite3.Row) -> SessionInfo:
         messages=row["messages"],
         first=" ".join(first[:200].split()),
     )
-
-
-def _pattern(word: str) -> str:
-    """What LIKE compares; SQLite knows the case of ASCII letters only, so that any character stands for the others."""
-    escaped = re.sub(r"([%_\\])", r"\\\1", word)
-    cased = (not each.isascii() and each.upper() != each for each in escaped)
-    return "%" + "".join("_" if any_ else each for any_, each in zip(cased, escaped)) + "%"
 
 
 def _snippet(text: str, words: Sequence[str]) -> str:
