@@ -190,11 +190,16 @@ class Conversation:
 
     # -- undo
 
-    def travel(self, back: bool) -> UndoResult:
-        """Undo the last run, or do again what was undone last: files and messages; with a problem, nothing."""
-        snapshots = self.snapshots
-        done = (snapshots.undo if back else snapshots.redo)(self.app.agent.messages)
+    def undo(self) -> UndoResult:
+        """Undo the last run: files and messages; with a problem, nothing."""
+        done = self.snapshots.undo(self.app.agent.messages)
         done.prompt = " ".join(words_of(done.prompt).split())
+        self.settle()
+        return done
+
+    def redo(self) -> UndoResult:
+        """Do again what was undone last."""
+        done = self.snapshots.redo(self.app.agent.messages)
         self.settle()
         return done
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from coder.cli.conversation import Conversation
     from coder.cli.screen import Screen
 
-MAX_ROWS = 12  # to choose from
+MAX_CHOICES = 12
 
 
 class ConversationCommands:
@@ -44,34 +45,37 @@ class ConversationCommands:
     def _choose(self, values: Sequence[str], rows: Iterable[tuple[str, str]], question: str) -> str:
         """The value whose number is entered, or what is entered. `rows`: of each a row, and what stands below it."""
         width = self.screen.width - 1
-        for number, (row, below) in enumerate(islice(rows, MAX_ROWS), 1):
+        # The first row stays on the screen, above two rows for each, and the question
+        most = max(1, min(MAX_CHOICES, shutil.get_terminal_size().lines // 2 - 2))
+        for number, (row, below) in enumerate(islice(rows, most), 1):
             self.screen.line(one_line(f"{number:>3}  {row}", width))
             if below:
                 self._note(one_line(f"     {below}", width))
-        if values[MAX_ROWS:]:
-            self._note(f"     and {len(values) - MAX_ROWS} more")
+        if values[most:]:
+            self._note(f"     and {len(values) - most} more")
         return by_number(values, str(self.repl.keyboard.answer(question, words=question)))
 
     # -- the last run
 
     def undo(self, argument: str) -> None:
-        if prompt := self._travel(back=True).prompt:
+        if prompt := self._travel("Undone", self.conversation.undo):
             self.repl.keyboard.early.insert(0, prompt)  # to be worded in another way
 
     def redo(self, argument: str) -> None:
-        self._travel(back=False)
+        self._travel("Redone", self.conversation.redo)
 
-    def _travel(self, back: bool) -> UndoResult:
-        """Undo or redo, which must not be left half done: a Ctrl+C meanwhile changes nothing."""
+    def _travel(self, done: str, how: Callable[[], UndoResult]) -> str:
+        """Undo or redo, which must not be left half done: a Ctrl+C meanwhile changes nothing. The run's prompt."""
         result = UndoResult(problem="Nothing was done.")
         with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
-            result = self.conversation.travel(back)
+            result = how()
         if result.problem:
             self._warn(" ".join([result.problem, *result.conflicts]))
         else:
-            paths = first_of(result.paths) or "no file was changed"
-            self.screen.line(f"{'Undone' if back else 'Redone'}: {paths}.")
-        return result
+            self.screen.line(f"{done}: {first_of(result.paths) or 'no file was changed'}.")
+        if result.lost:
+            self._warn(f"Not restored, since the contents are gone: {first_of(result.lost)}.")
+        return result.prompt
 
     def diff(self, argument: str) -> None:
         snapshots = self.conversation.snapshots

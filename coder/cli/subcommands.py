@@ -107,11 +107,10 @@ def _list(store: Store, given: argparse.Namespace) -> int:
     infos = store.sessions(None if given.all else str(Path.cwd()))
     narrow = sys.stdout.isatty() and not given.all
     width = shutil.get_terminal_size().columns if narrow else 0
-    for number, info in enumerate(infos, 1):  # the numbers that `-r` takes
-        if given.all:
-            _print(_line(info))
-        else:
-            _print(session_line(info, f"{number:>3}  ", f"  {info.id}", width))
+    for number, info in enumerate(infos, 1):
+        head = f"{number:>3}  "  # which `-r` takes
+        line = _line(info) if given.all else session_line(info, head, f"  {info.id}", width)
+        _print(line)
     if not infos:
         where = "" if given.all else " of this folder; --all lists those of others"
         sys.stderr.write(f"There is no conversation{where}.\n")

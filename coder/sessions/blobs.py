@@ -1,6 +1,6 @@
 """Contents of files by their git blob ids, and records of what runs have changed: what undo keeps.
 
-What git has of unchanged files is read there: nothing of the user's repository is written, and none of its
+What git has of the files is read there: nothing of the user's repository is written, and none of its
 settings, hooks or filters is obeyed, since it is read through an empty repository in the data folder. All else
 lies in one private SQLite file for each workspace, compressed, and goes KEPT_DAYS after its last use.
 """
@@ -10,28 +10,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
-import re
 import shutil
 import subprocess
-import tempfile
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from coder.sessions.database import Database, StoreError, make_private
+from coder.sessions.database import Database, make_private
 from coder.tools.process import environment, find_program
-from coder.tools.workspace import git_folders, read_small_file, repository_top
+from coder.tools.workspace import git_folders, repository_top
 
 MAX_STORED = 100_000_000  # bytes of a workspace's contents; steps may double it
 MAX_WAITING = 8_000_000  # bytes of contents in memory, before they are stored
-MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
 KEPT_DAYS = 30
-# What may give a file another content of the same size than its blob has. A pointer of LFS is short.
-REWRITES = re.compile(rb"filter=(?!lfs\s)|working-tree-encoding=")
 
 
 def blob_id(data: bytes) -> str:
@@ -44,33 +38,26 @@ class Git:
 
     def __init__(self, root: str, data: str) -> None:
         self.root, self.top = root, repository_top(Path(root))
-        self.deadline: Callable[[], float] = lambda: math.inf  # when git is killed; may change
+        self.deadline = 0.0  # of the look under way: what takes longer is killed
         self._program = find_program("git", root) if os.path.lexists(self.top / ".git") else ""
         self._own = os.path.join(data, "git")
 
     def _run(
         self, command: str, lines: Iterable[bytes] = (), *, apart: bool = True, wait: bool = False
     ) -> bytes | None:
-        """What git prints; None where it fails or is killed, which `wait` prevents. `apart`: see _variables."""
+        """What git prints; None where it fails, or would have to `wait`. `apart`: see _variables."""
         if not self._program:
             return None
         own = {name: value for name, value in environment().items() if name[:4] != "GIT_"}
-        with tempfile.TemporaryFile() as given:  # communicate() forgets its input at a time-out
-            given.writelines(lines)
-            given.seek(0)
-            process = subprocess.Popen(
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(
                 [self._program, "-c", "core.fsmonitor=false", *command.split()], cwd=self.root,
-                env=own | (self._variables() if apart else {}), stdin=given,
+                env=own | (self._variables() if apart else {}), input=b"".join(lines),
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                timeout=None if wait else self.deadline - time.monotonic(),
             )  # fmt: skip
-        with process:
-            while True:
-                try:
-                    output, _ = process.communicate(timeout=0.05)
-                    return output if process.returncode in (0, 1) else None
-                except subprocess.TimeoutExpired:
-                    if not wait and time.monotonic() > self.deadline():
-                        process.kill()
+            return done.stdout if done.returncode in (0, 1) else None
+        return None
 
     def _variables(self) -> dict[str, str]:
         """For the user's index and objects without the settings of any repository or user."""
@@ -84,28 +71,10 @@ class Git:
         return given | {"GIT_CONFIG_NOSYSTEM": "1", "GIT_NO_LAZY_FETCH": "1"}
 
     def tracked(self) -> dict[str, str]:
-        """The tracked files, and the blob id of each that is as it was added, else ""."""
-        found: dict[str, str] = {}
-        for line in (self._run("ls-files -z -v -s -c -m") or b"").split(b"\0")[:-1]:
-            facts, _, name = line.partition(b"\t")
-            tag, _, blob, stage = facts.decode().split()
-            # H: git looks at it; a second line, C: it differs
-            found[os.fsdecode(name)] = blob if tag == "H" and stage == "0" else ""
-        return found
-
-    def sizes(self, blobs: Iterable[str]) -> dict[str, int]:
-        """Bytes of the blobs: of a file that a filter or another line ending changes, others than the file's."""
-        given = (f"{blob}\n".encode() for blob in blobs)
-        output = self._run("cat-file --batch-check=%(objectname)=%(objectsize)", given) or b""
-        pairs = (line.split("=") for line in output.decode().splitlines() if "=" in line)
-        return {blob: int(size) for blob, size in pairs}
-
-    def is_plain(self, attributes: Iterable[str]) -> bool:
-        """Has an unchanged file whose blob has its size the content of that, by these .gitattributes?"""
-        files = [Path(self.root, path) for path in attributes]
-        files.append(git_folders(self.top)[-1] / "info/attributes")
-        texts = (read_small_file(file, MAX_ATTRIBUTES) or b"" for file in files)
-        return not any(map(REWRITES.search, texts))
+        """The tracked files, and the blob id of each as it was added."""
+        lines = (self._run("ls-files -z --stage") or b"").split(b"\0")[:-1]
+        found = (line.partition(b"\t") for line in lines)
+        return {os.fsdecode(name): facts.split()[1].decode() for facts, _, name in found}
 
     def ignored(self, paths: Iterable[str]) -> set[str] | None:
         """What the user's git ignores of these paths; None: unknown."""
@@ -145,6 +114,7 @@ class BlobStore(Database):
         name = f"{hashlib.sha256(os.fsencode(root)).hexdigest()}.db"
         super().__init__(Path(data, "snapshots", name))
         self.git = Git(root, data)
+        self.elsewhere: Collection[str] = ()  # ids of contents that git has
         self._waiting: dict[str, bytes] = {}
         self._waiting_bytes = 0
         with contextlib.suppress(OSError):
@@ -162,9 +132,9 @@ class BlobStore(Database):
         return os.path.getsize(self.path) + self._waiting_bytes
 
     def add(self, data: bytes) -> str:
-        """The id of a content, which `flush` will store."""
+        """The id of a content, which `flush` will store where git does not have it."""
         name = blob_id(data)
-        if name not in self._waiting:
+        if name not in self._waiting and name not in self.elsewhere:
             self._waiting[name] = data
             self._waiting_bytes += len(data)
         if self._waiting_bytes > MAX_WAITING:
@@ -180,15 +150,13 @@ class BlobStore(Database):
             self.execute(f"INSERT INTO blob VALUES (?, ?, ?) {known}", *rows)
 
     def blobs(self, names: Set[str]) -> dict[str, bytes]:
-        """The contents with these ids, ours or git's. Raises StoreError where one is no longer kept."""
+        """The contents with these ids that are still kept, by us or by git."""
         found = {}
         for name in names:
             for row in self.rows("SELECT data FROM blob WHERE id = ?", name):
                 found[name] = zlib.decompress(row["data"])
         if missing := names - found.keys():
             found |= self.git.contents(missing)
-        if names - found.keys():
-            raise StoreError("some of their contents are no longer kept")
         return found
 
     def prune(self, used: Collection[str]) -> None:

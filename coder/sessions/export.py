@@ -9,8 +9,6 @@ Secrets are removed from every format.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 import os
@@ -51,9 +49,11 @@ def export(store: Store, session_id: str, format: Format, redact: Redact | None 
     pieces = [("title", heading), ("facts", redact(_facts(info))), *_pieces(whole["messages"])]
     if format == "md":
         written = (MARKDOWN.get(form, str)(text) for form, text in pieces if text)
-        return "\n\n".join(filter(None, written)).translate(CONTROL) + "\n"
-    body = "".join(HTML[form](html.escape(text.translate(CONTROL))) for form, text in pieces)
-    return _page(html.escape(heading.translate(CONTROL)), body)
+        text = "\n\n".join(filter(None, written)) + "\n"
+    else:
+        body = "".join(HTML[form](html.escape(text)) for form, text in pieces if text)
+        text = PAGE.format(html.escape(heading), body)
+    return text.translate(CONTROL)
 
 
 def _stored(store: Store, info: SessionInfo) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _pieces(rows: Sequence[dict[str, Any]]) -> Pieces:
         if error:
             stopped = f"Stopped ({error.get('stop_reason')}): {error.get('message')}"
             yield "failed", " ".join(stopped.split())
-        yield "end section", ""
+        yield "end section", "-"
 
 
 def _calls(
@@ -187,14 +187,15 @@ def _fenced(text: str, language: str = "") -> str:
 def _coloured(diff: str) -> str:
     colours = {"+": ' class="add"', "-": ' class="cut"'}
     lines = (f"<span{colours.get(line[:1], '')}>{line}\n</span>" for line in diff.splitlines())
-    return f"<pre>{''.join(lines)}</pre>" if diff else ""
+    return f"<pre>{''.join(lines)}</pre>"
 
 
 Forms = dict[str, Callable[[str], str]]
 MARKDOWN: Forms = {
     "title": "# {}".format,
     "note": "---\n\n*{}*".format,
-    "section": lambda kind: "",
+    "section": lambda _: "",
+    "end section": lambda _: "",
     "head": "## {}".format,
     "quoted": lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n")),
     "failed": "**{}**".format,
@@ -215,33 +216,29 @@ HTML: Forms = {  # of text that is escaped
     "failed": '<p class="bad">{}</p>'.format,
     "details": "<details><summary>{}</summary>".format,
     "failed details": '<details><summary class="bad">{}</summary>'.format,
-    "code": lambda text: f"<pre>{text}</pre>" if text else "",
+    "code": "<pre>{}</pre>".format,
     "diff": _coloured,
     "end details": lambda _: "</details>",
     "end section": lambda _: "</section>\n",
 }
-STYLE = """
-:root { color-scheme: light dark; --dim: #777; --line: #8885; --bad: #d0453c; --good: #2c9557; }
-body { margin: 1.5rem auto; max-width: 60rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
-h1, summary, pre, p { overflow-wrap: anywhere; }
-h1 { font-size: 1.3rem; }
-h2, .facts, .note { color: var(--dim); font-size: .85rem; font-weight: normal; }
-details { border: 1px solid var(--line); border-radius: 5px; margin: .35rem 0; padding: .3rem .6rem; }
-pre { font: 12.5px/1.4 ui-monospace, monospace; max-height: 32rem; overflow-y: auto; }
-pre, p { white-space: pre-wrap; margin: .3rem 0; }
-.user { background: var(--line); border-radius: 6px; padding: .6rem .8rem; }
-.gone { opacity: .65; border-left: 3px solid var(--line); padding-left: .8rem; }
-.bad, .cut { color: var(--bad); } .add { color: var(--good); }
+# It holds no script and may load nothing
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{}</title><style>
+:root {{ color-scheme: light dark; --dim: #777; --line: #8885; --bad: #d0453c; --good: #2c9557 }}
+body {{ margin: 1.5rem auto; max-width: 60rem; padding: 0 1rem; font: 15px/1.5 system-ui }}
+h1, summary, pre, p {{ overflow-wrap: anywhere }}
+h1 {{ font-size: 1.3rem }}
+h2, .facts, .note {{ color: var(--dim); font-size: .85rem; font-weight: normal }}
+details {{ border: 1px solid var(--line); margin: .35rem 0; padding: .3rem .6rem }}
+pre {{ font: 12.5px/1.4 ui-monospace, monospace; max-height: 32rem; overflow-y: auto }}
+pre, p {{ white-space: pre-wrap; margin: .3rem 0 }}
+.user {{ background: var(--line); padding: .6rem .8rem }}
+.gone {{ opacity: .65; border-left: 3px solid var(--line); padding-left: .8rem }}
+.bad, .cut {{ color: var(--bad) }}
+.add {{ color: var(--good) }}
+</style></head>
+<body>{}</body></html>
 """
-
-
-def _page(title: str, body: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="referrer" content="no-referrer">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head>\n<body>{body}</body></html>\n"
-    )

@@ -262,11 +262,10 @@ class Recorder:
         return row_id
 
     def _write_result(self, db: sqlite3.Connection, event: events.ToolEnd) -> None:
-        """The end of a call; its result is in the list."""
+        """What a tool has for programs; its result is in the list."""
         details = event.result.details
         data = {"name": event.name, "details": details, "seconds": event.seconds}
-        state = "failed" if event.is_error else "completed"
-        self._update_call(db, event.id, state=state, end=now(), data=dumps(data))
+        self._update_call(db, event.id, data=dumps(data))
         items = details.get("todo") if event.name == "todo" else None
         if isinstance(items, list):
             db.execute("DELETE FROM todo WHERE session = ?", (self.session_id,))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ from coder.abort import Abort
 from coder.events import Event
 from coder.history import text_of, user
 from coder.sessions.database import StoreError
-from coder.sessions.workspace_files import SECONDS, Entry, Pair, WorkspaceFiles
+from coder.sessions.workspace_files import Entry, Pair, WorkspaceFiles
 from coder.tools.edit import diff
 from coder.tools.workspace import put_file, remove
 from coder.types import Message
@@ -63,10 +62,11 @@ class RunSnapshot:
 class UndoResult:
     """What `undo` or `redo` did: the `paths` that were written or removed; `prompt` is that of the run.
 
-    With a `problem` nothing counts as done; `conflicts` were changed since.
+    The contents of `lost` are no longer kept. With a `problem` nothing counts as done; `conflicts` were changed since.
     """
 
     paths: Sequence[str] = ()
+    lost: Sequence[str] = ()
     conflicts: Sequence[str] = ()
     problem: str = ""
     prompt: str = ""
@@ -102,7 +102,6 @@ class Snapshots:
         self._files = WorkspaceFiles(self.root, os.path.realpath(data))
         self._session = ""
         self._first_look: threading.Thread | None = None
-        self._began = 0.0
         self._told: set[str] = set()
         self._in_step = False  # a tool has begun
         self._asked = False  # in a step: the event before was a question, which is answered now
@@ -148,7 +147,6 @@ class Snapshots:
         """Look at all files, in a worker thread; again, where there was no time for all."""
         done = self._files.ready and not self._files.left_out
         if not (self.off or done or self._looking()):
-            self._began, self._files.deadline = time.monotonic(), float("inf")
             self._first_look = threading.Thread(target=self._look_first, daemon=True)
             self._first_look.start()
 
@@ -166,21 +164,14 @@ class Snapshots:
         if self._in_step:
             return
         self._in_step, self._asked = True, False
-        if not self._first_look:
-            self._start_look()
         self._await_look(abort)
         self._look()
         if self._files.left_out:
             self._tell_once(PARTLY.format(self._files.left_out))
 
     def _await_look(self, abort: Abort | None = None) -> None:
-        """Wait for the end of the first look, which may take SECONDS, and which an abort cuts short."""
-        self._files.deadline = max(self._began + SECONDS, time.monotonic())
-        while self._first_look and self._first_look.is_alive():
+        while self._first_look and self._looking() and not (abort and abort.is_set):
             self._first_look.join(0.05)
-            if abort and abort.is_set:
-                self._files.deadline = 0
-                return
 
     def finish(self) -> None:
         """End the step under way. To be called behind a run that was broken off, too."""
@@ -270,14 +261,13 @@ class Snapshots:
             now = {path: self._files.entry(path) for path in goals}
             goals = {path: pair for path, pair in goals.items() if now[path] != pair[1]}
             conflicts = [path for path in goals if path in torn or now[path] != goals[path][0]]
-            if not conflicts:
-                self._write({path: goal for path, (_, goal) in goals.items()})
+            if conflicts:
+                text = "Nothing was done: these files were changed since:"
+                return UndoResult(conflicts=sorted(conflicts), problem=text)
+            lost = self._write({path: goal for path, (_, goal) in goals.items()})
         except ERRORS as error:
             why = str(error).rstrip(".")
             return UndoResult(problem=f"The files of this run cannot be restored: {why}.")
-        if conflicts:
-            text = "Nothing was done: these files were changed since:"
-            return UndoResult(conflicts=sorted(conflicts), problem=text)
         target.append(source.pop())
         if back:
             with contextlib.suppress(*ERRORS):  # as where it cannot be saved
@@ -285,13 +275,13 @@ class Snapshots:
             run.row = 0
         else:
             self._save(run)
-        return UndoResult(sorted(goals))
+        return UndoResult(sorted(goals.keys() - lost), sorted(lost))
 
-    def _write(self, goals: Mapping[str, Entry | None]) -> None:
-        """Write files as they are to be. Raises OSError, StoreError: some is done, and to do it
-        again does the rest. Folders that become empty go; an empty folder is neither kept nor made."""
+    def _write(self, goals: Mapping[str, Entry | None]) -> set[str]:
+        """Write files as they are to be, but those whose contents are lost, which it returns. Raises OSError,
+        StoreError: some is done, and to do it again does the rest. Folders that become empty go; an
+        empty folder is neither kept nor made."""
         root, removed = Path(self.root), [path for path, goal in goals.items() if goal is None]
-        # Nothing is done where one is missing
         blobs = self._files.store.blobs({goal[1] for goal in goals.values() if goal})
         for path in removed:
             with contextlib.suppress(FileNotFoundError):
@@ -299,9 +289,10 @@ class Snapshots:
         emptied = {root / above for path in removed for above in Path(path).parents}
         _remove_empty(sorted(emptied - {root}, reverse=True))
         for path, goal in sorted(goals.items()):
-            if goal:
+            if goal and goal[1] in blobs:
                 _remove_empty(Path(each) for each, *_ in os.walk(root / path, topdown=False))
                 put_file(root / path, goal[0], blobs[goal[1]])
+        return {path for path, goal in goals.items() if goal and goal[1] not in blobs}
 
     def diff(self, run: RunSnapshot | None = None) -> str:
         """A unified diff of what a run changed, or all runs. Raises StoreError."""
@@ -330,13 +321,15 @@ def net_change(runs: Iterable[RunSnapshot]) -> tuple[dict[str, Pair], set[str]]:
 
 
 def _file_diff(path: str, old: Entry | None, new: Entry | None, blobs: Mapping[str, bytes]) -> str:
-    before, after = (blobs[entry[1]] if entry else b"" for entry in (old, new))
+    before, after = (blobs.get(entry[1]) if entry else b"" for entry in (old, new))
     lines = [f"diff --git a/{path} b/{path}"]
     if old and new and old[0] != new[0]:
         lines.append(f"old mode {old[0]:o}\nnew mode {new[0]:o}")
     elif not (old and new):
         lines.append("deleted file" if old else "new file")
-    if b"\0" in before[:8192] + after[:8192]:
+    if before is None or after is None:
+        lines.append(f"The contents of {path} are no longer kept")
+    elif b"\0" in before[:8192] + after[:8192]:
         lines.append(f"Binary files a/{path} and b/{path} differ")
     elif before != after:
         texts = [each.decode("utf-8", "replace") for each in (before, after)]

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from coder.sessions.blobs import MAX_STORED, BlobStore, blob_id
 from coder.tools.workspace import TOOL_FOLDERS
 
-SECONDS = 1.8  # that the first look may keep a tool waiting, and a bit to store; that others read
+SECONDS = 1.8  # that a look may take, before a bit to store
 MAX_FILE = 2_000_000  # bytes of a file that is kept
 MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
 Entry = tuple[int, str]  # type and permissions of a file, blob id ("": not kept)
@@ -102,7 +102,7 @@ class WorkspaceFiles:
         self.root, self.data = root, data
         self.ready = False  # has a first look been made?
         self.left_out = 0  # files and folders that it had no time or room for
-        self.deadline = 0.0  # of the look under way
+        self.deadline = 0.0  # of the look under way; another thread may bring it forward
         self._watch = FolderWatch(root)
         self._files: dict[str, State] = {}
         self._folders: set[str] = set()
@@ -113,67 +113,45 @@ class WorkspaceFiles:
     @cached_property
     def store(self) -> BlobStore:
         """Opened when it is needed. Raises StoreError."""
-        store = BlobStore(self.root, self.data)
-        store.git.deadline = lambda: self.deadline
-        return store
+        return BlobStore(self.root, self.data)
+
+    def _begin(self) -> None:
+        self.deadline = self.store.git.deadline = time.monotonic() + SECONDS
 
     def start(self) -> None:
-        """Look at everything, as the state before a run, until the `deadline`, which another thread may set."""
-        began = time.time_ns()
+        """Look at everything, as the state before a run."""
+        self._begin()
         self._watch.take()  # what was reported so far is looked at now
         self._ignored, self._unreached = {os.path.relpath(self.data, self.root)}, set()
         self._git_works = True
         tracked = self.store.git.tracked()
+        self.store.elsewhere = set(tracked.values())
         found, self._folders = self._scan([""], folders_of(tracked))
-        states = self._clean(found, tracked, began)
-        saved = {} if self._files else self._saved()
-        kept = {}
-        self.left_out, full = len(self._unreached), False
+        kept = {row["id"] for row in self.store.rows("SELECT id FROM blob")} | self.store.elsewhere
+        known, states = self._files or self._saved(), dict[str, State]()
+        self.left_out = len(self._unreached)
         for path, info in sorted(found.items(), key=lambda each: (each[1].st_size, each[0])):
-            if path in states:
-                continue
-            state = self._files.get(path) or saved.get(path)
-            if not (state and state.blob and state.stamp == _stamp(info)):
-                full = full or self.store.stored > MAX_STORED or time.monotonic() > self.deadline
-                self.left_out += full and info.st_size <= MAX_FILE
-                state = _state(info) if full else self._read(path, info)
+            state = known.get(path)
+            if not state or state.blob not in kept or state.stamp != _stamp(info):
+                self.left_out += self._is_full(MAX_STORED) and info.st_size <= MAX_FILE
+                state = self._read(path, info, MAX_STORED)
             states[path] = state
-            if state.blob:
-                kept[path] = state
         self._files = states
         self.store.flush()
-        if kept != saved:
-            self.store.execute("INSERT OR REPLACE INTO look VALUES (1, ?)", (json.dumps(kept),))
-        self.store.prune({state.blob for state in kept.values()})
+        if states != known:
+            self.store.execute("INSERT OR REPLACE INTO look VALUES (1, ?)", (json.dumps(states),))
+        self.store.prune({state.blob for state in states.values()})
         self.ready = True
 
-    def _clean(
-        self, found: dict[str, Info], tracked: dict[str, str], began: int
-    ) -> dict[str, State]:
-        """The files whose content git has, unchanged, so that they are not read."""
-        git = self.store.git
-        if not git.is_plain(path for path in found if path.endswith(".gitattributes")):
-            return {}
-        blobs = {path: blob for path in found if (blob := tracked.get(path))}
-        sizes = git.sizes(set(blobs.values()))
-        return {
-            path: _state(info, blob)
-            for path, blob in blobs.items()
-            if sizes.get(blob) == (info := found[path]).st_size <= MAX_FILE
-            # Else it may have changed since git looked; the kernel's clock of files is some milliseconds behind
-            and info.st_ctime_ns < began - 20_000_000
-        }
-
     def _saved(self) -> dict[str, State]:
-        """The files that the first look of an earlier process has read, where their contents are kept."""
-        kept = {row["id"] for row in self.store.rows("SELECT id FROM blob")}
+        """The files as the first look of an earlier process has read them."""
         rows = self.store.rows("SELECT data FROM look")
         saved = json.loads(rows[0]["data"]) if rows else {}
-        return {path: State(*state) for path, state in saved.items() if state[1] in kept}
+        return {path: State(*state) for path, state in saved.items()}
 
     def look(self) -> tuple[dict[str, Pair], list[str]]:
         """The files that have changed since the last look; and those of which the old or the new content is not kept."""
-        self.deadline = time.monotonic() + SECONDS
+        self._begin()
         places = self._watch.take()
         found, folders = self._scan(places)
         gone = places & self._files.keys()
@@ -276,12 +254,16 @@ class WorkspaceFiles:
 
     # ---- reading
 
-    def _read(self, path: str, info: Info) -> State:
+    def _read(self, path: str, info: Info, most: int = 2 * MAX_STORED) -> State:
         """A file as it is; the store gets its content, where there is time and room."""
-        late, blob = time.monotonic() > self.deadline or self.store.stored > 2 * MAX_STORED, ""
-        with contextlib.suppress(OSError):
-            blob = "" if late else self.store.add(self._load(path, info))
+        blob = ""
+        if not self._is_full(most):
+            with contextlib.suppress(OSError):
+                blob = self.store.add(self._load(path, info))
         return _state(info, blob)
+
+    def _is_full(self, most: int) -> bool:
+        return time.monotonic() > self.deadline or self.store.stored > most
 
     def _load(self, path: str, info: Info) -> bytes:
         """The content of a file that is at its path, behind no link. Raises OSError."""
