@@ -234,16 +234,26 @@ def test_nothing_is_written_outside_the_workspace(ws: Workspace, tmp_path: Path)
     assert (tmp_path / "out").read_text() == "old" and sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["existing", "new"])
-def test_what_the_user_writes_meanwhile_is_not_overwritten(ws: Workspace, known: bool) -> None:
+@pytest.mark.parametrize(
+    ("call", "before", "after"),
+    [
+        (CALLS[1], "one a", "the user's"),
+        (CALLS[1], None, "the user's"),
+        (CALLS[2], "one a", "the user's"),
+        (CALLS[2], "one a", None),
+    ],
+)
+def test_what_the_user_does_meanwhile_stays(
+    ws: Workspace, call: dict[str, Any], before: str | None, after: str | None
+) -> None:
     file = ws.folder / "a"
-    if known:
-        file.write_text("one")
+    if before:
+        file.write_text(before)
         ws("read", path="a")
-    ws.when_asked = lambda: file.write_text("the user's") and None
-    assert "changed on disk" in ws.fails("write", path="a", content="two")
-    assert file.read_text() == "the user's"
-    assert ws.names() == ["a"]
+    ws.when_asked = lambda: file.write_text(after) if after else file.unlink()
+    assert "a changed on disk" in ws.fails(**call, path="a")
+    assert (file.read_text() if file.exists() else None) == after
+    assert ws.names() == (["a"] if after else [])
 
 
 # ---- write: what stays ----------------------------------------------------------------------
