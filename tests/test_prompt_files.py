@@ -94,39 +94,37 @@ def replace(path: Path, target: str) -> None:
     path.symlink_to(target)
 
 
-LEFT_OUT: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "name": ("commands/a b.md", lambda path: None, "letters, digits"),
-    "controls": ("commands/a\x1b[2J\n.md", lambda path: None, "letters, digits"),
-    "empty": ("commands/a.md", lambda path: path.write_text("---\na: b\n---\n"), "no text"),
-    "huge": ("commands/a.md", lambda path: os.truncate(path, MAX_FILE + 1), "at most"),
-    "fifo": ("commands/a.md", fifo, "no regular file"),
-    "folder": ("commands/a.md", lambda path: (path.unlink(), path.mkdir()), "no regular file"),
-    "nowhere": ("commands/a.md", lambda path: replace(path, "none/a.md"), "no regular file"),
-    "out": ("commands/a.md", lambda path: replace(path, "../../../a.md"), "leads elsewhere"),
-    "secret": ("commands/a.md", lambda path: replace(path, "../../.env"), "leads elsewhere"),
-    "bare": ("skills/a/SKILL.md", lambda path: path.write_text("Do it."), "no description"),
-    "linked": (
-        "skills/a/SKILL.md",
-        lambda path: (path.parent / "x").symlink_to("/etc"),
-        "x in its folder is a link",
-    ),
-    "much": (
-        "skills/a/SKILL.md",
-        lambda path: os.truncate(put(path.parent, "x", ""), MAX_FOLDER),
-        "too much",
-    ),
-}
+def grow(path: Path, size: int) -> None:
+    path.touch()
+    os.truncate(path, size)
 
 
-@pytest.mark.parametrize("case", LEFT_OUT)
-def test_what_cannot_be_judged_is_left_out_with_a_sentence(tmp_path: Path, case: str) -> None:
-    name, change, reason = LEFT_OUT[case]
+COMMAND, A_SKILL = "commands/a.md", "skills/a/SKILL.md"
+LEFT_OUT: list[tuple[str, Callable[[Path], object], str]] = [
+    ("commands/a b.md", Path.touch, "letters, digits"),
+    ("commands/a\x1b[2J\n.md", Path.touch, "letters, digits"),
+    (COMMAND, lambda path: path.write_text("---\na: b\n---\n"), "no text"),
+    (COMMAND, lambda path: grow(path, MAX_FILE + 1), "at most"),
+    (COMMAND, fifo, "no regular file"),
+    (COMMAND, lambda path: (path.unlink(), path.mkdir()), "no regular file"),
+    (COMMAND, lambda path: replace(path, "none/a.md"), "no regular file"),
+    (COMMAND, lambda path: replace(path, "../../../a.md"), "leads elsewhere"),
+    (COMMAND, lambda path: replace(path, "../../.env"), "leads elsewhere"),
+    (A_SKILL, lambda path: path.write_text("Do it."), "no description"),
+    (A_SKILL, lambda path: (path.parent / "x").symlink_to("/etc"), "x in its folder is a link"),
+    (A_SKILL, lambda path: grow(path.parent / "x", MAX_FOLDER), "too much"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "reason"), LEFT_OUT)
+def test_what_cannot_be_judged_is_left_out_with_a_sentence(
+    tmp_path: Path, name: str, change: Callable[[Path], object], reason: str
+) -> None:
     put(tmp_path, "a.md", SKILL), put(tmp_path, "ws/.env", "K=1")
     change(put(tmp_path / PROJECTS, name, SKILL))
     files = PromptFiles([tmp_path / "none"], [tmp_path / PROJECTS], tmp_path / "answers.json")
-    assert not files.commands and not files.skills
-    assert len(files.problems) == 1 and reason in files.problems[0]
-    assert files.problems[0].isprintable()
+    [problem] = files.problems
+    assert not files.commands and not files.skills and reason in problem and problem.isprintable()
 
 
 def test_what_others_may_write_is_none_of_the_users(tmp_path: Path) -> None:
@@ -138,17 +136,18 @@ def test_what_others_may_write_is_none_of_the_users(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["SKILL.md", "scripts/run", "new", ".hidden/x"])
 def test_an_answer_is_for_all_files_of_a_skill(tmp_path: Path, change: str) -> None:
     def load() -> PromptFiles:
-        return PromptFiles([tmp_path / "none"], [tmp_path / "ws"], tmp_path / "a/answers.json")
+        return PromptFiles([tmp_path / "none"], [tmp_path / "ws"], answers)
 
+    answers = tmp_path / "a/answers.json"
     put(tmp_path, "ws/skills/a/SKILL.md", SKILL), put(tmp_path, "ws/skills/a/scripts/run", "ls")
-    files = load()
-    assert [each.answer for each in files.unanswered()] == [""] and not files.section
-    files.answer(files.unanswered(), "yes")
-    assert (tmp_path / "a/answers.json").stat().st_mode & 0o777 == 0o600
-    assert not (again := load()).unanswered() and "How it is deployed" in again.section
+    assert [each.answer for each in load().unanswered()] == [""] and not load().section
+    for answer in ("no", "yes"):
+        load().answer([*load().skills.values()], answer)
+        assert not load().unanswered() and bool(load().section) == (answer == "yes")
+    assert answers.stat().st_mode & 0o777 == 0o600
     put(tmp_path / "ws/skills/a", change, SKILL + "x")
     assert [each.answer for each in load().unanswered()] == ["changed"] and not load().section
-    (tmp_path / "a/answers.json").write_text("[broken")
+    answers.write_text("[broken")
     assert load().unanswered()
 
 
@@ -178,23 +177,19 @@ def test_one_task_can_be_a_command(tmp_path: Path) -> None:
 
 
 def test_a_projects_command_is_shown_and_entered_after_a_yes_for_it(tmp_path: Path) -> None:
-    file = put(
-        tmp_path / PROJECTS,
-        "commands/fix.md",
-        "Fix $1.\nThe rest is <hidden>\u202e $9@/etc/passwd.\n",
-    )
+    text = "Fix $1.\nThe rest is <hidden>\u202e $9@/etc/passwd.\n"
+    file = put(tmp_path / PROJECTS, "commands/fix.md", text)
     with serve(Reply("done")) as server:
-        for answer, times in (("", 0), ("n", 0), ("y", 1)):
-            with Terminal(tmp_path, server) as session:
-                assert re.search(r"/fix +Fix \$1\. \(this project\)", session.say("/help"))
+        with Terminal(tmp_path, server) as session:
+            assert re.search(r"/fix +Fix \$1\. \(this project\)", session.say("/help"))
+            for answer, times in (("\r", 0), ("n", 0), ("y", 1)):
                 session.enter("/fix it")
                 shown = session.expect(ASKED)
                 assert ".coder/commands/fix.md" in shown and "is <hidden><U+202E>" in shown
                 session.settled()
-                session.type(answer or "\r")
+                session.type(answer)
                 session.prompt()
                 assert len(server.requests) == times
-        with Terminal(tmp_path, server) as session:
             session.say("/fix this")
         assert entered(server)[1] == "Fix this.\nThe rest is <hidden><U+202E> \\@/etc/passwd."
         file.write_text("Fix nothing.\n" + "more\n" * 100)
@@ -231,30 +226,25 @@ def test_a_skill_is_named_in_each_prompt_and_read_without_a_question(tmp_path: P
 def test_a_projects_skill_counts_after_a_yes_and_is_asked_about_once(tmp_path: Path) -> None:
     skill = put(tmp_path, "ws/.claude/skills/deploy/SKILL.md", SKILL)
     put(skill.parent, "x", "")
+
+    def is_used() -> bool:
+        return f"- deploy: How it is deployed ({skill})" in system(server.requests[-1])
+
     with serve(Reply("done")) as server:
-
-        def is_used(entry: str, answer: str | None) -> bool:
-            """In a session in which this is entered first, and the question answered, if there has to be one."""
-            with Terminal(tmp_path, server) as session:
-                session.enter(entry)
-                if answer is not None:
-                    shown = session.expect(ASKED)
-                    assert "Run it twice." in shown and "1 more files" in shown
-                    assert ("(not used)" in shown) == (entry == "/skills")
-                    session.settled()
-                    session.type(answer or "\r")
-                session.prompt()
-                session.say("go")
-            return f"- deploy: How it is deployed ({skill})" in system(server.requests[-1])
-
         with OneShot(tmp_path, server, "go") as one_shot:
             assert b"session has to ask about first: deploy" in one_shot.child.communicate()[1]
-        before = len(server.requests)
-        assert (
-            not is_used("go", "\x03") and len(server.requests) == before + 1
-        )  # of the second entry
-        assert not is_used("go", "") and not is_used("go", "n") and not is_used("go", None)
-        assert is_used("/skills", "y") and is_used("go", None)
+        with Terminal(tmp_path, server) as session:
+            for entry, answer in (("go", "\x03"), ("/skills", "y")):
+                session.enter(entry)
+                shown = session.expect(ASKED)
+                assert "Run it twice." in shown and "1 more files" in shown
+                assert ("(not used)" in shown) == (entry == "/skills")
+                session.settled()
+                session.type(answer)
+                session.prompt()
+                assert len(server.requests) == 1 + (answer == "y"), "the entry is dropped"
+                session.say("go")
+                assert is_used() == (answer == "y")
         with OneShot(tmp_path, server, "go") as one_shot:
             assert b"deploy" not in one_shot.child.communicate()[1]
-        assert "- deploy: " in system(server.requests[-1])
+        assert is_used()
