@@ -1,6 +1,6 @@
 """Commands: what they may do to us, what is left of them, and what the model is told. Group PRC of tests/data/cases.toml.
 
-Most go through Toolset([bash]) in this process; what is about a terminal, or about our own end, goes through a session.
+Most go through the tool in this process; what is about a terminal, or about our own end, goes through a session.
 """
 
 from __future__ import annotations
@@ -12,47 +12,24 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from coder.abort import Abort
 from coder.devtools.scripted import Reply
 from coder.events import Event, ToolUpdate
 from coder.tools.bash import bash, shell
-from coder.toolset import Toolset
-from coder.types import ToolCall, ToolResult
 from tests.harness import serve
 from tests.terminal import PROMPTLY, ROOT, OneShot, Terminal, gone, promptly, running, until
+from tests.workspace import Workspace
 
 FINE = Reply("All is well.")
 
 
-def bash_in(
-    folder: Path,
-    command: str,
-    each: Callable[[Event], object] = lambda event: None,
-    **arguments: object,
-) -> ToolResult:
-    """One call of the tool, to its end."""
-    tools = Toolset([bash], cwd=folder)
-    call = ToolCall("call1", "bash", {"command": command} | arguments)
-    work = tools.run(call, tools.context(call, Abort()))
-    while True:
-        try:
-            each(next(work))
-        except StopIteration as end:
-            result: ToolResult = end.value
-            return result
-
-
-def child(folder: Path, script: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run Python lines with the names of this module at hand, in a process of their own."""
-    lines = "\n".join(line.strip() for line in script.strip().splitlines())
-    argv = [sys.executable, "-c", f"from tests.test_processes import *\n{lines}"]
-    env = os.environ | {"PYTHONPATH": str(ROOT)} | more
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=env, timeout=120)
+@pytest.fixture
+def ws(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path, bash)
 
 
 def command(line: str, **arguments: object) -> Reply:
@@ -91,58 +68,55 @@ def command(line: str, **arguments: object) -> Reply:
         ("printf '\\n\\n  x\\n\\n\\n'", "\n\n  x", False),
     ],
 )
-def test_what_the_model_is_told(tmp_path: Path, line: str, content: str, is_error: bool) -> None:
-    result = bash_in(tmp_path, line)
+def test_what_the_model_is_told(ws: Workspace, line: str, content: str, is_error: bool) -> None:
+    result = ws.call("bash", command=line)
     assert (result.content, result.is_error) == (content, is_error)
 
 
-def test_a_command_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_command_that_is_none_is_refused(ws: Workspace) -> None:
     for line in ("echo hi\0 there", "", " \n\t"):
-        assert "empty or holds a NUL" in str(bash_in(tmp_path, line).content)
+        assert "empty or holds a NUL" in ws.fails("bash", command=line)
 
 
-def test_output_is_shown_while_the_command_runs(tmp_path: Path) -> None:
+def test_output_is_shown_while_the_command_runs(ws: Workspace) -> None:
     """The command waits for a file that is made when its output has been seen; all of it in one piece, or a little later."""
     seen: list[str] = []
 
     def note(event: Event) -> None:
-        assert isinstance(event, ToolUpdate) and event.id == "call1"
+        assert isinstance(event, ToolUpdate) and event.id == "call-1"
         seen.append(event.text)
         if "two" in "".join(seen):
-            (tmp_path / "go").touch()
+            (ws.folder / "go").touch()
 
+    ws.each = note
+    line = "echo one; echo two; until [ -e go ]; do sleep 0.01; done; echo three"
     with promptly(30):
-        result = bash_in(
-            tmp_path, "echo one; echo two; until [ -e go ]; do sleep 0.01; done; echo three", note
-        )
+        assert ws("bash", command=line) == "one\ntwo\nthree"
     assert "".join(seen).startswith("one\ntwo\n")
-    assert result.content == "one\ntwo\nthree"
 
 
 @pytest.mark.case("PRC-18")
 def test_a_folder_that_is_gone_is_reported(tmp_path: Path) -> None:
-    ws = tmp_path / "ws"
-    ws.mkdir()
-    assert bash_in(ws, 'rm -rf "$PWD"').content == "(no output)"
-    result = bash_in(ws, "pwd")
-    assert result.is_error and f"the folder {ws} is gone" in str(result.content)
+    (tmp_path / "ws").mkdir()
+    ws = Workspace(tmp_path / "ws", bash)
+    assert ws("bash", command='rm -rf "$PWD"') == "(no output)"
+    assert f"the folder {ws.folder} is gone" in ws.fails("bash", command="pwd")
 
 
 @pytest.mark.case("PRC-20")
-def test_nothing_is_carried_over_to_the_next_command(tmp_path: Path) -> None:
-    ws = tmp_path / "ws"
-    ws.mkdir()
-    assert bash_in(ws, "cd ..; export A=1; pwd").content == str(tmp_path)
-    assert bash_in(ws, "pwd; echo $A").content == str(ws)
+def test_nothing_is_carried_over_to_the_next_command(ws: Workspace) -> None:
+    assert ws("bash", command="cd ..; export A=1; pwd") == str(ws.folder.parent)
+    assert ws("bash", command="pwd; echo $A") == str(ws.folder)
 
 
 # ---- output that is long ---------------------------------------------------------------------------------
 
 
-def test_long_output_is_cut_in_the_middle_and_saved_whole(tmp_path: Path) -> None:
+def test_long_output_is_cut_in_the_middle_and_saved_whole(ws: Workspace) -> None:
     whole = bytes(range(256)) * 1000
-    (tmp_path / "bytes").write_bytes(whole)
-    result = bash_in(tmp_path, "head -c 100001 bytes; sleep 0.1; tail -c +100002 bytes")
+    (ws.folder / "bytes").write_bytes(whole)
+    line = "head -c 100001 bytes; sleep 0.1; tail -c +100002 bytes"
+    result = ws.call("bash", command=line)
     content, saved = str(result.content), Path(result.details["saved"])
     start = whole.decode("utf-8", "replace")[:100]
     assert content.startswith(start) and "... [truncated " in content and len(content) < 30_000
@@ -150,32 +124,25 @@ def test_long_output_is_cut_in_the_middle_and_saved_whole(tmp_path: Path) -> Non
     assert saved.read_bytes() == whole
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (saved, saved.parent)]
     assert modes == [0o600, 0o700]
-    result = bash_in(tmp_path, "head -c 28000 /dev/zero | tr '\\0' x")
+    result = ws.call("bash", command="head -c 28000 /dev/zero | tr '\\0' x")
     assert result.content == "x" * 28000 and not result.details["saved"]
-    result = bash_in(tmp_path, "head -c 28001 /dev/zero | tr '\\0' x")
+    result = ws.call("bash", command="head -c 28001 /dev/zero | tr '\\0' x")
     assert "[truncated 1 characters]" in str(result.content)
     assert Path(result.details["saved"]).stat().st_size == 28001
 
 
 @pytest.mark.case("PRC-11", "PRC-12")
-def test_much_output_needs_no_memory(tmp_path: Path) -> None:
-    """Measured in a process of its own."""
-    script = """
-        bash_in(Path.cwd(), "seq 20000")
-        before = peak()
-        content = bash_in(Path.cwd(), "head -c 200M /dev/zero").content
-        assert "of 209,715,200 bytes" in content and "[truncated 209687200 characters]" in content
-        assert len(content) < 30_000
-        print(peak() - before)
-        """
-    done = child(tmp_path, script, TMPDIR=str(tmp_path))
-    assert int(done.stdout) < 50_000, done.stderr  # kilobytes
-    assert not list(tmp_path.iterdir()), "the saved output has to go with the process"
-
-
-def peak() -> int:
-    """The most memory this process had so far, in kilobytes."""
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+def test_much_output_needs_no_memory(ws: Workspace) -> None:
+    tracemalloc.start()
+    try:
+        result = ws.call("bash", command="head -c 200M /dev/zero")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    os.unlink(result.details["saved"])
+    content = str(result.content)
+    assert "of 209,715,200 bytes" in content and "[truncated 209687200 characters]" in content
+    assert len(content) < 30_000
 
 
 # ---- time-outs -------------------------------------------------------------------------------------------
@@ -194,10 +161,10 @@ ENDLESS = {
 
 @pytest.mark.case("PRC-05", "PRC-06", "PRC-13", "PRC-16")
 @pytest.mark.parametrize("name", ENDLESS)
-def test_a_timeout_ends_all_of_a_command(tmp_path: Path, mark: str, name: str) -> None:
+def test_a_timeout_ends_all_of_a_command(ws: Workspace, mark: str, name: str) -> None:
     for seconds in (1, 10):  # a second may be too short for the first word, on a busy machine
         with promptly(PROMPTLY + seconds):
-            result = bash_in(tmp_path, ENDLESS[name], timeout=seconds)
+            result = ws.call("bash", command=ENDLESS[name], timeout=seconds)
         content = str(result.content)
         if not content.startswith("["):
             break
@@ -222,21 +189,31 @@ BACKGROUND = {
 
 @pytest.mark.case("PRC-01", "PRC-02", "PRC-03")
 @pytest.mark.parametrize("name", BACKGROUND)
-def test_a_background_child_holds_no_result_up(tmp_path: Path, mark: str, name: str) -> None:
+def test_a_background_child_holds_no_result_up(ws: Workspace, mark: str, name: str) -> None:
     with promptly():
-        result = bash_in(tmp_path, BACKGROUND[name])
+        result = ws.call("bash", command=BACKGROUND[name])
     assert "hi" in str(result.content)[:100_000] and not result.is_error
     if result.details["saved"]:
         os.unlink(result.details["saved"])
 
 
+LEAVING = """
+import os, sys
+from pathlib import Path
+from coder.tools.bash import bash
+from tests.terminal import MARK, processes
+from tests.workspace import Workspace
+line = "sleep 300 & setsid sleep 301 & (setsid sleep 302 &) ; until pgrep -g 0 sleep; do :; done"
+Workspace(Path.cwd(), bash)("bash", command=line)
+print(len(processes(os.environ[MARK])))
+"""
+
+
 @pytest.mark.parametrize("end", ["raise ValueError", "os.kill(os.getpid(), 2)"])
 def test_a_background_child_ends_with_us(tmp_path: Path, mark: str, end: str) -> None:
-    line = (
-        "sleep 300 & setsid sleep 301 & (setsid sleep 302 &) ; until pgrep -g 0 sleep; do :; done"
-    )
-    script = f"bash_in(Path.cwd(), '{line}')\nassert len(processes(os.environ[MARK])) >= 3\n{end}"
-    assert "Assertion" not in child(tmp_path, script).stderr
+    argv, env = [sys.executable, "-c", LEAVING + end], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, stdout=subprocess.PIPE, env=env, timeout=120)
+    assert int(done.stdout) >= 3
     gone(mark)
 
 
@@ -266,12 +243,12 @@ def test_kill_9_leaves_no_command_and_a_new_start_clears_up(tmp_path: Path, sand
         assert set(living.temp.iterdir()) == of_the_living
 
 
-def test_a_server_in_the_background_lives_on_after_its_call(tmp_path: Path, mark: str) -> None:
+def test_a_server_in_the_background_lives_on_after_its_call(ws: Workspace, mark: str) -> None:
     """And the sweep after a time-out takes what the command has started, and nothing else."""
     other = subprocess.Popen(["sleep", "302"])
     try:
-        bash_in(tmp_path, "setsid sleep 301 > log 2>&1 & sleep 303 &")
-        bash_in(tmp_path, "setsid sleep 300 & sleep 300", timeout=1)
+        ws.call("bash", command="setsid sleep 301 > log 2>&1 & sleep 303 &")
+        ws.call("bash", command="setsid sleep 300 & sleep 300", timeout=1)
         until(lambda: not running(mark, "sleep 300"))
         assert running(mark, "sleep 301") and running(mark, "sleep 303") and other.poll() is None
     finally:
@@ -323,12 +300,12 @@ def test_a_command_has_no_terminal_and_asks_for_no_password(tmp_path: Path) -> N
 
 @pytest.mark.case("PRC-10")
 @pytest.mark.skipif(not shutil.which("git"), reason="no git on this machine")
-def test_pagers_and_editors_do_not_wait(tmp_path: Path) -> None:
+def test_pagers_and_editors_do_not_wait(ws: Workspace) -> None:
     commit = "git -c user.name=a -c user.email=a@example.org commit --allow-empty"
     line = f"git init -q . && git config core.pager less && {commit} -q -m first && git log"
     with promptly():
-        assert "first" in str(bash_in(tmp_path, line).content)
-        assert "empty commit message" in str(bash_in(tmp_path, commit, timeout=8).content)
+        assert "first" in str(ws.call("bash", command=line).content)
+        assert "empty commit message" in str(ws.call("bash", command=commit, timeout=8).content)
 
 
 SECRETS = """OPENAI_API_KEY GITHUB_TOKEN npm_config__authToken AWS_SECRET_ACCESS_KEY PGPASSWORD
@@ -342,21 +319,21 @@ HARMLESS = """EDITION=2 SSH_AUTH_SOCK=/run/agent GIT_AUTHOR_NAME=me LC_ALL=C.UTF
     REGISTRY=https://host:443/@scope/x PAGE=https://host/@me?a=b:c@d"""
 
 
-def test_secrets_do_not_reach_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_do_not_reach_commands(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     given = dict.fromkeys(SECRETS.split(), "canary")
     given |= {f"SERVICE_{number}": url for number, url in enumerate(ADDRESSES.split())}
     given |= dict(line.split("=", 1) for line in HARMLESS.split())
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    lines = str(bash_in(tmp_path, "env").content).splitlines()
+    lines = str(ws.call("bash", command="env").content).splitlines()
     assert not [line for line in lines if "canary" in line]
     assert {*HARMLESS.split(), f"PATH={os.environ['PATH']}"} <= set(lines)
 
 
 @pytest.mark.case("PRC-19")
-def test_only_the_three_standard_descriptors_are_inherited(tmp_path: Path) -> None:
-    with open(tmp_path / "ours", "w") as ours:
+def test_only_the_three_standard_descriptors_are_inherited(ws: Workspace) -> None:
+    with open(ws.folder / "ours", "w") as ours:
         os.set_inheritable(ours.fileno(), True)
         assert (
-            bash_in(tmp_path, "ls /proc/self/fd").content == "0\n1\n2\n3"
+            ws.call("bash", command="ls /proc/self/fd").content == "0\n1\n2\n3"
         )  # the last is the listing's own

@@ -23,7 +23,7 @@ class Workspace:
         self.folder = folder
         self.tools = Toolset(tools or [read, write, edit, ls, apply_patch], cwd=folder)
         self.abort = Abort()
-        self.events: list[Event] = []
+        self.each: Callable[[Event], object] = lambda event: None
         self.asked: list[tuple[str, str]] = []
         self.details: list[str] = []
         self.when_asked: Callable[[], object] = lambda: None
@@ -41,7 +41,7 @@ class Workspace:
         work = self.tools.run(call, ctx)
         while True:
             try:
-                self.events.append(next(work))
+                self.each(next(work))
             except StopIteration as end:
                 result: ToolResult = end.value
                 assert isinstance(result.content, str | list)
