@@ -21,10 +21,11 @@ import dataclasses
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeAlias, dataclass_transform
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, dataclass_transform
 
 from coder.types import Message, ModelError, StopReason, T, ToolResult, Trigger, Usage
 
+Y = TypeVar("Y")  # what a generator yields
 Answer = Literal["once", "always", "no"]
 State = Literal[
     "preparing", "asking", "waiting", "compacting", "running_tools", "finishing", "ended"
@@ -291,8 +292,8 @@ def resolve(outcome: Outcome[T]) -> Events[T]:
     return outcome
 
 
-class Returning(Generic[T]):
-    """Iterate once over the events of a run; afterwards `value` is what the generator returned.
+class Returning(Generic[Y, T]):
+    """Iterate once over a generator, such as the events of a run; afterwards `value` is what the generator returned.
 
         with Returning(run_loop(messages, model)) as run:
             for event in run: ...
@@ -303,14 +304,14 @@ class Returning(Generic[T]):
 
     value: T
 
-    def __init__(self, generator: Generator[Event, None, T]) -> None:
+    def __init__(self, generator: Generator[Y, None, T]) -> None:
         self.generator = generator
 
-    def __enter__(self) -> Returning[T]:
+    def __enter__(self) -> Returning[Y, T]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.generator.close()
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[Y]:
         self.value = yield from self.generator

@@ -237,7 +237,7 @@ def _call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext) -> Generator[
         return value
     with Returning(value) as yielded:
         for each in yielded:
-            event = each if isinstance(each, BaseEvent) else ctx.update(str(each))
+            event: Any = each if isinstance(each, BaseEvent) else ctx.update(str(each))
             if not any(event is update for update in ctx.updates):
                 ctx.updates.append(event)
             while ctx.updates:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.abort import Abort
-from coder.events import Event
+from coder.events import Event, Returning
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
@@ -23,7 +23,8 @@ class Workspace:
         self.folder = folder
         self.tools = Toolset(tools or [read, write, edit, ls, apply_patch], cwd=folder)
         self.abort = Abort()
-        self.each: Callable[[Event], object] = lambda event: None
+        self.events: list[Event] = []
+        self.each: Callable[[Event], object] = self.events.append
         self.asked: list[tuple[str, str]] = []
         self.details: list[str] = []
         self.when_asked: Callable[[], object] = lambda: None
@@ -38,14 +39,11 @@ class Workspace:
     def run(self, call: ToolCall) -> ToolResult:
         ctx = self.tools.context(call, self.abort)
         ctx.authorize = self.authorize
-        work = self.tools.run(call, ctx)
-        while True:
-            try:
-                self.each(next(work))
-            except StopIteration as end:
-                result: ToolResult = end.value
-                assert isinstance(result.content, str | list)
-                return result
+        with Returning(self.tools.run(call, ctx)) as events:
+            for event in events:
+                self.each(event)
+        assert isinstance(events.value.content, str | list)
+        return events.value
 
     def call(self, name: str, **arguments: Any) -> ToolResult:
         return self.run(ToolCall("call-1", name, arguments))

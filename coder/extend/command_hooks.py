@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.abort import Abort
+from coder.events import Returning
 from coder.extend.guard import ANSWERS, IN_CHILD, Guard, refusal
 from coder.hooks import FunctionHooks
 from coder.permissions.rules import check_ownership
@@ -115,14 +116,11 @@ class Command:
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
             stdin.write(given)
             stdin.seek(0)
-            stdout, shell = b"", ["/bin/sh", "-c", self.command]
-            work = output_of(
-                shell, self.folder, self.abort, self.seconds, stdin=stdin, stderr=stderr
-            )
-            while True:
-                try:
-                    stdout = (stdout + next(work))[: LIMIT + 1]
-                except StopIteration as end:
-                    stderr.seek(0)
-                    message = stderr.read(LIMIT).decode("utf-8", "replace").strip()
-                    return stdout, message, end.value
+            stdout, argv = b"", ["/bin/sh", "-c", self.command]
+            where = self.folder, self.abort, self.seconds
+            with Returning(output_of(argv, *where, stdin=stdin, stderr=stderr)) as pieces:
+                for data in pieces:
+                    stdout = (stdout + data)[: LIMIT + 1]
+            stderr.seek(0)
+            message = stderr.read(LIMIT).decode("utf-8", "replace").strip()
+        return stdout, message, pieces.value

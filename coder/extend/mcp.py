@@ -21,7 +21,7 @@ from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from coder.abort import TICK, Abort
 from coder.events import Events, Notice
@@ -29,7 +29,7 @@ from coder.permissions.rules import check_ownership
 from coder.tools.files import image_of
 from coder.tools.process import GRACE, marked_environment
 from coder.toolset import Tool, ToolContext
-from coder.types import ToolError, ToolResult
+from coder.types import T, ToolError, ToolResult
 
 START = 60  # seconds for a server to start; `npx` may download it
 CALL = 300  # seconds for a call
@@ -37,7 +37,6 @@ MAX_NAME = 64  # characters of a tool's name, by the API
 MAX_STDERR = 1_000_000  # bytes that are kept of what a program says beside
 REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at the top
 to_json = partial(json.dumps, ensure_ascii=False)
-T = TypeVar("T")
 
 
 def expand(entry: Any) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Generator
 from functools import cache
 from typing import IO, Any
 
+from coder.events import Returning
 from coder.tools.process import Ending, output_of, private_folder
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
@@ -52,18 +53,15 @@ def run_command(
     yield from ctx.ask(permission, command)
     seconds, output = min(max(1, timeout), MAX_TIMEOUT), Output()
     argv = [shell(), "--noprofile", "--norc", "-c", command]
-    ending, updated, fresh = Ending(0), time.monotonic(), ""
-
-    def pieces() -> Generator[bytes, None, None]:
-        nonlocal ending
-        ending = yield from output_of(argv, ctx.cwd, ctx.abort, seconds, confine=ctx.confine)
-
-    with contextlib.closing(pieces()) as work, contextlib.closing(output):
-        for data in work:
+    updated, fresh = time.monotonic(), ""
+    work = output_of(argv, ctx.cwd, ctx.abort, seconds, confine=ctx.confine)
+    with contextlib.closing(output), Returning(work) as pieces:
+        for data in pieces:
             fresh = (fresh + output.add(data))[-2000:]
             if fresh and time.monotonic() - updated > SHOW_EVERY:
                 yield ctx.update(fresh)
                 updated, fresh = time.monotonic(), ""
+    ending = pieces.value
     notes = [_how_it_ended(ending, seconds, ctx.abort.reason), output.note()]
     text = "\n".join(filter(None, [output.text(), *notes]))
     return ToolResult(

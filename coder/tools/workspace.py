@@ -156,29 +156,35 @@ def temporary_name() -> str:
     return f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
-@contextlib.contextmanager
-def replacing(place: Path) -> Iterator[tuple[int, str]]:
-    """The folder's descriptor, and a name in it: what is made there takes the place at once. Raises OSError."""
+def put_file(
+    target: Path, data: bytes, mode: int | None = None, owner: tuple[int, int] = (-1, -1)
+) -> tuple[int, ...]:
+    """Put a file, or the link that `mode` stands for, in its place at once and durably. Returns its stamp.
+
+    Makes missing folders. Raises OSError; the place is then as it was.
+    """
     name = temporary_name()
-    with folder_of(place, make=True) as folder:
+    private = 0o666 if mode is None else 0o600  # no one else reads it before it has its own mode
+    with folder_of(target, make=True) as folder:
         try:
-            yield folder, name
-            os.replace(name, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+            if mode and stat.S_ISLNK(mode):
+                os.symlink(data, os.fsencode(name), dir_fd=folder)
+            else:
+                with open(os.open(name, NEW_FILE, private, dir_fd=folder), "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    with contextlib.suppress(OSError):  # first: it clears special bits
+                        os.fchown(file.fileno(), *owner)
+                    if mode is not None:
+                        os.fchmod(file.fileno(), stat.S_IMODE(mode))
+                    os.fsync(file.fileno())
+            state = stamp(os.stat(name, dir_fd=folder, follow_symlinks=False))
+            os.replace(name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=folder)
             raise
-
-
-def put_file(target: Path, mode: int, data: bytes) -> None:
-    """Put a file or link in its place at once, in a folder behind no link. Raises OSError."""
-    with replacing(target) as (folder, name):
-        if stat.S_ISLNK(mode):
-            os.symlink(data, os.fsencode(name), dir_fd=folder)
-        else:
-            with open(os.open(name, NEW_FILE, 0o600, dir_fd=folder), "wb") as file:
-                file.write(data)
-                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+    return state
 
 
 def remove(place: Path, how: Callable[..., None] = os.unlink) -> None:
@@ -188,27 +194,17 @@ def remove(place: Path, how: Callable[..., None] = os.unlink) -> None:
 
 
 def save(ctx: ToolContext, target: Path, data: bytes, like: os.stat_result | None = None) -> str:
-    """Put `data` in the place of a file, durably, and remember its state. Returns a note, or "".
+    """Put `data` in the place of a file and remember its state. Returns a note, or "".
 
-    The file gets owner and mode of the one that it replaces, or of `like`. Raises ToolError; the
-    file is then as it was.
+    The file gets owner and mode of the one that it replaces, or of `like`. Raises ToolError.
     """
-    old = None
     try:
-        with replacing(target) as (folder, name):
-            with contextlib.suppress(FileNotFoundError):
-                old = os.stat(target.name, dir_fd=folder, follow_symlinks=False)
-            mode = 0o600 if like or old else 0o666  # no one else reads it before it has its own
-            with open(os.open(name, NEW_FILE, mode, dir_fd=folder), "wb") as file:
-                file.write(data)
-                file.flush()
-                if like := like or old:
-                    with contextlib.suppress(OSError):  # first: it clears special bits
-                        os.fchown(file.fileno(), like.st_uid, like.st_gid)
-                    os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
-                os.fsync(file.fileno())
-                state = stamp(os.fstat(file.fileno()))
-        ctx.seen[target] = state
+        old = os.lstat(target) if os.path.lexists(target) else None
+        if like := like or old:
+            owner = like.st_uid, like.st_gid
+            ctx.seen[target] = put_file(target, data, like.st_mode, owner)
+        else:
+            ctx.seen[target] = put_file(target, data)
     except OSError as error:
         problem = f"could not be written, and is as it was: {error.strerror}"
         raise ToolError(f"{target} {problem}") from None
