@@ -11,22 +11,29 @@ import pytest
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.history import text_of
 from tests.harness import contents, results, serve
-from tests.terminal import OneShot, Place, Terminal
+from tests.terminal import Terminal
+from tests.test_cli import Done, Place
 
 TOUCH = Reply("", calls=[("bash", {"command": "touch made"})])
+RULES = '{"bash": {"*": "allow", "touch *": "deny"}}'
 
 
-def config(folder: Path, server: ScriptedServer, name: str, text: str) -> None:
-    """A file of the user's for a session that is still to be started."""
-    path = Place(folder, server).home / ".config" / "coder" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
 
 
-def once(folder: Path, server: ScriptedServer, *arguments: str, code: int = 0) -> OneShot:
-    with OneShot(folder, server, *arguments) as run:
-        assert run.end() == code, run.err
-        return run
+def once(place: Place, server: ScriptedServer, *arguments: str, code: int = 0) -> Done:
+    """One task in this process."""
+    done = place.run(*arguments, server=server)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def write(place: Place, name: str, text: str) -> None:
+    """Write a file of the user's."""
+    (place.config / name).parent.mkdir(parents=True, exist_ok=True)
+    (place.config / name).write_text(text)
 
 
 # ---- rules -------------------------------------------------------------------------------------
@@ -35,53 +42,51 @@ def once(folder: Path, server: ScriptedServer, *arguments: str, code: int = 0) -
 @pytest.mark.parametrize(
     ("flags", "file", "made"),
     [
-        ("--deny bash --allow bash:touch*", "", True),
-        ("-y --deny bash:touch*", "", False),
-        ("", '{"bash": {"*": "allow", "touch *": "deny"}}', False),
-        ("--allow bash", '{"bash": {"*": "allow", "touch *": "deny"}}', True),
+        ("--deny bash --allow bash:touch*", "{}", True),
+        ("-y --deny bash:touch*", "{}", False),
+        ("", RULES, False),
+        ("--allow bash", RULES, True),
     ],
 )
-def test_flags_go_before_the_users_file(tmp_path: Path, flags: str, file: str, made: bool) -> None:
+def test_flags_go_before_the_users_file(place: Place, flags: str, file: str, made: bool) -> None:
     with serve(TOUCH, Reply("Done.")) as server:
-        if file:
-            config(tmp_path, server, "permissions.json", file)
-        once(tmp_path, server, *flags.split(), "go")
-    assert (tmp_path / "ws" / "made").exists() is made
+        write(place, "permissions.json", file)
+        once(place, server, *flags.split(), "go")
+    assert (place.ws / "made").exists() is made
 
 
 @pytest.mark.case("PRM-17")
-def test_a_rule_that_can_never_count_is_told_at_the_start(tmp_path: Path) -> None:
+def test_a_rule_that_can_never_count_is_told_at_the_start(place: Place) -> None:
     with serve(TOUCH, Reply("Done.")) as server:
-        rules = '{"bash": {"touch *": "deny"}, "*": "allow"}'
-        config(tmp_path, server, "permissions.json", rules)
-        err = once(tmp_path, server, "go").err
+        write(place, "permissions.json", '{"bash": {"touch *": "deny"}, "*": "allow"}')
+        err = once(place, server, "go").stderr
         assert "The rule `deny bash: touch *` (permissions.json) has no effect" in err
-    assert (tmp_path / "ws" / "made").exists(), "the last that fits"
+    assert (place.ws / "made").exists(), "the last that fits"
 
 
-def test_what_is_not_understood_is_one_line_and_the_model_not_asked(tmp_path: Path) -> None:
+def test_what_is_not_understood_is_one_line_and_the_model_not_asked(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
-        config(tmp_path, server, "permissions.json", '{"bash": 1}')
+        write(place, "permissions.json", '{"bash": 1}')
         for flags, why in (
             ([], "permissions.json: bash: *: 1 is not one of allow, ask, deny"),
             (["--allow", "rm -rf /"], "'rm -rf /' is no rule"),
             (["--agent", "explore"], "there is no agent 'explore'; known: build, plan"),
         ):
-            run = once(tmp_path, server, *flags, "go", code=2)
-            assert why in run.err and run.err.count("\n") == 1
-            config(tmp_path, server, "permissions.json", "{}")
+            err = once(place, server, *flags, "go", code=2).stderr
+            assert why in err and err.count("\n") == 1
+            write(place, "permissions.json", "{}")
         assert server.requests == []
 
 
 # ---- agents ------------------------------------------------------------------------------------
 
 
-def test_a_plan_is_made_without_the_tools_that_change(tmp_path: Path) -> None:
+def test_a_plan_is_made_without_the_tools_that_change(place: Place) -> None:
     calls = [("write", {"path": "x", "content": "x"})]
     calls += [("bash", {"command": command}) for command in ("touch made", "ls")]
     with serve(Reply("", calls=calls), Reply("The plan.")) as server:
-        assert once(tmp_path, server, "--plan", "-y", "go").out == "The plan.\n"
-    assert list((tmp_path / "ws").iterdir()) == []
+        assert once(place, server, "--plan", "-y", "go").stdout == "The plan.\n"
+    assert list(place.ws.iterdir()) == []
     body = server.requests[1]
     tools = {each["function"]["name"] for each in body["tools"]}
     assert {"write", "edit", "apply_patch"}.isdisjoint(tools)
@@ -91,17 +96,19 @@ def test_a_plan_is_made_without_the_tools_that_change(tmp_path: Path) -> None:
     assert denied[2] == "(no output)", "looking is free"
 
 
-def test_an_agent_of_the_users_own_has_its_prompt_model_and_rules(tmp_path: Path) -> None:
+def test_an_agent_of_the_users_own_has_its_prompt_model_and_rules(
+    place: Place, tmp_path: Path
+) -> None:
     head = 'model: other\npermissions:\n  bash:\n    "touch *": allow\n'
     with serve(TOUCH, Reply("Done.")) as server:
-        config(tmp_path, server, "agents/mine.md", f"---\n{head}---\nYou are mine.")
-        once(tmp_path, server, "--agent", "mine", "go")
-        assert (tmp_path / "ws" / "made").exists()
+        write(place, "agents/mine.md", f"---\n{head}---\nYou are mine.")
+        once(place, server, "--agent", "mine", "go")
+        assert (place.ws / "made").exists()
         body = server.requests[0]
         assert body["model"] == "other"
         prompt = body["messages"][0]["content"]
-        assert prompt.startswith("You are mine.") and str(tmp_path / "ws") in prompt
-        config(tmp_path, server, "agents/plan.md", "---\nmodel: big\n---\n")
+        assert prompt.startswith("You are mine.") and str(place.ws) in prompt
+        write(place, "agents/plan.md", "---\nmodel: big\n---\n")
         with Terminal(tmp_path, server) as session:
             for entry in ("/model mine", "/plan", "one", "/plan", "two"):
                 session.say(entry)
@@ -157,11 +164,11 @@ def test_a_permission_is_for_this_conversation_and_this_agent(tmp_path: Path) ->
             session.say(answer or entry)
 
 
-def test_a_conversation_goes_on_with_the_agent_it_was_left_with(tmp_path: Path) -> None:
+def test_a_conversation_goes_on_with_the_agent_it_was_left_with(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
-        once(tmp_path, server, "--plan", "one")
-        assert "Agent plan continues: " in once(tmp_path, server, "-c", "two").err
-        once(tmp_path, server, "-c", "--agent", "build", "three")
+        once(place, server, "--plan", "one")
+        assert "Agent plan continues: " in once(place, server, "-c", "two").stderr
+        once(place, server, "-c", "--agent", "build", "three")
     planning = ["You are planning" in body["messages"][0]["content"] for body in server.requests]
     assert planning == [True, True, False]
 
@@ -185,13 +192,13 @@ def task_id(text: str) -> str:
     return text.rpartition("task_id: ")[2].rstrip("]")
 
 
-def test_a_sub_agents_session_goes_on_elsewhere_by_its_parent_alone(tmp_path: Path) -> None:
+def test_a_sub_agents_session_goes_on_elsewhere_by_its_parent_alone(place: Place) -> None:
     with ScriptedServer(by_role) as server:
-        out = once(tmp_path, server, "--output-format", "json", "one").out
+        out = once(place, server, "--output-format", "json", "one").stdout
         first: dict[str, Any] = json.loads(out)
-        again = once(tmp_path, server, "-c", "two")
-        assert again.out.startswith("It says: I know 3 messages.")
-        listed = once(tmp_path, server, "sessions").out.strip()
+        again = once(place, server, "-c", "two")
+        assert again.stdout.startswith("It says: I know 3 messages.")
+        listed = once(place, server, "sessions").stdout.strip()
         assert len(listed.splitlines()) == 1, "a child is no conversation of its own"
         child = task_id(text_of(first["messages"][2]))
 
@@ -201,7 +208,7 @@ def test_a_sub_agents_session_goes_on_elsewhere_by_its_parent_alone(tmp_path: Pa
             return Reply("Done.") if done else Reply("", calls=[("task", task)])
 
         server.script = steals
-        once(tmp_path, server, "three")
+        once(place, server, "three")
         assert "there is no task" in results(server)[0]
     prompts = [body["messages"][0]["content"] for body in server.requests[:6]]
     assert first["usage"]["input"] > 0

@@ -64,10 +64,8 @@ def played(
     folder: Path, *calls: tuple[str, Any], flags: tuple[str, ...] = ("-y", "go"), **env: str
 ) -> Iterator[tuple[ScriptedServer, OneShot]]:
     """A run in which the model makes these calls at once, and which has ended well."""
-    with (
-        serve(Reply("", list(calls)), DONE) as server,
-        OneShot(folder, server, *flags, **env) as run,
-    ):
+    replies = Reply("", list(calls)), DONE
+    with serve(*replies) as server, OneShot(folder, server, *flags, **env) as run:
         run.key = env.get("OPENAI_API_KEY", run.key)
         assert run.end() == 0 and "Done." in run.out, run.err
         yield server, run
@@ -160,36 +158,25 @@ def test_a_git_file_of_a_trusted_folder_makes_nothing_trusted(tmp_path: Path, ws
     trusted = tmp_path / "home" / "trusted"
     tree = trusted / ".git" / "worktrees" / "x"
     tree.mkdir(parents=True)
-    for name, text in (
-        ("commondir", "../..\n"),
-        ("gitdir", f"{ws}/.git\n"),
-        ("HEAD", "ref: refs/heads/main\n"),
-    ):
-        (tree / name).write_text(text)
+    (tree / "commondir").write_text("../..\n")
+    (tree / "gitdir").write_text(f"{ws}/.git\n")
+    (tree / "HEAD").write_text("ref: refs/heads/main\n")
     (trusted / "AGENTS.md").write_text("WORDS OF THE TRUSTED FOLDER\n")
-    with (
-        serve(Reply("Hello.")) as server,
-        OneShot(tmp_path, server, "-C", str(trusted), "hi") as run,
-    ):
-        assert run.end() == 0 and "WORDS OF" in json.dumps(server.requests)
+    with played(tmp_path, flags=("-C", str(trusted), "hi")) as (server, _):
+        assert "WORDS OF" in json.dumps(server.requests)
     (ws / ".git").write_text(f"gitdir: {tree}\n")
-    with serve(Reply("", [("bash", {"command": "touch PWN"})]), Reply("Done.")) as server:
-        with OneShot(tmp_path, server, "-c", "hi") as run:
-            assert run.end() == 2
-            assert "no conversation in this folder" in run.err
-            assert server.requests == []
-        with OneShot(tmp_path, server, "hi") as run:
-            assert run.end() == 0
-            assert results(server)[0].startswith("Denied:")
-            assert not (ws / "PWN").exists()
+    with serve(DONE) as server, OneShot(tmp_path, server, "-c", "hi") as run:
+        assert run.end() == 2 and "no conversation in this folder" in run.err
+        assert server.requests == []
+    with played(tmp_path, *commands("touch PWN"), flags=("hi",)) as (server, _):
+        assert results(server)[0].startswith("Denied:") and not (ws / "PWN").exists()
         assert "WORDS OF" not in json.dumps(server.requests)
 
 
 @pytest.mark.case("SEC-02")
 def test_headers_of_the_user_are_sent_and_kept_from_everybody_else(tmp_path: Path) -> None:
     secret = "gw-CANARY-0123456789abcdef"
-    calls = [*commands("env"), ("write", {"path": "a", "content": "x"})]
-    steps = [Reply("", calls), Reply(f"They gave me {secret}.")]
+    steps = [Reply("", commands("env")), Reply(f"They gave me {secret}.")]
     flags = ("-y", "--trace", "run.jsonl", "--output-format", "stream-json", "go")
     env = {"CODER_HEADERS": json.dumps({"X-Gateway-Key": f"Bearer {secret}"})}
     with serve(*steps) as server, OneShot(tmp_path, server, *flags, **env) as run:
@@ -223,7 +210,7 @@ def test_http_to_another_machine_needs_a_flag(ws: Path, clean: pytest.MonkeyPatc
 # ---- at the start ----------------------------------------------------------------------------------------
 
 
-def sockets(pid: int) -> set[str]:
+def sockets(pid: int | str) -> set[str]:
     """The inodes of a process's sockets."""
     found = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -256,18 +243,12 @@ def test_nothing_of_ours_listens_on_a_socket(tmp_path: Path) -> None:
         seen.append(set().union(*(sockets(pid) for pid in processes(runs[0].mark))))
         assert not seen[-1] & listening()
         calls = [*commands("sleep 300 & echo hi"), ("grep", {"pattern": "x"})]
-        return Reply("Done.") if len(seen) > 1 else Reply("", calls)
+        return DONE if len(seen) > 1 else Reply("", calls)
 
     with ScriptedServer(script) as server, OneShot(tmp_path, server, "-y", "go") as run:
         runs.append(run)
         assert run.end() == 0 and len(seen) == 2 and seen[1], "the connection to the server is one"
-    probe = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", probe], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout and other.stdin and other.stdout.readline()
-        assert sockets(other.pid) & listening(), "it would be seen"
-        other.stdin.close()
+        assert sockets("self") & listening(), "the server's own is seen"
 
 
 @pytest.mark.case("PRM-21")
@@ -293,12 +274,10 @@ def test_the_server_of_the_environment_is_used_and_shown(tmp_path: Path) -> None
         with Terminal(tmp_path / "a", server) as session:
             assert f"script at 127.0.0.1:{server.port}" in session.output
             assert "Hello." in session.say("hi")
-        with OneShot(
-            tmp_path / "b", server, "--allow-http", "hi", OPENAI_BASE_URL=elsewhere(server)
-        ) as run:
-            assert run.end() == 0
+        url = elsewhere(server)
+        with OneShot(tmp_path / "b", server, "--allow-http", "hi", OPENAI_BASE_URL=url) as run:
+            assert run.end() == 0 and run.out == "Hello.\n"
             assert run.err.startswith(f"script at 0.0.0.0:{server.port}\n")
-            assert run.out == "Hello.\n"
 
 
 # ---- the key ---------------------------------------------------------------------------------------------
@@ -409,18 +388,12 @@ def test_a_file_with_the_key_is_read_without_it_by_every_tool(tmp_path: Path, ws
 def test_what_the_user_types_and_runs_is_kept_without_the_key(tmp_path: Path, ws: Path) -> None:
     """An entry, a command of the user's own, and the history of entries. What is typed is on the screen, of course."""
     (ws / "notes.txt").write_text(f"key = {KEY}\n")
-    with serve(Reply("Hello.")) as server:
-        session = Terminal(tmp_path, server, OPENAI_API_KEY=KEY)
-        try:
-            session.prompt()
-            session.ready()
-            session.say(f"is {KEY} right?")
-            session.say("!cat notes.txt")
-            session.say("and now?")
-            assert session.leave() == 0
-        finally:
-            session.stop()
-            session.child.close(force=True)
+    with (
+        serve(Reply("Hello.")) as server,
+        Terminal(tmp_path, server, OPENAI_API_KEY=KEY) as session,
+    ):
+        for entry in (f"is {KEY} right?", "!cat notes.txt", "and now?"):
+            session.say(entry)
     assert KEY not in json.dumps(server.requests)
     messages = server.requests[-1]["messages"]
     said = [message["content"] for message in messages if message["role"] == "user"]
@@ -452,11 +425,14 @@ def test_files_of_secrets_ask_and_are_passed_over_by_grep(
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "git").symlink_to(str(shutil.which("git")))
         monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    names = [
-        *(".env", ".env.example", "id_rsa", "sub/prod.env", "sub/.aws/credentials"),
+    for name in [
+        ".env",
+        ".env.example",
+        "id_rsa",
+        "sub/prod.env",
+        "sub/.aws/credentials",
         "sub/plain.txt",
-    ]
-    for name in names:
+    ]:
         (ws / name).parent.mkdir(parents=True, exist_ok=True)
         (ws / name).write_text(f"before\nPASSWORD=hunter2 of {name}\nafter\n")
     (ws / "linked.txt").symlink_to(".env")
@@ -484,41 +460,31 @@ def test_files_of_secrets_ask_and_are_passed_over_by_grep(
     assert {".env", ".env.example", "sub/prod.env"} <= set(listed.splitlines())
 
 
-SECRET = [
-    *(".env", ".env.local", "prod.env", ".envrc", "id_rsa", "id_ed25519_sk", "id_rsa.old"),
-    *("deploy_rsa", "server.pem", "server.key", "x.PFX", "x.jks", "vault.kdbx", "x.gpg", ".netrc"),
-    *(".git-credentials", ".npmrc", ".pypirc", ".pgpass", ".htpasswd", ".dockercfg", "kubeconfig"),
-    *("auth.json", "prod.tfvars", "credentials", "secrets.yml", "client_secret_1.json"),
-    *("service-account.json", ".ssh/config", ".aws/config", ".docker/config.json"),
-    *(".config/gh/hosts.yml", ".env~", ".env_prod", "env.local", "env.development.local"),
-    *(".dev.vars.staging", "github-deploy-key", "id_rsa2.bak", "privkey.txt", "private_key"),
-    *("my-credentials.json", "secring.asc", "my-private-key.asc", "access_token.json"),
-    *(".bash_history", ".zsh_history", "fish_history"),
-]
-PLAIN = [
-    *(".env.example", ".env.dist", ".env.local.example", "example.env", "environment.py", "env"),
-    *("id_rsa.pub", ".ssh/known_hosts", ".ssh/id_rsa.pub", "secrets.py", "keys.py", "monkey.txt"),
-    *("keyboard.json", "auth.py", "token.ts", "README.md", "rsa", "ssh/config", "my.aws/x.py", ""),
-    *(".env_example", ".env.local-example", "env.test.ts", "id_rsa.old.pub", "deploy_key.py"),
-    *("privkey.go", "design-tokens.json", "tokenizer.json", "example-credentials.json"),
-    *("public.asc", "chat_history", "bash_history.py"),
-]
+SECRET = """
+.env .env.local prod.env .envrc id_rsa id_ed25519_sk id_rsa.old deploy_rsa server.pem server.key x.PFX x.jks
+vault.kdbx x.gpg .netrc .git-credentials .npmrc .pypirc .pgpass .htpasswd .dockercfg kubeconfig auth.json
+prod.tfvars credentials secrets.yml client_secret_1.json service-account.json .ssh/config .aws/config
+.docker/config.json .config/gh/hosts.yml .env~ .env_prod env.local env.development.local .dev.vars.staging
+github-deploy-key id_rsa2.bak privkey.txt private_key my-credentials.json secring.asc my-private-key.asc
+access_token.json .bash_history .zsh_history fish_history
+"""
+PLAIN = """
+.env.example .env.dist .env.local.example example.env environment.py env id_rsa.pub .ssh/known_hosts
+.ssh/id_rsa.pub secrets.py keys.py monkey.txt keyboard.json auth.py token.ts README.md rsa ssh/config
+my.aws/x.py .env_example .env.local-example env.test.ts id_rsa.old.pub deploy_key.py privkey.go
+design-tokens.json tokenizer.json example-credentials.json public.asc chat_history bash_history.py
+"""
 
 
 def test_a_file_that_holds_secrets_is_known_by_its_name() -> None:
     for path in ("{}", "/ws/sub/{}", "sub/{}"):
-        assert [name for name in SECRET if not holds_secrets(path.format(name))] == []
+        assert [name for name in SECRET.split() if not holds_secrets(path.format(name))] == []
     for path in ("{}", "sub/{}"):
-        assert [name for name in PLAIN if holds_secrets(path.format(name))] == []
+        assert [name for name in ["", *PLAIN.split()] if holds_secrets(path.format(name))] == []
 
 
-ORDERS = [
-    *(".git/hooks/pre-commit", ".git/config", "sub/.git/config", "door/post-commit", ".bashrc"),
-    *(
-        "sub/.profile",
-        *(f".config/coder/{name}" for name in (".env", "hooks.json", "plugins/x.py")),
-    ),
-]
+ORDERS = """.git/hooks/pre-commit .git/config sub/.git/config door/post-commit .bashrc sub/.profile
+    .config/coder/.env .config/coder/hooks.json .config/coder/plugins/x.py"""
 
 
 @pytest.mark.case("FIL-31")
@@ -526,11 +492,12 @@ def test_what_gives_orders_is_not_written_unasked(tmp_path: Path, ws: Path) -> N
     """In a workspace that is the home as well, so that all of it lies inside."""
     (ws / ".git" / "hooks").mkdir(parents=True)
     (ws / "door").symlink_to(".git/hooks")
-    calls = [("write", {"path": path, "content": "PWN"}) for path in (*ORDERS, "plain")]
+    paths = [*ORDERS.split(), "plain"]
+    calls = [("write", {"path": path, "content": "PWN"}) for path in paths]
     places = {"HOME": str(ws), "XDG_CONFIG_HOME": str(ws / ".config")}
     with played(tmp_path, *calls, flags=("--allow", "edit", "go"), **places) as (server, _):
         *orders, plain = results(server)
-    assert plain.startswith("Created ") and len(orders) == len(ORDERS)
+    assert plain.startswith("Created ") and len(orders) == 9
     assert [said for said in orders if not said.startswith("Denied: ")] == []
     assert [path.name for path in ws.rglob("*") if path.is_file()] == ["plain"]
 
@@ -581,11 +548,8 @@ def test_saved_output_lies_in_a_folder_that_cannot_be_prepared(tmp_path: Path, w
     temp, target = tmp_path / "temp", ws / "target"
     temp.mkdir()
     target.mkdir()
-    names = [
-        *("coder", "coder-", "coder-0", "coder-output", "output", "output-.txt", "output.txt"),
-        "tmp",
-    ]
-    links = [temp / name for name in names]
+    names = "coder coder- coder-0 coder-output output output-.txt output.txt tmp"
+    links = [temp / name for name in names.split()]
     for link in links:
         link.symlink_to(target)
     modes: list[tuple[int, int, int]] = []
