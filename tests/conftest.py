@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,7 +16,7 @@ from hypothesis import settings
 from coder.devtools.scripted import ScriptedServer
 from tests.cases import CASES
 from tests.cases import GROUPS as CASE_GROUPS
-from tests.harness import assert_all_valid
+from tests.harness import assert_all_valid, shell
 from tests.terminal import MARK, processes
 
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
@@ -70,6 +71,28 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield value
     for number in processes(value):
         os.kill(number, signal.SIGKILL)
+
+
+@pytest.fixture
+def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace; beside it a home with a file in it, and a file and a folder to be left alone."""
+    for name in ("ws", "home", "beside"):
+        (tmp_path / name).mkdir()
+    for name in ("home/file", "file"):
+        (tmp_path / name).write_text("kept")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("AUTHOR_NAME", "COMMITTER_NAME", "AUTHOR_EMAIL", "COMMITTER_EMAIL"):
+        monkeypatch.setenv(f"GIT_{name}", "me@here")
+    return tmp_path / "ws"
+
+
+@pytest.fixture
+def repository(ws: Path) -> Path:
+    """The workspace as a repository with a remote, a file and a hook."""
+    shell(ws, "git init -q -b main; git remote add origin x; echo text > file.txt; git add -A")
+    hook = ".git/hooks/commit-msg"
+    shell(ws, f"git commit -qm first; printf '#!/bin/sh\\nexit 0\\n' > {hook}; chmod 755 {hook}")
+    return ws
 
 
 def pytest_xdist_auto_num_workers() -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,12 @@ def assert_all_valid(server: ScriptedServer) -> None:
 def table(text: str) -> list[list[str]]:
     """Rows of `command => what is expected`, in which a tilde at an end goes on."""
     return [row.split(" => ") for row in text.strip().replace("~\n", "").split("\n")]
+
+
+def shell(folder: Path, line: str) -> str:
+    """What a line of bash says in a folder."""
+    done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def to_become_links(workspace: Path, outside: Path, text: str) -> Callable[[], None]:

@@ -13,33 +13,7 @@ import pytest
 
 from coder.permissions.git_guard import GitGuard, describe
 from coder.permissions.sandbox import Sandbox, writable_git_folders
-from tests.harness import table
-
-
-@pytest.fixture
-def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("AUTHOR_NAME", "COMMITTER_NAME", "AUTHOR_EMAIL", "COMMITTER_EMAIL"):
-        monkeypatch.setenv(f"GIT_{name}", "me@here")
-    (tmp_path / "beside").mkdir()
-    (tmp_path / "ws").mkdir()
-    return tmp_path / "ws"
-
-
-@pytest.fixture
-def repository(ws: Path) -> Path:
-    shell(
-        ws,
-        "git init -q -b main; git remote add origin x; echo text > file.txt; git add -A; git commit -qm first",
-    )
-    hook = ws / ".git" / "hooks" / "commit-msg"
-    hook.write_text("#!/bin/sh\nexit 0\n")
-    hook.chmod(0o755)
-    return ws
-
-
-def shell(folder: Path, line: str) -> str:
-    done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True)
-    return done.stdout.strip()
+from tests.harness import shell, table
 
 
 def changed(guard: GitGuard, line: str, folder: Path) -> str:
@@ -71,7 +45,7 @@ echo evil > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; git config co
  => .git/config (changed), .git/hooks/pre-commit (new)
 echo evil >> .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
 chmod 600 .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
-touch .git/hooks/{1..9000}.sample .git/hooks/pre-commit => .git/hooks/pre-commit (new)
+touch .git/hooks/{1..1100}.sample .git/hooks/pre-commit => .git/hooks/pre-commit (new)
 rm -r .git/hooks => .git/hooks/commit-msg (removed)
 ln -s ../../evil .git/hooks/post-checkout => .git/hooks/post-checkout (new)
 ln -sf ../../evil .git/hooks/commit-msg => .git/hooks/commit-msg (changed)
@@ -89,7 +63,7 @@ git config alias.st 'grep --open-fil=evil x' => .git/config (changed)
 git remote set-url origin ./evil.git; git remote add other x; git branch -qu main side => .git/config (changed)
 rm .git/config; ln -s $'[core]\n\tbare = false\n' .git/config => .git/config (changed)
 touch $'.git/hooks/a\nb' => .git/hooks/a\nb (new)
-cd .git/hooks; touch f{1..2000}; cd ../.. => .git/hooks (new), .git/hooks/commit-msg (removed)
+cd .git/hooks; touch f{1..1100}; cd ../.. => .git/hooks (new), .git/hooks/commit-msg (removed)
 mkdir .coder; echo evil > .coder/permissions.json => .coder/permissions.json (new)
 git init -q --bare x; mv x/* . => HEAD (new)
 """)
