@@ -151,3 +151,11 @@ def test_every_flag_is_driven() -> None:
     driven = {word for _, _, flags, _ in STARTS for word in shlex.split(" ".join(flags))}
     known = [action.option_strings for action in parser()._actions if action.option_strings]
     assert [names for names in known if not driven & {*names}] == [["--demo"]]  # test_demo.py
+
+
+def test_an_agent_that_is_not_there_is_reported_in_the_place_of_the_prompt(tmp_path: Path) -> None:
+    with serve(answer) as server:
+        session = Terminal(tmp_path, server, "--agent", "none")
+        assert session.exit_code() == 2
+        assert "coder: there is no agent 'none'; known: build, plan" in session.output
+        assert "/help" not in session.output

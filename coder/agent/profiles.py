@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from coder.permissions.rules import Rule, RulesError, check_ownership, rules_of
+from coder.types import CoderError
 
 if TYPE_CHECKING:
     from coder.agent.instructions import Instruction
@@ -127,6 +128,14 @@ BUILT_IN = {
 def choices(agents: Mapping[str, AgentSpec], *modes: Mode) -> list[AgentSpec]:
     """Those that are not hidden and of one of these modes."""
     return [each for each in agents.values() if each.mode in modes and not each.hidden]
+
+
+def choose(agents: Mapping[str, AgentSpec], name: str) -> AgentSpec:
+    """The agent that the user names. Raises CoderError where there is none, or none to be chosen."""
+    known = {each.name: each for each in choices(agents, "primary", "all")}
+    if name not in known:
+        raise CoderError(f"there is no agent {name!r}; known: {', '.join(known)}")
+    return known[name]
 
 
 # ---- the user's own -------------------------------------------------------------------------

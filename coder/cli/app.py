@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coder.abort import Abort
 from coder.agent.agent import Agent
-from coder.agent.profiles import AgentSpec, choices
+from coder.agent.profiles import AgentSpec, choices, choose
 from coder.ai import ChatModel
 from coder.cli.parts import TOOLSET, Parts
 from coder.cli.process import optional
@@ -50,10 +50,8 @@ class App(Parts):
         limits = {"limits": self.limits, "retry": self.retry}
         self.subagents: Subagents | None = module and module.Subagents(specs, self.equip, **limits)
         self.primary = {each.name: each for each in choices(self.agents, "primary", "all")}
-        if (name := arguments.agent or "build") not in self.primary:
-            raise ConfigError(f"there is no agent {name!r}; known: {', '.join(self.primary)}")
-        self.chosen = settings.model
-        model = self.chat_model(self.agents[name].model or self.chosen)
+        self.chosen, spec = settings.model, choose(self.agents, arguments.agent or "build")
+        model = self.chat_model(spec.model or self.chosen)
         hooks, self.compaction = self.hooks_for(model, self.permissions, self.users_hooks)
         self.agent = Agent(
             model,
@@ -68,7 +66,7 @@ class App(Parts):
         self.agent.subscribe(self._note)
         if self.plugins:
             self.agent.subscribe(self.plugins.notify)
-        self.work_as(name, model)
+        self.work_as(spec.name, model)
 
     def equip(self, spec: AgentSpec, session_id: str) -> Equipment:
         """What a sub-agent works with: it may do nothing that this agent may not."""
@@ -168,8 +166,8 @@ class App(Parts):
                     event = next(events)
                 except StopIteration as end:
                     return cast(T, end.value)
-                for text in self.taken_notices():
-                    show(Notice(text))
+                while self.notices:
+                    show(Notice(self.notices.pop(0)))
                 show(event)
 
     def _note(self, event: Event) -> None:

@@ -57,7 +57,7 @@ BELOW = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Set the process up and run the program; returns its exit code."""
     mend_streams()
     hide_process()
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             with graceful_shutdown():
-                return run(sys.argv[1:] if argv is None else argv)
+                return run(sys.argv[1:])
         finally:
             sys.stdout.flush()  # what fails at Python's own end would have a message and code of its own
     except KeyboardInterrupt:
@@ -220,11 +220,10 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
 def show_top(screen: Screen, settings: Settings, arguments: argparse.Namespace) -> None:
     """What stands above the first prompt: where the session is, and what is not as usual in it."""
     agent, model = arguments.agent or "build", settings.model
-    folder = config_folder() / "agents"
-    if (folder / f"{agent}.md").exists():
-        from coder.agent.profiles import AgentSpec, load_agents  # late: 9 ms
+    if agent not in ("build", "plan") or (config_folder() / "agents" / f"{agent}.md").exists():
+        from coder.agent.profiles import choose, load_agents  # late: 9 ms
 
-        model = load_agents(folder)[0].get(agent, AgentSpec(agent)).model or model
+        model = choose(load_agents(config_folder() / "agents")[0], agent).model or model
     screen.line(f"coder {__version__} · {model} at {settings.host} · {Path.cwd()}")
     screen.line("/help lists the commands; Ctrl+C stops a run, Ctrl+D exits.")
     remarks = {

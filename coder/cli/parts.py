@@ -57,31 +57,30 @@ class Parts:
             self.redaction.redact_logs(self.redactor)
         self.agents, notices = load_agents(config_folder() / "agents")
         self.notices += notices
-        self.permissions = self._permissions()
+        workspace, remarks = load_workspace_rules(self.cwd)
+        self.notices += remarks
+        self.permissions = Permissions(
+            load_rules(config_folder() / "permissions.json"),
+            flags=[rule_of(text, action) for action, text in arguments.rules or []],
+            workspace=workspace,
+            private=[config_folder(), data_folder()],
+            can_ask=arguments.can_ask,
+            yolo=arguments.yolo,
+        )
         self.sandbox = self._sandbox()
         self.extra_tools: list[Tool] = []  # the user's, beside ours
         self.users_hooks: list[Guard] = []
         self.plugins = self._load_extensions()
-        self.servers = start_servers()
+        self.servers: Servers | None = None
+        if (path := config_folder() / "mcp.json").exists():
+            self.servers = needed("coder.extend.mcp", str(path)).start(path)
+            at_end.append(self.servers.close)
         module, note = optional("coder.agent.instructions"), self.notices.append
         self.files = module.instructions(self.cwd, config_folder(), note) if module else ()
         tools = [*TOOLS, *PATCHING, *self.extra_tools]
         kinds = [*DEFAULTS, "read", "task", "ask_user", *(each.name for each in tools)]
         self.notices += useless_rules(self.permissions.rules + self.permissions.flags, kinds)
         self.prompt_files = self._prompt_files()
-
-    def _permissions(self) -> Permissions:
-        """Those of the user's file, the flags and the folder."""
-        workspace, remarks = load_workspace_rules(self.cwd)
-        self.notices += remarks
-        return Permissions(
-            load_rules(config_folder() / "permissions.json"),
-            flags=[rule_of(text, action) for action, text in self.arguments.rules or []],
-            workspace=workspace,
-            private=[config_folder(), data_folder()],
-            can_ask=self.arguments.can_ask,
-            yolo=self.arguments.yolo,
-        )
 
     def _sandbox(self) -> Sandbox | None:
         wanted, name = self.settings.sandbox, "coder.permissions.sandbox"
@@ -191,24 +190,6 @@ class Parts:
         skills = self.prompt_files.section if self.prompt_files else ""
         return f"{prompt}\n\n{skills}" if skills else prompt
 
-    # -- what the user should see
-
-    def taken_notices(self) -> list[str]:
-        """What the user should see now; clears the list."""
-        notices = self.notices.copy()
-        self.notices.clear()
-        return notices
-
     def left_behind(self) -> list[str]:
         """What commands in the background have changed since the last one, for the end of the session."""
         return self.sandbox.since() if self.sandbox else []
-
-
-def start_servers() -> Servers | None:
-    """Begin to start the user's MCP servers, if that has not begun. Raises ConfigError where their module was deleted."""
-    if not (path := config_folder() / "mcp.json").exists():
-        return None
-    servers: Servers = needed("coder.extend.mcp", str(path)).start(path)
-    if servers.close not in at_end:
-        at_end.append(servers.close)
-    return servers

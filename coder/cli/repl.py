@@ -102,8 +102,8 @@ class Repl:
             self.screen.line(f"Continue this conversation: {program()} -r {kept}", "dim")
 
     def show_notices(self) -> None:
-        for text in self.app.taken_notices():
-            self.screen.line(text, "yellow")
+        while self.app.notices:
+            self.screen.line(self.app.notices.pop(0), "yellow")
 
     def replay(self) -> None:
         """Show the end of the conversation that goes on."""
