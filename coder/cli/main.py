@@ -44,6 +44,7 @@ from coder.tools.secrets import clean_path
 if TYPE_CHECKING:
     from coder.cli.repl import Repl
     from coder.cli.screen import Screen
+    from coder.permissions.rules import Action, Rule
 
 SUBCOMMANDS = ("config", "demo", "export", "sessions", "trace")
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
@@ -89,7 +90,12 @@ def run(argv: Sequence[str]) -> int:
         demo = arguments.demo and demonstration(arguments)
         with demo or contextlib.nullcontext(prompt_of(arguments)) as prompt:
             one_task = is_one_task(arguments, prompt)
-            settings = settings_of(arguments)
+            try:
+                settings = load(Path.cwd(), vars(arguments))
+            except Missing as missing:
+                from coder.cli.models import complete  # late: only here
+
+                settings = complete(missing, arguments)
             os.environ.pop("OPENAI_API_KEY", None)  # no import finds it there
             if not one_task:
                 return open_prompt(settings, arguments, prompt)
@@ -103,16 +109,6 @@ def run(argv: Sequence[str]) -> int:
             raise
         sys.stderr.write(f"coder: {strip_controls(str(error))}\n")
         return USAGE
-
-
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The settings, also where no server or no model is named. Raises ConfigError, and SystemExit behind what was shown."""
-    try:
-        return load(Path.cwd(), vars(arguments))
-    except Missing as missing:
-        from coder.cli.models import complete  # late: only here
-
-        return complete(missing, arguments)
 
 
 def enter(folder: str) -> None:
@@ -259,6 +255,13 @@ def _load_behind(own_server: bool) -> None:
 # ---- the flags -----------------------------------------------------------------------------------
 
 
+def read_rule(action: Action, text: str) -> Rule:
+    """The rule of --allow or --deny. Raises RulesError."""
+    from coder.permissions.rules import rule_of  # late: only where there is one
+
+    return rule_of(text, action)
+
+
 def read_image(path: str) -> tuple[str, dict[str, Any]]:
     """The image of --image, with its path. Raises ConfigError."""
     return path, needed("coder.cli.attach", "--image").image(path)
@@ -306,8 +309,8 @@ FURTHER: dict[str, dict[str, Any]] = {
     "--resume": {"nargs": "?", "const": ""},
     "--plan": {"dest": "agent", "action": "store_const", "const": "plan"},
     "--plain": {"dest": "CODER_MARKDOWN", "action": "store_const", "const": "off"},
-    "--allow": {"dest": "rules", "action": "append", "type": lambda text: ("allow", text)},
-    "--deny": {"dest": "rules", "action": "append", "type": lambda text: ("deny", text)},
+    "--allow": {"dest": "rules", "action": "append", "type": partial(read_rule, "allow")},
+    "--deny": {"dest": "rules", "action": "append", "type": partial(read_rule, "deny")},
     "--output-format": {"choices": ("text", "json", "stream-json"), "default": "text"},
     "--image": {"action": "append", "type": read_image},
     "--trace": {"type": open_trace},

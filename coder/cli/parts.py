@@ -18,7 +18,7 @@ from coder.cli.settings import ConfigError, Settings, config_folder, data_folder
 from coder.cli.signals import at_end
 from coder.hooks import HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions
-from coder.permissions.rules import Rule, load_rules, load_workspace_rules, rule_of, useless_rules
+from coder.permissions.rules import Rule, load_rules, load_workspace_rules, useless_rules
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
@@ -61,7 +61,7 @@ class Parts:
         self.notices += remarks
         self.permissions = Permissions(
             load_rules(config_folder() / "permissions.json"),
-            flags=[rule_of(text, action) for action, text in arguments.rules or []],
+            flags=arguments.rules or [],
             workspace=workspace,
             private=[config_folder(), data_folder()],
             can_ask=arguments.can_ask,
