@@ -257,6 +257,7 @@ def test_what_the_user_writes_at_a_question_is_left_alone(desk: Desk, asked: Eve
     desk.put({"n/b": "new\n"})
     snapshots(ToolEnd("1", "write", ToolResult(""), False, 0.0))
     snapshots(ToolStart("2", "bash", {}, ""))
+    snapshots(ToolStart("3", "task", {}, ""))  # another one works beside it
     snapshots(asked)
     desk.put({"mine": "2\n", "d/mine too": "x"})
     snapshots(ToolUpdate("2", "answered"))

@@ -105,7 +105,6 @@ class Snapshots:
         self._told: set[str] = set()
         self._in_step = False  # a tool has begun
         self._asked = False  # in a step: the event before was a question, which is answered now
-        self._calls: set[str] = set()  # of the run, under way
 
     def open(self, session_id: str, resumed: bool = False) -> None:
         """Continue with the runs of this session."""
@@ -122,22 +121,17 @@ class Snapshots:
         match event:
             case events.RunStart():
                 self.undone.clear()
-                self._calls.clear()
                 self.runs.append(RunSnapshot())
                 self._start_look()
             case events.MessageEnd(message={"role": "user"} as message) if self.runs:
                 time = message.get("meta", {}).get("timestamp")
                 self.runs[-1].message = self.runs[-1].message or time or 0
-            case events.ToolStart(id=call_id, name=name) if name not in self.harmless:
-                self._calls.add(call_id)
+            case events.ToolStart(name=name) if name not in self.harmless:
                 self._begin_step(abort)
-            case events.ToolEnd(id=call_id):
-                self._calls.discard(call_id)
             case events.StepEnd() | events.RunEnd():
                 self.finish()
-        asked = events.innermost(event)
-        # Beside the question of a sub-agent others may work on
-        if self._in_step and hasattr(asked, "reply") and (asked is event or len(self._calls) == 1):
+        # Beside a sub-agent that asks others may work on: what they change then is taken for the user's, too
+        if self._in_step and hasattr(events.innermost(event), "reply"):
             self.finish()
             self._asked = True
         if isinstance(event, events.RunEnd) and self.runs:
