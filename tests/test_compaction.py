@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -362,7 +362,7 @@ def test_whatever_the_window_no_pair_is_split_and_the_newest_message_stays() -> 
     """40 turns with parallel calls, 50 windows."""
     met: set[str] = set()
     triggers: list[Trigger] = ["threshold", "overflow", "manual"]
-    for window, trigger in zip(range(4_000, 54_000, 1_000), triggers * 17, strict=False):
+    for window, trigger in zip(range(4_000, 54_000, 1_000), cycle(triggers)):
         step = [calling("x", "y"), result("x", 2_000), result("y", 3_000)]
         messages = [*turns(40, 1_500), user("the newest wish"), *step]
         newest, before = messages[-4], size(messages)
@@ -434,12 +434,14 @@ def test_a_summary_that_fails_leaves_the_history_and_is_reported_once(failure: s
 
 def test_a_summary_that_is_too_long_is_cut_and_one_that_shortens_nothing_is_not_taken() -> None:
     messages = turns(60, 3_000)
-    assert by_hand(Compaction(scripted(Reply("endless </summary>" * 9_000))), messages)[1]
+    assert by_hand(Compaction(scripted(Reply(("endless" * 50 + " </summary> ") * 450))), messages)[
+        1
+    ]
     assert "[truncated " in messages[1]["content"] and size(messages[1:2]) / 4 < 4_000 + 300
     assert messages[1]["content"].count("</summary>") == 1, "nothing in it ends it"
     short = [user("a"), said("b" * 900), user("c")]
     for messages, requests in ((short, 1), ([user("x" * 4_000)], 0)):
-        before, model = messages[:], scripted(Reply("endless " * 9_000))
+        before, model = messages[:], scripted(Reply(("endless" * 50 + " ") * 200))
         seen, done = by_hand(Compaction(model), messages)
         assert (done, messages, len(notices(seen))) == (False, before, 1)
         assert len(model.requests) == requests, "none where nothing is old"
