@@ -39,7 +39,7 @@ def shown(text: str, width: int = 80) -> list[str]:
         ("***both***", ["<bold>both</>"]),
         ("**a `b` c**", ["<bold>a </><bold cyan>b</><bold> c</>"]),
         ("`**no stars**` and ``a ` b``", ["<cyan>**no stars**</> and <cyan>a ` b</>"]),
-        ("2 * 3 * 4, 2*3*4, f(*args, **kw)", ["2 * 3 * 4, 2*3*4, f(*args, **kw)"]),
+        ("2 * 3 * 4, 2*3* 4, f(*args, **kw)", ["2 * 3 * 4, 2*3* 4, f(*args, **kw)"]),
         ("*.py and **/*.ts", ["*.py and **/*.ts"]),
         ("snake_case and __init__", ["snake_case and __init__"]),
         ("**never closed", ["**never closed"]),
@@ -63,6 +63,9 @@ def shown(text: str, width: int = 80) -> list[str]:
 )
 def test_marks_become_styles_and_what_is_no_mark_stays(text: str, expected: list[str]) -> None:
     assert rows(text) == expected
+    markdown = Markdown(paint)
+    letter_by_letter = "".join(markdown.feed(each, 80) for each in text)
+    assert (letter_by_letter + markdown.finish()).splitlines() == expected
 
 
 def test_code_is_highlighted_and_its_lines_are_not_broken() -> None:

@@ -170,7 +170,7 @@ class Renderer:
         self.screen.finish_line()
         if self.answers:
             self.answers.finish_line()
-        self._streaming = ""
+        self._streaming, self._counted = "", ("", "", 0)
 
     def _notify(self, text: str) -> None:
         if time.monotonic() - self._agent.started >= self._notify_after:
@@ -201,10 +201,10 @@ class Renderer:
         if (event.id, event.result.content) == (self._question.id, self._question.answer):
             return  # it stands behind the question
         is_read = event.name in calls.COUNTED_TOOLS and not self.verbose
-        if not is_read or (event.is_error and not worker.name):
-            self._append_call(worker, title, event)
-        elif not worker.name:
+        if is_read and self.screen.live and not (event.is_error or worker.name):
             self._join(title, event)
+        elif not (is_read and worker.name):
+            self._append_call(worker, title, event)
 
     def _append_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
         self.pause()
@@ -224,14 +224,13 @@ class Renderer:
 
     def _join(self, title: str, event: events.ToolEnd) -> None:
         """Show a call whose result is counted, in the row of the neighbours before it where there is room."""
-        name, titles, before = self._counted if self.screen.drafted else ("", "", 0)
-        joined = f"{titles}, {title.removeprefix(f'{event.name} ')}"
-        lines = before + calls.line_count(event)
-        if name != event.name or cell_count(joined) + len(f"● · {lines} lines") > self.screen.width:
-            self.screen.finish_line()
-            joined, lines = title, calls.line_count(event)
-        self._counted = event.name, joined, lines
-        words = f" · {calls.lines_of(lines)}"
+        name, titles, before = self._counted
+        joined, lines = f"{titles}, {title.removeprefix(f'{name} ')}", calls.line_count(event)
+        if name != event.name or cell_count(f"● {joined} · {before} lines") >= self.screen.width:
+            self.pause()
+            joined, before = title, 0
+        self._counted = event.name, joined, before + lines
+        words = f" · {calls.lines_of(before + lines)}"
         self.screen.draft(*self._call_row(("", ""), DONE, joined, words, "dim"))
 
     def _call_row(self, name: Part, mark: Part, title: str, words: str, style: str) -> Parts:

@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TextIO
 
 from coder.permissions.sanitize import TerminalSanitizer, strip_controls
@@ -27,7 +27,6 @@ STYLES |= {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 # Of text in rows
 WIDE = "\u3001-\u9fff\uac00-\ud7af\uff00-\uffef"  # scripts without blanks
 BREAK = f"(?<=[ {WIDE}])(?=[^ ])|(?<=[^ ])(?=[{WIDE}])"
-PIECE = re.compile("\n|[^\n]{1,512}")
 
 
 class Screen:
@@ -39,9 +38,8 @@ class Screen:
         self.styled = self.live or bool(os.environ.get("FORCE_COLOR"))
         self.markdown = False  # whether text that streams without a style is Markdown
         self._sanitizer = TerminalSanitizer()
-        self._rows: RowWriter | None = None  # of the text that streams
-        self._row = self._row_style = ""  # under way, as it stands on the screen
-        self.drafted = ""  # a line that the next draft replaces, as it stands on the screen
+        self._rows: PlainText | None = None  # of the text that streams
+        self._row = ""  # under way, as it stands on the screen
         self._status_rows = ""  # as they stand on the screen
         self._label, self._limit, self._typed = "", math.inf, ""
         self._above: tuple[str, ...] = ()  # rows above the label
@@ -56,33 +54,33 @@ class Screen:
     # -- text
 
     def write(self, text: str, style: str = "") -> None:
-        """Append text that streams; it is broken between words."""
-        if self.drafted:
+        """Append text that streams."""
+        if not self._rows:
             self.finish_line()
-        text = self._sanitizer.feed(text)
-        if self.live:
-            self._rows = rows = self._rows or self._row_writer(style)
-            self._draw(rows.feed(text, self.width), rows.row.rstrip(" "), style)
-        else:
-            finished, newline, row = (self._row + text).rpartition("\n")
-            self._draw(finished + newline, row, style)
+            self._rows = self._begin_text(style)
+        finished = self._rows.feed(self._sanitizer.feed(text), self.width)
+        self._draw(finished, self._rows.row)
+
+    def _begin_text(self, style: str) -> PlainText:
+        def paint(text: str, added: str) -> str:
+            return self._style(text, f"{style} {added}") if self.live else text
+
+        if not (self.live and self.markdown):
+            return PlainText(paint)
+        from coder.cli.markdown import Markdown
+
+        return Markdown(paint)
 
     def finish_line(self) -> None:
         """End the row under way."""
-        if rest := self._sanitizer.flush():
-            self.write(rest, self._row_style)
-        row = self.drafted or self._row
-        finished = self._rows.finish() if self._rows else f"{row}\n" if row else ""
-        self._rows, self.drafted = None, ""
+        if self._rows:
+            rest = self._rows.feed(self._sanitizer.flush(), self.width)
+            finished = rest + self._rows.finish()
+        else:
+            finished = f"{self._row}\n" if self._row else ""
+        self._rows = None
         if finished:
-            self._draw(finished, "", self._row_style)
-
-    def _row_writer(self, style: str) -> RowWriter:
-        if style or not self.markdown:
-            return RowWriter()
-        from coder.cli.markdown import Markdown
-
-        return Markdown(self._style)
+            self._draw(finished, "")
 
     def line(self, text: str = "", style: str = "", head: str = "") -> None:
         """Append a line, broken between words where the terminal is too narrow; further rows hang behind `head`."""
@@ -101,12 +99,10 @@ class Screen:
         self._draw(f"{self._styled(parts)}\n", "")
 
     def draft(self, *parts: tuple[str, str]) -> None:
-        """Show a line that further drafts replace, until something else follows it."""
-        if not self.drafted:
+        """On a terminal, show a line that further drafts replace, until something else follows it."""
+        if self._rows:
             self.finish_line()
-        self.drafted = self._styled(parts)
-        if self.live:
-            self._draw("", self.drafted)
+        self._draw("", self._styled(parts))
 
     def _styled(self, parts: Iterable[tuple[str, str]]) -> str:
         return "".join(self._style(strip_controls(text), style) for text, style in parts)
@@ -142,7 +138,7 @@ class Screen:
                 self._since = since or self._last_data
             self._label, self._limit, self._above = label, limit, above
             if not (label or limit < math.inf):
-                self._draw("", self._row, self._row_style)
+                self._draw("", self._row)
             elif self.live and self._ticker is None:
                 self._ticker = threading.Thread(target=self._tick, daemon=True)
                 self._ticker.start()
@@ -151,7 +147,7 @@ class Screen:
         """Show in the status row what the user types."""
         with self._lock:
             self._typed = re.sub(r"\s", " ", strip_controls(text))
-            self._draw("", self._row, self._row_style)
+            self._draw("", self._row)
 
     def _tick(self) -> None:
         while True:
@@ -160,7 +156,7 @@ class Screen:
                 if not self._label and self._limit == math.inf:
                     self._ticker = None
                     return
-                self._draw("", self._row, self._row_style)
+                self._draw("", self._row)
 
     def _status(self, now: float) -> str:
         """The status rows as they should be now; "" for none."""
@@ -185,7 +181,7 @@ class Screen:
 
     # -- drawing
 
-    def _draw(self, finished: str, row: str, style: str = "") -> None:
+    def _draw(self, finished: str, row: str) -> None:
         """Write rows that are finished, and below them the row under way and the status, in one write.
 
         Of what stands there, only what changes is written again. `finished` begins with the old row under way.
@@ -196,11 +192,11 @@ class Screen:
                 return
             below = ("\r\n" if row else "") + self._style(status, "dim") if status else ""
             if not self._status_rows and text.startswith(self._row):
-                changed = self._style(text[len(self._row) :], style) + below
+                changed = text[len(self._row) :] + below
             else:
                 standing = "\n".join(filter(None, [self._row, self._status_rows]))
-                changed = erasure(standing) + self._style(text, style) + below
-            self._row, self._row_style, self._status_rows = row, style, status
+                changed = erasure(standing) + text + below
+            self._row, self._status_rows = row, status
             self.stream.write(changed)
             self.stream.flush()
 
@@ -237,9 +233,19 @@ def one_line(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int) -> str:
-    """Text with newlines between words, so that no row is wider than `width` columns."""
-    rows = RowWriter()
-    return rows.feed(text, width) + rows.row
+    """Text with newlines between words, so that no row is wider than `width` columns but by a word: it stays copyable."""
+    rows = []
+    for line in text.expandtabs().split("\n"):
+        while cell_count(line.rstrip(" ")) > width:
+            end = len(start_of(line, width)) or 1
+            places = [each.start() for each in re.finditer(BREAK, line)]
+            fitting = [at for at in places if at <= end]
+            at = fitting[-1] if fitting else min(places, default=len(line))
+            if row := line[:at].rstrip(" "):  # an indentation may leave none
+                rows.append(row)
+            line = line[at:]
+        rows.append(line)
+    return "\n".join(rows)
 
 
 def start_of(text: str, width: int) -> str:
@@ -251,42 +257,23 @@ def start_of(text: str, width: int) -> str:
     return chop_cells(text, width)[0]
 
 
-class RowWriter:
-    """Break text into rows while it streams; `row` is under way, and may still change.
+class PlainText:
+    """Text that streams, broken only by the terminal's edge: it stays copyable. `row` is under way, and may change."""
 
-    Fenced code, and a word wider than a row, are broken only by the terminal's edge: they stay copyable.
-    """
-
-    def __init__(self) -> None:
-        self.row = ""
-        self._line_start = ""
-        self._in_code = False
+    def __init__(self, paint: Callable[[str, str], str]) -> None:
+        self.paint = paint
+        self.row = self._text = ""
 
     def feed(self, text: str, width: int) -> str:
         """Take text; the rows that are finished by it, each with its newline."""
-        finished = []
-        for piece in PIECE.findall(text):
-            if piece == "\n":
-                finished.append(f"{self.row.rstrip(' ')}\n")
-                self._in_code ^= self._line_start.lstrip().startswith(("```", "~~~"))
-                self.row = self._line_start = ""
-                continue
-            self._line_start = (self._line_start + piece)[:20]
-            self.row = (self.row + piece).expandtabs()
-            while cell_count(self.row.rstrip(" ")) > width:
-                finished.append(self._take_row(width))
-        return "".join(finished)
+        finished, newline, text = (self._text + text).rpartition("\n")
+        finished += newline
+        while cell_count(text) > width:
+            full = start_of(text, width) or text[0]
+            finished, text = finished + full, text[len(full) :]
+        self._text, self.row = text, self.paint(text, "")
+        return self.paint(finished, "")
 
     def finish(self) -> str:
         """The rest, at the end of the text."""
-        return f"{self.row.rstrip(' ')}\n" if self.row.strip(" ") else ""
-
-    def _take_row(self, width: int) -> str:
-        end = len(start_of(self.row, width)) or 1
-        next_word = len(self.row) - len(self.row[end:].lstrip(" "))
-        breaks = [] if self._in_code else [*re.finditer(BREAK, self.row[: next_word + 1])]
-        at = breaks[-1].start() if breaks else end
-        row, self.row = self.row[:at], self.row[at:]
-        if breaks:  # an indented word that fits only without its indentation leaves no row
-            return f"{row.rstrip(' ')}\n" if row.strip(" ") else ""
-        return row
+        return f"{self.row}\n" if self.row else ""
