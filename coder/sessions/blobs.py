@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import time
 import zlib
@@ -172,7 +171,6 @@ class BlobStore(Database):
             self.execute("DELETE FROM run WHERE time < ?", (old,))
         for entry in list(os.scandir(self.path.parent)):
             if entry.stat(follow_symlinks=False).st_mtime < old:
-                shutil.rmtree(entry.path, ignore_errors=True)
                 Path(entry.path).unlink(missing_ok=True)
 
     # ---- what the runs of a session have changed

@@ -101,7 +101,7 @@ class Snapshots:
         self.root = os.path.realpath(workspace)
         self._files = WorkspaceFiles(self.root, os.path.realpath(data))
         self._session = ""
-        self._first_look: threading.Thread | None = None
+        self._first_look = threading.Thread()  # of all files
         self._told: set[str] = set()
         self._in_step = False  # a tool has begun
         self._asked = False  # in a step: the event before was a question, which is answered now
@@ -134,13 +134,13 @@ class Snapshots:
         if self._in_step and hasattr(events.innermost(event), "reply"):
             self.finish()
             self._asked = True
-        if isinstance(event, events.RunEnd) and self.runs:
+        if isinstance(event, events.RunEnd):
             self._save(self.runs[-1])
 
     def _start_look(self) -> None:
         """Look at all files, in a worker thread; again, where there was no time for all."""
         done = self._files.ready and not self._files.left_out
-        if not (self.off or done or self._looking()):
+        if not (self.off or done or self._first_look.is_alive()):
             self._first_look = threading.Thread(target=self._look_first, daemon=True)
             self._first_look.start()
 
@@ -149,9 +149,6 @@ class Snapshots:
             self._files.start()
         except ERRORS as error:
             self._switch_off(error)
-
-    def _looking(self) -> bool:
-        return bool(self._first_look and self._first_look.is_alive())
 
     def _begin_step(self, abort: Abort | None) -> None:
         """In front of a tool: what has changed up to now is not the run's."""
@@ -164,7 +161,7 @@ class Snapshots:
             self._tell_once(PARTLY.format(self._files.left_out))
 
     def _await_look(self, abort: Abort | None = None) -> None:
-        while self._first_look and self._looking() and not (abort and abort.is_set):
+        while self._first_look.is_alive() and not (abort and abort.is_set):
             self._first_look.join(0.05)
 
     def finish(self) -> None:
@@ -174,7 +171,7 @@ class Snapshots:
             return
         step, lost = self._look()
         self._in_step = False
-        if self.runs and step:
+        if step:
             self.runs[-1].steps.append(step)
             self._save(self.runs[-1])
         if lost:
@@ -182,13 +179,12 @@ class Snapshots:
 
     def _look(self) -> tuple[dict[str, Pair], Sequence[str]]:
         """What has changed since the last look; and the paths of which that is not kept."""
-        if not self.off and self._files.ready and not self._looking():
+        if not self.off and self._files.ready and not self._first_look.is_alive():
             try:
                 return self._files.look()
             except ERRORS as error:
                 self._switch_off(error)
-        if self.runs:
-            self.runs[-1].problem = self.off or "the run was aborted before its files were known"
+        self.runs[-1].problem = self.off or "the run was aborted before its files were known"
         return {}, ()
 
     def _switch_off(self, error: Exception) -> None:
@@ -208,9 +204,8 @@ class Snapshots:
 
     def close(self) -> None:
         """End what is under way."""
-        if self._first_look:
-            self._files.deadline = 0
-            self._first_look.join()
+        self._files.deadline = 0
+        self._await_look()
         self._files.close()
 
     # ---- taking back
