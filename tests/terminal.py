@@ -204,9 +204,9 @@ def untouched() -> list[Any]:
 
 
 class Terminal(Place):
-    """The program in a terminal of 24 rows. A context manager: it leaves with Ctrl+D, if the test has not, and checks."""
+    """The program in a terminal. A context manager: it leaves with Ctrl+D, if the test has not, and checks."""
 
-    columns, pattern = 80, PROMPT
+    columns, lines, pattern = 80, 24, PROMPT
 
     def __init__(self, folder: Path, server: ScriptedServer, *arguments: str, **more: str) -> None:
         super().__init__(folder, server, **more)
@@ -223,7 +223,7 @@ class Terminal(Place):
             arguments,
             cwd=str(self.ws),
             env=environment,  # type: ignore[arg-type]
-            dimensions=(24, self.columns),
+            dimensions=(self.lines, self.columns),
             encoding="utf-8",
             codec_errors="replace",
             timeout=PATIENCE,

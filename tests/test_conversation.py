@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from coder.cli import subcommands
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.history import user
 from coder.sessions.recorder import Recorder
 from coder.sessions.store import Store
 from tests.harness import serve
-from tests.terminal import OneShot, Place, Terminal, bare, promptly, until
+from tests.terminal import OneShot, Place, Terminal, bare, rendered, until
 
 
 def echo(body: Body) -> Reply:
@@ -73,28 +74,29 @@ def kept(folder: Path, *texts: str) -> str:
 
 
 def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: Path) -> None:
+    apples = kept(tmp_path, "about apples", "Green.")
+    kept(tmp_path, "about pears", "You said: 'about pears'")
     with serve(echo) as server:
-        ids = []
-        for words in ("about apples", "about pears"):
-            with Terminal(tmp_path, server) as session:
-                session.say(words)
-                ids.append(left(session))
         with Terminal(tmp_path, server, "-c") as session:
             assert "❯ about pears" in bare(session.output)
             assert "You said: 'about pears'" in session.output
             session.say("and now?")
             assert said(server) == ["about pears", "and now?"]
-        with Terminal(tmp_path, server, "-c", "--plan") as session:
+            assert "without a name" in session.say("/name")
+            assert "This conversation: Riper pears" in session.say("/name  Riper pears")
+            left(session)
+        with Terminal(tmp_path, server, "-r", apples, "--plan") as session:
             assert "Agent: plan." in session.output and "continues" not in session.output
-        beginning = [server.requests[at]["messages"][0] for at in (1, -1)]
-        assert beginning[0] == beginning[1]  # byte for byte
-        with Terminal(tmp_path, server, "-r", ids[0]) as session:
             session.say("more")
             assert said(server) == ["about apples", "more"]
+            assert left(session) == apples
         with Terminal(tmp_path, server) as session:
             session.enter("/resume")
             listed = bare(session.expect("number, name or id: "))
-            assert listed.index("about apples") < listed.index("about pears")  # the newest first
+            assert re.search(
+                r"1 +now  about apples  \(4 messages, script\)\r\n +more → You", listed
+            )
+            assert re.search(r"2 +now  Riper pears  \(4 messages, script\)", listed)
             session.type("\x1b")  # none of them
             session.prompt()
             session.enter("/resume")
@@ -106,35 +108,35 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
             session.say("riper")
             assert said(server) == ["about pears", "and now?", "riper"]
             assert "There is no session" in session.say("/resume zzzz")
-            assert "without a name" in session.say("/name")
-            assert "This conversation: Riper pears" in session.say("/name  Riper pears")
             session.say("/new")
-            session.enter("/resume")
-            listed = bare(session.expect("number, name or id: "))
-            assert re.search(
-                r"1 +now  Riper pears  \(6 messages, script\)\r\n +riper → You said", listed
-            )
-            assert "no session" in session.say("\u00b2")
-            session.say("/name\tEarly")
-            session.say("something else")
-            assert said(server) == ["something else"]
-        listed = talk(tmp_path, server, "sessions").out.splitlines()
-        assert [line.split()[0] for line in listed] == ["1", "2", "3"]
-        assert "Early  (2 messages, script)" in listed[0] and "Riper pears" in listed[1]
-        for which, last in (("2", "riper"), ("RIPER", "riper"), ("3", "more")):
-            with Terminal(tmp_path, server, "-r", which) as session:
-                assert f"You said: '{last}'" in session.output
-        assert talk(tmp_path, server, "export", "riper").out.startswith("# Riper pears")
-        assert "removed" in talk(tmp_path, server, "sessions", "rm", "1", "2").out
-        assert "about apples" in talk(tmp_path, server, "sessions").out
+            session.say("/resume 2")  # of the list, not the beginning of an id
+            session.say("on")
+            assert said(server) == ["about apples", "more", "on"]
+            assert "no session" in session.say("/resume \u00b2")
+        beginning = [server.requests[at]["messages"][0] for at in (0, -2)]
+        assert beginning[0] == beginning[1]  # byte for byte
+
+
+@pytest.mark.parametrize("height", [12, 24])
+def test_the_newest_of_many_conversations_stays_on_the_screen(tmp_path: Path, height: int) -> None:
+    class Low(Terminal):
+        columns, lines = 40, height
+
+    for number in range(14):
+        kept(tmp_path, f"question {number}", "answer")
+    with serve(echo) as server, Low(tmp_path, server) as session:
+        session.enter("/resume")
+        session.expect("number, name or id: ")
+        screen = rendered(session.output, 40, height)
+        assert any(row.startswith("  1     now  question") for row in screen)
+        session.type("\x1b")
+        session.prompt()
 
 
 def test_one_task_is_kept_too_and_what_cannot_be_resumed_is_one_line(tmp_path: Path) -> None:
     with serve(echo) as server:
         for arguments, why in (
             (["-c", "x"], "no conversation in this folder"),
-            (["-r", "../../etc/passwd", "x"], "no session"),
-            (["x", "-r"], "-r needs the ID"),
             (["-c", "--no-session", "x"], "--no-session and -c cannot be used together"),
         ):
             run = talk(tmp_path, server, *arguments, code=2)
@@ -143,35 +145,41 @@ def test_one_task_is_kept_too_and_what_cannot_be_resumed_is_one_line(tmp_path: P
         assert not list(database(tmp_path).with_name("sessions.db.locks").iterdir())
         for arguments, wanted in (
             (["one"], ["one"]),
-            (["-c", "two"], ["one", "two"]),
-            (["--no-session", "three"], ["three"]),
-            (["-c", "four"], ["one", "two", "four"]),
+            (["--no-session", "two"], ["two"]),
+            (["-c", "three"], ["one", "three"]),
         ):
             talk(tmp_path, server, *arguments)
             assert said(server) == wanted
 
 
-def test_sessions_are_listed_searched_shown_exported_and_removed(tmp_path: Path) -> None:
-    secret = Reply("Found: sk-abcdefghijklmnopqrstuvwx, mycompany.plain.0815.")
-    config = tmp_path / "home" / ".config" / "coder" / ".env"
-    config.parent.mkdir(parents=True)
-    with serve(Reply("The needle is in the haystack.", [("ls", {})]), secret) as server:
-        config.write_text("OPENAI_API_KEY=mycompany.plain.0815\n")
+def test_sessions_are_listed_searched_exported_forked_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ws").mkdir()
+    monkeypatch.chdir(tmp_path / "ws")
+    monkeypatch.setenv("XDG_DATA_HOME", str(database(tmp_path).parents[1]))
+    monkeypatch.setenv("OPENAI_API_KEY", "mycompany.plain.0815")
 
-        def sessions(*arguments: str, code: int = 0) -> str:
-            run = talk(tmp_path, server, *arguments, code=code)
-            return run.out + run.err
+    def run(*words: str, code: int = 0) -> str:
+        verb = {"sessions": subcommands.sessions, "export": subcommands.export}[words[0]]
+        assert verb(words[1:]) == code
+        return capsys.readouterr().out
 
-        sessions("where is it?")
-        session_id = sessions("sessions").split()[-1]
-        assert "needle is in" in sessions("sessions", "search", "needle")
-        assert sessions("sessions", "search", "nowhere", code=1) == ""
-        text = sessions("export", session_id[:10])
-        assert "The needle" in text and "sk-abc" not in text and "mycompany" not in text
-        assert "<html" in sessions("export", session_id, "--format", "html")
-        assert "removed" in sessions("sessions", "rm", session_id)
-        assert "no conversation" in sessions("sessions", "list")
-        config.unlink()
+    apples = kept(tmp_path, "about apples", "The needle is in the haystack.")
+    secret = kept(tmp_path, "about pears", "sk-abcdefghijklmnopqrstuvwx, mycompany.plain.0815.")
+    assert [row.split()[:4] for row in run("sessions").splitlines()] == [
+        ["1", "now", "about", "pears"],
+        ["2", "now", "about", "apples"],
+    ]
+    assert "needle is in" in run("sessions", "search", "needle")
+    assert run("sessions", "search", "nowhere", code=1) == ""
+    text = run("export", secret[:14])
+    assert "about pears" in text and "sk-abc" not in text and "mycompany" not in text
+    assert "<html" in run("export", "2", "--format", "html")
+    copied = run("sessions", "fork", "2").strip()
+    assert run("sessions", "rm", secret, copied).count("removed ") == 2
+    monkeypatch.chdir(tmp_path)
+    assert run("sessions", "list") == "" and apples in run("sessions", "--all")
 
 
 @pytest.mark.case("SES-14")
@@ -229,24 +237,6 @@ def test_a_full_disk_is_said_the_answer_comes_and_the_exit_code_is_not_zero(tmp_
         assert "disk" in flat(done.stderr) and "is not saved" in flat(done.stderr)
         talk(tmp_path, server, "-c", "third")
         assert said(server)[0] == "first" and said(server)[-1] == "third"
-
-
-def making(body: Body) -> Reply:
-    make = body["messages"][-1]["content"] == "make it"
-    return Reply(calls=[("bash", {"command": "echo 1 > a"})]) if make else echo(body)
-
-
-def test_a_database_that_another_process_holds_costs_one_wait(tmp_path: Path) -> None:
-    with serve(making) as server, Terminal(tmp_path, server, "-y") as session:
-        session.say("first")
-        with sqlite3.connect(database(tmp_path), isolation_level=None) as other:
-            other.execute("BEGIN IMMEDIATE")
-            with promptly(15):  # five seconds once; for each write it would be more
-                assert "database is locked" in flat(session.say("make it"))
-            other.execute("ROLLBACK")
-        session.say("/new")
-        session.say("is kept")
-        assert rows(tmp_path, "SELECT 1 FROM message WHERE data LIKE '%is kept%'")
 
 
 # ---- undo --------------------------------------------------------------------------------------
@@ -406,11 +396,8 @@ def test_a_title_is_found_beside_the_first_run(tmp_path: Path) -> None:
             return Reply("Counting all the sheep")
         return Reply("One, two.", hold=0.5)
 
-    with serve(script) as server:
-        with Terminal(tmp_path, server, CODER_TITLES="on") as session:
-            session.say("count")
-            until(lambda: len(server.requests) == 2, "both requests")
-            session.say("again")
-        assert "Counting all the sheep" in talk(tmp_path, server, "sessions").out
-        with OneShot(tmp_path, server, "count", CODER_TITLES="on") as run:
-            assert run.end() == 0 and len(server.requests) == 4  # none for one task
+    with serve(script) as server, Terminal(tmp_path, server, CODER_TITLES="on") as session:
+        session.say("count")
+        until(lambda: len(server.requests) == 2, "both requests")
+        session.say("again")
+        assert rows(tmp_path, "SELECT title FROM session") == [("Counting all the sheep",)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import random
@@ -22,11 +24,9 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from coder import Agent, ChatModel, SessionStore
-from coder.abort import Abort
 from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer
-from coder.events import Compacted, Event, Nested, Outcome, RunEnd, TextDelta
+from coder.events import Compacted, Event, Nested, RunEnd, TextDelta
 from coder.history import NOT_RUN, convert_to_llm, repair
-from coder.hooks import Hooks
 from coder.loop import run_loop
 from coder.sessions.recorder import Recorder, fork
 from coder.sessions.store import (
@@ -38,9 +38,9 @@ from coder.sessions.store import (
     open_store,
     to_model_messages,
 )
-from coder.types import Limits, Message, Trigger, Usage
+from coder.types import Limits, Message, Usage
 from tests.harness import add, ask, assert_all_valid, assert_valid, contents, drive, serve
-from tests.terminal import PATIENCE, ROOT, until
+from tests.terminal import PATIENCE, ROOT
 from tests.test_random import QUICK, TOOLS, Left, Moment, drawn
 
 
@@ -466,41 +466,21 @@ def test_usage_and_cost_of_the_runs_and_of_their_sub_agents_are_added(store: Sto
     assert store.get(session_id).usage == Usage(17, 8, 2, 1, estimated=True, cost=None)
 
 
-class Shortening(Hooks):
-    """Replaces all but the newest message, at the second request."""
-
-    def on_length(
-        self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort
-    ) -> Outcome[bool]:
-        if len(messages) < 4:
-            return False
-        messages[:-1] = [said("a summary", summary=True)]
-        yield Nested("compaction", RunEnd("stop", "a summary", Usage(100, 10), 1))
-        yield Compacted(trigger, 1, {"messages": 4}, {"messages": 2}, "summary")
-        return True
-
-    def on_compacted(self, messages: list[Message]) -> None:
-        messages.insert(1, said("notes, attached again"))
-
-
 def test_after_a_compaction_the_old_messages_stay_and_are_not_sent(store: Store) -> None:
-    old = said("one"), said("two", "assistant"), said("three"), said("four", "assistant")
-    session_id = kept(store, *old)
-    with serve(Reply("ok")) as server, opened(store, session_id) as recorder:
-        ask(server, "five", messages=recorder.messages, each=recorder, hooks=Shortening())
-        assert to_model_messages(store, session_id) == recorder.messages
-        recorder.messages[:3] = [said("Goal: still", summary=True)]
-        recorder(SHORTENED)
-    assert table(store, session_id) == [
-        *((0, text) for text in ("one", "two", "three", "four")),
-        *((0, text) for text in ("a summary", "notes, attached again", "five")),
+    with Recorder(store, store.create("/ws"), [said("one"), said("two"), said("three")]) as session:
+        session.sync()
+        for trigger, at, text in (("threshold", 2, "a summary"), ("manual", 1, "Goal: still")):
+            session.messages[:at] = [said(text, summary=True)]
+            session(Compacted(trigger, 1, {"messages": 4}, {"messages": 1}, "summary"))
+        assert to_model_messages(store, session.session_id) == session.messages
+    assert table(store, session.session_id) == [
+        *((0, text) for text in ("one", "two", "a summary")),
         (1, "Goal: still"),
-        (1, "ok"),
+        (1, "three"),
     ]
     notes = store.rows("SELECT data FROM part WHERE type = 'compaction' ORDER BY id")
-    triggers = [json.loads(note["data"])["trigger"] for note in notes]
-    assert triggers == ["threshold", "manual"] and store.get(session_id).usage.input > 100
-    assert store.search("three")[0][0].messages == 2
+    assert [json.loads(note["data"])["trigger"] for note in notes] == ["threshold", "manual"]
+    assert store.search("one")[0][0].messages == 2
 
 
 @pytest.mark.case("INV-03")
@@ -525,6 +505,8 @@ def test_a_failed_write_is_reported_once_and_made_up_for_at_the_end(store: Store
             recorder(SHORTENED)
             recorder.messages.append(said("three", "assistant"))
         assert len(told) == 1 and "database is locked" in told[0] == recorder.problem
+        recorder(SHORTENED)  # each attempt may cost a wait: none before the end
+        assert len(told) == 1 and contents(active(store, session_id)) == ["one", "two"]
         recorder(RunEnd("stop", "", Usage(), 1))
         assert told[1:] == ["The conversation is saved again."] and not recorder.problem
         recorder.messages[0]["content"] = "a summary, mended"
@@ -550,29 +532,30 @@ def test_open_calls_are_answered_in_front_of_the_next_message_and_have_an_end(st
 # ---- what a kill leaves ------------------------------------------------------------------------
 
 WORKER = """
-import os, sys, time
+import os, signal, sys, threading, time
 from coder import ChatModel
 from coder.sessions.recorder import Recorder
 from coder.sessions.store import Store
 from coder.loop import run_loop
-import openai
 
 url, path = sys.argv[1:]
 for line in sys.stdin:
-    session_id, effects = line.split()
+    session_id, effects, last, delay = line.split()
     if pid := os.fork():
-        print(pid, flush=True)
         os.waitpid(pid, 0)
         print("ended", flush=True)
         continue
 
     def mark(number: int) -> str:
-        '''Leave a mark.
+        '''Leave a mark, and be killed a moment behind the last.
 
         number: which
         '''
         with open(effects, "a") as file:
             file.write(f"{number}\\n")
+        if number == int(last):
+            kill = os.getpid(), signal.SIGKILL
+            threading.Timer(float(delay), os.kill, kill).start()
         time.sleep(0.004)
         return f"marked {number}"
 
@@ -584,15 +567,13 @@ for line in sys.stdin:
 """
 
 
-def ten(first: int) -> Reply:
-    return Reply("Marking.", calls=[("mark", {"number": at}) for at in range(first, first + 5)])
-
-
 def marking(body: Body) -> Reply:
+    """Two answers with five calls each."""
     results = sum(message["role"] == "tool" for message in body["messages"])
-    if body["messages"][-1]["content"] == "Go on.":
+    if body["messages"][-1]["content"] == "Go on." or results == 10:
         return Reply("I see.")
-    return ten(results) if results in (0, 5) else Reply("Done.")
+    calls = [("mark", {"number": at}) for at in range(results, results + 5)]
+    return Reply("Marking.", calls=calls)
 
 
 @pytest.mark.case("SES-04")
@@ -605,14 +586,9 @@ def test_after_kills_every_session_loads_and_no_call_ran_twice(tmp_path: Path, k
         assert worker.stdin and worker.stdout
         for run in range(kills):
             info, effects = store.create("/ws"), tmp_path / f"effects{run}"
-            effects.touch()
-            worker.stdin.write(f"{info.id} {effects}\n")
+            moment = f"{chance.randint(0, 9)} {chance.uniform(0, 0.008)}"
+            worker.stdin.write(f"{info.id} {effects} {moment}\n")
             worker.stdin.flush()
-            pid, wanted = int(worker.stdout.readline()), chance.randint(0, 10)
-            until(lambda: len(effects.read_text().split()) >= wanted, f"{wanted} calls")  # noqa: B023 (called at once)
-            time.sleep(chance.uniform(0, 0.008))  # the moment within a call is the case
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
             assert worker.stdout.readline() == "ended\n"
             marks = effects.read_text().split()
             assert len(marks) == len(set(marks))
@@ -678,6 +654,22 @@ def test_a_session_that_another_process_has_is_refused_and_can_be_forked(store: 
         holder.communicate(timeout=PATIENCE)
     with opened(store, session_id) as recorder:
         assert len(recorder.messages) == 2
+
+
+def test_where_no_lock_can_be_taken_nothing_is_left_open(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    session_id = kept(store, said("hi"))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    free = os.dup(0)
+    os.close(free)
+    with opened(store, session_id) as recorder:
+        assert contents(recorder.messages) == ["hi"]
+    assert os.dup(0) == free
+    os.close(free)
 
 
 # ---- finding -----------------------------------------------------------------------------------
