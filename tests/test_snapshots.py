@@ -282,6 +282,27 @@ def test_a_file_that_the_user_changed_between_two_steps_is_a_conflict(desk: Desk
     assert done(desk.undo()) == ["b"] and desk.text("mine") == "user"
 
 
+def test_the_users_own_commands_stay_and_redo_comes_in_its_place(desk: Desk) -> None:
+    def said() -> list[str]:
+        return [each["content"] for each in desk.messages if each["role"] == "user"]
+
+    snapshots, messages = desk.snapshots, desk.messages
+    desk.run(prompt="first")
+    messages.append({"role": "user", "content": "I ran it", "meta": {"own": True}})
+    desk.run(prompt="second")
+    snapshots.undo(messages)
+    assert snapshots.undo(messages).prompt == "first" and said() == ["I ran it"]
+    desk.run(prompt="other")
+    assert "nothing to redo" in snapshots.redo(messages).problem
+    snapshots.undo(messages)
+    assert "nothing to undo" in snapshots.undo(messages).problem and said() == ["I ran it"]
+    snapshots.redo(messages)
+    desk.run(prompt="second")
+    for travel in (snapshots.undo, snapshots.undo, snapshots.redo, snapshots.redo):
+        travel(messages)
+    assert said() == ["I ran it", "other", "second"]
+
+
 def test_nothing_is_written_over_what_is_not_kept(desk: Desk) -> None:
     """A folder with an ignored file in it, a file in the place of a folder, a FIFO, a link that leads out."""
     git(desk.folder, "init", "-q")
