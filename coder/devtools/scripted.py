@@ -327,7 +327,9 @@ class _Player(Endpoint):
         self.answers, self.requests = iter(answers), requests
 
     @contextmanager
-    def post(self, data: bytes, api_key: str | None, abort: Abort, seconds: float) -> Iterator[Any]:
+    def post(
+        self, data: bytes, api_key: str | None, abort: Abort, seconds: float, path: str = ""
+    ) -> Iterator[Any]:
         body = json.loads(data)
         self.requests.append(body)
         end = ModelError("protocol", "the script is at its end, and the run asks for more")

@@ -45,12 +45,13 @@ class StreamingRequest:
     def __init__(
         self,
         connections: Connections,
+        url: str,
         abort: Abort,
         seconds: float,
         redact: Callable[[bytes], bytes] = bytes,
     ) -> None:
         self.connections, self.abort, self.redact = connections, abort, redact
-        self.url, self.status_code = connections.url, 0
+        self.url, self.status_code = url, 0
         self.headers: dict[str, str] = {}  # of the answer, names in lower case
         self._socket: socket.socket | None = None
         self._file: Any = None  # the socket's, to read from
@@ -161,13 +162,13 @@ def _broken_answer() -> ModelError:
 
 
 class Connections:
-    """The connections to one server: idle ones that an earlier request has left, and new ones. `url` is where requests
-    go, `address` how the server is shown."""
+    """The connections to one server: idle ones that an earlier request has left, and new ones. `url` is its base URL,
+    `address` how that is shown."""
 
-    def __init__(self, url: str, address: str) -> None:
-        self.url, self.address = url, address
+    def __init__(self, url: str) -> None:
+        self.url, self.address = url, shown_url(url)
         self.answered = False  # the server did, at least once
-        self._place = address  # what a connection goes to: the server, or the proxy before it
+        self._place = self.address  # what a connection goes to: the server, or the proxy before it
         self.kept: list[socket.socket] = []  # for the next request
         self._tls: ssl.SSLContext | None = None
 

@@ -12,9 +12,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from copy import copy
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from coder.abort import Abort
 from coder.providers.connection import Connections, StreamingRequest
@@ -22,6 +21,7 @@ from coder.providers.errors import ADVICE, classify
 from coder.providers.text import shown_url
 from coder.types import ModelError
 
+CALL, LIST = "/chat/completions", "/models"
 MAX_ERROR = 1_000_000  # bytes of an error's body that are read
 HEADER = re.compile(r"[!-9;-~]+: [\t -~]*")
 
@@ -29,8 +29,6 @@ HEADER = re.compile(r"[!-9;-~]+: [\t -~]*")
 class Endpoint:
     """Where requests go; address and key as for a ChatModel. `key_header`: a further header for the key. `redact` is applied
     to each piece that is read of an answer."""
-
-    method, path = "POST", "/chat/completions"
 
     def __init__(
         self,
@@ -49,23 +47,21 @@ class Endpoint:
     def _base_of(self, url: str) -> str:
         """A base URL, also where the address of the call itself was pasted."""
         place, mark, query = url.partition("?")
-        if not place.rstrip("/").endswith(self.path):
-            return url
-        return place.rstrip("/").removesuffix(self.path) + mark + query
+        return place.rstrip("/").removesuffix(CALL) + mark + query
 
     @contextmanager
     def post(
-        self, data: bytes, api_key: str | None, abort: Abort, seconds: float
+        self, data: bytes, api_key: str | None, abort: Abort, seconds: float, path: str = CALL
     ) -> Iterator[StreamingRequest]:
-        """Send `data`; inside, the answer can be read. Within `seconds` the first of it has to come.
-
-        Raises ModelError for what is no answer, or Aborted.
-        """
+        """Send `data`, or ask for the LIST; inside, the answer can be read. Within `seconds` the first of it has to come.
+        Raises ModelError for what is no answer, or Aborted."""
         abort.check()
         key = self.key_for(api_key)
         connections = self._connections = self._connections or self._connect(key)
-        message = self._head(connections.url, key, len(data)) + data
-        request = StreamingRequest(connections, abort, seconds, self.redact)
+        base, mark, query = connections.url.partition("?")  # Azure's ?api-version=
+        url = base.rstrip("/") + path + mark + query
+        message = self._head(url, path, key, len(data)) + data
+        request = StreamingRequest(connections, url, abort, seconds, self.redact)
         with abort.calling(request.cut):
             try:
                 request.send(message)
@@ -82,9 +78,7 @@ class Endpoint:
 
     def models(self, seconds: float = 5.0, abort: Abort | None = None) -> list[str]:
         """The names of the server's models. Raises ModelError and Aborted."""
-        listing = copy(self)
-        listing.method, listing.path, listing._connections = "GET", "/models", None
-        with listing.post(b"", None, abort or Abort(), seconds) as answer:
+        with self.post(b"", None, abort or Abort(), seconds, LIST) as answer:
             body = b"".join(answer.pieces())
         try:
             return [str(model["id"]) for model in json.loads(body)["data"] or ()]
@@ -121,13 +115,11 @@ class Endpoint:
             parts = urlsplit(address)
             known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
             if known and re.fullmatch("[!-~]+", address):
-                query = f"?{parts.query}" if parts.query else ""  # Azure's ?api-version=
-                url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}{self.path}{query}"
-                return Connections(url, shown_url(address))
+                return Connections(address)
         message = f"{shown_url(address)!r} is no base URL: it has to begin with http:// or https://"
         raise ModelError("protocol", message)
 
-    def _head(self, url: str, key: str, size: int) -> bytes:
+    def _head(self, url: str, path: str, key: str, size: int) -> bytes:
         """Request line and headers. Raises ModelError for a header that cannot be sent."""
         parts = urlsplit(url)
         headers = {
@@ -144,8 +136,9 @@ class Endpoint:
         lines = [f"{name}: {value}" for name, value in headers.items()]
         if not all(map(HEADER.fullmatch, lines)):  # not shown: it may be a key
             raise ModelError("protocol", "a header of the request holds what cannot be sent")
-        target = parts.path + (f"?{parts.query}" if parts.query else "")
-        return "\r\n".join([f"{self.method} {target} HTTP/1.1", *lines, "", ""]).encode()
+        target = urlunsplit(("", "", parts.path, parts.query, ""))
+        method = "POST" if path == CALL else "GET"
+        return "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""]).encode()
 
     def _refusal(self, request: StreamingRequest) -> ModelError:
         """The error of a status that is none of success. What can be read of the body counts; some break off."""
