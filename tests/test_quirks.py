@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.events import StepEnd, ToolEnd
+from coder.events import ReasoningDelta, Retry, StepEnd, ToolEnd
+from coder.providers.assembler import read_usage
 from coder.toolset import Tool
-from tests.harness import ask, assert_all_valid
+from tests.harness import all_of, ask, assert_all_valid
 
 CASES = [
     json.loads(line)
@@ -29,6 +30,15 @@ OTHERWISE = {
     "ch-cumulative-text": "text that repeats what came before cannot be told from a true repeat",
     "ht-overflow-400-empty": "a 400 without a word may be anything",
 }
+
+
+# Recorded answers of real providers, which are no part of the repository
+FILE = Path(__file__).parents[2] / "shared" / "corpora" / "recorded.jsonl"
+RECORDED = [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.is_file() else []
+
+
+def case_id(case: dict[str, Any]) -> str:
+    return str(case["id"])
 
 
 PARAMETERS = {
@@ -139,7 +149,7 @@ def differences(case: dict[str, Any], came: dict[str, Any], expect: dict[str, An
     return wrong
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_an_answer_of_a_real_server_comes_out_right(case: dict[str, Any]) -> None:
     came = play(case)
     readings = [case["expect"], *({**case["expect"], **change} for change in case.get("alt", []))]
@@ -155,3 +165,25 @@ def test_every_case_of_the_corpus_is_known_by_group() -> None:
     groups = Counter(case["id"].split("-")[0] for case in CASES)
     assert groups == {"tc": 37, "fr": 23, "ch": 18, "ss": 32, "ht": 30}
     assert Counter(case["strictness"] for case in CASES)["may"] == len(OTHERWISE) + 1
+
+
+@pytest.mark.skipif(not RECORDED, reason=f"the recorded answers are not here: {FILE.name}")
+@pytest.mark.parametrize("case", RECORDED, ids=case_id)
+def test_a_recorded_answer_comes_out_as_it_was(case: dict[str, Any]) -> None:
+    expect = case["expect"]
+    with ScriptedServer([Reply(chunks=[case["body"].encode()]), Reply("(the next)")]) as server:
+        events, result = ask(server)
+    if expect["error"]:
+        errors = [event.error for event in all_of(Retry, events)] + [result.error]
+        assert any(expect["error"]["message"] in str(error) for error in errors)
+        return
+    step = all_of(StepEnd, events)[0]
+    calls = [call["function"] for call in step.message.get("tool_calls") or []]
+    named = [(call["name"], json.loads(call["arguments"] or "{}")) for call in expect["tool_calls"]]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == named
+    assert (step.message["content"] or "") == expect["text"]
+    # thoughts in parts of the content were not noted
+    thoughts = "".join(event.text for event in all_of(ReasoningDelta, events))
+    assert thoughts == expect["reasoning"] or '"thinking"' in case["body"]
+    if expect["usage"]:
+        assert step.usage == read_usage(expect["usage"]) and step.usage.input > 0
