@@ -50,14 +50,14 @@ def check_requests_of_a_case(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     servers: list[ScriptedServer] = []
-    start = ScriptedServer.start
+    start = ScriptedServer.__enter__
 
     def started(server: ScriptedServer) -> ScriptedServer:
         servers.append(server)
         return start(server)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScriptedServer, "start", started)
+        patch.setattr(ScriptedServer, "__enter__", started)
         yield
     for server in servers:
         assert_all_valid(server)

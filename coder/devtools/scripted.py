@@ -101,20 +101,20 @@ def _deltas(reply: Reply) -> Iterator[Body]:
     for word in _words(reply.text):
         yield {"content": word}
     for index, call in enumerate(_calls(reply)):
-        arguments = call["function"].pop("arguments")
-        call["function"]["arguments"] = ""
-        yield {"tool_calls": [{"index": index, **call}]}
-        for piece in re.findall(r"(?s).{1,24}", arguments):
+        function = call["function"]
+        yield {"tool_calls": [{"index": index, **call, "function": function | {"arguments": ""}}]}
+        for piece in re.findall(r"(?s).{1,24}", function["arguments"]):
             yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 
 def _calls(reply: Reply) -> list[Body]:
     calls = []
-    for index, (name, given) in enumerate(reply.calls):
+    for name, given in reply.calls:
         arguments = given if isinstance(given, str) else json.dumps(given)
         function = {"name": name, "arguments": arguments}
-        call_id = f"call{time.monotonic_ns() % 10**9:09}{index}"
-        calls.append({"id": call_id, "type": "function", "function": function})
+        calls.append(
+            {"id": f"call{secrets.token_hex(5)}", "type": "function", "function": function}
+        )
     return calls
 
 
@@ -146,8 +146,7 @@ def _usage(reply: Reply, body: Body) -> Body:
 
 
 class ScriptedServer(ThreadingHTTPServer):
-    """Serves from its own thread between `start` and `stop`, or as a context manager. `port` 0 takes
-    a free one.
+    """A context manager that serves from a thread of its own. `port` 0 takes a free one.
 
     `requests` are the bodies received, `heads` their headers, `paths` their paths, `times` when each
     came and `sent` when its answer was out (monotonic seconds), `connections` counts connections and
@@ -159,9 +158,7 @@ class ScriptedServer(ThreadingHTTPServer):
 
     def __init__(self, script: Script | Sequence[Reply], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        if not callable(script):
-            last = script[-1] if script else Reply("(the script is empty)")
-            replies = chain(script, repeat(last))
+        replies = iter(() if callable(script) else chain(script, repeat(script[-1])))
         self.script: Script = script if callable(script) else lambda _: next(replies)
         self.requests: list[Body] = []
         self.heads: list[dict[str, str]] = []
@@ -174,20 +171,14 @@ class ScriptedServer(ThreadingHTTPServer):
         self.port: int = self.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
 
-    def start(self) -> ScriptedServer:
+    def __enter__(self) -> ScriptedServer:
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stopping.set()
         self.shutdown()
         self.server_close()
-
-    def __enter__(self) -> ScriptedServer:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that left; anything else is shown as usual."""
