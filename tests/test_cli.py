@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ import pytest
 
 from coder import __version__
 from coder.cli.main import run
+from coder.cli.one_shot import finish
 from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.types import RunResult, Usage
 from tests.harness import assert_all_valid, results, serve
 
 ROOT = Path(__file__).parents[1]
@@ -142,15 +145,11 @@ def test_stdout_is_the_final_text_alone_and_everything_else_is_on_stderr(place: 
 
 
 LS = [("ls", {})]
-SLOW = Reply("", [("bash", {"command": "sleep 300"})])
-STEPS = "stopped: the step limit is reached"
+STEPS, TIME = (f"stopped: the {limit} limit is reached" for limit in ("step", "time"))
 WEB_PAGE = Reply(chunks=[b"<html>Hi</html>"], headers={"content-type": "text/html"})
 # name: (exit code, requests, replies, flags, stdout, how the reason begins)
 ENDINGS: dict[str, tuple[int, int, Any, list[str], str, str]] = {
-    "cut": (
-        *(3, 1, [Reply("Half", finish="length")], [], "Half\n"),
-        "stopped: the answer reached the",
-    ),
+    "cut": (3, 1, [Reply("Half", finish="length")], [], "Half\n", "stopped: the answer reached"),
     "cut at once": (3, 1, [Reply("", finish="length")], [], "", "The answer was cut at the output"),
     "steps": (3, 1, [Reply("", LS)], ["--max-steps=1"], "", "Max steps reached, task may be"),
     "steps, text": (
@@ -164,11 +163,6 @@ ENDINGS: dict[str, tuple[int, int, Any, list[str], str, str]] = {
     "404": (1, 1, [Reply("no m", status=404)], [], "", "Error: not found: no m at http"),
     "a web page": (1, 1, [WEB_PAGE], [], "", "Error: "),
     "429": (75, 5, [Reply("slow", status=429)], [], "", "Failed after 5 errors: too many requests"),
-    "time": (3, 1, [SLOW], ["--max-seconds=3", "-y"], "", "Time limit of 3 s reached"),
-    "silence": (
-        *(3, 1, [Reply("Half", cut=2, close="hang")], ["--max-seconds=4"]),
-        *("Half\n", "stopped: the time limit"),
-    ),
 }
 
 
@@ -180,6 +174,17 @@ def test_every_end_has_its_exit_code_its_stdout_and_its_reason(place: Place, nam
         assert len(server.requests) == requests
     assert (done.returncode, done.stdout) == (code, stdout), done.stderr
     assert done.stderr.startswith(reason) and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize(("answer", "reason"), [("Half", TIME), ("", "Time limit of 1 s reached")])
+def test_a_run_that_took_too_long_prints_what_it_has(
+    capsys: pytest.CaptureFixture[str], answer: str, reason: str
+) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]
+    result = RunResult("max_time", "Time limit of 1 s reached", messages, Usage(), 1)
+    assert finish(Namespace(output_format="text", quiet=True), result) == 3
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (f"{answer}\n" if answer else "", f"{reason}\n")
 
 
 def test_the_name_of_a_subcommand_or_flag_is_a_prompt_where_it_is_meant_so(place: Place) -> None:
@@ -252,12 +257,6 @@ RUN_END = {"stop_reason", "text", "usage", "steps", "error"}
 USAGE = {"input", "output", "cached", "reasoning", "estimated", "cost"}
 
 
-def last(done: Done) -> dict[str, Any]:
-    """The last line for a program, which ends as a line does."""
-    assert done.stdout.endswith("}\n"), done
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
 def stream(done: Done) -> list[dict[str, Any]]:
     """The events of a stream-json run; deltas of a kind and statuses folded."""
     events = [json.loads(line) for line in done.stdout.splitlines()]
@@ -275,12 +274,12 @@ def test_json_is_one_object_with_the_named_fields(place: Place) -> None:
     with serve(Reply("no such key", status=401, headers={"x-request-id": "r7"})) as server:
         done = place.run("--output-format", "json", "-q", "hi", server=server)
     assert (done.returncode, done.stderr) == (1, "")
-    end = last(done)
+    end = json.loads(done.stdout)
     error = {"kind": "auth", "message": "no such key", "status": 401, "request_id": "r7"}
     assert end["error"] == error and (end["stop_reason"], end["steps"]) == ("error", 1)
     with serve(Reply("First.", [("ls", {})]), Reply("Café.\n")) as server:
         done = place.run("--output-format", "json", "hi", server=server)
-    assert done.returncode == 0 and done.stdout.count("\n") == 1 and "Café" in done.stdout
+    assert done.returncode == 0 and re.fullmatch(".*Café.*\n", done.stdout)
     end = json.loads(done.stdout)
     assert set(end) == RUN_END | {"session_id", "messages"} and set(end["usage"]) == USAGE
     assert [end[name] for name in ("stop_reason", "text", "steps", "error")] == [
