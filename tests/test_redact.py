@@ -32,11 +32,10 @@ def chunks(*deltas: dict[str, Any], end: str) -> list[bytes]:
     return [b"data: %s\n\n" % line for line in [*lines, b"[DONE]"]]
 
 
-def test_a_value_without_the_key_is_the_same_object() -> None:
-    value = {"a": ["text", {"b": 1, "c": None}], "d": "sk-abc"}
-    assert redacted(value, Redactor(KEY).text) is value
-    changed = redacted(value | {KEY: [f"x{KEY}"]}, Redactor(KEY).text)
-    assert changed == value | {HIDDEN: [f"x{HIDDEN}"]} and changed["a"] is value["a"]
+def test_every_string_of_a_json_value_is_redacted() -> None:
+    value = {"a": ["text", {"b": 1, "c": None}], KEY: [f"x{KEY}"]}
+    expected = {"a": ["text", {"b": 1, "c": None}], HIDDEN: [f"x{HIDDEN}"]}
+    assert redacted(value, Redactor(KEY).text) == expected
 
 
 def test_which_keys_are_found_and_how() -> None:

@@ -338,13 +338,13 @@ code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each
 program = struct.pack("@HP", len(steps), ctypes.addressof(code))
 assert libc.prctl(38, 1, 0, 0, 0) == 0
 assert libc.prctl(22, 2, ctypes.create_string_buffer(program), 0, 0) == 0
-from coder.permissions.sandbox import SandboxError
+from coder.types import CoderError
 from tests.test_sandbox import Runs, Sandbox
 runs = Runs(Path.cwd())
 runs("echo a > ../new; git config core.pager less; exit 1")
 try:
     Sandbox(Path.cwd(), required=True)
-except SandboxError as error:
+except CoderError as error:
     print(json.dumps([runs.sandbox.notices, str(error), runs.schema]))
 """
 

@@ -103,10 +103,9 @@ class Permissions(Hooks):
         """The same without -y."""
         is_command = permission in ("bash", "unconfined")
         judge = self._judge_command if is_command else self._judge_path
-        found = judge(permission, text, cwd)
-        return (
-            strictest([found, self.parent.judge(permission, text, cwd)]) if self.parent else found
-        )
+        judged = [judge(permission, text, cwd)]
+        judged += [self.parent.judge(permission, text, cwd)] if self.parent else []
+        return strictest(judged)
 
     def _judge_path(self, permission: str, text: str, cwd: Path) -> Decision:
         """Judge an action on one path, or a tool from elsewhere."""
@@ -148,7 +147,7 @@ class Permissions(Hooks):
                 rule for rule in rules if rule.action == "deny" or rule.permission == permission
             ]
         elif plain:
-            free = read_only(plain, cwd, self._is_readable, any(map(limits_reading, self.layers)))
+            free = read_only(plain, cwd, self._is_closed, any(map(limits_reading, self.layers)))
         answers = []
         for text, is_free in zip(map(joined, plain) if plain else [command], cycle(free)):
             found, _ = self._match(rules, kinds, [text], "ask", is_free)
@@ -161,9 +160,6 @@ class Permissions(Hooks):
             reason="it would run outside the sandbox" if outside else "",
             even_with_yolo=found.even_with_yolo or outside,
         )
-
-    def _is_readable(self, path: str, cwd: Path) -> bool:
-        return self.judge("read", path, cwd).action == "allow"
 
     def _match(
         self,
@@ -248,7 +244,7 @@ class Permissions(Hooks):
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
         ctx.authorize = self.authorize
-        ctx.secret = lambda path: not self._is_readable(path, ctx.cwd)
+        ctx.secret = partial(self._is_closed, cwd=ctx.cwd)
         if self.denied(call.name):
             raise DeniedError(f"a rule denies the tool {call.name}.")
         kind, arguments = KINDS.get(call.name, call.name), call.arguments or {}
@@ -260,17 +256,16 @@ class Permissions(Hooks):
             if kind == "read":
                 text = str(arguments.get("path") or ".")
                 is_asked = self.judge("read", text, ctx.cwd).action == "ask"
-                ctx.secret = lambda path: self._is_left_out(path, ctx.cwd, is_asked)
+                ctx.secret = partial(self._is_closed, cwd=ctx.cwd, is_asked=is_asked)
             if (yield from self.authorize(ctx, kind, [text], "")):
                 ctx.authorize = partial(self.authorize, answered=kind)
         return None
 
-    def _is_left_out(self, path: str, cwd: Path, is_asked: bool) -> bool:
-        """Tell whether a search leaves a file out; `is_asked`: it ran with a permission to read."""
+    def _is_closed(self, path: str, cwd: Path, is_asked: bool = False) -> bool:
+        """Tell whether a file is not shown unasked; `is_asked`: by a search that is permitted."""
         found = self.judge("read", path, cwd)
-        return found.action == "deny" or (
-            found.action == "ask" and bool(found.reason or not is_asked)
-        )
+        is_open = found.action == "ask" and is_asked and not found.reason
+        return found.action != "allow" and not is_open
 
     def on_doom_loop(self, event: DoomLoop) -> Outcome[bool]:
         """Let a rule decide, or the user."""

@@ -73,14 +73,14 @@ OPTIONS = {
 def read_only(
     commands: Sequence[list[str]],
     workspace: Path,
-    readable: Callable[[str, Path], bool],
+    is_closed: Callable[[str, Path], bool],
     is_limited: bool = False,
 ) -> list[bool]:
     """Tell which commands of a plain line only read, inside the workspace.
 
     The line may begin with a `cd` into a folder of it; that may fail, so what follows has to be
     free in both places. Behind a command that does more, a path may lead elsewhere (`ln -s / x`).
-    `readable`: may a file be read without a question? `is_limited`: a rule says no for some.
+    `is_closed`: is a file not shown unasked? `is_limited`: a rule says so for some.
     """
     top = real(workspace)
     places, free = [top], list[bool]()
@@ -89,7 +89,7 @@ def read_only(
             places.append(real(top / words[0]))
             is_free = places[1].is_relative_to(top) and not words[0].startswith("-")
         else:
-            is_free = _is_free(name, words, top, places, readable, is_limited)
+            is_free = _is_free(name, words, top, places, is_closed, is_limited)
         if not is_free:
             places.clear()
         free.append(is_free)
@@ -101,7 +101,7 @@ def _is_free(
     words: list[str],
     top: Path,
     places: list[Path],
-    readable: Callable[[str, Path], bool],
+    is_closed: Callable[[str, Path], bool],
     is_limited: bool,
 ) -> bool:
     if name == "git" and (words := words[words[:1] == ["--no-pager"] :]):
@@ -112,7 +112,7 @@ def _is_free(
     if names is None or (not places and (names or name not in PIPED)):
         return False
     paths = [real(place / each) for place in places for each in names]
-    if not all(path.is_relative_to(top) and readable(str(path), top) for path in paths):
+    if not all(path.is_relative_to(top) and not is_closed(str(path), top) for path in paths):
         return False
     if name in SHOWING and is_limited:
         return False

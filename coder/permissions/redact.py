@@ -66,15 +66,14 @@ class Redactor:
 
 
 def redacted(value: Any, redact: Callable[[str], str]) -> Any:
-    """Redact every string in a JSON value; the same object where nothing changed."""
-    new = value
+    """Redact every string in a JSON value."""
     if isinstance(value, str):
-        new = redact(value)
-    elif isinstance(value, list):
-        new = [redacted(item, redact) for item in value]
-    elif isinstance(value, dict):
-        new = {redact(name): redacted(item, redact) for name, item in value.items()}
-    return value if new == value else new
+        return redact(value)
+    if isinstance(value, list):
+        return [redacted(item, redact) for item in value]
+    if isinstance(value, dict):
+        return {redact(name): redacted(item, redact) for name, item in value.items()}
+    return value
 
 
 # ---- the conversation and logs -------------------------------------------------------------------
@@ -127,7 +126,7 @@ def redact_logs(redactor: Redactor) -> None:
         record = make(*args, **kwargs)
         try:
             record.msg = clean(record.getMessage())
-        except (TypeError, ValueError, LookupError, OverflowError):  # not fitting its arguments
+        except Exception:  # it does not fit its arguments
             record.msg = clean(f"{record.msg} {record.args!r}")
         record.args = ()
         if record.exc_info:

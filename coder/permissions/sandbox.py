@@ -75,14 +75,10 @@ HINT = (
 UNCONFINED = "run outside the sandbox; the user is asked. Only for what it prevents"
 
 
-class SandboxError(CoderError):
-    """A sandbox is required, and this system has none; the text is for the user."""
-
-
 class Sandbox(Hooks):
     """Confines what the tools of a session start. One for a process.
 
-    `workspace` is the folder that commands may write. `required`: raise SandboxError where the
+    `workspace` is the folder that commands may write. `required`: raise CoderError where the
     kernel lacks something; otherwise `notices` says so, in sentences for the user. `network` False
     turns the network off. `config` and `data` are coder's own folders, guarded where commands can
     write to them; with `data`, the next start reports what a killed process could not put back.
@@ -114,7 +110,7 @@ class Sandbox(Hooks):
             self.notices.append(NO_SANDBOX)
             self.active = False
         if required and self.notices:
-            raise SandboxError(self.notices[0])
+            raise CoderError(self.notices[0])
         if self.active and self._can_write(Path(os.path.expanduser("~"))):
             self.notices.append(HOLDS_HOME)
         ours = [config] if config else []
