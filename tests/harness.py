@@ -151,7 +151,8 @@ def table(text: str) -> list[list[str]]:
 
 def shell(folder: Path, line: str) -> str:
     """What a line of bash says in a folder."""
-    done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True)
+    argv, null = ["bash", "--norc", "-c", line], subprocess.DEVNULL
+    done = subprocess.run(argv, cwd=folder, stdin=null, capture_output=True, text=True, timeout=60)
     return done.stdout.strip()
 
 

@@ -18,12 +18,11 @@ import pytest
 
 from coder.devtools.scripted import Reply
 from coder.events import Event, PermissionAsked
-from coder.history import text_of
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import rules_of
 from coder.tools.bash import bash
 from coder.toolset import Toolset
-from tests.harness import ask, serve
+from tests.harness import ask, results, serve, shell
 from tests.terminal import OneShot, Place, promptly
 
 READING: dict[str, Any] = {
@@ -60,7 +59,7 @@ def repository(ws: Path) -> Path:
     return ws
 
 
-def results(
+def ran(
     ws: Path,
     commands: Iterable[Any],
     permissions: Permissions,
@@ -72,8 +71,7 @@ def results(
     with serve(Reply(calls=calls), Reply("Done.")) as server, promptly(60):
         tools, model = Toolset([bash], cwd=ws), {"context_window": 9_000_000}
         ask(server, tools=tools, hooks=permissions, each=each, model=model)
-        messages = server.requests[-1]["messages"]
-    return [text_of(message) for message in messages if message["role"] == "tool"]
+        return results(server)
 
 
 def works(
@@ -83,18 +81,13 @@ def works(
     found = []
     for at, command in enumerate(commands):
         place = before(folder / str(at))
-        argv = ["/bin/bash", "--noprofile", "--norc", "-c", command]
-        null = subprocess.DEVNULL
-        subprocess.run(argv, cwd=place, capture_output=True, stdin=null, timeout=30)
+        shell(place, command)
         found += [command] if (place / "PWN").exists() else []
     return found
 
 
-def check_blocked(
-    ws: Path, commands: Iterable[str], rules: dict[str, Any], text: str = ASKED
-) -> None:
-    commands = list(commands)
-    found = results(ws, commands, Permissions(rules_of(rules)))
+def check_blocked(ws: Path, commands: list[str], rules: dict[str, Any], text: str = ASKED) -> None:
+    found = ran(ws, commands, Permissions(rules_of(rules)))
     assert not (ws / "PWN").exists()
     assert [command for command, result in zip(commands, found) if text not in result] == []
     assert len(found) == len(commands)
@@ -103,30 +96,25 @@ def check_blocked(
 # ---- one line that is more than it looks -----------------------------------------------------------------
 
 LINES = {
-    "PRM-01": ["ls && touch PWN", "ls || touch PWN", "ls; touch PWN"],
-    "PRM-02": ["ls | tee PWN", "ls | xargs touch PWN"],
-    "PRM-03": ["ls\ntouch PWN", "ls\r\ntouch PWN", "ls\rtouch PWN"],
-    "PRM-04": ["ls & touch PWN", "ls |& tee PWN"],
-    "PRM-05": [
-        *("ls $(touch PWN)", "ls `touch PWN`", 'echo "$(touch PWN)"', 'echo "`touch PWN`"'),
-        *("$(touch PWN)", "`touch PWN`"),
-    ],
-    "PRM-06": ["cat <(touch PWN)", "echo x > >(tee PWN)"],
-    "PRM-07": [
-        *("echo x > PWN", "echo x >PWN", "echo x >> PWN", "echo x >| PWN", "echo x &> PWN"),
-        *("echo x >& PWN", "echo x <> PWN", "echo x 2> PWN"),
-    ],
-    "PRM-08": ["cat <<E\n$(touch PWN)\nE", "cat <<< $(touch PWN)", 'cat <<< "$(touch PWN)"'],
-    "PRM-23": ["ls #'\ntouch PWN #'"],
+    "PRM-01": "ls && touch PWN ¦ ls || touch PWN ¦ ls; touch PWN",
+    "PRM-02": "ls | tee PWN ¦ ls | xargs touch PWN",
+    "PRM-03": "ls\ntouch PWN ¦ ls\r\ntouch PWN ¦ ls\rtouch PWN",
+    "PRM-04": "ls & touch PWN ¦ ls |& tee PWN",
+    "PRM-05": 'ls $(touch PWN) ¦ ls `touch PWN` ¦ echo "$(touch PWN)" ¦ echo "`touch PWN`" ¦ $(touch PWN)'
+    " ¦ `touch PWN`",
+    "PRM-06": "cat <(touch PWN) ¦ echo x > >(tee PWN)",
+    "PRM-07": "echo x > PWN ¦ echo x >PWN ¦ echo x >> PWN ¦ echo x >| PWN ¦ echo x &> PWN ¦ echo x >& PWN"
+    " ¦ echo x <> PWN ¦ echo x 2> PWN",
+    "PRM-08": 'cat <<E\n$(touch PWN)\nE ¦ cat <<< $(touch PWN) ¦ cat <<< "$(touch PWN)"',
+    "PRM-23": "ls #'\ntouch PWN #'",
 }
 NO_ATTACK = {"ls || touch PWN", "ls\rtouch PWN"}  # bash does not take it as it looks
 
 
-@pytest.mark.case(
-    "PRM-01", "PRM-02", "PRM-03", "PRM-04", "PRM-05", "PRM-06", "PRM-07", "PRM-08", "PRM-23"
-)
-@pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
-def test_a_line_that_only_begins_well_is_asked(tmp_path: Path, ws: Path, lines: list[str]) -> None:
+@pytest.mark.case(*LINES)
+@pytest.mark.parametrize("case", LINES)
+def test_a_line_that_only_begins_well_is_asked(tmp_path: Path, ws: Path, case: str) -> None:
+    lines = LINES[case].split(" ¦ ")
     attacks = [line for line in lines if line not in NO_ATTACK]
     assert works(tmp_path, attacks) == attacks
     check_blocked(ws, lines, READING)
@@ -144,8 +132,7 @@ def test_what_the_users_file_allows_runs_and_a_pattern_fits_it_all(tmp_path: Pat
         path.write_text(json.dumps(READING | {"bash": READING["bash"] | {"git status*": "allow"}}))
         with OneShot(tmp_path, server, "go") as run:
             assert run.end() == 0, run.err
-        messages = server.requests[-1]["messages"]
-    found = [text_of(message) for message in messages if message["role"] == "tool"]
+    found = results(server)
     assert found[:3] == ["f\nx.sh", "b\na", "a;b\nf\nx.sh"] and ASKED in found[3]
     assert "is not a git command" in found[4], "a star without a blank goes on"
 
@@ -153,12 +140,8 @@ def test_what_the_users_file_allows_runs_and_a_pattern_fits_it_all(tmp_path: Pat
 @pytest.mark.case("PRM-09", "PRM-10")
 def test_a_variable_or_an_option_in_front_makes_another_command_of_it(tmp_path: Path) -> None:
     rules = {"*": "ask", "bash": {**READING["bash"], "git diff *": "allow"}}
-    attacks = [
-        "GIT_EXTERNAL_DIFF=./x.sh git diff",
-        "git -c core.fsmonitor=./x.sh status",
-        "git -C . -c alias.s='!./x.sh' s",
-        "git status -h; touch PWN",
-    ]
+    attacks = ["GIT_EXTERNAL_DIFF=./x.sh git diff", "git -c core.fsmonitor=./x.sh status"]
+    attacks += ["git -C . -c alias.s='!./x.sh' s", "git status -h; touch PWN"]
     assert works(tmp_path, attacks, repository) == attacks
     more = ["PAGER=./x.sh ls", "env GIT_EXTERNAL_DIFF=./x.sh git diff"]
     check_blocked(repository(tmp_path / "ws"), [*attacks, *more], rules)
@@ -237,7 +220,7 @@ def test_long_and_deep_lines_are_decided_at_once(ws: Path) -> None:
 def test_no_variable_lasts_from_one_command_to_the_next(tmp_path: Path) -> None:
     ws, rules = repository(tmp_path / "ws"), {"bash": {"git *": "allow", "export *": "allow"}}
     lines = ["export GIT_EXTERNAL_DIFF=./x.sh", "git diff"]
-    first, second = results(ws, lines, Permissions(rules_of(rules)))
+    first, second = ran(ws, lines, Permissions(rules_of(rules)))
     assert first == "(no output)" and "+other" in second and not (ws / "PWN").exists()
 
 
@@ -255,7 +238,7 @@ def test_what_is_shown_is_what_runs_and_there_is_no_other_folder(ws: Path) -> No
             event.reply("once")
 
     elsewhere = {"command": "touch PWN", "cwd": "..", "workdir": str(ws.parent)}
-    found = results(ws, [command, elsewhere], Permissions(can_ask=True), each)
+    found = ran(ws, [command, elsewhere], Permissions(can_ask=True), each)
     assert shown[0] == command and str(ws) in found[0]
     assert (ws / "made").read_text() == "a\u202eb\u200b é \t$x"
     assert not (ws.parent / "PWN").exists()
@@ -263,13 +246,8 @@ def test_what_is_shown_is_what_runs_and_there_is_no_other_folder(ws: Path) -> No
 
 @pytest.mark.case("PRM-29")
 def test_a_command_that_is_no_text_is_not_run(ws: Path) -> None:
-    wrong = [
-        {"command": ["touch", "PWN"]},
-        {"command": {"x": "touch PWN"}},
-        {"command": None},
-        {"cmd": "touch PWN"},
-        {"command": "echo fine", "cmd": "touch PWN"},
-    ]
-    found = results(ws, wrong, Permissions(yolo=True))
+    wrong = [{"command": each} for each in (["touch", "PWN"], {"x": "touch PWN"}, None)]
+    wrong += [{"cmd": "touch PWN"}, {"command": "echo fine", "cmd": "touch PWN"}]
+    found = ran(ws, wrong, Permissions(yolo=True))
     assert not (ws / "PWN").exists()
     assert all(result.startswith("Error: bash") for result in found), found
