@@ -172,7 +172,7 @@ PLAN = {"*": "ask"}
 NOT_PLAIN = (
     "touch $(id) ¦ a > b ¦ x=1 a ¦ a & ¦ (a) ¦ a * ¦ if a; then b; fi ¦ a `b` ¦ \\a ¦ a\rb ¦ a\0b"
 )
-DECIDED: list[tuple[Permissions, dict[str, str]]] = [
+DECIDED = [
     (permissions({"bash": "ask"}), {"ls": "a"}),  # a rule goes before what is free
     (permissions({"bash": {"cat *": "deny"}}), {"cat f": "d"}),
     (permissions({"bash": {"pytest *": "allow"}}), {"cd sub && pytest -q": "y"}),
@@ -220,7 +220,7 @@ DECIDED: list[tuple[Permissions, dict[str, str]]] = [
     (permissions(agent=PLAN, workspace={"bash": {"ls": "ask"}}), {"ls": "a"}),
     (permissions(agent={"read": {"f": "deny"}}), {"cat f": "a"}),
 ]
-OUTSIDE: list[tuple[Permissions, dict[str, str]]] = [
+OUTSIDE = [
     (permissions({"*": "allow"}, yolo=True), {"ls": "a"}),
     (permissions({"unconfined": {"ls": "allow"}}), {"ls": "y"}),
     (permissions({"unconfined": "allow", "bash": {"rm *": "deny"}}), {"rm x": "d"}),
@@ -232,11 +232,19 @@ OUTSIDE: list[tuple[Permissions, dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "table"), [("bash", DECIDED), ("unconfined", OUTSIDE)], ids=["inside", "outside"]
-)
-def test_what_becomes_of_a_command(ws: Path, kind: str, table: Any) -> None:
-    for given, expected in table:
+# A rule about reading means a place outside where it names it
+ELSEWHERE = [
+    (permissions({"read": "allow"}), {"/out/x": "a"}),
+    (permissions({"read": {"/out/*": "allow"}}), {"/out/x": "y"}),
+    (permissions({"*": "allow"}), {"/out/x": "y"}),
+    (permissions({"*": "allow", "read": {"/out/*": "deny"}}), {"/out/x": "d"}),
+]
+TABLES = {"bash": DECIDED, "unconfined": OUTSIDE, "external_directory": ELSEWHERE}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_what_is_decided(ws: Path, kind: str) -> None:
+    for given, expected in TABLES[kind]:
         assert {each: actions(given, kind, each, ws=ws) for each in expected} == expected
 
 
@@ -299,19 +307,6 @@ def test_a_yes_for_the_session_is_for_exactly_this(ws: Path) -> None:
     assert actions(given, "unconfined", *lines, ws=ws) == "aaaa"
 
 
-@pytest.mark.parametrize(
-    ("rules", "letter"),
-    [
-        ({"read": "allow"}, "a"),
-        ({"read": {"/out/*": "allow"}}, "y"),
-        ({"*": "allow"}, "y"),
-        ({"*": "allow", "read": {"/out/*": "deny"}}, "d"),
-    ],
-)
-def test_a_rule_about_reading_names_the_place_outside(ws: Path, rules: Any, letter: str) -> None:
-    assert actions(permissions(rules), "external_directory", "/out/x", ws=ws) == letter
-
-
 def test_a_yes_for_a_folder_is_for_the_folder_and_what_is_in_it(ws: Path) -> None:
     given, parent = permissions(), str(ws.parent)
     for asked, pattern, others in (
@@ -355,12 +350,11 @@ def commands(*lines: str) -> list[tuple[str, Any]]:
 
 @pytest.mark.case("PRM-24")
 def test_the_user_is_shown_what_will_run_and_answers(ws: Path) -> None:
-    events, asked = played(
-        ws,
-        Permissions(can_ask=True),
-        *commands("touch one", "touch one", "touch two"),
-        answer=lambda event: event.reply("always" if "one" in event.pattern else "no", "not that"),
-    )
+    def answer(event: PermissionAsked) -> None:
+        event.reply("always" if "one" in event.pattern else "no", "not that")
+
+    calls = commands("touch one", "touch one", "touch two")
+    events, asked = played(ws, Permissions(can_ask=True), *calls, answer=answer)
     shown = [(each.permission, each.pattern, each.remember) for each in asked]
     assert shown == [("bash", name, name) for name in ("touch one", "touch two")]
     assert (ws / "one").exists() and not (ws / "two").exists()
@@ -386,9 +380,8 @@ def test_a_patch_is_asked_about_with_all_its_paths_and_takes_the_strictest_answe
     patch = "*** Begin Patch\n*** Add File: a.py\n+1\n*** Add File: AGENTS.md\n+2\n*** End Patch"
     given = permissions({"edit": "allow"}, can_ask=True)
     _, asked = played(ws, given, ("apply_patch", {"patch": patch}))
-    assert [(each.pattern, each.remember, each.why) for each in asked] == [
-        ("a.py, AGENTS.md", "", "programs or later sessions follow what is in it")
-    ]
+    [(pattern, remember, why)] = [(each.pattern, each.remember, each.why) for each in asked]
+    assert (pattern, remember) == ("a.py, AGENTS.md", "") and "programs or later" in why
     call = ("apply_patch", {"patch": patch.replace("AGENTS", "B")})
     events, asked = played(ws, permissions({"edit": {"*": "allow", "a.py": "deny"}}), call)
     assert asked == [] and results(events)[0].startswith("Denied: a rule denies edit")
@@ -519,10 +512,8 @@ def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
         everywhere, secret, env = results(played(ws, given, *calls)[0])
         assert everywhere == "open:1:needle"
         assert secret.startswith("Denied") and env.startswith("Denied")
-    for given in (
-        permissions({"read": "ask"}, can_ask=True),
-        permissions({"read": "ask"}, yolo=True),
-    ):
+    for who in ({"can_ask": True}, {"yolo": True}):
+        given = permissions({"read": "ask"}, **who)
         yes = played(ws, given, calls[0], answer=lambda asked: asked.reply("once"))
         assert sorted(results(yes[0])[0].splitlines()) == ["open:1:needle", "secret:1:needle"]
     given = permissions({"read": "allow"}, yolo=True)

@@ -117,27 +117,27 @@ sleep 300 > /dev/null & echo $! | tee pid | wc -l => 1
 kill $(cat pid) && echo ended => ended
 """)
 
-FAILS = {
-    "a file in the home folder": "echo a > ~/new",
-    "a file beside the workspace": "echo a > ../new",
-    "remove": "rm ../file",
-    "truncate": "python3 -c 'import os; os.truncate(\"../file\", 0)'",
-    "through a link that leaves": "ln -s ../file link && echo a > link",
-    "through a hard link": "ln ../file hard && echo a > hard",
-    "move out": "echo a > a && mv a ../beside/a",
-    "move in": "mv ../file here",
-    "rename a folder": 'python3 -c \'import os; os.rename("../beside", "../other")\'',
-    "reading our environment": "tr '\\0' '\\n' < /proc/$PPID/environ > environ && cat environ",
-    "our memory": "head -c 1 /proc/$PPID/mem; : 2> /dev/null > /proc/$PPID/mem",
-    "a signal to us": "kill -9 $PPID",
-    "a signal to another process": "kill $OTHER",
-    "our limits": "prlimit --pid $PPID --cpu=100000:100000",
-    "the clock": "python3 -c 'import time; time.clock_settime(time.CLOCK_REALTIME, time.time())'",
-    "a device node of its own": "mknod disk b 7 0",
-    "mount": "[ $UID = 0 ] || exit 1; mount -t tmpfs none .",
-    "mount in a namespace of its own": "unshare -Urm mount -t tmpfs none .. && echo a > ../new",
-    "a terminal": "python3 -c 'import os; os.openpty()'",
-}
+FAILS = r"""
+echo a > ~/new
+echo a > ../new
+rm ../file
+python3 -c 'import os; os.truncate("../file", 0)'
+ln -s ../file link && echo a > link
+ln ../file hard && echo a > hard
+echo a > a && mv a ../beside/a
+mv ../file here
+python3 -c 'import os; os.rename("../beside", "../other")'
+tr '\0' '\n' < /proc/$PPID/environ > environ && cat environ
+head -c 1 /proc/$PPID/mem; : 2> /dev/null > /proc/$PPID/mem
+kill -9 $PPID
+kill $OTHER
+prlimit --pid $PPID --cpu=100000:100000
+python3 -c 'import time; time.clock_settime(time.CLOCK_REALTIME, time.time())'
+mknod disk b 7 0
+[ $UID = 0 ] || exit 1; mount -t tmpfs none .
+unshare -Urm mount -t tmpfs none .. && echo a > ../new
+python3 -c 'import os; os.openpty()'
+"""
 
 
 @landlock
@@ -159,12 +159,12 @@ def test_what_a_command_cannot_do(ws: Path, monkeypatch: pytest.MonkeyPatch) -> 
     runs = Runs(ws)
     with subprocess.Popen(["sleep", "300"]) as other:
         monkeypatch.setenv("OTHER", str(other.pid))
-        runs(*FAILS.values())
+        runs(*FAILS.strip().split("\n"))
         assert other.poll() is None
         other.kill()
     hint = f"[in the sandbox commands write only in {ws} and $TMPDIR ({runs.sandbox.temporary}). "
-    for name, result in zip(FAILS, runs.results):
-        assert "[exit code" in result and (hint in result or name == "mount"), (name, result)
+    for line, result in zip(FAILS.strip().split("\n"), runs.results):
+        assert "[exit code" in result and (hint in result or "exit 1; mount" in line), result
     assert all_of(ws.parent) == before
     assert Path("/proc/self/limits").read_text() == limits
 
@@ -172,9 +172,7 @@ def test_what_a_command_cannot_do(ws: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @landlock
 def test_a_child_in_the_background_stays_confined(ws: Path, mark: str) -> None:
     runs = Runs(ws)
-    runs(
-        "(until [ -e go ]; do sleep 0.01; done; echo a > ../new; echo a > over) > /dev/null 2>&1 &"
-    )
+    runs(f"({WAIT}; echo a > ../new; echo a > over) > /dev/null 2>&1 &")
     (ws / "go").touch()
     until((ws / "over").exists)
     assert not (ws.parent / "new").exists()
@@ -200,17 +198,12 @@ def test_a_search_finds_what_there_is_and_is_confined(ws: Path) -> None:
 
 
 @seccomp
-def test_tcp_can_be_turned_off(ws: Path) -> None:
+def test_the_network_can_be_turned_off_which_the_model_is_told(ws: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         connect = f"exec 3<>/dev/tcp/127.0.0.1/{server.getsockname()[1]} && echo connected"
-        listen = "python3 -c 'import socket; socket.create_server((\"127.0.0.1\", 0)); print(2)'"
-        runs = Runs(ws)
-        runs(connect, listen)
-        assert runs.results == ["connected", "2"]
-        runs = Runs(ws, network=False)
-        runs(connect, listen)
-        for result in runs.results:
-            assert "ermission denied" in result and "and have no network" in result
+        assert Runs(ws)(connect) == "connected"
+        result = Runs(ws, network=False)(connect)
+        assert "ermission denied" in result and "and have no network" in result
 
 
 @landlock
