@@ -1,4 +1,4 @@
-"""A server of the official package: `python mcp_server.py [hangs | ignores | chats FILE | fd NUMBER]`; without a word on stdio."""
+"""A server of the official package: `python mcp_server.py [ignores | fd NUMBER]`; without a word on stdio."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp.server.mcpserver import Context, Image, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, Tool
 
 
@@ -67,13 +68,26 @@ def header(name: str, context: Context) -> str:
 
 @text
 def fail() -> str:
-    raise ValueError("no such cheese")
+    raise ToolError("no such cheese")
 
 
 @text
 def die() -> None:
     os.write(2, b"\x1b[31mout of cheese")
     os._exit(1)
+
+
+@text
+def chat(file: str) -> None:
+    """Write much to stderr; the file is made when that is empty again."""
+
+    def note() -> None:
+        while os.fstat(2).st_size:
+            time.sleep(0.05)
+        Path(file).touch()
+
+    os.write(2, b"x" * 3_000_000)
+    threading.Thread(target=note, daemon=True).start()
 
 
 @text
@@ -89,25 +103,12 @@ async def wait(file: str) -> None:
 for name in ("a strange.name/ü", "n" * 80 + "1", "n" * 80 + "2"):
     server.tool(name, structured_output=False)(lambda name=name: name[-1])
 
-
-def note_when_emptied(file: str) -> None:
-    while os.fstat(2).st_size:
-        time.sleep(0.05)
-    Path(file).touch()
-
-
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["hangs"]:
-            time.sleep(60)
         case ["ignores"]:  # the end of stdin, and SIGTERM
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             server.run()
             time.sleep(60)
-        case ["chats", file]:
-            os.write(2, b"x" * 3_000_000)
-            threading.Thread(target=note_when_emptied, args=(file,), daemon=True).start()
-            server.run()
         case ["fd", number]:
             import uvicorn
 

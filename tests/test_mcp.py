@@ -24,6 +24,8 @@ from tests.terminal import OneShot, Terminal, gone, promptly, until
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 STDIO = {"command": PROGRAM[0], "args": PROGRAM[1:]}
+STUBBORN = STDIO | {"args": [*PROGRAM[1:], "ignores"]}
+SILENT = {"command": "sleep", "args": ["61"]}
 
 
 def configure(folder: Path, **servers: Any) -> Path:
@@ -40,10 +42,6 @@ def connected(path: Path, number: int = 1) -> Servers:
     assert [*servers.wait(Abort())] == []
     assert len({each.name.partition("__")[0] for each in servers.tools()}) == number
     return servers
-
-
-def doing(word: str) -> dict[str, Any]:
-    return STDIO | {"args": [*PROGRAM[1:], word]}
 
 
 # ---- tools and results ---------------------------------------------------------------------------
@@ -72,12 +70,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 def test_the_names_of_tools_are_valid_and_unique_and_descriptions_cut(servers: Servers) -> None:
     tools = servers.tools()
-    assert len({each.name for each in tools}) == len(tools) == 26
+    assert len({each.name for each in tools}) == len(tools) == 28
     assert all(re.fullmatch(r"(io|site)__[a-zA-Z0-9_-]{1,60}", each.name) for each in tools)
     assert all(len(each.name) <= 64 for each in tools)
     assert len(tools[0].description) == 2000
     assert {*tools[0].parameters} <= {"type", "properties", "required", "title"}
-    calls = [(each.name, {}) for each in tools[10:13]]  # a strange name, and two that are cut
+    calls = [(each.name, {}) for each in tools[11:14]]  # a strange name, and two that are cut
     with serve(Reply(calls=calls), Reply("done")) as model:
         ask(model, tools=tools)
         assert results(model) == ["ü", "1", "2"]
@@ -95,7 +93,7 @@ CALLS: dict[tuple[str, str], Any] = {
     ("picture", "{}"): "a picture",
     ("no_picture", "{}"): "[image/png, 8 characters, not shown]",
     ("nothing", "{}"): "(no output)",
-    ("fail", "{}"): "Error executing tool fail",
+    ("fail", "{}"): "Error executing tool fail: no such cheese",
 }
 
 
@@ -119,15 +117,19 @@ def test_a_program_gets_no_key_and_starts_in_the_configuration_folder(servers: S
         assert (json.loads(said)["variable"], header) == ('ü"\\', "key word")
 
 
+def test_what_a_server_says_beside_fills_no_disk(servers: Servers, tmp_path: Path) -> None:
+    with serve(Reply(calls=[("io__chat", {"file": str(tmp_path / "ok")})]), Reply("")) as model:
+        ask(model, tools=servers.tools())
+    until((tmp_path / "ok").exists)
+
+
 def test_a_server_that_ended_is_started_again_by_the_next_call(tmp_path: Path) -> None:
     servers = connected(configure(tmp_path, io=STDIO))
-    try:
-        with serve(Reply(calls=[("io__die", {}), ("io__add", {"a": 1})]), Reply("done")) as model:
-            ask(model, tools=servers.tools())
-            died, added = results(model)
-        assert "the MCP server io ended" in died and "out of cheese" in died and added == "11"
-    finally:
-        servers.close()
+    with serve(Reply(calls=[("io__die", {}), ("io__add", {"a": 1})]), Reply("done")) as model:
+        ask(model, tools=servers.tools())
+        died, added = results(model)
+    assert "the MCP server io ended" in died and "out of cheese" in died and added == "11"
+    servers.close()
 
 
 @pytest.mark.parametrize(
@@ -152,18 +154,9 @@ def test_a_server_that_does_not_start_costs_one_line(tmp_path: Path, entry: Any,
 
 @pytest.mark.slow
 def test_a_server_that_says_nothing_is_left_out_in_the_end(tmp_path: Path) -> None:
-    servers = start(configure(tmp_path, slow=doing("hangs")))
+    servers = start(configure(tmp_path, slow=SILENT))
     [notice] = servers.wait(Abort())
     assert notice.text == f"MCP servers left out: slow (not ready after {START} s)"
-    servers.close()
-
-
-def test_what_a_server_says_beside_fills_no_disk(tmp_path: Path) -> None:
-    emptied = tmp_path / "emptied"
-    servers = connected(
-        configure(tmp_path, io=STDIO | {"args": [*PROGRAM[1:], "chats", str(emptied)]})
-    )
-    until(emptied.exists)
     servers.close()
 
 
@@ -188,7 +181,7 @@ def test_one_task_waits_for_the_servers_and_what_a_rule_allows_is_called(tmp_pat
         touch = {"command": "touch", "args": [f"{ws}/{place}.ran"]}
         (ws / place).write_text(json.dumps({"mcpServers": {"evil": touch}}))
         marks.append(ws / f"{place}.ran")
-    configure(tmp_path, io=doing("ignores"), bad={"command": "no-such-program"})
+    configure(tmp_path, io=STUBBORN, bad={"command": "no-such-program"})
     tasks = [{"agent": name, "description": "x", "prompt": "go"} for name in ("general", "explore")]
     calls = [("task", each) for each in tasks] + [ADD]
 
@@ -242,9 +235,10 @@ def test_the_configuration_names_the_servers(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_server_outlives_the_program(tmp_path: Path, number: signal.Signals) -> None:
     """Nor does one that has not answered yet delay the end."""
-    configure(tmp_path, io=doing("ignores"), slow=doing("hangs"))
+    configure(tmp_path, io=STUBBORN, slow=SILENT)
     with serve(Reply("hi")) as model, OneShot(tmp_path, model, "go") as child:
-        until(lambda: len(child.running(" ".join(PROGRAM))) == 2, "the servers")
+        for line in (" ".join(PROGRAM), "sleep 61"):
+            until(lambda: child.running(line), "the servers")  # noqa: B023
         child.kill(number)
         with promptly():
             child.end()
@@ -254,7 +248,7 @@ def test_no_server_outlives_the_program(tmp_path: Path, number: signal.Signals) 
 
 
 def test_ctrl_c_ends_the_wait_for_a_server(tmp_path: Path) -> None:
-    configure(tmp_path, slow=doing("hangs"))
+    configure(tmp_path, slow=SILENT)
     with serve(Reply("hi")) as model, Terminal(tmp_path, model) as terminal:
         terminal.enter("go")
         terminal.expect("thinking")

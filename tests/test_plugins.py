@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,65 +109,56 @@ def test_a_subscriber_that_fails_is_told_of_once_and_hears_no_more(tmp_path: Pat
 
 # ---- whose a file is -------------------------------------------------------------------------------------
 
-STRANGER = 54321  # a user and a group that nobody here is
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 
-
-def problems_of(folder: Path) -> list[str]:
-    """The problems of the plugins in a folder and of its hooks.json."""
-    problems = Plugins(folder).problems
-    try:
-        assert len(command_hooks(folder / "hooks.json")) == 1
-    except HooksError as error:
-        problems.append(str(error))
-    return problems
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """A folder with a plugin that makes a file `ran` above it, and a hooks.json."""
-    folder = tmp_path / "coder"
-    folder.mkdir(mode=0o755)
-    ran = tmp_path / "ran"
-    code = f"from pathlib import Path\nPath({str(ran)!r}).touch()\ndef setup(api): pass"
-    (folder / "a.py").write_text(code)
-    (folder / "hooks.json").write_text('{"before_tool_call": [{"command": "true"}]}')
-    for name in ("a.py", "hooks.json"):
-        (folder / name).chmod(0o644)
-    return folder
-
-
-@pytest.mark.parametrize(("name", "mode"), [("a.py", 0o646), ("hooks.json", 0o602), (".", 0o1777)])
-def test_what_others_may_write_to_is_reported_and_not_run(own: Path, name: str, mode: int) -> None:
-    (own / name).chmod(mode)
-    problems = problems_of(own)
-    assert len(problems) == (2 if name == "." else 1)
-    assert (own.parent / "ran").exists() == (name == "hooks.json")
-    text = f"other users can write to {own / name} (fix: chmod go-w)"
-    assert all(text in line and "\n" not in line for line in problems)
-
-
-@as_root
-def test_what_belongs_to_another_user_or_a_group_of_others_may_write_is_not_run(own: Path) -> None:
-    os.chown(own / "a.py", STRANGER, -1)
-    [problem] = problems_of(own)
-    assert problem.endswith(f"{own / 'a.py'} belongs to another user")
-    assert not (own.parent / "ran").exists()
-    (own / "hooks.json").chmod(0o664)
-    os.chown(own / "hooks.json", -1, STRANGER)
-    assert "other users can write to" in problems_of(own)[1]
-
-
-@pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o777, False), (0o1777, True)])
-def test_a_link_leads_where_nobody_can_put_a_file(own: Path, mode: int, trusted: bool) -> None:
+def plugin_by_link(own: Path, mode: int) -> Path:
+    """The plugin is a link into a folder with this mode."""
     store = own.parent / "store"
     store.mkdir()
     (own / "a.py").rename(store / "a.py")
     (own / "a.py").symlink_to(store / "a.py")
     store.chmod(mode)
-    assert len(problems_of(own)) == (not trusted) and (own.parent / "ran").exists() == trusted
-    (store / "a.py").chmod(0o646)
-    assert f"other users can write to {store / 'a.py'}" in problems_of(own)[0]
+    return store / "a.py"
+
+
+WRITABLE, STRANGER = "other users can write to", 54321  # a user and a group that nobody here is
+OWNERS: list[tuple[Callable[[Path], object], str]] = [
+    (lambda own: None, ""),
+    (lambda own: plugin_by_link(own, 0o755), ""),
+    (lambda own: plugin_by_link(own, 0o1777), ""),
+    (lambda own: plugin_by_link(own, 0o777), f"{WRITABLE} OWN/../store (fix: chmod go-w)"),
+    (lambda own: plugin_by_link(own, 0o755).chmod(0o646), f"{WRITABLE} OWN/../store/a.py (fix"),
+    (lambda own: (own / "a.py").chmod(0o646), f"{WRITABLE} OWN/a.py (fix: chmod go-w)"),
+    (lambda own: own.chmod(0o1777), f"{WRITABLE} OWN (fix: chmod go-w)"),
+]
+if os.geteuid() == 0:
+    OWNERS += [
+        (lambda own: os.chown(own / "a.py", STRANGER, -1), "OWN/a.py belongs to another user"),
+        (lambda own: (os.chown(own, -1, STRANGER), own.chmod(0o775)), f"{WRITABLE} OWN (fix"),
+    ]
+
+
+@pytest.mark.parametrize(("change", "problem"), OWNERS)
+def test_what_others_may_write_to_is_reported_and_not_run(
+    tmp_path: Path, change: Callable[[Path], object], problem: str
+) -> None:
+    own, ran = tmp_path / "coder", tmp_path / "ran"
+    own.mkdir(mode=0o755)
+    code = f"from pathlib import Path\nPath({str(ran)!r}).touch()\ndef setup(api): pass"
+    (own / "a.py").write_text(code)
+    (own / "a.py").chmod(0o644)
+    change(own)
+    problem = problem.replace("OWN/..", str(tmp_path)).replace("OWN", str(own))
+    problems = Plugins(own).problems
+    assert ran.exists() == (not problem) and len(problems) == bool(problem)
+    assert all(problem in line and "\n" not in line for line in problems)
+
+
+def test_hooks_that_others_may_write_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "hooks.json").write_text('{"before_tool_call": [{"command": "true"}]}')
+    assert len(command_hooks(tmp_path / "hooks.json")) == 1
+    (tmp_path / "hooks.json").chmod(0o602)
+    with pytest.raises(HooksError, match=WRITABLE):
+        command_hooks(tmp_path / "hooks.json")
 
 
 # ---- in the program --------------------------------------------------------------------------------------
