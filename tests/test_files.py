@@ -24,7 +24,7 @@ from coder.tools.edit import diff
 from coder.types import ToolCall
 from tests.harness import to_become_links
 from tests.terminal import ROOT, promptly, until
-from tests.workspace import Workspace
+from tests.workspace import Workspace, patch_of
 
 
 @pytest.fixture
@@ -234,28 +234,6 @@ def test_nothing_is_written_outside_the_workspace(ws: Workspace, tmp_path: Path)
     assert (tmp_path / "out").read_text() == "old" and sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("call", "before", "after"),
-    [
-        (CALLS[1], "one a", "the user's"),
-        (CALLS[1], None, "the user's"),
-        (CALLS[2], "one a", "the user's"),
-        (CALLS[2], "one a", None),
-    ],
-)
-def test_what_the_user_does_meanwhile_stays(
-    ws: Workspace, call: dict[str, Any], before: str | None, after: str | None
-) -> None:
-    file = ws.folder / "a"
-    if before:
-        file.write_text(before)
-        ws("read", path="a")
-    ws.when_asked = lambda: file.write_text(after) if after else file.unlink()
-    assert "a changed on disk" in ws.fails(**call, path="a")
-    assert (file.read_text() if file.exists() else None) == after
-    assert ws.names() == (["a"] if after else [])
-
-
 # ---- write: what stays ----------------------------------------------------------------------
 
 
@@ -446,24 +424,64 @@ def test_a_diff_turns_the_old_lines_into_the_new_ones(old: list[str], new: list[
     assert result + old[at:] == new
 
 
-# ---- a folder that becomes a link in the middle ---------------------------------------------
+# ---- what happens while permission is asked -------------------------------------------------
+
+WRITE, EDIT = CALLS[1], {"name": "edit", "path": "a", "old_string": "o", "new_string": "0"}
+ADD = "*** Add File: c\n+x"
 
 
-@pytest.mark.parametrize("path", ["sub/a", "sub/deep/new", "in/sub/a", "in/sub/new"])
-def test_a_folder_become_a_link_leads_nowhere(ws: Workspace, tmp_path: Path, path: str) -> None:
-    outside = tmp_path / "outside"
-    meanwhile = to_become_links(ws.folder, outside, "one")
-    if path.endswith("a"):
-        ws("read", path=path)
-    ws.asked.clear()
+@pytest.mark.parametrize(
+    ("call", "name", "content"),
+    [
+        *((WRITE | {"path": name}, name, "the user's\n") for name in "ab"),
+        *((EDIT, "a", content) for content in ("one\nthe user's\n", None)),
+        (patch_of(ADD, "*** Update File: a\n-one\n+1"), "a", "one\nmore\n"),
+        (patch_of(ADD, "*** Update File: a\n*** Move to: b"), "b", "x\n"),
+        (patch_of(ADD, "*** Add File: b\n+x"), "b", "x\n"),
+        (patch_of(ADD, "*** Delete File: a"), "a", None),
+    ],
+)
+def test_the_users_own_change_stays(
+    ws: Workspace, call: dict[str, Any], name: str, content: str | None
+) -> None:
+    def meanwhile() -> None:
+        (ws.folder / name).write_text(content) if content else (ws.folder / name).unlink()
+        before.update(ws.files())
+
+    before = dict[str, Any]()
+    (ws.folder / "a").write_text("one\n")
+    if call["name"] == "write":
+        ws("read", path="a")
     ws.when_asked = meanwhile
-    said = ws.fails("write", path=path, content="PWN")
-    assert re.search("Not a directory|changed on disk", said)
-    assert ws.asked == [("edit", path)]
-    files = {each: each.read_text() for each in outside.rglob("*") if each.is_file()}
-    assert files == {outside / "sub" / "a": "one", outside / "in" / "sub" / "a": "one"}
+    assert f"{name} changed on disk" in ws.fails(**call) and ws.files() == before
 
 
-def test_what_is_read_is_what_was_asked_for(ws: Workspace, tmp_path: Path) -> None:
-    ws.when_asked = to_become_links(ws.folder, tmp_path / "outside", "one")
-    assert "Not a directory" in ws.fails("read", path="sub/a")
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"name": "read", "path": "sub/a"},
+        *(WRITE | {"path": path} for path in ("sub/a", "sub/deep/new", "in/sub/a", "in/sub/new")),
+        patch_of("*** Add File: sub/deep/new\n+x"),
+        *(patch_of(f"*** Update File: {path}\n-one\n+PWN") for path in ("sub/a", "in/sub/a")),
+        patch_of("*** Delete File: sub/a"),
+        patch_of("*** Update File: sub/a\n*** Move to: b"),
+        patch_of("*** Update File: a\n*** Move to: sub/b"),
+    ],
+    ids=str,
+)
+def test_a_folder_become_a_link_leads_nowhere(
+    ws: Workspace, tmp_path: Path, call: dict[str, Any]
+) -> None:
+    outside = Workspace(tmp_path / "outside")
+    meanwhile = to_become_links(ws.folder, outside.folder, "one\n")
+    for folder in (ws.folder, outside.folder):
+        (folder / "a").write_text("one\n")
+        (folder / "sub" / "a").chmod(0o640)
+    if call["name"] == "write":
+        ws("read", path="sub/a"), ws("read", path="in/sub/a")
+    before = outside.files()
+    ws.when_asked = meanwhile
+    assert re.search("Not a directory|changed on disk", ws.fails(**call))
+    assert outside.files() == before
+    kept = [ws.folder / name for name in ("a", "sub-aside/a", "in-aside/sub/a")]
+    assert [each.read_text() for each in kept] == ["one\n"] * 3

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import stat
 import tempfile
 from pathlib import Path
@@ -17,42 +16,23 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from coder.types import ToolResult
-from tests.harness import to_become_links
-from tests.workspace import Workspace
+from tests.workspace import Workspace, patch_of
 
 TOO_LONG = "n" * 300  # no file system takes this name: the write fails, not the plan
-
-
-def held_by(path: Path) -> str | bytes | None:
-    """A link's target, a file's contents, nothing of a folder."""
-    if path.is_symlink():
-        return os.readlink(path)
-    return path.read_bytes() if path.is_file() else None
 
 
 class Patching(Workspace):
     """A workspace whose files are put there and looked at by name."""
 
-    def patch(
-        self, body: str, begin: str = "*** Begin Patch\n", end: str = "\n*** End Patch"
-    ) -> ToolResult:
-        """The result of applying the sections in `body`."""
-        return self.call("apply_patch", patch=begin + body.strip("\n") + end)
+    def apply(self, *sections: str) -> str:
+        return self(**patch_of(*sections))
 
-    def apply(self, *body: str) -> str:
-        """Apply them; the result's text."""
-        result = self.patch(*body)
-        assert not result.is_error, result.content
-        return str(result.content)
-
-    def refused(self, *body: str) -> str:
+    def refused(self, *sections: str) -> str:
         """The error; no file may have changed."""
         before = self.files()
-        result = self.patch(*body)
-        assert result.is_error, result.content
+        said = self.fails(**patch_of(*sections))
         assert self.files() == before
-        return str(result.content)
+        return said
 
     def put(self, **files: str | bytes) -> None:
         """Files by name; `_` in the name stands for the dot."""
@@ -65,13 +45,6 @@ class Patching(Workspace):
 
     def text(self, name: str) -> str:
         return self.data(name).decode()
-
-    def files(self) -> dict[str, tuple[int, object]]:
-        """All there is under the folder: names, modes, and contents or link targets."""
-        return {
-            str(path.relative_to(self.folder)): (path.lstat().st_mode, held_by(path))
-            for path in self.folder.rglob("*")
-        }
 
 
 @pytest.fixture
@@ -90,7 +63,8 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
     asked_before: dict[str, object] = {}
     ws.when_asked = lambda: asked_before.update(ws.files())
     before = ws.files()
-    result = ws.patch("""
+    result = ws.call(
+        **patch_of("""
 *** Add File: new/c.py
 +first
 
@@ -108,6 +82,7 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
 +z
 *** Delete File: d.bin
 """)
+    )
     assert (ws.text("new/c.py"), ws.text("moved/b2.py")) == ("first\n\nthird\n", "x\nz\n")
     assert ws.names() == ["a.py", "moved", "new"] and ws.text("a.py") == "one\n2\nthree\n"
     summary = "A new/c.py\nM a.py\nR b.py -> moved/b2.py\nD d.bin\n"
@@ -142,7 +117,8 @@ MALFORMED += [
 @pytest.mark.parametrize(("patch", "said"), MALFORMED)
 def test_a_malformed_patch_is_refused_with_its_line(ws: Patching, patch: str, said: str) -> None:
     ws.put(a_py="one\n")
-    assert said in ws.refused(patch, "", "")
+    before = ws.files()
+    assert said in ws.fails("apply_patch", patch=patch) and ws.files() == before
 
 
 def test_what_models_write_otherwise_is_tolerated(ws: Patching) -> None:
@@ -152,7 +128,7 @@ def test_what_models_write_otherwise_is_tolerated(ws: Patching) -> None:
     body += "*** Move to: e.py\n*** Delete File: c.py\n\n*** Add File: pkg/__init__.py\n"
     body += "*** Update File: d.md\n *** Begin Patch\n-@@\n+*** End Patch\n\n"
     body = f"\n *** Begin Patch \n{body}*** End Patch\n\n".replace("\n", "\r\n")
-    assert "A pkg/__init__.py" in ws.apply(body, "", "")
+    assert "A pkg/__init__.py" in ws("apply_patch", patch=body)
     assert {name: ws.data(name) for name in ws.files() if name != "pkg"} == {
         "a.py": b"1\ntwo\n3\n",
         "e.py": b"x\r\ny",
@@ -340,28 +316,6 @@ def test_a_file_that_changed_since_it_was_read_is_refused(ws: Patching) -> None:
 # ---- asking, and all or nothing --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("section", "name", "content"),
-    [
-        ("*** Update File: a.py\n-one\n+1", "a.py", "one\nmore\n"),
-        ("*** Update File: a.py\n*** Move to: b.py", "b.py", "x\n"),
-        ("*** Add File: b.py\n+x", "b.py", "x\n"),
-        ("*** Delete File: a.py", "a.py", None),
-    ],
-)
-def test_the_users_change_stays(ws: Patching, section: str, name: str, content: str | None) -> None:
-    def meanwhile() -> None:
-        (ws.folder / name).unlink() if content is None else ws.put(**{name: content})
-        before.update(ws.files())
-
-    before: dict[str, object] = {}
-    ws.put(a_py="one\n")  # never read: only what the patch itself has seen can tell
-    ws.when_asked = meanwhile
-    result = ws.patch(f"*** Add File: c.py\n+x\n{section}")
-    assert f"{name} changed on disk" in str(result.content) and result.is_error
-    assert ws.files() == before
-
-
 def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Patching) -> None:
     ws.put(a_sh=b"\xef\xbb\xbfone\r\n", b_py="two\n", c_py="three\n", never_py="read\n")
     (ws.folder / "a.sh").chmod(0o750)
@@ -408,31 +362,3 @@ def test_any_lines_turn_into_others(a: list[str], b: list[str], newline: str, en
         ws.put(f=before)
         ws.apply("\n".join(body))
         assert ws.data("f") == after
-
-
-# ---- a folder that becomes a link in the middle ----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "*** Add File: sub/deep/new\n+x",
-        *("*** Update File: sub/a\n-one\n+PWN", "*** Delete File: sub/a"),
-        *("*** Update File: sub/a\n*** Move to: b", "*** Update File: a\n*** Move to: sub/b"),
-        "*** Update File: in/sub/a\n-one\n+PWN",
-    ],
-)
-def test_a_folder_become_a_link_leads_nowhere(ws: Patching, tmp_path: Path, body: str) -> None:
-    outside = tmp_path / "outside"
-    meanwhile = to_become_links(ws.folder, outside, "one\n")
-    for root in (ws.folder, outside):
-        for name in ("sub", "in/sub"):
-            (root / name / "a").chmod(0o640)
-        (root / "a").write_text("one\n")
-        (root / "a").chmod(0o600)
-    before = Patching(outside).files()
-    ws.when_asked = meanwhile
-    result = ws.patch(body)
-    assert result.is_error and re.search("Not a directory|changed on disk", str(result.content))
-    assert Patching(outside).files() == before
-    assert ws.text("a") == ws.text("sub-aside/a") == ws.text("in-aside/sub/a") == "one\n"

@@ -62,3 +62,23 @@ class Workspace:
 
     def names(self) -> list[str]:
         return sorted(os.listdir(self.folder))
+
+    def files(self) -> dict[str, tuple[int, object]]:
+        """All there is under the folder: names, modes, and contents or link targets."""
+        return {
+            str(path.relative_to(self.folder)): (path.lstat().st_mode, held_by(path))
+            for path in self.folder.rglob("*")
+        }
+
+
+def held_by(path: Path) -> str | bytes | None:
+    """A link's target, a file's contents, nothing of a folder."""
+    if path.is_symlink():
+        return os.readlink(path)
+    return path.read_bytes() if path.is_file() else None
+
+
+def patch_of(*sections: str) -> dict[str, str]:
+    """The call that applies them."""
+    body = "\n".join(each.strip("\n") for each in sections)
+    return {"name": "apply_patch", "patch": f"*** Begin Patch\n{body}\n*** End Patch"}
