@@ -96,7 +96,7 @@ def _find_change(file: Lines, old: str, new: str, name: str) -> list[Place]:
     starts = [each.start() for each in islice(overlapping, MAX_LISTED)]
     found = [file.text.count("\n", 0, at) for at in starts]
     if not starts and old.strip():
-        found = next(filter(None, (file.fits(wanted, view) for view in VIEWS[1:])), [])
+        found = file.find(wanted)
     if len(found) > 1:
         places = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
         way = "Give more of the text around the one you mean, or set replace_all."
@@ -153,8 +153,12 @@ class Lines:
             at = end
         return self.restored("".join([*parts, self.text[at:]]))
 
-    def fits(self, wanted: Sequence[str], view: View, start: int = 0) -> list[int]:
-        """From `start`, the lines at which all the wanted ones are in a view, shifted alike."""
+    def find(self, wanted: Sequence[str], start: int = 0) -> list[int]:
+        """From `start`, the lines at which all the wanted ones are, in the strictest view that finds them."""
+        return next(filter(None, (self._fits(wanted, view, start) for view in VIEWS)), [])
+
+    def _fits(self, wanted: Sequence[str], view: View, start: int) -> list[int]:
+        """The lines at which all the wanted ones are in a view, shifted alike."""
         seen, sought = [view(line) for line in self.lines], [view(line) for line in wanted]
         size = len(sought)
         return [

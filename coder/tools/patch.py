@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import workspace
-from coder.tools.edit import MAX_LISTED, VIEWS, Lines, Place, advice, diff, lines_without
+from coder.tools.edit import MAX_LISTED, Lines, Place, advice, diff, lines_without
 from coder.toolset import ToolContext, tool
 from coder.types import DeniedError, ToolError, ToolResult
 
@@ -174,7 +174,7 @@ def _find(lines: Lines, hunk: Hunk, start: int, name: str) -> list[int]:
     """Where the old lines are, from `start`, in the strictest view that finds them."""
     old, new = lines_without("+", hunk.body), lines_without("-", hunk.body)
     first = max(start, len(lines.lines) - len(old)) if hunk.at_end else start
-    if found := next(filter(None, (lines.fits(old, view, first) for view in VIEWS)), []):
+    if found := lines.find(old, first):
         return found
     new = new if any(line[0] == "+" for line in hunk.body) else []
     where = f"{name} behind line {first}, where it has to be" if first else name
@@ -242,13 +242,10 @@ def _write_all(ctx: ToolContext, changes: list[Change]) -> None:
                         undo.callback(_attempt, problems, workspace.remove, folder, os.rmdir)
                     like = os.lstat(gone) if gone else None
                     change.note = workspace.save(ctx, place, change.data, like)
-                    old = change.old
-                    step = (
-                        (workspace.remove, place)
-                        if old is None
-                        else (workspace.save, ctx, place, old)
-                    )
-                    undo.callback(_attempt, problems, *step)
+                    if change.old is None:
+                        undo.callback(_attempt, problems, workspace.remove, place)
+                    else:
+                        undo.callback(_attempt, problems, workspace.save, ctx, place, change.old)
                 if gone:
                     aside.append(gone.with_name(workspace.temporary_name()))
                     _rename(gone, aside[-1].name)

@@ -68,7 +68,6 @@ exec 3<&0
 } <&3 &
 """
 
-SILENT: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
 _started: set[int] = set()  # groups that may have left members
 _run = f"{os.getpid()}-{os.urandom(6).hex()}"
 
@@ -118,7 +117,7 @@ def output_of(
     timeout: float,
     *,
     stdin: IO[bytes] | int | None = None,
-    stderr: IO[bytes] | None = None,
+    stderr: IO[bytes] | int | None = None,
     confine: Any = None,
     variables: Mapping[str, str | None] | None = None,
 ) -> Generator[bytes, None, Ending]:
@@ -230,7 +229,9 @@ def _start_guard() -> None:
     reader, _ = os.pipe()
     with open(reader, "rb") as ours, contextlib.suppress(OSError):  # without sh there is none
         argv = ["/bin/sh", "-c", GUARD, f"{MARK}={_run}"]
-        subprocess.run(argv, env={"PATH": os.defpath}, stdin=ours, start_new_session=True, **SILENT)
+        quiet: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+        env = {"PATH": os.defpath}
+        subprocess.run(argv, env=env, stdin=ours, start_new_session=True, check=False, **quiet)
 
 
 def stop_all() -> None:

@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import stat
+import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
@@ -174,11 +175,9 @@ class Search:
             return [*command, *(["--", f":(literal){self.target.name}"] if is_file else exclude)]
         pattern = re.escape(pattern) if literal else pattern
         how = "i" * ("-i" in flags) + "f" * is_file
-        script, skipped = (
-            Path(__file__).with_name("plain_grep.py"),
-            "/".join(workspace.TOOL_FOLDERS),
-        )
-        return [sys.executable, "-I", str(script), how, flags[0][2:], skipped, pattern, *names]
+        script = str(Path(__file__).with_name("plain_grep.py"))
+        skipped = "/".join(workspace.TOOL_FOLDERS)
+        return [sys.executable, "-I", script, how, flags[0][2:], skipped, pattern, *names]
 
     def names(self) -> Iterator[str]:
         """The paths of the files in the folder."""
@@ -189,8 +188,7 @@ class Search:
             command = [program, *GIT.split(), f"--work-tree={top}", "ls-files", "-coz"]
             command.append("--exclude-standard")
         if command:
-            with open(os.devnull, "wb") as nothing:
-                found = b"".join(self._output(command, stderr=nothing)).split(b"\0")[:-1]
+            found = b"".join(self._output(command, stderr=subprocess.DEVNULL)).split(b"\0")[:-1]
             yield from (os.fsdecode(name).removeprefix("./") for name in dict.fromkeys(found))
             return
         for folder, folders, files in os.walk(self.cwd):
