@@ -21,6 +21,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from coder.tools.edit import diff
+from coder.tools.workspace import git_folders, writable_git_folders
 from coder.types import ToolCall
 from tests.harness import to_become_links
 from tests.terminal import ROOT, promptly, until
@@ -32,6 +33,14 @@ def ws(tmp_path: Path) -> Workspace:
     folder = tmp_path / "ws"
     folder.mkdir()
     return Workspace(folder)
+
+
+@pytest.fixture
+def unreadable() -> Iterator[str]:
+    """A link that nobody can follow: to the program of a process that has ended."""
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        yield f"/proc/{ended.pid}/exe"
 
 
 # ---- read -----------------------------------------------------------------------------------
@@ -103,11 +112,11 @@ CALLS: tuple[dict[str, Any], ...] = (
         ("n" * 300, "File name too long"),
     ],
 )
-def test_what_is_no_file_is_refused_at_once(ws: Workspace, path: str, why: str) -> None:
-    ended = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+def test_what_is_no_file_is_refused_at_once(
+    ws: Workspace, unreadable: str, path: str, why: str
+) -> None:
     os.mkfifo(ws.folder / "pipe")
-    links = {"to-pipe": "pipe", "loop": "loop", "to-ended": f"/proc/{ended.pid}/exe"}
+    links = {"to-pipe": "pipe", "loop": "loop", "to-ended": unreadable}
     for name, target in links.items():
         os.symlink(target, ws.folder / name)
     with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(ws.folder), promptly():
@@ -115,7 +124,12 @@ def test_what_is_no_file_is_refused_at_once(ws: Workspace, path: str, why: str) 
         for call in CALLS:
             assert why in ws.fails(**call, path=path)
     assert ws.names() == ["loop", "pipe", "socket", "to-ended", "to-pipe"]
-    ended.wait()
+
+
+def test_a_repository_may_be_a_link_that_nobody_can_read(ws: Workspace, unreadable: str) -> None:
+    (ws.folder / ".git").write_text(f"gitdir: {unreadable}\n")
+    assert git_folders(ws.folder) == [Path(unreadable)] and not writable_git_folders(ws.folder)
+    assert "is not read" in ws.fails("read", path=f"..{'/..' * 20}{unreadable}") and not ws.asked
 
 
 @pytest.mark.case("FIL-10", "FIL-12")

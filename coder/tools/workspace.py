@@ -42,11 +42,11 @@ def resolve(ctx: ToolContext, path: str) -> Path:
 
 
 def real(place: Path) -> Path:
-    """A place with links followed, but for those that nobody can read; nothing is opened behind these."""
+    """A place with links followed; as it is where one cannot be read, and nothing is opened through that."""
     try:
         return Path(os.path.realpath(place))
     except OSError:
-        return place
+        return Path(os.path.abspath(place))
 
 
 def to_read(ctx: ToolContext, path: str) -> Generator[Any, None, Path]:
