@@ -30,10 +30,6 @@ LEVELS = ("minimal", "low", "medium", "high", "xhigh")
 NUMBERS = count()
 
 
-def names(text: str) -> list[str]:
-    return text.split()
-
-
 def serve(*replies: Reply | Callable[[Body], Reply]) -> ScriptedServer:
     """A server with an address of its own: a later one may get its port, and what it refused is remembered by address."""
     server = harness.serve(*replies)
@@ -80,6 +76,10 @@ def body_for(base_url: str = ANY, name: str = "m", profile: Any = None, **reques
     return made
 
 
+def of_role(body: Body, role: str) -> list[Message]:
+    return [message for message in body["messages"] if message["role"] == role]
+
+
 class Options(Hooks):
     """Members of the body that a program sets."""
 
@@ -88,21 +88,6 @@ class Options(Hooks):
 
     def before_llm_call(self, request: Request) -> None:
         request.options |= self.options
-
-
-def talk(
-    server: ScriptedServer,
-    messages: list[Message] | None = None,
-    name: str = "m",
-    tools: Any = (),
-    prompt: str = "go",
-    **model: Any,
-) -> tuple[list[Event], RunResult]:
-    """One run with a model of that name."""
-    chat = ChatModel(name, base_url=server.url, **model)
-    return drive(
-        run_loop([] if messages is None else messages, chat, tools, prompt=prompt, retry=FAST)
-    )
 
 
 # ---- what is sent to whom ----------------------------------------------------------------------------------
@@ -114,9 +99,8 @@ IDS = {
     "seventy": "y" * 70,
     "nine": "abc123DEF",
 }
-MEMBERS = names(
-    "reasoning_content reasoning reasoning_text reasoning_details extra_content reasoning_opaque"
-)
+MEMBERS = ["reasoning_content", "reasoning", "reasoning_text", "reasoning_details"]
+MEMBERS += ["extra_content", "reasoning_opaque"]
 
 
 def conversation() -> list[Message]:
@@ -142,10 +126,7 @@ def facts(base_url: str, name: str, **profile: Any) -> dict[str, Any]:
         return made
 
     with_options, plain = body(temperature=0.5, max_tokens=9, parallel_tool_calls=False), body()
-    assistant, calls = [message for message in plain["messages"] if message["role"] == "assistant"][
-        :2
-    ]
-    results = [message for message in plain["messages"] if message["role"] == "tool"]
+    assistant, calls, *_ = of_role(plain, "assistant")
     return {
         "members": plain.keys() - {"model", "messages", "tools", "stream"},
         "options": with_options.keys() - plain.keys(),
@@ -155,12 +136,8 @@ def facts(base_url: str, name: str, **profile: Any) -> dict[str, Any]:
         },
         "roles": "".join(message["role"][0] for message in plain["messages"]),
         "content": calls.get("content", "absent"),
-        "named": [message.get("name") for message in results] == ["look"] * 5,
-        "ids": {
-            label
-            for label, each in IDS.items()
-            if each in [made["id"] for made in calls["tool_calls"]]
-        },
+        "named": [each.get("name") for each in of_role(plain, "tool")] == ["look"] * 5,
+        "ids": {label for label, each in IDS.items() if each in str(calls["tool_calls"])},
         "echoed": assistant.keys() - {"role", "content"},
         "text": assistant["content"],
         "key_header": model.profile.key_header,
@@ -180,11 +157,11 @@ def by_level(member: Callable[[str, int], dict[str, Any]]) -> dict[str, Any]:
 
 
 def options(text: str) -> dict[str, Any]:
-    return {"options": {*names(text)}}
+    return {"options": {*text.split()}}
 
 
 def members(text: str = "") -> dict[str, Any]:
-    return {"members": {*names(text)}}
+    return {"members": {*text.split()}}
 
 
 PLAIN = {
@@ -348,8 +325,7 @@ def refusal(message: str, param: str | None = None, status: int = 400) -> Reply:
 
 
 def has(body: Body, member: str) -> bool:
-    answers = [message for message in body["messages"] if message["role"] == "assistant"]
-    return member in body or any(member in message for message in answers)
+    return member in body or any(member in each for each in of_role(body, "assistant"))
 
 
 def until_without(member: str, saying: Reply) -> Callable[[Body], Reply]:
@@ -358,10 +334,8 @@ def until_without(member: str, saying: Reply) -> Callable[[Body], Reply]:
     return lambda body: saying if has(body, member) and next(left, -1) >= 0 else Reply("fine")
 
 
-THOUGHT = [
-    said("a"),
-    said("b", "assistant", reasoning_content="t", reasoning_details=[{"text": "t"}]),
-]
+THOUGHTS = {"reasoning_content": "t", "reasoning_details": [{"text": "t"}]}
+THOUGHT = [said("a"), said("b", "assistant", **THOUGHTS)]
 FORBIDDEN = {"type": "extra_forbidden", "msg": "Extra inputs are not permitted", "input": {}}
 FORBIDDEN["loc"] = ["body", "stream_options"]
 GEMINI_UNKNOWN = (
@@ -494,16 +468,8 @@ def test_an_answer_that_began_is_not_asked_for_again() -> None:
 def test_strict_turns_put_an_answer_between_a_result_and_the_user() -> None:
     first, second = [calling(call("a")), result("a")], [calling(call("b")), result("b")]
     history = [said("go"), *first, said("stop"), said("now"), *second, said("next")]
-    understood = said("Understood.", "assistant")
-    strict = [
-        said("go"),
-        *first,
-        understood,
-        said("stop\n\nnow"),
-        *second,
-        understood,
-        said("next"),
-    ]
+    between = said("Understood.", "assistant")
+    strict = [said("go"), *first, between, said("stop\n\nnow"), *second, between, said("next")]
     assert sent(history, strict_turns=True) == strict and sent(history) == history
 
 
@@ -558,42 +524,10 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def streamed(*deltas: dict[str, Any], finish: str = "stop") -> Reply:
-    """An answer of these deltas."""
-    ends = [{"delta": delta, "finish_reason": None} for delta in deltas] + [
-        {"delta": {}, "finish_reason": finish}
-    ]
-    lines = [
-        b"data: %s\n\n" % json.dumps({"choices": [{"index": 0} | each]}).encode() for each in ends
-    ]
-    return Reply(chunks=[*lines, b"data: [DONE]\n\n"])
-
-
 def step(number: int) -> Reply:
-    """Two calls at once, thoughts of each kind, a foreign id; in every other step some text."""
-    return streamed(
-        {
-            "reasoning_content": f"think {number}",
-            "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": f"t{number}"}],
-        },
-        {"content": f"<think>aside {number}</think>" + ("On it." if number % 2 else "")},
-        *(
-            {
-                "tool_calls": [
-                    call(
-                        f"functions.{name}:{number}",
-                        index=index,
-                        extra_content={"google": {"n": number}},
-                        function={"name": name, "arguments": json.dumps(arguments)},
-                    )
-                ]
-            }
-            for index, (name, arguments) in enumerate(
-                [("look", {"name": str(number)}), ("say", {"text": f"{number} of 4"})]
-            )
-        ),
-        finish="tool_calls",
-    )
+    """Thoughts and two calls at once; in every other step some text."""
+    calls = [("look", {"name": str(number)}), ("say", {"text": f"{number} of 4"})]
+    return Reply("On it." if number % 2 else "", calls, f"think {number}")
 
 
 @pytest.mark.parametrize("profile", [{}, EVERYTHING], ids=["", "all"])
@@ -617,6 +551,15 @@ def test_each_request_begins_with_the_bytes_of_the_one_before(profile: dict[str,
 
 # ---- what a model thought goes back to it, and to no other ------------------------------------------------
 
+
+def streamed(*deltas: dict[str, Any]) -> Reply:
+    """An answer of these deltas, which ends with its calls."""
+    choices = [{"index": 0, "delta": delta} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+    lines = [b"data: %s\n\n" % json.dumps({"choices": [each]}).encode() for each in choices]
+    return Reply(chunks=[*lines, b"data: [DONE]\n\n"])
+
+
 SIGNED = {"google": {"thought_signature": "c2ln"}}
 TEXT_DETAIL = {"type": "reasoning.text", "index": 0}
 ENCRYPTED = {"type": "reasoning.encrypted", "index": 1, "data": "x"}
@@ -630,7 +573,6 @@ THINKING = streamed(
     {"extra_content": SIGNED, "reasoning_opaque": "aque"},
     {"tool_calls": [call("a", index=0, extra_content=SIGNED, function=HALF_CALL)]},
     {"tool_calls": [{"index": 0, "function": {"arguments": ': "x"}'}}]},
-    finish="tool_calls",
 )
 SIGNED_CALL = call(
     "a", "say", extra_content=SIGNED, function={"name": "say", "arguments": '{"text": "x"}'}
@@ -649,9 +591,9 @@ BACK_AGAIN = {
 def test_thoughts_and_signatures_go_back_to_the_model_that_had_them_and_to_no_other() -> None:
     messages: list[Message] = []
     with serve(THINKING, Reply("one"), Reply("two"), Reply("three")) as server:
-        talk(server, messages, "thinker", [say])
-        talk(server, messages, "other", [say])
-        talk(server, messages, "thinker", [say])
+        for name in ("thinker", "other", "thinker"):
+            chat = ChatModel(name, base_url=server.url)
+            drive(run_loop(messages, chat, [say], prompt="go", retry=FAST))
         assert_all_valid(server)
     first, second, third = (body["messages"][1] for body in server.requests[1:])
     assert first == BACK_AGAIN and third == BACK_AGAIN
