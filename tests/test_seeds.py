@@ -409,7 +409,6 @@ def test_a_tool_may_ask_the_person_a_question(kind: type[Toolset]) -> None:
 
     def reply(event: Event) -> None:
         if isinstance(event, QuestionAsked) and "colour" in event.question:
-            time.sleep(0.05)  # a person
             event.reply(event.options[1])
 
     calls = [("choose", {"of": "colour"}), ("choose", {"of": "size"})]
