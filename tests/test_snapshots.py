@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from coder.abort import Abort
 from coder.devtools.scripted import Reply
 from coder.events import (
