@@ -41,7 +41,6 @@ from coder.tools.files import read, write
 from coder.toolset import Toolset
 from coder.types import Message, RunResult, ToolResult, Usage
 from tests.harness import ask, serve
-from tests.terminal import promptly
 
 GIT = ("git", "-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "init.defaultBranch=m")
 Call = tuple[str, dict[str, Any]]
@@ -656,10 +655,9 @@ def test_an_abort_ends_the_first_look_and_nothing_counts_as_made(desk: Desk) -> 
     os.mkfifo(desk.folder / ".gitignore")
     abort = Abort()
     abort.set()
-    with promptly():
-        desk.snapshots(RunStart(), abort)
-        desk.snapshots(ToolStart("1", "bash", {}, ""), abort)
-        desk.snapshots(StepEnd({}, [], "aborted", Usage()), abort)
+    desk.snapshots(RunStart(), abort)
+    desk.snapshots(ToolStart("1", "bash", {}, ""), abort)
+    desk.snapshots(StepEnd({}, [], "aborted", Usage()), abort)
     assert "aborted" in desk.undo().problem and desk.snapshots.off == ""
     (desk.folder / ".gitignore").unlink()
     desk.again()
