@@ -12,9 +12,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from coder.cli.calls import lines_of
 from coder.cli.settings import ConfigError
-from coder.cli.wording import ATTACHED
+from coder.cli.wording import ATTACHED, plural
 from coder.events import Returning
 from coder.tools.files import MAX_IMAGE, image_of, ls, read
 from coder.toolset import ToolContext
@@ -58,7 +57,7 @@ def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list
             continue
         made += f'{ATTACHED}path="{path}">\n{content}\n</attached>'
         number = content.count("\n") + 1
-        notes.append(f"{path} ({lines_of(number)})")
+        notes.append(f"{path} ({plural(number, 'line')})")
     return made, images, notes
 
 

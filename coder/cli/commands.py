@@ -15,7 +15,7 @@ from coder.cli.keys import silent_keys
 from coder.cli.process import needed
 from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
-from coder.cli.wording import count, first_of, message_count, tokens
+from coder.cli.wording import count, first_of, plural, tokens
 from coder.providers.errors import happened
 from coder.types import Aborted, CoderError, ModelError, Reasoning
 
@@ -234,7 +234,7 @@ class Commands(ConversationCommands):
         used, window = self.app.newest.input + self.app.newest.output, self.app.model.context_window
         full = f"{count(used)} of {count(window)} tokens ({100 * self.app.context_used:.0f} %)"
         self.screen.line(f"this session: {tokens(self.app.usage)}")
-        self.screen.line(f"context: {full}, {message_count(len(self.app.agent.messages))}")
+        self.screen.line(f"context: {full}, {plural(len(self.app.agent.messages), 'message')}")
 
     def compact(self, argument: str) -> None:
         stopped = True

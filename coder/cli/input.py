@@ -154,8 +154,7 @@ class Keyboard:
         readline = self.readline
         if early and self._is_libedit:
             send(f"{strip_controls(early.pop(0))}\n")
-        self._prefill(early[0] if early else "")
-        self._bind_newline("self-insert")
+        self._prepare(early[0] if early else "", ctrl_j="self-insert")
         try:
             with wake_up():
                 line = input(prompt)
@@ -174,17 +173,13 @@ class Keyboard:
             del early[:1]
         return line
 
-    def _prefill(self, text: str) -> None:
-        """Let the next line begin with this text."""
+    def _prepare(self, text: str, ctrl_j: str) -> None:
+        """Let the next line begin with this text, and Ctrl+J, with which a program may end an answer, call a function."""
         if readline := self.readline:
             # A C function as the hook: no signal is handled, and lost, in it
             hook = partial(readline.insert_text, strip_controls(text)) if text else None
             readline.set_startup_hook(hook)
-
-    def _bind_newline(self, function: str) -> None:
-        """Let Ctrl+J, with which a program may end an answer, call a function of readline."""
-        if self.readline:
-            self.readline.parse_and_bind(rf'"\C-j": {function}')
+            readline.parse_and_bind(rf'"\C-j": {ctrl_j}')
 
     def edit(self, text: str) -> list[str]:
         """Let the user's editor change the text. It stands at the next prompt, or is returned where that cannot be."""
@@ -222,8 +217,7 @@ class Keyboard:
                 return ""
 
     def _answer_line(self, prompt: str, begun: str = "") -> str:
-        self._prefill(begun)
-        self._bind_newline("accept-line")
+        self._prepare(begun, ctrl_j="accept-line")
         if begun and self._is_libedit:
             send(prompt + begun)
             with tty_flags(on="ICRNL"):

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coder.cli.calls import Parts, diff_rows
 from coder.cli.input import Keyboard
 from coder.cli.render import Renderer
 from coder.cli.screen import cell_count, one_line, wrap
-from coder.cli.wording import by_number
+from coder.cli.wording import Parts, by_number, diff_rows
 from coder.events import DoomLoop, Event, Nested, PermissionAsked, QuestionAsked
 from coder.permissions.sanitize import escape_invisible, is_invisible
 from coder.permissions.shell import parse

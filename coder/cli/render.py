@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coder import events
-from coder.cli import calls
-from coder.cli.calls import Part, Parts
+from coder.cli import wording
 from coder.cli.screen import Screen, cell_count, one_line
-from coder.cli.wording import STOPPED, count, error_text, summary, words_of
+from coder.cli.wording import STOPPED, Part, Parts, count, error_text, summary, words_of
 from coder.events import Event, Nested
 from coder.history import text_of
 from coder.providers.errors import happened
@@ -22,7 +21,6 @@ FULL = "The context is nearly full: /compact shortens the conversation, /new beg
 DONE = ("● ", "green")
 MIN_TITLE = 40  # columns of a call's title that stand before what came of it
 NAME_COLUMNS = 32  # of a sub-agent
-MAX_LIVE = 5  # sub-agents with a row each
 MAX_SHOWN = 4_000  # characters of a message in a conversation that goes on
 
 
@@ -64,8 +62,7 @@ class Renderer:
         self._agent = Worker()
         self._subagents: dict[str, Worker] = {}  # of the run, by their sessions
         self._streaming = ""  # "text" or "reasoning" while it comes
-        self._asked_diff = ""  # a question has shown it already
-        self._question = events.QuestionAsked("", "", [])  # the newest
+        self._asked: Event | None = None  # the question behind which the result stands
         self._behind_call = False  # the last rows are those of a call
         self._counted = "", "", 0  # of the draft: the tool, the titles, the lines
         self.last: list[tuple[str, events.ToolEnd]] = []  # the newest call: its title and its end
@@ -103,10 +100,8 @@ class Renderer:
                 self._line("", "")
                 self.screen.entry(text_of(message))
             case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
-                self._asked_diff = event.detail if isinstance(event, events.PermissionAsked) else ""
+                self._asked = event
                 self.pause()
-                if isinstance(event, events.QuestionAsked):
-                    self._question = event
                 self._notify("a question")
             case events.PermissionReplied():
                 self._wait(self._agent.activity)
@@ -140,7 +135,7 @@ class Renderer:
         last_line = ""
         match event:
             case events.ToolStart():
-                self._asked_diff = ""
+                self._asked = None
                 if worker is self._agent:
                     self.screen.status()  # its seconds begin
                 worker.titles[event.id] = event.title
@@ -189,7 +184,6 @@ class Renderer:
         rows = [f"  {worker.name} › {worker.activity}" for worker in workers]
         if len(rows) > 1:
             label = f"{len(rows)} sub-agents"
-            rows[MAX_LIVE:] = [f"  and {len(rows) - MAX_LIVE} more"] * (len(rows) > MAX_LIVE)
         elif rows:
             label = rows.pop().strip()
         since = min((worker.started for worker in workers), default=0.0)
@@ -198,9 +192,10 @@ class Renderer:
     # -- calls and their results
 
     def _end_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
-        if (event.id, event.result.content) == (self._question.id, self._question.answer):
-            return  # it stands behind the question
-        is_read = event.name in calls.COUNTED_TOOLS and not self.verbose
+        match self._asked:
+            case events.QuestionAsked(id=event.id, answer=event.result.content):
+                return  # it stands behind the question
+        is_read = event.name in wording.COUNTED_TOOLS and not self.verbose
         if is_read and self.screen.live and not (event.is_error or worker.name):
             self._join(title, event)
         elif not (is_read and worker.name):
@@ -208,7 +203,7 @@ class Renderer:
 
     def _append_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
         self.pause()
-        words, style = calls.outcome(event)
+        words, style = wording.outcome(event)
         if ended := [each.ended for each in self._subagents.values() if each.call_id == event.id]:
             words = f" · {ended[0]}"
         elif event.seconds >= 1:
@@ -216,21 +211,22 @@ class Renderer:
         mark = ("✗ ", f"bold {style}") if event.is_error else DONE
         name = (worker.name and f"  {worker.name} ", "dim")
         self.screen.exact_line(*self._call_row(name, mark, title, words, style))
-        if not self._asked_diff or self._asked_diff != event.result.details.get("diff"):
-            rows = calls.result_rows(event, self.verbose)
+        shown = self._asked.detail if isinstance(self._asked, events.PermissionAsked) else ""
+        if not shown or shown != event.result.details.get("diff"):
+            rows = wording.result_rows(event, self.verbose)
             for row in rows[: event.is_error] if worker.name else rows:
                 row, width = [("  ", ""), *row], self.screen.width - 1
-                self.screen.exact_line(*(row if self.verbose else calls.fitted(row, width)))
+                self.screen.exact_line(*(row if self.verbose else wording.fitted(row, width)))
 
     def _join(self, title: str, event: events.ToolEnd) -> None:
         """Show a call whose result is counted, in the row of the neighbours before it where there is room."""
         name, titles, before = self._counted
-        joined, lines = f"{titles}, {title.removeprefix(f'{name} ')}", calls.line_count(event)
+        joined, lines = f"{titles}, {title.removeprefix(f'{name} ')}", wording.line_count(event)
         if name != event.name or cell_count(f"● {joined} · {before} lines") >= self.screen.width:
             self.pause()
             joined, before = title, 0
         self._counted = event.name, joined, before + lines
-        words = f" · {calls.lines_of(before + lines)}"
+        words = f" · {wording.plural(before + lines, 'line')}"
         self.screen.draft(*self._call_row(("", ""), DONE, joined, words, "dim"))
 
     def _call_row(self, name: Part, mark: Part, title: str, words: str, style: str) -> Parts:
@@ -244,7 +240,7 @@ class Renderer:
         """Show the newest call with its whole output."""
         for title, event in self.last:
             self.screen.line(title, "bold")
-            for row in calls.result_rows(event, verbose=True):
+            for row in wording.result_rows(event, verbose=True):
                 self.screen.exact_line(("  ", ""), *row)
 
     # -- sub-agents
