@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -214,17 +216,26 @@ def test_the_answer_may_have_a_stream_of_its_own_and_lines_begin_a_line() -> Non
     assert stream.getvalue() == "half\nwhole\nwhole\n" and answers.getvalue() == "half\n"
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The time, which stands still but for what a test adds; so does the thread that draws."""
+    now, end = [100.0], threading.Event()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: end.wait())
+    yield now
+    end.set()
+
+
 def test_a_terminal_that_becomes_narrower_keeps_no_row_of_the_status(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most terminals break their rows then, and the cursor goes with its text."""
     screen = Screen(stream := Tty())
     screen.line("so far")
     screen.status("2 sub-agents", 9, "  one › find all the callers", "  two › thinking")
     screen.show_typed("")  # draws at once
-    standing = "\n".join(stream.rows())
+    standing, drawn = "\n".join(stream.rows()), len(stream.getvalue())
     monkeypatch.setenv("COLUMNS", "16")
-    drawn = len(stream.getvalue())
     screen.line("more")
     screen.status()
     narrow = Tty()
@@ -246,20 +257,6 @@ def shown_of(*events: Event) -> list[str]:
 
 
 CHANGES = "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n-A = 1\n+A      = 1\n \tx  = 2\n"
-
-
-def test_the_white_space_of_titles_outputs_and_changes_is_shown_as_it_is() -> None:
-    listed = ToolResult("total  8\n-rw  1 root    12 f")
-    assert shown_of(
-        ToolStart("1", "bash", {}, "bash ls -l  'a   b'"), ToolEnd("1", "bash", listed, False, 0)
-    ) == ["● bash ls -l  'a   b'", "  total  8", "  -rw  1 root    12 f"]
-    made = ToolEnd("1", "edit", ToolResult("", details={"diff": CHANGES}), False, 0)
-    assert shown_of(ToolStart("1", "edit", {}, "edit f"), made) == [
-        "● edit f · +1 -1",
-        "     1 - A = 1",
-        "     1 + A      = 1",
-        "     2       x  = 2",
-    ]
 
 
 def test_a_change_that_was_asked_about_is_not_shown_again() -> None:
@@ -290,28 +287,45 @@ def test_a_diff_to_decide_on_is_exact_and_no_line_of_a_file_is_taken_for_a_heade
     assert marked == ["old", "new"], "the words, where two lines are similar"
 
 
+LISTED = "total  8\n-rw  1 root    12 f"
+PROGRESS = "10 %\r20 %\rall\r\nend\n"
+FAILED = {"is_error": True, "details": {"exit_code": 3}}
+
+
 @pytest.mark.parametrize(
-    ("name", "result", "rows"),
+    ("title", "result", "rows"),
     [
-        ("read", ToolResult("a\nb"), ["● read x · 2 lines"]),
-        ("grep", ToolResult("a"), ["● grep x · 1 line"]),
-        ("bash", ToolResult("hi"), ["● bash x", "  hi"]),
+        ("read x", ToolResult("a\nb"), "● read x · 2 lines"),
+        ("grep x", ToolResult("a"), "● grep x · 1 line"),
+        ("bash x", ToolResult("hi"), "● bash x|  hi"),
+        ("bash x", ToolResult("hi\n[exit code 3]", **FAILED), "✗ bash x · exit 3|  hi"),
         (
-            "bash",
-            ToolResult("hi\n[exit code 3]", True, {"exit_code": 3}),
-            ["✗ bash x · exit 3", "  hi"],
+            "bash x",
+            ToolResult("hi\n[exit code 3]\n[a note]", **FAILED),
+            "✗ bash x · exit 3|  hi|  [a note]",
         ),
+        ("read x", ToolResult("Error: no x", True), "✗ read x|  Error: no x"),
+        ("bash a   b", ToolResult(LISTED), "● bash a   b|  total  8|  -rw  1 root    12 f"),
+        ("bash x", ToolResult(PROGRESS), "● bash x|  all|  end"),
         (
-            "bash",
-            ToolResult("hi\n[exit code 3]\n[a note]", True, {"exit_code": 3}),
-            ["✗ bash x · exit 3", "  hi", "  [a note]"],
+            "edit f",
+            ToolResult("", details={"diff": CHANGES}),
+            "● edit f · +1 -1|     1 - A = 1|     1 + A      = 1|     2       x  = 2",
         ),
-        ("read", ToolResult("Error: no x", True), ["✗ read x", "  Error: no x"]),
     ],
 )
-def test_a_calls_line_says_what_came_of_it(name: str, result: ToolResult, rows: list[str]) -> None:
+def test_a_calls_line_says_what_came_of_it(title: str, result: ToolResult, rows: str) -> None:
+    name = title.split()[0]
     end = ToolEnd("1", name, result, result.is_error, 0.0)
-    assert shown_of(ToolStart("1", name, {}, f"{name} x"), end) == rows
+    assert shown_of(ToolStart("1", name, {}, title), end) == rows.split("|")
+
+
+def test_all_of_the_last_output_can_be_shown() -> None:
+    screen = Screen(stream := io.StringIO())
+    render = Renderer(screen, None)
+    render(ToolEnd("1", "bash", ToolResult(PROGRESS), False, 0))
+    render.show_last()
+    assert stream.getvalue().splitlines()[-3:] == ["bash", "  10 %20 %all", "  end"]
 
 
 def test_neighbouring_reads_share_a_row_until_something_else_follows_or_it_is_full(
@@ -372,41 +386,21 @@ def test_the_end_of_a_long_run_rings_on_a_terminal(after: float) -> None:
     assert ("\x1b]9;coder: done\x07\x07" in stream.getvalue()) is (after == 0)
 
 
-def test_what_is_waited_for_stands_in_the_last_row_with_its_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+def test_what_is_waited_for_stands_in_the_last_row_with_its_seconds(clock: list[float]) -> None:
     screen = Screen(stream := Tty())
     render = Renderer(screen, screen, limits=(31, 33))
-    long = ToolStart("1", "bash", {}, "bash echo compiling slowly")
     for event, shown in (
         (StepStart(1), "thinking no data for 6s of 31s"),
         (TextDelta("Half an answer"), "no data for 6s of 33s"),
-        (long, "bash echo compiling slowly 6s"),
+        (ToolStart("1", "bash", {}, "bash echo compiling slowly"), "bash echo compiling slowly 6s"),
         (ToolUpdate("1", "one\ncompiling\n"), "bash echo compiling… │ compiling 12s"),
     ):
         render(event)
-        now[0] += 6
+        clock[0] += 6
         screen.show_typed("")  # draws at once
         assert stream.rows()[-1].lstrip(SPINNER).strip() == shown
     render.pause()
     assert stream.rows() == ["Half an answer"]
-
-
-def test_of_a_line_of_progress_the_last_state_is_shown_and_all_of_it_behind_last() -> None:
-    screen = Screen(stream := io.StringIO())
-    render = Renderer(screen, screen)
-    render(ToolEnd("1", "bash", ToolResult("10 %\r20 %\rall\r\nend\n"), False, 0))
-    render.show_last()
-    assert stream.getvalue().splitlines() == [
-        "● bash",
-        "  all",
-        "  end",
-        "bash",
-        "  10 %20 %all",
-        "  end",
-    ]
 
 
 def test_a_server_that_loads_its_model_is_waited_for_with_one_line() -> None:
