@@ -69,12 +69,16 @@ def recorded(
         return drive(trace.watch(run), each)
 
 
-def shown(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """`coder trace ...`, in this process."""
+def called(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The program, in this process."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = run(["trace", *map(str, arguments)])
+        code = run([*map(str, arguments)])
     return subprocess.CompletedProcess([], code, out.getvalue(), err.getvalue())
+
+
+def shown(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return called("trace", *arguments)
 
 
 @pytest.fixture
@@ -180,16 +184,14 @@ def test_keys_that_hooks_and_headers_bring_are_not_recorded_either(file: Path) -
 # ---- what may go wrong ---------------------------------------------------------------------------
 
 
-def test_a_path_that_cannot_be_written_is_one_line_and_nothing_is_asked(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     code = tmp_path / "code.py"
     code.write_text("print('mine')\n")
     code.chmod(0o644)
     for path, why in ((tmp_path / "no" / "run.jsonl", "No such file"), (code, "something else")):
-        arguments = ("--trace", str(path), "go")
-        with serve(Reply("x")) as server, OneShot(tmp_path, server, *arguments) as run:
-            assert run.end() == 2 and server.requests == []
-            assert run.err.startswith("coder: --trace ") and why in run.err
-            assert run.err.count("\n") == 1
+        done = called("--trace", path, "go")
+        assert done.returncode == 2 and done.stderr.startswith("coder: --trace ")
+        assert why in done.stderr and done.stderr.count("\n") == 1
     assert code.read_text() == "print('mine')\n" and stat.S_IMODE(code.stat().st_mode) == 0o644
 
 

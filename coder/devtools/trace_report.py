@@ -24,9 +24,9 @@ from typing import Any
 from coder.devtools.trace import FORMAT
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
+from coder.providers.response import MALFORMED
 from coder.types import CoderError, Message
 
-BROKEN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 MEANING = (
     "new: messages since the step before · same %: of the messages before that begin this request "
     "unchanged, so that a provider's cache can hold them · in, cached, out: tokens · first (byte), "
@@ -177,7 +177,7 @@ def understood() -> Iterator[None]:
     """Raise TraceError where a line does not hold what trace.py writes."""
     try:
         yield
-    except BROKEN as error:
+    except MALFORMED as error:
         raise TraceError(f"a line is broken: {type(error).__name__}: {error}"[:200]) from error
 
 
@@ -185,7 +185,7 @@ def _parse_line(line: bytes) -> Record | None:
     try:
         value: Record = json.loads(line)
         return value | {"t": float(value["t"]), "type": str(value["type"])}
-    except BROKEN:
+    except MALFORMED:
         return None
 
 

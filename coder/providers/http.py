@@ -18,6 +18,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 from coder.abort import Abort
 from coder.providers.connection import Connections, StreamingRequest
 from coder.providers.errors import ADVICE, classify
+from coder.providers.response import well_formed
 from coder.providers.text import shown_url
 from coder.types import ModelError
 
@@ -78,12 +79,9 @@ class Endpoint:
 
     def models(self, seconds: float = 5.0, abort: Abort | None = None) -> list[str]:
         """The names of the server's models. Raises ModelError and Aborted."""
-        with self.post(b"", None, abort or Abort(), seconds, LIST) as answer:
-            body = b"".join(answer.pieces())
-        try:
-            return [str(model["id"]) for model in json.loads(body)["data"] or ()]
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise ModelError("protocol", "the server sent no list of models") from error
+        with self.post(b"", None, abort or Abort(), seconds, LIST) as answer, well_formed():
+            listing = json.loads(b"".join(answer.pieces()))
+            return [str(model["id"]) for model in listing["data"] or ()]
 
     def key_for(self, api_key: str | None) -> str:
         """The key of a request. Raises ModelError where OpenAI's own server has none, or where no header can carry it; it

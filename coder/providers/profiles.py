@@ -119,12 +119,10 @@ def _check_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in overrides.items():
         if name not in defaults:
             raise ValueError(f"{name!r} is no field of a profile; known: {', '.join(defaults)}")
-        default = defaults[name]
-        if isinstance(default, tuple) and isinstance(value, list):
-            value = tuple(map(str, value))
-        if type(value) is not type(default):
-            raise ValueError(f"{name} cannot be {value!r}; it is {default!r} by default")
-        checked[name] = value
+        kind = type(defaults[name])
+        checked[name] = tuple(map(str, value)) if (kind, type(value)) == (tuple, list) else value
+        if type(checked[name]) is not kind:
+            raise ValueError(f"{name} cannot be {value!r}; it is {defaults[name]!r} by default")
     try:
         re.compile(checked.get("ids", ""))
     except re.error as error:

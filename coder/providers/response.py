@@ -115,22 +115,15 @@ def _finite(digits: str) -> float | None:
 
 # Python reads NaN, Infinity and 1e999, which no server accepts: null, as JavaScript writes them.
 DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
-_scan: Any = getattr(DECODER, "scan_once")  # noqa: B009 (not in the types)
-
-
-def _decode(data: str) -> Any:
-    """DECODER.decode(data); the calls around its scanner are left out where nothing follows on the value."""
-    if data.startswith("{"):
-        value, end = _scan(data, 0)
-        if end == len(data):
-            return value
-    return DECODER.decode(data)
 
 
 def parse_event(event: str, data: str) -> Any:
     """The JSON of one event. Raises ModelError where it is none, since a piece of the answer is lost."""
     try:
-        value = _decode(data)
+        text = data.strip()
+        value, end = DECODER.raw_decode(text)
+        if end < len(text):
+            raise ValueError("something follows")
     except (ValueError, RecursionError) as error:
         if event == "error":
             return {"error": data}
