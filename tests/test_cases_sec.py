@@ -24,7 +24,7 @@ from coder.cli.settings import SETTINGS, ConfigError, load
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.loop import run_loop
 from coder.permissions.permissions import Permissions
-from coder.permissions.redact import HIDDEN, Redactor
+from coder.permissions.redact import HIDDEN
 from coder.tools.bash import bash
 from coder.tools.files import read as read_tool
 from coder.tools.files import write
@@ -36,7 +36,7 @@ from tests.terminal import OneShot, Place, Terminal, processes, until
 
 KEY = "sk-CANARY-0123456789abcdef0123456789abcdef"
 DONE = Reply("Done.")
-STEERING = (*("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "OPENAI_ORG_ID", "PYTHONPATH", "BASH_ENV"),)
+STEERING = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "OPENAI_ORG_ID", "PYTHONPATH", "BASH_ENV")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
 
@@ -180,14 +180,12 @@ def test_headers_of_the_user_are_sent_and_kept_from_everybody_else(tmp_path: Pat
     flags = ("-y", "--trace", "run.jsonl", "--output-format", "stream-json", "go")
     env = {"CODER_HEADERS": json.dumps({"X-Gateway-Key": f"Bearer {secret}"})}
     with serve(*steps) as server, OneShot(tmp_path, server, *flags, **env) as run:
+        run.key = secret  # what is said and kept does not hold it
         assert run.end() == 0
         assert all(head["x-gateway-key"] == f"Bearer {secret}" for head in server.heads)
         assert "They gave me [API key, not shown]." in run.out
         assert "CODER_HEADERS" not in json.dumps(server.requests)
-        assert secret not in run.out + run.err
-        files = [path for root in (run.ws, run.home) for path in root.rglob("*") if path.is_file()]
-        assert {"run.jsonl", "sessions.db"} <= {path.name for path in files}
-        assert not [path for path in files if secret.encode() in path.read_bytes()]
+        assert list(run.ws.glob("run.jsonl")) and list(run.home.rglob("sessions.db"))
 
 
 @pytest.mark.case("SEC-17")
@@ -331,31 +329,23 @@ def test_another_process_of_the_same_user_cannot_look_into_ours() -> None:
 
 
 @pytest.mark.case("SEC-09")
-@pytest.mark.parametrize(
-    "reply",
-    [
-        Reply(f"Incorrect API key provided: {KEY}", status=401, headers={"x-request-id": KEY}),
-        Reply(
-            f"You sent {KEY}. Again: {KEY}!",
-            [("bash", {"command": f"echo {KEY}"})],
-            reasoning=f"it is {KEY}",
-            headers={"x-echo": KEY},
-        ),
-    ],
-)
-def test_a_server_that_echoes_the_key_brings_it_nowhere(tmp_path: Path, reply: Reply) -> None:
+@pytest.mark.parametrize("status", [401, 200])
+def test_a_server_that_echoes_the_key_brings_it_nowhere(tmp_path: Path, status: int) -> None:
     """With a trace."""
+    text, calls = f"You sent {KEY}. Again: {KEY}!", commands(f"echo {KEY}")
+    reply = Reply(text, status=status, headers={"x-request-id": KEY})
+    if status == 200:
+        reply = Reply(text, calls, reasoning=f"it is {KEY}", headers={"x-echo": KEY})
     trace = tmp_path / "home" / "run.jsonl"
     arguments = ("-y", "-v", "--trace", str(trace), "--output-format", "stream-json", "go")
-    environment = {"OPENAI_API_KEY": KEY}
-    with serve(reply, Reply("Done.")) as server:
-        with OneShot(tmp_path, server, *arguments, **environment) as run:
+    with serve(reply, DONE) as server:
+        with OneShot(tmp_path, server, *arguments, OPENAI_API_KEY=KEY) as run:
             run.key = KEY
-            assert run.end() == (1 if reply.status == 401 else 0)
+            assert run.end() == (status == 401)
         assert trace.stat().st_size > 1000 and KEY not in json.dumps(server.requests)
     lines = [json.loads(line) for line in run.out.splitlines()]
     text = "".join(line["text"] for line in lines if line["type"] == "text_delta")
-    assert reply.status == 401 or text.count(HIDDEN) == 2
+    assert status == 401 or text.count(HIDDEN) == 2
 
 
 @pytest.mark.case("SEC-10")
@@ -404,13 +394,6 @@ def test_what_the_user_types_and_runs_is_kept_without_the_key(tmp_path: Path, ws
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
-def test_what_is_no_key_is_not_taken_out() -> None:
-    """What users write where a local server wants a key and does not check it."""
-    placeholders = "none sk-no-key sk-no-key-required not-needed lm-studio EMPTY xxxxxxxx password"
-    for key in [*placeholders.split(), "your-api-key", "12345678"]:
-        assert Redactor(key).text(f"{key} it is") == f"{key} it is"
-
-
 # ---- files that hold secrets -----------------------------------------------------------------------------
 
 
@@ -425,36 +408,25 @@ def test_files_of_secrets_ask_and_are_passed_over_by_grep(
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "git").symlink_to(str(shutil.which("git")))
         monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    for name in [
-        ".env",
-        ".env.example",
-        "id_rsa",
-        "sub/prod.env",
-        "sub/.aws/credentials",
-        "sub/plain.txt",
-    ]:
+    names = ".env .env.example id_rsa sub/prod.env sub/.aws/credentials sub/plain.txt"
+    for name in names.split():
         (ws / name).parent.mkdir(parents=True, exist_ok=True)
         (ws / name).write_text(f"before\nPASSWORD=hunter2 of {name}\nafter\n")
     (ws / "linked.txt").symlink_to(".env")
-    asking: list[tuple[str, dict[str, Any]]] = [
-        *(("read", {"path": path}) for path in (".env", "id_rsa", "linked.txt", "sub/../.env")),
-        *(("grep", {"pattern": "hunter", "path": path}) for path in (".env", "linked.txt")),
-    ]
-    free: list[tuple[str, dict[str, Any]]] = [
-        ("read", {"path": ".env.example"}),
-        ("grep", {"pattern": "hunter2", "context": 1}),
-        ("grep", {"pattern": "hunter2", "glob": "*.env*"}),
-        ("grep", {"pattern": "no such thing"}),
-        ("grep", {"pattern": "hunter2", "path": "sub/.aws"}),
-        ("glob", {"pattern": "**/*env*"}),
-    ]
-    with serve(Reply("", [*asking, *free]), Reply("Done.")) as server:
+    paths = [".env", "id_rsa", "linked.txt", "sub/../.env"]
+    calls: list[tuple[str, dict[str, Any]]] = [("read", {"path": path}) for path in paths]
+    calls += [("grep", {"pattern": "hunter", "path": path}) for path in (".env", "linked.txt")]
+    searches = [{"context": 1}, {"glob": "*.env*"}, {"literal": True}, {"path": "sub/.aws"}]
+    calls += [("read", {"path": ".env.example"}), ("grep", {"pattern": "no such thing"})]
+    calls += [("grep", {"pattern": "hunter2"} | search) for search in searches]
+    with serve(Reply("", [*calls, ("glob", {"pattern": "**/*env*"})]), DONE) as server:
         ask(server, tools=Toolset([read_tool, grep, glob], cwd=ws), hooks=Permissions())
         found = results(server)
-    denied, (example, everywhere, by_glob, nothing, folder, listed) = found[:6], found[6:]
+    denied, (example, nothing, everywhere, by_glob, literal, folder, listed) = found[:6], found[6:]
     assert all(each.startswith("Denied:") and "hunter2" not in each for each in denied), denied
     assert "hunter2 of .env.example" in example
-    assert re.findall(r"hunter2 of (\S+)", everywhere) == [".env.example", "sub/plain.txt"]
+    for text in (everywhere, literal):
+        assert re.findall(r"hunter2 of (\S+)", text) == [".env.example", "sub/plain.txt"]
     assert re.findall(r"hunter2 of (\S+)", by_glob) == [".env.example"]
     assert nothing.startswith("No matches.") and folder.startswith("No matches.")
     assert {".env", ".env.example", "sub/prod.env"} <= set(listed.splitlines())
@@ -543,6 +515,15 @@ def test_a_file_that_imitates_a_conversation_stays_inside_of_one_message(ws: Pat
     assert cat == lie and not (ws / "PWN").exists()
 
 
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """What is made is open to all, unless the program sees to it."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
 @pytest.mark.case("SEC-15")
 def test_saved_output_lies_in_a_folder_that_cannot_be_prepared(tmp_path: Path, ws: Path) -> None:
     temp, target = tmp_path / "temp", ws / "target"
@@ -565,33 +546,26 @@ def test_saved_output_lies_in_a_folder_that_cannot_be_prepared(tmp_path: Path, w
         modes.append((folder, file, len(saved.read_bytes().splitlines())))
         return Reply("Done.")
 
-    before = os.umask(0)
-    try:
-        with ScriptedServer(script) as server, OneShot(tmp_path, server, "-y", "go") as run:
-            assert run.end() == 0 and run.out == "Done.\n"
-            assert sorted(temp.iterdir()) == sorted(links), "it is gone"
-            for link in links:
-                link.unlink()
-    finally:
-        os.umask(before)
+    with ScriptedServer(script) as server, OneShot(tmp_path, server, "-y", "go") as run:
+        assert run.end() == 0 and run.out == "Done.\n"
+        assert sorted(temp.iterdir()) == sorted(links), "it is gone"
+        for link in links:
+            link.unlink()
     assert modes == [(0o700, 0o600, 50_000)] and list(target.iterdir()) == []
 
 
+@pytest.mark.usefixtures("umask")
 def test_what_we_keep_is_for_the_user_alone_whatever_the_umask(tmp_path: Path) -> None:
     data, trace = tmp_path / "home" / ".local" / "share" / "coder", tmp_path / "home" / "run.jsonl"
     calls = [("write", {"path": "a/b.txt", "content": "x"})]
     subprocess.run(["git", "init", "-q", tmp_path / "ws"], check=True)  # its folder is ours, too
-    before = os.umask(0)
-    try:
-        with serve(Reply("", calls), Reply("Done.")) as server:
-            arguments = ("-y", "--trace", str(trace), "go")
-            with OneShot(tmp_path, server, *arguments, XDG_DATA_HOME="") as run:
-                assert run.end() == 0
-            with Terminal(tmp_path, server, "-y", XDG_DATA_HOME="") as session:
-                session.say("hi")
-                session.say("/export mine.md")
-    finally:
-        os.umask(before)
+    with serve(Reply("", calls), DONE) as server:
+        arguments = ("-y", "--trace", str(trace), "go")
+        with OneShot(tmp_path, server, *arguments, XDG_DATA_HOME="") as run:
+            assert run.end() == 0
+        with Terminal(tmp_path, server, "-y", XDG_DATA_HOME="") as session:
+            session.say("hi")
+            session.say("/export mine.md")
     ours = [each for each in (data, trace, *data.rglob("*"), run.ws / "mine.md")]
     expected = {"coder", "run.jsonl", "sessions.db", "snapshots", "refs", "history", "mine.md"}
     assert {path.name for path in ours} >= expected

@@ -42,6 +42,10 @@ def test_which_keys_are_found_and_how() -> None:
     both = Redactor("sk-abcdefg1", "sk-abcdefg1-admin")
     assert both.text("sk-abcdefg1-admin sk-abcdefg1") == f"{HIDDEN} {HIDDEN}"
     assert Redactor("short12", "", None, " ").text("short12  ") == "short12  "
+    # What users write where a local server wants a key and does not check it
+    placeholders = "none sk-no-key sk-no-key-required not-needed lm-studio EMPTY xxxxxxxx password"
+    for key in [*placeholders.split(), "your-api-key", "12345678"]:
+        assert Redactor(key).text(f"{key} it is") == f"{key} it is"
     key = f'{KEY}"é'  # as JSON escapes it
     line, clean = (json.dumps({"key": f"<{each}>"}) for each in (key, HIDDEN))
     assert Redactor(key).text(line) == clean
