@@ -5,9 +5,10 @@ A run is a real one against the scripted server; what counts is what is on the d
 
 from __future__ import annotations
 
-import json
+import ctypes
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,9 +30,9 @@ from coder.tools.bash import bash
 from coder.tools.process import output_of
 from coder.tools.search import grep
 from coder.toolset import ToolContext, Toolset
-from coder.types import ToolCall
+from coder.types import CoderError, ToolCall
 from tests.harness import ask, serve, shell, table
-from tests.terminal import ROOT, until
+from tests.terminal import until
 
 try:
     complete: bool | None = ThreadPoolExecutor(1).submit(restrict, []).result()
@@ -321,39 +322,31 @@ def test_the_next_start_reports_what_a_killed_session_left(repository: Path) -> 
 
 # ---- SBX-05: no sandbox -------------------------------------------------------------------------
 
-# Installs a filter of seccomp by which landlock_create_ruleset, system call 444, fails.
-NO_LANDLOCK = """
-import ctypes, json, struct
-from pathlib import Path
-libc = ctypes.CDLL(None, use_errno=True)
-steps = [(32, 0, 0, 0), (21, 0, 1, 444), (6, 0, 0, 0x50000 | 38), (6, 0, 0, 0x7FFF0000)]
-code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in steps))
-program = struct.pack("@HP", len(steps), ctypes.addressof(code))
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, ctypes.create_string_buffer(program), 0, 0) == 0
-from coder.types import CoderError
-from tests.test_sandbox import Runs, Sandbox
-runs = Runs(Path.cwd())
-runs("echo a > ../new; git config core.pager less; exit 1")
-try:
-    Sandbox(Path.cwd(), required=True)
-except CoderError as error:
-    print(json.dumps([runs.sandbox.notices, str(error), runs.schema]))
-"""
+
+def deny_landlock() -> None:
+    """In this thread, and those that it starts, landlock_create_ruleset, system call 444, fails from now on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    steps = [(32, 0, 0, 0), (21, 0, 1, 444), (6, 0, 0, 0x50000 | 38), (6, 0, 0, 0x7FFF0000)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in steps))
+    program = struct.pack("@HP", len(steps), ctypes.addressof(code))
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.prctl(22, 2, ctypes.create_string_buffer(program), 0, 0) == 0
 
 
 @pytest.mark.case("SBX-05")
 @pytest.mark.skipif(sys.platform != "linux", reason="no seccomp here")
 def test_without_landlock_there_is_a_warning_or_a_refusal(ws: Path) -> None:
     shell(ws, "git init -q")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "-c", NO_LANDLOCK]
-    done = subprocess.run(argv, cwd=ws, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    notices, error, schema = json.loads(done.stdout)
-    assert len(notices) == 1 and notices[0].startswith("No sandbox: this kernel has no Landlock")
-    assert error.startswith("No sandbox: this kernel has no Landlock")
-    assert "unconfined" not in schema["properties"]
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(deny_landlock).result()
+        runs = thread.submit(Runs, ws).result()
+        line = "echo a > ../new; git config core.pager less; exit 1"
+        thread.submit(runs, line).result()
+        with pytest.raises(CoderError, match="No sandbox: this kernel has no Landlock"):
+            thread.submit(Sandbox, ws, required=True).result()
+    [notice] = runs.sandbox.notices
+    assert notice.startswith("No sandbox: this kernel has no Landlock")
+    assert "unconfined" not in runs.schema["properties"]
     assert (ws.parent / "new").exists(), "nothing is confined"
     assert shell(ws, "git config core.pager") == "less", "and nothing is put back"
 
