@@ -96,9 +96,9 @@ class Output:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._file: IO[bytes] | None = None
 
-    def add(self, data: bytes) -> str:
+    def add(self, data: bytes, is_last: bool = False) -> str:
         """Take bytes; returns their text."""
-        text = self._decoder.decode(data)
+        text = self._decoder.decode(data, is_last)
         room = 2 * KEEP - len(self._head)
         self._head += text[:room]
         self._tail = (self._tail + text[room:])[-KEEP:]
@@ -138,6 +138,7 @@ class Output:
         return f"[{part} of {self.bytes:,} bytes: {self.saved}]" if self.saved else ""
 
     def close(self) -> None:
+        self.add(b"", is_last=True)
         if self._file:
             self._file.close()
             self._file = None
