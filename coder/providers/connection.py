@@ -1,28 +1,22 @@
-"""Connections to a model server, a request over one of them, and the bytes of its answer.
+"""Bytes from a model server: a connection, past a proxy and with TLS, and the head and the body of an answer over it.
 
-The thread that asked sends and reads. An abort shuts the socket, which ends a read or a write that blocks. Opening a
-connection cannot be ended so (name lookup, handshakes): a worker thread does it, and an abort leaves it behind.
+An abort cannot end the opening of a connection (name lookup, handshakes): a worker thread does it, and is left behind.
 """
 
 from __future__ import annotations
 
 import base64
-import io
 import os
 import re
-import select
 import socket
-import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from glob import glob
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from coder.abort import Abort, run_in_thread
-from coder.providers.errors import ADVICE
-from coder.providers.response import body_of, read_head
+from coder.abort import run_in_thread
 from coder.providers.text import shown_url
 from coder.types import ModelError
 
@@ -30,247 +24,90 @@ if TYPE_CHECKING:
     import ssl  # 10 ms that only https costs
 
 CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
-LONGEST = 1e6  # seconds that a socket waits; more than the system takes is an error
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 OWN_CA = "The certificate has to be valid for this host; SSL_CERT_FILE names authorities (PEM)."
 PAST_PROXY = "Change that variable, or name the server's host in NO_PROXY."
-PERHAPS_TLS = "Where the server speaks TLS, OPENAI_BASE_URL begins with https://."
 PERHAPS_PLAIN = "A server that speaks http has an address with http://."
-SLOW = "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT."
 
 
-class StreamingRequest:
-    """One request and its answer. `cut` ends both at any moment, from any thread or signal handler."""
-
-    def __init__(
-        self,
-        connections: Connections,
-        url: str,
-        abort: Abort,
-        seconds: float,
-        redact: Callable[[bytes], bytes] = bytes,
-    ) -> None:
-        self.connections, self.abort, self.redact = connections, abort, redact
-        self.url, self.status_code = url, 0
-        self.headers: dict[str, str] = {}  # of the answer, names in lower case
-        self._socket: socket.socket | None = None
-        self._file: Any = None  # the socket's, to read from
-        self._reusable = False  # the answer was read to its end, and the server keeps open
-        self.within(seconds)
-
-    def within(self, seconds: float) -> None:
-        """Data has to come within so many seconds from now."""
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
-
-    def cut(self) -> None:
-        """End the connection."""
-        if sock := self._socket:
-            with suppress(OSError):  # not connected any more
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Leave the connection to the next request, if this one's answer was read to its end."""
-        sock, self._socket = self._socket, None  # what is kept is not cut any more
-        if sock:
-            self._file.close()
-            if self._reusable and not self.abort.is_set:
-                self.connections.kept.append(sock)
-            else:
-                sock.close()
-
-    def send(self, message: bytes) -> None:
-        """Send a request and read the head of its answer. Raises ModelError or Aborted."""
-        with self._as_model_error(self.connections.closed):
-            idle = self.connections.idle()
-            if not (idle and self._is_answered(idle, message)):
-                # the server had closed the idle connection, and has not seen the request
-                new = self.connections.open(self._left)
-                if not self._is_answered(new, message):
-                    raise ConnectionError
-            status = 100
-            while 100 <= status < 200:  # interim answers
-                status, self.headers = read_head(self._file)
-        self.status_code, self.connections.answered = status, True
-
-    def _is_answered(self, sock: socket.socket, message: bytes) -> bool:
-        """Send a request. Has something of an answer come? False where the connection ends before."""
-        if self._socket:
-            self._socket.close()
-        self._socket, self._file = sock, io.BufferedReader(_Incoming(sock, self._left))
-        sock.settimeout(self._left())
-        try:
-            with suppress(ConnectionError):  # a refusal may come before the whole request is sent
-                sock.sendall(message)
-            if self._file.peek(1):
-                return True
-        except TimeoutError:
-            raise
-        except OSError:
-            pass
-        self._file.close()
-        return False
-
-    def pieces(self) -> Iterator[bytes]:
-        """The body, each piece what one read brings. Raises ModelError or Aborted."""
-        with self._as_model_error(_broken_answer):
-            yield from map(self.redact, body_of(self._file, self.headers))
-        self.abort.check()
-        framed = not {"content-length", "transfer-encoding"}.isdisjoint(self.headers)
-        self._reusable = framed and self.headers.get("connection", "").lower() != "close"
-
-    def _left(self) -> float:
-        """Seconds to the deadline. Raises TimeoutError behind it, or Aborted."""
-        self.abort.check()
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return min(left, LONGEST)
-
-    @contextmanager
-    def _as_model_error(self, failure: Callable[[], ModelError]) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError as error:
-            message = f"no data for {self._seconds:g} s"
-            raise ModelError("network", message, retryable=True, advice=SLOW) from error
-        except (OSError, ValueError, zlib.error) as error:
-            self.abort.check()
-            raise failure() from error
+def open_connection(url: str, answered: bool, check: Callable[[], object]) -> socket.socket:
+    """A new connection to the server of a URL. Raises ModelError, and what `check` raises, which is called meanwhile. A
+    server that has not `answered` before is not tried again: its address may be wrong."""
+    proxy, name = proxy_of(url)
+    try:
+        return run_in_thread(lambda: _connect(url, proxy, name), check, "connect")
+    except (OSError, ValueError) as error:
+        failure = _failure_of(error, url, name, answered)
+        failure.advice = failure.advice or (PAST_PROXY if proxy else "")
+        raise failure from error
 
 
-class _Incoming(io.RawIOBase):
-    """What a socket receives. No read, however small, goes on for more than the seconds that are `left` before it."""
-
-    def __init__(self, sock: socket.socket, left: Callable[[], float]) -> None:
-        self.sock, self.left = sock, left
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self.sock.settimeout(self.left())
-        return self.sock.recv_into(buffer)
-
-
-def _broken_answer() -> ModelError:
-    message = "the connection broke in the middle of the answer"
-    return ModelError("network", message, retryable=True, advice=ADVICE["incomplete"])
+def _connect(url: str, proxy: str, name: str) -> socket.socket:
+    """A connection that is ready for a request. Raises OSError (ssl.SSLError is one) or ModelError."""
+    server, first = urlsplit(url), urlsplit(proxy or url)
+    # at first: the certificates may not be there
+    tls = load_tls(*map(os.environ.get, CERTIFICATES)) if server.scheme == "https" else None
+    port = first.port or (443 if first.scheme == "https" else 80)
+    sock = socket.create_connection((first.hostname or "", port), CONNECT_TIMEOUT)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if proxy:
+            _open_tunnel(sock, first, server.netloc.rpartition("@")[2], name)
+        return tls.wrap_socket(sock, server_hostname=server.hostname) if tls else sock
+    except BaseException:
+        sock.close()
+        raise
 
 
-# ---- connections -----------------------------------------------------------------------------------
+def _open_tunnel(sock: socket.socket, proxy: SplitResult, place: str, name: str) -> None:
+    """Let a proxy connect to the server (CONNECT)."""
+    place = place if re.search(r":\d+$", place) else f"{place}:443"
+    head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n"
+    if proxy.username or proxy.password:
+        word = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}"
+        head += f"Proxy-Authorization: Basic {base64.b64encode(word.encode()).decode()}\r\n"
+    sock.sendall(f"{head}\r\n".encode())
+    with sock.makefile("rb", buffering=0) as file:
+        status, _ = read_head(file)
+    if status >= 300:
+        message = f"{name} does not connect to {place}: HTTP status {status}"
+        raise ModelError("protocol", message, retryable=status >= 500, advice=PAST_PROXY)
 
 
-class Connections:
-    """The connections to one server: idle ones that an earlier request has left, and new ones. `url` is its base URL,
-    `address` how that is shown."""
+@cache
+def load_tls(file: str | None, folder: str | None) -> ssl.SSLContext:
+    """TLS with the authorities of a file or a folder, else the system's. Raises ModelError."""
+    import ssl
 
-    def __init__(self, url: str) -> None:
-        self.url, self.address = url, shown_url(url)
-        self.answered = False  # the server did, at least once
-        self._place = self.address  # what a connection goes to: the server, or the proxy before it
-        self.kept: list[socket.socket] = []  # for the next request
-        self._tls: ssl.SSLContext | None = None
+    known = ssl.get_default_verify_paths()
+    try:
+        if file or folder or known.cafile or glob(f"{known.capath}/*.0"):
+            return ssl.create_default_context(cafile=file or None, capath=folder or None)
+        import httpx2  # where Python does not look for them: the openai client's own library does
 
-    def __del__(self) -> None:
-        for sock in self.kept:
-            sock.close()
+        return httpx2.create_ssl_context()
+    except OSError as error:
+        message = f"the file of SSL_CERT_FILE or SSL_CERT_DIR cannot be loaded: {error}"
+        raise ModelError("protocol", message, advice=OWN_CA) from error
 
-    def idle(self) -> socket.socket | None:
-        """One that the server has not closed: it has sent nothing, so an end is all that can be read."""
-        while self.kept:
-            with suppress(IndexError):  # another thread took it
-                sock = self.kept.pop()
-                poll = select.poll()
-                poll.register(sock, select.POLLIN)
-                if not poll.poll(0):
-                    return sock
-                sock.close()
-        return None
 
-    def open(self, check: Callable[[], object]) -> socket.socket:
-        """A new one. Raises ModelError, and what `check` raises, which is called meanwhile."""
-        proxy, self._place = proxy_of(self.url)
-        self._place = self._place or self.address
-        try:
-            return run_in_thread(lambda: self._connect(proxy), check, "connect")
-        except (OSError, ValueError) as error:
-            failure = self._failure_of(error)
-            failure.advice = failure.advice or (PAST_PROXY if proxy else "")
-            raise failure from error
+def _failure_of(cause: Exception, url: str, proxy: str, answered: bool) -> ModelError:
+    """Why there is no connection."""
+    import ssl
 
-    def _connect(self, proxy: str) -> socket.socket:
-        """A connection that is ready for a request. Raises OSError (ssl.SSLError is one) or ModelError."""
-        server = urlsplit(self.url)
-        first = urlsplit(proxy or self.url)
-        # at first: the certificates may not be there
-        tls = self._load_tls() if server.scheme == "https" else None
-        port = first.port or (443 if first.scheme == "https" else 80)
-        sock = socket.create_connection((first.hostname or "", port), CONNECT_TIMEOUT)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if proxy:
-                self._open_tunnel(sock, first, server.netloc.rpartition("@")[2])
-            return tls.wrap_socket(sock, server_hostname=server.hostname) if tls else sock
-        except BaseException:
-            sock.close()
-            raise
-
-    def _open_tunnel(self, sock: socket.socket, proxy: SplitResult, place: str) -> None:
-        """Let a proxy connect to the server (CONNECT)."""
-        place = place if re.search(r":\d+$", place) else f"{place}:443"
-        head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n"
-        if proxy.username or proxy.password:
-            word = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}"
-            head += f"Proxy-Authorization: Basic {base64.b64encode(word.encode()).decode()}\r\n"
-        sock.sendall(f"{head}\r\n".encode())
-        with sock.makefile("rb", buffering=0) as file:
-            status, _ = read_head(file)
-        if status >= 300:
-            message = f"{self._place} does not connect to {place}: HTTP status {status}"
-            raise ModelError("protocol", message, retryable=status >= 500, advice=PAST_PROXY)
-
-    def _load_tls(self) -> ssl.SSLContext:
-        """TLS with the authorities of SSL_CERT_FILE or SSL_CERT_DIR, else the system's. Raises ModelError."""
-        if self._tls is None:
-            import ssl
-
-            file, folder = (os.environ.get(f"SSL_CERT_{name}") or None for name in ("FILE", "DIR"))
-            known = ssl.get_default_verify_paths()
-            try:
-                if file or folder or known.cafile or glob(f"{known.capath}/*.0"):
-                    self._tls = ssl.create_default_context(cafile=file, capath=folder)
-                else:  # not where Python looks for them
-                    import httpx2  # the openai client's own HTTP library knows further places
-
-                    self._tls = httpx2.create_ssl_context()
-            except OSError as error:
-                message = f"the file of SSL_CERT_FILE or SSL_CERT_DIR cannot be loaded: {error}"
-                raise ModelError("protocol", message, advice=OWN_CA) from error
-        return self._tls
-
-    def closed(self) -> ModelError:
-        """The error of a connection that ended before an answer."""
-        plain = not self.answered and self.url.startswith("http:")
-        message = f"the connection to {self._place} was closed before an answer"
-        advice = PERHAPS_TLS if plain else ""
-        return ModelError("network", message, retryable=True, advice=advice)
-
-    def _failure_of(self, cause: Exception) -> ModelError:
-        """Why there is no connection. An address that never answered is not tried again: it may be wrong."""
-        import ssl
-
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            why = cause.verify_message.rstrip(".")
-            message = f"the certificate of {self.address} is refused: {why}"
-            return ModelError("protocol", message, advice=OWN_CA)
-        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
-            reason = (cause.reason or str(cause)).replace("_", " ").lower()
-            message = f"{self.address} does not speak TLS as https needs it ({reason})"
-            return ModelError("protocol", message, advice=PERHAPS_PLAIN)
-        reason = getattr(cause, "strerror", "") or str(cause)
-        message = f"nothing answers at {self._place}: {reason}"
-        return ModelError("network", message, retryable=self.answered)
+    address = shown_url(url)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        why = cause.verify_message.rstrip(".")
+        message = f"the certificate of {address} is refused: {why}"
+        return ModelError("protocol", message, advice=OWN_CA)
+    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+        reason = (cause.reason or str(cause)).replace("_", " ").lower()
+        message = f"{address} does not speak TLS as https needs it ({reason})"
+        return ModelError("protocol", message, advice=PERHAPS_PLAIN)
+    reason = getattr(cause, "strerror", "") or str(cause)
+    message = f"nothing answers at {proxy or address}: {reason}"
+    return ModelError("network", message, retryable=answered)
 
 
 def proxy_of(url: str) -> tuple[str, str]:
@@ -290,3 +127,77 @@ def proxy_of(url: str) -> tuple[str, str]:
         message = f"{variable} is {shown_url(address)}, and has to begin with http://"
         raise ModelError("protocol", message, advice=PAST_PROXY)
     return address, f"the proxy {shown_url(address)} ({variable})"
+
+
+# ---- connection -> bytes ---------------------------------------------------------------------------
+
+READ_SIZE = 1 << 15  # bytes
+MAX_HEADER, MAX_HEADERS = 65_536, 200  # bytes of a line, and lines
+STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})\b.*\n")
+MAX_CHUNK_HEAD = 4_096  # bytes of a chunk's size and its extensions
+CHUNK_HEAD = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,15})\b.*\n")
+
+
+def read_head(file: Any) -> tuple[int, dict[str, str]]:
+    """(status, headers with their names in lower case) of an answer. Raises OSError, or ValueError for what is none."""
+    found = STATUS_LINE.match(file.readline(MAX_HEADER))
+    if not found:
+        raise ValueError("no status line")
+    headers: dict[str, str] = {}
+    while (line := file.readline(MAX_HEADER)).strip() and len(headers) < MAX_HEADERS:
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+    if line.strip(b"\r") != b"\n":
+        raise ValueError("the headers are cut or too many")
+    return int(found[1]), headers
+
+
+def body_of(file: Any, headers: Mapping[str, str]) -> Iterator[bytes]:
+    """The body of an answer, piece by piece as it comes. Raises OSError where it is cut, ValueError or zlib.error."""
+    chunked = "chunked" in headers.get("transfer-encoding", "").lower()
+    body = _unchunk(file) if chunked else _plain(file, headers.get("content-length"))
+    if headers.get("content-encoding", "identity").lower() == "identity":
+        return body
+    inflate = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress  # although none was asked for
+    return filter(None, map(inflate, body))
+
+
+def _plain(file: Any, length: str | None) -> Iterator[bytes]:
+    if length is None:  # up to the end of the connection
+        while data := file.read1(READ_SIZE):
+            yield data
+        return
+    left = int(length)
+    while left:
+        data = _read_more(file, left)
+        left -= len(data)
+        yield data
+
+
+def _unchunk(file: Any) -> Iterator[bytes]:
+    """The payload of a chunked body: all whole chunks that a read brings are one piece."""
+    data, size = bytearray(), 1
+    while size:
+        data += _read_more(file)
+        parts = list[bytes]()
+        while size and (head := CHUNK_HEAD.match(data)):
+            size = int(head[1], 16)
+            end = head.end() + size
+            if len(data) < end:
+                break
+            parts.append(bytes(data[head.end() : end]))
+            del data[:end]
+        if not head and (b"\n" in data[2:] or len(data) > MAX_CHUNK_HEAD):
+            raise ValueError("no chunk begins here")
+        if payload := b"".join(parts):
+            yield payload
+    data[:0] = b"\n"  # behind the last chunk: trailers up to an empty line
+    while b"\n\r\n" not in data:
+        data += _read_more(file)
+
+
+def _read_more(file: Any, most: int = READ_SIZE) -> bytes:
+    data: bytes = file.read1(min(most, READ_SIZE))
+    if not data:
+        raise ConnectionError("the body is cut")
+    return data

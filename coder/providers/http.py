@@ -1,22 +1,28 @@
-"""Endpoint: one server's address, its key, and requests to it.
+"""Endpoint: one server's address, its key, and requests to it. StreamingRequest: one request and its answer.
 
 Requests are made and sent here. The openai client, whose import takes 0.15 s, supplies what it knows of OpenAI's own server
 (address, organisation, project), and is not imported for any other. Redirects are not followed: they would carry the
-conversation to another host. Retries are the loop's.
+conversation to another host. Retries are the loop's. The thread that asked sends and reads; an abort shuts the socket,
+which ends a read or a write that blocks.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import select
+import socket
+import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from coder.abort import Abort
-from coder.providers.connection import Connections, StreamingRequest
+from coder.providers.connection import body_of, open_connection, read_head
 from coder.providers.errors import ADVICE, classify
 from coder.providers.response import well_formed
 from coder.providers.text import shown_url
@@ -24,6 +30,9 @@ from coder.types import ModelError
 
 CALL, LIST = "/chat/completions", "/models"
 MAX_ERROR = 1_000_000  # bytes of an error's body that are read
+LONGEST = 1e6  # seconds that a socket waits; more than the system takes is an error
+PERHAPS_TLS = "Where the server speaks TLS, OPENAI_BASE_URL begins with https://."
+SLOW = "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT."
 HEADER = re.compile(r"[!-9;-~]+: [\t -~]*")
 
 
@@ -38,12 +47,18 @@ class Endpoint:
         headers: Mapping[str, str],
         redact: Callable[[bytes], bytes] = bytes,
     ) -> None:
+        self.kept: list[socket.socket] = []  # connections for the next request
         self.base_url, self.api_key, self.key_header = base_url, api_key, ""
         self.redact = redact
         self.headers = {name.lower(): value for name, value in headers.items()}
         self.address = self._base_of(base_url or os.environ.get("OPENAI_BASE_URL") or "") or None
-        self._connections: Connections | None = None
+        self.base = ""  # the resolved address, from the first request on
+        self.answered = False  # the server did, at least once
         self._defaults: dict[str, str] = {}  # headers of each request
+
+    def __del__(self) -> None:
+        for sock in self.kept:
+            sock.close()
 
     def _base_of(self, url: str) -> str:
         """A base URL, also where the address of the call itself was pasted."""
@@ -58,11 +73,11 @@ class Endpoint:
         Raises ModelError for what is no answer, or Aborted."""
         abort.check()
         key = self.key_for(api_key)
-        connections = self._connections = self._connections or self._connect(key)
-        base, mark, query = connections.url.partition("?")  # Azure's ?api-version=
+        self.base = self.base or self._find_base(key)
+        base, mark, query = self.base.partition("?")  # Azure's ?api-version=
         url = base.rstrip("/") + path + mark + query
         message = self._head(url, path, key, len(data)) + data
-        request = StreamingRequest(connections, url, abort, seconds, self.redact)
+        request = StreamingRequest(self, url, abort, seconds)
         with abort.calling(request.cut):
             try:
                 request.send(message)
@@ -76,6 +91,18 @@ class Endpoint:
                 raise
             finally:
                 request.close()
+
+    def idle(self) -> socket.socket | None:
+        """One that the server has not closed: it has sent nothing, so an end is all that can be read."""
+        while self.kept:
+            with suppress(IndexError):  # another thread took it
+                sock = self.kept.pop()
+                poll = select.poll()
+                poll.register(sock, select.POLLIN)
+                if not poll.poll(0):
+                    return sock
+                sock.close()
+        return None
 
     def models(self, seconds: float = 5.0, abort: Abort | None = None) -> list[str]:
         """The names of the server's models. Raises ModelError and Aborted."""
@@ -97,8 +124,8 @@ class Endpoint:
             raise ModelError("auth", message)
         return key
 
-    def _connect(self, key: str) -> Connections:
-        """The connections to the server, at the first request. Raises ModelError for an address that is none."""
+    def _find_base(self, key: str) -> str:
+        """The address, at the first request. Raises ModelError for one that is none."""
         from coder import __version__  # late: it imports this module's users
 
         address, self._defaults = self.address, {"user-agent": f"coder/{__version__}"}
@@ -113,7 +140,7 @@ class Endpoint:
             parts = urlsplit(address)
             known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
             if known and re.fullmatch("[!-~]+", address):
-                return Connections(address)
+                return address
         message = f"{shown_url(address)!r} is no base URL: it has to begin with http:// or https://"
         raise ModelError("protocol", message)
 
@@ -163,6 +190,116 @@ class Endpoint:
             error.message += f" at {url}"
             error.advice = "" if "/v1" in url else ADVICE["protocol"]
         return error
+
+
+class StreamingRequest:
+    """One request and its answer. `cut` ends both at any moment, from any thread or signal handler."""
+
+    def __init__(self, endpoint: Endpoint, url: str, abort: Abort, seconds: float) -> None:
+        self.endpoint, self.abort = endpoint, abort
+        self.url, self.status_code = url, 0
+        self.headers: dict[str, str] = {}  # of the answer, names in lower case
+        self._socket: socket.socket | None = None
+        self._file: Any = None  # the socket's, to read from
+        self._reusable = False  # the answer was read to its end, and the server keeps open
+        self.within(seconds)
+
+    def within(self, seconds: float) -> None:
+        """Data has to come within so many seconds from now."""
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def cut(self) -> None:
+        """End the connection."""
+        if sock := self._socket:
+            with suppress(OSError):  # not connected any more
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Leave the connection to the next request, if this one's answer was read to its end."""
+        sock, self._socket = self._socket, None  # what is kept is not cut any more
+        if sock:
+            self._file.close()
+            if self._reusable and not self.abort.is_set:
+                self.endpoint.kept.append(sock)
+            else:
+                sock.close()
+
+    def send(self, message: bytes) -> None:
+        """Send a request and read the head of its answer. Raises ModelError or Aborted."""
+        endpoint = self.endpoint
+        closed = f"the connection to {shown_url(endpoint.base)} was closed before an answer"
+        plain = not endpoint.answered and self.url.startswith("http:")
+        with self._as_model_error(closed, PERHAPS_TLS if plain else ""):
+            idle = endpoint.idle()
+            if not (idle and self._is_answered(idle, message)):
+                # the server had closed the idle connection, and has not seen the request
+                new = open_connection(endpoint.base, endpoint.answered, self._left)
+                if not self._is_answered(new, message):
+                    raise ConnectionError
+            status = 100
+            while 100 <= status < 200:  # interim answers
+                status, self.headers = read_head(self._file)
+        self.status_code, endpoint.answered = status, True
+
+    def _is_answered(self, sock: socket.socket, message: bytes) -> bool:
+        """Send a request. Has something of an answer come? False where the connection ends before."""
+        if self._socket:
+            self._socket.close()
+        self._socket, self._file = sock, io.BufferedReader(_Incoming(sock, self._left))
+        sock.settimeout(self._left())
+        try:
+            with suppress(ConnectionError):  # a refusal may come before the whole request is sent
+                sock.sendall(message)
+            if self._file.peek(1):
+                return True
+        except TimeoutError:
+            raise
+        except OSError:
+            pass
+        self._file.close()
+        return False
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body, each piece what one read brings. Raises ModelError or Aborted."""
+        message = "the connection broke in the middle of the answer"
+        with self._as_model_error(message, ADVICE["incomplete"]):
+            yield from map(self.endpoint.redact, body_of(self._file, self.headers))
+        self.abort.check()
+        framed = not {"content-length", "transfer-encoding"}.isdisjoint(self.headers)
+        self._reusable = framed and self.headers.get("connection", "").lower() != "close"
+
+    def _left(self) -> float:
+        """Seconds to the deadline. Raises TimeoutError behind it, or Aborted."""
+        self.abort.check()
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return min(left, LONGEST)
+
+    @contextmanager
+    def _as_model_error(self, message: str, advice: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, zlib.error) as error:
+            self.abort.check()
+            if isinstance(error, TimeoutError):
+                message, advice = f"no data for {self._seconds:g} s", SLOW
+            raise ModelError("network", message, retryable=True, advice=advice) from error
+
+
+class _Incoming(io.RawIOBase):
+    """What a socket receives. No read, however small, goes on for more than the seconds that are `left` before it."""
+
+    def __init__(self, sock: socket.socket, left: Callable[[], float]) -> None:
+        self.sock, self.left = sock, left
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.sock.settimeout(self.left())
+        return self.sock.recv_into(buffer)
 
 
 def openai_client(api_key: str) -> Any:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -45,7 +44,7 @@ def read_answer(
     idle_timeout: float,
     tap: Callable[[Any], object] | None,
 ) -> Iterator[Event]:
-    """The events of the answer, which feed the assembler. `response` is a connection.StreamingRequest; `tap` gets it, and
+    """The events of the answer, which feed the assembler. `response` is a http.StreamingRequest; `tap` gets it, and
     each piece of its body."""
     pieces = response.pieces()
     if tap:
@@ -184,80 +183,6 @@ def _split_lines(data: bytes) -> list[str]:
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text.removesuffix("\n").split("\n")
-
-
-# ---- connection -> bytes ---------------------------------------------------------------------------
-
-READ_SIZE = 1 << 15  # bytes
-MAX_HEADER, MAX_HEADERS = 65_536, 200  # bytes of a line, and lines
-STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})\b.*\n")
-MAX_CHUNK_HEAD = 4_096  # bytes of a chunk's size and its extensions
-CHUNK_HEAD = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,15})\b.*\n")
-
-
-def read_head(file: Any) -> tuple[int, dict[str, str]]:
-    """(status, headers with their names in lower case) of an answer. Raises OSError, or ValueError for what is none."""
-    found = STATUS_LINE.match(file.readline(MAX_HEADER))
-    if not found:
-        raise ValueError("no status line")
-    headers: dict[str, str] = {}
-    while (line := file.readline(MAX_HEADER)).strip() and len(headers) < MAX_HEADERS:
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.strip().lower()] = value.strip()
-    if line.strip(b"\r") != b"\n":
-        raise ValueError("the headers are cut or too many")
-    return int(found[1]), headers
-
-
-def body_of(file: Any, headers: Mapping[str, str]) -> Iterator[bytes]:
-    """The body of an answer, piece by piece as it comes. Raises OSError where it is cut, ValueError or zlib.error."""
-    chunked = "chunked" in headers.get("transfer-encoding", "").lower()
-    body = _unchunk(file) if chunked else _plain(file, headers.get("content-length"))
-    if headers.get("content-encoding", "identity").lower() == "identity":
-        return body
-    inflate = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress  # although none was asked for
-    return filter(None, map(inflate, body))
-
-
-def _plain(file: Any, length: str | None) -> Iterator[bytes]:
-    if length is None:  # up to the end of the connection
-        while data := file.read1(READ_SIZE):
-            yield data
-        return
-    left = int(length)
-    while left:
-        data = _read_more(file, left)
-        left -= len(data)
-        yield data
-
-
-def _unchunk(file: Any) -> Iterator[bytes]:
-    """The payload of a chunked body: all whole chunks that a read brings are one piece."""
-    data, size = bytearray(), 1
-    while size:
-        data += _read_more(file)
-        parts = list[bytes]()
-        while size and (head := CHUNK_HEAD.match(data)):
-            size = int(head[1], 16)
-            end = head.end() + size
-            if len(data) < end:
-                break
-            parts.append(bytes(data[head.end() : end]))
-            del data[:end]
-        if not head and (b"\n" in data[2:] or len(data) > MAX_CHUNK_HEAD):
-            raise ValueError("no chunk begins here")
-        if payload := b"".join(parts):
-            yield payload
-    data[:0] = b"\n"  # behind the last chunk: trailers up to an empty line
-    while b"\n\r\n" not in data:
-        data += _read_more(file)
-
-
-def _read_more(file: Any, most: int = READ_SIZE) -> bytes:
-    data: bytes = file.read1(min(most, READ_SIZE))
-    if not data:
-        raise ConnectionError("the body is cut")
-    return data
 
 
 # ---- answers that look right and are not -----------------------------------------------------------
