@@ -70,7 +70,8 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv(MARK, value)
     yield value
     for number in processes(value):
-        os.kill(number, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(number, signal.SIGKILL)
 
 
 @pytest.fixture
