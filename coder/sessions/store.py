@@ -16,6 +16,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,12 @@ INTERRUPTED = (
     "Interrupted: the program was ended while this ran. Its effects so far remain; "
     "check them before you repeat it."
 )
-TEXTS = """SELECT session, data FROM (
-  SELECT id, session, data FROM message WHERE role IN ('user', 'assistant') UNION ALL
-  SELECT 0, id, json_object('role', 'user', 'content', title) FROM session)"""
+# With what is looked for behind them. Apart, since the newest messages end the first one early
+TEXTS = (
+    "SELECT session, data FROM message WHERE role IN ('user', 'assistant') AND",
+    """SELECT id AS session, data FROM
+    (SELECT id, json_object('role', 'user', 'content', title) AS data FROM session) WHERE""",
+)
 LISTED = """(parent IS NULL OR forked)
   AND EXISTS (SELECT 1 FROM message WHERE session = session.id AND active = 1)"""
 
@@ -179,9 +183,10 @@ class Store(Database):
         around its newest hit. Parts of words count."""
         wanted = mend(words).lower().split()
         fits = " AND ".join(["instr(lower(data), ?)"] * len(wanted)) or "FALSE"
-        spelled = (json.dumps(word, ensure_ascii=False)[1:-1] for word in wanted)
+        spelled = [json.dumps(word, ensure_ascii=False)[1:-1] for word in wanted]
         hits: dict[str, str] = {}
-        for row in self.rows(f"{TEXTS} WHERE {fits} ORDER BY id DESC LIMIT {MAX_HITS}", *spelled):
+        queries = (f"{texts} {fits} ORDER BY id DESC LIMIT {MAX_HITS}" for texts in TEXTS)
+        for row in chain.from_iterable(self.rows(query, *spelled) for query in queries):
             text = text_of(formed(loaded(row["data"])) or {})
             if all(word in text.lower() for word in wanted):  # and not in its JSON alone
                 hits.setdefault(row["session"], text)
