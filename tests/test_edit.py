@@ -61,7 +61,7 @@ DEF, IF = "def f():\n\n    pass\n", "def f():\n\n    if 1:\n        stop()\n"
 GO, ON = "if 1:\n  go()\n", "if 2:\n  go()\n  stop()\n"
 BOTH, CRLF = "a\r\nb\nc\r\nd\ne\r", "a\r\nb\r\nc\r\n"
 
-EDITS = {
+EDITS: dict[str, tuple[str, ...]] = {
     "exact": ("one\ntwo\nthree\n", "two\nth", "2\nTH", "one\n2\nTHree\n"),
     "no pattern": ("f(x)", "f(x)", r"g(\1\n)", r"g(\1\n)"),
     "line endings": (CRLF, "a\nb\n", "A\nnew\nB\n", "A\r\nnew\r\nB\r\nc\r\n"),
@@ -100,15 +100,25 @@ EDITS = {
     "CRLF 3": (CRLF, "a\n", "a\n\n", "a\r\n\r\nb\r\nc\r\n"),
     "both 1": (BOTH, "b\n", "B\nB\n", "a\r\nB\nB\nc\r\nd\ne\r"),
     "both 2": ("a\r\nb\nc\r\n", "b\nc\n", "B\nc\nC\n", "a\r\nB\r\nc\r\nC\r\n"),
+    "CRLF in all": ("a\r\nb\r\na\r\nb\r\n", "a\nb\n", "c\n", "c\r\nc\r\n", "all"),
     "both 3": (BOTH, "d\ne", "D", "a\r\nb\nc\r\nD\r"),
+    # The mark and a missing newline at the end stay
+    "mark": ("\ufefföne\ntwo", "two", "zwö\ndrei", "\ufefföne\nzwö\ndrei"),
+    "no newline": ("öne\r\ntwo", "öne\ntwo\n", "öne\nzwö\ndrei\n", "öne\r\nzwö\r\ndrei"),
+    "neither": ("\ufeffone\n  two", "two\n", "2\n", "\ufeffone\n  2"),
+    # Every place that does not overlap one before
+    "words": ("a b a b a", "a", "aa", "aa b aa b aa", "all"),
+    "newlines": ("a\nb", "\n", ", ", "a, b", "all"),  # the one at the end is not in the file
+    "overlapping": ("xyxyxyx", "xyx", "N", "NyN", "all"),
+    "one, not quite": ("  a\n  b\nend\n", "a\nb\n", "c\nd\n", "  c\n  d\nend\n", "all"),
 }
 
 
-@pytest.mark.case("FIL-13")
+@pytest.mark.case("FIL-13", "FIL-15")
 @pytest.mark.parametrize("case", EDITS)
 def test_what_an_edit_changes(ws: Editing, case: str) -> None:
-    before, old, new, after = EDITS[case]
-    assert ws.edited(before, old, new).decode() == after
+    before, old, new, after, *every = EDITS[case]
+    assert ws.edited(before, old, new, replace_all=bool(every)).decode() == after
 
 
 NEAREST, SPACE = "The nearest lines are", "White space differs"
@@ -152,21 +162,6 @@ REFUSALS = {
 def test_what_is_refused_and_why(ws: Editing, case: str) -> None:
     before, old, new, why = REFUSALS[case]
     assert why in ws.refused(before, old, new)
-
-
-@pytest.mark.parametrize(
-    ("before", "old", "new", "after"),
-    [
-        ("a b a b a", "a", "aa", "aa b aa b aa"),
-        ("a\nb", "\n", ", ", "a, b"),  # the newline at the end is not in the file
-        ("a\r\nb\r\na\r\nb\r\n", "a\nb\n", "c\n", "c\r\nc\r\n"),
-        ("xyxyxyx", "xyx", "N", "NyN"),
-        ("  a\n  b\nend\n", "a\nb\n", "c\nd\n", "  c\n  d\nend\n"),  # one place, not quite
-    ],
-)
-def test_replace_all_takes_it_all(ws: Editing, before: str, old: str, new: str, after: str) -> None:
-    """Every place that does not overlap one before."""
-    assert ws.edited(before, old, new, replace_all=True).decode() == after
 
 
 def test_the_result_is_a_diff_of_the_change(ws: Editing) -> None:
@@ -239,18 +234,6 @@ def test_of_a_secret_file_nothing_is_shown_without_permission(ws: Editing) -> No
 
 
 # ---- what stays as it is --------------------------------------------------------------------
-
-
-@pytest.mark.case("FIL-15")
-@pytest.mark.parametrize(("newline", "mark"), [("\n", "utf-8-sig"), ("\r\n", "utf-8")])
-def test_the_mark_and_a_missing_last_newline_are_kept(ws: Editing, mark: str, newline: str) -> None:
-    before, after = (
-        newline.join(lines).encode(mark) for lines in (["öne", "two"], ["öne", "zwö", "drei"])
-    )
-    assert ws.edited(before, "two", "zwö\ndrei") == after
-    assert ws.edited(before, "öne\ntwo\n", "öne\nzwö\ndrei\n") == after
-    before, after = (f"one{newline}  {word}".encode(mark) for word in ("two", "2"))
-    assert ws.edited(before, "two\n", "2\n") == after
 
 
 @pytest.mark.case("FIL-18")
