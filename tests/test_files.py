@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from coder.tools.edit import diff
 from coder.tools.workspace import git_folders, writable_git_folders
-from coder.types import ToolCall
 from tests.harness import to_become_links
 from tests.terminal import ROOT, promptly, until
 from tests.workspace import Workspace, patch_of
@@ -75,7 +74,7 @@ READS: list[tuple[str | bytes, dict[str, int], str]] = [
 @pytest.mark.parametrize(("content", "part", "text"), READS, ids=map(str, range(len(READS))))
 def test_read_shows(ws: Workspace, content: str | bytes, part: dict[str, int], text: str) -> None:
     (ws.folder / "a").write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert ws.run(ToolCall("1", "read", {"path": "a"} | part)).content == text
+    assert ws.call("read", path="a", **part).content == text
 
 
 def test_going_on_as_told_gives_every_line_once(ws: Workspace) -> None:
@@ -210,7 +209,7 @@ def test_a_file_is_created_and_overwritten_where_it_is_as_it_was_read(ws: Worksp
     file.write_text("one\ntwo\n")
     assert "a exists and was not read in this session" in ws.fails("write", path="a", content="x")
     ws("read", path="a")
-    result = ws.run(ToolCall("1", "write", {"path": "a", "content": "one\nthree\n"}))
+    result = ws.call("write", path="a", content="one\nthree\n")
     assert result.content == "Overwrote a (2 lines)."
     assert result.details["diff"] == "--- a/a\n+++ b/a\n@@ -1,2 +1,2 @@\n one\n-two\n+three"
     ws("edit", path="a", old_string="three", new_string="four")
