@@ -238,6 +238,7 @@ ELSEWHERE = [
     (permissions({"read": {"/out/*": "allow"}}), {"/out/x": "y"}),
     (permissions({"*": "allow"}), {"/out/x": "y"}),
     (permissions({"*": "allow", "read": {"/out/*": "deny"}}), {"/out/x": "d"}),
+    (permissions(agent={"external_directory": "deny", "read": "allow"}), {"/out/x": "d"}),
 ]
 TABLES = {"bash": DECIDED, "unconfined": OUTSIDE, "external_directory": ELSEWHERE}
 

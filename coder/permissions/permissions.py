@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from itertools import chain, cycle
+from itertools import chain
 from pathlib import Path
 
 from coder.events import DoomLoop, Event, Outcome, PermissionAsked, PermissionReplied
@@ -109,23 +109,13 @@ class Permissions(Hooks):
 
     def _judge_path(self, permission: str, text: str, cwd: Path) -> Decision:
         """Judge an action on one path, or a tool from elsewhere."""
-        kinds, rules = [permission], self.layers[0]
-        if permission == "external_directory":  # `read: allow` does not mean it, `read: /x/*` does
-            kinds.append("read")
-            rules = [
-                rule
-                for rule in rules
-                if rule.action != "allow"
-                or rule.pattern[:1] == "/"
-                or fits(rule.permission, permission)
-            ]
         names, pattern = _names(permission, text, cwd), _always_pattern(permission, text)
-        found, rule = self._match(rules, kinds, names, DEFAULTS.get(permission, "allow"))
+        found, rule = self._match(permission, names, DEFAULTS.get(permission, "allow"))
         reason, even_with_yolo = protected(permission, text, self.private, cwd)
         if reason and not (rule and rule.source == FLAG and rule.pattern.strip("*?")):
             pattern = "" if permission == "edit" else text
             found = strictest([found, Decision("ask", even_with_yolo=even_with_yolo)])
-        if found.action == "ask" and pattern and last_match([permission], names, self.memory):
+        if found.action == "ask" and pattern and last_match(permission, names, self.memory):
             return ALLOW
         return replace(found, always_pattern=pattern, reason=reason)
 
@@ -134,25 +124,20 @@ class Permissions(Hooks):
 
         Outside the sandbox ("unconfined") only a rule that names it or the user allows, not -y.
         """
-        outside, kinds = permission == "unconfined", [permission]
+        outside = permission == "unconfined"
         if self._is_line_denied(command):
             return Decision("deny")
-        if last_match(kinds, [command], [rule for rule in self.memory if rule.is_exact]):
+        if last_match(permission, [command], [rule for rule in self.memory if rule.is_exact]):
             return ALLOW
         plain = parse(command) if len(command) <= MAX_COMMAND else None
-        rules = self.layers[0] if plain else []  # a pattern allows nothing else
-        free = [False]
-        if outside:  # `bash: allow` and `*: allow` do not mean it
-            rules = [
-                rule for rule in rules if rule.action == "deny" or rule.permission == permission
-            ]
-        elif plain:
+        texts = [joined(argv) for argv in plain] if plain else [command]
+        free, answers = [False] * len(texts), []
+        if plain and not outside:
             free = read_only(plain, cwd, self._is_closed, any(map(limits_reading, self.layers)))
-        answers = []
-        for text, is_free in zip(map(joined, plain) if plain else [command], cycle(free)):
-            found, _ = self._match(rules, kinds, [text], "ask", is_free)
-            is_known = plain and found.action == "ask" and last_match(kinds, [text], self.memory)
-            answers.append(ALLOW if is_known else found)
+        for text, is_free in zip(texts, free):
+            found, _ = self._match(permission, [text], "ask", is_free, is_plain=bool(plain))
+            is_known = found.action == "ask" and last_match(permission, [text], self.memory)
+            answers.append(ALLOW if plain and is_known else found)
         found = strictest(answers)
         return replace(
             found,
@@ -163,23 +148,23 @@ class Permissions(Hooks):
 
     def _match(
         self,
-        rules: Sequence[Rule],
-        kinds: Sequence[str],
+        permission: str,
         names: Sequence[str],
         default: Action,
         is_free: bool = False,
+        is_plain: bool = True,
     ) -> tuple[Decision, Rule | None]:
-        """The answer of the rules, and the rule that decides. `is_free`: it needs none.
+        """The answer of the rules, and the rule that decides; none does where this is not plain.
 
         An agent's question stays one under -y, since a plan is to change nothing, but not where
-        the action is free or a flag decides.
+        the action `is_free`, needing no rule, or a flag decides.
         """
-        rule = last_match(kinds, names, rules)
+        rule = last_match(permission, names, self.layers[0]) if is_plain else None
         found = [Decision(rule.action if rule else "allow" if is_free else default)]
-        if limit := last_match(kinds, names, self.workspace):
+        if limit := last_match(permission, names, self.workspace):
             found.append(Decision(limit.action))
         is_lifted = rule.source == FLAG if rule else is_free
-        limit = last_match(kinds, names, self.agent)
+        limit = last_match(permission, names, self.agent)
         if limit and not (is_lifted and limit.action == "ask"):
             found.append(Decision(limit.action, even_with_yolo=limit.action == "ask"))
         return strictest(found), rule
@@ -199,9 +184,7 @@ class Permissions(Hooks):
         denies = any_of(*(pattern for pattern in patterns if pattern[:1] != "*"))
         places = ((text, at) for text in inner for at in word_starts(text))
         ends = (text[at:] for text, at in places if denies.fullmatch(text, at))
-        found = (
-            last_match(["bash"], [text], each) for text in chain(whole, ends) for each in layers
-        )
+        found = (last_match("bash", [text], each) for text in chain(whole, ends) for each in layers)
         return any(rule is not None and rule.action == "deny" for rule in found)
 
     # -- what the tools and the loop ask

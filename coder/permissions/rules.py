@@ -73,15 +73,24 @@ def any_of(*patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(expressions) or r"(?!)")
 
 
-def last_match(
-    kinds: Collection[str], texts: Collection[str], rules: Sequence[Rule]
-) -> Rule | None:
-    """The last rule that fits one of the kinds and one of the texts, names for the same."""
+def concerns(rule: Rule, permission: str) -> bool:
+    """Tell whether a rule counts for a kind of action.
+
+    What leaves the sandbox is allowed by no other kind. What leaves the workspace is allowed by
+    `read: /x/*`, but not by `read: allow`.
+    """
+    is_allowing = rule.action == "allow"
+    if fits(rule.permission, permission):
+        return rule.permission == permission or not (is_allowing and permission == "unconfined")
+    is_read = permission == "external_directory" and fits(rule.permission, "read")
+    return is_read and (rule.pattern[:1] == "/" or not is_allowing)
+
+
+def last_match(permission: str, texts: Collection[str], rules: Sequence[Rule]) -> Rule | None:
+    """The last rule for a kind of action that fits one of the texts, names for the same."""
     for rule in reversed(rules):
-        is_kind = any(fits(rule.permission, kind) for kind in kinds)
-        is_itself = rule.is_exact and rule.pattern in texts
-        is_fitting = not rule.is_exact and any(fits(rule.pattern, text) for text in texts)
-        if is_kind and (is_itself or is_fitting):
+        does_fit = str.__eq__ if rule.is_exact else fits
+        if concerns(rule, permission) and any(does_fit(rule.pattern, text) for text in texts):
             return rule
     return None
 
