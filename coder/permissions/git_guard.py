@@ -64,7 +64,7 @@ class GitGuard:
         self._record = data / "guarded" / f"{name}.json" if data else None
         self.left = Changes()
         if self._record:
-            with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+            with contextlib.suppress(OSError, ValueError):
                 self.left = _changes(json.loads(self._record.read_bytes()), _digests(self.known))
 
     def begin(self) -> Changes:
@@ -103,7 +103,6 @@ class GitGuard:
         if self._record:
             with contextlib.suppress(OSError):
                 self._record.unlink()
-                self._record.parent.rmdir()
 
     def _accept(self) -> None:
         """Take the files as they are for known; what cannot be compared is not guarded any more."""

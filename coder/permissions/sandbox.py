@@ -23,7 +23,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from coder.abort import Abort
 from coder.events import Event, Notice
 from coder.hooks import Hooks
 from coder.permissions.git_guard import Changes, GitGuard, describe
@@ -113,8 +112,8 @@ class Sandbox(Hooks):
             raise CoderError(self.notices[0])
         if self.active and self._can_write(Path(os.path.expanduser("~"))):
             self.notices.append(HOLDS_HOME)
-        ours = [config] if config else []
-        self.guard = GitGuard(self.workspace, filter(self._can_write, ours), data)
+        ours = [config] if config and self._can_write(config) else []
+        self.guard = GitGuard(self.workspace, ours, data)
         self.report(UNGUARDED, dict.fromkeys(self.guard.unguarded, "too much"))
         self.report(NOT_ENDED, self.guard.left)
         self.notices += self._take_unreported()
@@ -143,10 +142,6 @@ class Sandbox(Hooks):
         return self._take_unreported()
 
     # -- around a call
-
-    def on_run_start(self, abort: Abort) -> Generator[Event, None, None]:
-        """Report what an interrupt left unreported."""
-        yield from map(Notice, self._take_unreported())
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
         if self.active:
