@@ -77,7 +77,7 @@ def test_a_server_that_never_answered_is_not_tried_again(nobody: str, place: str
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority `ca.pem`, and certificates of it for servers: good, old, and for another host."""
+    """An authority `ca.pem`, and certificates of it for servers: good, old, and of OpenAI."""
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(arguments: str) -> None:
@@ -93,7 +93,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, host, days in (
         ("good", "localhost", 9),
         ("old", "localhost", -1),
-        ("other", "other.example", 9),
         ("openai", "api.openai.com", 9),
     ):
         names = f"-subj /CN={name} -addext subjectAltName=DNS:{host}"
@@ -118,7 +117,7 @@ def https(certificates: Path, name: str = "good") -> Iterator[ScriptedServer]:
     [
         ("good", False, "unable to get local issuer certificate. The certificate has"),
         ("old", True, "certificate has expired. "),
-        ("other", True, "certificate is not valid for 'localhost'. "),
+        ("openai", True, "certificate is not valid for 'localhost'. "),
     ],
 )
 def test_a_certificate_that_is_refused_is_said_at_once(

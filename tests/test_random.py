@@ -1,9 +1,11 @@
-"""Whatever happens in a conversation, every request that is ever sent is valid (INV-01)."""
+"""What holds for every request that is ever sent, group INV of the reliability list, whatever happens in a conversation."""
 
 from __future__ import annotations
 
 import random
 import threading
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,13 @@ from coder.devtools.scripted import Reply, ScriptedModel
 from coder.events import Event, ToolUpdate
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
-from coder.toolset import ToolContext, tool
+from coder.sessions.recorder import Recorder
+from coder.sessions.store import Store
+from coder.tools.bash import bash
+from coder.tools.files import read
+from coder.toolset import ToolContext, Toolset, tool
 from coder.types import Limits, Message
-from tests.harness import assert_valid, drive
+from tests.harness import ask, assert_all_valid, assert_valid, drive, results, serve
 
 SAID = ["", "a word", "two words", "h\ud83dlf", "nul\0", "\U0001f600"]
 ARGUMENTS: list[Any] = [{}, {"text": "x"}, {"text": "\udc00"}, {"other": 1}]
@@ -125,3 +131,53 @@ def every_request_is_valid(model: Model, moments: list[Moment], name: str = "") 
         assert result.messages is messages, name
     drive(run_loop(messages, model, TOOLS, prompt="last", **options))
     assert sum(message.get("content") == "last" for message in messages) == 1, name
+
+
+# ---- giants, and text that no encoder takes --------------------------------------------------------------
+
+DONE = Reply("All is well.")
+
+
+@tool
+def five_megabytes() -> str:
+    """Say much."""
+    return "much " * 1_000_000
+
+
+@pytest.mark.case("INV-08")
+def test_a_result_of_five_megabytes_is_cut_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a line of the file\n" * 300_000)
+    calls = [("five_megabytes", {}), ("bash", {"command": "cat file"}), ("read", {"path": "file"})]
+    with serve(Reply(calls=calls), DONE) as server:
+        ask(server, tools=Toolset([five_megabytes, bash, read], cwd=tmp_path))
+        found = results(server)
+        assert_all_valid(server)
+    assert all(len(each) < 60_000 for each in found)
+    assert all(
+        mark in each for mark, each in zip(["[truncated ", "[truncated ", "offset="], found)
+    ), [each[-200:] for each in found]
+
+
+ODD = "half \ud83d, \udc00 other, nul \0, none \ufffe \uffff, pair \U0001f600, line \u2028"
+
+
+@tool
+def odd() -> str:
+    """Say what no encoder takes."""
+    return ODD
+
+
+@pytest.mark.case("INV-09")
+def test_text_that_no_encoder_takes_is_sent_and_stays_the_same(tmp_path: Path) -> None:
+    with serve(Reply("So: \ud83d\0\ufffe", calls=[("odd", {})]), DONE) as server:
+        with closing(Store(tmp_path / "sessions.db")) as store:
+            info = store.create("/ws")
+            with Recorder(store, info) as recorder:
+                ask(server, ODD, tools=[odd], messages=recorder.messages, each=recorder)
+        with closing(Store(tmp_path / "sessions.db")) as store, Recorder(store, info) as recorder:
+            ask(server, "and now?", tools=[odd], messages=recorder.messages, each=recorder)
+        assert_all_valid(server)
+        first, second = server.requests[1]["messages"], server.requests[2]["messages"]
+    assert second[: len(first)] == first and len(second) == len(first) + 2
+    mended = ODD.replace("\ud83d", "\ufffd").replace("\udc00", "\ufffd").replace("\0", "\ufffd")
+    assert [each["content"] for each in first if each["role"] != "assistant"] == [mended] * 2
