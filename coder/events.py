@@ -315,3 +315,13 @@ class Returning(Generic[Y, T]):
 
     def __iter__(self) -> Iterator[Y]:
         self.value = yield from self.generator
+
+
+def drain(generator: Generator[Any, None, T]) -> T:
+    """What a generator returns, without its events."""
+    with Returning(
+        generator
+    ) as run:  # closed also by an interrupt: its traceback keeps the generator
+        for _ in run:
+            pass
+    return run.value

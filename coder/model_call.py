@@ -104,8 +104,8 @@ def request_for(run: Run) -> Events[Request]:
     converted = converted if converted is run.messages else repair(converted)
     wire = convert_to_llm(converted, run.model.name)
     key = yield from resolve(run.hooks.get_api_key())
-    request = Request(wire, run.tools.schemas, run.system, key, reasoning=run.reasoning)
-    request.session_id = run.tools.session_id
+    tools = run.tools
+    request = Request(wire, tools.schemas, run.system, key, {}, run.reasoning, tools.session_id)
     yield from resolve(run.hooks.before_llm_call(request))
     request.tools, run.offered = run.tools.select(request.tools)
     return request

@@ -24,7 +24,7 @@ from typing import Any
 from coder.abort import Abort
 from coder.agent.state import CALLBACKS, AgentState, Queue, Record, call_back
 from coder.ai import ChatModel, Model
-from coder.events import Event, Events, Returning
+from coder.events import Event, Events, drain
 from coder.history import image_part, nothing_to_answer, user
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.loop import run_loop
@@ -113,7 +113,7 @@ class Agent:
         An image is {"type": "image", "data": base64, "mimeType": ...}, or the API's image_url part. Raises RuntimeError
         while a run is under way: then use `steer` or `follow_up`.
         """
-        return _drain(self.stream(prompt, images))
+        return drain(self.stream(prompt, images))
 
     run = prompt
 
@@ -137,7 +137,7 @@ class Agent:
             raise ValueError(f"{problem}: prompt the agent, or queue a message")
         # The loop itself takes steering messages first
         messages = self.follow_ups.take() if problem and not self.steering else []
-        return _drain(self.follow(lambda abort: self._start_loop(messages, abort)))
+        return drain(self.follow(lambda abort: self._start_loop(messages, abort)))
 
     def follow(self, start: Callable[[Abort], Events[T]]) -> Events[T]:
         """Run what `start` begins as the agent's work: alone, with its subscribers, until `abort` is called.
@@ -288,10 +288,3 @@ def _make_toolset(tools: Tools, cwd: str | Path | None, session_id: str) -> Tool
     own = copy.copy(tools)
     own.session_id = own.session_id or session_id
     return own
-
-
-def _drain(run: Events[T]) -> T:
-    with Returning(run) as rest:  # closed also by an interrupt: its traceback keeps the generator
-        for _ in rest:
-            pass
-    return rest.value

@@ -80,12 +80,10 @@ class Compaction(Hooks):
         self.model, self.prompt = model, prompt or PROMPT
         self._focus: str | None = None  # of a compaction that was asked for
         self._retry_at = 0  # tokens; below, no summary is tried after one that failed
-        self._fixed_part: list[Message] = []  # the system prompt and the tools of the last request
-        self._api_key: str | None = None
+        self._newest = Request([])  # its key, its prompt and its tools are also those of the next
 
     def before_llm_call(self, request: Request) -> None:
-        self._api_key = request.api_key
-        self._fixed_part = [{"role": "system", "content": [request.system], "tools": request.tools}]
+        self._newest = request
 
     def request(self, focus: str = "") -> None:
         """Compact at the beginning of the next step; from any thread. `focus`: what matters most."""
@@ -127,7 +125,8 @@ class Compaction(Hooks):
     def _tokens(self, messages: list[Message], usage: Usage = Usage()) -> int:
         """Tokens: what the server counted for the last request, and an estimate of what came since."""
         if not usage.input:
-            return size([*messages, *self._fixed_part]) // CHARS_PER_TOKEN
+            fixed = {"role": "system", "content": self._newest.system, "tools": self._newest.tools}
+            return size([*messages, fixed]) // CHARS_PER_TOKEN
         since = takewhile(lambda each: each.get("role") != "assistant", reversed(messages))
         return usage.input + usage.output + size(since) // CHARS_PER_TOKEN
 
@@ -143,7 +142,7 @@ class Compaction(Hooks):
     ) -> Events[list[Message]]:
         """The list with a summary of what is old. Raises ModelError where there is none, or it is no shorter."""
         history = prune(repair(messages), window)
-        users = [place for place, each in enumerate(history) if is_users(each)]
+        users = [place for place, each in enumerate(history) if _is_users(each)]
         at = users[-1] if users else -1
         newest = history[at : at + 1] if users else []
         first = [cut(history[users[0]], FIRST)] if len(users) > 1 else []
@@ -175,7 +174,7 @@ class Compaction(Hooks):
             conversation = transcript(old, limit)
             text = f"<conversation>\n{conversation}\n</conversation>\n\n{order}"
             asked = [{"role": "user", "content": text}]
-            request = Request(asked, [], self.prompt, self._api_key)
+            request = Request(asked, [], self.prompt, self._newest.api_key)
             yield Nested("compaction", RunStart())
             try:
                 with Returning(self.model.stream(request, abort)) as stream:
@@ -226,8 +225,7 @@ def cut(message: Message, limit: int) -> Message:
     return message | {"content": shortened(text, limit - whole + _size(text)) or "[image removed]"}
 
 
-def is_users(message: Message) -> bool:
-    """Is it a message of the user's, and no summary?"""
+def _is_users(message: Message) -> bool:
     return message.get("role") == "user" and not message.get("meta", {}).get("summary")
 
 

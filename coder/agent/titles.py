@@ -8,7 +8,7 @@ import threading
 
 from coder.abort import Abort
 from coder.ai import Model
-from coder.events import Returning
+from coder.events import drain
 from coder.types import CoderError, Request, Usage
 
 PROMPT = """\
@@ -31,12 +31,10 @@ class Titler:
         shown = {"role": "user", "content": f"<beginning>\n{text}\n</beginning>"}
         request = Request([shown], system=PROMPT, options={"temperature": 0.3})
         with contextlib.suppress(CoderError):
-            with Returning(model.stream(request, self.abort)) as stream:
-                for _ in stream:
-                    pass
-            self.usage = stream.value.usage
-            answer = re.sub(r"(?s)<think>.*?</think>", "", stream.value.text).strip()
-            title = answer.partition("\n")[0].strip(" \t\"'`*#.“”„«»")
+            answer = drain(model.stream(request, self.abort))
+            self.usage = answer.usage
+            text = re.sub(r"(?s)<think>.*?</think>", "", answer.text).strip()
+            title = text.partition("\n")[0].strip(" \t\"'`*#.“”„«»")
             self.title = title if title.isprintable() and len(title) <= LONGEST else ""
 
     def stop(self) -> None:

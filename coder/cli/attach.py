@@ -14,7 +14,7 @@ from typing import Any
 
 from coder.cli.settings import ConfigError
 from coder.cli.wording import ATTACHED, plural
-from coder.events import Returning
+from coder.events import drain
 from coder.tools.files import MAX_IMAGE, image_of, ls, read
 from coder.toolset import ToolContext
 from coder.types import ToolError
@@ -45,13 +45,11 @@ def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list
                 images.append(image(path))
                 notes.append(f"{path} (image)")
                 continue
-            with Returning((ls if os.path.isdir(path) else read).function(ctx, path)) as run:
-                for _ in run:
-                    pass
+            tool = ls if os.path.isdir(path) else read
+            content = drain(tool.function(ctx, path)).content
         except (ToolError, ConfigError) as error:
             notes.append(f"not {path} ({error})")
             continue
-        content = run.value.content
         if len(made) - len(text) + len(content) > MAX_TEXT:
             notes.append(f"not {path} (more than {MAX_TEXT:,} characters in all)")
             continue
