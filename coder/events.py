@@ -95,8 +95,12 @@ class Status(BaseEvent):
     """Where the run is; docs/reading-guide.md draws the states and the ways between them."""
 
     type: ClassVar[Literal["status"]] = "status"
-    status: Literal["idle", "busy", "retry"]
+    status: Literal["idle", "busy", "retry"] = field(init=False)  # the state in a rougher word
     state: State
+
+    def __post_init__(self) -> None:
+        done = self.state == "ended"
+        self.status = "idle" if done else "retry" if self.state == "waiting" else "busy"
 
 
 class Retry(BaseEvent):

@@ -71,7 +71,7 @@ def run_to_end(run: Run) -> Events[RunResult]:
     with run.abort.child(run.limits.max_seconds) as run.abort:
         try:
             yield events.RunStart()
-            yield events.Status("busy", "preparing")
+            yield events.Status("preparing")
             end = yield from steps(run)
         except (Aborted, KeyboardInterrupt) as error:
             interrupt = error if isinstance(error, KeyboardInterrupt) else None
@@ -81,7 +81,7 @@ def run_to_end(run: Run) -> Events[RunResult]:
         finally:
             for _ in run.close():
                 pass  # nobody can get these events: an exception, or the consumer stopped
-        yield events.Status("idle", "ended")
+        yield events.Status("ended")
         yield events.RunEnd(end.stop_reason, end.text, run.usage, run.steps, end.error)
         if interrupt:
             raise interrupt
@@ -101,14 +101,14 @@ def steps(run: Run) -> Events[End]:
             return End("max_steps", run.text or "Max steps reached, task may be incomplete.")
         end = yield from step(run)
         if end and end.continuable:
-            yield events.Status("busy", "finishing")
+            yield events.Status("finishing")
             run.pending += (yield from resolve(run.hooks.get_steering_messages())) or (
                 yield from resolve(run.hooks.get_follow_up_messages())
             )
             end = None if run.pending else end
         if end:
             return end
-        yield events.Status("busy", "preparing")
+        yield events.Status("preparing")
 
 
 def step(run: Run) -> Events[End | None]:
@@ -121,11 +121,11 @@ def step(run: Run) -> Events[End | None]:
     answer, end = yield from ask(run)
     if answer and answer.calls:
         not_run = NOT_RUN if end else ANSWER_CUT if answer.finish == "length" else ""
-        yield events.Status("busy", "running_tools")
+        yield events.Status("running_tools")
         doom_loop = yield from run_tools(run, answer.calls, not_run)
         yield from run.add_pending()
         end = end or doom_loop
     run.in_step = False
     finish, usage = (answer.finish_reason, answer.usage) if answer else ("error", Usage())
-    yield events.StepEnd(answer.message if answer else {}, run.results, finish, usage)
+    yield events.StepEnd(run.answer, run.results, finish, usage)
     return end

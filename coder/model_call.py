@@ -60,7 +60,7 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
     if run.compactions >= run.limits.max_compactions:
         return False
     if trigger != "threshold":
-        yield events.Status("busy", "compacting")
+        yield events.Status("compacting")
     shortened = run.hooks.on_length(run.messages, trigger, run.last_usage, run.abort)
     with Returning(resolve(shortened)) as work:
         for event in work:
@@ -71,7 +71,7 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
         run.compactions += 1
         run.partial, run.last_usage = None, Usage()  # the count of a history that is no more
         if trigger != "threshold":
-            yield events.Status("busy", "preparing")
+            yield events.Status("preparing")
         yield from resolve(run.hooks.on_compacted(run.messages))
     return work.value
 
@@ -80,7 +80,7 @@ def attempt(run: Run) -> Events[Completion]:
     """One request and its answer, streamed. Raises ModelError."""
     run.partial = None
     request = yield from request_for(run)
-    yield events.Status("busy", "asking")
+    yield events.Status("asking")
     with Returning(run.model.stream(request, run.abort)) as stream:
         for event in stream:
             if run.partial is None and not isinstance(event, events.Notice):
@@ -114,9 +114,9 @@ def request_for(run: Run) -> Events[Request]:
 def wait(run: Run, attempt: int, delay: float, error: ModelError) -> Events[None]:
     """Report a failed attempt and wait for the next."""
     yield events.Retry(attempt, delay, error)
-    yield events.Status("retry", "waiting")
+    yield events.Status("waiting")
     run.abort.wait(delay)
-    yield events.Status("busy", "preparing")
+    yield events.Status("preparing")
 
 
 def accept(run: Run, answer: Completion) -> Events[None]:
