@@ -62,8 +62,6 @@ def _json_of(value: Any) -> Any:
 
 
 class RunStart(BaseEvent):
-    """The first event of a run."""
-
     type: ClassVar[Literal["run_start"]] = "run_start"
 
 
@@ -257,12 +255,11 @@ class DoomLoop(BaseEvent):
         self.allowed = allow
 
 
-RunEvent: TypeAlias = RunStart | RunEnd | StepStart | StepEnd | Status | Retry | Compacted
+RunEvent: TypeAlias = RunStart | RunEnd | StepStart | StepEnd | Status | Retry | Compacted | Notice
 MessageEvent: TypeAlias = MessageStart | MessageEnd | TextDelta | ReasoningDelta | ToolCallDelta
-ToolEvent: TypeAlias = ToolStart | ToolUpdate | ToolEnd | Nested
-Notification: TypeAlias = Notice | PermissionReplied
+ToolEvent: TypeAlias = ToolStart | ToolUpdate | ToolEnd | Nested | PermissionReplied
 Question: TypeAlias = PermissionAsked | QuestionAsked | DoomLoop  # with a `reply`
-Event: TypeAlias = RunEvent | MessageEvent | ToolEvent | Notification | Question
+Event: TypeAlias = RunEvent | MessageEvent | ToolEvent | Question
 
 
 def innermost(event: Event) -> Event:

@@ -85,9 +85,9 @@ class Run:
 
     def context(self, call: ToolCall) -> ToolContext:
         """What the tool of a call may know and do."""
-        context = self.offered.context(call, self.abort)
-        context.budget, context.message_id = self.budget, self.answer["meta"]["message_id"]
-        return context
+        tools, message_id = self.offered, self.answer["meta"]["message_id"]
+        where = (tools.cwd, self.abort, tools.session_id, message_id, call.id)
+        return ToolContext(*where, seen=tools.seen, budget=self.budget)
 
     def stamp(self) -> dict[str, Any]:
         return {"message_id": new_id(), "timestamp": now(), "model": self.model.name}

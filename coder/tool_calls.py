@@ -19,7 +19,6 @@ ANSWER_CUT = (
     "Not run: the answer was cut at the output limit, so this call may be incomplete. "
     "Send it again in smaller pieces, for instance a long file in several edits."
 )
-SKIPPED = "Skipped due to queued user message."
 
 
 def run_tools(run: Run, calls: list[ToolCall], not_run: str = "") -> Events[End | None]:
@@ -41,7 +40,7 @@ def run_tools(run: Run, calls: list[ToolCall], not_run: str = "") -> Events[End 
         if not not_run and not run.abort.is_set:
             steering = yield from resolve(run.hooks.get_steering_messages())
             run.pending += steering
-            not_run = SKIPPED if steering else ""
+            not_run = "Skipped due to queued user message." if steering else ""
     return end
 
 
@@ -49,12 +48,9 @@ def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
     """The start event; and the result, where the tool is not needed for it."""
     call, opened.is_started = opened.call, True
     yield events.ToolStart(call.id, call.name, call.arguments or {}, run.offered.title(call))
-    if not_run:
-        opened.result = ToolResult(not_run, is_error=True)
-    else:
-        opened.result = yield from doom_loop_result(run, call)
-    if opened.result:
-        yield end_event(opened)
+    refused = ToolResult(not_run, is_error=True) if not_run else None
+    if refused := refused or (yield from doom_loop_result(run, call)):
+        yield end_call(opened, refused)
         return
     early = None
     if call.arguments is not None:  # else the tool refuses it
@@ -112,13 +108,11 @@ def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
     """The result as the hooks change it, truncated, and the end event."""
     result = (yield from call_hook(run, opened, "after_tool_call", result)) or result
     result.content = truncate_content(result.content, run.limits.max_output)
-    opened.result = result
-    yield end_event(opened)
+    yield end_call(opened, result)
 
 
-def end_event(opened: OpenCall) -> events.ToolEnd:
-    assert opened.result
-    call, result = opened.call, opened.result
+def end_call(opened: OpenCall, result: ToolResult) -> events.ToolEnd:
+    call, opened.result = opened.call, result
     seconds = time.monotonic() - opened.began - opened.asking if opened.began else 0.0
     return events.ToolEnd(call.id, call.name, result, result.is_error, seconds)
 

@@ -174,9 +174,6 @@ class Toolset:
         chosen.tools = {name: each for name, each in (self.tools | new).items() if name in names}
         return schemas, chosen
 
-    def context(self, call: ToolCall, abort: Abort) -> ToolContext:
-        return ToolContext(self.cwd, abort, self.session_id, call_id=call.id, seen=self.seen)
-
     def title(self, call: ToolCall) -> str:
         try:
             return self.tools[call.name].title_of(call.arguments or {})

@@ -37,7 +37,7 @@ class Workspace:
         self.when_asked()
 
     def run(self, call: ToolCall) -> ToolResult:
-        ctx = self.tools.context(call, self.abort)
+        ctx = ToolContext(self.tools.cwd, self.abort, call_id=call.id, seen=self.tools.seen)
         ctx.authorize = self.authorize
         with Returning(self.tools.run(call, ctx)) as events:
             for event in events:
