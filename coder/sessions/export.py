@@ -48,10 +48,10 @@ def export(store: Store, session_id: str, format: Format, redact: Redact | None 
     heading = " ".join(redact(info.title or info.first[:80] or f"Session {info.id}").split())
     pieces = [("title", heading), ("facts", redact(_facts(info))), *_pieces(whole["messages"])]
     if format == "md":
-        written = (MARKDOWN.get(form, str)(text) for form, text in pieces if text)
+        written = (FORMS[form][0](text) for form, text in pieces if text)
         text = "\n\n".join(filter(None, written)) + "\n"
     else:
-        body = "".join(HTML[form](html.escape(text)) for form, text in pieces if text)
+        body = "".join(FORMS[form][1](html.escape(text)) for form, text in pieces if text)
         text = PAGE.format(html.escape(heading), body)
     return text.translate(CONTROL)
 
@@ -103,10 +103,10 @@ def _pieces(rows: Sequence[dict[str, Any]]) -> Pieces:
     for place, (row, message) in enumerate(read):
         for part in row["parts"]:
             if part["type"] == "compaction":
-                yield "note", _shortening(_object(part["data"]))
+                yield "note", _shortening(part["data"] or {})
         if message["role"] == "tool":
             continue
-        meta, tokens, error = message.get("meta", {}), _object(row["tokens"]), _object(row["error"])
+        meta, tokens, error = message.get("meta", {}), row["tokens"], row["error"]
         kind = "summary" if meta.get("summary") else message["role"]
         used = f"{tokens['input']:,} in, {tokens['output']:,} out" if tokens else ""
         gone = "" if row["active"] else "no longer sent to the model"
@@ -114,12 +114,12 @@ def _pieces(rows: Sequence[dict[str, Any]]) -> Pieces:
         yield "head", _joined(kind.capitalize(), _when(meta.get("timestamp") or 0), used, gone)
         thoughts = (message.get(name) for name in (*REASONING, THINK))
         for thought in [each for each in thoughts if each and isinstance(each, str)][:1]:
-            yield from [("details", "Thoughts"), ("code", thought), ("end details", "-")]
+            yield from [("fold", "Thoughts"), ("code", thought), ("end fold", "-")]
         yield "said" if kind == "assistant" else "quoted", _text(message)
         yield from _calls(row["parts"], message, (each for _, each in read[place + 1 :]))
         if error:
             stopped = f"Stopped ({error.get('stop_reason')}): {error.get('message')}"
-            yield "failed", " ".join(stopped.split())
+            yield "stopped", " ".join(stopped.split())
         yield "end section", "-"
 
 
@@ -133,23 +133,19 @@ def _calls(
             outputs.setdefault(each.get("tool_call_id") or "", _text(each))
     tools = (part for part in parts if part["type"] == "tool")
     for call, part in zip(calls_of(message), chain(tools, repeat({}))):
-        data, state = _object(part.get("data")), part.get("state") or ""
+        data, state = part.get("data") or {}, part.get("state") or ""
         title = " ".join((part.get("title") or call["function"]["name"]).split()) or "?"
         took = f"{data['seconds']:.1f} s" if data.get("seconds") is not None else ""
         summary = _joined(title, took, "" if state == "completed" else state)
-        yield "failed details" if state == "failed" else "details", summary
+        yield "fold", summary
         yield "code", _arguments(call["function"]["arguments"])
         yield "code", outputs.get(call["id"], "")
-        yield "diff", _object(data.get("details")).get("diff") or ""
-        yield "end details", "-"
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+        yield "diff", (data.get("details") or {}).get("diff") or ""
+        yield "end fold", "-"
 
 
 def _shortening(data: dict[str, Any]) -> str:
-    before, after = _object(data.get("before")), _object(data.get("after"))
+    before, after = data.get("before") or {}, data.get("after") or {}
     figures = [f"{before[name]:,} → {after.get(name, 0):,} {name}" for name in before]
     shown = ", ".join([str(data.get("trigger")), *figures])
     return f"The conversation was shortened here ({shown})."
@@ -178,6 +174,10 @@ def _arguments(sent: str) -> str:
 # ---- the forms ------------------------------------------------------------------------------------
 
 
+def _quoted(text: str) -> str:
+    return "\n".join(f"> {line}".rstrip() for line in text.split("\n"))
+
+
 def _fenced(text: str, language: str = "") -> str:
     """A code block whose fence is longer than any in the text."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
@@ -186,40 +186,29 @@ def _fenced(text: str, language: str = "") -> str:
 
 def _coloured(diff: str) -> str:
     colours = {"+": ' class="add"', "-": ' class="cut"'}
-    lines = (f"<span{colours.get(line[:1], '')}>{line}\n</span>" for line in diff.splitlines())
-    return f"<pre>{''.join(lines)}</pre>"
+    return "".join(
+        f"<span{colours.get(line[:1], '')}>{line}\n</span>" for line in diff.splitlines()
+    )
 
 
-Forms = dict[str, Callable[[str], str]]
-MARKDOWN: Forms = {
-    "title": "# {}".format,
-    "note": "---\n\n*{}*".format,
-    "section": lambda _: "",
-    "end section": lambda _: "",
-    "head": "## {}".format,
-    "quoted": lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n")),
-    "failed": "**{}**".format,
-    "details": lambda text: f"<details><summary>{html.escape(text)}</summary>",
-    "code": _fenced,
-    "diff": lambda text: _fenced(text, "diff"),
-    "end details": lambda _: "</details>",
-}
-MARKDOWN["failed details"] = MARKDOWN["details"]
-HTML: Forms = {  # of text that is escaped
-    "title": "<h1>{}</h1>".format,
-    "facts": '<p class="facts">{}</p>\n'.format,
-    "note": '<p class="note">{}</p>\n'.format,
-    "section": '<section class="{}">'.format,
-    "head": "<h2>{}</h2>".format,
-    "said": "<p>{}</p>".format,
-    "quoted": "<p>{}</p>".format,
-    "failed": '<p class="bad">{}</p>'.format,
-    "details": "<details><summary>{}</summary>".format,
-    "failed details": '<details><summary class="bad">{}</summary>'.format,
-    "code": "<pre>{}</pre>".format,
-    "diff": _coloured,
-    "end details": lambda _: "</details>",
-    "end section": lambda _: "</section>\n",
+# Of each piece: as Markdown; as HTML, of text that is escaped
+FORMS: dict[str, tuple[Callable[[str], str], Callable[[str], str]]] = {
+    "title": ("# {}".format, "<h1>{}</h1>".format),
+    "facts": (str, '<p class="facts">{}</p>\n'.format),
+    "note": ("---\n\n*{}*".format, '<p class="note">{}</p>\n'.format),
+    "section": ("".format, '<section class="{}">'.format),
+    "head": ("## {}".format, "<h2>{}</h2>".format),
+    "said": (str, "<p>{}</p>".format),
+    "quoted": (_quoted, "<p>{}</p>".format),
+    "stopped": ("**{}**".format, '<p class="bad">{}</p>'.format),
+    "fold": (
+        lambda text: f"<details><summary>{html.escape(text)}</summary>",
+        "<details><summary>{}</summary>".format,
+    ),
+    "code": (_fenced, "<pre>{}</pre>".format),
+    "diff": (lambda text: _fenced(text, "diff"), lambda text: f"<pre>{_coloured(text)}</pre>"),
+    "end fold": ("</details>".format, "</details>".format),
+    "end section": ("".format, "</section>\n".format),
 }
 # It holds no script and may load nothing
 PAGE = """<!doctype html>
