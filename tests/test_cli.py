@@ -63,6 +63,7 @@ class Place:
         out, errors, factory = io.StringIO(), io.StringIO(), logging.getLogRecordFactory()
         with contextlib.ExitStack() as stack:
             stack.callback(logging.setLogRecordFactory, factory)
+            stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
             stack.callback(given.unlink)
             stack.enter_context(contextlib.chdir(self.ws))
             stack.enter_context(mock.patch.dict(os.environ, self.env(server, **env), clear=True))

@@ -58,7 +58,7 @@ BELOW = {
 }
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Set the process up and run the program; returns its exit code."""
     mend_streams()
     hide_process()
@@ -66,7 +66,7 @@ def main() -> int:
     try:
         try:
             with graceful_shutdown():
-                return run(sys.argv[1:])
+                return run(sys.argv[1:] if argv is None else argv)
         finally:
             sys.stdout.flush()  # what fails at Python's own end would have a message and code of its own
     except KeyboardInterrupt:
