@@ -280,7 +280,7 @@ class Snapshots:
         for path, goal in sorted(goals.items()):
             if goal and goal[1] in blobs:
                 _remove_empty(Path(each) for each, *_ in os.walk(root / path, topdown=False))
-                put_file(root / path, blobs[goal[1]], goal[0])
+                put_file(root / path, blobs[goal[1]], goal[0], sync=False)
         return {path for path, goal in goals.items() if goal and goal[1] not in blobs}
 
     def diff(self, run: RunSnapshot | None = None) -> str:
