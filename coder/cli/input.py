@@ -108,7 +108,7 @@ class Keyboard:
 
     def _entry(self) -> str:
         """A line or a pasted block; several lines between triple quotes, or with a backslash at their ends."""
-        text = self._block(self._prompt(), self.early).rstrip(" \t\n")
+        text = self._line(self._prompt(), self.early).rstrip(" \t\n")
         if key := OWN_KEY.search(text):
             return self._take_key(key[0], text)
         if "\n" not in text:  # no mark in what was pasted means anything
@@ -116,9 +116,9 @@ class Keyboard:
             is_quoted = text.startswith('"""')
             with contextlib.suppress(EOFError):  # Ctrl+D ends the entry
                 while is_quoted and not text[3:].rstrip().endswith('"""'):
-                    text += "\n" + self._block(MORE)
+                    text += "\n" + self._line(MORE)
                 while text.endswith("\\"):
-                    text = text[:-1] + "\n" + self._block(MORE)
+                    text = text[:-1] + "\n" + self._line(MORE)
             text = OWN_KEY.sub("", text)
             text = text.rstrip()[3:].removesuffix('"""').strip() if is_quoted else text
         self.remember([text])
@@ -140,18 +140,9 @@ class Keyboard:
         plain = self._dumb or not self.readline
         return text if plain else f"\x01\x1b[1m\x02{text}\x01\x1b[0m\x02"
 
-    def _block(self, prompt: str, early: list[str] | None = None) -> str:
-        """A line, and what was there already when Enter came: a paste, where the terminal does not mark one."""
-        text = self._line(prompt, [] if early is None else early)
-        pasted = "" if OWN_KEY.search(text) else waiting_keys(AT_ONCE)
-        if not pasted:
-            return text
-        sys.stdout.write(pasted.rstrip("\n") + "\n")
-        return f"{text}\n{pasted}"
-
-    def _line(self, prompt: str, early: list[str]) -> str:
+    def _line(self, prompt: str, early: list[str] | None = None) -> str:
         """One line; the first of `early` is prefilled and taken. Raises EOFError, KeyboardInterrupt, Leave."""
-        readline = self.readline
+        readline, early = self.readline, early or []
         if early and self._is_libedit:
             send(f"{strip_controls(early.pop(0))}\n")
         self._prepare(early[0] if early else "", ctrl_j="self-insert")
@@ -171,7 +162,12 @@ class Keyboard:
             raise
         if readline:
             del early[:1]
-        return line
+        # What was there already when Enter came is a paste, where the terminal does not mark one
+        pasted = "" if OWN_KEY.search(line) else waiting_keys(AT_ONCE)
+        if not pasted:
+            return line
+        sys.stdout.write(pasted.rstrip("\n") + "\n")
+        return f"{line}\n{pasted}"
 
     def _prepare(self, text: str, ctrl_j: str) -> None:
         """Let the next line begin with this text, and Ctrl+J, with which a program may end an answer, call a function."""

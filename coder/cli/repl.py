@@ -7,7 +7,6 @@ import contextlib
 import math
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from subprocess import STDOUT
 from typing import Any
 
-from coder.abort import TICK, Abort
+from coder.abort import Abort
 from coder.cli.app import App
 from coder.cli.commands import Commands
 from coder.cli.conversation import open_conversation
@@ -34,7 +33,7 @@ from coder.events import Event, RunEnd
 from coder.history import user
 from coder.permissions.sanitize import strip_controls
 from coder.tools.bash import Output, shell
-from coder.tools.process import DRAIN, READ
+from coder.tools.process import read_output
 from coder.tools.secrets import is_secret
 from coder.toolset import ToolContext
 from coder.types import ToolError
@@ -70,7 +69,9 @@ class Repl:
         self.typeahead.redact = keyboard.redact = app.redact
         self.typeahead.stop = app.interrupts.escape
         app.agent.subscribe(self.typeahead)
-        keyboard.paused, keyboard.label = self.typeahead.paused, self.label
+        keyboard.paused = self.typeahead.paused
+        # What is not the default of who works and what is allowed
+        keyboard.label = lambda: mode(app.spec.name, app.permissions.yolo)
         self.commands = Commands(self)
         self.has_begun, self.going_on = False, ""  # the second: what an empty entry means
 
@@ -88,10 +89,6 @@ class Repl:
             self.screen.line()
         if first:
             self.screen.entry(first)
-
-    def label(self) -> str:
-        """What is not the default of who works and what is allowed, for the prompt."""
-        return mode(self.app.spec.name, self.app.permissions.yolo)
 
     def close(self) -> None:
         """Close the conversation, and say how to continue it."""
@@ -212,7 +209,8 @@ class Repl:
                 self.screen.line(f"The command could not be started: {error}", "yellow")
                 return
             data = b"\n"
-            for data in _output(process):
+            pieces = read_output(process, Abort(), math.inf) if add else ()
+            for data in filter(None, pieces):
                 sys.stdout.buffer.write(data)
                 sys.stdout.flush()
                 output.add(data)
@@ -230,15 +228,3 @@ class Repl:
             self.app.agent.messages.append(message)
             self.conversation.recorder.sync()
         output.close()
-
-
-def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """What comes through its pipe until it has ended; what it leaves in the background may hold the pipe."""
-    end = float("inf")
-    while process.stdout and time.monotonic() < end:
-        if process.poll() is not None:
-            end = min(end, time.monotonic() + DRAIN)
-        if select.select([process.stdout], [], [], TICK)[0]:
-            if not (data := os.read(process.stdout.fileno(), READ)):
-                return
-            yield data

@@ -135,7 +135,7 @@ def output_of(
     process = _start(argv, cwd, env, files, confine)
     cause = "interrupted"
     try:
-        cause = yield from _output(process, abort, time.monotonic() + timeout)
+        cause = yield from read_output(process, abort, time.monotonic() + timeout)
     finally:
         with contextlib.ExitStack() as ending:
             if process.stdout:
@@ -164,10 +164,10 @@ def _start(
     return process
 
 
-def _output(
+def read_output(
     process: subprocess.Popen[bytes], abort: Abort, deadline: float
 ) -> Generator[bytes, None, str]:
-    """Yield output until the process has ended. Returns the cause where it has to be ended."""
+    """Yield output, b"" when none comes, until the process has ended. Returns the cause where it has to be ended."""
     assert process.stdout
     pipe, ended, is_open = process.stdout.fileno(), 0.0, True
     watched = select.poll()  # select() takes no number above 1023
