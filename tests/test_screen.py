@@ -119,6 +119,8 @@ ADDRESS = "https://example.com/" + "path/" * 16
     [
         ("a\tb\tcc dddd e ", 20, "a       b       cc\ndddd e "),
         ("aaaa bbbbbbbb", 10, "aaaa\nbbbbbbbb"),
+        ("aa bb cc", 5, "aa bb\ncc"),
+        (ADDRESS, 80, ADDRESS),
         ("中文字" * 9, 20, "中文字" * 3 + "中\n文字" + "中文字" * 2 + "中文\n字" + "中文字" * 2),
         (f"see {ADDRESS} there", 80, f"see\n{ADDRESS}\nthere"),
     ],

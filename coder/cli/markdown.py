@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
-from coder.cli.screen import BREAK, PlainText, cell_count, start_of
+from coder.cli.screen import PlainText, cell_count, row_end, start_of
 
 Cells = list[tuple[str, str]]  # characters, each with the words of its style, such as "bold cyan"
 
@@ -19,6 +19,7 @@ WINDOW = 40  # lines of code that are lexed again for each of them: a longer tex
 LINEWISE = {"bash", "c", "cpp", "diff", "go", "java", "javascript", "js", "json", "jsx", "py"}
 LINEWISE |= {"python", "rs", "rust", "sh", "sql", "ts", "tsx", "typescript"}
 OPEN = "Token.Literal.String", "Token.Comment.Multiline"  # at a line's end: it goes on in the next
+PIECE = 500  # characters that are broken into rows at a time: each row goes through all of them
 HELD = 200  # characters behind an opening mark, after which it is taken for text
 FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$")
 RULE = re.compile(r" {0,3}([-*_])( *\1){2,} *$")
@@ -143,16 +144,15 @@ class Markdown(PlainText):
     def _add_inline(self, is_whole: bool) -> None:
         """Add what is decided of the line to its rows."""
         cells, self._at = inline(self._line, self._at, self._style, is_whole)
-        self._cells = self._cells + cells
-        while cell_count(plain(self._cells).rstrip(" ")) > self._width:
-            self._rows.append(self._painted(self._take_row()))
+        for start in range(0, len(cells), PIECE):
+            self._cells = self._cells + cells[start : start + PIECE]
+            while cell_count(plain(self._cells).rstrip(" ")) > self._width:
+                self._rows.append(self._painted(self._take_row()))
 
     def _take_row(self) -> Cells:
         """The first row of what is under way, broken between words where there is a place."""
         cells, text, least = self._cells, plain(self._cells), len(self._hanging)
-        end = len(start_of(text, self._width)) or 1
-        breaks = [each.start() for each in re.finditer(BREAK, text[: end + 1])]
-        at = breaks[-1] if breaks and breaks[-1] > least else end
+        at = row_end(text, self._width, least) or len(start_of(text, self._width)) or 1
         behind = len(text) - len(text[at:].lstrip(" "))
         has_room = least < self._width - 1  # for a character behind it
         self._cells = self._hanging * has_room + cells[behind:]

@@ -26,7 +26,8 @@ STYLES |= {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 
 # Of text in rows
 WIDE = "\u3001-\u9fff\uac00-\ud7af\uff00-\uffef"  # scripts without blanks
-BREAK = f"(?<=[ {WIDE}])(?=[^ ])|(?<=[^ ])(?=[{WIDE}])"
+PIECE = ".{1,512}"  # whose columns are counted again for each row in it
+BREAK = re.compile(f"(?<=[ {WIDE}])(?=[^ ])|(?<=[^ ])(?=[{WIDE}])")
 
 
 class Screen:
@@ -236,16 +237,23 @@ def wrap(text: str, width: int) -> str:
     """Text with newlines between words, so that no row is wider than `width` columns but by a word: it stays copyable."""
     rows = []
     for line in text.expandtabs().split("\n"):
-        while cell_count(line.rstrip(" ")) > width:
-            end = len(start_of(line, width)) or 1
-            places = [each.start() for each in re.finditer(BREAK, line)]
-            fitting = [at for at in places if at <= end]
-            at = fitting[-1] if fitting else min(places, default=len(line))
+        while len(line) > 4 * width or cell_count(line.rstrip(" ")) > width:
+            first = BREAK.search(line, 1)
+            if not (at := row_end(line, width) or (first.start() if first else 0)):
+                break
             if row := line[:at].rstrip(" "):  # an indentation may leave none
                 rows.append(row)
             line = line[at:]
         rows.append(line)
     return "\n".join(rows)
+
+
+def row_end(text: str, width: int, least: int = 0) -> int:
+    """Where the first row of a text that is too wide ends, between two words and behind `least` characters; 0 for nowhere."""
+    end = len(start_of(text, width)) or 1
+    next_word = len(text) - len(text[end:].lstrip(" "))
+    places = [each.start() for each in BREAK.finditer(text, least + 1, next_word + 1)]
+    return places[-1] if places else 0
 
 
 def start_of(text: str, width: int) -> str:
@@ -254,7 +262,7 @@ def start_of(text: str, width: int) -> str:
         return text[:width]
     from rich.cells import chop_cells
 
-    return chop_cells(text, width)[0]
+    return chop_cells(text[: 4 * width + 100], width)[0]
 
 
 class PlainText:
@@ -266,13 +274,15 @@ class PlainText:
 
     def feed(self, text: str, width: int) -> str:
         """Take text; the rows that are finished by it, each with its newline."""
-        finished, newline, text = (self._text + text).rpartition("\n")
-        finished += newline
-        while cell_count(text) > width:
-            full = start_of(text, width) or text[0]
-            finished, text = finished + full, text[len(full) :]
-        self._text, self.row = text, self.paint(text, "")
-        return self.paint(finished, "")
+        finished, newline, last = (self._text + text).rpartition("\n")
+        rows, row = [finished, newline], ""
+        for piece in re.findall(PIECE, last):
+            row += piece
+            while cell_count(row) > width:
+                rows.append(start_of(row, width) or row[0])
+                row = row[len(rows[-1]) :]
+        self._text, self.row = row, self.paint(row, "")
+        return self.paint("".join(rows), "")
 
     def finish(self) -> str:
         """The rest, at the end of the text."""
