@@ -111,14 +111,14 @@ def _is_free(
     names = _paths(name, words)
     if names is None or (not places and (names or name not in PIPED)):
         return False
-    paths = [real(place / each) for place in places for each in names]
-    if not all(path.is_relative_to(top) and not is_closed(str(path), top) for path in paths):
-        return False
+    named = [place / each for place in places for each in names]
+    for path in map(real, named):
+        if not path.is_relative_to(top) or is_closed(str(path), top):
+            return False
     if name in SHOWING and is_limited:
         return False
     if name == "rg":
-        searched = {*places, *(place / each for place in places for each in names)}
-        return not _may_show_secrets(top, words, searched)
+        return not _may_show_secrets(top, words, {*places, *named})
     return name[:4] != "git " or ({*places} == {top} and _is_harmless(top, name in SHOWING))
 
 
