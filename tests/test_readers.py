@@ -211,6 +211,14 @@ def test_a_linked_worktree_is_free_and_a_folder_of_a_repository_is_not(repo: Pat
     assert not free(repo / "sub", "git status") and not free(repo.parent / "outside", "git status")
 
 
+def test_a_program_of_the_folder_is_not_free(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("mkdir bin; cp ../pwn bin/ls; cp ../pwn bin/git", repo)
+    for folder, is_free in ((repo.parent, True), (repo / "bin", False)):
+        monkeypatch.setenv("PATH", f"{folder}:{SETTINGS['PATH']}")
+        assert [free(repo, each) for each in ("ls", "git status")] == [is_free] * 2
+    assert free(repo, "cat file")
+
+
 def test_rules_go_before_what_is_free(repo: Path) -> None:
     assert not free(repo, "git status", bash={"git *": "ask"})
     assert not free(repo, "git diff", read={"sub/*": "deny"})

@@ -108,6 +108,9 @@ def _is_free(
         name, words = f"git {words[0]}", words[1:]
     if name not in OPTIONS:
         return name in BUILTINS
+    program = name.partition(" ")[0]
+    if find_program(program, top) != find_program(program, os.devnull):
+        return False  # PATH leads to one of the workspace
     names = _paths(name, words)
     if names is None or (not places and (names or name not in PIPED)):
         return False
