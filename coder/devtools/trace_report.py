@@ -72,7 +72,7 @@ class Exchange:
 
     def after(self, kind: str) -> list[float]:
         """When lines of the answer came, in seconds after the request."""
-        return [record["t"] - self.request["t"] for record in self.of(kind)]
+        return [float(record["t"] - self.request["t"]) for record in self.of(kind)]
 
 
 @dataclass
@@ -97,6 +97,8 @@ class Part:
         asked = [each for each in self.exchanges if not each.nested]
         last, ends = asked[-1:], self.of("step_end")
         usages = [end["usage"] for end in ends]
+        model, tools = sum(map(self._seconds, asked)), self._sum("tool_end", "seconds")
+        waits = self._sum("reply", "seconds") + self._sum("retry", "delay")
         figures: dict[str, Any] = {
             "messages": sum(len(each.messages) for each in last),
             "new": sum(len(each.messages) - len(asked[0].previous) for each in last),
@@ -106,24 +108,23 @@ class Part:
             "cached": sum(usage["cached"] for usage in usages),
             "out": sum(usage["output"] for usage in usages),
             "first": sum(first for each in last for first in each.after("chunk")[:1]),
-            "model": sum(sum(self._ends(each)) for each in asked),
-            "tools": _sum("seconds", self.of("tool_end")),
-            "waits": _sum("seconds", self.of("reply")) + _sum("delay", self.of("retry")),
-            "own": 0.0,
+            "model": model,
+            "tools": tools,
+            "waits": waits,
+            "own": max(0.0, self.wall - model - tools - waits),
             "retries": len(self.of("retry")),
             "finish": "".join(end["finish_reason"] for end in ends[-1:]),
             "called": ", ".join(record["name"] for record in self.of("tool_start")),
         }
-        known = sum(figures[name] for name in ("model", "tools", "waits"))
-        figures["own"] = max(0.0, self.wall - known)
         return figures | (dict.fromkeys(("same %", "first", "finish"), "") if self.steps else {})
 
-    def _ends(self, asked: Exchange) -> list[float]:
-        """When the answer ended, in seconds after the request. One that was given up lasted to the end."""
-        given_up = (
-            [self.records[-1]["t"] - asked.request["t"]] if asked is self.exchanges[-1] else []
-        )
-        return asked.after("response_end") or given_up
+    def _seconds(self, asked: Exchange) -> float:
+        """How long an answer took. One that was given up lasted to the end."""
+        given_up = float(self.records[-1]["t"] - asked.request["t"])
+        return [*asked.after("response_end"), given_up][0]
+
+    def _sum(self, kind: str, name: str) -> float:
+        return float(sum(record.get(name, 0.0) for record in self.of(kind)))
 
     @property
     def model(self) -> str:
@@ -143,10 +144,6 @@ class Part:
         error = ends[0]["error"]
         text = f"{error['kind']}: {error['message']}" if error else ends[0]["text"]
         return str(ends[0]["stop_reason"]), str(text)
-
-
-def _sum(name: str, records: list[Record]) -> float:
-    return float(sum(record.get(name, 0.0) for record in records))
 
 
 # ---- reading -------------------------------------------------------------------------------------
