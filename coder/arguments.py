@@ -31,8 +31,7 @@ def described_schema(
     properties = dict[str, Any]()
     for name in signature:
         if name not in described:
-            how = f"in a line `{name}: ...`"
-            raise TypeError(f"{where}: describe {name!r} in the docstring, {how}")
+            raise TypeError(f"{where}: describe {name!r} in its docstring, as `{name}: ...`")
         schema = _schema_of(hints.get(name), f"{where}: {name}")
         properties[name] = schema | {"description": described[name]}
     required = [name for name, each in signature.items() if each.default is each.empty]
