@@ -70,7 +70,7 @@ class ConversationCommands:
         with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
             result = how()
         if result.problem:
-            self._warn(" ".join([result.problem, *result.conflicts]))
+            self._warn(result.problem)
         else:
             self.screen.line(f"{done}: {first_of(result.paths) or 'no file was changed'}.")
         if result.lost:

@@ -32,6 +32,7 @@ from coder.types import Message
 ERRORS = (StoreError, OSError)
 OFF = "/undo does not cover file changes in this session. {}"
 PARTLY = "/undo covers only part of this folder: {:,} files are too many, or too large, to be read."
+CHANGED = "Nothing was done: these files were changed since: {}."
 LOST = "Changed, and not covered by /undo: {}."
 NAMED = 5  # paths in a notice
 TAKEN_BACK = (
@@ -62,12 +63,11 @@ class RunSnapshot:
 class UndoResult:
     """What `undo` or `redo` did: the `paths` that were written or removed; `prompt` is that of the run.
 
-    The contents of `lost` are no longer kept. With a `problem` nothing counts as done; `conflicts` were changed since.
+    The contents of `lost` are no longer kept. With a `problem` nothing counts as done.
     """
 
     paths: Sequence[str] = ()
     lost: Sequence[str] = ()
-    conflicts: Sequence[str] = ()
     problem: str = ""
     prompt: str = ""
 
@@ -249,10 +249,9 @@ class Snapshots:
             goals = {path: pair[::-1] if back else pair for path, pair in plan.items()}
             now = {path: self._files.entry(path) for path in goals}
             goals = {path: pair for path, pair in goals.items() if now[path] != pair[1]}
-            conflicts = [path for path in goals if path in torn or now[path] != goals[path][0]]
-            if conflicts:
-                text = "Nothing was done: these files were changed since:"
-                return UndoResult(conflicts=sorted(conflicts), problem=text)
+            changed = [path for path in goals if path in torn or now[path] != goals[path][0]]
+            if changed:
+                return UndoResult(problem=CHANGED.format(", ".join(sorted(changed))))
             lost = self._write({path: goal for path, (_, goal) in goals.items()})
         except ERRORS as error:
             why = str(error).rstrip(".")

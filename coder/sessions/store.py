@@ -15,7 +15,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ MAX_FOUND = 50  # sessions
 MAX_ENDING = 50  # messages at the end in which the newest question is looked for
 MAX_TITLE = 200  # characters
 AROUND = 40  # characters of a snippet on either side
-USAGE = ("input", "output", "cached", "reasoning", "estimated", "cost")
+USAGE = tuple(each.name for each in fields(Usage))
 COLUMNS = ("id", "title", "directory", "agent", "model", "parent", "forked", "created", "updated")
 
 SCHEMA = f"""
@@ -160,8 +160,7 @@ class Store(Database):
         begun = [each[0] for each in names if each[0].startswith(word) or each[1].startswith(word)]
         ids = exact or begun
         if not word or not ids:
-            short = given if len(given) <= 40 else given[:40] + "…"
-            raise StoreError(f"There is no session {short!r}.")
+            raise StoreError(f"There is no session {given[:40]!r}.")
         if len(ids) > 1:
             raise StoreError(f"Several sessions begin with {given}: {', '.join(ids[:20])}.")
         return self.get(ids[0])

@@ -38,7 +38,7 @@ class FolderWatch:
 
     # modify, attrib, close_write, moved_from, moved_to, create, delete; onlydir, dont_follow
     MASK = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x1000000 | 0x2000000
-    OVERFLOW, IGNORED = 0x4000, 0x8000
+    OVERFLOW = 0x4000
     EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name behind it
 
     def __init__(self, root: str) -> None:
@@ -58,8 +58,8 @@ class FolderWatch:
             watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), self.MASK)
             if watch >= 0:
                 self._folders[watch] = folder
-            full = watch < 0 and os.path.isdir(path) and os.access(path, os.R_OK)
-            if full or len(self._folders) > MAX_FOLDERS:
+            refused = watch < 0 and os.path.isdir(path) and os.access(path, os.R_OK)
+            if refused or len(self._folders) > MAX_FOLDERS:
                 self.close()
 
     def take(self) -> set[str]:
@@ -75,8 +75,6 @@ class FolderWatch:
             name = os.fsdecode(data[at - size : at].rstrip(b"\0"))
             if mask & self.OVERFLOW:
                 changed.add("")
-            elif mask & self.IGNORED:
-                self._folders.pop(watch, None)
             elif watch in self._folders and name:
                 changed.add(f"{self._folders[watch]}/{name}".lstrip("/"))
         return changed
