@@ -5,20 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import rules_of
+from tests.harness import shell
 
-SETTINGS = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    **dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME", "EMAIL"), "a@example"),
-}
 REPOSITORY = """
 mkdir -p repo/sub outside; cd repo; git init -q -b main; echo one > file; echo two > sub/file
 git add .; git commit -qm first; git config remote.origin.url https://example/x.git
@@ -27,25 +21,11 @@ printf '#!/bin/sh\\necho x >> "%s/PWN"; cat\\n' "$PWD" > ../pwn; chmod +x ../pwn
 """
 
 
-def run(command: str, folder: Path) -> str:
-    done = subprocess.run(
-        ["/bin/bash", "-c", command],
-        cwd=folder,
-        env=SETTINGS | {"HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-        timeout=60,
-    )
-    return done.stdout + done.stderr
-
-
 @pytest.fixture
-def repo(tmp_path: Path) -> Iterator[Path]:
-    assert run(REPOSITORY, tmp_path) == ""
-    yield tmp_path / "repo"
-    run("chmod -R u+rwx .", tmp_path)
+def repo(ws: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    shell(ws, REPOSITORY)
+    return ws / "repo"
 
 
 def free(repo: Path, command: str, **rules: object) -> bool:
@@ -149,10 +129,10 @@ if os.geteuid():  # root enters all folders
 @pytest.mark.parametrize("made", ATTACKS)
 def test_no_repository_starts_a_program_unasked(repo: Path, made: str) -> None:
     assert free(repo, ATTACKS[made])
-    run(made, repo)
+    shell(repo, made)
     (repo / "PWN").unlink(missing_ok=True)
     assert not free(repo, ATTACKS[made])
-    output = run(ATTACKS[made], repo)
+    output = shell(repo, ATTACKS[made])
     assert (repo / "PWN").exists(), f"git does not do this: {output}"
 
 
@@ -188,33 +168,31 @@ SHOWN_BY_RG = {
 @pytest.mark.parametrize("made", LEAKS)
 def test_no_repository_shows_what_is_elsewhere_or_secret_unasked(repo: Path, made: str) -> None:
     assert free(repo, LEAKS[made]) or "out/" in LEAKS[made]
-    run(made, repo)
+    shell(repo, made)
     assert not free(repo, LEAKS[made])
 
 
 @needs_rg
 def test_rg_is_free_where_all_that_it_would_search_may_be_read(repo: Path) -> None:
     assert free(repo, "rg -ng '*.py' x sub")
-    run("mkdir venv; echo x | tee venv/a.pem > .env; printf '.env\\nvenv\\n' > .gitignore", repo)
+    shell(repo, "mkdir venv; echo x | tee venv/a.pem > .env; printf '.env\\nvenv\\n' > .gitignore")
     assert [command for command in SEARCHING if not free(repo, command)] == []
     for made, command in SHOWN_BY_RG.items():
-        run(f"git clean -xfdq; {made}", repo)
+        shell(repo, f"git clean -xfdq; {made}")
         assert not free(repo, command), made
 
 
 def test_a_linked_worktree_is_free_and_a_folder_of_a_repository_is_not(repo: Path) -> None:
-    run(
-        "git worktree add ../linked; git config core.hooksPath .husky/_; git config pull.rebase true; touch .env; git add .",
-        repo,
-    )
+    line = "git worktree add ../linked; git config core.hooksPath .husky/_; git config pull.rebase true"
+    shell(repo, f"{line}; touch .env; git add .")
     assert free(repo.parent / "linked", "git log") and free(repo, "git status")
     assert not free(repo / "sub", "git status") and not free(repo.parent / "outside", "git status")
 
 
 def test_a_program_of_the_folder_is_not_free(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("mkdir bin; cp ../pwn bin/ls; cp ../pwn bin/git", repo)
+    shell(repo, "mkdir bin; cp ../pwn bin/ls; cp ../pwn bin/git")
     for folder, is_free in ((repo.parent, True), (repo / "bin", False)):
-        monkeypatch.setenv("PATH", f"{folder}:{SETTINGS['PATH']}")
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         assert [free(repo, each) for each in ("ls", "git status")] == [is_free] * 2
     assert free(repo, "cat file")
 
