@@ -79,10 +79,10 @@ def die() -> None:
 
 @text
 def chat(file: str) -> None:
-    """Write much to stderr; the file is made when that is empty again."""
+    """Write much to stderr; the file is made when that has been emptied."""
 
     def note() -> None:
-        while os.fstat(2).st_size:
+        while os.fstat(2).st_size > 1_000_000:
             time.sleep(0.05)
         Path(file).touch()
 

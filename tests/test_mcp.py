@@ -85,10 +85,7 @@ CALLS: dict[tuple[str, str], Any] = {
     ("add", '{"a": "1", "b": null}'): "11",
     ("add", '{"a": "one"}'): 'Error: io__add: a has to be of type integer, not "one"',
     ("add", '{"a": 1, "c": 2}'): "11",  # what the schema does not name is the server's to judge
-    (
-        "anything",
-        '{"self": {"name": null}, "ctx": null, "arguments": 1, "server": 2}',
-    ): "{'name': None} None",
+    ("anything", '{"self": {"name": null}, "ctx": null, "the context": 1}'): "{'name': None} None",
     ("anything", '{"self": null}'): "None None",
     ("picture", "{}"): "a picture",
     ("no_picture", "{}"): "[image/png, 8 characters, not shown]",
