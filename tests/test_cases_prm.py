@@ -111,7 +111,9 @@ LINES = {
 NO_ATTACK = {"ls || touch PWN", "ls\rtouch PWN"}  # bash does not take it as it looks
 
 
-@pytest.mark.case(*LINES)
+@pytest.mark.case(
+    "PRM-01", "PRM-02", "PRM-03", "PRM-04", "PRM-05", "PRM-06", "PRM-07", "PRM-08", "PRM-23"
+)
 @pytest.mark.parametrize("case", LINES)
 def test_a_line_that_only_begins_well_is_asked(tmp_path: Path, ws: Path, case: str) -> None:
     lines = LINES[case].split(" ¦ ")
