@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from coder.devtools.scripted import ScriptedServer
+from coder.providers.profiles import LEARNT
 from tests.cases import CASES
 from tests.cases import GROUPS as CASE_GROUPS
 from tests.harness import assert_all_valid, shell
@@ -61,6 +62,13 @@ def check_requests_of_a_case(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     for server in servers:
         assert_all_valid(server)
+
+
+@pytest.fixture(autouse=True)
+def forget_what_was_learnt() -> Iterator[None]:
+    """What a server rejected is known by its address, and its port may be another server's soon."""
+    yield
+    LEARNT.clear()
 
 
 @pytest.fixture
