@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -154,17 +154,15 @@ def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
 def is_one_task(arguments: argparse.Namespace, prompt: str) -> bool:
     """Whether to answer and exit, not to open a session. Raises ConfigError where neither can be done."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    visible = sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
-    arguments.can_ask = terminal and visible
-    if arguments.interactive:
-        if not terminal:
-            raise ConfigError("-i needs a terminal")
-        return False
-    one_task = bool(prompt or arguments.print or not terminal)
+    if arguments.interactive and not terminal:
+        raise ConfigError("-i needs a terminal")
+    one_task = not arguments.interactive and bool(prompt or arguments.print or not terminal)
     if one_task and arguments.resume == "":
         raise ConfigError("-r needs the ID of a conversation here; `coder sessions` lists them")
     if one_task and not prompt:
         raise ConfigError("nothing to do: give a PROMPT, or text on stdin")
+    visible = sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
+    arguments.can_ask = terminal and (visible or not one_task)
     return one_task
 
 
@@ -180,21 +178,21 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     keyboard = Keyboard(data_folder() / "history")
     keyboard.label = partial(mode, arguments.agent or "build", arguments.yolo)
 
-    @cache
-    def load_session() -> Repl:
-        module = needed("coder.cli.repl", "the session at the prompt")
-        repl: Repl = module.Repl(settings, arguments, screen, keyboard)
-        return repl
+    repls: list[Repl] = []  # one, once there is an entry
 
     def session() -> Repl:
-        with defer_sigint():  # around the cache: a second Repl could not open the conversation
-            return load_session()
+        with (
+            defer_sigint()
+        ):  # until it is in the list: a second one could not open the conversation
+            if not repls:
+                module = needed("coder.cli.repl", "the session at the prompt")
+                repls.append(module.Repl(settings, arguments, screen, keyboard))
+        return repls[0]
 
     keyboard.candidates = lambda before, word: session().commands.complete(before, word)
     show_top(screen, settings, arguments)
     _load_behind(bool(settings.base_url))
     raise_on_sigint()
-    arguments.can_ask = True
     at_once = [first] if first or arguments.continue_ or arguments.resume is not None else []
     try:
         for entry in itertools.chain(at_once, keyboard.entries()):
@@ -208,8 +206,8 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
         return int(leave.code or 0)
     finally:
         keyboard.close()
-        if load_session.cache_info().currsize:
-            load_session().close()
+        for repl in repls:
+            repl.close()
     return 0
 
 
