@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,12 +29,13 @@ assert code == 0, code
 for words in filter(None, sys.argv[2].split("|")):
     print(words.split()[0], run(words.split()))
 """
-# What nothing on the command line asks for, and the module -> what asks for it
-SILENT = """
-agent/compaction agent/subagent agent/parallel agent/todo agent/titles agent/ask_user
-agent/instructions extend extend/prompt_files extend/mcp devtools/relay
-"""
-OPTIONAL = dict.fromkeys(SILENT.split(), "") | {
+# Modules, and what asks for them on the command line. Those that nothing asks for are deleted together: no module that
+# is left imports one of them, so that each can be deleted alone, too.
+OPTIONAL = {
+    "agent/compaction agent/subagent agent/parallel agent/todo agent/titles agent/ask_user "
+    "agent/instructions": "",
+    "extend/prompt_files extend/mcp devtools/relay": "",
+    "extend": "",
     "permissions/redact": "--trace=t hi",
     "permissions/sandbox": "--sandbox=on hi",
     "permissions/landlock": "--sandbox=on hi",
@@ -48,16 +50,25 @@ OPTIONAL = dict.fromkeys(SILENT.split(), "") | {
 }
 
 
-@pytest.mark.parametrize("module", OPTIONAL)
-def test_everything_else_works_without_it(tmp_path: Path, module: str) -> None:
+def test_nothing_imports_what_nothing_asks_for() -> None:
+    """At once, that is; `optional` imports it where it is used."""
+    silent = [name for names, asked in OPTIONAL.items() if not asked for name in names.split()]
+    modules = "|".join(f"coder.{name.replace('/', '.')}" for name in silent)
+    for path in PACKAGE.rglob("*.py"):
+        found = re.search(rf"^(from|import) ({modules})\b", path.read_text(), re.M)
+        assert not found or "extend" in path.parts, f"{path}: {found}"
+
+
+@pytest.mark.parametrize("modules", OPTIONAL)
+def test_everything_else_works_without_it(tmp_path: Path, modules: str) -> None:
     copy = tmp_path / "copy"
     # With what is compiled, but not what is being compiled beside this test
     shutil.copytree(PACKAGE, copy / "coder", ignore=shutil.ignore_patterns("*.pyc.*"))
-    removed = copy / "coder" / module
-    shutil.rmtree(removed) if removed.is_dir() else removed.with_suffix(".py").unlink()
+    for removed in (copy / "coder" / module for module in modules.split()):
+        shutil.rmtree(removed) if removed.is_dir() else removed.with_suffix(".py").unlink()
     with serve(Reply("Hello.")) as server:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", PROGRAM, server.url, OPTIONAL[module]],
+            [sys.executable, "-P", "-c", PROGRAM, server.url, OPTIONAL[modules]],
             cwd=tmp_path,
             env={
                 "PATH": os.environ["PATH"],
@@ -71,7 +82,7 @@ def test_everything_else_works_without_it(tmp_path: Path, module: str) -> None:
             text=True,
         )
     assert done.returncode == 0, done.stderr
-    asked = list(filter(None, OPTIONAL[module].split("|")))
+    asked = list(filter(None, OPTIONAL[modules].split("|")))
     assert done.stdout.splitlines() == ["Hello.", *(f"{each.split()[0]} 2" for each in asked)]
     lines = [line for line in done.stderr.splitlines() if line.startswith("coder: ")]
     assert len(lines) == len(asked) and all("was deleted" in line for line in lines)
