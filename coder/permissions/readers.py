@@ -19,7 +19,7 @@ from coder.tools.secrets import holds_secrets
 from coder.tools.workspace import git_folders, read_small_file, real, writable_git_folders
 
 MAX_ENTRIES = 20_000  # that are looked at
-LISTING_TIME = 5  # seconds
+LISTING_TIME = 10  # seconds that rg may take to list what it searches
 MAX_INDEX = 4 << 20  # bytes
 MAX_SETTINGS = 1 << 16
 
