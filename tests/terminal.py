@@ -90,13 +90,8 @@ def processes(mark: str) -> dict[int, str]:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark.encode() in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                found[int(entry.name)] = (
-                    (entry / "cmdline")
-                    .read_bytes()
-                    .replace(b"\0", b" ")
-                    .decode("utf-8", "replace")
-                    .strip()
-                )
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(entry.name)] = line.decode("utf-8", "replace").strip()
     return found
 
 
@@ -268,7 +263,7 @@ class Terminal(Place):
     def paste(self, text: str, *, marks: bool = True) -> None:
         """As a terminal does it: a newline is sent as Enter; with marks around all of it where the program has asked for them,
         and the terminal knows them."""
-        self.until(lambda: waits(self.child.pid), "the program waits")
+        self.settled()
         keys = text.replace("\n", "\r")
         asked = self.output.rfind(MARKED) > self.output.rfind(UNMARKED)
         self.type(f"\x1b[200~{keys}\x1b[201~" if asked and marks else keys)
@@ -344,6 +339,13 @@ class Terminal(Place):
     def leave(self) -> int:
         self.ctrl_d()
         return self.exit_code()
+
+
+class Run(Terminal):
+    """Without waiting for a prompt: one task, or what comes before the first prompt."""
+
+    def __enter__(self) -> Run:
+        return self
 
 
 class OneShot(Place):

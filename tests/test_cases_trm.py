@@ -27,7 +27,7 @@ from coder.tools.bash import bash
 from coder.tools.files import write
 from coder.toolset import Toolset
 from tests.harness import ask, serve
-from tests.terminal import QUESTION, OneShot, Place, Terminal, add_plugin, promptly
+from tests.terminal import QUESTION, OneShot, Place, Run, Terminal, add_plugin, promptly
 
 SEQUENCES = (  # noqa: SIM905
     "\x1b]52;c;QUJD\x07 \x1b]52;c;QUJD\x1b\\ \x1b]0;coder:EVIL\x07 \x1b]8;;http://evil.example\x1b\\ \x1b]8;;\x1b\\ "
@@ -46,13 +46,6 @@ OWN = re.compile(
 )
 DRIVES = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))} - {"\n", "\t"}
 UNSEEN = set("\u202e\u2066\u200b\ufeff\U000e0041")
-
-
-class Run(Terminal):
-    """One task on a terminal, without a prompt."""
-
-    def __enter__(self) -> Run:
-        return self
 
 
 def shown(output: str) -> str:

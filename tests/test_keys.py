@@ -13,7 +13,7 @@ from coder.cli.questions import always_offers
 from coder.devtools.scripted import Body, Reply
 from coder.events import PermissionAsked
 from tests.harness import contents, serve
-from tests.terminal import ROOT, OneShot, Terminal, gone, rendered
+from tests.terminal import ROOT, OneShot, Run, Terminal, rendered
 from tests.test_typeahead import waiting_for
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
@@ -230,16 +230,11 @@ builtins.input = wait
 
 
 def test_a_terminal_that_is_gone_ends_a_session_on_libedit(tmp_path: Path) -> None:
-    with serve(echo) as server:
-        session = Terminal(tmp_path, server, **shadowed(tmp_path, LIBEDIT))
-        try:
-            session.expect("❯ ")
-            session.settled()
-            session.hang_up()
-            gone(session.mark)
-        finally:
-            session.stop()
-            session.child.close(force=True)
+    shadow = shadowed(tmp_path, LIBEDIT)
+    with serve(echo) as server, Run(tmp_path, server, **shadow) as session:
+        session.expect("❯ ")
+        session.settled()
+        session.hang_up()  # behind which no process may be left
 
 
 CI = "npm run test:ci -- -x"
@@ -273,17 +268,12 @@ def test_what_a_key_would_allow_for_the_session(
 
 @pytest.mark.parametrize(("typed", "sent"), [("a line\r", "a line"), ("half ", "half a line")])
 def test_what_was_typed_before_the_start_is_not_lost(tmp_path: Path, typed: str, sent: str) -> None:
-    with serve(echo) as server:
-        session = Terminal(tmp_path, server)
-        try:
-            session.type(typed)
-            if typed == "half ":
-                shows(session, "❯ half")
-                session.type("a line\r")
-            session.expect("done · 1 step")
-            session.prompt()
-            session.ready()
-            assert session.leave() == 0 and users(server.requests[-1]) == [sent]
-        finally:
-            session.stop()
-            session.child.close(force=True)
+    with serve(echo) as server, Run(tmp_path, server) as session:
+        session.type(typed)
+        if typed == "half ":
+            shows(session, "❯ half")
+            session.type("a line\r")
+        session.expect("done · 1 step")
+        session.prompt()
+        session.ready()
+        assert session.leave() == 0 and users(server.requests[-1]) == [sent]

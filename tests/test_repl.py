@@ -11,7 +11,7 @@ import pytest
 from coder.cli.keys import PASTE_BEGINS, PASTE_ENDS
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
-from tests.terminal import QUESTION, OneShot, Terminal, bare, rendered
+from tests.terminal import QUESTION, OneShot, Run, Terminal, bare, rendered
 
 
 def echo(body: Body) -> Reply:
@@ -292,15 +292,11 @@ def test_an_answer_may_end_with_enter_or_newline_and_a_paste_is_none(tmp_path: P
 
 
 def test_one_task_at_a_terminal_asks_too(tmp_path: Path) -> None:
-    with serve(touch("PWN"), Reply("done")) as server:
-        session = Terminal(tmp_path, server, "make it")
-        try:
-            session.expect(QUESTION)
-            session.enter("y")
-            assert session.exit_code() == 0 and (session.ws / "PWN").exists()
-        finally:
-            session.stop()
-            session.child.close(force=True)
+    replies = touch("PWN"), Reply("done")
+    with serve(*replies) as server, Run(tmp_path, server, "make it") as session:
+        session.expect(QUESTION)
+        session.enter("y")
+        assert session.exit_code() == 0 and (session.ws / "PWN").exists()
 
 
 # ---- reasoning, waiting, prices ----------------------------------------------------------
