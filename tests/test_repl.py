@@ -110,29 +110,6 @@ def test_histories_are_kept_privately_and_the_folders_own_comes_first(tmp_path: 
         assert entered(server)[-1] == "!touch x\nlast"
 
 
-# ---- commands ----------------------------------------------------------------------------
-
-
-def test_another_model_takes_the_conversation_over_and_clear_forgets_it(tmp_path: Path) -> None:
-    with serve(echo) as server, Terminal(tmp_path, server) as session:
-        session.say("one")
-        said = bare(session.say("/export no/such.md"))
-        assert said.endswith("no/such.md: No such file or directory")
-        assert "other at" in session.say("/model other")
-        session.say("two")
-        assert [body["model"] for body in server.requests] == ["script", "other"]
-        assert len(server.requests[1]["messages"]) == 4
-        session.say("/model gpt-5-mini")
-        session.say("three")
-        offered = {tool["function"]["name"] for tool in server.requests[2]["tools"]}
-        assert "apply_patch" in offered and "edit" not in offered
-        session.say("/model gpt-4.1")
-        assert "of 1.00M tokens" in bare(session.say("/tokens")), "its own window"
-        session.say("/clear")
-        session.say("four")
-        assert sent(server.requests[-1]) == ["four"]
-
-
 # ---- commands of the user's own ----------------------------------------------------------
 
 
@@ -299,23 +276,35 @@ def test_one_task_at_a_terminal_asks_too(tmp_path: Path) -> None:
         assert session.exit_code() == 0 and (session.ws / "PWN").exists()
 
 
-# ---- reasoning, waiting, prices ----------------------------------------------------------
+# ---- models, reasoning, prices ----------------------------------------------------------
 
 
-def test_reasoning_is_hidden_or_dim_and_its_level_goes_out_next(tmp_path: Path) -> None:
+def test_another_model_or_level_of_reasoning_holds_from_the_next_request_on(tmp_path: Path) -> None:
     thinking = Reply("Four.", reasoning="Two and two. ")
     with serve(thinking) as server, Terminal(tmp_path, server, "--reasoning", "low") as session:
-        assert "Two and" not in bare(session.say("how much?"))
+        assert "Two and" not in bare(session.say("one"))
+        said = bare(session.say("/export no/such.md"))
+        assert said.endswith("no/such.md: No such file or directory")
         assert "reasoning: high, hidden" in session.say("/reasoning high")
-        assert "accepts off, minimal" in session.say("/reasoning much")
         assert "reasoning: high, shown" in session.say("/reasoning show")
-        shown = session.say("how much?")
+        assert "other at" in session.say("/model other")
+        shown = session.say("two")
         assert re.search(r"\x1b\[2m\s*Two.*Four\.", shown, re.S) and "Two and two." in bare(shown)
+        assert len(server.requests[1]["messages"]) == 4
         session.say("/reasoning hide")
         session.say("/reasoning off")
-        assert "Two and" not in bare(session.say("how much?"))
-        efforts = [body.get("reasoning_effort") for body in server.requests]
-        assert efforts == ["low", "high", None]
+        assert "Two and" not in bare(session.say("three"))
+        efforts = [(body["model"], body.get("reasoning_effort")) for body in server.requests]
+        assert efforts == [("script", "low"), ("other", "high"), ("other", None)]
+        session.say("/model gpt-5-mini")
+        session.say("four")
+        offered = {tool["function"]["name"] for tool in server.requests[-1]["tools"]}
+        assert "apply_patch" in offered and "edit" not in offered
+        session.say("/model gpt-4.1")
+        assert "of 1.00M tokens" in bare(session.say("/tokens")), "its own window"
+        session.say("/clear")
+        session.say("five")
+        assert sent(server.requests[-1]) == ["five"]
 
 
 def test_an_error_is_one_line_and_costs_are_said_where_prices_are(tmp_path: Path) -> None:
