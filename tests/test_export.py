@@ -13,12 +13,14 @@ import pytest
 
 from coder.devtools.scripted import Reply
 from coder.events import Compacted
+from coder.history import user
 from coder.sessions.export import REMOVED, Format, export, redactor
 from coder.sessions.recorder import Recorder
 from coder.sessions.store import Store
 from coder.toolset import tool
 from coder.types import Message, ToolError, ToolResult
 from tests.harness import ask, serve
+from tests.test_sessions import kept
 
 FORMATS: list[Format] = ["md", "json", "html"]
 
@@ -46,12 +48,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
-def kept(store: Store, *messages: Any, **names: str) -> str:
-    info = store.create(**{"directory": "/ws", "model": "some-model"} | names)
-    Recorder(store, info, list(messages)).close()
-    return info.id
-
-
 def calling(name: str, arguments: str = "{}", call_id: str | None = "a", **more: Any) -> Message:
     function = {"name": name, "arguments": arguments}
     call = {"id": call_id, "type": "function", "function": function}
@@ -60,10 +56,6 @@ def calling(name: str, arguments: str = "{}", call_id: str | None = "a", **more:
 
 def result(text: str, call_id: str = "a") -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
-
-
-def user(content: Any) -> Message:
-    return {"role": "user", "content": content}
 
 
 @pytest.fixture
