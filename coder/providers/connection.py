@@ -135,7 +135,7 @@ READ_SIZE = 1 << 15  # bytes
 MAX_HEADER, MAX_HEADERS = 65_536, 200  # bytes of a line, and lines
 STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})\b.*\n")
 MAX_CHUNK_HEAD = 4_096  # bytes of a chunk's size and its extensions
-CHUNK_HEAD = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,15})\b.*\n")
+CHUNK_HEAD = re.compile(rb"(?:\r?\n)?(0*[0-9a-fA-F]{1,7})\b.*\n")  # 256 MiB are enough
 
 
 def read_head(file: Any) -> tuple[int, dict[str, str]]:
