@@ -1,4 +1,4 @@
-"""The conversation at the terminal as it is kept: its record, its title, resuming an older one, undo and redo.
+"""The conversation at the terminal as it is kept: its record, its title, resuming an older one.
 
 A subscriber of the agent's events. Where the conversation is not kept, the states of its files lie in a
 private temporary folder; one task that is not kept has none, since nothing can undo it.
@@ -15,11 +15,10 @@ from coder import events
 from coder.cli.app import App
 from coder.cli.process import optional
 from coder.cli.settings import ConfigError, data_folder
-from coder.cli.wording import words_of
 from coder.events import Event, RunEnd
 from coder.history import text_of
 from coder.sessions.recorder import Recorder
-from coder.sessions.snapshots import Snapshots, UndoResult
+from coder.sessions.snapshots import Snapshots
 from coder.sessions.store import (
     MEMORY,
     SessionInfo,
@@ -187,21 +186,6 @@ class Conversation:
             if info.parent == self.recorder.session_id and not info.forked:
                 return info.agent, to_model_messages(self.store, task_id)
         return None
-
-    # -- undo
-
-    def undo(self) -> UndoResult:
-        """Undo the last run: files and messages; with a problem, nothing."""
-        done = self.snapshots.undo(self.app.agent.messages)
-        done.prompt = " ".join(words_of(done.prompt).split())
-        self.settle()
-        return done
-
-    def redo(self) -> UndoResult:
-        """Do again what was undone last."""
-        done = self.snapshots.redo(self.app.agent.messages)
-        self.settle()
-        return done
 
 
 def open_conversation(app: App, *, titles: bool = False, one_task: bool = False) -> Conversation:

@@ -16,13 +16,14 @@ from coder.cli.questions import exact_diff
 from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
 from coder.cli.signals import defer_sigint
-from coder.cli.wording import by_number, first_of, session_line
+from coder.cli.wording import by_number, first_of, session_line, words_of
 from coder.sessions.snapshots import UndoResult
 
 if TYPE_CHECKING:
     from coder.cli.app import App
     from coder.cli.conversation import Conversation
     from coder.cli.screen import Screen
+    from coder.types import Message
 
 MAX_CHOICES = 12
 
@@ -58,17 +59,19 @@ class ConversationCommands:
     # -- the last run
 
     def undo(self, argument: str) -> None:
-        if prompt := self._travel("Undone", self.conversation.undo):
-            self.repl.keyboard.early.insert(0, prompt)  # to be worded in another way
+        if prompt := self._travel("Undone", self.conversation.snapshots.undo):
+            words = " ".join(words_of(prompt).split())
+            self.repl.keyboard.early.insert(0, words)  # to be worded in another way
 
     def redo(self, argument: str) -> None:
-        self._travel("Redone", self.conversation.redo)
+        self._travel("Redone", self.conversation.snapshots.redo)
 
-    def _travel(self, done: str, how: Callable[[], UndoResult]) -> str:
+    def _travel(self, done: str, how: Callable[[list[Message]], UndoResult]) -> str:
         """Undo or redo, which must not be left half done: a Ctrl+C meanwhile changes nothing. The run's prompt."""
         result = UndoResult(problem="Nothing was done.")
         with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
-            result = how()
+            result = how(self.app.agent.messages)
+            self.conversation.settle()
         if result.problem:
             self._warn(result.problem)
         else:
