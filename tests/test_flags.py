@@ -18,21 +18,20 @@ from tests.test_repl import bare
 
 CTRL_D = "\x04"
 
-# Each start of the program: its place, the columns, its flags, each with what the screen shows of it, or with what the
-# requests hold ("sent: ") or what the screen does not show ("none: "); and the entries of the session. None: one task.
-STARTS: list[tuple[str, int, dict[str, str], list[str] | None]] = [
+# Each start of the program: its place, its flags, each with what the screen shows of it, or with what the requests hold
+# ("sent: ") or what the screen does not show ("none: "); and the entries of the session. None: one task.
+STARTS: list[tuple[str, dict[str, str], list[str] | None]] = [
     (
         "a",
-        40,
         {"--help": "usage: ... --output-format FORMAT ... exit codes: 0 done · 1 failed"},
         None,
     ),
-    ("a", 40, {"--version": "coder "}, None),
-    ("a", 40, {"-p": "You said **hello**.", "-q": "none: done"}, None),
-    ("a", 80, {"--output-format json hello": '"text": "You said **hello**."'}, None),
-    ("b", 40, {"--allow-http --base-url http://other.invalid/v1": "script at other.invalid"}, []),
+    ("a", {"--version": "coder "}, None),
+    ("a", {"-p": "You said **hello**.", "-q": "none: done"}, None),
+    ("a", {"--output-format json hello": '"text": "You said **hello**."'}, None),
+    ("b", {"--allow-http --base-url http://other.invalid/v1": "script at other.invalid"}, []),
     (
-        *("b", 200),
+        "b",
         {
             "--base-url {url}": "at 127.0.0.1:",
             "-m named": "named at 127",
@@ -52,7 +51,7 @@ STARTS: list[tuple[str, int, dict[str, str], list[str] | None]] = [
         ["hello", "/compact"],
     ),
     (
-        *("c", 80),
+        "c",
         {
             "-y": "Commands and edits are not asked about (yolo). ... yolo ❯ run seq 9",
             "-v": "I think so. ... ● bash seq 9 1 2 3 4 5 6 7 8 9 stopped ... the user is asked]",
@@ -63,7 +62,7 @@ STARTS: list[tuple[str, int, dict[str, str], list[str] | None]] = [
         ["run seq 9", "", "hang", "run echo Permission denied; exit 1", ""],
     ),
     (
-        *("c", 40),
+        "c",
         {
             "-c": "none: Agent build continues",
             "--agent mine": "own at 127 ... Agent: mine. ... mine ❯ run touch no",
@@ -74,7 +73,7 @@ STARTS: list[tuple[str, int, dict[str, str], list[str] | None]] = [
         ["run touch no"],
     ),
     (
-        *("c", 200),
+        "c",
         {"-r 1": "continues: Be mine. ❯ run", "--max-seconds 0.5 -y": "the time"},
         ["run sleep 30"],
     ),
@@ -118,12 +117,14 @@ def check(flags: dict[str, str], seen: str, sent: str) -> None:
             assert (at < 0) is (kind == "none: "), f"{flag}: {part!r} in {seen}"
 
 
+@pytest.mark.parametrize("columns", [40, 80, 200])
 @pytest.mark.parametrize("place", ["a", "b", "c"])
-def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, place: str) -> None:
+def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, place: str, columns: int) -> None:
     class Resized(Terminal):
         def __enter__(self) -> Resized:
             return self
 
+    Resized.columns = columns
     hung.clear()
     (tmp_path / "ws/sub").mkdir(parents=True)
     (tmp_path / "ws/picture.png").write_bytes(PNG)
@@ -131,8 +132,7 @@ def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, place: str) -> None
     agent.parent.mkdir(parents=True)
     agent.write_text("---\nmodel: own\n---\nBe mine.")
     with serve(answer) as server:
-        for columns, flags, entries in (start[1:] for start in STARTS if start[0] == place):
-            Resized.columns = columns
+        for flags, entries in (start[1:] for start in STARTS if start[0] == place):
             words = shlex.split(" ".join(flags).format(url=server.url))
             before = len(server.requests)
             with Resized(tmp_path, server, *words, TMPDIR=str(tmp_path / "ws")) as session:
@@ -148,7 +148,7 @@ def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, place: str) -> None
 
 
 def test_every_flag_is_driven() -> None:
-    driven = {word for _, _, flags, _ in STARTS for word in shlex.split(" ".join(flags))}
+    driven = {word for _, flags, _ in STARTS for word in shlex.split(" ".join(flags))}
     known = [action.option_strings for action in parser()._actions if action.option_strings]
     assert [names for names in known if not driven & {*names}] == [["--demo"]]  # test_demo.py
 

@@ -43,7 +43,7 @@ def shows(session: Terminal, *rows: str, columns: int = 80) -> None:
 # ---- the prompt --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [40, 200])
+@pytest.mark.parametrize("columns", [40, 80, 200])
 def test_each_key_of_the_prompt(tmp_path: Path, columns: int) -> None:
     editor = tmp_path / "ws" / "editor"
     editor.parent.mkdir()
