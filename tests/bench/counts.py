@@ -30,7 +30,6 @@ root, out = sys.argv.pop(1), sys.argv.pop(1)
 counts = dict.fromkeys(["calls", "processes", "files", "connections", "transactions"], 0)
 EVENTS = {"subprocess.Popen": "processes", "open": "files", "socket.connect": "connections"}
 seen, sent, climb, statements = set(), [], [], []
-open_transaction = {"wrote": False, "begun": False}
 
 def stack(frame, flags=1):  # names of the package's functions (with these flags), the innermost first
     names = []
@@ -60,18 +59,8 @@ def audit(event, arguments):
         counts[name] += 1
 
 def trace(statement):
-    word = statement.split(None, 1)[0].upper()
-    if word == "--":
-        return
     statements.append(" ".join(statement.split()))
-    if word == "BEGIN":
-        open_transaction.update(begun=True, wrote=False)
-    elif word in ("COMMIT", "END", "ROLLBACK"):
-        counts["transactions"] += open_transaction["wrote"]
-        open_transaction.update(begun=False, wrote=False)
-    elif word in ("INSERT", "UPDATE", "DELETE", "REPLACE", "CREATE", "DROP", "ALTER"):
-        open_transaction["wrote"] = True
-        counts["transactions"] += not open_transaction["begun"]
+    counts["transactions"] += statement.split(None, 1)[:1] == ["COMMIT"]
 
 def connect(*arguments, **options):
     connection = real_connect(*arguments, **options)
