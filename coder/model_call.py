@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coder import events
 from coder.events import Events, Returning, resolve
-from coder.history import ROLES, convert_to_llm, repair
+from coder.history import ROLES, History, convert_to_llm, repair
 from coder.providers.errors import Failures
 from coder.run import End, Run
 from coder.types import Completion, ModelError, Request, Trigger, Usage
@@ -73,6 +73,7 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
         if trigger != "threshold":
             yield events.Status("preparing")
         yield from resolve(run.hooks.on_compacted(run.messages))
+        run.history = History(run.messages)  # messages may have been changed in place
     return work.value
 
 

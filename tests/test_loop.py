@@ -191,6 +191,21 @@ def test_an_overflow_is_compacted_at_most_twice_between_two_answers() -> None:
     assert result.text == "done" and len(compacted) == 6
 
 
+@pytest.mark.parametrize("content", ["", None, 7, {"pruned": True}])
+def test_messages_that_a_hook_changes_in_place_are_repaired(content: Any) -> None:
+    def prune(messages: list[Message], *_: Any) -> bool:
+        old = [each for each in messages[:-2] if each["role"] == "tool" and each["content"] == "3"]
+        for message in old:
+            message["content"] = content
+        return bool(old)
+
+    with serve(ONE, calling("tool_calls"), DONE) as server:
+        ask(server, tools=[add], hooks=FunctionHooks(on_length=prune))
+        assert_all_valid(server)
+        first, _ = (each for each in server.requests[-1]["messages"] if each["role"] == "tool")
+    assert first["content"] not in ("3", "") and isinstance(first["content"], str)
+
+
 # ---- limits ---------------------------------------------------------------------------------
 
 
