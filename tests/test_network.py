@@ -191,6 +191,19 @@ def test_a_refusing_proxy_is_named(monkeypatch: pytest.MonkeyPatch, name: str, s
     )
 
 
+def test_a_proxy_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may reach the server later."""
+
+    def fail(caller: socket.socket) -> None:
+        caller.recv(65536)
+        caller.sendall(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n")
+
+    with listening(fail) as port:
+        monkeypatch.setenv("ALL_PROXY", f"127.0.0.1:{port}")
+        events, result = talk(THERE)
+    assert "retry" in types(events) and result.error and result.error.kind == "network"
+
+
 def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     monkeypatch.setenv("ALL_PROXY", nobody)
     events, result = talk(THERE)
@@ -398,3 +411,10 @@ def test_a_pasted_address_of_the_call_is_taken(more: str, monkeypatch: pytest.Mo
         monkeypatch.setenv("OPENAI_BASE_URL", server.url + more)
         assert talk(None)[1].text == "well"
         assert {path.partition("?")[0] for path in server.paths} == {"/v1/chat/completions"}
+
+
+def test_a_path_that_begins_with_two_slashes_is_sent_as_it_is() -> None:
+    asked: list[bytes] = []
+    with listening(lambda caller: asked.append(caller.recv(65536))) as port:
+        talk(f"http://127.0.0.1:{port}//v1", ONCE)
+    assert asked[0].startswith(b"POST //v1/chat/completions HTTP/1.1")

@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from coder.abort import run_in_thread
 from coder.providers.text import shown_url
-from coder.types import ModelError
+from coder.types import ErrorKind, ModelError
 
 if TYPE_CHECKING:
     import ssl  # 10 ms that only https costs
@@ -72,7 +72,9 @@ def _open_tunnel(sock: socket.socket, proxy: SplitResult, place: str, name: str)
         status, _ = read_head(file)
     if status >= 300:
         message = f"{name} does not connect to {place}: HTTP status {status}"
-        raise ModelError("protocol", message, retryable=status >= 500, advice=PAST_PROXY)
+        passing = status >= 500
+        kind: ErrorKind = "network" if passing else "protocol"
+        raise ModelError(kind, message, retryable=passing, advice=PAST_PROXY)
 
 
 @cache

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.parse import urljoin, urlsplit
 
 from coder.abort import Abort
 from coder.providers.connection import body_of, open_connection, read_head
@@ -161,7 +161,7 @@ class Endpoint:
         lines = [f"{name}: {value}" for name, value in headers.items()]
         if not all(map(HEADER.fullmatch, lines)):  # not shown: it may be a key
             raise ModelError("protocol", "a header of the request holds what cannot be sent")
-        target = urlunsplit(("", "", parts.path, parts.query, ""))
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
         method = "POST" if path == CALL else "GET"
         return "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""]).encode()
 
@@ -274,7 +274,7 @@ class StreamingRequest:
         self.abort.check()
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError
+            raise TimeoutError("timed out")
         return min(left, LONGEST)
 
     @contextmanager
