@@ -320,9 +320,7 @@ class Returning(Generic[Y, T]):
 
 def drain(generator: Generator[Any, None, T]) -> T:
     """What a generator returns, without its events."""
-    with Returning(
-        generator
-    ) as run:  # closed also by an interrupt: its traceback keeps the generator
+    with Returning(generator) as run:  # closed also by an interrupt, whose traceback keeps it
         for _ in run:
             pass
     return run.value
