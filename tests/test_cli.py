@@ -242,13 +242,16 @@ def test_a_prompt_with_a_closed_stdin_or_stdout_runs(place: Place) -> None:
 def test_an_open_stdin_is_reported_and_read_until_it_ends_or_a_signal_comes(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
         first, second = (place.start(server=server, stdin=subprocess.PIPE) for _ in range(2))
+        assert first.stdin
+        first.stdin.write("say ")  # as `tail -f` does: something, and no end
+        first.stdin.flush()
         for child in (first, second):
             assert child.stderr and "waiting for the end of stand" in child.stderr.readline()
         assert server.requests == []
         second.send_signal(signal.SIGTERM)
         out, errors = second.communicate(timeout=20)
         assert (second.returncode, out) == (143, "") and "Traceback" not in errors
-        assert first.communicate("say hello", timeout=20)[0] == "Hello.\n"
+        assert first.communicate("hello", timeout=20)[0] == "Hello.\n"
     assert first.returncode == 0 and asked(server) == "say hello" and len(server.requests) == 1
 
 

@@ -16,6 +16,7 @@ import os
 import select
 import stat
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,16 @@ def has_input() -> bool:
 
 def read_stdin() -> str:
     """All of stdin, up to MAX_INPUT bytes. A note says what is waited for, since a pipe left open looks like a hang."""
-    if not select.select([sys.stdin], [], [], PATIENCE)[0]:
-        sys.stderr.write(WAITING)
-    data = sys.stdin.buffer.read(MAX_INPUT + 1)
+    data, note_at = b"", time.monotonic() + PATIENCE
+    while len(data) <= MAX_INPUT:
+        left = max(0.0, note_at - time.monotonic()) if note_at else None
+        if not select.select([sys.stdin], [], [], left)[0]:
+            sys.stderr.write(WAITING)
+            note_at = 0.0
+        elif piece := os.read(sys.stdin.fileno(), MAX_INPUT + 1 - len(data)):
+            data += piece
+        else:
+            break
     text = data[:MAX_INPUT].decode("utf-8", "replace")
     if len(data) <= MAX_INPUT:
         return text
