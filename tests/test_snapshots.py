@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import hashlib
 import json
+import math
 import os
 import shutil
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -35,7 +37,7 @@ from coder.events import (
 )
 from coder.sessions.blobs import MAX_STORED
 from coder.sessions.snapshots import Snapshots, UndoResult, place_of
-from coder.sessions.workspace_files import MAX_FILE
+from coder.sessions.workspace_files import MAX_FILE, WorkspaceFiles
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import read, write
@@ -587,8 +589,10 @@ def copies(desk: Desk) -> int:
 
 
 def track(desk: Desk, files: dict[str, str | bytes], *options: str) -> Tree:
-    """Add these files to git. Returns the tree."""
+    """Add these files to git, as they were an hour ago. Returns the tree."""
     desk.put(files)
+    for name in files:
+        os.utime(desk.folder / name, (time.time() - 3600,) * 2)
     git(desk.folder, "init", "-q")
     git(desk.folder, *options, "add", "-A")
     return desk.tree()
@@ -615,15 +619,92 @@ def test_tracked_files_are_read_from_git(desk: Desk, inner: str) -> None:
     here.snapshots.close()
 
 
-def test_a_file_that_git_has_in_another_form_comes_back_as_it_was(desk: Desk) -> None:
-    """Line ends, a filter, and a file at which git is told not to look."""
-    files = {".gitattributes": "f filter=swap\n", "f": "aab\n", "crlf": "a\r\nb\r\n", "told": "one"}
-    track(desk, files, "-c", "filter.swap.clean=tr ab ba", "-c", "core.autocrlf=true")
-    git(desk.folder, "update-index", "--assume-unchanged", "told")
-    desk.put({"told": "two"})
+def settle() -> None:
+    """Until no file is so new that it is read in any case."""
+    end = time.time_ns() + 50_000_000
+    while time.time_ns() < end:
+        time.sleep(0.01)
+
+
+def test_files_that_git_knows_to_be_unchanged_are_not_read(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large repository is covered from the first run on. Others are read, also what git keeps in another form."""
+    track(desk, {"a": "1", "d/b": "1", "c": "1"})
+    desk.put({"c": "2", "new": "1"})
     before = desk.tree()
-    desk.run(sh("echo 3 | tee f crlf told"))
-    assert done(desk.undo()) == ["crlf", "f", "told"] and desk.tree() == before
+    settle()
+    reads: list[str] = []
+    load = WorkspaceFiles._load
+
+    def spy(files: WorkspaceFiles, path: str, info: os.stat_result) -> bytes:
+        reads.append(path)
+        return load(files, path, info)
+
+    monkeypatch.setattr(WorkspaceFiles, "_load", spy)
+    desk.run(("read", {"path": "a"}), sh("true"))
+    assert sorted(reads) == ["c", "new"]
+    desk.run(sh("echo 3 | tee a d/b c new"))
+    assert done(desk.undo()) == ["a", "c", "d/b", "new"] and desk.tree() == before
+
+
+@pytest.mark.parametrize(
+    ("attributes", "options", "content"),
+    [
+        ("a filter=swap", ("-c", "filter.swap.clean=tr ab ba"), b"aab\n"),
+        ("* text eol=crlf", (), b"a\r\nb\r\n"),
+        ("* ident", (), b"$Id: 0123$\n"),
+        ("", ("-c", "core.autocrlf=true"), b"a\r\nb\r\n"),
+    ],
+)
+@pytest.mark.parametrize("inner", ["", "sub"])
+def test_a_file_that_git_has_in_another_form_comes_back_as_it_was(
+    desk: Desk, attributes: str, options: tuple[str, ...], content: bytes, inner: str
+) -> None:
+    path = os.path.join(inner, "a")
+    before = track(desk, {".gitattributes": attributes, path: content}, *options)
+    assert git(desk.folder, "cat-file", "blob", f":{path}").encode() != content
+    settle()
+    here = Desk(desk.folder / inner, desk.data)
+    here.run(sh("echo 3 > a"))
+    assert done(here.undo()) == ["a"] and desk.tree() == before
+    here.snapshots.close()
+
+
+@pytest.mark.parametrize("race", [False, True])
+def test_a_file_changed_while_the_index_was_written_is_read(desk: Desk, race: bool) -> None:
+    """The index says that `a` holds "one", with all facts of the file that holds "two"."""
+    track(desk, {"a": "one"})
+    desk.put({"a": "two"})
+    index, info = desk.folder / ".git/index", (desk.folder / "a").stat()
+    data = bytearray(index.read_bytes()[:-20])
+    times = (*divmod(info.st_ctime_ns, 10**9), *divmod(info.st_mtime_ns, 10**9))
+    struct.pack_into(">4I", data, 12, *times)
+    index.write_bytes(bytes(data) + hashlib.sha1(data).digest())
+    written = info.st_mtime_ns + (0 if race else 10**9)
+    os.utime(index, ns=(written, written))
+    settle()
+    desk.run(sh("echo 2 > a"))
+    assert done(desk.undo()) == ["a"]
+    assert desk.text("a") == ("two" if race else "one"), "without the race git is believed"
+
+
+def test_a_file_at_which_git_is_told_not_to_look_is_read(desk: Desk) -> None:
+    track(desk, {"a": "one", "b": "one"})
+    git(desk.folder, "update-index", "--assume-unchanged", "a")
+    git(desk.folder, "update-index", "--skip-worktree", "b")
+    desk.put({"a": "two", "b": "two"})
+    settle()
+    desk.run(sh("echo 3 | tee a b"))
+    assert done(desk.undo()) == ["a", "b"] and desk.text("a") == desk.text("b") == "two"
+
+
+def test_a_repository_with_other_ids_is_read(desk: Desk) -> None:
+    git(desk.folder, "init", "-q", "--object-format=sha256")
+    before = track(desk, {"a": "one"})
+    settle()
+    desk.run(sh("echo 2 > a"))
+    assert done(desk.undo()) == ["a"] and desk.tree() == before
 
 
 def test_what_is_not_kept_any_more_is_named_and_the_rest_restored(desk: Desk) -> None:
@@ -638,12 +719,12 @@ def test_what_is_not_kept_any_more_is_named_and_the_rest_restored(desk: Desk) ->
 
 
 def test_a_file_for_which_the_first_look_had_no_time_is_not_taken_for_a_new_one(
-    desk: Desk, kernel_reports: None
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, kernel_reports: None
 ) -> None:
-    """git waits for a FIFO. To undo the making of a file is to remove it."""
+    """To undo the making of a file is to remove it."""
     desk.put({"d/a": "1"})
-    git(desk.folder, "init", "-q")
-    os.mkfifo(desk.folder / ".gitignore")
+    deadline = property(lambda files: math.inf if files.ready else 0, lambda *_: None)
+    monkeypatch.setattr(WorkspaceFiles, "deadline", deadline, raising=False)
     desk.run(("edit", {"path": "d/a", "old_string": "1", "new_string": "2"}))
     assert done(desk.undo()) == [] and desk.text("d/a") == "2"
     assert "covers only part" in desk.notices()[0]

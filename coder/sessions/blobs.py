@@ -10,21 +10,27 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import re
 import subprocess
 import time
 import zlib
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from coder.sessions.database import Database, make_private
 from coder.tools.process import environment, find_program
-from coder.tools.workspace import git_folders, repository_top
+from coder.tools.workspace import git_folders, read_small_file, repository_top
 
 MAX_STORED = 100_000_000  # bytes of a workspace's contents; steps may double it
 MAX_WAITING = 8_000_000  # bytes of contents in memory, before they are stored
+MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
+MAX_GIT = 0.9  # seconds of a command, behind which it is killed
 KEPT_DAYS = 30
+# What may give a file another content of the same size than its blob has
+REWRITES = re.compile(rb"filter=|working-tree-encoding=")
 
 
 def blob_id(data: bytes) -> str:
@@ -37,7 +43,7 @@ class Git:
 
     def __init__(self, root: str, data: str) -> None:
         self.root, self.top = root, repository_top(Path(root))
-        self.deadline = 0.0  # of the look under way: what takes longer is killed
+        self.deadline: Callable[[], float] = lambda: math.inf  # of the look under way
         self._program = find_program("git", root) if os.path.lexists(self.top / ".git") else ""
         self._own = os.path.join(data, "git")
 
@@ -53,7 +59,7 @@ class Git:
                 [self._program, "-c", "core.fsmonitor=false", *command.split()], cwd=self.root,
                 env=own | (self._variables() if apart else {}), input=b"".join(lines),
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                timeout=None if wait else self.deadline - time.monotonic(),
+                timeout=None if wait else min(MAX_GIT, self.deadline() - time.monotonic()),
             )  # fmt: skip
             return done.stdout if done.returncode in (0, 1) else None
         return None
@@ -69,11 +75,38 @@ class Git:
         given = {f"GIT_{name}": str(place) for name, place in places.items()}
         return given | {"GIT_CONFIG_NOSYSTEM": "1", "GIT_NO_LAZY_FETCH": "1"}
 
-    def tracked(self) -> dict[str, str]:
-        """The tracked files, and the blob id of each as it was added."""
-        lines = (self._run("ls-files -z --stage") or b"").split(b"\0")[:-1]
-        found = (line.partition(b"\t") for line in lines)
-        return {os.fsdecode(name): facts.split()[1].decode() for facts, _, name in found}
+    def tracked(self) -> dict[str, tuple[str, bool]]:
+        """The tracked files: the blob id of each as it was added, and whether git sees when it changes."""
+        found = {}
+        for line in (self._run("ls-files -z -v --stage") or b"").split(b"\0")[:-1]:
+            facts, _, name = line.partition(b"\t")
+            tag, _, blob, stage = facts.decode().split()
+            found[os.fsdecode(name)] = blob, (tag, stage) == ("H", "0")
+        return found
+
+    def unchanged(self, blobs: Mapping[str, str]) -> dict[str, int]:
+        """Which of these tracked files are as they were added, as git knows from their stamps; bytes of their blobs."""
+        changed = self._run("ls-files -z -m") if blobs else None
+        if changed is None:
+            return {}
+        names = set(map(os.fsdecode, changed.split(b"\0")))
+        given = (f"{blob}\n".encode() for blob in set(blobs.values()))
+        output = self._run("cat-file --batch-check=%(objectname)=%(objectsize)", given) or b""
+        sizes = dict(line.split("=") for line in output.decode().splitlines() if "=" in line)
+        return {
+            path: int(sizes[blob])
+            for path, blob in blobs.items()
+            if path not in names and blob in sizes
+        }
+
+    def is_plain(self, attributes: Iterable[str]) -> bool:
+        """Has an unchanged file whose blob has its size the content of that, by these .gitattributes and those above?"""
+        root = Path(self.root)
+        files = [root / path for path in attributes]
+        files += [up / ".gitattributes" for up in root.parents if up.is_relative_to(self.top)]
+        files.append(git_folders(self.top)[-1] / "info/attributes")
+        texts = (read_small_file(file, MAX_ATTRIBUTES) or b"" for file in files)
+        return not any(map(REWRITES.search, texts))
 
     def ignored(self, paths: Iterable[str]) -> set[str] | None:
         """What the user's git ignores of these paths; None: unknown."""

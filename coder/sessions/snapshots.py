@@ -13,8 +13,10 @@ What differs from how the run left it is never overwritten: then nothing is done
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +26,7 @@ from coder.abort import Abort
 from coder.events import Event
 from coder.history import text_of, user
 from coder.sessions.database import StoreError
-from coder.sessions.workspace_files import Entry, Pair, WorkspaceFiles
+from coder.sessions.workspace_files import SECONDS, Entry, Pair, WorkspaceFiles
 from coder.tools.edit import diff
 from coder.tools.workspace import put_file, remove
 from coder.types import Message
@@ -102,6 +104,7 @@ class Snapshots:
         self._files = WorkspaceFiles(self.root, os.path.realpath(data))
         self._session = ""
         self._first_look = threading.Thread()  # of all files
+        self._began = 0.0
         self._told: set[str] = set()
         self._in_step = False  # a tool has begun
         self._asked = False  # in a step: the event before was a question, which is answered now
@@ -124,8 +127,8 @@ class Snapshots:
                 self.runs.append(RunSnapshot())
                 self._start_look()
             case events.MessageEnd(message={"role": "user"} as message) if self.runs:
-                time = message.get("meta", {}).get("timestamp")
-                self.runs[-1].message = self.runs[-1].message or time or 0
+                stamp = message.get("meta", {}).get("timestamp")
+                self.runs[-1].message = self.runs[-1].message or stamp or 0
             case events.ToolStart(name=name) if name not in self.harmless:
                 self._begin_step(abort)
             case events.StepEnd() | events.RunEnd():
@@ -141,6 +144,7 @@ class Snapshots:
         """Look at all files, in a worker thread; again, where there was no time for all."""
         done = self._files.ready and not self._files.left_out
         if not (self.off or done or self._first_look.is_alive()):
+            self._began, self._files.deadline = time.monotonic(), math.inf
             self._first_look = threading.Thread(target=self._look_first, daemon=True)
             self._first_look.start()
 
@@ -160,7 +164,9 @@ class Snapshots:
         if self._files.left_out:
             self._tell_once(PARTLY.format(self._files.left_out))
 
-    def _await_look(self, abort: Abort | None = None) -> None:
+    def _await_look(self, abort: Abort | None = None, seconds: float = SECONDS) -> None:
+        """Wait for the end of the first look, which may take these seconds, or until now."""
+        self._files.deadline = max(self._began + seconds, time.monotonic())
         while self._first_look.is_alive() and not (abort and abort.is_set):
             self._first_look.join(0.05)
 
@@ -204,8 +210,7 @@ class Snapshots:
 
     def close(self) -> None:
         """End what is under way."""
-        self._files.deadline = 0
-        self._await_look()
+        self._await_look(seconds=0)
         self._files.close()
 
     # ---- taking back

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import stat
 import struct
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from coder.sessions.blobs import MAX_STORED, BlobStore, blob_id
 from coder.tools.workspace import TOOL_FOLDERS
 
-SECONDS = 1.8  # that a look may take, before a bit to store
+SECONDS = 1.8  # that a look may keep a tool waiting, before a bit to store
 MAX_FILE = 2_000_000  # bytes of a file that is kept
 MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
 Entry = tuple[int, str]  # type and permissions of a file, blob id ("": not kept)
@@ -100,7 +101,7 @@ class WorkspaceFiles:
         self.root, self.data = root, data
         self.ready = False  # has a first look been made?
         self.left_out = 0  # files and folders that it had no time or room for
-        self.deadline = 0.0  # of the look under way; another thread may bring it forward
+        self.deadline = math.inf  # of the look under way; another thread may bring it forward
         self._watch = FolderWatch(root)
         self._files: dict[str, State] = {}
         self._folders: set[str] = set()
@@ -111,35 +112,53 @@ class WorkspaceFiles:
     @cached_property
     def store(self) -> BlobStore:
         """Opened when it is needed. Raises StoreError."""
-        return BlobStore(self.root, self.data)
-
-    def _begin(self) -> None:
-        self.deadline = self.store.git.deadline = time.monotonic() + SECONDS
+        store = BlobStore(self.root, self.data)
+        store.git.deadline = lambda: self.deadline
+        return store
 
     def start(self) -> None:
-        """Look at everything, as the state before a run."""
-        self._begin()
+        """Look at everything, as the state before a run, until the `deadline`."""
+        began = time.time_ns()
         self._watch.take()  # what was reported so far is looked at now
         self._ignored, self._unreached = {os.path.relpath(self.data, self.root)}, set()
         self._git_works = True
         tracked = self.store.git.tracked()
-        self.store.elsewhere = set(tracked.values())
+        self.store.elsewhere = {blob for blob, _ in tracked.values()}
         found, self._folders = self._scan([""], folders_of(tracked))
         kept = {row["id"] for row in self.store.rows("SELECT id FROM blob")} | self.store.elsewhere
-        known, states = self._files or self._saved(), dict[str, State]()
+        known = self._files or self._saved()
+        states = {
+            path: state
+            for path, info in found.items()
+            if (state := known.get(path)) and state.blob in kept and state.stamp == _stamp(info)
+        }
+        new = {path: info for path, info in found.items() if path not in states}
+        if self.store.git.is_plain(path for path in found if path.endswith(".gitattributes")):
+            states |= self._unchanged(new, tracked, began)
         self.left_out = len(self._unreached)
-        for path, info in sorted(found.items(), key=lambda each: (each[1].st_size, each[0])):
-            state = known.get(path)
-            if not state or state.blob not in kept or state.stamp != _stamp(info):
+        for path, info in sorted(new.items(), key=lambda each: (each[1].st_size, each[0])):
+            if path not in states:
                 self.left_out += self._is_full(MAX_STORED) and info.st_size <= MAX_FILE
-                state = self._read(path, info, MAX_STORED)
-            states[path] = state
+                states[path] = self._read(path, info, MAX_STORED)
         self._files = states
         self.store.flush()
         if states != known:
             self.store.execute("INSERT OR REPLACE INTO look VALUES (1, ?)", (json.dumps(states),))
         self.store.prune({state.blob for state in states.values()})
         self.ready = True
+
+    def _unchanged(
+        self, files: Mapping[str, Info], tracked: Mapping[str, tuple[str, bool]], began: int
+    ) -> dict[str, State]:
+        """Those of these files whose content git has, so that they need not be read."""
+        blobs = {path: tracked[path][0] for path in files if tracked.get(path, ("", False))[1]}
+        return {
+            path: _state(info, blobs[path])
+            for path, size in self.store.git.unchanged(blobs).items()
+            if size == (info := files[path]).st_size <= MAX_FILE
+            # Else it may have changed since git looked; the kernel's clock of files is some milliseconds behind
+            and info.st_ctime_ns < began - 20_000_000
+        }
 
     def _saved(self) -> dict[str, State]:
         """The files as the first look of an earlier process has read them."""
@@ -149,7 +168,7 @@ class WorkspaceFiles:
 
     def look(self) -> tuple[dict[str, Pair], list[str]]:
         """The files that have changed since the last look; and those of which the old or the new content is not kept."""
-        self._begin()
+        self.deadline = time.monotonic() + SECONDS
         places = self._watch.take()
         found, folders = self._scan(places)
         gone = places & self._files.keys()
