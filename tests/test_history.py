@@ -56,12 +56,14 @@ def test_any_list_becomes_valid_and_stays_as_it_then_is(messages: list[Message])
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(MESSAGES, min_size=1, max_size=4))
-def test_repairing_a_list_while_it_grows_gives_a_valid_one_too(pieces: list[list[Message]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 2), MESSAGES), min_size=1, max_size=4))
+def test_repairing_a_list_while_it_changes_at_its_end_gives_a_valid_one_too(
+    pieces: list[tuple[int, list[Message]]],
+) -> None:
     growing: list[Message] = []
     history = History(growing)
-    for piece in pieces:
-        growing += piece
+    for lost, piece in pieces:
+        growing[max(0, len(growing) - lost) :] = piece
         history.repair()
         assert_valid({"messages": convert_to_llm(growing)})
         assert repair(growing) == growing

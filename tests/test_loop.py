@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +14,7 @@ import pytest
 
 from coder.abort import Abort
 from coder.devtools.scripted import Reply, ScriptedServer
-from coder.events import DoomLoop, Event, Retry, State, Status, StepEnd, ToolEnd
+from coder.events import DoomLoop, Event, QuestionAsked, Retry, State, Status, StepEnd, ToolEnd
 from coder.history import user
 from coder.hooks import FunctionHooks
 from coder.toolset import ToolContext, tool
@@ -373,6 +373,16 @@ def test_a_follow_up_is_not_lost_at_a_limit() -> None:
 # ---- what is sent ---------------------------------------------------------------------------
 
 
+def test_a_list_that_a_hook_makes_for_a_request_is_repaired() -> None:
+    def newest(messages: list[Message], abort: Abort) -> list[Message]:
+        return [user("In short."), *messages[-1:]]
+
+    with serve(ONE, DONE) as server:
+        ask(server, tools=[add], hooks=FunctionHooks(transform_context=newest))
+        assert_all_valid(server)
+        assert contents(server.requests[-1]["messages"]) == ["In short."]
+
+
 def test_an_abort_before_the_run_sends_nothing_and_keeps_the_prompt() -> None:
     abort = Abort()
     abort.set()
@@ -401,6 +411,31 @@ def test_the_output_of_an_aborted_tool_is_truncated_once() -> None:
     text = result.messages[-1]["content"]
     assert text.endswith("[aborted by the user]") and 29_900 < len(text) <= 30_000
     assert len(re.findall(r"truncated \d+ characters", text)) == 1
+
+
+def test_the_time_of_a_tool_is_without_that_of_hooks_and_of_the_user() -> None:
+    def choose() -> Generator[Event, None, str]:
+        question = QuestionAsked("q", "Which?", ["one"])
+        yield question
+        return str(question.answer)
+
+    begun = list[float]()
+
+    def hesitate(*_: Any) -> None:
+        time.sleep(0.05)  # the hook's time
+        begun.append(time.monotonic())
+
+    def each(event: Event) -> None:
+        if isinstance(event, QuestionAsked):
+            time.sleep(0.05)  # the user's
+        elif isinstance(event, ToolEnd):
+            assert 0 <= event.seconds <= time.monotonic() - begun[0] - 0.05
+
+    with serve(Reply(calls=[("choose", {})]), DONE) as server:
+        ask(
+            server, tools=[quick(choose)], each=each, hooks=FunctionHooks(before_tool_call=hesitate)
+        )
+    assert begun
 
 
 def test_a_call_without_usable_arguments_reaches_no_hook() -> None:

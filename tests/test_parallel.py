@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ import pytest
 from coder.abort import Abort
 from coder.agent.parallel import MAX_WORKERS, ParallelTools
 from coder.ai import ChatModel
-from coder.devtools.scripted import Reply
-from coder.events import Event, ToolEnd, ToolStart, ToolUpdate
+from coder.devtools.scripted import Reply, ScriptedModel
+from coder.events import Event, MessageEnd, StepEnd, StepStart, ToolEnd, ToolStart, ToolUpdate
+from coder.history import NOT_RUN
 from coder.hooks import FunctionHooks
 from coder.loop import run_loop
-from coder.toolset import Tool, ToolContext
+from coder.toolset import Tool, ToolContext, Toolset
 from coder.types import Message, ToolCall, ToolResult
-from tests.harness import ask, assert_all_valid, contents, quick, serve, types
+from tests.harness import all_of, ask, assert_all_valid, contents, drive, quick, serve, types
 from tests.terminal import PATIENCE, promptly, until
 
 
@@ -116,6 +118,38 @@ def test_no_more_than_eight_run_at_a_time_and_one_alone_in_the_runs_own_thread()
         _, result = ask(server, tools=ParallelTools([quick(look, concurrent=True)]))
     assert contents(result.messages, "tool") == [*map(str, range(20)), "x"]
     assert where[-1] is threading.main_thread() is not where[0]
+
+
+@pytest.mark.parametrize("kind", [Toolset, ParallelTools])
+def test_an_abort_at_any_event_announces_each_message_and_result_once(kind: type[Toolset]) -> None:
+    def look(name: str) -> Generator[str, None, str]:
+        yield f"{name} began"
+        return f"saw {name}"
+
+    def change(name: str) -> str:
+        return f"changed {name}"
+
+    tools = kind([quick(look, concurrent=True), quick(change)])
+    asked = ("look", "a"), ("look", "b"), ("change", "c"), ("look", "d"), ("none", "e")
+    replies = [Reply("I look.", [(name, {"name": of}) for name, of in asked]), Reply("It is done.")]
+    for moment in range(100):
+        abort, numbers = Abort(), count()
+
+        def each(event: Event, abort: Abort = abort, numbers: Iterator[int] = numbers) -> None:
+            if next(numbers) == moment:  # noqa: B023 (called in this round)
+                abort.set()
+
+        run = run_loop([], ScriptedModel(replies), tools, prompt="go", abort=abort)
+        events, result = drive(run, each)
+        assert [event.message for event in all_of(MessageEnd, events)] == result.messages
+        steps, started = all_of(StepEnd, events), {each.id for each in all_of(ToolStart, events)}
+        assert len(steps) == len(all_of(StepStart, events))
+        for step in steps:
+            calls = [call["id"] for call in step.message.get("tool_calls", ())]
+            assert [each["tool_call_id"] for each in step.tool_results] == calls
+            not_run = [e["tool_call_id"] for e in step.tool_results if e["content"] == NOT_RUN]
+            assert not_run == [each for each in calls if each not in started]
+    assert result.stop_reason == "stop", "it has fewer events"
 
 
 def test_hooks_are_called_in_the_runs_thread_in_the_order_of_the_answer() -> None:

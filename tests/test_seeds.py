@@ -313,8 +313,11 @@ def test_a_prompt_in_one_thread_is_watched_steered_and_aborted_from_others() -> 
         with pytest.raises(RuntimeError, match="steer"):
             agent.prompt("no")
         agent.steer("later")
+        waiter = threading.Thread(target=agent.wait_for_idle)
+        waiter.start()
         agent.abort()
-        assert agent.wait_for_idle(30)
+        waiter.join(30)
+        assert not waiter.is_alive() and agent.wait_for_idle(0)
         worker.join()
         assert contents(agent.messages) == ["hi", "alpha beta"]
         assert agent.messages[-1]["meta"]["aborted"]
@@ -427,9 +430,12 @@ def test_what_an_agent_is_given_counts_or_fails_at_once() -> None:
         for name in ("one", "two")
     )
     with serve(Reply("yes")) as server:
-        agent = Agent("m", base_url=server.url, api_key="k", hooks=[one, two], retry=FAST)
+        options: dict[str, Any] = {"hooks": [one, two], "retry": FAST, "budgets": {"high": 9}}
+        agent = Agent("m", base_url=server.url, api_key="k", **options)
         assert agent.run("hi").text == "yes" and before == ["one", "two"]
         agent.set_model("another")
+        model = agent.state.model
+        assert isinstance(model, ChatModel) and model.budgets == {"high": 9}
         assert agent.run("hi").text == "yes" and server.requests[-1]["model"] == "another"
         assert server.heads[-1]["authorization"] == "Bearer k"
         with pytest.raises(TypeError, match="a model is a ChatModel"):
