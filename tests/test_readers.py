@@ -182,6 +182,28 @@ def test_rg_is_free_where_all_that_it_would_search_may_be_read(repo: Path) -> No
         assert not free(repo, command), made
 
 
+@needs_rg
+def test_rg_is_not_free_where_it_counts_a_file_as_ignored_from_elsewhere_only(repo: Path) -> None:
+    """Before ripgrep 15, what the .gitignore of a folder above says depends on how a folder is named."""
+    shell(repo, "echo x > sub/secrets.json; echo /sub/secrets.json > .gitignore")
+    for command in ("rg x", "rg x sub", "rg x ./sub"):
+        shown = shell(repo, f"{command} < /dev/null; true")
+        assert free(repo, command) == ("secrets" not in shown), command
+
+
+@pytest.mark.parametrize("rg", ["printf 'file\\0'; kill -9 $$", "sleep 0.1"])
+def test_rg_is_not_free_where_its_list_is_cut_or_takes_too_long(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, rg: str
+) -> None:
+    """All of a line has one time: a hundred of them do not take a hundred times as long."""
+    monkeypatch.setattr("coder.permissions.readers.LISTING_TIME", 0.5)
+    monkeypatch.setenv("PATH", f"{repo.parent}/programs:{os.environ['PATH']}")
+    (repo.parent / "programs").mkdir()
+    (repo.parent / "programs/rg").write_text(f"#!/bin/sh\n{rg}\n")
+    (repo.parent / "programs/rg").chmod(0o755)
+    assert not free(repo, "; ".join(["rg x"] * 10))
+
+
 def test_a_linked_worktree_is_free_and_a_folder_of_a_repository_is_not(repo: Path) -> None:
     line = "git worktree add ../linked; git config core.hooksPath .husky/_; git config pull.rebase true"
     shell(repo, f"{line}; touch .env; git add .")
@@ -190,10 +212,10 @@ def test_a_linked_worktree_is_free_and_a_folder_of_a_repository_is_not(repo: Pat
 
 
 def test_a_program_of_the_folder_is_not_free(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shell(repo, "mkdir bin; cp ../pwn bin/ls; cp ../pwn bin/git")
+    shell(repo, "mkdir bin; cp ../pwn bin/ls; cp ../pwn bin/git; ln -s /bin/sh bin/head")
     for folder, is_free in ((repo.parent, True), (repo / "bin", False)):
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-        assert [free(repo, each) for each in ("ls", "git status")] == [is_free] * 2
+        assert [free(repo, each) for each in ("ls", "git status", "head file")] == [is_free] * 3
     assert free(repo, "cat file")
 
 

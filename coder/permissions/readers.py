@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePath
+from typing import Any
 
 from coder.tools.process import environment, find_program
 from coder.tools.secrets import holds_secrets
 from coder.tools.workspace import git_folders, read_small_file, real, writable_git_folders
 
 MAX_ENTRIES = 20_000  # that are looked at
-LISTING_TIME = 10  # seconds that rg may take to list what it searches
+LISTING_TIME = 10  # seconds for all that the rg of one line search to be listed
 MAX_INDEX = 4 << 20  # bytes
 MAX_SETTINGS = 1 << 16
 
@@ -83,13 +85,13 @@ def read_only(
     `is_closed`: is a file not shown unasked? `is_limited`: a rule says so for some.
     """
     top = real(workspace)
-    places, free = [top], list[bool]()
+    places, free, deadline = [top], list[bool](), time.monotonic() + LISTING_TIME
     for name, *words in commands:
         if name == "cd" and not free and len(words) == 1 and ".." not in PurePath(words[0]).parts:
             places.append(real(top / words[0]))
             is_free = places[1].is_relative_to(top) and not words[0].startswith("-")
         else:
-            is_free = _is_free(name, words, top, places, is_closed, is_limited)
+            is_free = _is_free(name, words, top, places, is_closed, is_limited, deadline)
         if not is_free:
             places.clear()
         free.append(is_free)
@@ -103,6 +105,7 @@ def _is_free(
     places: list[Path],
     is_closed: Callable[[str, Path], bool],
     is_limited: bool,
+    deadline: float,
 ) -> bool:
     if name == "git" and (words := words[words[:1] == ["--no-pager"] :]):
         name, words = f"git {words[0]}", words[1:]
@@ -114,14 +117,13 @@ def _is_free(
     names = _paths(name, words)
     if names is None or (not places and (names or name not in PIPED)):
         return False
-    named = [place / each for place in places for each in names]
-    for path in map(real, named):
+    for path in (real(place / each) for place in places for each in names):
         if not path.is_relative_to(top) or is_closed(str(path), top):
             return False
     if name in SHOWING and is_limited:
         return False
     if name == "rg":
-        return not _may_show_secrets(top, words, {*places, *named})
+        return not _may_show_secrets(top, words, places, names, deadline)
     return name[:4] != "git " or ({*places} == {top} and _is_harmless(top, name in SHOWING))
 
 
@@ -164,20 +166,34 @@ HOOKS = re.compile(rb"(?i)\thookspath = (.*)")
 MODES = (0o100644, 0o100755, 0o120000)
 
 
-def _may_show_secrets(top: Path, words: list[str], places: Collection[Path]) -> bool:
-    """Tell whether rg may search a file that holds secrets in these places, as rg lists them.
+def _may_show_secrets(
+    top: Path, words: list[str], places: Collection[Path], names: list[str], deadline: float
+) -> bool:
+    """Tell whether rg may search a file that holds secrets, as rg itself lists what it searches.
 
-    Hidden files are listed, too, since an .ignore file can bring them back.
+    It starts where the command would and gets the same paths: which of the files above count, and
+    for what, depends on both. Hidden files are listed, too, since an .ignore file can bring them
+    back. Where no list is had until `deadline`, one may.
     """
     most = "-uu" if any(map(GLOB.match, words)) else "--hidden"
     argv = [find_program("rg", top), most, "--files", "--null", "--"]
-    argv += filter(os.path.exists, map(str, places))
-    try:
-        done = subprocess.run(argv, capture_output=True, env=environment(), timeout=LISTING_TIME)
-    except (OSError, subprocess.TimeoutExpired):
-        return True
-    names = os.fsdecode(done.stdout).split("\0")
-    return done.returncode > 1 or len(names) > MAX_ENTRIES or any(map(holds_secrets, names))
+    for place in {*places}:
+        # A word that is no path may be the pattern, and the folder is searched
+        here = [".", *(name for name in names if os.path.exists(place / name))]
+        seconds = deadline - time.monotonic()
+        listing: Any = {"cwd": place, "env": environment(), "stdin": subprocess.DEVNULL}
+        try:
+            done = subprocess.run(
+                [*argv, *here], capture_output=True, timeout=max(0.01, seconds), **listing
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return True
+        found = os.fsdecode(done.stdout).split("\0")[:-1]
+        is_whole = done.returncode in (0, 1) and len(found) <= MAX_ENTRIES
+        # The names that it shows do not begin with the place
+        if not is_whole or any(holds_secrets(place / name) for name in found):
+            return True
+    return False
 
 
 def _is_harmless(top: Path, shows: bool) -> bool:

@@ -96,10 +96,14 @@ def environment() -> dict[str, str]:
 
 
 def find_program(name: str, workspace: str | Path) -> str:
-    """The path of a program that is not in the workspace, also behind no link; "" where there is none."""
+    """The path of a program that is not in the workspace; "" where there is none.
+
+    It may neither lie there, as a link to any other program, nor be a link that leads there.
+    """
     for place in environment().get("PATH", os.defpath).split(os.pathsep):
         found = shutil.which(name, path=place)
-        if found and not Path(os.path.realpath(found)).is_relative_to(workspace):
+        ends = (Path(os.path.realpath(place)), Path(os.path.realpath(found or place)))
+        if found and not any(end.is_relative_to(workspace) for end in ends):
             return found
     return ""
 
