@@ -21,7 +21,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from coder.tools.edit import diff
-from coder.tools.workspace import git_folders, writable_git_folders
+from coder.tools.workspace import git_folders, save, writable_git_folders
+from coder.toolset import ToolContext
 from tests.harness import to_become_links
 from tests.terminal import ROOT, promptly, until
 from tests.workspace import Workspace, patch_of
@@ -312,6 +313,28 @@ def test_links_stay_and_what_they_lead_to_is_written(ws: Workspace) -> None:
     note = "the file had 2 hard links; the others keep the old content"
     assert note in ws("write", path="target", content="three") and other.read_text() == "two"
     assert "hard links" not in ws("write", path="target", content="four")
+
+
+def test_a_file_takes_the_place_of_a_link_that_a_command_put_there_meanwhile(ws: Workspace) -> None:
+    (ws.folder / "a").symlink_to("elsewhere")
+    save(ToolContext(ws.folder, ws.abort), ws.folder / "a", b"text")
+    assert (ws.folder / "a").is_file() and ws.names() == ["a"]
+    assert (ws.folder / "a").read_text() == "text" and not (ws.folder / "a").is_symlink()
+
+
+def test_a_folder_that_another_makes_at_the_same_time_is_taken(
+    ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = os.mkdir
+
+    def twice(*args: Any, **more: Any) -> None:
+        mkdir(*args, **more)
+        mkdir(*args, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "mkdir", twice)
+        ws("write", path="new/folder/a", content="text")
+    assert (ws.folder / "new/folder/a").read_text() == "text"
 
 
 # ---- write: wholly old or wholly new --------------------------------------------------------

@@ -121,7 +121,8 @@ def folder_of(place: Path, make: bool = False) -> Iterator[int]:
             except FileNotFoundError:
                 if not make:
                     raise
-                os.mkdir(part, dir_fd=fd)
+                with contextlib.suppress(FileExistsError):  # another one was faster
+                    os.mkdir(part, dir_fd=fd)
                 below = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=fd)
             os.close(fd)
             fd = below
@@ -203,7 +204,9 @@ def save(ctx: ToolContext, target: Path, data: bytes, like: os.stat_result | Non
     try:
         old = os.lstat(target) if os.path.lexists(target) else None
         like = like or old
-        mode, owner = (like.st_mode, (like.st_uid, like.st_gid)) if like else (None, (-1, -1))
+        # Without its type: a link may have taken the place, and the file takes that of the link
+        mode = stat.S_IMODE(like.st_mode) if like else None
+        owner = (like.st_uid, like.st_gid) if like else (-1, -1)
         ctx.seen[target] = put_file(target, data, mode, owner, sync=True)
     except OSError as error:
         problem = f"could not be written, and is as it was: {error.strerror}"
