@@ -315,7 +315,7 @@ def test_the_next_start_reports_what_a_killed_session_left(repository: Path) -> 
     assert not Sandbox(repository, data=data).notices and not list(data.glob("guarded/*"))
     ctx.confine.start(lambda: subprocess.Popen(["true"])).wait()
     [record] = data.glob("guarded/*")
-    for broken in ("", "{"):
+    for broken in ("", "{", "[1]", '{"a": {}}', "[" * 100_000):
         record.write_text(broken)
         Sandbox(repository, data=data)
 

@@ -64,7 +64,10 @@ class GitGuard:
         self._record = data / "guarded" / f"{name}.json" if data else None
         self.left = Changes()
         if self._record:
-            with contextlib.suppress(OSError, ValueError):
+            # A command may have written it, where the workspace is the home
+            with contextlib.suppress(
+                OSError, ValueError, AttributeError, TypeError, RecursionError
+            ):
                 self.left = _changes(json.loads(self._record.read_bytes()), _digests(self.known))
 
     def begin(self) -> Changes:
