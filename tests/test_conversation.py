@@ -239,6 +239,21 @@ def test_a_full_disk_is_said_the_answer_comes_and_the_exit_code_is_not_zero(tmp_
         assert said(server)[0] == "first" and said(server)[-1] == "third"
 
 
+def test_a_new_conversation_begins_beside_a_damaged_file(tmp_path: Path) -> None:
+    """Its beginning is whole, so that it can be opened."""
+    kept(tmp_path, "first", "one")
+    with database(tmp_path).open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (database(tmp_path).stat().st_size - 4096))
+    with serve(echo) as server:
+        run = talk(tmp_path, server, "second")
+        assert "You said: 'second'" in run.out and "was damaged; a new one was begun" in flat(
+            run.err
+        )
+        talk(tmp_path, server, "-c", "third")
+        assert said(server) == ["second", "third"]
+
+
 # ---- undo --------------------------------------------------------------------------------------
 
 

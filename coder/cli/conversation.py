@@ -202,7 +202,7 @@ def open_conversation(app: App, *, titles: bool = False, one_task: bool = False)
     store.notice = ""
     conversation = Conversation(app, store, titles=titles, one_task=one_task)
     try:
-        newest = store.sessions(str(app.cwd), 1)
+        newest = store.sessions(str(app.cwd), 1) if flag == "-c" else []
         if flag == "-c" and not newest:
             raise ConfigError("there is no conversation in this folder to continue")
         if flag:
