@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from coder.abort import Abort
 from coder.devtools.scripted import Reply
@@ -335,6 +337,70 @@ def test_nothing_is_written_over_what_is_not_kept(desk: Desk) -> None:
     assert desk.text("x/user.log") == "keep" and list(outside.iterdir()) == []
     shutil.rmtree(desk.folder / "x")
     assert done(desk.undo()) and desk.text("x") == desk.text("f/g") == "1"
+
+
+NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "d", "e/f", "e"])
+FORMS = {
+    "write": "mkdir -p $(dirname {0}); echo {1} > {0}",
+    "append": "[ -f {0} ] && echo more >> {0}",
+    "rm": "rm -rf {0}",
+    "mv": "mv -T {0} {1}",
+    "cp": "cp -a {0} {1}",
+    "link": "ln -sfn {1} {0}",
+    "exec": "[ -f {0} ] && chmod 755 {0}",
+    "secret": "[ -f {0} ] && chmod 600 {0}",
+    "mkdir": "mkdir -p {0}",
+}
+CHANGES = st.lists(st.tuples(st.sampled_from(list(FORMS)), NAMES, NAMES), min_size=1, max_size=6)
+
+
+def script(changes: list[tuple[str, str, str]]) -> str:
+    """A command that changes the workspace somehow; what is impossible is passed over."""
+    parts = [f"{{ {FORMS[what].format(*names)}; }} 2>/dev/null" for what, *names in changes]
+    return "; ".join([*parts, "true"])
+
+
+STEPS = st.one_of(
+    CHANGES.map(lambda changes: sh(script(changes))),
+    NAMES.map(lambda name: ("write", {"path": name, "content": "w"})),
+    NAMES.map(lambda name: ("edit", {"path": name, "old_string": "o", "new_string": "X"})),
+)
+# Between the runs, by the user
+ACTS = {
+    "commit": ["add -A", "commit -qm x --allow-empty"],
+    "gc": ["gc -q --prune=now"],
+    "again": [],
+}
+RUNS = st.tuples(
+    st.lists(st.sampled_from(list(ACTS)), max_size=3), st.lists(STEPS, min_size=1, max_size=3)
+)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(repository=st.booleans(), first=CHANGES, runs=st.lists(RUNS, min_size=1, max_size=3))
+def test_undo_and_redo_lead_back_and_there_again(
+    tmp_path: Path, repository: bool, first: Any, runs: Any
+) -> None:
+    folder = tmp_path / os.urandom(6).hex()
+    desk = Desk(folder / "ws", folder / "data")
+    desk.snapshots.open("mine")
+    subprocess.run(["bash", "-c", script(first)], cwd=desk.folder, check=True)
+    if repository:
+        git(desk.folder, "init", "-q")
+    trees = [desk.tree()]
+    for acts, steps in runs:
+        for act in acts:
+            for command in ACTS[act] if repository else ():
+                git(desk.folder, *command.split())
+            if act == "again":
+                desk.snapshots.close()
+                desk.again("mine")
+        desk.run(*steps)
+        trees.append(desk.tree())
+    for travel, way in [(desk.undo, trees[-2::-1]), (desk.redo, trees[1:])] * 2:
+        for expected in way:
+            assert not travel().problem and desk.tree() == expected
+    desk.snapshots.close()
 
 
 # ---- what is recorded ------------------------------------------------------------------------------
