@@ -10,7 +10,7 @@ import pytest
 from coder import __version__
 from coder.abort import Abort
 from coder.ai import ChatModel
-from coder.devtools.scripted import Body, Reply
+from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import Notice
 from coder.history import user
 from coder.loop import run_loop
@@ -171,3 +171,8 @@ def test_a_server_that_never_ends_to_load_is_given_up() -> None:
     with serve(Reply("Loading model", status=503)) as server, promptly(20):
         _, result = ask(server, retry=RetryPolicy(base=0, loading=1.0))
         assert result.error and result.error.loading and 5 <= len(server.requests) < 40
+
+
+def test_a_server_without_a_script_says_so() -> None:
+    with ScriptedServer([]) as server:
+        assert ask(server)[1].text == "(the script is empty)"

@@ -158,7 +158,8 @@ class ScriptedServer(ThreadingHTTPServer):
 
     def __init__(self, script: Script | Sequence[Reply], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        replies = iter(() if callable(script) else chain(script, repeat(script[-1])))
+        given = [] if callable(script) else [*script]
+        replies = chain(given, repeat([Reply("(the script is empty)"), *given][-1]))
         self.script: Script = script if callable(script) else lambda _: next(replies)
         self.requests: list[Body] = []
         self.heads: list[dict[str, str]] = []
