@@ -108,3 +108,11 @@ REPAIRS: dict[str, tuple[list[Message], list[Any]]] = {
 def test_a_repaired_list(what: str) -> None:
     messages, contents = REPAIRS[what]
     assert [m.get("content") for m in repair(messages)] == contents
+
+
+def test_thoughts_are_sent_to_any_model_but_another_one() -> None:
+    answer = {"role": "assistant", "content": "so", "reasoning_content": "why"}
+    [ours] = convert_to_llm([answer | {"meta": {"model": "m"}}], "m")
+    [anyones] = convert_to_llm([answer | {"meta": {"model": "m"}}])
+    [theirs] = convert_to_llm([answer | {"meta": {"model": "m"}}], "other")
+    assert ours == anyones == answer and "reasoning_content" not in theirs

@@ -178,7 +178,7 @@ def test_every_message_carries_when_it_came() -> None:
 def test_an_answer_is_in_the_list_when_it_is_whole_and_in_the_state_while_it_comes() -> None:
     """P31, P38. pi puts the partial message into the list and changes it there; our list is what is sent."""
     seen: list[tuple[str, Any, list[str]]] = []
-    with serve(Reply("Fine.", reasoning="Hm. Well.")) as server:
+    with serve(Reply("void", cut=2), Reply("Fine.", reasoning="Hm. Well.")) as server:
         agent = agent_of(server)
         state = agent.state
         agent.subscribe(
@@ -186,8 +186,9 @@ def test_an_answer_is_in_the_list_when_it_is_whole_and_in_the_state_while_it_com
         )
         agent.run("go")
     coming = [m for kind, m, listed in seen if kind.endswith("_delta") and listed == ["user"]]
-    whole = [("Hm.", ""), ("Hm. Well.", ""), ("Hm. Well.", "Fine.")]
-    assert [(message["reasoning"], message["content"]) for message in coming] == whole
+    whole = [("", "void"), ("Hm.", ""), ("Hm. Well.", ""), ("Hm. Well.", "Fine.")]
+    assert [(each.get("reasoning", ""), each["content"]) for each in coming] == whole
+    assert ("retry", None, ["user"]) in seen, "what is void is gone"
     ends = [each for each in seen if each[0] == "message_end"]
     assert ends[-1] == ("message_end", None, ["user", "assistant"])
 
