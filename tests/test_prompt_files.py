@@ -127,6 +127,16 @@ def test_what_cannot_be_judged_is_left_out_with_a_sentence(
     assert not files.commands and not files.skills and reason in problem and problem.isprintable()
 
 
+def test_of_a_project_only_so_many_files_count(tmp_path: Path) -> None:
+    """Each that is left out is a line at the start."""
+    for number in range(250):
+        put(tmp_path, f"commands/own{number}.md", "Do it.")
+        put(tmp_path / PROJECTS, f"commands/other{number}.md", "Do it.")
+    files = PromptFiles([tmp_path], [tmp_path / PROJECTS], tmp_path / "answers.json")
+    [problem] = files.problems
+    assert len(files.commands) == 250 + 200 and problem.startswith("Only 200 files of ")
+
+
 def test_what_others_may_write_is_none_of_the_users(tmp_path: Path) -> None:
     put(tmp_path, "commands/a.md", "Do it.").chmod(0o666)
     files = PromptFiles([tmp_path], [tmp_path], tmp_path / "answers.json")

@@ -25,6 +25,7 @@ from coder.permissions.sanitize import escape_invisible
 from coder.tools.workspace import escaped, read_small_file
 
 NAME = re.compile(r"[a-z0-9][\w-]{0,63}", re.A)
+MAX_FILES = 200  # of a project's folder
 MAX_FILE = 64_000  # bytes
 MAX_FOLDER = 20_000_000  # bytes of a project's skill; each file counts for some more
 MAX_DESCRIPTION = 1024  # characters, as agentskills.io has it
@@ -76,6 +77,9 @@ class PromptFiles:
             paths = sorted(folder.glob("skills/*/SKILL.md"))
             if folder in (users[0], projects[0]):
                 paths += sorted(folder.glob("commands/*.md"))
+            if folder in own and len(paths) > MAX_FILES:
+                self.problems.append(f"Only {MAX_FILES} files of {escaped(str(folder))} count.")
+                paths = paths[:MAX_FILES]
             for path in paths:
                 self._add(path, folder.parent if folder in own else None, known)
 
