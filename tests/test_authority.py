@@ -58,9 +58,11 @@ def test_flags_go_before_the_users_file(place: Place, flags: str, file: str, mad
 @pytest.mark.case("PRM-17")
 def test_a_rule_that_can_never_count_is_told_at_the_start(place: Place) -> None:
     with serve(TOUCH, Reply("Done.")) as server:
-        write(place, "permissions.json", '{"bash": {"touch *": "deny"}, "*": "allow"}')
+        rules = '{"bash": {"touch *": "deny"}, "*": "allow", "gr*": "deny"}'
+        write(place, "permissions.json", rules)
         err = once(place, server, "go").stderr
-        assert "The rule `deny bash: touch *` (permissions.json) has no effect" in err
+        for rule, why in (("bash: touch *", "`allow *: *`"), ("gr*: *", "there is no such kind")):
+            assert f"The rule `deny {rule}` (permissions.json) has no effect: {why}" in err
     assert (place.ws / "made").exists(), "the last that fits"
 
 

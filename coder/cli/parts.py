@@ -18,7 +18,7 @@ from coder.cli.settings import ConfigError, Settings, config_folder, data_folder
 from coder.cli.signals import at_end
 from coder.hooks import HookChain, Hooks
 from coder.permissions.permissions import DEFAULTS, Permissions
-from coder.permissions.rules import Rule, load_rules, load_workspace_rules, useless_rules
+from coder.permissions.rules import KINDS, Rule, load_rules, load_workspace_rules, useless_rules
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
@@ -78,7 +78,8 @@ class Parts:
         module, note = optional("coder.agent.instructions"), self.notices.append
         self.files = module.instructions(self.cwd, config_folder(), note) if module else ()
         tools = [*TOOLS, *PATCHING, *self.extra_tools]
-        kinds = [*DEFAULTS, "read", "task", "ask_user", *(each.name for each in tools)]
+        names = (each.name for each in tools)
+        kinds = [*DEFAULTS, "read", "task", "ask_user", *(KINDS.get(name, name) for name in names)]
         self.notices += useless_rules(self.permissions.rules + self.permissions.flags, kinds)
         self.prompt_files = self._prompt_files()
 
