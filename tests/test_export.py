@@ -229,6 +229,22 @@ def test_whatever_stands_in_a_session_is_text_on_the_page(store: Store) -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f]", page)
 
 
+@pytest.mark.parametrize("details", [[1], "text", {"diff": 5}, {"diff": ["a"]}, {"diff": None}])
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_tool_of_a_plugin_may_have_any_details(
+    store: Store, details: Any, format_: Format
+) -> None:
+    @tool
+    def odd() -> ToolResult:
+        """Be odd."""
+        return ToolResult("It is odd.", details=details)
+
+    info = store.create("/ws")
+    with serve(Reply(calls=[("odd", {})]), Reply("done")) as server, Recorder(store, info) as kept:
+        ask(server, "go", tools=[odd], messages=kept.messages, each=kept)
+    assert "It is odd." in export(store, info.id, format_)
+
+
 # ---- secrets -----------------------------------------------------------------------------------
 
 

@@ -140,7 +140,9 @@ def _calls(
         yield "fold", summary
         yield "code", _arguments(call["function"]["arguments"])
         yield "code", outputs.get(call["id"], "")
-        yield "diff", (data.get("details") or {}).get("diff") or ""
+        details = data.get("details")
+        diff = details.get("diff") if isinstance(details, dict) else ""
+        yield "diff", diff if isinstance(diff, str) else ""  # a plugin may put anything there
         yield "end fold", "-"
 
 
