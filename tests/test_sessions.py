@@ -27,6 +27,7 @@ from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer
 from coder.events import Compacted, Event, Nested, RunEnd, TextDelta
 from coder.history import NOT_RUN, convert_to_llm, repair
 from coder.loop import run_loop
+from coder.sessions.database import SessionLock
 from coder.sessions.recorder import Recorder, fork
 from coder.sessions.store import (
     APPLICATION,
@@ -623,6 +624,25 @@ recorder.sync()
 print("ready", flush=True)
 sys.stdin.read()
 """
+
+
+def test_a_lock_that_is_removed_while_another_process_opens_it_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "sessions.db"
+    first, lock = SessionLock(place, "s"), fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        first.release()
+        lock(fd, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", late)
+        second = SessionLock(place, "s")
+    with pytest.raises(StoreError, match="open in another process"):
+        SessionLock(place, "s")
+    second.release()
+    SessionLock(place, "s").release()
 
 
 @pytest.mark.case("SES-07")

@@ -180,19 +180,20 @@ class SessionLock:
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._fd = os.open(self._path, flags, 0o600)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            while self._fd < 0 or not os.fstat(self._fd).st_nlink:
+                self.release()  # its holder has removed it between our opening and our locking it
+                self._fd = os.open(self._path, flags, 0o600)
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._fd)
             raise StoreError(f"The session {session_id} is open in another process.") from None
-        except (
-            OSError
-        ):  # a file system without locks; or nothing can be written, which is reported then
-            pass
+        except OSError:
+            pass  # a file system without locks; or nothing can be written, which is reported then
 
     def release(self) -> None:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
-                self._path.unlink()  # while it is still ours
+                if os.fstat(self._fd).st_nlink:
+                    self._path.unlink()  # while it is still ours
             os.close(self._fd)
             self._fd = -1
