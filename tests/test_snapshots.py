@@ -784,6 +784,22 @@ def test_what_is_not_kept_any_more_is_named_and_the_rest_restored(desk: Desk) ->
     assert desk.snapshots.diff().count("no longer kept") == 2
 
 
+def test_the_first_look_goes_on_as_long_as_no_tool_waits_for_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.put({"a": "1"})
+    with monkeypatch.context() as patch:
+        for module in ("snapshots", "workspace_files"):
+            patch.setattr(f"coder.sessions.{module}.SECONDS", 0)
+        desk.snapshots(RunStart())
+        while desk.snapshots._first_look.is_alive():  # the model answers meanwhile
+            time.sleep(0.01)
+    desk.snapshots(ToolStart("1", "bash", {}, ""))
+    desk.put({"a": "2"})
+    desk.snapshots(StepEnd({}, [], "tool_calls", Usage()))
+    assert done(desk.undo()) == ["a"] and desk.notices() == []
+
+
 def test_a_file_for_which_the_first_look_had_no_time_is_not_taken_for_a_new_one(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, kernel_reports: None
 ) -> None:
