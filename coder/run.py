@@ -10,7 +10,7 @@ from coder import events
 from coder.abort import Abort
 from coder.ai import Model
 from coder.events import Events
-from coder.history import History, now, tool_message, truncate
+from coder.history import NOT_RUN, History, now, tool_message, truncate
 from coder.hooks import Hooks
 from coder.providers.errors import RetryPolicy
 from coder.providers.text import new_id
@@ -112,11 +112,12 @@ class Run:
             self.partial = None
             self.messages.append(self.answer)
             yield events.MessageEnd(self.answer)  # its start was at its first delta
-        for opened in [each for each in self.open_calls if each.is_started]:
+        for opened in self.open_calls[:]:
+            if not opened.is_started:
+                opened.result = ToolResult(NOT_RUN, is_error=True)
             yield from self.add_result(opened)
-        self.open_calls.clear()
         start = len(self.messages)
-        self.history.repair()  # answers the calls that have not started
+        self.history.repair()  # answers the calls of an answer that came a moment ago
         for message in self.messages[start:]:
             self.results.append(message)
             yield from _announce(message)

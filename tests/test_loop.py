@@ -14,7 +14,17 @@ import pytest
 
 from coder.abort import Abort
 from coder.devtools.scripted import Reply, ScriptedServer
-from coder.events import DoomLoop, Event, QuestionAsked, Retry, State, Status, StepEnd, ToolEnd
+from coder.events import (
+    DoomLoop,
+    Event,
+    MessageEnd,
+    QuestionAsked,
+    Retry,
+    State,
+    Status,
+    StepEnd,
+    ToolEnd,
+)
 from coder.history import user
 from coder.hooks import FunctionHooks
 from coder.toolset import ToolContext, tool
@@ -394,6 +404,22 @@ def test_an_abort_before_the_run_sends_nothing_and_keeps_the_prompt() -> None:
 
 
 # ---- what a result, a total and a time hold ----------------------------------------------------------------
+
+
+def test_a_message_that_a_hook_adds_before_an_interrupt_is_taken_for_no_result() -> None:
+    messages, events = list[Message](), list[Event]()
+
+    def interrupt(*_: Any) -> None:
+        messages.append(user("mine"))
+        raise KeyboardInterrupt
+
+    hooks = FunctionHooks(before_tool_call=interrupt)
+    two = Reply(calls=[("add", {"a": 1, "b": b}) for b in (1, 2)])
+    with serve(two) as server, pytest.raises(KeyboardInterrupt):
+        ask(server, tools=[add], messages=messages, hooks=hooks, each=events.append)
+    [step] = all_of(StepEnd, events)
+    assert step.tool_results == messages[2:4] and contents(messages)[4:] == ["mine"]
+    assert [event.message for event in all_of(MessageEnd, events)] == messages[:4]
 
 
 def test_the_output_of_an_aborted_tool_is_truncated_once() -> None:
