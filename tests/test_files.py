@@ -315,6 +315,13 @@ def test_links_stay_and_what_they_lead_to_is_written(ws: Workspace) -> None:
     assert "hard links" not in ws("write", path="target", content="four")
 
 
+def test_a_power_cut_loses_no_edit(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[int]()
+    monkeypatch.setattr(os, "fsync", synced.append)
+    ws("write", path="a", content="one"), ws("edit", path="a", old_string="one", new_string="two")
+    assert len(synced) == 2
+
+
 def test_a_file_takes_the_place_of_a_link_that_a_command_put_there_meanwhile(ws: Workspace) -> None:
     (ws.folder / "a").symlink_to("elsewhere")
     save(ToolContext(ws.folder, ws.abort), ws.folder / "a", b"text")

@@ -517,6 +517,7 @@ def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
         given = permissions({"read": "ask"}, **who)
         yes = played(ws, given, calls[0], answer=lambda asked: asked.reply("once"))
         assert sorted(results(yes[0])[0].splitlines()) == ["open:1:needle", "secret:1:needle"]
+        assert len(played(ws, given, calls[2], answer=lambda asked: asked.reply("once"))[1]) < 2
     given = permissions({"read": "allow"}, yolo=True)
     counts = [text.count("needle") for text in results(played(ws, given, *calls)[0])]
     assert counts == [2, 1, 1], "-y answers for a file that is named, not for a search"

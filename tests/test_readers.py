@@ -153,7 +153,6 @@ LEAKS = {  # how the repository shows what is elsewhere
     "ln -s ../outside out": "find out/ -name x",
 }
 SHOWN_BY_RG = {
-    "echo x > .git/credentials": "rg -g '**' x",
     "echo x > .env": "rg x",
     "mkdir -p sub/deep; echo x > sub/deep/credentials.json": "rg x sub",
     "mkdir venv; echo x > venv/a.pem": "rg x venv",
@@ -162,6 +161,8 @@ SHOWN_BY_RG = {
     "echo x > .env; echo '.env' > .gitignore; echo '!.env' > .ignore": "rg x",
     "mkdir venv; echo x > venv/a.pem; echo venv > .gitignore": "rg -g '*' x",
     "mkdir a; ln -s a b; echo x > a/x.key; echo 'a/*' > .gitignore": "rg x b",
+    "echo x > sub/.env; echo '!.env' > .ignore; echo x > x": "rg x",  # also a file's name
+    "echo x > .git/credentials": "rg -g '**' x",  # last, since it stays
 }
 
 
