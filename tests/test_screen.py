@@ -413,3 +413,12 @@ def test_a_server_that_loads_its_model_is_waited_for_with_one_line() -> None:
     waiting, answer, _ = stream.getvalue().splitlines()
     assert waiting == "The server is not ready: Loading model. Waiting for it."
     assert answer == "ready now"
+
+
+def test_text_that_comes_again_is_named_as_discarded() -> None:
+    screen = Screen(stream := io.StringIO())
+    with serve(Reply("It begins badly", close="reset", cut=3), Reply("It is done.")) as server:
+        ask(server, each=Renderer(screen, screen))
+    broken, warning, answer, _ = stream.getvalue().splitlines()
+    assert (broken, answer) == ("It begins", "It is done.")
+    assert warning.startswith("The connection broke") and warning.endswith("is discarded.")

@@ -181,9 +181,8 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     repls: list[Repl] = []  # one, once there is an entry
 
     def session() -> Repl:
-        with (
-            defer_sigint()
-        ):  # until it is in the list: a second one could not open the conversation
+        # Until it is in the list: a second one could not open the conversation
+        with defer_sigint():
             if not repls:
                 module = needed("coder.cli.repl", "the session at the prompt")
                 repls.append(module.Repl(settings, arguments, screen, keyboard))
