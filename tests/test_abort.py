@@ -236,6 +236,30 @@ def test_ctrl_c_while_a_conversation_is_loaded_opens_it_once(tmp_path: Path) -> 
             assert "given up" not in terminal.output
 
 
+BLOCKING_PLUGIN = """
+import pathlib, time
+def block(event):
+    if event.type == "text_delta" and not pathlib.Path("go").exists():
+        pathlib.Path("blocked").touch()
+        time.sleep(300)
+def setup(api):
+    api.subscribe(block)
+"""
+
+
+def test_code_that_does_not_look_at_the_abort_is_interrupted(tmp_path: Path) -> None:
+    add_plugin(tmp_path, "blocking.py", BLOCKING_PLUGIN)
+    with ScriptedServer([FINE]) as server, Terminal(tmp_path, server) as terminal:
+        terminal.enter("hello")
+        terminal.until((terminal.ws / "blocked").exists, "the plugin blocks")
+        terminal.ctrl_c()
+        with promptly():
+            terminal.prompt()
+        (terminal.ws / "go").touch()
+        terminal.ready()
+        assert "All is well." in terminal.say("and now?")
+
+
 # ---- the ways out ------------------------------------------------------------------------
 
 

@@ -231,6 +231,14 @@ def test_no_prompt_and_nothing_on_stdin_is_reported_at_once(place: Place, comman
     assert_one_line(place.shell(command), "nothing to do", "PROMPT")
 
 
+def test_more_on_stdin_than_a_model_can_read_is_cut_and_reported(place: Place) -> None:
+    with serve(Reply("Hello.")) as server:
+        done = place.shell("yes | $CODER", server)
+    assert (done.returncode, done.stdout) == (0, "Hello.\n")
+    assert "only the first 400,000 bytes" in done.stderr
+    assert asked(server).startswith("y\ny\n") and asked(server).endswith("[cut after 400000 bytes]")
+
+
 def test_a_prompt_with_a_closed_stdin_or_stdout_runs(place: Place) -> None:
     first = Reply("Hello.", [("bash", {"command": "echo from bash"})])
     with serve(first, Reply("Hello.")) as server:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from coder.abort import Abort
+from coder.cli.attach import attach
 from coder.cli.input import edited
 from coder.cli.questions import always_offers
 from coder.devtools.scripted import Body, Reply
 from coder.events import PermissionAsked
+from coder.toolset import ToolContext
 from tests.harness import contents, serve
 from tests.terminal import ROOT, OneShot, Run, Terminal, rendered
 from tests.test_typeahead import waiting_for
@@ -131,6 +134,18 @@ def test_esc_stops_a_run_and_a_key_that_begins_with_it_does_not(tmp_path: Path) 
 
 
 # ---- files and images --------------------------------------------------------------------
+
+
+def test_files_that_are_too_long_together_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        Path(name).write_text("word\n" * (1 + 20 * (name == "b")))
+    monkeypatch.setattr("coder.cli.attach.MAX_TEXT", 50)
+    text, _, notes = attach("see @a @b @c", ToolContext(tmp_path, Abort()))
+    assert notes == ["a (1 line)", "not b (more than 50 characters in all)", "c (1 line)"]
+    assert text.count("<attached") == 2
 
 
 def test_an_entry_attaches_the_files_that_it_names(tmp_path: Path) -> None:

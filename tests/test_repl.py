@@ -127,6 +127,14 @@ def test_a_command_of_ones_own_is_added_but_not_with_two_marks(tmp_path: Path) -
             for text in sent(server.requests[0])
         ]
         assert outputs == ["a\nb\n[exit code 3]", "twored\n\nend", "(no output)", "abc", "well?"]
+        session.say("!echo behind the run")
+        session.say("/undo")  # takes back the run alone
+        session.say("")
+        assert ["behind the run" in text for text in sent(server.requests[1])] == [
+            *[False] * 4,
+            True,
+            False,
+        ]
 
 
 def test_a_command_of_ones_own_has_the_keys_and_ctrl_c_alone(tmp_path: Path) -> None:

@@ -55,11 +55,12 @@ def test_keys_become_an_entry(reads: list[str], entry: str, left: str) -> None:
     assert line.text == left
 
 
-def test_a_plus_alone_asks_the_model_nothing() -> None:
+def test_a_plus_alone_asks_the_model_nothing_and_keys_are_taken_out() -> None:
     line = TypeAhead(Screen(io.StringIO()), Queue(), Queue())
-    line._enter("+")
-    line._enter("+ later")
-    assert line.unsent_lines() == ["later"]
+    line.redact = lambda text: text.replace("KEY", "***")
+    for entry in ("+", "+ later KEY", "now KEY"):
+        line._enter(entry)
+    assert line.unsent_lines() == ["now ***", "later ***"]
 
 
 # ---- during runs -------------------------------------------------------------------------
@@ -123,6 +124,22 @@ def test_what_is_not_entered_stands_at_the_prompt_and_lines_in_history(tmp_path:
         session.expect("in between")
         session.say("")
         assert said(server.requests[-1])[-1] == "in between"
+
+
+def test_a_command_that_is_stopped_stops_those_behind_it(tmp_path: Path) -> None:
+    replies = waiting_for("go"), Reply("done")
+    with serve(*replies) as server, Terminal(tmp_path, server, "-y") as session:
+        begin(session)
+        for entry in ("!sleep 300", "!touch mine"):
+            session.enter(entry)
+            session.expect("queued")
+        (session.ws / "go").touch()
+        session.until(lambda: session.running("sleep 300"), "the user's own command")
+        session.ctrl_c()
+        session.prompt()
+        session.expect("!touch mine")
+        assert not (session.ws / "mine").exists()
+        session.type("\x15")  # Ctrl+U
 
 
 def test_what_was_queued_at_a_stop_stands_at_the_prompts_one_by_one(tmp_path: Path) -> None:
