@@ -37,21 +37,27 @@ class AgentState:
     tools: Toolset
     messages: list[Message]
     is_streaming: bool = False  # a run is under way
-    stream_message: Message | None = None  # the answer that is coming, as far as it has come
+    coming: dict[str, list[str]] | None = None  # pieces of the answer under way, by their field
     pending_tool_calls: set[str] = field(default_factory=set)  # ids of calls under way
     error: ModelError | Aborted | None = None  # of the last run
+
+    @property
+    def stream_message(self) -> Message | None:
+        """The answer that is coming, as far as it has come."""
+        pieces = self.coming
+        return pieces and {"role": "assistant"} | {k: "".join(v) for k, v in pieces.items()}
 
     def follow(self, event: Event) -> None:
         """Keep right what the agent does."""
         match event:
-            case events.TextDelta(text=text):
-                self._extend("content", text)
-            case events.ReasoningDelta(text=text):
-                self._extend("reasoning", text)
+            case events.TextDelta(text=text) if self.coming is not None:
+                self.coming["content"].append(text)
+            case events.ReasoningDelta(text=text) if self.coming is not None:
+                self.coming.setdefault("reasoning", []).append(text)
             case events.MessageStart(message=message):
-                self.stream_message = message if message["role"] == "assistant" else None
+                self.coming = {"content": []} if message["role"] == "assistant" else None
             case events.MessageEnd() | events.Retry() | events.Compacted():
-                self.stream_message = None  # it is in the list now, or taken back
+                self.coming = None  # it is in the list now, or taken back
             case events.ToolStart(id=call_id):
                 self.pending_tool_calls.add(call_id)
             case events.ToolEnd(id=call_id):
@@ -61,12 +67,8 @@ class AgentState:
             case events.RunEnd(stop_reason=reason, text=text, error=error):
                 self.error = Aborted(text) if reason == "aborted" else error
 
-    def _extend(self, name: str, text: str) -> None:
-        if old := self.stream_message:
-            self.stream_message = old | {name: old.get(name, "") + text}
-
     def end(self) -> None:
-        self.is_streaming, self.stream_message = False, None
+        self.is_streaming, self.coming = False, None
         self.pending_tool_calls.clear()
 
 
