@@ -339,6 +339,15 @@ def test_nothing_is_written_over_what_is_not_kept(desk: Desk) -> None:
     assert done(desk.undo()) and desk.text("x") == desk.text("f/g") == "1"
 
 
+def test_a_workspace_that_is_removed_and_made_again_is_covered(desk: Desk) -> None:
+    desk.put({"a": "1"})
+    desk.run(sh("true"))
+    shutil.rmtree(desk.folder)
+    desk.put({"a": "2"})
+    desk.run(sh("echo 3 > a; echo > b"))
+    assert done(desk.undo()) == ["a", "b"] and desk.text("a") == "2"
+
+
 NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "d", "e/f", "e"])
 FORMS = {
     "write": "mkdir -p $(dirname {0}); echo {1} > {0}",

@@ -39,7 +39,7 @@ class FolderWatch:
 
     # modify, attrib, close_write, moved_from, moved_to, create, delete; onlydir, dont_follow
     MASK = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x1000000 | 0x2000000
-    OVERFLOW = 0x4000
+    OVERFLOW, IGNORED = 0x4000, 0x8000
     EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name behind it
 
     def __init__(self, root: str) -> None:
@@ -76,6 +76,9 @@ class FolderWatch:
             name = os.fsdecode(data[at - size : at].rstrip(b"\0"))
             if mask & self.OVERFLOW:
                 changed.add("")
+            elif mask & self.IGNORED and self._folders.get(watch) == "":
+                changed.add("")  # the workspace is removed, and may be made again
+                self.close()
             elif watch in self._folders and name:
                 changed.add(f"{self._folders[watch]}/{name}".lstrip("/"))
         return changed
