@@ -68,6 +68,11 @@ def test_marks_become_styles_and_what_is_no_mark_stays(text: str, expected: list
     assert (letter_by_letter + markdown.finish()).splitlines() == expected
 
 
+def test_a_long_line_of_open_marks_comes_whole() -> None:
+    """In one piece, as a server sends it that does not stream: it took half a minute."""
+    assert " ".join(shown("*a [b " * 10_000)).split() == ["*a", "[b"] * 10_000
+
+
 def test_code_is_highlighted_and_its_lines_are_not_broken() -> None:
     long = "x = " + "1 + " * 50 + "1"
     found = rows(f"```python\nreturn 1  # why\n{long}\n```", 40)
