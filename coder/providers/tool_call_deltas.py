@@ -93,7 +93,7 @@ class ToolCallAssembler:
                 arguments, extra = mend_all(arguments), mend_all(call.extra)
                 text = json.dumps(arguments or {}, ensure_ascii=False, allow_nan=False)
             except ValueError as error:  # NaN, or nested too deeply
-                arguments, extra, problem, text = None, {}, str(error), "{}"
+                arguments, extra, problem, text = None, {}, f"not usable: {error}", "{}"
             call_id = mend(call.id) if call.id and call.id not in seen else new_id()
             seen.add(call_id)
             name = self._valid_name(call.name)
