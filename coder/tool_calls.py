@@ -31,9 +31,8 @@ def run_tools(run: Run, calls: list[ToolCall], not_run: str = "") -> Events[End 
         for opened in group:
             if run.abort.is_set:
                 not_run = f"Not run: {run.abort_reason}."
-            if not not_run and (end := doom_loop_end(run, opened.call)):
+            if end := (yield from start_call(run, opened, not_run)) or end:
                 not_run = NOT_RUN
-            yield from start_call(run, opened, not_run)
         yield from run_group(run, [opened for opened in group if opened.result is None])
         for opened in group:
             yield from run.add_result(opened)
@@ -44,19 +43,20 @@ def run_tools(run: Run, calls: list[ToolCall], not_run: str = "") -> Events[End 
     return end
 
 
-def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[None]:
-    """The start event; and the result, where the tool is not needed for it."""
+def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[End | None]:
+    """The start event; and the result, where the tool is not needed for it. An End, as `run_tools`."""
     call, opened.is_started = opened.call, True
     yield events.ToolStart(call.id, call.name, call.arguments or {}, run.offered.title(call))
-    refused = ToolResult(not_run, is_error=True) if not_run else None
-    if refused := refused or (yield from doom_loop_result(run, call)):
-        yield end_call(opened, refused)
-        return
-    early = None
-    if call.arguments is not None:  # else the tool refuses it
+    end = None
+    if not not_run:
+        not_run, end = yield from check_repetition(run, call)
+    if not_run:
+        yield end_call(opened, ToolResult(not_run, is_error=True))
+    elif call.arguments is not None:  # else the tool refuses it
         early = yield from call_hook(run, opened, "before_tool_call", opened.ctx)
-    if early:
-        yield from finish_call(run, opened, early)
+        if early:
+            yield from finish_call(run, opened, early)
+    return end
 
 
 def call_hook(run: Run, opened: OpenCall, name: str, given: Any) -> Events[ToolResult | None]:
@@ -117,27 +117,17 @@ def end_call(opened: OpenCall, result: ToolResult) -> events.ToolEnd:
     return events.ToolEnd(call.id, call.name, result, result.is_error, seconds)
 
 
-def doom_loop_end(run: Run, call: ToolCall) -> End | None:
-    """Count the call; the End, if it came once more after its repetition was refused."""
-    count = run.budget.count_call(call)
-    if count <= run.limits.doom_loop_threshold:
-        return None
-    times = f"{count} times in a row with the same arguments"
-    return End("doom_loop", f"Stopped: {call.name} was called {times}.")
-
-
-def doom_loop_result(run: Run, call: ToolCall) -> Events[ToolResult | None]:
-    """The result of a call that came too often in a row; None if it is to be run."""
-    count = run.budget.last_call[1]
-    if count < run.limits.doom_loop_threshold:
-        return None
+def check_repetition(run: Run, call: ToolCall) -> Events[tuple[str, End | None]]:
+    """Count the call. Why it is not run, "" if it is; and the End, if it was refused before."""
+    count, threshold = run.budget.count_call(call), run.limits.doom_loop_threshold
+    times = f"{call.name} was called {count} times in a row with the same arguments"
+    if count < threshold:
+        return "", None
+    if count > threshold:
+        return NOT_RUN, End("doom_loop", f"Stopped: {times}.")
     question = events.DoomLoop(call.name, call.arguments or {}, count)
     if (yield from resolve(run.hooks.on_doom_loop(question))):
         run.budget.last_call = ("", 0)
-        return None
-    return ToolResult(
-        f"Not run: {call.name} was called {count} times in a row with the same arguments, and the "
-        "result would be the same. Do something else, or say what is in the way. The same call once "
-        "more ends the run.",
-        is_error=True,
-    )
+        return "", None
+    why = "the result would be the same. Do something else, or say what is in the way"
+    return f"Not run: {times}, and {why}. The same call once more ends the run.", None
