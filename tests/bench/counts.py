@@ -72,7 +72,8 @@ def write():
     threading.setprofile(None)
     counts["modules"] = sum(name.split(".")[0] == "coder" for name in sys.modules)
     counts["libraries"] = len({name.split(".")[0] for name in sys.modules} & {"openai", "pydantic", "rich", "dotenv"})
-    functions = sorted({name_of(code) for code in seen if code.co_flags & 1})  # no bodies of modules and classes
+    named = [code for code in seen if code.co_flags & 1 and not code.co_name.startswith("<")]  # no comprehensions, modules, classes
+    functions = sorted({*map(name_of, named)})
     names = {"frames": sent, "climb": climb, "statements": statements, "functions": functions}
     json.dump([counts, names], open(out, "w"))
 

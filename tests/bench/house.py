@@ -1,7 +1,7 @@
 """The size of the house, and how far one word travels through it.
 
     python tests/bench/house.py         lines, files and functions by folder; fails where a ceiling is passed
-    python tests/bench/house.py path    functions, files and frames that `coder "hi"` runs through (-v: their names)
+    python tests/bench/house.py path    named functions, files and frames of `coder "hi"` (-v: their names)
 
 Lines are counted as `ruff format --line-length 100` writes them. The ceilings and goals are in ceilings.toml.
 """
