@@ -26,7 +26,7 @@ import pytest
 
 from coder.abort import Abort
 from coder.ai import ChatModel
-from coder.cli.signals import Interrupts
+from coder.cli.process import Interrupts
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import Event, Retry, RunEnd, RunStart, TextDelta, ToolUpdate
 from coder.history import convert_to_llm

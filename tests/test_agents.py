@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coder.agent.profiles import BUILT_IN, AgentSpec, choices, load_agents
-from coder.cli.parts import TOOLS
+from coder.cli.app import TOOLS
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule
 

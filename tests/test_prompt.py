@@ -11,7 +11,7 @@ import pytest
 from coder.agent.instructions import LIMIT, instructions
 from coder.agent.profiles import BUILT_IN, choices, system_prompt
 from coder.agent.subagent import Subagents
-from coder.cli.parts import PATCHING, TOOLS
+from coder.cli.app import PATCHING, TOOLS
 from coder.permissions.sandbox import Sandbox
 from coder.toolset import Tool
 

@@ -1,6 +1,7 @@
-"""The application: the library's Agent, and what the command line puts around it.
+"""The application: the library's Agent, and what the command line puts around it: settings, flags and the user's files.
 
-The REPL and the one-shot mode are two ways to use it.
+The REPL and the one-shot mode are two ways to use it. All that is wrong with the files is a ConfigError, in one line.
+What belongs to a module that was deleted is None, or empty.
 """
 
 from __future__ import annotations
@@ -10,39 +11,144 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from coder.abort import Abort
 from coder.agent.agent import Agent
-from coder.agent.profiles import AgentSpec, choices, choose
-from coder.ai import ChatModel
-from coder.cli.parts import TOOLSET, Parts
-from coder.cli.process import optional
-from coder.cli.settings import ConfigError, Settings
-from coder.cli.signals import Interrupts
+from coder.agent.profiles import AgentSpec, choices, choose, load_agents, system_prompt
+from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
+from coder.cli.process import Interrupts, at_end, needed, optional
+from coder.cli.settings import ConfigError, Settings, config_folder, data_folder, window_of
 from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage
-from coder.hooks import FunctionHooks
-from coder.permissions.rules import Rule
+from coder.hooks import FunctionHooks, HookChain, Hooks
+from coder.permissions.permissions import DEFAULTS, Permissions
+from coder.permissions.rules import KINDS, Rule, load_rules, load_workspace_rules, useless_rules
 from coder.providers.errors import RetryPolicy
+from coder.tools.bash import bash
+from coder.tools.edit import edit
+from coder.tools.files import ls, read, write
+from coder.tools.patch import apply_patch
+from coder.tools.search import glob, grep
+from coder.toolset import Tool, Toolset
 from coder.types import Limits, Message, RunResult, T, Usage
 
 if TYPE_CHECKING:
+    from coder.agent.compaction import Compaction
     from coder.agent.subagent import Equipment, Subagents
+    from coder.devtools.trace import Trace
+    from coder.extend.guard import Guard
+    from coder.extend.mcp import Servers
+    from coder.extend.plugins import Plugins
+    from coder.extend.prompt_files import PromptFiles
+    from coder.permissions.sandbox import Sandbox
 
+PARALLEL = optional("coder.agent.parallel")
+TOOLSET: type[Toolset] = PARALLEL.ParallelTools if PARALLEL else Toolset
+TODO = optional("coder.agent.todo")
+READING = (bash, grep, glob, ls, *([TODO.todo] if TODO else []))
+TOOLS = (read, write, edit, *READING)
+PATCHING = (read, apply_patch, *READING)  # for the GPT-5 family, which is trained on it
 NO_TASK = Rule("task", "*", "deny", "sub-agents call none")
 Show = Callable[[Event], None]
 
 
-class App(Parts):
-    """The Agent with its parts, and its state from one run to the next. Raises ConfigError."""
+class App:
+    """The Agent with its parts, and its state from one run to the next. Raises ConfigError.
+
+    `arguments` are the flags; `notices` are lines that the user should see at the next occasion.
+    """
 
     def __init__(self, settings: Settings, arguments: argparse.Namespace) -> None:
-        super().__init__(settings, arguments)
+        self.settings, self.arguments, self.cwd = settings, arguments, Path.cwd()
+        self.notices: list[str] = list(settings.notes)
         self.usage, self.newest = Usage(), Usage()  # of the session; of the newest answer
         self.interrupts = Interrupts()
+        self.trace: Trace | None = arguments.trace
+        self.redaction = optional("coder.permissions.redact")
+        self.redactor = self.redaction and self.redaction.Redactor(*settings.keys)
+        self.redact: Callable[[str], str] = self.redactor.text if self.redactor else str
+        if self.redactor:
+            self.redaction.redact_logs(self.redactor)
+        self.agents, problems = load_agents(config_folder() / "agents")
+        self.notices += problems
+        workspace, remarks = load_workspace_rules(self.cwd)
+        self.notices += remarks
+        self.permissions = Permissions(
+            load_rules(config_folder() / "permissions.json"),
+            flags=arguments.rules or [],
+            workspace=workspace,
+            private=[config_folder(), data_folder()],
+            can_ask=arguments.can_ask,
+            yolo=arguments.yolo,
+        )
+        self.sandbox = self._make_sandbox()
+        self._load_extensions()
+        self._load_prompt_files()
         self.images = [image for _, image in arguments.image or ()]
         if names := ", ".join(f"{path} (image)" for path, _ in arguments.image or ()):
             self.notices.append(f"attached: {names}")
+        self._make_agent()
+
+    def _make_sandbox(self) -> Sandbox | None:
+        wanted, name = self.settings.sandbox, "coder.permissions.sandbox"
+        if wanted == "off":
+            return None
+        if not (module := needed(name, "--sandbox on") if wanted == "on" else optional(name)):
+            self.notices.append(f"Commands are not confined: {name} was deleted.")
+            return None
+        folders = {"config": config_folder(), "data": data_folder()}
+        options = {"required": wanted == "on", "network": self.settings.sandbox_network}
+        sandbox: Sandbox = module.Sandbox(self.cwd, **options, **folders)
+        self.notices += sandbox.notices
+        return sandbox
+
+    def _load_extensions(self) -> None:
+        """Load the user's hooks, plugins and MCP servers. Raises ConfigError, also where their module was deleted: a hook may
+        be what keeps the model from something."""
+        self.extra_tools: list[Tool] = []  # the user's, beside ours
+        self.users_hooks: list[Guard] = []
+        self.plugins: Plugins | None = None
+        self.servers: Servers | None = None
+        names = {each.name for each in (*TOOLS, *PATCHING)}
+        if (path := config_folder() / "hooks.json").exists():
+            self.users_hooks += needed("coder.extend.command_hooks", str(path)).command_hooks(path)
+        folder, name = config_folder() / "plugins", "coder.extend.plugins"
+        if module := needed(name, str(folder)) if folder.exists() else optional(name):
+            self.plugins = module.Plugins(folder, names | {"task", "ask_user"}, self.notices)
+            self.users_hooks += self.plugins.hooks
+            self.extra_tools += self.plugins.tools
+        if (path := config_folder() / "mcp.json").exists():
+            self.servers = needed("coder.extend.mcp", str(path)).start(path)
+            at_end.append(self.servers.close)
+        names |= {each.name for each in self.extra_tools}
+        kinds = [*DEFAULTS, "read", "task", "ask_user", *(KINDS.get(n, n) for n in names)]
+        self.notices += useless_rules(self.permissions.rules + self.permissions.flags, kinds)
+
+    def _load_prompt_files(self) -> None:
+        """Load instructions; and commands and skills, where there are any. Those of the user's are read without a question."""
+        module = optional("coder.agent.instructions")
+        note = self.notices.append
+        self.files = module.instructions(self.cwd, config_folder(), note) if module else ()
+        self.prompt_files: PromptFiles | None = None
+        homes = [Path(os.path.expanduser(each)) for each in ("~/.agents", "~/.claude")]
+        users = [config_folder(), *filter(Path.is_absolute, homes)]
+        projects = [self.cwd / name for name in (".coder", ".agents", ".claude")]
+        places = [f"{each}/{name}" for each in users + projects for name in ("skills", "commands")]
+        module = any(map(os.path.isdir, places)) and optional("coder.extend.prompt_files")
+        if not module:
+            return
+        files: PromptFiles = module.PromptFiles(users, projects, data_folder() / "answers.json")
+        self.prompt_files = files
+        self.notices += files.problems
+        self.permissions.rules[:0] = [
+            Rule("external_directory", f"{os.path.realpath(each.path.parent)}/*", "allow", "skills")
+            for each in files.skills.values()
+            if not each.digest
+        ]
+
+    def _make_agent(self) -> None:
+        settings = self.settings
         self.limits = Limits(max_steps=settings.max_steps, max_seconds=settings.max_seconds)
         self.retry = RetryPolicy(base=settings.retry_base)
         module = optional("coder.agent.subagent")
@@ -50,15 +156,15 @@ class App(Parts):
         limits = {"limits": self.limits, "retry": self.retry}
         self.subagents: Subagents | None = module and module.Subagents(specs, self.equip, **limits)
         self.primary = {each.name: each for each in choices(self.agents, "primary", "all")}
-        self.chosen, spec = settings.model, choose(self.agents, arguments.agent or "build")
+        spec = choose(self.agents, self.arguments.agent or "build")
+        self.chosen = settings.model
         model = self.chat_model(spec.model or self.chosen)
         hooks, self.compaction = self.hooks_for(model, self.permissions, self.users_hooks)
+        waiting = [FunctionHooks(on_run_start=self._take_servers)] if self.servers else []
         self.agent = Agent(
             model,
             reasoning=settings.reasoning,
-            hooks=[hooks, FunctionHooks(on_run_start=self._take_servers)]
-            if self.servers
-            else hooks,
+            hooks=[hooks, *waiting],
             retry=self.retry,
             cwd=self.cwd,
             session_id=os.urandom(8).hex(),
@@ -67,6 +173,52 @@ class App(Parts):
         if self.plugins:
             self.agent.subscribe(self.plugins.notify)
         self.work_as(spec.name, model)
+
+    # -- what an agent works with
+
+    def chat_model(self, name: str) -> ChatModel:
+        """A model of the server."""
+        settings, idle = self.settings, self.settings.idle_timeout
+        if (first := settings.first_byte_timeout) is None:
+            first = max(FIRST_BYTE_TIMEOUT, idle) if idle else 0
+        return ChatModel(
+            name,
+            base_url=settings.base_url,
+            api_key=settings.api_key,
+            context_window=settings.context_window or window_of(name),
+            idle_timeout=idle,
+            first_byte_timeout=first,
+            extra_body=settings.extra_body,
+            headers=settings.headers,
+            profile=settings.profile,
+            price=settings.price_of(name),
+            redact=self.redactor.data if self.redactor else bytes,
+        )
+
+    def hooks_for(
+        self, model: ChatModel, permissions: Permissions, users: Sequence[Hooks]
+    ) -> tuple[HookChain, Compaction | None]:
+        """The hooks of an agent with this model, in their order, and the compaction, None where it is off or deleted."""
+        module = None if self.arguments.no_compaction else optional("coder.agent.compaction")
+        compaction = module and module.Compaction(model, prompt=self.agents["compaction"].prompt)
+        guard = compaction and optional("coder.extend.guard")
+        spared = guard.Guard(compaction, seconds=None) if guard else compaction  # may fail
+        redaction = self.redaction and self.redaction.Redaction(self.redactor)
+        hooks = HookChain(permissions, *users, *filter(None, [self.sandbox, spared, redaction]))
+        return self.trace.hooks(hooks) if self.trace else hooks, compaction
+
+    def tools_for(self, model: str) -> list[Tool]:
+        """The tools that a model of this name gets: ours, and those of plugins and MCP servers."""
+        is_gpt_5 = model.rsplit("/", 1)[-1].lower().startswith("gpt-5")
+        tools = [*(PATCHING if is_gpt_5 else TOOLS), *self.extra_tools]
+        tools += self.servers.tools() if self.servers else ()
+        return self.sandbox.tools(tools) if self.sandbox else tools
+
+    def prompt_for(self, model: ChatModel, spec: AgentSpec) -> str:
+        """The system prompt of an agent: rules, place, instruction files, skills."""
+        prompt = system_prompt(self.cwd, model.name, self.files, spec.prompt)
+        skills = self.prompt_files.section if self.prompt_files else ""
+        return f"{prompt}\n\n{skills}" if skills else prompt
 
     def equip(self, spec: AgentSpec, session_id: str) -> Equipment:
         """What a sub-agent works with: it may do nothing that this agent may not."""
@@ -94,14 +246,10 @@ class App(Parts):
         self.permissions.memory.clear()  # permission was given to the agent that asked
         steps = self.spec.max_steps or self.settings.max_steps
         self.agent.limits = replace(self.limits, max_steps=steps)
-        self._use(model or self.chat_model(self.spec.model or self.chosen))
+        self.use(model or self.chat_model(self.spec.model or self.chosen))
 
-    def use(self, name: str) -> None:
-        """Continue with another model of the same server, also for agents that have none of their own."""
-        self.chosen = name
-        self._use(self.chat_model(name))
-
-    def _use(self, model: ChatModel) -> None:
+    def use(self, model: ChatModel) -> None:
+        """Continue with another model: a tool is offered by the model's name."""
         agent, seen = self.agent, self.agent.state.tools.seen
         self.model = model
         if self.compaction:
@@ -165,7 +313,8 @@ class App(Parts):
                 try:  # by hand, without Returning: no frame more for each token
                     event = next(events)
                 except StopIteration as end:
-                    return cast(T, end.value)
+                    result: T = end.value
+                    return result
                 while self.notices:
                     show(Notice(self.notices.pop(0)))
                 show(event)
@@ -191,3 +340,7 @@ class App(Parts):
     def stalls(self) -> tuple[float, float]:
         """Seconds without data until a request is given up: at its start, later on."""
         return self.model.first_byte_timeout, self.model.idle_timeout
+
+    def left_behind(self) -> list[str]:
+        """What commands in the background have changed since the last one, for the end of the session."""
+        return self.sandbox.since() if self.sandbox else []

@@ -205,7 +205,8 @@ class Commands(ConversationCommands):
         elif argument and near:
             argument = near[0]
         if argument:
-            self.app.use(argument)
+            self.app.chosen = argument  # also for agents that have none of their own
+            self.app.use(self.app.chat_model(argument))
         self.screen.line(f"{self.app.model.name} at {self.app.settings.host}")
 
     def _models(self, near: str, report: Callable[[str], object] = str) -> list[str]:

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coder.cli.keys import silent_keys
-from coder.cli.process import needed
+from coder.cli.process import defer_sigint, needed
 from coder.cli.questions import exact_diff
 from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
-from coder.cli.signals import defer_sigint
 from coder.cli.wording import by_number, first_of, session_line, words_of
 from coder.sessions.snapshots import UndoResult
 

@@ -32,9 +32,8 @@ from coder.cli.keys import (
     tty_flags,
     waiting_keys,
 )
-from coder.cli.process import private_dir
+from coder.cli.process import begin_exit, handling, private_dir, wake_up
 from coder.cli.screen import erasure
-from coder.cli.signals import begin_exit, handling, wake_up
 from coder.permissions.sanitize import strip_controls
 
 MORE = ". "

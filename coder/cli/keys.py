@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
-from coder.cli.signals import at_end, begin_exit
+from coder.cli.process import at_end, begin_exit
 
 MARK_PASTES, MARK_NONE = "\x1b[?2004h", "\x1b[?2004l"
 PASTE_BEGINS, PASTE_ENDS = "\x1b[200~", "\x1b[201~"

@@ -19,11 +19,14 @@ from coder import __version__
 from coder.cli.process import (
     INTERRUPTED,
     USAGE,
+    defer_sigint,
+    graceful_shutdown,
     has_input,
     hide_process,
     mend_streams,
     needed,
     optional,
+    raise_on_sigint,
     read_stdin,
 )
 from coder.cli.settings import (
@@ -37,7 +40,6 @@ from coder.cli.settings import (
     load,
     program,
 )
-from coder.cli.signals import defer_sigint, graceful_shutdown, raise_on_sigint
 from coder.permissions.sanitize import strip_controls
 from coder.tools.secrets import clean_path
 

@@ -15,10 +15,17 @@ from typing import Any, get_args
 
 from coder import __version__
 from coder.cli.app import App, Show
-from coder.cli.process import INTERRUPTED, LIMIT, TRANSIENT, collect_garbage, needed, optional
+from coder.cli.process import (
+    INTERRUPTED,
+    LIMIT,
+    TRANSIENT,
+    collect_garbage,
+    needed,
+    optional,
+    raise_on_sigint,
+)
 from coder.cli.screen import Screen
-from coder.cli.settings import Settings, data_folder, program
-from coder.cli.signals import raise_on_sigint
+from coder.cli.settings import ConfigError, Settings, data_folder, program
 from coder.cli.wording import LIMITS, STOPPED, error_text
 from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
@@ -48,7 +55,7 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
     screen = Screen(sys.stdout if one_terminal else sys.stderr)
     try:
         show = show_events(app, arguments, screen, session_id)
-        result = app.follow(app.stream(app.filled(prompt)), show)
+        result = app.follow(app.stream(fill(app, prompt)), show)
         code = finish(arguments, result)
         if session_id and result.stop_reason in LIMITS and not arguments.quiet:
             screen.line(f"To go on: {program()} -r {session_id} continue", "dim")
@@ -62,6 +69,16 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
             conversation.close()
         for text in app.left_behind():
             sys.stderr.write(f"{strip_controls(text)}\n")
+
+
+def fill(app: App, prompt: str) -> str:
+    """A prompt that is a command of a file, such as "/review HEAD", as its text. Raises ConfigError."""
+    line, _, more = prompt.partition("\n")  # such as stdin
+    name, *words = line.split(maxsplit=1) if line.startswith("/") else [""]
+    file = app.prompt_files and app.prompt_files.commands.get(name[1:])
+    if file and file.answer != "yes":
+        raise ConfigError(f"{name} is this project's: a session has to ask about it first")
+    return f"{file.filled(''.join(words))}\n{more}".strip() if file else prompt
 
 
 def show_events(

@@ -1,32 +1,55 @@
-"""What is set up for the whole process: safe standard streams, no look into it for other processes, late imports.
+"""What is set up for the whole process: safe standard streams, no look into it for others, signals, late imports.
 
 A command can look into its parent: /proc/PID/environ and /proc/PID/mem belong to the same user. So the process is
-marked as one that others may not look into, which also means no core dumps. Only for the command line, never for
-the library. Not hidden: from root, and where another process has the key in its environment, such as the shell that
-started the program.
+marked as one that others may not look into. Not hidden: from root, and where another process has the key in its
+environment, such as the shell that started the program.
+
+The first Ctrl+C sets the run's Abort: the stream, the tools and the waits see it and end with the history in order.
+Code that does not look at it within a second gets a KeyboardInterrupt, and so does all at a second Ctrl+C, which ends the
+program; as do SIGTERM, SIGHUP and SIGQUIT. The shutdown unwinds, kills our processes, and restores the terminal.
+Once it has begun, further signals are ignored; where it takes longer than EXIT_AFTER seconds, the exit is forced.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import gc
 import io
 import os
 import select
+import signal
 import stat
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
 
 from coder.cli.settings import ConfigError
+from coder.permissions.sanitize import strip_controls
+
+if TYPE_CHECKING:
+    from coder.abort import Abort
 
 USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130  # exit codes
 PR_SET_DUMPABLE = 4
 MAX_INPUT = 400_000  # bytes of stdin: about 100,000 tokens, and `yes |` never ends
 PATIENCE = 3.0  # seconds
 WAITING = "coder: waiting for the end of standard input (Ctrl+D, or start with </dev/null)\n"
+WAKE_EVERY = 0.2  # seconds
+FORCE_TICKS = 4  # of that clock, until code that does not look at the token is interrupted
+EXIT_AFTER = 1.5  # seconds; the promise is two
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+Handler = Callable[[int, FrameType | None], None]
+at_end: list[Callable[[], None]] = []  # called when the program ends, perhaps twice
+_exit_codes: list[int] = []  # the first one counts; empty until the shutdown begins
+_runs: list[Abort] = []  # under way
 
 
 def hide_process() -> None:
@@ -138,3 +161,174 @@ def needed(name: str, purpose: str) -> Any:
     if (module := optional(name)) is None:
         raise ConfigError(f"{purpose} is not available: {name} or a part of it was deleted")
     return module
+
+
+# ---- Ctrl+C --------------------------------------------------------------------------------------
+
+
+class Interrupts:
+    """Ctrl+C and Esc during the runs of a session. `presses` counts the former since it was set to 0."""
+
+    presses, escaped = 0, False
+
+    def escape(self) -> None:
+        """Stop the run as the first Ctrl+C does, from any thread; Esc twice ends nothing else."""
+        self.escaped = True
+        for abort in _runs:
+            abort.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether a signal has begun the shutdown."""
+        return bool(_exit_codes)
+
+    @contextmanager
+    def stopping(self, abort: Abort) -> Iterator[None]:
+        """While inside, signals stop the run that `abort` belongs to, so that its last event comes."""
+        ticks = 0  # since then
+
+        def press(number: int, frame: FrameType | None) -> None:
+            self.presses += 1
+            abort.set()
+            if self.presses > 1 and begin_exit(128 + signal.SIGINT):
+                raise KeyboardInterrupt
+
+        def force(number: int, frame: FrameType | None) -> None:
+            nonlocal ticks
+            ticks += bool(self.presses or self.escaped or self.ended)
+            if ticks == FORCE_TICKS:
+                raise KeyboardInterrupt
+
+        if self.presses or self.escaped:  # before the run began
+            abort.set()
+        _runs.append(abort)
+        try:
+            with handling(signal.SIGINT, press), wake_up(force):
+                yield
+        finally:
+            _runs.remove(abort)
+            if _exit_codes:
+                raise SystemExit(_exit_codes[0])
+
+    def count(self, number: int, frame: FrameType | None) -> None:
+        """Take a Ctrl+C that comes beside a run and must not break off what is done then."""
+        self.presses += 1
+
+
+@contextmanager
+def wake_up(handler: Handler = lambda number, frame: None) -> Iterator[None]:
+    """While inside, a clock wakes the main thread and calls `handler`.
+
+    Python looks for signals before a call that blocks. One that comes between the look and the call does not wake the
+    call, and would be seen when something is read, which may be never.
+    """
+    with handling(signal.SIGALRM, handler):
+        clock = signal.setitimer(signal.ITIMER_REAL, WAKE_EVERY, WAKE_EVERY)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, *clock)
+
+
+@contextmanager
+def handling(number: int, handler: Handler = lambda number, frame: None) -> Iterator[None]:
+    """While inside, `handler` takes this signal; by default nothing comes of it."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextmanager
+def defer_sigint() -> Iterator[None]:
+    """While inside, Ctrl+C waits; it comes as KeyboardInterrupt at the end. For imports, which must not be left half done."""
+    pressed: list[int] = []
+    with handling(signal.SIGINT, lambda number, frame: pressed.append(number)):
+        yield
+    if pressed and not _exit_codes:
+        raise KeyboardInterrupt
+
+
+# ---- shutdown ----------------------------------------------------------------------------
+
+
+@contextmanager
+def graceful_shutdown() -> Iterator[None]:
+    """Around the whole program: however it ends, afterwards no process of ours is left and the terminal is restored."""
+    for number in ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _exit)
+    sys.excepthook = _report_defect
+    threading.excepthook = lambda args: _report_defect(*args[:3])
+    try:
+        yield
+    finally:
+        _exit_codes.append(0)
+        _clean_up()
+        if any(_exit_codes):
+            # Python's own end restores the default handlers: a late signal would change the exit code
+            for number in (*ENDING, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+
+
+def begin_exit(code: int) -> bool:
+    """Begin the shutdown with this exit code. False where it had begun before."""
+    if _exit_codes:
+        return False
+    _exit_codes.append(code)
+    # Not threading.Thread: a signal's handler must not wait for its lock
+    _thread.start_new_thread(_force_exit, (code,))
+    return True
+
+
+def raise_on_sigint() -> None:
+    """From here on Ctrl+C is a KeyboardInterrupt. Before, it ends the program at once (__main__.py)."""
+
+    def press(number: int, frame: FrameType | None) -> None:
+        if not _exit_codes:
+            raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, press)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    if not begin_exit(128 + number):
+        return
+    for abort in _runs:
+        abort.set()
+    if not _runs:
+        raise SystemExit(128 + number)
+
+
+def _force_exit(code: int) -> None:
+    for _ in range(10):  # in pieces: a machine that stands still ends one at most
+        time.sleep(EXIT_AFTER / 10)
+    _clean_up()
+    os._exit(code)
+
+
+def _clean_up() -> None:
+    """Restore the terminal, kill our processes, remove the temporary folder. Can be called twice."""
+    for restore in at_end:
+        restore()
+    if process := sys.modules.get("coder.tools.process"):
+        process.stop_all()
+        if process.private_folder.cache_info().currsize:
+            import shutil
+
+            shutil.rmtree(process.private_folder(), ignore_errors=True)
+
+
+def _report_defect(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    """Replace Python's own traceback, which holds text of others unsanitised."""
+    import traceback
+
+    places = "".join(f"\n  {each.filename}:{each.lineno}" for each in traceback.extract_tb(trace))
+    what = f"internal error, in coder or in a plugin. {kind.__name__}: {error}"
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(strip_controls(f"coder: {what}{places}\n"))
+        sys.stderr.flush()

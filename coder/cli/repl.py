@@ -21,12 +21,11 @@ from coder.cli.commands import Commands
 from coder.cli.conversation import open_conversation
 from coder.cli.input import MODE, Keyboard, Leave, mode
 from coder.cli.keys import tty_flags
-from coder.cli.process import collect_garbage, optional
+from coder.cli.process import collect_garbage, handling, optional
 from coder.cli.questions import Prompter
 from coder.cli.render import Renderer, print_history
 from coder.cli.screen import Screen
 from coder.cli.settings import Settings, program
-from coder.cli.signals import handling
 from coder.cli.typeahead import COMMAND, TypeAhead
 from coder.cli.wording import LIMITS
 from coder.events import Event, RunEnd

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coder.cli.main import Flags
-from coder.cli.process import needed
+from coder.cli.process import needed, raise_on_sigint
 from coder.cli.settings import (
     ENVIRONMENT,
     SECRET,
@@ -28,7 +28,6 @@ from coder.cli.settings import (
     secrets,
     server_place,
 )
-from coder.cli.signals import raise_on_sigint
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import shown_url
