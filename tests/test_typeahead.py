@@ -10,8 +10,8 @@ import pytest
 
 from coder.agent.agent import Queue
 from coder.cli.keys import Keys
+from coder.cli.repl import TypeAhead
 from coder.cli.screen import Screen
-from coder.cli.typeahead import TypeAhead
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
 from tests.terminal import PATIENCE, QUESTION, Terminal, bare, rendered
@@ -59,8 +59,8 @@ def test_a_plus_alone_asks_the_model_nothing_and_keys_are_taken_out() -> None:
     line = TypeAhead(Screen(io.StringIO()), Queue(), Queue())
     line.redact = lambda text: text.replace("KEY", "***")
     for entry in ("+", "+ later KEY", "now KEY"):
-        line._enter(entry)
-    assert line.unsent_lines() == ["now ***", "later ***"]
+        line.enter(entry)
+    assert line.take_lines() == ["now ***", "later ***"]
 
 
 # ---- during runs -------------------------------------------------------------------------

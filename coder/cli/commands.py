@@ -239,10 +239,10 @@ class Commands(ConversationCommands):
 
     def compact(self, argument: str) -> None:
         stopped = True
-        with contextlib.suppress(Aborted), silent_keys(), self.repl.hard_stop():
+        with contextlib.suppress(Aborted, KeyboardInterrupt), silent_keys():
             self.app.compact(argument, self.repl.show)
             stopped = False
-        self.screen.status("")
+        self.repl.render.pause()
         if stopped:
             self._note("The conversation stays as it is.")
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coder import events
 from coder.cli import wording
 from coder.cli.screen import Screen, cell_count, one_line
-from coder.cli.wording import STOPPED, Part, Parts, count, error_text, summary, words_of
+from coder.cli.wording import STOPPED, Part, Parts, count, error_text, summary
 from coder.events import Event, Nested
 from coder.history import text_of
 from coder.providers.errors import happened
-from coder.types import Message
 
 NEARLY_FULL = 0.8  # of the context window
 FULL = "The context is nearly full: /compact shortens the conversation, /new begins another."
 DONE = ("● ", "green")
 MIN_TITLE = 40  # columns of a call's title that stand before what came of it
 NAME_COLUMNS = 32  # of a sub-agent
-MAX_SHOWN = 4_000  # characters of a message in a conversation that goes on
 
 
 @dataclass
@@ -273,12 +271,3 @@ def _warning(event: Event) -> str:
         case events.Notice(text=text):
             return text
     return ""
-
-
-def print_history(screen: Screen, messages: Sequence[Message]) -> None:
-    """Show the last question and the last answer of a conversation that goes on."""
-    for role, show in (("user", screen.entry), ("assistant", screen.write)):
-        texts = (words_of(text_of(each)) for each in reversed(messages) if each.get("role") == role)
-        if text := next(filter(None, texts), "").strip():
-            show(text[-MAX_SHOWN:])
-            screen.finish_line()
