@@ -1,7 +1,6 @@
-"""Input: lines at the prompt, answers to questions, the history.
+"""Lines at the prompt, answers to questions, the history.
 
-What is typed is never lost and never answers a question that was not on the screen: keys that came before a question
-stand at the next prompt.
+Nothing typed is lost, or answers a question that was not on the screen: keys that came before it stand at the next prompt.
 """
 
 from __future__ import annotations
@@ -19,19 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from coder.cli.keys import (
-    CTRL_D,
-    ENTER,
-    ESC,
-    Keys,
-    end_with_terminal,
-    keep_modes,
-    send,
-    single_keys,
-    text_of,
-    tty_flags,
-    waiting_keys,
-)
+from coder.cli import keys
 from coder.cli.process import begin_exit, handling, private_dir, wake_up
 from coder.cli.screen import erasure
 from coder.permissions.sanitize import strip_controls
@@ -72,7 +59,7 @@ class Keyboard:
     _is_libedit = False  # in the place of readline; it drops what is prefilled
 
     def __init__(self, history: Path) -> None:
-        keep_modes()
+        keys.keep_modes()
         self.history, self.folder = history, str(Path.cwd())  # which a command may remove
         self.early: list[str] = []  # prefilled at the next prompts, one text at each
         self.redact: Callable[[str], str] = str  # what is saved
@@ -88,14 +75,15 @@ class Keyboard:
 
     def entries(self) -> Iterator[str]:
         """What the user enters, until Ctrl+D. Raises Leave."""
-        typed = waiting_keys(0) if self.readline else ""  # before the program ran
+        typed = keys.waiting_keys(0) if self.readline else ""  # before the program ran
         if typed.endswith("\n"):
-            send(re.sub("[\x01\x02]", "", self._prompt()) + typed)
+            keys.send(re.sub("[\x01\x02]", "", self._prompt()) + typed)
             self.remember([typed.strip()])
             yield typed.strip()
         elif typed:
             self.early.append(typed)
-        with tty_flags(off="ICRNL" if self.readline else ""):  # Enter before a prompt is no Ctrl+J
+        # Enter before a prompt is no Ctrl+J
+        with keys.tty_flags(off="ICRNL" if self.readline else ""):
             while True:
                 try:
                     yield self._entry()
@@ -108,8 +96,15 @@ class Keyboard:
     def _entry(self) -> str:
         """A line or a pasted block; several lines between triple quotes, or with a backslash at their ends."""
         text = self._line(self._prompt(), self.early).rstrip(" \t\n")
-        if key := OWN_KEY.search(text):
-            return self._take_key(key[0], text)
+        if key := OWN_KEY.search(text):  # the line under way stands at the next prompt
+            if not self._dumb:
+                keys.send(erasure(self._prompt() + text.replace(key[0], "^X") + "\n"))
+            text = text.replace(key[0], "")
+            if key[0] == SHIFT_TAB:
+                self.early.insert(0, text)
+                return MODE
+            self.edit(text)
+            return self._entry()
         if "\n" not in text:  # no mark in what was pasted means anything
             text = text.strip()
             is_quoted = text.startswith('"""')
@@ -123,17 +118,6 @@ class Keyboard:
         self.remember([text])
         return text
 
-    def _take_key(self, key: str, text: str) -> str:
-        """The entry that stands for a key; the line under way stands at the next prompt."""
-        if not self._dumb:
-            send(erasure(self._prompt() + text.replace(key, "^X") + "\n"))
-        text = text.replace(key, "")
-        if key == SHIFT_TAB:
-            self.early.insert(0, text)
-            return MODE
-        self.edit(text)
-        return self._entry()
-
     def _prompt(self) -> str:
         text = f"{self.label()} {'>' if self._dumb else '❯'} ".lstrip()
         plain = self._dumb or not self.readline
@@ -143,7 +127,8 @@ class Keyboard:
         """One line; the first of `early` is prefilled and taken. Raises EOFError, KeyboardInterrupt, Leave."""
         readline, early = self.readline, early or []
         if early and self._is_libedit:
-            send(f"{strip_controls(early.pop(0))}\n")
+            keys.send(f"{strip_controls(early.pop(0))}\n")
+            early = []  # the others wait
         self._prepare(early[0] if early else "", ctrl_j="self-insert")
         try:
             with wake_up():
@@ -162,7 +147,7 @@ class Keyboard:
         if readline:
             del early[:1]
         # What was there already when Enter came is a paste, where the terminal does not mark one
-        pasted = "" if OWN_KEY.search(line) else waiting_keys(AT_ONCE)
+        pasted = "" if OWN_KEY.search(line) else keys.waiting_keys(AT_ONCE)
         if not pasted:
             return line
         sys.stdout.write(pasted.rstrip("\n") + "\n")
@@ -186,11 +171,11 @@ class Keyboard:
 
     # -- questions
 
-    def answer(self, prompt: str, keys: str = "", words: str = "") -> str:
-        """One of the characters `keys`, at its press, or a line typed behind the prompt `words`, if there is one.
+    def answer(self, prompt: str, letters: str = "", words: str = "") -> str:
+        """One of these letters, at its press, or a line typed behind the prompt `words`, if there is one.
 
-        Without keys and words, and where keys do not come one by one, it is a line. Typed after the question was on the screen;
-        "" at Enter, Esc, Ctrl+D and Ctrl+C, which stops the run, too.
+        Without letters and words, and where keys do not come one by one, it is a line. Typed after the question was on
+        the screen; "" at Enter, Esc, Ctrl+D and Ctrl+C, which stops the run, too.
         """
         stop_run = signal.getsignal(signal.SIGINT)
 
@@ -199,14 +184,14 @@ class Keyboard:
                 stop_run(number, frame)
             raise KeyboardInterrupt
 
-        with self.paused(), handling(signal.SIGINT, press), tty_flags(on="ECHO"):
+        with self.paused(), handling(signal.SIGINT, press), keys.tty_flags(on="ECHO"):
             try:
-                early = waiting_keys(QUIET)
-                early += waiting_keys(PAUSE) if early else ""
+                early = keys.waiting_keys(QUIET)
+                early += keys.waiting_keys(PAUSE) if early else ""
                 if early := early.replace("\n", " ").strip():
                     self.early.append(early)
-                by_key = (keys or words) and self.readline and not self._dumb
-                return self._press(prompt, keys, words) if by_key else self._answer_line(prompt)
+                by_key = (letters or words) and self.readline and not self._dumb
+                return self._press(prompt, letters, words) if by_key else self._answer_line(prompt)
             except (EOFError, KeyboardInterrupt):
                 sys.stdout.write("\n")
                 return ""
@@ -214,37 +199,35 @@ class Keyboard:
     def _answer_line(self, prompt: str, begun: str = "") -> str:
         self._prepare(begun, ctrl_j="accept-line")
         if begun and self._is_libedit:
-            send(prompt + begun)
-            with tty_flags(on="ICRNL"):
+            keys.send(prompt + begun)
+            with keys.tty_flags(on="ICRNL"):
                 return f"{begun}{sys.stdin.readline()}".strip()
         if OWN_KEY.search(text := input(prompt)):
             return ""
         # A paste is no yes
-        return f"{text} {waiting_keys(AT_ONCE)}".replace("\n", " ").strip()
+        return f"{text} {keys.waiting_keys(AT_ONCE)}".replace("\n", " ").strip()
 
-    def _press(self, prompt: str, keys: str, words: str) -> str:
-        with single_keys() as is_terminal:
+    def _press(self, prompt: str, letters: str, words: str) -> str:
+        with keys.single_keys() as is_terminal:
             if not is_terminal:
                 return self._answer_line(prompt)
-            send(prompt)
-            reader, text = Keys(), ""
+            keys.send(prompt)
+            reader, text = keys.Keys(), ""
             while not (words and text):
                 pressed = reader.read()
                 while more := reader.read(seconds=AT_ONCE):
                     pressed += more
-                first, is_whole = pressed[0], pressed[-1] in (*ENTER, "\n")
-                if first == CTRL_D:
-                    raise EOFError
-                if first in (ESC, *ENTER, "\n"):
+                first, is_whole = pressed[0], pressed[-1] in (*keys.ENTER, "\n")
+                if first in (keys.ESC, keys.CTRL_D, *keys.ENTER, "\n"):
                     first = ""
-                if not first or (first.lower() in keys and len(pressed) == 1 + is_whole):
-                    send(f"{first}\n")
+                if not first or (first.lower() in letters and len(pressed) == 1 + is_whole):
+                    keys.send(f"{first}\n")
                     return first.lower()
-                text = re.sub(r"\s", " ", text_of(pressed))
+                text = re.sub(r"\s", " ", keys.text_of(pressed))
         if is_whole:
-            send(f"{text}\n")
+            keys.send(f"{text}\n")
             return text.strip()
-        send(erasure(prompt))
+        keys.send(erasure(prompt))
         return self._answer_line(words, text.lstrip())
 
     # -- the history and candidates
@@ -276,7 +259,7 @@ class Keyboard:
         readline.set_auto_history(False)  # an entry is one item, and an answer is none
         self._is_libedit = "libedit" in (readline.__doc__ or "")
         if self._is_libedit:
-            threading.Thread(target=end_with_terminal, daemon=True).start()
+            threading.Thread(target=keys.end_with_terminal, daemon=True).start()
         for binding in ["bind ^I rl_complete"] if self._is_libedit else BINDINGS.split("\n"):
             readline.parse_and_bind(binding)
         readline.set_completer_delims(" \t\n")
@@ -313,7 +296,7 @@ def edited(text: str) -> str:
         path.write_text(text, "utf-8")
         editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
         try:
-            with tty_flags(on="ICRNL"), handling(signal.SIGINT), handling(signal.SIGQUIT):
+            with keys.tty_flags(on="ICRNL"), handling(signal.SIGINT), handling(signal.SIGQUIT):
                 code = subprocess.run([*shlex.split(editor), path], check=False).returncode
             if code == 0:
                 return path.read_text("utf-8", "replace").rstrip("\n")

@@ -33,8 +33,7 @@ NEWLINE = (*ENTER, "\n", "\x1b\r", f"{PASTED}\n")
 ESC_ALONE = 0.05  # seconds without a byte behind an Esc that begins no other key
 IFLAG, LFLAG = 0, 3  # places in termios' list
 
-Attributes = list[Any]
-_at_start: Attributes = []  # empty: no terminal, or not begun
+_at_start: list[Any] = []  # the terminal's modes; empty: no terminal, or not begun
 
 
 def keep_modes() -> None:
@@ -84,14 +83,14 @@ def single_keys() -> Iterator[bool]:
             send(MARK_NONE if is_terminal else "")
 
 
-def _attributes() -> Attributes | None:
+def _attributes() -> list[Any] | None:
     try:
         return termios.tcgetattr(sys.stdin.fileno())
     except (OSError, ValueError, termios.error):
         return None
 
 
-def _apply(wanted: Attributes) -> None:
+def _apply(wanted: list[Any]) -> None:
     """Set the modes. In the background that would stop the program; and the terminal may be gone."""
     with contextlib.suppress(OSError, ValueError, termios.error):
         if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
@@ -111,7 +110,7 @@ def _restore() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Ctrl+Z: the shell gets the terminal as it was; afterwards the program has it as it left it."""
+    """Ctrl+Z: the shell gets the terminal as it was, and afterwards the program as it left it."""
     now = _attributes()
     _restore()
     signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -123,7 +122,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def end_with_terminal() -> None:
-    """End the program where its terminal is gone. For libedit, which reads it again and again then, and sees no signal."""
+    """End the program where its terminal is gone. libedit reads it again and again then, and sees no signal."""
     poll = select.poll()
     poll.register(sys.stdin, 0)
     if poll.poll()[0][1] & select.POLLHUP:
@@ -147,10 +146,9 @@ class Keys:
         for key in found:
             if key in (PASTE_BEGINS, PASTE_ENDS):
                 self._pasting = key == PASTE_BEGINS
-            elif self._pasting:
-                keys.append(PASTED + ("\n" if key in ENTER else key))
             else:
-                keys.append(key)
+                pasted = PASTED + ("\n" if key in ENTER else key)
+                keys.append(pasted if self._pasting else key)
         return keys
 
     def read(self, *others: int, seconds: float | None = None) -> list[str]:
