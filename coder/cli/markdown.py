@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from itertools import groupby
+from itertools import chain, groupby
 
 from coder.cli.screen import PlainText, cell_count, row_end, start_of
 
@@ -28,18 +28,15 @@ BLOCK = re.compile(
     r"|(?P<number>\d{1,9}[.)])\s+)(?=\S)"
 )
 UNDECIDED = re.compile(r"#{0,6}|[-*_ ]*|\+|\d{0,9}[.)]?|>|[-*+]\s+\[[ xX]?\]?|`{0,2}|~{0,2}")
-TOKEN_STYLES = (  # the first that the name of a Pygments token begins with
-    ("Token.Comment", "dim"),
-    ("Token.Literal.String", "green"),
-    ("Token.Literal.Number", "cyan"),
-    ("Token.Keyword", "blue"),
-    ("Token.Name.Decorator", "yellow"),
-    ("Token.Name.Builtin", "cyan"),
-    ("Token.Name.Function", "bold"),
-    ("Token.Name.Class", "bold"),
-    ("Token.Generic.Deleted", "red"),
-    ("Token.Generic.Inserted", "green"),
-)
+TOKEN_STYLES = {  # by what the name of a Pygments token begins with
+    "dim": ("Token.Comment",),
+    "green": ("Token.Literal.String", "Token.Generic.Inserted"),
+    "cyan": ("Token.Literal.Number", "Token.Name.Builtin"),
+    "blue": ("Token.Keyword",),
+    "yellow": ("Token.Name.Decorator",),
+    "bold": ("Token.Name.Function", "Token.Name.Class"),
+    "red": ("Token.Generic.Deleted",),
+}
 INLINE = re.compile(
     r"""
     (?P<plain> [^\\*`\[]+ | (?<=[a-zA-Z0-9])\*+ | \\(?=[^\W_]) )
@@ -75,10 +72,18 @@ class Markdown(PlainText):
         self._width = width
         # In pieces: the time for what follows an open mark is the square of its length
         for piece in re.findall("\n|[^\n]{1,512}", text):
-            self._take(piece) if piece != "\n" else self._end_line()
-        is_styled = self._begun and self._code is None
-        raw = "" if is_styled else self._line.expandtabs(4)
-        self.row = self._painted(self._cells) if is_styled else start_of(raw, width)
+            if piece == "\n":
+                self._end_line()
+                continue
+            self._line += piece
+            if self._code is None and not self._begun:
+                line = self._line.strip()
+                if not (UNDECIDED.fullmatch(line) or line.startswith(("|", "```", "~~~"))):
+                    self._begin_line()
+            if self._begun:
+                self._add_inline(is_whole=False)
+        start = "" if self._begun else start_of(self._line.expandtabs(4), width)
+        self.row = start or self._painted(self._cells)
         rows, self._rows = self._rows, []
         return "".join(f"{row}\n" for row in rows)
 
@@ -90,27 +95,16 @@ class Markdown(PlainText):
 
     # -- lines
 
-    def _take(self, text: str) -> None:
-        self._line += text
-        if self._code is not None:
-            return
-        if not self._begun:
-            line = self._line.strip()
-            if not (UNDECIDED.fullmatch(line) or line.startswith(("|", "```", "~~~"))):
-                self._begin_line()
-        if self._begun:
-            self._add_inline(is_whole=False)
-
     def _end_line(self) -> None:
         if self._code is not None:
             self._add_code()
-        elif not self._begun and self._line.lstrip().startswith("|"):
+        elif self._line.lstrip().startswith("|"):
             self._table.append(self._line.strip())
-        elif not self._begun and (fence := FENCE.match(self._line)):
+        elif fence := FENCE.match(self._line):
             self._end_table()
             self._fence, self._code, self._language = fence[1], [], fence[2]
             self._rows.append(self.paint(f"── {fence[2]} ──" if fence[2] else "──", "dim"))
-        elif not self._begun and RULE.match(self._line):
+        elif RULE.match(self._line):
             self._end_table()
             self._rows.append(self.paint("─" * min(self._width, 40), "dim"))
         else:
@@ -145,19 +139,16 @@ class Markdown(PlainText):
     def _add_inline(self, is_whole: bool) -> None:
         """Add what is decided of the line to its rows."""
         cells, self._at = inline(self._line, self._at, self._style, is_whole)
+        width, least = self._width, len(self._hanging)
+        has_room = least < width - 1  # for a character behind it
         for start in range(0, len(cells), PIECE):
             self._cells = self._cells + cells[start : start + PIECE]
-            while cell_count(plain(self._cells).rstrip(" ")) > self._width:
-                self._rows.append(self._painted(self._take_row()))
-
-    def _take_row(self) -> Cells:
-        """The first row of what is under way, broken between words where there is a place."""
-        cells, text, least = self._cells, plain(self._cells), len(self._hanging)
-        at = row_end(text, self._width, least) or len(start_of(text, self._width)) or 1
-        behind = len(text) - len(text[at:].lstrip(" "))
-        has_room = least < self._width - 1  # for a character behind it
-        self._cells = self._hanging * has_room + cells[behind:]
-        return cells[:at]
+            while cell_count((text := plain(self._cells)).rstrip(" ")) > width:
+                # Between words, where there is a place
+                at = row_end(text, width, least) or len(start_of(text, width)) or 1
+                behind = len(text) - len(text[at:].lstrip(" "))
+                self._rows.append(self._painted(self._cells[:at]))
+                self._cells = self._hanging * has_room + self._cells[behind:]
 
     def _painted(self, cells: Cells) -> str:
         shown = cells[: len(plain(cells).rstrip(" "))]
@@ -184,9 +175,8 @@ class Markdown(PlainText):
         lines, self._table = self._table, []
         if len(lines) > 1 and re.fullmatch(r"[|:\s-]*-[|:\s-]*", lines[1]):
             head, marks, *rows = map(table_cells, lines)
-            lines = [
-                self._painted(row) for row in table([head, *rows], marks, self._width)
-            ] or lines
+            set_rows = table([head, *rows], marks, self._width)
+            lines = [*map(self._painted, set_rows)] or lines
         self._rows += lines
 
 
@@ -231,15 +221,15 @@ def highlighted(code: list[str], language: str) -> tuple[Cells, bool]:
     cells, name = Cells(), ""
     for token, text in lexer.get_tokens("\n".join([*code, ""])):
         name = str(token)
-        style = next((style for start, style in TOKEN_STYLES if name.startswith(start)), "")
+        style = next((style for style, kinds in TOKEN_STYLES.items() if name.startswith(kinds)), "")
         cells += styled(text, style)
     start = sum(len(line) + 1 for line in code[:-1])
     return cells[start : start + len(code[-1])], name.startswith(OPEN)
 
 
 def table_cells(line: str) -> list[str]:
-    inner = line.removeprefix("|").removesuffix("|")
-    return [each.replace("\\|", "|").strip() for each in re.split(r"(?<!\\)\|", inner)]
+    cells = re.split(r"(?<!\\)\|", line.removeprefix("|").removesuffix("|"))
+    return [each.replace("\\|", "|").strip() for each in cells]
 
 
 def table(rows: list[list[str]], marks: list[str], width: int) -> list[Cells]:
@@ -265,12 +255,8 @@ def table(rows: list[list[str]], marks: list[str], width: int) -> list[Cells]:
             continue
         for heading, side in zip(texts, sides):
             grid.add_column(heading, header_style="bold", justify=side, overflow="fold")
-    lines = console.Console(width=width).render_lines(grid)
-    return [
-        [
-            cell
-            for part in line
-            for cell in styled(part.text, str(part.style or "").replace("none", ""))
-        ]
-        for line in lines
-    ]
+    lines = []
+    for line in console.Console(width=width).render_lines(grid):
+        parts = (styled(part.text, str(part.style or "").replace("none", "")) for part in line)
+        lines.append([*chain.from_iterable(parts)])
+    return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,6 @@ ANSWERS = {"yes": "y", "always": "a", "pattern": "p", "no": "n"}
 # Programs whose first word is a command of theirs
 WITH_COMMANDS = {"cargo", "git", "go", "npm", "pip", "pnpm", "uv", "yarn"}
 MAX_ROWS, MAX_CHARACTERS = 40, 4000  # shown of all files that ask for trust together
-Always = dict[str, tuple[str, str]]
 
 
 def exact_diff(changes: str) -> list[Parts]:
@@ -90,15 +89,22 @@ class Prompter:
     def _ask_permission(self, event: PermissionAsked, asks: str) -> None:
         """Show all of it, what is to be done directly above the answer, and reply."""
         heading = f"{asks}{HEADINGS.get(event.permission, f'Allow {event.permission}?')}"
-        rows = [[(heading, "bold")], *_question(event)]
+        what = escape_invisible(event.pattern)
+        rows = [[(heading, "bold")]]
+        rows += [[(f"  {line}", "bold")] for line in what.split("\n")]
+        if event.why:
+            rows.append([(f"  ({escape_invisible(event.why)})", "yellow")])
+        rows += exact_diff(event.detail) if event.detail else []
+        if hidden := sum(map(is_invisible, event.pattern + event.detail)):
+            warning = f"Warning: {hidden} invisible or control characters, each shown as <U+…>."
+            rows.append([(warning, "yellow")])
         for row in rows:
             self.screen.exact_line(*row)
         texts = ("".join(text for text, _ in row) for row in rows)
         taken = sum(1 + cell_count(text) // self.screen.width for text in texts)
         if taken > shutil.get_terminal_size().lines - 3:
             self.screen.line(f"({taken} rows, more than the screen shows.)", "yellow")
-            again = one_line(f"{heading} {escape_invisible(event.pattern)}", self.screen.width)
-            self.screen.exact_line((again, "bold"))
+            self.screen.exact_line((one_line(f"{heading} {what}", self.screen.width), "bold"))
         always = always_offers(event)
         offers = [f"[{key}]{text}, " for key, (text, _) in always.items()]
         prompt = "".join(["[y]es, ", *offers, "[n]o, or\xa0why\xa0not:\xa0"])
@@ -114,15 +120,16 @@ class Prompter:
             event.reply("no", rest.strip() if word.lower() in ("n", "no") else answer)
 
 
-def always_offers(event: PermissionAsked) -> Always:
+def always_offers(event: PermissionAsked) -> dict[str, tuple[str, str]]:
     """The keys that allow more than this once: their words, and what is remembered."""
-    offers: Always = {}
+    offers: dict[str, tuple[str, str]] = {}
+    if not event.remember:
+        return offers
     by_pattern = event.permission in ("edit", "external_directory")
-    pattern = event.remember if by_pattern else _pattern(event)
-    if event.remember and not (by_pattern and re.search("[*?]|, ", event.pattern)):
+    if not (by_pattern and re.search("[*?]|, ", event.pattern)):
         what = "this tool" if event.permission == "mcp" else "exactly this"
         offers["a"] = f"lways {what}", event.pattern
-    if event.remember and pattern:
+    if pattern := event.remember if by_pattern else _pattern(event):
         kind = "" if event.permission == "bash" else f"{event.permission}: "
         offers["p"] = f" always {kind}{escape_invisible(pattern)}", pattern
     return offers
@@ -139,15 +146,3 @@ def _pattern(event: PermissionAsked) -> str:
     words = plain[0][:size]
     is_plain = len(words) == size and all(re.fullmatch("[a-z][a-z:-]*", each) for each in words)
     return f"{' '.join(words)} *" if is_plain else ""
-
-
-def _question(event: PermissionAsked) -> Iterator[Parts]:
-    for line in escape_invisible(event.pattern).split("\n"):
-        yield [(f"  {line}", "bold")]
-    if event.why:
-        yield [(f"  ({escape_invisible(event.why)})", "yellow")]
-    if event.detail:
-        yield from exact_diff(event.detail)
-    if hidden := sum(map(is_invisible, event.pattern + event.detail)):
-        warning = f"Warning: {hidden} invisible or control characters, each shown as <U+…>."
-        yield [(warning, "yellow")]

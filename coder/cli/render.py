@@ -194,12 +194,11 @@ class Renderer:
             case events.QuestionAsked(id=event.id, answer=event.result.content):
                 return  # it stands behind the question
         is_read = event.name in wording.COUNTED_TOOLS and not self.verbose
-        if is_read and self.screen.live and not (event.is_error or worker.name):
+        if is_read and worker.name:
+            return
+        if is_read and self.screen.live and not event.is_error:
             self._join(title, event)
-        elif not (is_read and worker.name):
-            self._append_call(worker, title, event)
-
-    def _append_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
+            return
         self.pause()
         words, style = wording.outcome(event)
         if ended := [each.ended for each in self._subagents.values() if each.call_id == event.id]:

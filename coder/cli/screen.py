@@ -74,12 +74,10 @@ class Screen:
 
     def finish_line(self) -> None:
         """End the row under way."""
-        if self._rows:
-            rest = self._rows.feed(self._sanitizer.flush(), self.width)
-            finished = rest + self._rows.finish()
-        else:
-            finished = f"{self._row}\n" if self._row else ""
-        self._rows = None
+        finished = f"{self._row}\n" if self._row else ""
+        if rows := self._rows:
+            finished = rows.feed(self._sanitizer.flush(), self.width) + rows.finish()
+            self._rows = None
         if finished:
             self._draw(finished, "")
 
