@@ -152,7 +152,8 @@ def repair(messages: list[Message], taken: set[str] | None = None) -> list[Messa
         if role not in ROLES:
             fixed.append(message)
         elif calls_of(message):
-            turn = takewhile(lambda each: each["role"] != "assistant", messages[place + 1 :])
+            following = map(messages.__getitem__, range(place + 1, len(messages)))  # no copy
+            turn = takewhile(lambda each: each["role"] != "assistant", following)
             results = [each for each in turn if each["role"] == "tool"]
             fixed += _answer_calls(message, results, taken)
         elif role != "tool" and (role != "assistant" or text_of(message)):

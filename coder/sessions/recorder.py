@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator
+from dataclasses import asdict, replace
 from itertools import chain, repeat
 from operator import attrgetter, is_not
 from pathlib import Path
@@ -28,11 +28,12 @@ from coder.providers.request import copied
 from coder.providers.text import mend
 from coder.sessions.database import DamageError, SessionLock
 from coder.sessions.store import (
-    ACTIVE,
+    Row,
     SessionInfo,
     Store,
     StoreError,
     dumps,
+    read_rows,
     to_model_messages,
     write_info,
 )
@@ -54,15 +55,6 @@ def fork(store: Store, session_id: str) -> str:
     if recorder.problem or not recorder.messages:
         raise StoreError(recorder.problem or f"The session {old.id} has no message to copy.")
     return info.id
-
-
-@dataclass(slots=True)
-class Row:
-    """An active row of the table: its id, the message in the list, and a copy as it was written."""
-
-    id: int
-    message: Message
-    copy: Message
 
 
 class Recorder:
@@ -91,7 +83,9 @@ class Recorder:
         self._lock = SessionLock(store.path, info.id)
         try:
             if messages is None:
-                messages = to_model_messages(store, info.id, tell)
+                rows = self._read_rows()
+                messages = to_model_messages(store, info.id, tell, rows)
+                self._rows = rows
             self.messages = messages
         except BaseException:
             self._lock.release()
@@ -155,9 +149,11 @@ class Recorder:
         # A failure leaves it unknown, and so does an interrupt behind the commit
         rows, self._rows = self._rows, None
         if rows is None or self._generation != self.store.generation:
-            rows = self._read_rows()
+            rows = self._match(self._read_rows())
         waiting = self._waiting
-        same = len(rows) == len(self.messages) == _first_difference(rows, self.messages)
+        differs = map(is_not, map(attrgetter("message"), rows), self.messages)
+        place = [*differs, True].index(True)  # of the first other object
+        same = len(rows) == len(self.messages) == place
         if same and not waiting and all(row.copy == row.message for row in rows):
             self._rows = rows
             return
@@ -166,28 +162,30 @@ class Recorder:
         info = replace(self.info, updated=now(), usage=usage)
         with self.store.transaction() as db:
             write_info(db, info)
-            self._write_all(db, rows)
+            self._write_all(db, rows, place)
         self._rows, self.info, self._waiting = rows, info, []
 
     def _read_rows(self) -> list[Row]:
-        """The active rows in the file. One with the text of a message of ours is this message, others are to go."""
-        ours = defaultdict[str, list[Message]](list)
-        for message in reversed(self.messages):
-            ours[dumps(message)].append(message)
-        rows = []
-        for row in self.store.rows(ACTIVE, self.session_id):
-            same = ours[row["data"]]
-            message = same.pop() if same else {"role": row["role"]}
-            rows.append(Row(row["id"], message, copied(message)))
+        rows = read_rows(self.store, self.session_id)
         calls = "SELECT call_id, id FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
         self._calls = dict(map(tuple, self.store.rows(calls, self.session_id)))
         self._generation = self.store.generation
         return rows
 
+    def _match(self, rows: list[Row]) -> list[Row]:
+        """Rows of the file; one with the text of a message of ours is this message."""
+        ours = defaultdict[str, list[Message]](list)
+        for message in reversed(self.messages):
+            ours[dumps(message)].append(message)
+        for row in rows:
+            if same := ours[dumps(row.copy)]:
+                row.message = same.pop()
+        return rows
+
     # -- in one transaction
 
-    def _write_all(self, db: sqlite3.Connection, rows: list[Row]) -> None:
-        """Bring `rows`, also in the file, to what the list and the waiting events tell."""
+    def _write_all(self, db: sqlite3.Connection, rows: list[Row], place: int) -> None:
+        """Bring `rows`, also in the file, to what the list and the waiting events tell. `place`: the first difference."""
         waiting = self._waiting
         shortened = any(isinstance(event, events.Compacted) for event in waiting)
         # Within a run the list only grows
@@ -197,7 +195,7 @@ class Recorder:
                     _update(db, "message", row.id, data=dumps(row.message))
                     row.copy = copied(row.message)
         newest = max(map(attrgetter("id"), rows), default=0)
-        self._write_list(db, rows, shortened)
+        self._write_list(db, rows, place, shortened)
         for event in waiting if rows else ():
             answers = (row.id for row in reversed(rows) if row.message.get("role") == "assistant")
             match event:
@@ -218,7 +216,9 @@ class Recorder:
                     why |= event.error.to_dict() if event.error else {}
                     _update(db, "message", rows[-1].id, error=dumps(why))
 
-    def _write_list(self, db: sqlite3.Connection, rows: list[Row], shortened: bool) -> None:
+    def _write_list(
+        self, db: sqlite3.Connection, rows: list[Row], place: int, shortened: bool
+    ) -> None:
         """From the first difference on, the rows of the messages.
 
         A message that is still there keeps its row, moved to the end. So does one that was repaired, for which
@@ -227,7 +227,6 @@ class Recorder:
         """
         query = "SELECT coalesce(max(position), -1) FROM message WHERE session = ?"
         [last] = db.execute(query, (self.session_id,)).fetchone()
-        place = _first_difference(rows, self.messages)
         messages, old, rows[place:] = self.messages[place:], rows[place:], []
         free, staying = {id(row.message): row for row in old}, set(map(id, messages))
         places = chain([] if shortened else old, repeat(None))
@@ -286,12 +285,6 @@ class Recorder:
 def _update(db: sqlite3.Connection, table: str, row_id: int, **columns: Any) -> None:
     names = ", ".join(f'"{name}" = ?' for name in columns)
     db.execute(f"UPDATE {table} SET {names} WHERE id = ?", (*columns.values(), row_id))
-
-
-def _first_difference(rows: Sequence[Row], messages: Sequence[Message]) -> int:
-    """The first place at which a list has another object than the rows."""
-    differs = list(map(is_not, map(attrgetter("message"), rows), messages))
-    return differs.index(True) if True in differs else len(differs)
 
 
 class SessionStore(Store):

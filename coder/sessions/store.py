@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from coder.history import calls_of, formed, now, repair, text_of, tool_message
-from coder.providers.text import mend, mend_all
+from coder.providers.request import copied
+from coder.providers.text import DEEPEST, mend, mend_all
 from coder.sessions.database import MEMORY, Database, SessionLock, StoreError
 from coder.types import Message, ToolResult, Usage
 
@@ -181,7 +182,9 @@ class Store(Database):
         """Sessions whose title, or one of whose texts, has all the words, the newest first, each with the words
         around its newest hit. Parts of words count."""
         wanted = mend(words).lower().split()
-        fits = " AND ".join(["instr(lower(data), ?)"] * len(wanted)) or "FALSE"
+        # LIKE, which knows the case of ASCII only, is three times as fast as a function of ours
+        tests = ("data LIKE '%' || ? || '%'", "instr(lower(data), ?)")
+        fits = " AND ".join(tests[not word.isascii()] for word in wanted) or "FALSE"
         spelled = [json.dumps(word, ensure_ascii=False)[1:-1] for word in wanted]
         hits: dict[str, str] = {}
         queries = (f"{texts} {fits} ORDER BY id DESC LIMIT {MAX_HITS}" for texts in TEXTS)
@@ -219,22 +222,40 @@ def write_info(db: sqlite3.Connection, info: SessionInfo) -> None:
 # -- messages
 
 
+@dataclass(slots=True)
+class Row:
+    """An active row of the table: its id, the message, and a copy as it was written."""
+
+    id: int
+    message: Message
+    copy: Any
+
+
+def read_rows(store: Store, session_id: str) -> list[Row]:
+    """The active rows of a session; the message of one that cannot be used is empty. Raises StoreError."""
+    read = ((row["id"], loaded(row["data"])) for row in store.rows(ACTIVE, session_id))
+    return [Row(row_id, formed(value) or {}, copied(value)) for row_id, value in read]
+
+
 def to_model_messages(
-    store: Store, session_id: str, tell: Callable[[str], None] = lambda text: None
+    store: Store,
+    session_id: str,
+    tell: Callable[[str], None] = lambda text: None,
+    rows: Sequence[Row] | None = None,
 ) -> list[Message]:
     """The list of messages as it was in memory, repaired where a kill left it open. Raises StoreError.
 
     A call that had begun is answered with INTERRUPTED, one that had not with history.NOT_RUN. None is ever run
-    again by the program. `tell` gets a line for the user where something cannot be used.
+    again by the program. `tell` gets a line for the user where something cannot be used. `rows`: as `read_rows`
+    has read them.
     """
-    rows = store.rows(ACTIVE, session_id)
-    read = [(row["id"], formed(loaded(row["data"]))) for row in rows]
-    messages = [message for _, message in read if message is not None]
+    rows = read_rows(store, session_id) if rows is None else rows
+    messages = [row.message for row in rows if row.message]
     calls = {call["id"] for message in messages for call in calls_of(message)}
     results = [each.get("tool_call_id") for each in messages if each["role"] == "tool"]
     if lost := len(rows) - len(messages) + sum(each not in calls for each in results):
         tell(f"Left out of the session, since it cannot be used: {lost} of {len(rows)} messages.")
-    answers = [row_id for row_id, each in read if each and each["role"] == "assistant"]
+    answers = [row.id for row in rows if row.message.get("role") == "assistant"]
     query = "SELECT call_id FROM part WHERE message = ? AND state <> 'pending' ORDER BY id"
     for part in store.rows(query, answers[-1]) if answers else ():
         messages.append(tool_message(part["call_id"], ToolResult(INTERRUPTED, is_error=True)))
@@ -260,7 +281,8 @@ def loaded(text: Any) -> Any:
     """The value of a JSON text; None for what is no JSON, or is nested too deeply to be sent or written again."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         value = json.loads(text)
-        mend_all(value)
+        if text.count("[") + text.count("{") > DEEPEST:
+            mend_all(value)
         return value
     return None
 
