@@ -44,7 +44,8 @@ class Conversation:
     """
 
     def __init__(self, app: App, store: Store, *, titles: bool, one_task: bool) -> None:
-        self.app, self.store, self.titles = app, store, titles
+        self.app, self.store = app, store
+        self.titles = optional("coder.agent.titles") if titles else None
         self.titler: Titler | None = None
         if app.subagents:
             app.subagents.load = self.load_child
@@ -135,8 +136,10 @@ class Conversation:
         self._record(event)
         if self.covers_files:
             self.snapshots(event, self.app.agent.token)
-        if isinstance(event, events.MessageEnd) and self.titles and not self.titler:
-            self._begin_title(event.message)
+        has_title = self.titler or self.recorder.info.title
+        if isinstance(event, events.MessageEnd) and self.titles and not has_title:
+            model = self.app.chat_model(self.app.model.name)
+            self.titler = self.titles.Titler(model, text_of(event.message))
         self._take_title()
 
     def _record(self, event: Event) -> None:
@@ -155,10 +158,6 @@ class Conversation:
         """Behind a run, however it ended: write how the history was repaired, and what belongs to undo."""
         self.snapshots.finish()
         self.recorder.sync()
-
-    def _begin_title(self, message: Message) -> None:
-        if not self.recorder.info.title and (module := optional("coder.agent.titles")):
-            self.titler = module.Titler(self.app.chat_model(self.app.model.name), text_of(message))
 
     def _take_title(self) -> None:
         if self.titler and (title := self.titler.title):

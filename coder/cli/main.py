@@ -16,19 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from coder import __version__
-from coder.cli.process import (
-    INTERRUPTED,
-    USAGE,
-    defer_sigint,
-    graceful_shutdown,
-    has_input,
-    hide_process,
-    mend_streams,
-    needed,
-    optional,
-    raise_on_sigint,
-    read_stdin,
-)
+from coder.cli import process
 from coder.cli.settings import (
     SETTINGS,
     ConfigError,
@@ -46,7 +34,6 @@ from coder.tools.secrets import clean_path
 if TYPE_CHECKING:
     from coder.cli.repl import Repl
     from coder.cli.screen import Screen
-    from coder.permissions.rules import Action, Rule
 
 SUBCOMMANDS = ("config", "demo", "export", "sessions", "trace")
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
@@ -62,17 +49,17 @@ BELOW = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Set the process up and run the program; returns its exit code."""
-    mend_streams()
-    hide_process()
+    process.mend_streams()
+    process.hide_process()
     os.environ["PATH"] = clean_path(os.environ.get("PATH", os.defpath))  # also for libraries
     try:
         try:
-            with graceful_shutdown():
+            with process.graceful_shutdown():
                 return run(sys.argv[1:] if argv is None else argv)
         finally:
             sys.stdout.flush()  # what fails at Python's own end would have a message and code of its own
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return process.INTERRUPTED
     except BrokenPipeError:  # the reader of our output has left, or the disk is full
         # What it still holds must not fail once more at the very end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -84,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         if argv and argv[0] in SUBCOMMANDS:
             enter(".")
-            return int(getattr(needed("coder.cli.subcommands", argv[0]), argv[0])(argv[1:]))
+            return int(getattr(process.needed("coder.cli.subcommands", argv[0]), argv[0])(argv[1:]))
         at = [*argv, "--"].index("--")  # argparse loses words behind it
         arguments = parser().parse_intermixed_args(argv[:at])
         arguments.prompt += argv[at + 1 :]
@@ -110,7 +97,7 @@ def run(argv: Sequence[str]) -> int:
         if not isinstance(error, ConfigError | CoderError):
             raise
         sys.stderr.write(f"coder: {strip_controls(str(error))}\n")
-        return USAGE
+        return process.USAGE
 
 
 def enter(folder: str) -> None:
@@ -126,8 +113,8 @@ def enter(folder: str) -> None:
 def prompt_of(arguments: argparse.Namespace) -> str:
     """The words of the command line, and stdin where it is no terminal: alone it is the prompt, beside one its context."""
     words = " ".join(arguments.prompt).strip()
-    reads = has_input() or (arguments.print and not words)
-    piped = read_stdin() if reads and not arguments.interactive else ""
+    reads = process.has_input() or (arguments.print and not words)
+    piped = process.read_stdin() if reads and not arguments.interactive else ""
     if words and piped.strip():
         return f"{words}\n\n<stdin>\n{piped}\n</stdin>"
     return words or piped.strip()
@@ -138,7 +125,7 @@ def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
     """While inside, a scripted model is served, and the folder is a scratch copy of the broken project; its prompt."""
     from coder.cli.screen import Screen
 
-    demo = needed("coder.devtools.demo", "--demo")
+    demo = process.needed("coder.devtools.demo", "--demo")
     os.chdir(folder := demo.scratch_project())
     screen = Screen(sys.stderr)
     screen.line(
@@ -184,16 +171,16 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
 
     def session() -> Repl:
         # Until it is in the list: a second one could not open the conversation
-        with defer_sigint():
+        with process.defer_sigint():
             if not repls:
-                module = needed("coder.cli.repl", "the session at the prompt")
+                module = process.needed("coder.cli.repl", "the session at the prompt")
                 repls.append(module.Repl(settings, arguments, screen, keyboard))
         return repls[0]
 
     keyboard.candidates = lambda before, word: session().commands.complete(before, word)
     show_top(screen, settings, arguments)
     _load_behind(bool(settings.base_url))
-    raise_on_sigint()
+    process.raise_on_sigint()
     at_once = [first] if first or arguments.continue_ or arguments.resume is not None else []
     try:
         for entry in itertools.chain(at_once, keyboard.entries()):
@@ -237,14 +224,14 @@ def _load_behind(own_server: bool) -> None:
 
     def import_all() -> None:
         path = config_folder() / "mcp.json"
-        if path.exists() and (mcp := optional("coder.extend.mcp")):
+        if path.exists() and (mcp := process.optional("coder.extend.mcp")):
             mcp.start(path)  # its programs start meanwhile
         if not own_server:
             from coder.providers.http import openai_client
 
             openai_client("none")  # the slowest first
         for name in ("rich.cells", "coder.cli.repl"):
-            optional(name)
+            process.optional(name)
 
     behind = threading.Timer(AFTER_PROMPT, import_all)
     behind.daemon = True
@@ -254,22 +241,14 @@ def _load_behind(own_server: bool) -> None:
 # ---- the flags -----------------------------------------------------------------------------------
 
 
-def read_rule(action: Action, text: str) -> Rule:
-    """The rule of --allow or --deny. Raises RulesError."""
-    from coder.permissions.rules import rule_of  # late: only where there is one
-
-    return rule_of(text, action)
-
-
-def read_image(path: str) -> tuple[str, dict[str, Any]]:
-    """The image of --image, with its path. Raises ConfigError."""
-    return path, needed("coder.cli.attach", "--image").image(path)
+def read_rule(action: str, text: str) -> object:
+    return process.needed("coder.permissions.rules", "a rule").rule_of(text, action)
 
 
 def open_trace(path: str) -> object:
     """The file of --trace. Raises ConfigError."""
     try:
-        return needed("coder.devtools.trace", "--trace").Trace(path)
+        return process.needed("coder.devtools.trace", "--trace").Trace(path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"--trace {path}: {why}") from None
@@ -311,7 +290,10 @@ FURTHER: dict[str, dict[str, Any]] = {
     "--allow": {"dest": "rules", "action": "append", "type": partial(read_rule, "allow")},
     "--deny": {"dest": "rules", "action": "append", "type": partial(read_rule, "deny")},
     "--output-format": {"choices": ("text", "json", "stream-json"), "default": "text"},
-    "--image": {"action": "append", "type": read_image},
+    "--image": {
+        "action": "append",
+        "type": lambda path: (path, process.needed("coder.cli.attach", "--image").image(path)),
+    },
     "--trace": {"type": open_trace},
     "--version": {"action": "version", "version": f"coder {__version__}"},
 }

@@ -110,9 +110,13 @@ def _server(can_ask: bool) -> tuple[str, str]:
     """(URL, model) of a server of this machine, which is kept; and on the screen all other ways."""
     options = list[tuple[str, str]]()
     file, found = config_folder() / ".env", "On this machine:\n"
-    for name, (url, names) in local_servers().items():
-        found += f"  {name} at {url}{_numbered(names, len(options))}\n"
-        options += [(url, each) for each in names[:MAX_ROWS]]
+    own = re.fullmatch(OLLAMA_HOST, os.environ.get("OLLAMA_HOST", ""))
+    for name, port in (PORTS | ({"Ollama": int(own[3])} if own else {})).items():
+        url = f"http://127.0.0.1:{port}/v1"
+        with contextlib.suppress(CoderError):
+            names = models_of(Endpoint(url, None, {}))
+            found += f"  {name} at {url}{_numbered(names, len(options))}\n"
+            options += [(url, each) for each in names[:MAX_ROWS]]
     if not options:
         ports = ", ".join(f"{name} {port}" for name, port in PORTS.items())
         found = f"No server with a model answers on this machine at the ports of\n{ports}.\n"
@@ -157,14 +161,3 @@ def _numbered(names: Sequence[str], above: int = 0) -> str:
     rows = [f"{number:>5}  {name}" for number, name in enumerate(names[:MAX_ROWS], above + 1)]
     more = [f"       and {len(names) - MAX_ROWS} more"] if names[MAX_ROWS:] else []
     return "".join(f"\n{row}" for row in [*rows, *more])
-
-
-def local_servers() -> dict[str, tuple[str, list[str]]]:
-    """(base URL, models) of those that answer at the usual ports of this machine, by name."""
-    found = dict[str, tuple[str, list[str]]]()
-    own = re.fullmatch(OLLAMA_HOST, os.environ.get("OLLAMA_HOST", ""))
-    for name, port in (PORTS | ({"Ollama": int(own[3])} if own else {})).items():
-        url = f"http://127.0.0.1:{port}/v1"
-        with contextlib.suppress(CoderError):
-            found[name] = url, models_of(Endpoint(url, None, {}))
-    return found

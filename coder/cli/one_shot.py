@@ -9,21 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, get_args
 
 from coder import __version__
+from coder.cli import process
 from coder.cli.app import App, Show
-from coder.cli.process import (
-    INTERRUPTED,
-    LIMIT,
-    TRANSIENT,
-    collect_garbage,
-    needed,
-    optional,
-    raise_on_sigint,
-)
 from coder.cli.screen import Screen
 from coder.cli.settings import ConfigError, Settings, data_folder, program
 from coder.cli.wording import LIMITS, STOPPED, error_text
@@ -31,14 +22,19 @@ from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import is_loopback
-from coder.types import Message, RunResult, Transient
+from coder.types import RunResult, Transient
 
-EXIT_CODES = {"stop": 0, "error": 1, "content_filter": 1, "aborted": INTERRUPTED}  # others: LIMIT
+EXIT_CODES = {
+    "stop": 0,
+    "error": 1,
+    "content_filter": 1,
+    "aborted": process.INTERRUPTED,
+}  # others: process.LIMIT
 
 
 def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> int:
     """Run one task; returns the exit code. Raises ConfigError."""
-    raise_on_sigint()
+    process.raise_on_sigint()
     app = App(settings, arguments)
     if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
         sys.stderr.write(strip_controls(f"{app.model.name} at {settings.host}\n"))
@@ -47,14 +43,14 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
         notice = "Skills of this project that a session has to ask about first"
         app.notices.append(f"{notice}: {names}.")
     name, wanted = "coder.cli.conversation", arguments.resume or arguments.continue_
-    module = needed(name, "-c and -r") if wanted else optional(name)
+    module = process.needed(name, "-c and -r") if wanted else process.optional(name)
     conversation = module and module.open_conversation(app, one_task=True)
-    collect_garbage()
+    process.collect_garbage()
     session_id = (conversation and conversation.session_id) or None
     one_terminal = sys.stdout.isatty() and sys.stderr.isatty()
     screen = Screen(sys.stdout if one_terminal else sys.stderr)
     try:
-        show = show_events(app, arguments, screen, session_id)
+        show = show_events(app, screen, session_id)
         result = app.follow(app.stream(fill(app, prompt)), show)
         code = finish(arguments, result)
         if session_id and result.stop_reason in LIMITS and not arguments.quiet:
@@ -81,31 +77,34 @@ def fill(app: App, prompt: str) -> str:
     return f"{file.filled(''.join(words))}\n{more}".strip() if file else prompt
 
 
-def show_events(
-    app: App, arguments: argparse.Namespace, screen: Screen, session_id: str | None
-) -> Show:
+def show_events(app: App, screen: Screen, session_id: str | None) -> Show:
     """What shows an event, as the flags want it."""
     start: dict[str, Any] = {"session_id": session_id, "model": app.model.name}
     start |= {"cwd": str(app.cwd), "version": __version__}
-    form = arguments.output_format
-    quiet = arguments.quiet or form == "stream-json"
-    progress = (lambda event: None) if quiet else show_progress(app, arguments, screen)
+    form = app.arguments.output_format
+    quiet = app.arguments.quiet or form == "stream-json"
+    progress = (lambda event: None) if quiet else show_progress(app, screen)
 
     def show(event: Event) -> None:
         progress(event)
         if form == "stream-json":
-            print_json(event.to_dict() | (start if isinstance(event, RunStart) else {}))
+            fields = event.to_dict() | (start if isinstance(event, RunStart) else {})
         elif isinstance(event, RunEnd):
             fields = {name: value for name, value in event.to_dict().items() if name != "type"}
-            print_json(fields | {"session_id": session_id, "messages": app.agent.messages})
+            fields |= {"session_id": session_id, "messages": app.agent.messages}
+        else:
+            return
+        # On a terminal with nothing in it that drives one
+        print_line(json.dumps(fields, ensure_ascii=sys.stdout.isatty(), default=repr))
 
     return progress if form == "text" else show
 
 
-def show_progress(app: App, arguments: argparse.Namespace, screen: Screen) -> Show:
+def show_progress(app: App, screen: Screen) -> Show:
     """What shows progress on stderr, and on a terminal the answer while it comes."""
     from coder.cli.render import Renderer  # late: with -q there is nothing to show
 
+    arguments = app.arguments
     to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
     stdout = screen if screen.stream is sys.stdout else Screen(sys.stdout)
     stdout.markdown = app.settings.markdown
@@ -137,7 +136,9 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
     ended_well, to_terminal = result.stop_reason == "stop", sys.stdout.isatty()
     if arguments.output_format == "text" and result.stop_reason != "aborted":
         # The text of a run that did not end well may be ours
-        answer = result.text if ended_well else last_answer(result.messages)
+        run = takewhile(lambda each: each["role"] != "user", reversed(result.messages))
+        texts = (text_of(each) for each in run if each["role"] == "assistant")
+        answer = result.text if ended_well else next(filter(None, texts), "")
         if answer and (arguments.quiet or not to_terminal):
             print_line(strip_controls(answer) if to_terminal else answer)
         if arguments.quiet and not ended_well:  # without progress, not without errors
@@ -145,19 +146,8 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
             why = error_text(result.text, result.error) if result.error else why
             sys.stderr.write(f"{why}\n")
     if result.error and result.error.kind in get_args(Transient):
-        return TRANSIENT
-    return EXIT_CODES.get(result.stop_reason, LIMIT)
-
-
-def last_answer(messages: Sequence[Message]) -> str:
-    """The newest text of the model in this run; "" where it wrote none."""
-    run = takewhile(lambda each: each["role"] != "user", reversed(messages))
-    return next(filter(None, (text_of(each) for each in run if each["role"] == "assistant")), "")
-
-
-def print_json(value: Any) -> None:
-    """Print it in a line; on a terminal with nothing in it that drives one."""
-    print_line(json.dumps(value, ensure_ascii=sys.stdout.isatty(), default=repr))
+        return process.TRANSIENT
+    return EXIT_CODES.get(result.stop_reason, process.LIMIT)
 
 
 def print_line(text: str) -> None:

@@ -1,8 +1,6 @@
 """The settings: one table, from which flags, environment, .env files and `coder config` come; and which of several values
 counts: flags and the environment, the user's .env, the folder's .env, defaults; in this order.
 
-The field `max_steps` is CODER_MAX_STEPS in the environment and --max-steps on the command line.
-
 A key goes only to the server that was named in the same place, so that no file of a repository can send the user's
 key elsewhere. The folder's .env counts only where nothing else has a key or a server: then it gives both and the model,
 and no more. A file that another user may have written does not count. No setting loosens permissions.
@@ -16,7 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from coder.providers.text import host_of, is_loopback, shown_url
 from coder.tools.secrets import header_secret
@@ -143,22 +142,13 @@ def read_prices(path: str) -> dict[str, Price]:
 # ---- the table -------------------------------------------------------------------------------------
 
 
-class Setting(NamedTuple):
-    """Its default, what reads a text, what that has to be, what the flag's value is called ("": a switch; None: no flag)."""
-
-    default: Any
-    read: Reader
-    help: str
-    value: str | None = None
-
-
-def setting(*of: Any) -> Any:
-    """These of Setting, in the place of a field."""
-    return Setting(*of)
+def setting(default: Any, read: Reader, help: str, value: str | None = None) -> Any:  # noqa: A002 (what it is)
+    """`help` is what a text has to be, `value` what the flag's is called ("": a switch; None: there is no flag)."""
+    return SimpleNamespace(default=default, read=read, help=help, value=value)
 
 
 class Settings:  # no dataclass: 8 ms for `coder --help`
-    """Everything that decides which model is asked and how."""
+    """Everything that decides which model is asked and how. `max_steps` is CODER_MAX_STEPS and --max-steps."""
 
     api_key: str | None = setting(None, PLAIN, "the key, in plain characters")
     base_url: str | None = setting(
@@ -201,10 +191,10 @@ class Settings:  # no dataclass: 8 ms for `coder --help`
 
 API_KEY, BASE_URL, HEADERS = "OPENAI_API_KEY", "OPENAI_BASE_URL", "CODER_HEADERS"
 OPENAI = ("api_key", "base_url", "model")  # the openai client has the same names for these
-SETTINGS: dict[str, Setting] = {
+SETTINGS: dict[str, Any] = {
     f"{'OPENAI' if field in OPENAI else 'CODER'}_{field.upper()}": each
     for field, each in vars(Settings).items()
-    if isinstance(each, Setting)
+    if isinstance(each, SimpleNamespace)
 }
 SECRET = (API_KEY, HEADERS)  # their values are not shown
 OF_A_SERVER = (API_KEY, BASE_URL, HEADERS)  # all from one place
@@ -217,7 +207,6 @@ MAX_FILE = 1 << 20  # bytes of a .env
 
 
 def field_of(name: str) -> str:
-    """The field of a setting: CODER_MAX_STEPS -> max_steps."""
     return name.partition("_")[2].lower()
 
 
@@ -246,9 +235,8 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
     sources = read_sources(cwd, flags)
     place = server_place(sources)
     found = choose(sources, place)
-    settings = Settings(
-        **{field_of(name): value_of(name, text) for name, (text, _) in found.items()}
-    )
+    values = {name: value_of(name, text) for name, (text, _) in found.items()}
+    settings = Settings(**{field_of(name): value for name, value in values.items()})
     url = settings.base_url or ""
     if url.lower().startswith("http:") and not (is_loopback(url) or settings.allow_http):
         raise ConfigError(

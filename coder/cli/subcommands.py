@@ -11,23 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coder.cli import settings
 from coder.cli.main import Flags
 from coder.cli.process import needed, raise_on_sigint
-from coder.cli.settings import (
-    ENVIRONMENT,
-    SECRET,
-    SETTINGS,
-    ConfigError,
-    choose,
-    config_folder,
-    data_folder,
-    env_line,
-    load,
-    program,
-    read_sources,
-    secrets,
-    server_place,
-)
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import shown_url
@@ -37,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _flags(name: str, description: str, epilog: str = "") -> Flags:
-    return Flags(prog=f"{program()} {name}", description=description, epilog=epilog)
+    return Flags(prog=f"{settings.program()} {name}", description=description, epilog=epilog)
 
 
 def _print(text: str) -> None:
@@ -47,20 +33,21 @@ def _print(text: str) -> None:
 def config(words: Sequence[str]) -> int:
     """Print each setting with its value and its source, in the form of a .env."""
     _flags("config", "All settings, in the form of ~/.config/coder/.env.").parse_args(words)
-    problem, server, sources = "", ENVIRONMENT, read_sources(Path.cwd())
+    problem, server, sources = "", settings.ENVIRONMENT, settings.read_sources(Path.cwd())
     try:
-        server = server_place(sources)
-        load(Path.cwd())
-    except ConfigError as error:
+        server = settings.server_place(sources)
+        settings.load(Path.cwd())
+    except settings.ConfigError as error:
         problem = f"# Missing or wrong: {error}\n"
-    found = choose(sources, server)
-    _print(f"# For {config_folder()}/.env, which only you should be able to read")
-    for name, setting in SETTINGS.items():
+    found = settings.choose(sources, server)
+    _print(f"# For {settings.config_folder()}/.env, which only you should be able to read")
+    for name, setting in settings.SETTINGS.items():
         text, place = found.get(name, ("", ""))
         _print(f"# {setting.help}{f'; from {place}' if place else ''}")
         text = shown_url(text) if name == "OPENAI_BASE_URL" else text
-        _print(f"# {name}=(not shown)" if text and name in SECRET else env_line(name, text))
-    path = config_folder() / "mcp.json"
+        is_hidden = text and name in settings.SECRET
+        _print(f"# {name}=(not shown)" if is_hidden else settings.env_line(name, text))
+    path = settings.config_folder() / "mcp.json"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         _print(f"# MCP servers: {', '.join(json.loads(path.read_text())['mcpServers'])} ({path})")
     sys.stdout.write(problem)
@@ -71,7 +58,7 @@ def demo(words: Sequence[str]) -> int:
     """Serve the demonstration's scripted model."""
     module = needed("coder.devtools.demo", "demo")
     raise_on_sigint()
-    return int(module.main(list(words), program()))
+    return int(module.main(list(words), settings.program()))
 
 
 # ---- sessions ------------------------------------------------------------------------------------
@@ -96,7 +83,7 @@ def sessions(words: Sequence[str]) -> int:
 def _open_store(purpose: str) -> Iterator[Store]:
     """The store of this user. Raises StoreError."""
     module = needed("coder.sessions.store", purpose)
-    with contextlib.closing(module.Store(data_folder() / "sessions.db")) as store:
+    with contextlib.closing(module.Store(settings.data_folder() / "sessions.db")) as store:
         yield store
         if store.notice:
             sys.stderr.write(f"coder: {strip_controls(store.notice)}\n")
@@ -104,12 +91,10 @@ def _open_store(purpose: str) -> Iterator[Store]:
 
 def _list(store: Store, given: argparse.Namespace) -> int:
     infos = store.sessions(None if given.all else str(Path.cwd()))
-    narrow = sys.stdout.isatty() and not given.all
-    width = shutil.get_terminal_size().columns if narrow else 0
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for number, info in enumerate(infos, 1):
         head = f"{number:>3}  "  # which `-r` takes
-        line = _line(info) if given.all else session_line(info, head, f"  {info.id}", width)
-        _print(line)
+        _print(_line(info) if given.all else session_line(info, head, f"  {info.id}", width))
     if not infos:
         where = "" if given.all else " of this folder; --all lists those of others"
         sys.stderr.write(f"There is no conversation{where}.\n")
@@ -155,7 +140,7 @@ def export(words: Sequence[str]) -> int:
     flags.add_argument("--format", choices=("md", "html", "json"), default="md")
     given = flags.parse_args(words)
     module = needed("coder.sessions.export", "export")
-    redactor = module.redactor(*secrets(read_sources(Path.cwd())))
+    redactor = module.redactor(*settings.secrets(settings.read_sources(Path.cwd())))
     with _open_store("export") as store:
         info = store.find(given.id, str(Path.cwd()))
         text = module.export(store, info.id, given.format, redactor)
@@ -175,8 +160,8 @@ def trace(words: Sequence[str]) -> int:
     try:
         text = report.show(given.file, given.html)
     except OSError as error:
-        raise ConfigError(f"{error.filename or given.file}: {error.strerror}") from None
+        raise settings.ConfigError(f"{error.filename or given.file}: {error.strerror}") from None
     except report.TraceError as error:
-        raise ConfigError(f"{given.file}: {error}") from None
+        raise settings.ConfigError(f"{given.file}: {error}") from None
     sys.stdout.write(text)
     return 0
