@@ -22,6 +22,8 @@ from coder.types import ToolError
 MAX_TEXT = 100_000  # characters of all files of an entry
 MAX_CANDIDATES = 500
 PATH = re.compile(r"""(?<![^\s(\[{"'])@((?:\\.|[^\s\\])+)""")
+# To a blank in a name: readline's word begins there
+BEGUN = re.compile(r"(?:(?<!\S)@(?:\\.|[^\s\\])*\\ )?$")
 IMAGES = (".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
@@ -66,14 +68,18 @@ def _existing(given: str) -> str:
     return next((each for each in tried if each and os.path.exists(each)), "")
 
 
-def path_candidates(word: str) -> list[str]:
-    """What `@` and the beginning of a path can become."""
-    folder, name = os.path.split(re.sub(r"\\(.)", r"\1", word[1:]))
-    begin, found = word[: word.rfind("/") + 1] or "@", list[str]()
+def complete_path(before: str, word: str) -> list[str] | None:
+    """What the word behind `before` can become where the two end in `@` and the beginning of a path, else None."""
+    above = BEGUN.findall(before)[0]
+    path = above + word
+    if not path.startswith("@"):
+        return None
+    folder, name = os.path.split(re.sub(r"\\(.)", r"\1", path[1:]))
+    begin, found = path[: path.rfind("/") + 1] or "@", list[str]()
     with contextlib.suppress(OSError):
         for entry in sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda e: e.name):
             is_hidden = entry.name.startswith(".") and not name.startswith(".")
             if entry.name.startswith(name) and entry.name.isprintable() and not is_hidden:
                 end = "/" if entry.is_dir() else " "
                 found.append(begin + re.sub(r"([\s\\])", r"\\\1", entry.name) + end)
-    return found[:MAX_CANDIDATES]
+    return [each[len(above) :] for each in found[:MAX_CANDIDATES]]

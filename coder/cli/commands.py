@@ -1,4 +1,4 @@
-"""The commands of a session: their table, and one method each (those about conversations: conversation_commands.py)."""
+"""The commands of a session: their table, and one method each."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, cast, get_args
 
-from coder.cli.conversation_commands import ConversationCommands
+from coder.cli import wording
 from coder.cli.input import Leave
 from coder.cli.keys import silent_keys
-from coder.cli.process import needed
+from coder.cli.process import defer_sigint, needed, optional
+from coder.cli.questions import exact_diff
 from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
-from coder.cli.wording import count, first_of, plural, tokens
+from coder.cli.wording import by_number, count, first_of, plural, session_line, tokens, words_of
 from coder.providers.errors import happened
-from coder.types import Aborted, CoderError, ModelError, Reasoning
+from coder.sessions.snapshots import UndoResult
+from coder.types import Aborted, CoderError, Message, ModelError, Reasoning
 
 if TYPE_CHECKING:
     from coder.cli.repl import Repl
@@ -51,43 +53,27 @@ COMMANDS = {
     "exit quit q": "exit (also Ctrl+D)",
 }
 ALIASES = {alias: names.split()[0] for names in COMMANDS for alias in names.split()[1:]}
-KEYS = {
-    "!command": "run it in your terminal and add its output to the conversation",
-    "!!command": "only run it",
-    "@path": "attach a file, an image or a folder's list; Tab completes it",
-    "Ctrl+J": 'a new line (or Alt+Enter); """ begins and ends an entry of several lines',
-    "Ctrl+R": "search the history",
-}
-WORKING = "While the agent works: a line steers it, Esc stops it, +line and commands wait until it is done."
-RULES = (
-    "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
-    "commands that only read (ls, cat, find, rg, git diff and the like); other commands, edits and paths "
-    "outside ask."
-)
-
-# To a blank in a name: readline's word begins there
-BEGUN_PATH = re.compile(r"(?:(?<!\S)@(?:\\.|[^\s\\])*\\ )?$")
 
 Entries = list[str]  # what a command wants to be done as if it had been entered
 Run = Callable[[str], Entries | None]
 
 
-class Commands(ConversationCommands):
-    """The commands by name, with a line of help each; those of plugins behind ours."""
+class Commands:
+    """The commands by name, with a line of help each; those of plugins and files behind ours."""
 
     def __init__(self, repl: Repl) -> None:
-        super().__init__(repl)
+        self.repl, self.app, self.screen = repl, repl.app, repl.screen
+        self.conversation = repl.conversation
         self.listed: list[str] = []  # models, as candidates
         self.known: dict[str, tuple[str, Run]] = {
             (name := names.split()[0]): (text, getattr(self, name))
             for names, text in COMMANDS.items()
         }
-        plugins, files = self.app.plugins, self.app.prompt_files
         added: dict[str, tuple[str, Run]] = {}
-        for file in files.commands.values() if files else ():
+        for file in self.app.prompt_files.commands.values() if self.app.prompt_files else ():
             text = f"{file.description} (this project)" if file.digest else file.description
             added[file.name] = text, partial(self._run_file, file)
-        for command in plugins.commands if plugins else ():
+        for command in self.app.plugins.commands if self.app.plugins else ():
             added[command.name] = command.help, partial(self._run_plugin, command)
         for name in added.keys() & {*self.known, *ALIASES}:
             self.app.notices.append(f"The added command /{name} is ignored: the name is taken.")
@@ -96,12 +82,12 @@ class Commands(ConversationCommands):
 
     def run(self, name: str, argument: str) -> Entries:
         """Do it; returns entries that it wants to be done."""
-        if (known := self.known.get(ALIASES.get(name, name))) is None:
-            near = get_close_matches(name.lower(), [*self.known, *ALIASES], 1)
-            hint = f"did you mean /{near[0]}?" if near else "/help lists them."
-            self._warn(f"There is no command /{name}; {hint}")
-            return []
+        known = self.known.get(ALIASES.get(name, name))
         try:
+            if not known:
+                near = get_close_matches(name.lower(), [*self.known, *ALIASES], 1)
+                hint = f"did you mean /{near[0]}?" if near else "/help lists them."
+                raise ConfigError(f"There is no command /{name}; {hint}")
             return known[1](argument) or []
         except (CoderError, ConfigError) as error:
             self._warn(str(error))
@@ -128,15 +114,20 @@ class Commands(ConversationCommands):
 
     def complete(self, before: str, word: str) -> list[str]:
         """What the word behind `before` on the line can become: a path behind @, a command, or what can follow one."""
-        path = BEGUN_PATH.findall(before)[0]
-        if (path + word).startswith("@"):
-            found = needed("coder.cli.attach", "@").path_candidates(path + word)
-            return [each[len(path) :] for each in found]
+        attach = optional("coder.cli.attach")
+        if attach and (paths := attach.complete_path(before, word)) is not None:
+            return list(paths)
         if known := re.fullmatch(r"\s*/([\w?-]+)\s+(.*)", before):
             begun = known[2]
             return [f"{each[len(begun) :]} " for each in self.candidates(known[1], begun + word)]
         is_command = word.startswith("/") and not before.strip()
         return [f"/{each} " for each in self.candidates("", word[1:])] if is_command else []
+
+    def _warn(self, text: str) -> None:
+        self.screen.line(text, "yellow")
+
+    def _note(self, text: str) -> None:
+        self.screen.line(text, "dim")
 
     def _run_plugin(self, command: PluginCommand, argument: str) -> None:
         try:
@@ -159,11 +150,12 @@ class Commands(ConversationCommands):
         return allowed
 
     def help(self, argument: str) -> None:
-        for name, (text, _) in self.known.items():
-            self.screen.line(text, head=f"  /{name:<11} ")
-        for key, text in KEYS.items():
+        for key, text in [
+            *((f"/{name}", text) for name, (text, _) in self.known.items()),
+            *wording.KEYS.items(),
+        ]:
             self.screen.line(text, head=f"  {key:<12} ")
-        self.screen.line(WORKING)
+        self.screen.line(wording.WORKING)
 
     def tools(self, argument: str) -> None:
         for each in self.app.agent.state.tools.tools.values():
@@ -198,7 +190,7 @@ class Commands(ConversationCommands):
             self._note(f"The server does not list it; nearest: {first_of(names, 3)}.")
         elif near[1:] and argument not in names:
             rows = ((f"{'*' if name == now else ' '} {name}", "") for name in near)
-            if chosen := self._choose(near, rows, "number or name: "):
+            if chosen := self.repl.prompter.choose(near, rows, "number or name: "):
                 self.model(chosen)  # a part of a name will do here, too
                 return
             argument = ""
@@ -267,9 +259,8 @@ class Commands(ConversationCommands):
 
     def permissions(self, argument: str) -> None:
         given = self.app.permissions
-        self.screen.line(RULES)
-        own = [*given.rules, *given.agent, *given.flags]
-        for rule in [*own, *given.workspace, *given.memory]:
+        self.screen.line(wording.RULES)
+        for rule in [*given.rules, *given.agent, *given.flags, *given.workspace, *given.memory]:
             exactly = "exactly " if rule.is_exact else ""
             text = f"{rule.permission}: {exactly}{rule.pattern}  ({rule.source})"
             self.screen.line(text, head=f"  {rule.action:<6} ")
@@ -288,3 +279,70 @@ class Commands(ConversationCommands):
         permissions.yolo = not permissions.yolo
         off = "Commands and edits are no longer asked about; /yolo turns that off."
         self._warn(off if permissions.yolo else "Asking again.")
+
+    # -- the last run
+
+    def undo(self, argument: str) -> None:
+        if prompt := self._travel("Undone", self.conversation.snapshots.undo):
+            self.repl.keyboard.early.insert(0, " ".join(words_of(prompt).split()))  # to be reworded
+
+    def redo(self, argument: str) -> None:
+        self._travel("Redone", self.conversation.snapshots.redo)
+
+    def _travel(self, done: str, how: Callable[[list[Message]], UndoResult]) -> str:
+        """Undo or redo, which must not be left half done: a Ctrl+C meanwhile changes nothing. The run's prompt."""
+        result = UndoResult(problem="Nothing was done.")
+        with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
+            result = how(self.app.agent.messages)
+            self.conversation.settle()
+        if result.problem:
+            self._warn(result.problem)
+        else:
+            self.screen.line(f"{done}: {first_of(result.paths) or 'no file was changed'}.")
+        if result.lost:
+            self._warn(f"Not restored, since the contents are gone: {first_of(result.lost)}.")
+        return result.prompt
+
+    def diff(self, argument: str) -> None:
+        snapshots = self.conversation.snapshots
+        run = snapshots.runs[-1] if snapshots.runs and argument != "all" else None
+        changes = snapshots.diff(run) if snapshots.runs else ""
+        for row in exact_diff(changes) if changes else [[("No file was changed.", "dim")]]:
+            self.screen.exact_line(*row)
+
+    def last(self, argument: str) -> None:
+        if not self.repl.render.last:
+            self._note("No tool was called yet.")
+        self.repl.render.show_last()
+
+    # -- conversations
+
+    def new(self, argument: str) -> None:
+        self.conversation.begin()
+        self._note("A new conversation.")
+
+    def resume(self, argument: str) -> None:
+        infos, store = self.conversation.resumable(), self.conversation.store
+        ids = [info.id for info in infos]
+        if argument:
+            argument = by_number(ids, argument)
+        elif infos:
+            width = self.screen.width - 6
+            lines = (session_line(info, width=width) for info in infos)
+            ends = (f"{one_line(ask, width // 2)} → {text}" for ask, text in map(store.ending, ids))
+            argument = self.repl.prompter.choose(ids, zip(lines, ends), "number, name or id: ")
+        else:
+            self._note("There is no older conversation in this folder.")
+        if argument:
+            self.conversation.resume(argument)
+            self.screen.line()
+            self.repl.replay()
+
+    def name(self, argument: str) -> None:
+        if argument:
+            self.conversation.rename(argument)
+        title = self.conversation.recorder.info.title
+        self._note(f"This conversation: {title or 'without a name; /name TITLE gives one'}")
+
+    def export(self, argument: str) -> None:
+        self.screen.line(f"Written to {self.conversation.export(argument)}.")

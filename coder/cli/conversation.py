@@ -7,13 +7,14 @@ private temporary folder; one task that is not kept has none, since nothing can 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coder import events
 from coder.cli.app import App
-from coder.cli.process import optional
+from coder.cli.process import needed, optional
 from coder.cli.settings import ConfigError, data_folder
 from coder.events import Event, RunEnd
 from coder.history import text_of
@@ -127,6 +128,23 @@ class Conversation:
         self.snapshots.close()
         self.store.close()
         return session_id
+
+    def export(self, file: str) -> Path:
+        """Write it to a file, whose ending says the format; never over one that is there. Raises ConfigError."""
+        self.recorder.sync()
+        module = needed("coder.sessions.export", "/export")
+        path = Path(os.path.expanduser(file or f"session-{self.recorder.session_id}.md"))
+        if (form := path.suffix.removeprefix(".") or "md") not in ("md", "html", "json"):
+            raise ConfigError(f"a file of an export ends in .md, .html or .json, not in .{form}")
+        redactor = module.redactor(*self.app.settings.keys)
+        text = module.export(self.store, self.recorder.session_id, form, redactor)
+        try:
+            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(number, "w", encoding="utf-8", errors="replace") as opened:
+                opened.write(text)
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from None
+        return path
 
     # -- what happens in it
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ HEADINGS = {
 ANSWERS = {"yes": "y", "always": "a", "pattern": "p", "no": "n"}
 # Programs whose first word is a command of theirs
 WITH_COMMANDS = {"cargo", "git", "go", "npm", "pip", "pnpm", "uv", "yarn"}
+MAX_CHOICES = 12
 MAX_ROWS, MAX_CHARACTERS = 40, 4000  # shown of all files that ask for trust together
 
 
@@ -43,6 +45,19 @@ class Prompter:
 
     def __init__(self, render: Renderer, keyboard: Keyboard) -> None:
         self.render, self.screen, self.keyboard = render, render.screen, keyboard
+
+    def choose(self, values: Sequence[str], rows: Iterable[tuple[str, str]], question: str) -> str:
+        """The value whose number is entered, or what is entered. `rows`: of each a row, and what stands below it."""
+        width = self.screen.width - 1
+        # The first row stays on the screen, above two rows for each, and the question
+        most = max(1, min(MAX_CHOICES, shutil.get_terminal_size().lines // 2 - 2))
+        for number, (row, below) in enumerate(islice(rows, most), 1):
+            self.screen.line(one_line(f"{number:>3}  {row}", width))
+            if below:
+                self.screen.line(one_line(f"     {below}", width), "dim")
+        if values[most:]:
+            self.screen.line(f"     and {len(values) - most} more", "dim")
+        return by_number(values, str(self.keyboard.answer(question, words=question)))
 
     def __call__(self, event: Event) -> None:
         name = self.render.name_of(event)

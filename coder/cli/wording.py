@@ -30,6 +30,20 @@ STOPPED = {
 LIMITS = ("max_steps", "max_time")  # behind which the run can go on
 ATTACHED = "\n\n<attached "  # begins each file behind the words of an entry
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds, unit
+# What /help says beside the commands, and /permissions above the rules
+KEYS = {
+    "!command": "run it in your terminal and add its output to the conversation",
+    "!!command": "only run it",
+    "@path": "attach a file, an image or a folder's list; Tab completes it",
+    "Ctrl+J": 'a new line (or Alt+Enter); """ begins and ends an entry of several lines',
+    "Ctrl+R": "search the history",
+}
+WORKING = "While the agent works: a line steers it, Esc stops it, +line and commands wait until it is done."
+RULES = (
+    "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
+    "commands that only read (ls, cat, find, rg, git diff and the like); other commands, edits and paths "
+    "outside ask."
+)
 
 Part = tuple[str, str]  # a text and its style
 Parts = list[Part]  # a row
