@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from coder import events
 from coder.cli import wording
 from coder.cli.screen import Screen, cell_count, one_line
-from coder.cli.wording import STOPPED, Part, Parts, count, error_text, summary
+from coder.cli.wording import STOPPED, Part, Parts, count
 from coder.events import Event, Nested
 from coder.history import text_of
 from coder.providers.errors import happened
@@ -69,31 +69,29 @@ class Renderer:
         worker = self._agent
         if isinstance(event, Nested) and event.session_id:
             worker, event = self._subagent(event), event.event
-        own = worker is self._agent
-        if isinstance(event, events.TextDelta) and self.answers and own:
-            self._stream("text", event.text, self.answers)
-        elif isinstance(event, events.ReasoningDelta) and self.show_reasoning and own:
-            self._stream("reasoning", event.text, self.screen, "dim")
-        elif isinstance(event, events.ToolStart | events.ToolUpdate | events.ToolEnd):
-            self._show_call(event, worker)
-        else:
-            self._show(event, worker)
+        own, idle = worker is self._agent, self._limits[1]
+        match event:
+            case events.TextDelta(text=text) if self.answers and own:
+                self._stream("text", text, self.answers)
+            case events.ReasoningDelta(text=text) if self.show_reasoning and own:
+                self._stream("reasoning", text, self.screen, "dim")
+            case events.TextDelta():
+                self._wait("writing", idle)
+            case events.ReasoningDelta():
+                self._wait("thinking", idle)
+            case events.ToolCallDelta():
+                self._wait(f"{event.name} …", idle)
+            case _:
+                self._show(event, worker)
 
     def _show(self, event: Event, worker: Worker) -> None:
-        first_byte, idle = self._limits
         prefix = f"  {worker.name}: " if worker.name else ""
         match event:
             case events.RunStart() if not worker.name:
                 self._agent, self._behind_call = Worker(), False
                 self._subagents.clear()
             case events.StepStart() | events.Status(state="preparing"):
-                self._wait("thinking", first_byte)
-            case events.ReasoningDelta():
-                self._wait("thinking", idle)
-            case events.TextDelta():
-                self._wait("writing", idle)
-            case events.ToolCallDelta():
-                self._wait(f"{event.name} …", idle)
+                self._wait("thinking", self._limits[0])
             case events.MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
                 self._line("", "")
                 self.screen.entry(text_of(message))
@@ -102,6 +100,19 @@ class Renderer:
                 self.pause()
                 self._notify("a question")
             case events.PermissionReplied():
+                self._wait(self._agent.activity)
+            case events.ToolStart():
+                self._asked = None
+                if not worker.name:
+                    self.screen.status()  # its seconds begin
+                worker.titles[event.id] = event.title
+                self._wait(self._agent.activity)
+            case events.ToolUpdate():
+                title = one_line(worker.titles.get(event.id, ""), self.screen.width // 2)
+                last = "".join(event.text.rstrip().splitlines()[-1:])
+                self._wait(f"{title} │ {last}" if last else self._agent.activity)
+            case events.ToolEnd():
+                self._end_call(event, worker)
                 self._wait(self._agent.activity)
             case Nested():  # of no session
                 self._wait("shortening the conversation")
@@ -114,10 +125,15 @@ class Renderer:
                     self._wait("waiting for the next attempt")
 
     def _end_run(self, event: events.RunEnd, worker: Worker, prefix: str) -> None:
+        """Show why it stopped: steps, tokens where any are known, what is left of the context, seconds."""
         if event.error:
-            self._line(prefix + error_text(event.text, event.error), "red")
-        used = 0.0 if worker.name else self._context_used()
-        ended = summary(event, time.monotonic() - worker.started, used)
+            self._line(prefix + wording.error_text(event.text, event.error), "red")
+        usage, used = event.usage, 0.0 if worker.name else self._context_used()
+        facts = [STOPPED[event.stop_reason], wording.plural(event.steps, "step")]
+        facts += [wording.tokens(usage)] if usage.input or usage.output else []
+        facts += [f"{max(0, 100 - 100 * used):.0f} % of the context left"] if used else []
+        facts += [f"{time.monotonic() - worker.started:.1f} s"]
+        ended = " · ".join(facts)
         if worker.name:
             worker.ended = ended.removeprefix("done · ")
             self._wait(self._agent.activity)
@@ -126,25 +142,6 @@ class Renderer:
         if used >= NEARLY_FULL:
             self._line(FULL, "yellow")
         self._notify(STOPPED[event.stop_reason])
-
-    def _show_call(
-        self, event: events.ToolStart | events.ToolUpdate | events.ToolEnd, worker: Worker
-    ) -> None:
-        last_line = ""
-        match event:
-            case events.ToolStart():
-                self._asked = None
-                if worker is self._agent:
-                    self.screen.status()  # its seconds begin
-                worker.titles[event.id] = event.title
-            case events.ToolUpdate():
-                last_line = "".join(event.text.rstrip().splitlines()[-1:])
-            case events.ToolEnd():
-                title = worker.titles.pop(event.id, event.name)
-                self.last, self._behind_call = [(title, event)], True
-                self._end_call(worker, title, event)
-        title = one_line(worker.titles.get(event.id, ""), self.screen.width // 2)
-        self._wait(f"{title} │ {last_line}" if last_line else self._agent.activity)
 
     def _stream(self, kind: str, text: str, screen: Screen, style: str = "") -> None:
         if self._streaming != kind:
@@ -189,7 +186,9 @@ class Renderer:
 
     # -- calls and their results
 
-    def _end_call(self, worker: Worker, title: str, event: events.ToolEnd) -> None:
+    def _end_call(self, event: events.ToolEnd, worker: Worker) -> None:
+        title = worker.titles.pop(event.id, event.name)
+        self.last, self._behind_call = [(title, event)], True
         match self._asked:
             case events.QuestionAsked(id=event.id, answer=event.result.content):
                 return  # it stands behind the question

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from coder.cli.screen import cell_count, one_line
-from coder.events import RunEnd, ToolEnd
+from coder.events import ToolEnd
 from coder.permissions.sanitize import strip_controls
 from coder.providers.errors import explain
 from coder.providers.text import text_of
@@ -60,18 +60,6 @@ WORD = re.compile(r"\w+|\s+|.")
 MAX_WORDS = 100  # at the beginning of a line, among which the changed ones are looked for
 MAX_MARKED = 400  # lines of a diff in which they are
 SIMILAR = 0.5  # ratio of difflib from which two lines are one that was changed
-
-
-def summary(event: RunEnd, seconds: float, used: float = 0.0) -> str:
-    """The line after a run: why it stopped, steps, tokens where any are known, what is left of the context, seconds.
-
-    `used`: the share of the context window that the newest answer took.
-    """
-    given = [tokens(event.usage)] if event.usage.input or event.usage.output else []
-    left = [f"{max(0, 100 - 100 * used):.0f} % of the context left"] if used else []
-    return " · ".join(
-        [STOPPED[event.stop_reason], plural(event.steps, "step"), *given, *left, f"{seconds:.1f} s"]
-    )
 
 
 def error_text(text: str, error: ModelError) -> str:
