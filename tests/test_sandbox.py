@@ -26,8 +26,7 @@ from coder.permissions.landlock import LandlockError, restrict
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule
 from coder.permissions.sandbox import Sandbox
-from coder.tools.bash import bash
-from coder.tools.process import output_of
+from coder.tools.bash import bash, output_of
 from coder.tools.search import grep
 from coder.toolset import ToolContext, Toolset
 from coder.types import CoderError, ToolCall

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coder import events
@@ -29,7 +28,7 @@ from coder.sessions.store import (
     open_store,
     to_model_messages,
 )
-from coder.tools.process import private_folder
+from coder.tools.workspace import private_folder
 from coder.types import Message
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Conversation:
         if app.subagents:
             app.subagents.load = self.load_child
         self.covers_files = not (one_task and store.in_memory)
-        data = Path(private_folder()) if store.in_memory and self.covers_files else data_folder()
+        data = private_folder() if store.in_memory and self.covers_files else data_folder()
         self.snapshots = Snapshots(app.cwd, data, tell=app.notices.append)
         self._adopt(self._new())
         app.agent.subscribe(self)

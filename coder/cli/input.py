@@ -19,9 +19,10 @@ from pathlib import Path
 from types import FrameType, ModuleType
 
 from coder.cli import keys
-from coder.cli.process import begin_exit, handling, private_dir, wake_up
+from coder.cli.process import begin_exit, handling, wake_up
 from coder.cli.screen import erasure
 from coder.permissions.sanitize import strip_controls
+from coder.tools.workspace import make_private
 
 MORE = ". "
 # With these in it, readline ends the line at a key of ours
@@ -245,7 +246,7 @@ class Keyboard:
         end = FOLDER + self.folder
         lines = (self.redact(each).replace(FOLDER, "") + end for each in self._new)
         with contextlib.suppress(OSError):
-            private_dir(self.history.parent)
+            make_private(self.history.parent)
             fd = os.open(self.history, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with open(fd, "w", encoding="utf-8", errors="replace") as file:
                 file.write("".join(line.replace("\n", NEWLINE) + "\n" for line in lines))

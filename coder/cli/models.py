@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coder.abort import Abort
 from coder.ai import ChatModel
-from coder.cli.process import USAGE, private_dir
+from coder.cli.process import USAGE
 from coder.cli.settings import (
     ConfigError,
     Missing,
@@ -30,6 +30,7 @@ from coder.cli.settings import (
 from coder.cli.wording import by_number, first_of
 from coder.providers.errors import explain
 from coder.providers.http import Endpoint
+from coder.tools.workspace import make_private
 from coder.types import CoderError, ModelError
 
 # Where servers listen by default, by their documentation
@@ -138,7 +139,7 @@ def _keep(**chosen: str) -> None:
     file = config_folder() / ".env"
     lines = "".join(f"{env_line(name, text)}\n" for name, text in chosen.items())
     with contextlib.suppress(OSError):
-        private_dir(file.parent)
+        make_private(file.parent)
         if "OPENAI_BASE_URL" in chosen:
             with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
                 opened.write(lines)

@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -61,16 +60,6 @@ def hide_process() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def private_dir(folder: Path) -> None:
-    """Make a folder for the user alone, and close one of the user's that others can read. Raises OSError."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):  # mkdir's mode is for the last folder only
-        each.mkdir(mode=0o700, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid == os.geteuid() and status.st_mode & 0o077:
-        folder.chmod(0o700)
 
 
 def mend_streams() -> None:
@@ -313,12 +302,12 @@ def _clean_up() -> None:
     """Restore the terminal, kill our processes, remove the temporary folder. Can be called twice."""
     for restore in at_end:
         restore()
-    if process := sys.modules.get("coder.tools.process"):
-        process.stop_all()
-        if process.private_folder.cache_info().currsize:
+    if bash := sys.modules.get("coder.tools.bash"):
+        bash.stop_all()
+        if bash.private_folder.cache_info().currsize:
             import shutil
 
-            shutil.rmtree(process.private_folder(), ignore_errors=True)
+            shutil.rmtree(bash.private_folder(), ignore_errors=True)
 
 
 def _report_defect(

@@ -31,8 +31,7 @@ from coder.cli.wording import LIMITS, words_of
 from coder.events import Event, MessageStart, RunEnd
 from coder.history import text_of, user
 from coder.permissions.sanitize import strip_controls
-from coder.tools.bash import Output, shell
-from coder.tools.process import read_output
+from coder.tools.bash import Output, read_output, shell
 from coder.tools.secrets import is_secret
 from coder.toolset import ToolContext
 from coder.types import ToolError

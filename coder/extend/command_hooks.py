@@ -22,7 +22,7 @@ from coder.events import Returning
 from coder.extend.guard import ANSWERS, IN_CHILD, Guard, refusal
 from coder.hooks import FunctionHooks
 from coder.permissions.rules import check_ownership
-from coder.tools.process import Ending, output_of
+from coder.tools.bash import Ending, output_of
 from coder.toolset import ToolContext
 from coder.types import CoderError, Completion, DeniedError, Request, ToolCall, ToolResult
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from coder.tools.workspace import (
     escaped,
     git_folders,
+    make_private,
     read_small_file,
     repository_top,
     temporary_name,
@@ -76,8 +77,7 @@ class GitGuard:
         self._running += 1
         if self._record and (changes or not self._record.exists()):
             with contextlib.suppress(OSError):  # then only this process notices changes
-                for folder in (self._record.parent.parent, self._record.parent):
-                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(self._record.parent)
                 self._record.write_text(json.dumps(_digests(self.known)))
         return changes
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from coder.tools.process import environment, find_program
-from coder.tools.secrets import holds_secrets
+from coder.tools.bash import find_program
+from coder.tools.secrets import environment, holds_secrets
 from coder.tools.workspace import git_folders, read_small_file, real, writable_git_folders
 
 MAX_ENTRIES = 20_000  # that are looked at

@@ -28,8 +28,7 @@ from coder.hooks import Hooks
 from coder.permissions.git_guard import Changes, GitGuard, describe
 from coder.permissions.landlock import LandlockError, restrict
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
-from coder.tools.process import private_folder
-from coder.tools.workspace import writable_git_folders
+from coder.tools.workspace import private_folder, writable_git_folders
 from coder.toolset import Tool, ToolContext
 from coder.types import CoderError, DeniedError, ToolCall, ToolResult
 
@@ -93,7 +92,7 @@ class Sandbox(Hooks):
         data: Path | None = None,
     ) -> None:
         self.workspace, self.network = Path(workspace).resolve(), network
-        self.temporary = Path(os.path.realpath(private_folder()), "tmp")
+        self.temporary = private_folder() / "tmp"
         self.temporary.mkdir(mode=0o700, exist_ok=True)
         caches = {name: str(self.temporary / "cache" / each) for name, each in CACHES.items()}
         self.environment = {"TMPDIR": str(self.temporary), **caches}
@@ -164,7 +163,7 @@ class CallConfinement:
         self.put_back: Changes = {}
 
     @property
-    def environment(self) -> Mapping[str, str | None]:
+    def environment(self) -> Mapping[str, str]:
         return {} if self.outside else self.sandbox.environment
 
     def start(self, start: Callable[[], Process]) -> Process:

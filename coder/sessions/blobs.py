@@ -20,9 +20,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from pathlib import Path
 from typing import Any
 
-from coder.sessions.database import Database, make_private
-from coder.tools.process import environment, find_program
-from coder.tools.workspace import git_folders, read_small_file, repository_top
+from coder.sessions.database import Database
+from coder.tools.bash import find_program
+from coder.tools.secrets import environment
+from coder.tools.workspace import git_folders, make_private, read_small_file, repository_top
 
 MAX_STORED = 100_000_000  # bytes of a workspace's contents; steps may double it
 MAX_WAITING = 8_000_000  # bytes of contents in memory, before they are stored
@@ -66,8 +67,7 @@ class Git:
 
     def _variables(self) -> dict[str, str]:
         """For the user's index and objects without the settings of any repository or user."""
-        make_private(Path(self._own, "HEAD"))
-        os.makedirs(os.path.join(self._own, "refs"), mode=0o700, exist_ok=True)
+        make_private(Path(self._own, "refs"))
         Path(self._own, "HEAD").write_text("ref: refs/heads/none\n")
         folders = git_folders(self.top)
         places = {"WORK_TREE": self.top, "INDEX_FILE": folders[0] / "index", "DIR": self._own}

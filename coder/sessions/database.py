@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+from coder.tools.workspace import make_private
 from coder.types import CoderError
 
 MEMORY = ":memory:"
@@ -90,7 +91,8 @@ class Database:
     def _open(self) -> None:
         with self._explained(), contextlib.ExitStack() as failing:
             if not self.in_memory:
-                make_private(self.path)
+                make_private(self.path.parent)
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
                 self._inode = self.path.stat().st_ino
             options: dict[str, Any] = {"isolation_level": None, "check_same_thread": False}
             self._db = sqlite3.connect(str(self.path), timeout=BUSY, **options)
@@ -156,14 +158,6 @@ class Database:
         except OSError as error:
             why = error.strerror or error
             raise StoreError(f"{self.what} {self.path}: {why}.") from None
-
-
-def make_private(path: Path) -> None:
-    """Make a file and its folders, for their owner alone, where they are missing."""
-    missing = [folder for folder in path.parents if not folder.exists()]
-    for folder in reversed(missing):
-        folder.mkdir(mode=0o700, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 class SessionLock:

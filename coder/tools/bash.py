@@ -1,24 +1,35 @@
-"""bash: run a command, show its output while it comes, keep what the model needs of it.
+"""bash, and all other child processes: started apart from the terminal, read with bounded memory, never left behind.
 
-Memory stays bounded at gigabytes of output: the head and the tail are kept, the whole goes to a
-private file that the result names. No state carries over from one command to the next.
+A child gets a session of its own, so that it has no terminal to ask for passwords or to take keys
+from. It is over when the process is over, not when the pipe is: a background child may live on.
+
+A time-out, an abort and our own end kill all that is left, also what has made a session of its own:
+the children of each command carry its mark in their environment. After a kill -9 of ours a guard
+does it: PR_SET_PDEATHSIG would reach a command's shell alone, not what that has started.
 """
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import contextlib
 import os
+import select
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
-from collections.abc import Generator
-from functools import cache
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 from typing import IO, Any
 
+from coder.abort import TICK, Abort
 from coder.events import Returning
-from coder.tools.process import Ending, output_of, private_folder
+from coder.tools.secrets import clean_path, environment
+from coder.tools.workspace import private_folder
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
@@ -27,7 +38,27 @@ MAX_TIMEOUT = 600
 KEEP = 14_000  # characters of head and tail each: under the 30,000 that the loop passes on
 MAX_SAVED = 1 << 30  # bytes of output: an endless command must not fill the disk
 SHOW_EVERY = 0.1  # seconds between two updates
+GRACE = 0.5  # seconds between TERM and KILL
+DRAIN = 0.2  # seconds to read on after the process has ended while something else still writes
+READ = 1 << 16
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
+MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
+
+# A shell that reads until this process is gone, then kills what carries the mark, three times, since
+# that may start others meanwhile. It runs in the background of one that ends at once: a program that
+# waits for its children does not wait for it.
+GUARD = """
+exec 3<&0
+{
+  read -r line
+  for turn in 1 2 3; do
+    grep -lsF -e "$0" /proc/[0-9]*/environ | while IFS=/ read -r root proc number file; do kill -9 "$number"; done
+  done
+} <&3 &
+"""
+
+_started: set[int] = set()  # groups that may have left members
+_run = f"{os.getpid()}-{os.urandom(6).hex()}"
 
 
 @tool
@@ -84,7 +115,7 @@ def _how_it_ended(ending: Ending, seconds: int, reason: str) -> str:
 
 
 class Output:
-    """Head and tail of a stream as text; the whole in a file as soon as it is more than both."""
+    """Head and tail of a stream as text; the whole in a private file as soon as it is more than both."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -114,8 +145,7 @@ class Output:
         """Write what has come, until MAX_SAVED or the disk is full."""
         try:
             if not self._file:
-                folder = private_folder()
-                fd, self.saved = tempfile.mkstemp(dir=folder, prefix="output-", suffix=".txt")
+                fd, self.saved = tempfile.mkstemp(".txt", "output-", str(private_folder()))
                 self._file = os.fdopen(fd, "wb", buffering=0)
             size = self._file.write(self._unsaved[: MAX_SAVED - self._written])
             self._written += size
@@ -141,7 +171,9 @@ class Output:
         self.add(b"", is_last=True)
         if self._file:
             self._file.close()
-            self._file = None
+
+
+# ---- programs -------------------------------------------------------------------------------
 
 
 @cache
@@ -151,3 +183,156 @@ def shell() -> str:
     if not found:
         raise ToolError("there is no bash on this machine")
     return found
+
+
+def find_program(name: str, workspace: str | Path) -> str:
+    """The path of a program that is not in the workspace; "" where there is none.
+
+    It may neither lie there, as a link to any other program, nor be a link that leads there.
+    """
+    for place in clean_path(os.environ.get("PATH", "")).split(os.pathsep):
+        found = shutil.which(name, path=place)
+        ends = (Path(os.path.realpath(place)), Path(os.path.realpath(found or place)))
+        if found and not any(end.is_relative_to(workspace) for end in ends):
+            return found
+    return ""
+
+
+# ---- processes ------------------------------------------------------------------------------
+
+
+@dataclass
+class Ending:
+    """How a child ended: `code` as subprocess has it, negative for a signal.
+
+    `cause` is why it was ended: "timeout", "aborted" or "".
+    """
+
+    code: int
+    cause: str = ""
+
+
+def output_of(
+    argv: list[str],
+    cwd: Path,
+    abort: Abort,
+    timeout: float,
+    *,
+    stdin: IO[bytes] | int = subprocess.DEVNULL,
+    stderr: IO[bytes] | int = subprocess.STDOUT,
+    confine: Any = None,
+    variables: Mapping[str, str] | None = None,
+) -> Generator[bytes, None, Ending]:
+    """Run a program, yield its output as it comes, b"" when none comes, and return how it ended.
+
+    `confine`: what the child is kept in. `variables`: more for its environment. Raises ToolError
+    where it cannot be started. At the end only background children may be left, and none where it
+    was ended.
+    """
+    mark = f"{_run}-{time.monotonic_ns()}"
+    env = environment() | {**(confine.environment if confine else {}), **(variables or {})}
+    files: Any = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr}
+    more = files | {"cwd": cwd, "env": env | {MARK: mark}, "start_new_session": True}
+    start: Any = partial(subprocess.Popen, argv, **more)
+    _start_guard()
+    try:
+        process: subprocess.Popen[bytes] = confine.start(start) if confine else start()
+    except (OSError, ValueError) as error:
+        gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
+        raise ToolError(f"the command could not be started: {error}{gone}") from None
+    _started.add(process.pid)
+    cause = "interrupted"
+    try:
+        cause = yield from read_output(process, abort, time.monotonic() + timeout)
+    finally:
+        with process, contextlib.ExitStack() as ending:
+            if confine:
+                ending.callback(confine.ended)
+            if cause:
+                _kill(process, mark)
+    return Ending(process.wait(), cause)
+
+
+def read_output(
+    process: subprocess.Popen[bytes], abort: Abort, deadline: float
+) -> Generator[bytes, None, str]:
+    """Yield output, b"" when none comes, until the process has ended. Returns the cause where it has to be ended."""
+    assert process.stdout
+    pipe, ended, is_open = process.stdout.fileno(), 0.0, True
+    watched = select.poll()  # select() takes no number above 1023
+    watched.register(pipe, select.POLLIN)
+    while True:
+        # Both before the pipe is read: all that was written until then is in there
+        over, stop = process.poll() is not None, abort.is_set
+        ready = is_open and watched.poll(0 if over or stop else TICK * 1000)
+        data = os.read(pipe, READ) if ready else b""
+        is_open = is_open and bool(data or not ready)  # closed by the process, which may go on
+        yield data
+        if not is_open:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TICK)
+        now = time.monotonic()
+        if over:
+            ended = ended or now
+            if not data or now - ended > DRAIN:
+                return ""
+        elif stop:
+            return "aborted"
+        elif now > deadline:
+            return "timeout"
+
+
+def _kill(process: subprocess.Popen[bytes], mark: str) -> None:
+    """TERM to the group, a short grace, KILL, and a sweep for those who have left the group."""
+    _signal(process.pid, signal.SIGTERM)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+    finally:  # also when a second Ctrl+C comes during the grace
+        _signal(process.pid, signal.SIGKILL)
+        process.wait()
+        _sweep(mark)
+        _started.discard(process.pid)
+
+
+def _signal(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _sweep(mark: str) -> None:
+    """KILL every process that carries the mark."""
+    wanted = f"{MARK}={mark}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def marked_environment() -> dict[str, str]:
+    """`environment` for a child that is started elsewhere: it ends with us, like a command's children."""
+    _start_guard()
+    return environment() | {MARK: f"{_run}-server"}
+
+
+@cache
+def _start_guard() -> None:
+    """Once. The end of the pipe that we hold is closed with us, however we end."""
+    atexit.register(stop_all)
+    if not os.path.isdir("/proc/self"):
+        return
+    reader, _ = os.pipe()
+    with open(reader, "rb") as ours, contextlib.suppress(OSError):  # without sh there is none
+        argv = ["/bin/sh", "-c", GUARD, f"{MARK}={_run}"]
+        quiet: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+        env = {"PATH": os.defpath}
+        subprocess.run(argv, env=env, stdin=ours, start_new_session=True, check=False, **quiet)
+
+
+def stop_all() -> None:
+    """End what commands have left in the background. Called at our own end."""
+    if os.path.isdir("/proc/self"):
+        _sweep(_run)  # every mark begins with it; a group's number may be another's by now
+        return
+    for group in _started:
+        _signal(group, signal.SIGKILL)

@@ -10,11 +10,14 @@ line that stays, - before one that goes, + before a new one. Lines that stay are
 
 from __future__ import annotations
 
+import codecs
 import difflib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, groupby, islice, takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,11 @@ from coder.tools import workspace
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
+MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
 MAX_LISTED = 20  # places that an error names
 MAX_COMPARED = 4_000  # differing lines of both texts; difflib takes seconds for many more
 HUNK = re.compile(r"(?<=[-+])\d+")  # the first numbers of a hunk's header
+STRAY = re.compile("[\udc80-\udcff]")  # how a byte that is no UTF-8 is decoded
 
 Place = tuple[int, int, str]  # start and end in a text, and what belongs there
 View = Callable[[str], str]
@@ -61,15 +66,14 @@ def edit(
         way = "To create a file use write; to insert, give the line beside the place."
         raise ToolError(f"old_string is empty. {way}")
     yield from workspace.ask_to_show(ctx, target)
-    file = workspace.load(ctx, target)
+    file = load(ctx, target)
     old, new = (text.replace("\r\n", "\n") for text in (old_string, new_string))
-    lines = Lines(file)
-    own = lines.text if lines.is_ended or old != "\n" else lines.text[:-1]
+    own = file.joined if file.is_ended or old != "\n" else file.joined[:-1]
     count = own.count(old) if replace_all else 0
     if count:
-        text = lines.restored(own.replace(old, new.replace("\n", lines.newline)))
+        text = file.restored(own.replace(old, new.replace("\n", file.added)))
     else:
-        text = lines.spliced(_find_change(lines, old, new, name))
+        text = file.spliced(_find_change(file, old, new, name))
     if text == file.text:
         raise ToolError(f"old_string and new_string are the same in {name}: nothing to do")
     many = f" in {count} places" if count > 1 else ""
@@ -78,23 +82,22 @@ def edit(
 
 
 def replace_text(
-    ctx: ToolContext, target: Path, known: Any, old: workspace.Text, new: str, done: str
+    ctx: ToolContext, target: Path, known: Any, old: Text, new: str, done: str
 ) -> Generator[Any, None, ToolResult]:
     """Ask for permission and write, unless the file is not any more in the state that is `known`."""
     data, changes = old.encoded(new), diff(old.text, new, workspace.shown(ctx, target))
     yield from ctx.ask("edit", workspace.shown(ctx, target), changes)
     workspace.refuse_changed(ctx, target, known)
     note = workspace.save(ctx, target, data)
-    details = {"diff": changes, "path": str(target)}
-    return ToolResult(f"{done}{note}", details=details)
+    return ToolResult(f"{done}{note}", details={"diff": changes, "path": str(target)})
 
 
-def _find_change(file: Lines, old: str, new: str, name: str) -> list[Place]:
+def _find_change(file: Text, old: str, new: str, name: str) -> list[Place]:
     """What changes at the one place that fits. Raises ToolError where there is none, or more."""
-    wanted, given = lines_of(old), lines_of(new)
-    overlapping = re.finditer(f"(?={re.escape(old)})", file.text)  # of these, too, one is meant
+    wanted, given = (text.removesuffix("\n").split("\n") if text else [] for text in (old, new))
+    overlapping = re.finditer(f"(?={re.escape(old)})", file.joined)  # of these, too, one is meant
     starts = [each.start() for each in islice(overlapping, MAX_LISTED)]
-    found = [file.text.count("\n", 0, at) for at in starts]
+    found = [file.joined.count("\n", 0, at) for at in starts]
     if not starts and old.strip():
         found = file.find(wanted)
     if len(found) > 1:
@@ -102,9 +105,9 @@ def _find_change(file: Lines, old: str, new: str, name: str) -> list[Place]:
         way = "Give more of the text around the one you mean, or set replace_all."
         raise ToolError(f"old_string is in {name} at lines {places}. {way}")
     if starts:
-        return [_change_of_span(file.text, starts[0], old, new)]
+        return [_change_of_span(file.joined, starts[0], old, new)]
     if found:
-        return file.changes(found[0], marked_lines(wanted, given))
+        return file.changes(found[0], _marked_lines(wanted, given))
     raise ToolError(advice(file.lines, wanted, given, name))
 
 
@@ -120,53 +123,87 @@ def _change_of_span(text: str, start: int, old: str, new: str) -> Place:
     return start, end, new
 
 
-# ---- lines ----------------------------------------------------------------------------------
+def _marked_lines(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    """The marked lines that turn one text into the other; white space at an end is no change."""
+    body = list[str]()
+    before, after = ([line.rstrip() for line in lines] for lines in (old, new))
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, before, after, False).get_opcodes():
+        body += [(" " if tag == "equal" else "-") + line for line in old[a:b]]
+        body += [f"+{line}" for line in new[c:d] if tag != "equal"]
+    return body
 
 
-class Lines:
-    """A file's text with a newline at its end, and its lines.
+# ---- text and lines -------------------------------------------------------------------------
 
-    Where all lines end in CRLF, the text has plain endings. In a file with both endings a CR is white
-    space at the end of its line, and new lines get the ending that most have.
+
+def load(ctx: ToolContext, target: Path) -> Text:
+    """The whole text of a file that is to be changed. Raises ToolError, also where it changed."""
+    with workspace.opened(target) as fd, open(fd, "rb", closefd=False) as file:
+        size, name = os.fstat(fd).st_size, workspace.shown(ctx, target)
+        if target in ctx.seen:
+            workspace.refuse_changed(ctx, target, ctx.seen[target])
+        if size > MAX_EDIT:
+            raise ToolError(f"{name} has {size:,} bytes, too large to edit here: use a command")
+        data = file.read()
+    if b"\0" in data[:8192]:
+        raise ToolError(f"{name} is a binary file of {size:,} bytes")
+    bom = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
+    return Text(data[len(bom) :].decode("utf-8", "surrogateescape"), bom)
+
+
+class Text:
+    """The text of a file and its lines. Bytes that are no UTF-8 survive in it as surrogates.
+
+    `joined` are the lines with a newline behind each. Where all lines end in CRLF, that is left out
+    of them. In a file with both endings a CR is white space at the end of its line, and new lines get
+    the ending that most have.
     """
 
-    def __init__(self, file: workspace.Text) -> None:
-        ends = file.text.count("\n")
-        self.is_crlf = file.text.count("\r\n") == ends > 0
-        self.newline = "\n" if self.is_crlf else file.newline
-        self.is_ended = not file.text or file.text.endswith("\n")
-        text = file.text.replace("\r\n", "\n") if self.is_crlf else file.text
-        self.text = text if self.is_ended else f"{text}\n"
-        self.lines = self.text.split("\n")[:-1]
+    def __init__(self, text: str, bom: bytes = b"") -> None:
+        self.text, self.bom = text, bom
+        ends, crlf = text.count("\n"), text.count("\r\n")
+        self.newline = "\r\n" if crlf * 2 > ends else "\n"
+        self.is_crlf, self.is_ended = crlf == ends > 0, not text or text.endswith("\n")
+        self.added = "\n" if self.is_crlf else self.newline  # the ending of a new line in `joined`
+        plain_text = text.replace("\r\n", "\n") if self.is_crlf else text
+        self.joined = plain_text if self.is_ended else f"{plain_text}\n"
+        self.lines = self.joined.split("\n")[:-1]
         self.starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
 
-    def restored(self, text: str) -> str:
-        """A changed text as it belongs into the file."""
-        text = text if self.is_ended else text.removesuffix("\n")
+    def encoded(self, text: str) -> bytes:
+        """The bytes of a changed text. Raises ToolError where they would be read otherwise."""
+        stray = STRAY.search(self.text)
+        if stray and not all(map(str.isascii, set(text) - set(self.text))):
+            way = "Use a command that knows its encoding."
+            raise ToolError(f"the file is not UTF-8: only ASCII can be added to it. {way}")
+        return self.bom + text.encode("utf-8", "surrogateescape" if stray else "strict")
+
+    def restored(self, joined: str) -> str:
+        """Changed lines as they belong into the file."""
+        text = joined if self.is_ended else joined.removesuffix("\n")
         return text.replace("\n", "\r\n") if self.is_crlf else text
 
     def spliced(self, places: Iterable[Place]) -> str:
-        """The file's text with the places filled."""
+        """The file's text with the places in `joined` filled."""
         parts, at = list[str](), 0
         for start, end, new in places:
-            parts += [self.text[at:start], new.replace("\n", self.newline)]
+            parts += [self.joined[at:start], new.replace("\n", self.added)]
             at = end
-        return self.restored("".join([*parts, self.text[at:]]))
+        return self.restored("".join([*parts, self.joined[at:]]))
 
     def find(self, wanted: Sequence[str], start: int = 0) -> list[int]:
         """From `start`, the lines at which all the wanted ones are, in the strictest view that finds them."""
-        return next(filter(None, (self._fits(wanted, view, start) for view in VIEWS)), [])
-
-    def _fits(self, wanted: Sequence[str], view: View, start: int) -> list[int]:
-        """The lines at which all the wanted ones are in a view, shifted alike."""
-        seen, sought = [view(line) for line in self.lines], [view(line) for line in wanted]
-        size = len(sought)
-        return [
-            at
-            for at in range(start, len(seen) - size + 1)
-            if seen[at : at + size] == sought
-            and shift(self.lines[at : at + size], wanted) is not None
-        ]
+        for view in VIEWS:
+            seen, sought = list(map(view, self.lines)), list(map(view, wanted))
+            spans = ((at, at + len(wanted)) for at in range(start, len(seen) - len(wanted) + 1))
+            found = [
+                at
+                for at, end in spans
+                if seen[at:end] == sought and shift(self.lines[at:end], wanted)
+            ]
+            if found:
+                return found
+        return []
 
     def changes(self, at: int, body: Sequence[str]) -> list[Place]:
         """What the marked lines change where their old ones fit at line `at`."""
@@ -185,23 +222,9 @@ class Lines:
         return places
 
 
-def lines_of(text: str) -> list[str]:
-    return text.removesuffix("\n").split("\n") if text else []
-
-
 def lines_without(mark: str, body: Iterable[str]) -> list[str]:
     """The old lines are those without +, the new ones those without -."""
     return [line[1:] for line in body if line[0] != mark]
-
-
-def marked_lines(old: Sequence[str], new: Sequence[str]) -> list[str]:
-    """The marked lines that turn one text into the other; white space at an end is no change."""
-    body = list[str]()
-    before, after = ([line.rstrip() for line in lines] for lines in (old, new))
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, before, after, False).get_opcodes():
-        body += [(" " if tag == "equal" else "-") + line for line in old[a:b]]
-        body += [f"+{line}" for line in new[c:d] if tag != "equal"]
-    return body
 
 
 def shift(own: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
@@ -222,26 +245,22 @@ def _reindented(own: Sequence[str], body: Sequence[str]) -> Sequence[str]:
 
     Where the old ones lack it, so may the new ones. Raises ToolError where that is uncertain.
     """
-    old = [line for line in body if line[0] != "+"]
-    more, less = shift(own, [line[1:] for line in old]) or ("", "")
-    added = [line[1:] for line in body if line[0] == "+" and line[1:].strip()]
-    replaced = [(line[1:], mine) for line, mine in zip(old, own) if line[0] == "-"]
-    theirs, ours = map(_least_indent, zip(*replaced)) if replaced else (-1, -1)
-    new = _least_indent(added)
-    if not (more or less) or not added or (replaced and new == ours):
+    more, less = shift(own, lines_without("+", body)) or ("", "")
+    filled = [(line[0], _indent(line[1:])) for line in body if line[1:].strip()]
+    added = [indent for mark, indent in filled if mark == "+"]
+    replaced = [len(indent) for mark, indent in filled if mark == "-"]
+    if not (more or less) or not added:
         return body
-    if (replaced and new != theirs) or not all(line.startswith(less) for line in added):
-        raise ToolError(
-            "the file has these lines in another indentation. Write it as the file has it."
-        )
+    further = min(map(len, added)) - min(replaced) if replaced else 0
+    if further == len(more) - len(less):
+        return body
+    if further or not all(indent.startswith(less) for indent in added):
+        way = "Write it as the file has it."
+        raise ToolError(f"the file has these lines in another indentation. {way}")
     return [
         f"+{more}{line[1:].removeprefix(less)}" if line[0] == "+" and line[1:].strip() else line
         for line in body
     ]
-
-
-def _least_indent(lines: Iterable[str]) -> int:
-    return min((len(_indent(line)) for line in lines if line.strip()), default=-1)
 
 
 # ---- what to do where nothing fits ----------------------------------------------------------
@@ -286,16 +305,13 @@ def diff(old: str, new: str, name: str) -> str:
     before, after = old.splitlines(), new.splitlines()
     if before == after:
         return "(only line endings, or the newline at the end, differ)" if old != new else ""
-    head = _in_common(before, after)
-    first, last = max(0, head - 3), max(0, _in_common(before[head:][::-1], after[head:][::-1]) - 3)
+    head = len(list(takewhile(bool, map(eq, before, after))))
+    tail = len(list(takewhile(bool, map(eq, before[head:][::-1], after[head:][::-1]))))
+    first, last = max(0, head - 3), max(0, tail - 3)
     before, after = (lines[first : len(lines) - last] for lines in (before, after))
     if len(before) + len(after) > MAX_COMPARED:  # all in one hunk
         sizes = f"-{min(1, len(before))},{len(before)} +{min(1, len(after))},{len(after)}"
-        lines = [
-            f"@@ {sizes} @@",
-            *(f"-{line}" for line in before),
-            *(f"+{line}" for line in after),
-        ]
+        lines = [f"@@ {sizes} @@", *map("-{}".format, before), *map("+{}".format, after)]
     else:
         lines = list(difflib.unified_diff(before, after, lineterm=""))[2:]
     for at, line in enumerate(lines):
@@ -303,9 +319,3 @@ def diff(old: str, new: str, name: str) -> str:
             lines[at] = HUNK.sub(lambda number: f"{int(number[0]) + first}", line)
     text = "\n".join([f"--- a/{name}", f"+++ b/{name}", *lines])
     return text.encode("utf-8", "replace").decode()
-
-
-def _in_common(lines: list[str], others: list[str]) -> int:
-    """The number of lines that both begin with."""
-    pairs = enumerate(zip(lines, others))
-    return next((at for at, (a, b) in pairs if a != b), min(len(lines), len(others)))

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Any, BinaryIO
 
 from coder.tools import workspace
-from coder.tools.edit import replace_text
+from coder.tools.edit import Text, load, replace_text
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
@@ -97,9 +97,9 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     content: the whole new content
     """
     target = workspace.to_write(ctx, path)
-    known, old, new = workspace.state_of(target), workspace.Text(""), content
+    known, old, new = workspace.state_of(target), Text(""), content
     if known:
-        old = workspace.load(ctx, target)
+        old = load(ctx, target)
         if target not in ctx.seen:
             way = "Read it first, or change it with edit."
             raise ToolError(f"{path} exists and was not read in this session. {way}")

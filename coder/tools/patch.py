@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import workspace
-from coder.tools.edit import MAX_LISTED, Lines, Place, advice, diff, lines_without
+from coder.tools.edit import MAX_LISTED, Place, Text, advice, diff, lines_without, load
 from coder.toolset import ToolContext, tool
 from coder.types import DeniedError, ToolError, ToolResult
 
@@ -141,28 +141,28 @@ def hunks_of(section: Section) -> list[Hunk]:
 # ---- where a hunk goes ----------------------------------------------------------------------
 
 
-def apply_hunks(file: workspace.Text, hunks: list[Hunk], name: str) -> str:
+def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
     """The file's text with the hunks in it. Raises ToolError for one without a certain place."""
-    lines, places, done = Lines(file), list[Place](), 0
+    places, done = list[Place](), 0
     for number, hunk in enumerate(hunks, 1):
         try:
-            at = _locate(lines, hunk, done, name, number == len(hunks))
-            places += lines.changes(at, hunk.body)
+            at = _locate(file, hunk, done, name, number == len(hunks))
+            places += file.changes(at, hunk.body)
         except ToolError as error:
             raise ToolError(f"hunk {number} of {len(hunks)}: {error}") from None
         done = at + len(lines_without("+", hunk.body))
-    return lines.spliced(places)
+    return file.spliced(places)
 
 
-def _locate(lines: Lines, hunk: Hunk, start: int, name: str, is_last: bool) -> int:
+def _locate(file: Text, hunk: Hunk, start: int, name: str, is_last: bool) -> int:
     """The first line of the one place that fits, or of the first one after the anchors."""
     for anchor in hunk.anchors:
-        start = _find(lines, Hunk(body=[f" {anchor}"]), start, name)[0] + 1
+        start = _find(file, Hunk(body=[f" {anchor}"]), start, name)[0] + 1
     size = len(lines_without("+", hunk.body))
     if not size and is_last and not hunk.anchors:
-        return len(lines.lines)
+        return len(file.lines)
     # Models repeat the anchor as the first line of the hunk: its own line is looked at too.
-    found = _find(lines, hunk, start - 1 if hunk.anchors and size else start, name)
+    found = _find(file, hunk, start - 1 if hunk.anchors and size else start, name)
     if len(found) > 1 and (not hunk.anchors or found[0] < start):
         fits = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
         way = "Give more lines that stay around the change, or an anchor (@@ LINE) above it."
@@ -170,15 +170,15 @@ def _locate(lines: Lines, hunk: Hunk, start: int, name: str, is_last: bool) -> i
     return found[0]
 
 
-def _find(lines: Lines, hunk: Hunk, start: int, name: str) -> list[int]:
+def _find(file: Text, hunk: Hunk, start: int, name: str) -> list[int]:
     """Where the old lines are, from `start`, in the strictest view that finds them."""
     old, new = lines_without("+", hunk.body), lines_without("-", hunk.body)
-    first = max(start, len(lines.lines) - len(old)) if hunk.at_end else start
-    if found := lines.find(old, first):
+    first = max(start, len(file.lines) - len(old)) if hunk.at_end else start
+    if found := file.find(old, first):
         return found
     new = new if any(line[0] == "+" for line in hunk.body) else []
     where = f"{name} behind line {first}, where it has to be" if first else name
-    raise ToolError(advice(lines.lines, old, new, where))
+    raise ToolError(advice(file.lines, old, new, where))
 
 
 # ---- what will be done ----------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _plan(ctx: ToolContext, section: Section, place: Path, known: dict[Path, Any
             with workspace.opened(place):
                 workspace.refuse_changed(ctx, place, ctx.seen.get(place, state))
         return Change(f"D {name}", f"D {name}", place, gone=place)
-    file = workspace.load(ctx, place) if state or section.kind == "Update" else workspace.Text("")
+    file = load(ctx, place) if state or section.kind == "Update" else Text("")
     if section.kind == "Add":
         text = "".join(line[1:] + file.newline for hunk in hunks_of(section) for line in hunk.body)
     else:

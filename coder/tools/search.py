@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import workspace
-from coder.tools.process import find_program, output_of
+from coder.tools.bash import find_program, output_of
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 

@@ -1,6 +1,6 @@
 """Secrets by their names: files (`.env`, private keys, credentials), variables and headers.
 
-The patterns are compiled when they are first used, which most starts never do.
+And what a command gets of our environment. The patterns are compiled when they are first used, which most starts never do.
 """
 
 from __future__ import annotations
@@ -60,16 +60,46 @@ def is_secret(name: str, value: str = "") -> bool:
     )
 
 
+def header_secret(name: str, value: str) -> str:
+    """The secret in a header, without the scheme in front of it; "" where there is none."""
+    if scheme := re.match(SCHEME, value):
+        return value[scheme.end() :]
+    return value if is_secret(name, value) or "cookie" in name.lower() else ""
+
+
+# ---- the environment of a command --------------------------------------------------------------
+
+# Variables that make a shell run or load something, or that change what a command means. An
+# exported function (BASH_FUNC_...) would stand in for a program.
+STEERING = (
+    "(?s)BASH_ENV|ENV|SHELLOPTS|BASHOPTS|POSIXLY_CORRECT|CDPATH|GLOBIGNORE|PROMPT_COMMAND"
+    "|RIPGREP_CONFIG_PATH|LD_PRELOAD|LD_AUDIT|BASH_FUNC_.*"
+)
+EDITORS = ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_ASKPASS", "SSH_ASKPASS")
+QUIET = {
+    **dict.fromkeys(("PAGER", "GIT_PAGER", "MANPAGER"), "cat"),
+    **dict.fromkeys(EDITORS, "true"),
+    "TERM": "dumb",
+    "GIT_TERMINAL_PROMPT": "0",
+    "SSH_ASKPASS_REQUIRE": "never",
+    "PIP_NO_INPUT": "1",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
+
+
+def environment() -> dict[str, str]:
+    """Ours, without what looks like a secret and what steers a shell; pagers and prompts off."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not (re.fullmatch(STEERING, name) or is_secret(name, value))
+    }
+    return kept | {"PATH": clean_path(os.environ.get("PATH", ""))} | QUIET
+
+
 def clean_path(path: str) -> str:
     """Take the relative folders out of a PATH: the `ls` or `git` of a workspace must not be run.
 
     An empty PATH would mean the workspace, too; the system's own takes its place.
     """
     return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep))) or os.defpath
-
-
-def header_secret(name: str, value: str) -> str:
-    """The secret in a header, without the scheme in front of it; "" where there is none."""
-    if scheme := re.match(SCHEME, value):
-        return value[scheme.end() :]
-    return value if is_secret(name, value) or "cookie" in name.lower() else ""

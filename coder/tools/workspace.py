@@ -1,4 +1,4 @@
-"""Files of the workspace: where a path leads, opening, exact text, replacing.
+"""Files of the workspace: where a path leads, opening, replacing; the repository; private folders.
 
 A path that was checked may lead elsewhere a moment later, when one of its folders has become a link.
 So a path is opened from the root on, folder by folder and through no link, and a file is named relative
@@ -9,18 +9,19 @@ since it was read is not overwritten. A kill -9 during a write leaves the old fi
 
 from __future__ import annotations
 
-import codecs
+import atexit
 import contextlib
+import fcntl
 import os
 import re
+import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from coder.tools.process import private_folder
 from coder.tools.secrets import holds_secrets
 from coder.toolset import ToolContext
 from coder.types import ToolError
@@ -28,17 +29,20 @@ from coder.types import ToolError
 # What tools have installed or made, and none of the project's own files
 TOOL_FOLDERS = {".git", ".hg", "node_modules", "__pycache__", "venv", ".venv", ".tox"}
 TOOL_FOLDERS |= {".mypy_cache", ".cache"}
-MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
 KERNEL = re.compile("/(?:proc|sys|dev(?!/shm/))/")  # what is there may look regular and is not
 
 # ---- where a path leads ---------------------------------------------------------------------
 
 
-def resolve(ctx: ToolContext, path: str) -> Path:
-    """The place that a path of the model's leads to, links followed, relative to the workspace."""
+def resolve(ctx: ToolContext, path: str, follow: bool = True) -> Path:
+    """The place that a path of the model's leads to, relative to the workspace; links are followed.
+
+    Without `follow` a link at the end of the path is the place itself.
+    """
     if "\0" in path or not path.strip():
         raise ToolError("the path is empty or holds a NUL")
-    return real(ctx.cwd / os.path.expanduser(path))  # Path's expanduser raises for a file named ~x
+    place = ctx.cwd / os.path.expanduser(path)  # Path's expanduser raises for a file named ~x
+    return real(place) if follow else real(place.parent) / place.name
 
 
 def real(place: Path) -> Path:
@@ -54,21 +58,15 @@ def to_read(ctx: ToolContext, path: str) -> Generator[Any, None, Path]:
     target = resolve(ctx, path)
     if KERNEL.match(str(target)):
         raise ToolError(f"{path} is a device or process file and is not read")
-    saved = private_folder.cache_info().currsize and os.path.realpath(private_folder())
-    if not target.is_relative_to(ctx.cwd) and not (saved and target.is_relative_to(saved)):
+    own = [ctx.cwd, *([private_folder()] if private_folder.cache_info().currsize else [])]
+    if not any(map(target.is_relative_to, own)):
         yield from ctx.ask("external_directory", str(target))
     return target
 
 
 def to_write(ctx: ToolContext, path: str, follow: bool = True) -> Path:
-    """The place to write; one outside the workspace, also behind a link, is refused.
-
-    Without `follow` a link at the end of the path is the place itself.
-    """
-    target = resolve(ctx, path)
-    if not follow:
-        given = ctx.cwd / os.path.expanduser(path)
-        target = real(given.parent) / given.name
+    """The place to write; one outside the workspace, also behind a link, is refused."""
+    target = resolve(ctx, path, follow)
     if not target.is_relative_to(ctx.cwd):
         raise ToolError(f"{path} is outside the workspace {ctx.cwd}: nothing is written there")
     return target
@@ -235,47 +233,6 @@ def refuse_changed(ctx: ToolContext, place: Path, known: tuple[int, ...] | None)
         raise ToolError(f"{name} changed on disk since it was read. Read it again first.")
 
 
-# ---- text and bytes -------------------------------------------------------------------------
-
-STRAY = re.compile("[\udc80-\udcff]")  # how a byte that is no UTF-8 is decoded
-
-
-@dataclass(frozen=True)
-class Text:
-    """The text of a file. Bytes that are no UTF-8 survive in it as surrogates."""
-
-    text: str
-    bom: bytes = b""
-
-    @cached_property
-    def newline(self) -> str:
-        """The line ending that most lines have."""
-        return "\r\n" if self.text.count("\r\n") * 2 > self.text.count("\n") else "\n"
-
-    def encoded(self, text: str) -> bytes:
-        """The bytes of a changed text. Raises ToolError where they would be read otherwise."""
-        stray = STRAY.search(self.text)
-        if stray and not all(map(str.isascii, set(text) - set(self.text))):
-            way = "Use a command that knows its encoding."
-            raise ToolError(f"the file is not UTF-8: only ASCII can be added to it. {way}")
-        return self.bom + text.encode("utf-8", "surrogateescape" if stray else "strict")
-
-
-def load(ctx: ToolContext, target: Path) -> Text:
-    """The whole text of a file that is to be changed. Raises ToolError, also where it changed."""
-    with opened(target) as fd, open(fd, "rb", closefd=False) as file:
-        size, name = os.fstat(fd).st_size, shown(ctx, target)
-        if target in ctx.seen:
-            refuse_changed(ctx, target, ctx.seen[target])
-        if size > MAX_EDIT:
-            raise ToolError(f"{name} has {size:,} bytes, too large to edit here: use a command")
-        data = file.read()
-    if b"\0" in data[:8192]:
-        raise ToolError(f"{name} is a binary file of {size:,} bytes")
-    bom = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
-    return Text(data[len(bom) :].decode("utf-8", "surrogateescape"), bom)
-
-
 # ---- the repository -------------------------------------------------------------------------
 
 MAX_POINTER = 1 << 16  # bytes of a file that names a folder
@@ -336,3 +293,37 @@ def read_small_file(path: str | os.PathLike[str], most: int) -> bytes | None:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file.read(most)
     return None
+
+
+# ---- for the user alone ---------------------------------------------------------------------
+
+OURS = ".private-folder-of-coder"  # a file in it, since the name alone may be another's
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for the user alone. Raises OSError."""
+    for each in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        each.mkdir(mode=0o700, exist_ok=True)  # this mode is not for parents that mkdir would make
+
+
+@cache
+def private_folder() -> Path:
+    """A temporary folder of this process alone, without links, removed with it, and those of killed processes."""
+    for mark in Path(tempfile.gettempdir()).glob(f"coder-*/{OURS}"):
+        _clear_away(mark.parent)
+    folder = real(Path(tempfile.mkdtemp(prefix=f"coder-{os.getpid()}-")))
+    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_EX)  # as long as we live
+    (folder / OURS).touch()  # when it is locked: without this nobody clears it away
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _clear_away(folder: Path) -> None:
+    """Remove a private folder that no process holds: the kernel gives the lock back at any end."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(fd)
