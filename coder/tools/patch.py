@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +49,18 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
     patch: the whole patch; paths are relative to the workspace
     """
     changes, known = list[Change](), dict[Path, Any]()  # the state of each place it touches
-    for section in parse(patch):
+    for kind, path, body in sections_of(patch):
         try:
-            place = workspace.to_write(
-                ctx, section.path, section.kind == "Update" and not section.move
-            )
+            move, hunks = hunks_of(kind, body)
+            place = workspace.to_write(ctx, path, follow=kind == "Update" and not move)
             yield from workspace.ask_to_show(ctx, place)
-            changes.append(_plan(ctx, section, place, known))
+            to = workspace.to_write(ctx, move, follow=False) if move else place
+            changes.append(_plan(ctx, kind, place, to, hunks, known))
         except DeniedError:
             raise
         except (ToolError, OSError, UnicodeError) as error:
             way = "No file was changed. Send the whole patch again, corrected."
-            raise ToolError(f"{section.kind} File {section.path}: {error}\n{way}") from None
+            raise ToolError(f"{kind} File {path}: {error}\n{way}") from None
     whole = "\n".join(change.diff for change in changes)
     yield from ctx.ask("edit", [workspace.shown(ctx, place) for place in known], whole)
     for place, state in known.items():  # they may have changed while permission was asked
@@ -75,16 +76,6 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
 
 
 @dataclass
-class Section:
-    """What the patch says of one file: the lines below its header."""
-
-    kind: str
-    path: str
-    lines: list[str]
-    move: str = ""
-
-
-@dataclass
 class Hunk:
     """`body` holds lines with their mark: space, - or +."""
 
@@ -93,8 +84,8 @@ class Hunk:
     at_end: bool = False
 
 
-def parse(patch: str) -> list[Section]:
-    """The sections of a patch. Raises ToolError where it is none."""
+def sections_of(patch: str) -> Iterator[tuple[str, str, str]]:
+    """(Add, Update or Delete; the path; the lines below) of each section. Raises ToolError where there is none."""
     text = patch.strip().replace("\r\n", "\n")
     found = re.fullmatch(r"\*\*\* Begin Patch *\n(.*?)\n?\*\*\* End Patch", text, re.S)
     if not found:
@@ -103,39 +94,35 @@ def parse(patch: str) -> list[Section]:
     before, *parts = HEADER.split(found[1])
     if before.strip() or not parts:
         raise ToolError(f"this is no section of a patch: {before.strip()[:200]!r}. {FORMAT}")
-    sections = list[Section]()
-    for kind, path, body in zip(parts[::3], parts[1::3], parts[2::3]):
-        lines = body.strip("\n").split("\n")
-        move = MOVE.fullmatch(lines[0]) if kind == "Update" else None
-        sections.append(Section(kind, path, lines[1:] if move else lines, move[1] if move else ""))
-    return sections
+    return zip(parts[::3], parts[1::3], parts[2::3])
 
 
-def hunks_of(section: Section) -> list[Hunk]:
-    """The hunks; the lines of a new file are one. Raises ToolError with a line that is wrong."""
+def hunks_of(kind: str, text: str) -> tuple[str, list[Hunk]]:
+    """(where the file is moved to, its hunks); the lines of a new file are one. Raises ToolError with a wrong line."""
+    first, *lines = text.strip("\n").split("\n")
+    move = MOVE.fullmatch(first) if kind == "Update" else None
     hunks, marks = list[Hunk](), {"Add": ("+", ""), "Delete": (), "Update": (" ", "-", "+", "")}
-    for line in section.lines:
-        anchor = ANCHOR.fullmatch(line) if section.kind == "Update" else None
+    for line in lines if move else [first, *lines]:
+        anchor = ANCHOR.fullmatch(line) if kind == "Update" else None
         if anchor and (not hunks or hunks[-1].body):
             hunks.append(Hunk())
         if anchor:
             hunks[-1].anchors += [anchor[1]] if anchor[1] else []
         elif hunks and line.rstrip() == "*** End of File":
             hunks[-1].at_end = True
-        elif line and not hunks and line[0] in marks[section.kind]:
+        elif line and not hunks and line[0] in marks[kind]:
             hunks.append(Hunk(body=[line]))
-        elif hunks and line[:1] in marks[section.kind]:
+        elif hunks and line[:1] in marks[kind]:
             hunks[-1].body.append(line)
         elif line:
             raise ToolError(f"this line of the patch has no place there: {line[:200]!r}. {FORMAT}")
     for hunk in hunks:  # empty lines at the end only set it apart
         filled = max((at for at, line in enumerate(hunk.body, 1) if line), default=0)
         hunk.body = [line or " " for line in hunk.body[:filled]]
-    if section.kind == "Update" and not (
-        all(hunk.body for hunk in hunks) and (hunks or section.move)
-    ):
+    is_whole = all(hunk.body for hunk in hunks) and (hunks or move)
+    if kind == "Update" and not is_whole:
         raise ToolError("it has no hunk, or one without lines")
-    return hunks
+    return move[1] if move else "", hunks
 
 
 # ---- where a hunk goes ----------------------------------------------------------------------
@@ -157,12 +144,15 @@ def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
 def _locate(file: Text, hunk: Hunk, start: int, name: str, is_last: bool) -> int:
     """The first line of the one place that fits, or of the first one after the anchors."""
     for anchor in hunk.anchors:
-        start = _find(file, Hunk(body=[f" {anchor}"]), start, name)[0] + 1
-    size = len(lines_without("+", hunk.body))
-    if not size and is_last and not hunk.anchors:
+        start = _find(file, [anchor], [], start, name)[0] + 1
+    old, new = lines_without("+", hunk.body), lines_without("-", hunk.body)
+    if not old and is_last and not hunk.anchors:
         return len(file.lines)
     # Models repeat the anchor as the first line of the hunk: its own line is looked at too.
-    found = _find(file, hunk, start - 1 if hunk.anchors and size else start, name)
+    first = start - 1 if hunk.anchors and old else start
+    first = max(first, len(file.lines) - len(old)) if hunk.at_end else first
+    has_new = any(line[0] == "+" for line in hunk.body)
+    found = _find(file, old, new if has_new else [], first, name)
     if len(found) > 1 and (not hunk.anchors or found[0] < start):
         fits = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
         way = "Give more lines that stay around the change, or an anchor (@@ LINE) above it."
@@ -170,14 +160,11 @@ def _locate(file: Text, hunk: Hunk, start: int, name: str, is_last: bool) -> int
     return found[0]
 
 
-def _find(file: Text, hunk: Hunk, start: int, name: str) -> list[int]:
-    """Where the old lines are, from `start`, in the strictest view that finds them."""
-    old, new = lines_without("+", hunk.body), lines_without("-", hunk.body)
-    first = max(start, len(file.lines) - len(old)) if hunk.at_end else start
-    if found := file.find(old, first):
+def _find(file: Text, old: list[str], new: list[str], start: int, name: str) -> list[int]:
+    """Where the old lines are, from `start`. Raises ToolError with advice where they are not."""
+    if found := file.find(old, start):
         return found
-    new = new if any(line[0] == "+" for line in hunk.body) else []
-    where = f"{name} behind line {first}, where it has to be" if first else name
+    where = f"{name} behind line {start}, where it has to be" if start else name
     raise ToolError(advice(file.lines, old, new, where))
 
 
@@ -197,25 +184,26 @@ class Change:
     note: str = ""
 
 
-def _plan(ctx: ToolContext, section: Section, place: Path, known: dict[Path, Any]) -> Change:
+def _plan(
+    ctx: ToolContext, kind: str, place: Path, to: Path, hunks: list[Hunk], known: dict[Path, Any]
+) -> Change:
     """Plan a section. Raises ToolError, OSError, UnicodeError."""
     name, state = workspace.shown(ctx, place), workspace.state_of(place)
-    to = workspace.to_write(ctx, section.move, follow=False) if section.move else place
     if known.keys() & {place, to}:
         raise ToolError("it is in the patch twice. Put all that changes in it into one section.")
     if to != place and workspace.state_of(to):
         raise ToolError(f"{workspace.shown(ctx, to)} exists already. Take another name.")
     known |= {place: state, to: state if to == place else None}
-    if section.kind == "Delete" and not hunks_of(section):
+    if kind == "Delete":
         if not place.is_symlink():
             with workspace.opened(place):
                 workspace.refuse_changed(ctx, place, ctx.seen.get(place, state))
         return Change(f"D {name}", f"D {name}", place, gone=place)
-    file = load(ctx, place) if state or section.kind == "Update" else Text("")
-    if section.kind == "Add":
-        text = "".join(line[1:] + file.newline for hunk in hunks_of(section) for line in hunk.body)
+    file = load(ctx, place) if state or kind == "Update" else Text("")
+    if kind == "Update":
+        text = apply_hunks(file, hunks, name)
     else:
-        text = apply_hunks(file, hunks_of(section), name)
+        text = "".join(line[1:] + file.newline for hunk in hunks for line in hunk.body)
     data, changed = file.encoded(text), diff(file.text, text, name)
     if to != place:
         new = workspace.shown(ctx, to)
@@ -235,21 +223,22 @@ def _write_all(ctx: ToolContext, changes: list[Change]) -> None:
     aside, problems = list[Path](), list[str]()
     try:
         with contextlib.ExitStack() as undo:
+            later: Any = partial(undo.callback, _attempt, problems)
             for change in changes:
                 place, gone = change.place, change.gone
                 if change.data is not None:
                     for folder in reversed([each for each in place.parents if not each.exists()]):
-                        undo.callback(_attempt, problems, workspace.remove, folder, os.rmdir)
+                        later(workspace.remove, folder, os.rmdir)
                     like = os.lstat(gone) if gone else None
                     change.note = workspace.save(ctx, place, change.data, like)
                     if change.old is None:
-                        undo.callback(_attempt, problems, workspace.remove, place)
+                        later(workspace.remove, place)
                     else:
-                        undo.callback(_attempt, problems, workspace.save, ctx, place, change.old)
+                        later(workspace.save, ctx, place, change.old)
                 if gone:
                     aside.append(gone.with_name(workspace.temporary_name()))
                     _rename(gone, aside[-1].name)
-                    undo.callback(_attempt, problems, _rename, aside[-1], gone.name)
+                    later(_rename, aside[-1], gone.name)
             undo.pop_all()
     except (OSError, ToolError) as error:
         end = "All files are as they were before."

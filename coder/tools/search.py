@@ -42,6 +42,12 @@ GIT = "-c core.fsmonitor=false"  # that would start a program
 GIT_GREP = "grep --no-index --null --line-number --column --no-color --no-full-name -I"
 PERL = "(*UCP)(*ANYCRLF)"  # letters of all languages, lines that end in CRLF
 VARIABLES = {"LC_ALL": "C.UTF-8"}  # text is in characters
+PLAIN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from coder.tools.search import print_matches
+print_matches(*sys.argv[2:])
+"""
 
 # A path, the number of a line, the column of the match (none in a line of context), the line
 RECORD = re.compile(rb"(.*?)\0(\d+)(?:([:\0])(\d+)\3|[-\0])(.*)", re.S)
@@ -78,10 +84,7 @@ def grep(
     lines, most = list[str](), max(1, limit)
     with contextlib.ExitStack() as stack:
         search = Search(ctx, target, glob, stack)
-        name_of = cache(search.name_of)
-        for place, number, _, column, line in search.grep(pattern, literal, flags):
-            if not (label := name_of(os.fsdecode(place))):
-                continue
+        for label, number, column, line in search.grep(pattern, literal, flags):
             if len(lines) == most:
                 narrow = "narrow the pattern, the path or the glob"
                 search.notes.append(f"{most} lines shown, there are more; {narrow}")
@@ -123,8 +126,8 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
 class Search:
     """A folder that is open, or a file in it, and the programs that search there.
 
-    `cwd` names the folder whatever is at its path meanwhile; `file` is open for reading; `notes` is
-    what a program said beside, `code` how it ended.
+    `cwd` names the folder whatever is at its path meanwhile; `stdin` is the file; `notes` is what a
+    program said beside, `code` how it ended.
     """
 
     def __init__(
@@ -132,52 +135,53 @@ class Search:
     ) -> None:
         """Raises ToolError where there is neither a folder nor a regular file."""
         self.ctx, self.target, self.glob = ctx, target, Glob(glob or "**")
-        self.notes, self.code, is_folder = list[str](), 0, target.is_dir()
-        self.file = None if is_folder else stack.enter_context(workspace.opened(target))
-        place = target / "any" if is_folder else target
+        self.notes, self.code, self.stdin = list[str](), 0, subprocess.DEVNULL
+        self.is_file = not target.is_dir()
+        if self.is_file:
+            self.stdin = stack.enter_context(workspace.opened(target))
+        place = target if self.is_file else target / "any"
         try:
             cwd = Path(f"/proc/self/fd/{stack.enter_context(workspace.folder_of(place))}")
         except OSError as error:
             raise ToolError(f"{target} cannot be searched: {error.strerror}") from None
         self.cwd = cwd if cwd.exists() else place.parent
 
-    def grep(self, pattern: str, literal: bool, flags: list[str]) -> Iterator[tuple[Any, ...]]:
-        """The groups of each RECORD in the output; what is none is a note."""
-        rest, is_empty = b"", True
+    def grep(
+        self, pattern: str, literal: bool, flags: list[str]
+    ) -> Iterator[tuple[str, bytes, bytes | None, bytes]]:
+        """(name, number of the line, column of the match, line) of what is found in files that count."""
+        rest, is_empty, name_of = b"", True, cache(self._name_of)
         with contextlib.closing(self._output(self._command(pattern, literal, flags))) as output:
             for data in output:
                 *lines, last = (rest + data).split(b"\n")
                 for line in lines:
                     if found := RECORD.fullmatch(line):
                         is_empty = False
-                        yield found.groups()
+                        if name := name_of(os.fsdecode(found[1])):
+                            yield name, found[2], found[4], found[5]
                     elif line != b"--" and len(self.notes) < MAX_NOTES:  # between groups of context
-                        self.notes.append(
-                            workspace.escaped(line.decode("utf-8", "replace"))[:MAX_SHOWN]
-                        )
+                        note = workspace.escaped(line.decode("utf-8", "replace"))
+                        self.notes.append(note[:MAX_SHOWN])
                 rest = last[:MAX_KEPT]
         if is_empty and self.code > 1:
             raise ToolError("\n".join(self.notes) or f"the search ended with exit code {self.code}")
 
     def _command(self, pattern: str, literal: bool, flags: list[str]) -> list[str]:
-        is_file = self.file is not None
-        names = [] if is_file else self.glob.names()
+        names = [] if self.is_file else self.glob.names()
         if program := find_program("rg", self.ctx.cwd):
             flags += [flag for name in names for flag in ("--type-add", f"chosen:{name}")]
             flags += [*(["--type=chosen"] if names else []), *(["-F"] if literal else [])]
             command = [program, *RIPGREP.split(), *RIPGREP_GREP.split(), *flags, "-e", pattern]
-            return [*command, "--", "-" if is_file else "."]
+            return [*command, "--", "-" if self.is_file else "."]
         if program := find_program("git", self.ctx.cwd):
             flags += ["-F", "-e", pattern] if literal else ["-P", "-e", f"{PERL}{pattern}"]
             paths = [f":(glob)**/{name}" for name in names] or ["."]
-            command = [program, *GIT.split(), *GIT_GREP.split(), *flags]
-            exclude = ["--exclude-standard", "--", *paths]
-            return [*command, *(["--", f":(literal){self.target.name}"] if is_file else exclude)]
+            what = ["--", f":(literal){self.target.name}"]
+            what = what if self.is_file else ["--exclude-standard", "--", *paths]
+            return [program, *GIT.split(), *GIT_GREP.split(), *flags, *what]
         pattern = re.escape(pattern) if literal else pattern
-        how = "i" * ("-i" in flags) + "f" * is_file
-        script = str(Path(__file__).with_name("plain_grep.py"))
-        skipped = "/".join(workspace.TOOL_FOLDERS)
-        return [sys.executable, "-I", script, how, flags[0][2:], skipped, pattern, *names]
+        how = [pattern, "i" * ("-i" in flags) + "f" * self.is_file, flags[0][2:]]
+        return [sys.executable, "-I", "-c", PLAIN, str(Path(__file__).parents[2]), *how, *names]
 
     def names(self) -> Iterator[str]:
         """The paths of the files in the folder."""
@@ -191,14 +195,13 @@ class Search:
             found = b"".join(self._output(command, stderr=subprocess.DEVNULL)).split(b"\0")[:-1]
             yield from (os.fsdecode(name).removeprefix("./") for name in dict.fromkeys(found))
             return
-        for folder, folders, files in os.walk(self.cwd):
+        for name in walk(self.cwd):
             self.ctx.abort.check()
-            folders[:] = set(folders) - workspace.TOOL_FOLDERS
-            yield from (os.path.relpath(os.path.join(folder, name), self.cwd) for name in files)
+            yield name
 
     def _output(self, command: list[str], **more: Any) -> Generator[bytes, None, None]:
         """The output. Raises Aborted, and ToolError at a time-out."""
-        more |= {"stdin": self.file, "confine": self.ctx.confine, "variables": VARIABLES}
+        more |= {"stdin": self.stdin, "confine": self.ctx.confine, "variables": VARIABLES}
         ending = yield from output_of(command, self.cwd, self.ctx.abort, TIMEOUT, **more)
         self.ctx.abort.check()
         self.code = abs(ending.code)
@@ -206,15 +209,53 @@ class Search:
             way = "Use a simpler pattern, or name a folder or a glob."
             raise ToolError(f"the search took more than {TIMEOUT} s and was stopped. {way}")
 
-    def name_of(self, path: str) -> str:
+    def _name_of(self, path: str) -> str:
         """What to show for a path in the output; "" for a file that does not count."""
-        if self.file is not None:
+        if self.is_file:
             return workspace.escaped(workspace.shown(self.ctx, self.target))
         path = path.removeprefix("./")
         name = workspace.shown(self.ctx, self.target / path)
         # A glob may be meant as seen from the workspace, too
         counts = self.glob.matches(path) or self.glob.matches(name)
         return workspace.escaped(name) if counts and not workspace.is_secret(self.ctx, name) else ""
+
+
+# ---- with neither ripgrep nor git -----------------------------------------------------------
+
+
+def walk(top: str | Path) -> Iterator[str]:
+    """The paths of the files below a folder, but for what tools have installed; also of ignored ones."""
+    for folder, folders, files in os.walk(top):
+        folders[:] = sorted({*folders} - workspace.TOOL_FOLDERS)
+        yield from (os.path.relpath(os.path.join(folder, name), top) for name in sorted(files))
+
+
+def print_matches(pattern: str, flags: str, context: str, *names: str) -> None:
+    """The program of PLAIN: search below the current folder, and print as the others do.
+
+    `flags`: i ignores case, f searches standard input. `names`: patterns for the names of files.
+    """
+    try:
+        wanted = re.compile(pattern, re.I if "i" in flags else 0)
+    except re.error as error:
+        sys.stderr.write(f"regex: {error}\n")
+        sys.exit(2)
+    is_file, more = "f" in flags, int(context)
+    for path in ["-"] if is_file else walk("."):
+        if names and not any(fnmatchcase(os.path.basename(path), each) for each in names):
+            continue
+        data = sys.stdin.buffer.read() if is_file else workspace.read_small_file(path) or b""
+        if b"\0" in data:
+            continue
+        lines, columns = data.removesuffix(b"\n").split(b"\n"), dict[int, int]()
+        for at, line in enumerate(lines):
+            text = line.rstrip(b"\r").decode("utf-8", "surrogateescape")
+            if found := wanted.search(text):
+                columns[at] = len(text[: found.start()].encode("utf-8", "surrogateescape")) + 1
+        around = {at + n for at in columns for n in range(-more, more + 1)}
+        for at in sorted(around & {*range(len(lines))}):
+            mark = b":%d:" % columns[at] if at in columns else b"-"
+            sys.stdout.buffer.write(b"%s\0%d%s%s\n" % (os.fsencode(path), at + 1, mark, lines[at]))
 
 
 # ---- what is found --------------------------------------------------------------------------

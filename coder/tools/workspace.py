@@ -3,8 +3,8 @@
 A path that was checked may lead elsewhere a moment later, when one of its folders has become a link.
 So a path is opened from the root on, folder by folder and through no link, and a file is named relative
 to its folder's descriptor.
-A file is wholly old or wholly new; mode, owner, encoding and line endings stay; what changed on disk
-since it was read is not overwritten. A kill -9 during a write leaves the old file and a .coder-*.tmp.
+A file is wholly old or wholly new; mode and owner stay; what changed on disk since it was read is not
+overwritten. A kill -9 during a write leaves the old file and a .coder-*.tmp.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def to_read(ctx: ToolContext, path: str) -> Generator[Any, None, Path]:
     target = resolve(ctx, path)
     if KERNEL.match(str(target)):
         raise ToolError(f"{path} is a device or process file and is not read")
-    own = [ctx.cwd, *([private_folder()] if private_folder.cache_info().currsize else [])]
-    if not any(map(target.is_relative_to, own)):
+    is_saved = private_folder.cache_info().currsize and target.is_relative_to(private_folder())
+    if not target.is_relative_to(ctx.cwd) and not is_saved:
         yield from ctx.ask("external_directory", str(target))
     return target
 
@@ -284,8 +284,8 @@ def read_path(file: Path) -> str:
     return os.fsdecode(data.partition(b"\0")[0])
 
 
-def read_small_file(path: str | os.PathLike[str], most: int) -> bytes | None:
-    """At most `most` bytes of a regular file; None where there is none that can be read.
+def read_small_file(path: str | os.PathLike[str], most: int = -1) -> bytes | None:
+    """At most `most` bytes of a regular file, or all; None where there is none that can be read.
 
     Links are not followed, and opening does not wait for the other end of a pipe.
     """
@@ -297,7 +297,7 @@ def read_small_file(path: str | os.PathLike[str], most: int) -> bytes | None:
 
 # ---- for the user alone ---------------------------------------------------------------------
 
-OURS = ".private-folder-of-coder"  # a file in it, since the name alone may be another's
+LOCK = ".lock-of-coder"  # the mark of our folders, since their name alone may be another's
 
 
 def make_private(folder: Path) -> None:
@@ -308,22 +308,14 @@ def make_private(folder: Path) -> None:
 
 @cache
 def private_folder() -> Path:
-    """A temporary folder of this process alone, without links, removed with it, and those of killed processes."""
-    for mark in Path(tempfile.gettempdir()).glob(f"coder-*/{OURS}"):
-        _clear_away(mark.parent)
+    """A temporary folder of this process alone, links resolved. It is removed at our end, and those of
+    killed processes at this start: the kernel gives their locks back."""
+    for mark in Path(tempfile.gettempdir()).glob(f"coder-*/{LOCK}"):
+        with contextlib.suppress(OSError), open(os.open(mark, FILE)) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(mark.parent, ignore_errors=True)
     folder = real(Path(tempfile.mkdtemp(prefix=f"coder-{os.getpid()}-")))
-    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_EX)  # as long as we live
-    (folder / OURS).touch()  # when it is locked: without this nobody clears it away
+    fcntl.flock(os.open(folder / "new", NEW_FILE), fcntl.LOCK_EX)  # as long as we live
+    os.rename(folder / "new", folder / LOCK)  # when it is locked: without this nobody removes it
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _clear_away(folder: Path) -> None:
-    """Remove a private folder that no process holds: the kernel gives the lock back at any end."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(fd)
