@@ -68,7 +68,9 @@ class Git:
     def _variables(self) -> dict[str, str]:
         """For the user's index and objects without the settings of any repository or user."""
         make_private(Path(self._own, "refs"))
-        Path(self._own, "HEAD").write_text("ref: refs/heads/none\n")
+        head = Path(self._own, "HEAD")
+        head.touch(0o600)  # else the umask would decide
+        head.write_text("ref: refs/heads/none\n")
         folders = git_folders(self.top)
         places = {"WORK_TREE": self.top, "INDEX_FILE": folders[0] / "index", "DIR": self._own}
         places |= {"OBJECT_DIRECTORY": folders[-1] / "objects", "CONFIG_GLOBAL": os.devnull}
