@@ -22,7 +22,7 @@ from coder.events import Returning
 from coder.extend.guard import ANSWERS, IN_CHILD, Guard, refusal
 from coder.hooks import FunctionHooks
 from coder.permissions.rules import check_ownership
-from coder.tools.bash import Ending, output_of
+from coder.tools.bash import output_of
 from coder.toolset import ToolContext
 from coder.types import CoderError, Completion, DeniedError, Request, ToolCall, ToolResult
 
@@ -96,8 +96,8 @@ class Command:
             facts |= {"tool": call.name, "arguments": call.arguments}
             if not re.search(self.tools, call.name):
                 return {}
-        stdout, message, ending = self._output(json.dumps(facts, default=str).encode())
-        failure = ending.cause or (f"exit code {ending.code}" if ending.code else "")
+        stdout, message, (code, cause) = self._output(json.dumps(facts, default=str).encode())
+        failure = cause or (f"exit code {code}" if code else "")
         if failure == BLOCKED and place in ANSWERS:
             text = message or "blocked by a hook"
             raise DeniedError(text) if place == "before_tool_call" else refusal(place, text)
@@ -111,7 +111,7 @@ class Command:
             return {}
         return answer if isinstance(answer, dict) else {}
 
-    def _output(self, given: bytes) -> tuple[bytes, str, Ending]:
+    def _output(self, given: bytes) -> tuple[bytes, str, tuple[int, str]]:
         """What the command writes to stdout and stderr, and how it ended."""
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
             stdin.write(given)

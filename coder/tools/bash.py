@@ -1,11 +1,9 @@
-"""bash, and all other child processes: started apart from the terminal, read with bounded memory, never left behind.
+"""bash, and all other child processes: apart from the terminal, read with bounded memory, never left behind.
 
-A child gets a session of its own, so that it has no terminal to ask for passwords or to take keys
-from. It is over when the process is over, not when the pipe is: a background child may live on.
-
-A time-out, an abort and our own end kill all that is left, also what has made a session of its own:
-the children of each command carry its mark in their environment. After a kill -9 of ours a guard
-does it: PR_SET_PDEATHSIG would reach a command's shell alone, not what that has started.
+A child gets a session of its own, without a terminal. It is over when the process is over, not when the pipe is: a
+background child may live on. A time-out, an abort and our own end kill all that is left, also what has made a
+session of its own: the children of each command carry its mark in their environment. After a kill -9 of ours a
+guard does it: PR_SET_PDEATHSIG would reach a command's shell alone, not what that has started.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -40,7 +37,6 @@ MAX_SAVED = 1 << 30  # bytes of output: an endless command must not fill the dis
 SHOW_EVERY = 0.1  # seconds between two updates
 GRACE = 0.5  # seconds between TERM and KILL
 DRAIN = 0.2  # seconds to read on after the process has ended while something else still writes
-READ = 1 << 16
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
 
@@ -92,26 +88,24 @@ def run_command(
             if fresh and time.monotonic() - updated > SHOW_EVERY:
                 yield ctx.update(fresh)
                 updated, fresh = time.monotonic(), ""
-    ending = pieces.value
-    notes = [_how_it_ended(ending, seconds, ctx.abort.reason), output.note()]
+    code, cause = pieces.value
+    notes = [_how_it_ended(code, cause, seconds, ctx.abort.reason), output.note()]
     text = "\n".join(filter(None, [output.text(), *notes]))
-    return ToolResult(
-        text or ("" if output.bytes else "(no output)"),
-        is_error=ending.code != 0,
-        details={"exit_code": ending.code, "cause": ending.cause, "saved": output.saved},
-    )
+    details = {"exit_code": code, "cause": cause, "saved": output.saved}
+    text = text or ("" if output.bytes else "(no output)")
+    return ToolResult(text, is_error=code != 0, details=details)
 
 
-def _how_it_ended(ending: Ending, seconds: int, reason: str) -> str:
-    if ending.cause == "timeout":
+def _how_it_ended(code: int, cause: str, seconds: int, reason: str) -> str:
+    if cause == "timeout":
         return f"[timed out after {seconds} s and was stopped; timeout can be up to {MAX_TIMEOUT}]"
-    if ending.cause:
+    if cause:
         limit = reason == "max_time"
         return f"[{'the time limit of the run was reached' if limit else 'aborted by the user'}]"
-    if ending.code < 0:
-        name = next((each.name for each in signal.Signals if each == -ending.code), "real-time")
-        return f"[killed by signal {-ending.code} ({name})]"
-    return f"[exit code {ending.code}]" if ending.code else ""
+    if code < 0:
+        name = next((each.name for each in signal.Signals if each == -code), "real-time")
+        return f"[killed by signal {-code} ({name})]"
+    return f"[exit code {code}]" if code else ""
 
 
 class Output:
@@ -173,9 +167,6 @@ class Output:
             self._file.close()
 
 
-# ---- programs -------------------------------------------------------------------------------
-
-
 @cache
 def shell() -> str:
     """The system's bash, before anything that a folder on PATH may offer."""
@@ -201,17 +192,6 @@ def find_program(name: str, workspace: str | Path) -> str:
 # ---- processes ------------------------------------------------------------------------------
 
 
-@dataclass
-class Ending:
-    """How a child ended: `code` as subprocess has it, negative for a signal.
-
-    `cause` is why it was ended: "timeout", "aborted" or "".
-    """
-
-    code: int
-    cause: str = ""
-
-
 def output_of(
     argv: list[str],
     cwd: Path,
@@ -222,12 +202,12 @@ def output_of(
     stderr: IO[bytes] | int = subprocess.STDOUT,
     confine: Any = None,
     variables: Mapping[str, str] | None = None,
-) -> Generator[bytes, None, Ending]:
+) -> Generator[bytes, None, tuple[int, str]]:
     """Run a program, yield its output as it comes, b"" when none comes, and return how it ended.
 
-    `confine`: what the child is kept in. `variables`: more for its environment. Raises ToolError
-    where it cannot be started. At the end only background children may be left, and none where it
-    was ended.
+    That is (the code, as subprocess has it; "", or why it was ended: "timeout", "aborted"). `confine`:
+    what the child is kept in. `variables`: more for its environment. Raises ToolError where it cannot
+    be started. At the end only background children may be left, and none where it was ended.
     """
     mark = f"{_run}-{time.monotonic_ns()}"
     env = environment() | {**(confine.environment if confine else {}), **(variables or {})}
@@ -250,7 +230,7 @@ def output_of(
                 ending.callback(confine.ended)
             if cause:
                 _kill(process, mark)
-    return Ending(process.wait(), cause)
+    return process.wait(), cause
 
 
 def read_output(
@@ -265,7 +245,7 @@ def read_output(
         # Both before the pipe is read: all that was written until then is in there
         over, stop = process.poll() is not None, abort.is_set
         ready = is_open and watched.poll(0 if over or stop else TICK * 1000)
-        data = os.read(pipe, READ) if ready else b""
+        data = os.read(pipe, 1 << 16) if ready else b""
         is_open = is_open and bool(data or not ready)  # closed by the process, which may go on
         yield data
         if not is_open:

@@ -1,11 +1,8 @@
 """edit: replace a piece of text in a file, or say what to do where it is not found.
 
-The text is looked for as it is, then line by line: without white space at the ends, in another
-indentation, with plain quotes and dashes. A rung is taken only where one place fits: a wrong edit
-costs more than a failure that shows the right place.
-
-Lines are changed as in a patch, which is applied with the same functions (patch.py): a space before a
-line that stays, - before one that goes, + before a new one. Lines that stay are not written.
+The text is looked for as it is, then line by line: without white space at the ends, in another indentation, with
+plain quotes and dashes; where more than one place fits, nothing is changed. Lines are changed as in a patch
+(patch.py): a space before a line that stays, - before one that goes, + before a new one.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from itertools import accumulate, groupby, islice, takewhile
 from operator import eq
 from pathlib import Path
@@ -32,7 +29,6 @@ HUNK = re.compile(r"(?<=[-+])\d+")  # the first numbers of a hunk's header
 STRAY = re.compile("[\udc80-\udcff]")  # how a byte that is no UTF-8 is decoded
 
 Place = tuple[int, int, str]  # start and end in a text, and what belongs there
-View = Callable[[str], str]
 
 # What is written for plain characters
 PUNCTUATION = str.maketrans(
@@ -45,7 +41,7 @@ def plain(line: str) -> str:
     return line.translate(PUNCTUATION)
 
 
-VIEWS: tuple[View, ...] = (str, str.rstrip, str.strip, lambda line: plain(line).strip())
+VIEWS: tuple[Any, ...] = (str, str.rstrip, str.strip, lambda line: plain(line).strip())
 
 
 @tool
@@ -263,9 +259,6 @@ def _reindented(own: Sequence[str], body: Sequence[str]) -> Sequence[str]:
     ]
 
 
-# ---- what to do where nothing fits ----------------------------------------------------------
-
-
 def advice(lines: list[str], old: list[str], new: list[str], name: str) -> str:
     """What a model needs to mend a change: the nearest lines with numbers and the likely cause."""
     made = [at for at in range(len(lines)) if any(new) and lines[at : at + len(new)] == new]
@@ -295,9 +288,6 @@ def _nearest(lines: list[str], wanted: list[str]) -> int:
     anchor = min(known, key=lambda line: count[line]) if known else max(wanted, key=len)
     like = (known and [anchor]) or difflib.get_close_matches(anchor, bare[:5000], 1)
     return max(0, bare.index(like[0]) - wanted.index(anchor)) if like else -1
-
-
-# ---- what has changed -----------------------------------------------------------------------
 
 
 def diff(old: str, new: str, name: str) -> str:

@@ -40,14 +40,12 @@ def read(
     limit: number of lines, at most 2000
     """
     target = yield from workspace.to_read(ctx, path)
-    yield from ctx.ask("read", workspace.shown(ctx, target))
+    yield from ctx.ask("read", name := workspace.shown(ctx, target))
     first, wanted = max(1, offset), min(max(1, limit), MAX_LINES)
     with workspace.opened(target) as fd, open(fd, "rb", closefd=False) as file:
         info, head = os.fstat(fd), file.read(8192)
         if b"\0" in head:
-            raise ToolError(
-                f"{workspace.shown(ctx, target)} is a binary file of {info.st_size:,} bytes"
-            )
+            raise ToolError(f"{name} is a binary file of {info.st_size:,} bytes")
         file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
         lines, total = _page(file, first, wanted, ctx)
         ctx.seen[target] = workspace.stamp(info)

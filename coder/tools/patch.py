@@ -168,9 +168,6 @@ def _find(file: Text, old: list[str], new: list[str], start: int, name: str) -> 
     raise ToolError(advice(file.lines, old, new, where))
 
 
-# ---- what will be done ----------------------------------------------------------------------
-
-
 @dataclass
 class Change:
     """What a section does: `data` takes the place of `old`, and what is `gone` goes."""
@@ -213,9 +210,6 @@ def _plan(
         raise ToolError("its old and new lines are the same: nothing to do")
     title = f"{'M' if state else 'A'} {name}"
     return Change(title, changed or title, place, data, file.encoded(file.text) if state else None)
-
-
-# ---- doing it -------------------------------------------------------------------------------
 
 
 def _write_all(ctx: ToolContext, changes: list[Change]) -> None:

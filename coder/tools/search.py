@@ -1,11 +1,8 @@
 """grep and glob: through ripgrep where it is installed, else git, else by a plain walk.
 
-Binary files, .git and what .gitignore names are skipped, and links are not followed. A search is a
-child process, so that it can be stopped; it starts in the folder as it was opened, so that a link
-that takes the folder's place leads nowhere.
-
-grep leaves out the files that may hold secrets, whether they match or not: that one matches would
-tell what is in it. glob lists their names.
+Binary files, .git and what .gitignore names are skipped, and links are not followed. A search is a child process, so
+that it can be stopped; it starts in the folder as it was opened, so that a link that takes its place leads nowhere.
+grep leaves out the files that may hold secrets, whether they match or not: that one matches would tell what is in it.
 """
 
 from __future__ import annotations
@@ -39,12 +36,13 @@ RIPGREP = "--null --hidden --glob=!.git"
 RIPGREP_GREP = """--with-filename --line-number --column --no-heading --color=never --sort=path
     --engine=auto --crlf --no-context-separator"""
 GIT = "-c core.fsmonitor=false"  # that would start a program
+GIT_LIST = "ls-files -coz --exclude-standard"
 GIT_GREP = "grep --no-index --null --line-number --column --no-color --no-full-name -I"
 PERL = "(*UCP)(*ANYCRLF)"  # letters of all languages, lines that end in CRLF
 VARIABLES = {"LC_ALL": "C.UTF-8"}  # text is in characters
 PLAIN = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path.append(sys.argv[1])
 from coder.tools.search import print_matches
 print_matches(*sys.argv[2:])
 """
@@ -127,13 +125,12 @@ class Search:
     """A folder that is open, or a file in it, and the programs that search there.
 
     `cwd` names the folder whatever is at its path meanwhile; `stdin` is the file; `notes` is what a
-    program said beside, `code` how it ended.
+    program said beside, `code` how it ended. Raises ToolError where there is neither.
     """
 
     def __init__(
         self, ctx: ToolContext, target: Path, glob: str, stack: contextlib.ExitStack
     ) -> None:
-        """Raises ToolError where there is neither a folder nor a regular file."""
         self.ctx, self.target, self.glob = ctx, target, Glob(glob or "**")
         self.notes, self.code, self.stdin = list[str](), 0, subprocess.DEVNULL
         self.is_file = not target.is_dir()
@@ -185,27 +182,26 @@ class Search:
 
     def names(self) -> Iterator[str]:
         """The paths of the files in the folder."""
-        top, command = workspace.repository_top(self.target), list[str]()
+        top = workspace.repository_top(self.target)
         if program := find_program("rg", self.ctx.cwd):
             command = [program, *RIPGREP.split(), "--files", "."]
         elif os.path.lexists(top / ".git") and (program := find_program("git", self.ctx.cwd)):
-            command = [program, *GIT.split(), f"--work-tree={top}", "ls-files", "-coz"]
-            command.append("--exclude-standard")
-        if command:
-            found = b"".join(self._output(command, stderr=subprocess.DEVNULL)).split(b"\0")[:-1]
-            yield from (os.fsdecode(name).removeprefix("./") for name in dict.fromkeys(found))
+            command = [program, *GIT.split(), f"--work-tree={top}", *GIT_LIST.split()]
+        else:
+            for name in walk(self.cwd):
+                self.ctx.abort.check()
+                yield name
             return
-        for name in walk(self.cwd):
-            self.ctx.abort.check()
-            yield name
+        found = b"".join(self._output(command, stderr=subprocess.DEVNULL)).split(b"\0")[:-1]
+        yield from (os.fsdecode(name).removeprefix("./") for name in dict.fromkeys(found))
 
     def _output(self, command: list[str], **more: Any) -> Generator[bytes, None, None]:
         """The output. Raises Aborted, and ToolError at a time-out."""
         more |= {"stdin": self.stdin, "confine": self.ctx.confine, "variables": VARIABLES}
-        ending = yield from output_of(command, self.cwd, self.ctx.abort, TIMEOUT, **more)
+        code, cause = yield from output_of(command, self.cwd, self.ctx.abort, TIMEOUT, **more)
         self.ctx.abort.check()
-        self.code = abs(ending.code)
-        if ending.cause == "timeout":
+        self.code = abs(code)
+        if cause == "timeout":
             way = "Use a simpler pattern, or name a folder or a glob."
             raise ToolError(f"the search took more than {TIMEOUT} s and was stopped. {way}")
 
@@ -218,9 +214,6 @@ class Search:
         # A glob may be meant as seen from the workspace, too
         counts = self.glob.matches(path) or self.glob.matches(name)
         return workspace.escaped(name) if counts and not workspace.is_secret(self.ctx, name) else ""
-
-
-# ---- with neither ripgrep nor git -----------------------------------------------------------
 
 
 def walk(top: str | Path) -> Iterator[str]:
@@ -256,9 +249,6 @@ def print_matches(pattern: str, flags: str, context: str, *names: str) -> None:
         for at in sorted(around & {*range(len(lines))}):
             mark = b":%d:" % columns[at] if at in columns else b"-"
             sys.stdout.buffer.write(b"%s\0%d%s%s\n" % (os.fsencode(path), at + 1, mark, lines[at]))
-
-
-# ---- what is found --------------------------------------------------------------------------
 
 
 def _cut(text: bytes, column: int) -> str:

@@ -1,10 +1,9 @@
 """Files of the workspace: where a path leads, opening, replacing; the repository; private folders.
 
-A path that was checked may lead elsewhere a moment later, when one of its folders has become a link.
-So a path is opened from the root on, folder by folder and through no link, and a file is named relative
-to its folder's descriptor.
-A file is wholly old or wholly new; mode and owner stay; what changed on disk since it was read is not
-overwritten. A kill -9 during a write leaves the old file and a .coder-*.tmp.
+A path that was checked may lead elsewhere a moment later, when one of its folders has become a link. So it is opened
+from the root on, folder by folder and through no link, and a file is named relative to its folder's descriptor.
+A file is wholly old or wholly new; mode and owner stay; what changed on disk since it was read is not overwritten.
+A kill -9 during a write leaves the old file and a .coder-*.tmp.
 """
 
 from __future__ import annotations
@@ -213,9 +212,6 @@ def save(ctx: ToolContext, target: Path, data: bytes, like: os.stat_result | Non
     return note.format(old.st_nlink) if old and old.st_nlink > 1 else ""
 
 
-# ---- changed by others ----------------------------------------------------------------------
-
-
 def stamp(info: os.stat_result) -> tuple[int, ...]:
     """What changes with the content of a file."""
     return info.st_ino, info.st_size, info.st_mtime_ns
@@ -234,8 +230,6 @@ def refuse_changed(ctx: ToolContext, place: Path, known: tuple[int, ...] | None)
 
 
 # ---- the repository -------------------------------------------------------------------------
-
-MAX_POINTER = 1 << 16  # bytes of a file that names a folder
 
 
 def repository_top(folder: Path, counts: Callable[[Path], bool] = os.path.lexists) -> Path:
@@ -280,7 +274,7 @@ def writable_git_folders(workspace: Path) -> list[Path]:
 
 def read_path(file: Path) -> str:
     """The path in a small file, exactly as git reads it; "" where there is none."""
-    data = (read_small_file(file, MAX_POINTER) or b"").rstrip(b"\r\n")
+    data = (read_small_file(file, 1 << 16) or b"").rstrip(b"\r\n")
     return os.fsdecode(data.partition(b"\0")[0])
 
 
