@@ -113,8 +113,8 @@ def enter(folder: str) -> None:
 def prompt_of(arguments: argparse.Namespace) -> str:
     """The words of the command line, and stdin where it is no terminal: alone it is the prompt, beside one its context."""
     words = " ".join(arguments.prompt).strip()
-    reads = process.has_input() or (arguments.print and not words)
-    piped = process.read_stdin() if reads and not arguments.interactive else ""
+    waits = arguments.print and not words
+    piped = "" if arguments.interactive else process.read_stdin(always=waits)
     if words and piped.strip():
         return f"{words}\n\n<stdin>\n{piped}\n</stdin>"
     return words or piped.strip()
@@ -310,18 +310,17 @@ class Flags(argparse.ArgumentParser):
 def parser() -> Flags:
     """All flags. What one gives a setting is a text under the setting's name, None where it is not given."""
     flags = Flags(prog=program(), usage="%(prog)s [FLAGS] [PROMPT]", description=DESCRIPTION)
-    what = "what to do; stdin next to it is context"
-    flags.add_argument("prompt", nargs="*", metavar="PROMPT", help=what)
+    about = "what to do; stdin next to it is context"
+    flags.add_argument("prompt", nargs="*", metavar="PROMPT", help=about)
     for names, value, text in FLAGS:
         options = FURTHER.get(names.split()[-1], {} if value else ON)
         options = options | ({"metavar": value} if value else {})
         flags.add_argument(*names.split(), help=text, **options)
     for name, setting in SETTINGS.items():
-        if setting.value is not None:
-            given = setting.value
+        if (given := setting.value) is not None:
             options = {"metavar": given} if given else {"action": "store_const", "const": "on"}
-            short = ["-m"] if name == "OPENAI_MODEL" else []
-            words = [*short, f"--{field_of(name).replace('_', '-')}"]
+            words = ["-m"] if name == "OPENAI_MODEL" else []
+            words.append(f"--{field_of(name).replace('_', '-')}")
             flags.add_argument(*words, dest=name, help=setting.help, **options)
     for title, text in BELOW.items():
         flags.add_argument_group(title, text)

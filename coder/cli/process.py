@@ -1,13 +1,8 @@
 """What is set up for the whole process: safe standard streams, no look into it for others, signals, late imports.
 
-A command can look into its parent: /proc/PID/environ and /proc/PID/mem belong to the same user. So the process is
-marked as one that others may not look into. Not hidden: from root, and where another process has the key in its
-environment, such as the shell that started the program.
-
 The first Ctrl+C sets the run's Abort: the stream, the tools and the waits see it and end with the history in order.
-Code that does not look at it within a second gets a KeyboardInterrupt, and so does all at a second Ctrl+C, which ends the
-program; as do SIGTERM, SIGHUP and SIGQUIT. The shutdown unwinds, kills our processes, and restores the terminal.
-Once it has begun, further signals are ignored; where it takes longer than EXIT_AFTER seconds, the exit is forced.
+Code that does not look at it within a second gets a KeyboardInterrupt. A second Ctrl+C ends the program, as SIGTERM, SIGHUP
+and SIGQUIT do: it unwinds, kills our processes, and restores the terminal, or is forced to after EXIT_AFTER seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +47,11 @@ _runs: list[Abort] = []  # under way
 
 
 def hide_process() -> None:
-    """Let no other process read our memory and environment, as far as this system can."""
+    """Let no other process read our memory and environment, as far as this system can.
+
+    A command can look into its parent: /proc/PID/environ and /proc/PID/mem belong to the same user. Not hidden: from root,
+    and where another process has the key in its environment, such as the shell that started the program.
+    """
     import ctypes  # late: 4 ms
     import resource
 
@@ -97,17 +96,14 @@ class Output(io.FileIO):
             raise BrokenPipeError from None
 
 
-def has_input() -> bool:
-    """Whether stdin is a pipe, a file or a socket. The null device and a closed stdin hold nothing."""
-    try:
+def read_stdin(always: bool) -> str:
+    """All of stdin, up to MAX_INPUT bytes, where it is a pipe, a file or a socket, or `always`. A note says what is waited for,
+    since a pipe left open looks like a hang."""
+    mode = 0  # of a closed stdin
+    with contextlib.suppress(OSError, ValueError):
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError):
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
-
-
-def read_stdin() -> str:
-    """All of stdin, up to MAX_INPUT bytes. A note says what is waited for, since a pipe left open looks like a hang."""
+    if not (always or stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
+        return ""
     data, note_at = b"", time.monotonic() + PATIENCE
     while len(data) <= MAX_INPUT:
         left = max(0.0, note_at - time.monotonic()) if note_at else None

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from coder.providers.assembler import Price
     from coder.types import Reasoning
 
-Reader = Callable[[str], Any]  # raises ValueError, OSError or TypeError for what is no value
+# What a text has to match as a whole, and what reads it; raises ValueError, OSError or TypeError for what is no value
+Kind = tuple[str, Callable[[str], Any]]
 Sources = Mapping[str, Mapping[str, str]]  # by place the settings' texts, none of them empty
 
 # Context windows in tokens, by the beginning of the model's name; the first that fits counts.
@@ -80,28 +81,6 @@ def window_of(model: str) -> int:
 # ---- what reads a value ----------------------------------------------------------------------------
 
 
-def matching(pattern: str, convert: Reader = str) -> Reader:
-    """What reads a text that matches a pattern as a whole."""
-
-    def read(text: str) -> Any:
-        if not re.fullmatch(pattern, text, re.A | re.I):
-            raise ValueError
-        return convert(text)
-
-    return read
-
-
-WHOLE = matching(r"\d{1,12}", int)
-NUMBER = matching(r"\d{1,12}(\.\d+)?", float)
-SWITCH = matching("on|off", lambda text: text.lower() == "on")
-LEVEL = matching("|".join(LEVELS), str.lower)
-SANDBOX = matching("auto|on|off", str.lower)
-PLAIN = matching("[!-~]+")
-ADDRESS = matching(
-    r"https?://([^\s/@?#\\]*@)?([\w.-]+|\[[0-9a-f:.]+\])(:[1-9]\d{0,4})?([/?#][!-~]*)?"
-)
-
-
 def read_object(text: str) -> dict[str, Any]:
     import json  # late: 2 ms
 
@@ -142,9 +121,20 @@ def read_prices(path: str) -> dict[str, Price]:
 # ---- the table -------------------------------------------------------------------------------------
 
 
-def setting(default: Any, read: Reader, help: str, value: str | None = None) -> Any:  # noqa: A002 (what it is)
+WHOLE: Kind = (r"\d{1,12}", int)
+NUMBER: Kind = (r"\d{1,12}(\.\d+)?", float)
+SWITCH: Kind = ("on|off", lambda text: text.lower() == "on")
+LEVEL: Kind = ("|".join(LEVELS), str.lower)
+SANDBOX: Kind = ("auto|on|off", str.lower)
+PLAIN: Kind = ("[!-~]+", str)
+HOST = r"([^\s/@?#\\]*@)?([\w.-]+|\[[0-9a-f:.]+\])(:[1-9]\d{0,4})?"
+ADDRESS: Kind = (rf"https?://{HOST}([/?#][!-~]*)?", str)
+ANY = "(?s).*"
+
+
+def setting(default: Any, kind: Kind, help: str, value: str | None = None) -> Any:  # noqa: A002 (what it is)
     """`help` is what a text has to be, `value` what the flag's is called ("": a switch; None: there is no flag)."""
-    return SimpleNamespace(default=default, read=read, help=help, value=value)
+    return SimpleNamespace(default=default, kind=kind, help=help, value=value)
 
 
 class Settings:  # no dataclass: 8 ms for `coder --help`
@@ -154,7 +144,7 @@ class Settings:  # no dataclass: 8 ms for `coder --help`
     base_url: str | None = setting(
         None, ADDRESS, "a server, such as http://127.0.0.1:8080/v1", "URL"
     )
-    model: str = setting("", str, "the model's name", "NAME")
+    model: str = setting("", (ANY, str), "the model's name", "NAME")
     context_window: int = setting(0, WHOLE, "tokens (default by model family)", "TOKENS")
     reasoning: Reasoning = setting("off", LEVEL, LEVEL_HELP, "LEVEL")
     idle_timeout: float = setting(180.0, NUMBER, "seconds without data (180; 0: no limit)", "S")
@@ -162,10 +152,12 @@ class Settings:  # no dataclass: 8 ms for `coder --help`
     retry_base: float = setting(2.0, NUMBER, "seconds before the first retry, then doubled (2)")
     max_steps: int = setting(100, WHOLE, "a number of model calls per run (100)", "N")
     max_seconds: float | None = setting(None, NUMBER, "seconds per run (no limit)", "S")
-    prices: Mapping[str, Price] = setting({}, read_prices, f"a file with prices: {PRICES}")
-    profile: Mapping[str, Any] = setting({}, read_profile, 'JSON, as {"tool_name": true}')
-    extra_body: Mapping[str, Any] = setting({}, read_body, 'JSON of requests: {"top_k": 20}')
-    headers: Mapping[str, str] = setting({}, read_headers, 'JSON of headers: {"x-key": "..."}')
+    prices: Mapping[str, Price] = setting({}, (ANY, read_prices), f"a file with prices: {PRICES}")
+    profile: Mapping[str, Any] = setting({}, (ANY, read_profile), 'JSON, as {"tool_name": true}')
+    extra_body: Mapping[str, Any] = setting({}, (ANY, read_body), 'JSON of requests: {"top_k": 20}')
+    headers: Mapping[str, str] = setting(
+        {}, (ANY, read_headers), 'JSON of headers: {"x-key": "..."}'
+    )
     markdown: bool = setting(True, SWITCH, "on or off: answers on a terminal in styles (on)")
     bell: bool = setting(True, SWITCH, "on or off: ring when a run of over 10 s ends or asks (on)")
     titles: bool = setting(True, SWITCH, "on or off: the model names conversations (on)")
@@ -212,13 +204,15 @@ def field_of(name: str) -> str:
 
 def value_of(name: str, text: str) -> Any:
     """The value of a setting. Raises ConfigError."""
-    setting = SETTINGS[name]
+    pattern, convert = SETTINGS[name].kind
     try:
-        return setting.read(text)
+        if not re.fullmatch(pattern, text, re.A | re.I):
+            raise ValueError
+        return convert(text)
     except (OSError, ValueError, TypeError) as error:
         given = "the value" if name in SECRET else repr(text)
         why = f" ({error})" if str(error) else ""
-        raise ConfigError(f"{name}: {given} has to be {setting.help}{why}") from None
+        raise ConfigError(f"{name}: {given} has to be {SETTINGS[name].help}{why}") from None
 
 
 def env_line(name: str, text: str) -> str:
@@ -245,7 +239,17 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
         )
     settings.max_seconds = settings.max_seconds or None
     settings.keys = tuple(secrets(sources))
-    settings.notes = tuple(_notes(cwd, sources, settings.host if place == FOLDER else ""))
+    used: tuple[str, ...] = (API_KEY,)  # which many projects have
+    notes: list[str] = []
+    if place == FOLDER:
+        used = OF_A_FOLDER
+        notes.append(f"Server and key come from the .env of this folder: {settings.host}.")
+    ignored = [f"{name} in .env" for name in sources[FOLDER] if name not in used]
+    ignored += [f".coder/{name}" for name in OURS if os.path.lexists(cwd / ".coder" / name)]
+    if ignored and cwd / ".coder" != config_folder():
+        where = f"These settings count only in {config_folder()}."
+        notes.append(f"Ignored in this folder: {', '.join(ignored)}. {where}")
+    settings.notes = tuple(notes)
     if not settings.model:
         raise Missing("no model: set OPENAI_MODEL, or use -m NAME", settings)
     return settings
@@ -321,14 +325,3 @@ def secrets(sources: Sources) -> Iterator[str]:
         if HEADERS in source and place != FOLDER:
             for header, value in value_of(HEADERS, source[HEADERS]).items():
                 yield from filter(None, [header_secret(header, value)])
-
-
-def _notes(cwd: Path, sources: Sources, host: str) -> Iterator[str]:
-    """What the user should know: that the folder names the server, `host`, and what in it does not count."""
-    if host:
-        yield f"Server and key come from the .env of this folder: {host}."
-    used = OF_A_FOLDER if host else (API_KEY,)  # many projects have a key
-    ignored = [f"{name} in .env" for name in sources[FOLDER] if name not in used]
-    ignored += [f".coder/{name}" for name in OURS if os.path.lexists(cwd / ".coder" / name)]
-    if ignored and cwd / ".coder" != config_folder():
-        yield f"Ignored in this folder: {', '.join(ignored)}. These settings count only in {config_folder()}."
