@@ -19,11 +19,13 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coder.tools.secrets import holds_secrets
-from coder.toolset import ToolContext
 from coder.types import ToolError
+
+if TYPE_CHECKING:  # what lists conversations needs no tools
+    from coder.toolset import ToolContext
 
 # What tools have installed or made, and none of the project's own files
 TOOL_FOLDERS = {".git", ".hg", "node_modules", "__pycache__", "venv", ".venv", ".tox"}
