@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from coder.loop import run_loop as run_loop
     from coder.permissions.permissions import Permissions as Permissions
     from coder.permissions.rules import rules_of as rules_of
-    from coder.providers.assembler import Price as Price
     from coder.providers.errors import RetryPolicy as RetryPolicy
+    from coder.providers.profiles import Price as Price
     from coder.sessions.recorder import SessionStore as SessionStore
     from coder.tools.bash import bash as bash
     from coder.tools.edit import edit as edit
@@ -110,7 +110,7 @@ HOMES = {
     "permissions.permissions": "Permissions",
     "permissions.rules": "rules_of",
     "providers.errors": "RetryPolicy",
-    "providers.assembler": "Price",
+    "providers.profiles": "Price",
     "sessions.recorder": "SessionStore",
     "tools.bash": "bash",
     "tools.edit": "edit",

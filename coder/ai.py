@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 from coder.abort import Abort
 from coder.events import Events, Notice
-from coder.providers.assembler import CHARS_PER_TOKEN, Assembler, Price
-from coder.providers.http import Endpoint
-from coder.providers.profiles import LEARNT, LIMITS, Profile, droppable_param, profile_of
+from coder.providers import profiles
+from coder.providers.assembler import Assembler, check_context, remarks
+from coder.providers.errors import well_formed
+from coder.providers.http import Endpoint, read_answer
+from coder.providers.profiles import CHARS_PER_TOKEN, LIMITS, Price, Profile
 from coder.providers.request import BUDGETS, RequestEncoder
-from coder.providers.response import check_context, read_answer, remarks, well_formed
 from coder.providers.text import host_of
 from coder.types import Completion, ModelError, Request, Usage
 
@@ -77,10 +78,10 @@ class ChatModel:
         self.extra_body, self.budgets = dict(extra_body or {}), budgets
         self.price, self.tap = price, tap
         self.endpoint = Endpoint(base_url, api_key, headers or {}, redact)
-        self.profile: Profile = profile_of(host_of(self.endpoint.address), name, profile)
+        self.profile: Profile = profiles.profile_of(host_of(self.endpoint.address), name, profile)
         self.endpoint.key_header = self.profile.key_header
         self.encoder = RequestEncoder(name, self.profile, self.extra_body, budgets)
-        self._learnt = LEARNT.setdefault((self.endpoint.address or "", name), set())
+        self._learnt = profiles.LEARNT.setdefault((self.endpoint.address or "", name), set())
         self._noticed: set[str] = set()  # remarks that were reported
 
     def stream(self, request: Request, abort: Abort) -> Events[Completion]:
@@ -95,7 +96,7 @@ class ChatModel:
             except ModelError as error:
                 if error.kind != "bad_request":  # what is wrong now is something else
                     self._learnt |= tried
-                name = droppable_param(error, json.loads(data), self.profile)
+                name = profiles.droppable_param(error, json.loads(data), self.profile)
                 if name is None or assembler.begun:
                     raise
                 tried, failure = tried | {name}, error

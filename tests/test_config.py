@@ -23,7 +23,7 @@ from coder.cli.settings import (
     load,
     window_of,
 )
-from coder.providers.assembler import Price
+from coder.providers.profiles import Price
 from coder.types import Reasoning
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ import pytest
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import ReasoningDelta, Retry, StepEnd, ToolEnd
-from coder.providers.assembler import read_usage
+from coder.providers.profiles import read_usage
 from coder.toolset import Tool
 from tests.harness import all_of, ask, assert_all_valid
 

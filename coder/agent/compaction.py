@@ -25,7 +25,7 @@ from coder.ai import Model
 from coder.events import Compacted, Events, Nested, Notice, Returning, RunEnd, RunStart
 from coder.history import ROLES, calls_of, repair, text_of, truncate, user
 from coder.hooks import Hooks
-from coder.providers.assembler import CHARS_PER_TOKEN
+from coder.providers.profiles import CHARS_PER_TOKEN
 from coder.types import Message, ModelError, Request, Trigger, Usage
 
 BUFFER = 16_384  # tokens that stay free; never more than a quarter of the window

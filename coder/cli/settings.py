@@ -21,7 +21,7 @@ from coder.providers.text import host_of, is_loopback, shown_url
 from coder.tools.secrets import header_secret
 
 if TYPE_CHECKING:
-    from coder.providers.assembler import Price
+    from coder.providers.profiles import Price
     from coder.types import Reasoning
 
 # What a text has to match as a whole, and what reads it; raises ValueError, OSError or TypeError for what is no value
@@ -112,7 +112,7 @@ def read_profile(text: str) -> dict[str, Any]:
 
 
 def read_prices(path: str) -> dict[str, Price]:
-    from coder.providers.assembler import Price
+    from coder.providers.profiles import Price
 
     given = read_object(Path(path).expanduser().read_text("utf-8"))
     return {model: Price(**price) for model, price in given.items()}

@@ -24,7 +24,7 @@ from typing import Any
 from coder.devtools.trace import FORMAT
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
-from coder.providers.response import MALFORMED
+from coder.providers.errors import MALFORMED
 from coder.types import CoderError, Message
 
 MEANING = (

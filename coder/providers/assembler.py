@@ -6,18 +6,18 @@ rule asks which server it is.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import json
+import re
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
-from coder.events import Event, ReasoningDelta, TextDelta
+from coder.events import Event, ReasoningDelta, TextDelta, ToolCallDelta
 from coder.providers.errors import classify
-from coder.providers.profiles import ECHOED, REASONING, THINK
-from coder.providers.text import mend, mend_all
-from coder.providers.tool_call_deltas import ToolCallAssembler
-from coder.types import Completion, Finish, Message, ModelError, Usage
+from coder.providers.profiles import ECHOED, REASONING, THINK, read_usage
+from coder.providers.text import ThinkTag, join_pieces, mend, mend_all, new_id, safe_name
+from coder.types import Completion, Finish, Message, ModelError, ToolCall, Usage
 
 # Words for finish_reason, lower case.
 LENGTH = {"length", "max_tokens", "model_length", "max_output_tokens"}
@@ -45,8 +45,6 @@ class Assembler:
         self.done = False  # the end mark came
         self._listed = False  # an entry of tool_calls came
         self._tag = ThinkTag()
-
-    # -- taking chunks
 
     def feed(self, chunk: Any) -> Sequence[Event]:
         """Take one chunk; the deltas that it adds. Raises ModelError where the chunk is an error."""
@@ -95,10 +93,9 @@ class Assembler:
 
     @property
     def begun(self) -> bool:
-        return bool(self.text or self.calls or any(map(any, self.thoughts.values())))
+        return bool(self.text or self.calls.calls or any(map(any, self.thoughts.values())))
 
     def _take_delta(self, delta: dict[str, Any], events: list[Event]) -> None:
-        """All members of one delta: any of them may come together or be null."""
         named = [name for name in REASONING if isinstance(delta.get(name), str)]
         for name in named:  # also "": it may have to go back
             self.thoughts.setdefault(name, []).append(delta[name])
@@ -109,16 +106,20 @@ class Assembler:
             parts = content if isinstance(content, list) else [{"text": content}]
             for part in filter(lambda each: isinstance(each, dict), parts):
                 self._add_text(*self._split_part(part), events)
-        self._take_calls(delta, events)
+        calls = [call for call in delta.get("tool_calls") or () if call]
+        self._listed = self._listed or bool(calls)
+        if delta.get("function_call") and not self._listed:  # the older form; some send both
+            calls = [{"index": 0, "function": delta["function_call"]}]
+        events += map(self.calls.add, calls)
         for name in self.echoed & delta.keys():
             if name not in REASONING and delta[name]:
                 self.kept.setdefault(name, []).append(delta[name])
 
     def _split_part(self, part: dict[str, Any]) -> tuple[str, str]:
-        """Both of a text that may hold tags, or of another part of content (Mistral)."""
+        """(thought, text) of a text that may hold tags, or of another part of content (Mistral)."""
         text, thinking = part.get("text"), part.get("thinking")
         if isinstance(text, str):
-            return self._tag.split(text) if self._tag.state != "text" else ("", text)
+            return self._tag.split(text)
         if isinstance(thinking, list):
             texts = [item.get("text") for item in thinking if isinstance(item, dict)]
             thinking = "".join(text for text in texts if isinstance(text, str))
@@ -131,16 +132,6 @@ class Assembler:
         if text:
             self.text.append(text)
             events.append(TextDelta(mend(text)))
-
-    def _take_calls(self, delta: dict[str, Any], events: list[Event]) -> None:
-        calls = [call for call in delta.get("tool_calls") or () if call]
-        self._listed = self._listed or bool(calls)
-        function = delta.get("function_call")
-        if function and not self._listed:  # the older form; some servers send both
-            calls = [{"index": 0, "function": function}]
-        events += map(self.calls.add, calls)
-
-    # -- judging the whole
 
     @property
     def ended(self) -> bool:
@@ -187,133 +178,164 @@ def _finish_of(word: str, calls: bool) -> Finish:
     return "tool_calls" if calls else "stop"
 
 
-# ---- what a model thinks ---------------------------------------------------------------------------
+# ---- tool calls -------------------------------------------------------------------------------------
 
 
-class ThinkTag:
-    """Thoughts before an answer, between tags that may be cut anywhere. Tags later in a text are text."""
-
-    OPEN, CLOSE = "<think>", "</think>"
-
-    def __init__(self) -> None:
-        self.state: Literal["before", "inside", "behind", "text"] = "before"
-        self._held = ""  # what may be the beginning of a tag
-
-    def split(self, text: str) -> tuple[str, str]:
-        """(thought, text) of this piece, as far as it is known by now."""
-        text, self._held = self._held + text, ""
-        if self.state == "before":
-            begun = text.lstrip()
-            if self.OPEN.startswith(begun):
-                self._held = text
-                return "", ""
-            if not begun.startswith(self.OPEN):
-                self.state = "text"
-                return "", text
-            self.state, text = "inside", begun[len(self.OPEN) :]
-        thought = ""
-        if self.state == "inside":
-            thought, closed, text = text.partition(self.CLOSE)
-            if not closed:
-                lengths = range(len(self.CLOSE) - 1, 0, -1)
-                cut = next((n for n in lengths if thought.endswith(self.CLOSE[:n])), 0)
-                thought, self._held = thought[: len(thought) - cut], thought[len(thought) - cut :]
-                return thought, ""
-            self.state = "behind"
-        if self.state == "behind":  # white space between the tag and the text is dropped
-            text = text.lstrip()
-            self.state = "text" if text else "behind"
-        return thought, text
-
-    def rest(self) -> tuple[str, str]:
-        """What was held back, when no more comes."""
-        held, inside = self._held, self.state == "inside"
-        self.state, self._held = "text", ""
-        return (held, "") if inside else ("", held)
+MEMBERS = {"index", "id", "type", "function"}  # of a piece of a call; others go back to the server
 
 
-def join_pieces(pieces: list[Any]) -> Any:
-    """One member of a message from its pieces: texts are joined, objects take what is new, entries of lists go on."""
-    if all(isinstance(piece, str) for piece in pieces):
-        return "".join(pieces)
-    if all(isinstance(piece, dict) for piece in pieces):
-        return _merge_pieces(pieces)
-    if not all(isinstance(piece, list) for piece in pieces):
-        return pieces[-1]
-    groups: list[list[Any]] = []  # of pieces of one entry
-    for entry in chain.from_iterable(pieces):
-        if groups and _continues_entry(groups[-1][-1], entry):
-            groups[-1].append(entry)
-        else:
-            groups.append([entry])
-    return [_merge_pieces(group) if len(group) > 1 else group[0] for group in groups]
+@dataclass(slots=True)
+class _Call:
+    """A tool call while it arrives. `index` is a key and no position."""
+
+    index: Any = None
+    id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)  # of the arguments
+    extra: dict[str, Any] = field(default_factory=dict)  # other members
+
+    def is_complete(self) -> bool:
+        """A name and arguments that are whole, as far as one can see; parsed only where they may be."""
+        ends = "".join(self.pieces[-1:]).rstrip().endswith(("}", '"'))
+        return bool(self.name) and ends and parse_arguments(self.pieces)[0] is not None
 
 
-def _continues_entry(last: Any, entry: Any) -> bool:
-    """Is this a further piece of the same entry? A signature ends one; what is encrypted comes whole."""
-    if not (isinstance(last, dict) and isinstance(entry, dict)):
-        return False
-    if last.get("signature") or "data" in last or "data" in entry:
-        return False
-    return all(entry.get(name) == last.get(name) for name in ("type", "index", "id"))
+class ToolCallAssembler:
+    """The calls of one answer, in order of arrival. `tool_names` are the tools that were offered."""
+
+    def __init__(self, tool_names: Container[str] = ()) -> None:
+        self.tool_names = tool_names
+        self.calls: list[_Call] = []
+
+    def add(self, part: dict[str, Any]) -> ToolCallDelta:
+        """Take one piece; what it adds, for the screen."""
+        function = part.get("function") or {}
+        name, given = _as_text(function.get("name")), function.get("arguments")
+        # some servers send an object
+        arguments = given if isinstance(given, str) else "" if given is None else json.dumps(given)
+        call = self._find_call(part, name, begins=bool(name and arguments.strip()))
+        if call is None:
+            call = _Call(part.get("index"))
+            self.calls.append(call)
+        call.id = call.id or _as_text(part.get("id"))  # set once: some servers repeat it
+        if name != call.name:  # the name so far, or a further piece of it
+            call.name = name if name.startswith(call.name) else call.name + name
+        call.pieces.append(arguments)
+        extra = ((k, v) for k, v in part.items() if k not in MEMBERS and v is not None)
+        call.extra.update(extra)
+        return ToolCallDelta(call.id, call.name, mend(arguments))
+
+    def _find_call(self, part: dict[str, Any], name: str, begins: bool) -> _Call | None:
+        """The call that this piece belongs to: by id, else by index, else the last one; None for a new call. A piece that
+        `begins` could stand alone."""
+        index, call_id = part.get("index"), _as_text(part.get("id"))
+        here = self._newest_with("index", index) if index is not None else None
+        if not call_id:
+            found = here or (self.calls[-1] if self.calls and (index is None or not name) else None)
+            return None if found and begins and found.is_complete() else found
+        known = self._newest_with("id", call_id)
+        if known and (index is None or known.index == index or not name):
+            return known
+        # another id takes the index over; the same id at another index, with a name, is another call
+        return here if here and here.id in ("", call_id) else None
+
+    def _newest_with(self, member: str, value: Any) -> _Call | None:
+        """The newest call with this id or index."""
+        return next((c for c in reversed(self.calls) if getattr(c, member) == value), None)
+
+    def finished(self) -> list[tuple[ToolCall, Message]]:
+        """Each call and its form in the history."""
+        made: list[tuple[ToolCall, Message]] = []
+        seen: set[str] = set()
+        for call in self.calls:
+            if not (call.name or any(call.pieces)):
+                continue
+            arguments, problem = parse_arguments(call.pieces)
+            try:
+                arguments, extra = mend_all(arguments), mend_all(call.extra)
+                text = json.dumps(arguments or {}, ensure_ascii=False, allow_nan=False)
+            except ValueError as error:  # NaN, or nested too deeply
+                arguments, extra, problem, text = None, {}, f"not usable: {error}", "{}"
+            call_id = mend(call.id) if call.id and call.id not in seen else new_id()
+            seen.add(call_id)
+            # some models put a prefix ("functions.") and a tail ("<|channel|>") to the name of a tool
+            core = call.name.split("<|")[0].rsplit(".", 1)[-1].strip()
+            name = core if core in self.tool_names else safe_name(call.name)
+            function = {"name": name, "arguments": text}
+            entry = {"id": call_id, "type": "function", "function": function} | extra
+            made.append((ToolCall(call_id, name, arguments, problem), entry))
+        return made
 
 
-def _merge_pieces(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """Later members win; text grows."""
-    merged = {name: value for piece in pieces for name, value in piece.items() if value is not None}
-    for name in merged.keys() & {"thinking", "text", "summary"}:
-        texts = [piece[name] for piece in pieces if isinstance(piece.get(name), str)]
-        merged[name] = "".join(texts) or merged[name]
-    return merged
+def _as_text(value: Any) -> str:
+    """An id or a name; some servers send numbers."""
+    return "" if value is None else str(value)
 
 
-# ---- tokens and money ------------------------------------------------------------------------------
-
-MAX_COUNT = 1e12  # tokens; what is more, or no number at all, is not counted
-CHARS_PER_TOKEN = 4  # of English prose and code; an estimate is marked as one
+DECODER = json.JSONDecoder(strict=False)  # models write raw newlines inside strings
 
 
-def read_usage(usage: dict[str, Any]) -> Usage | None:
-    """Tokens from every known shape; None where nothing is counted."""
-    into = _find_part(usage, "prompt_tokens_details", "input_tokens_details")
-    out = _find_part(usage, "completion_tokens_details", "output_tokens_details")
-    sent = _read_number(usage, "prompt_tokens", "input_tokens", "prompt_eval_count")
-    got = _read_number(usage, "completion_tokens", "output_tokens", "eval_count")
-    names = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
-    cached = _read_number(into, "cached_tokens") or _read_number(usage, *names)
-    reasoning = _read_number(out, "reasoning_tokens") or _read_number(usage, "reasoning_tokens")
-    beside = _read_number(usage, "total_tokens") - sent - got
-    if cached > sent or (beside > 0 and beside == cached):  # Anthropic: the cache beside the input
-        sent, beside = sent + cached + _read_number(usage, "cache_creation_input_tokens"), 0
-    if beside > 0 and reasoning in (0, beside):  # xAI, Gemini: reasoning beside the output
-        got, reasoning = got + beside, beside
-    return Usage(sent, got, cached, reasoning) if sent + got else None
+def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
+    """(the arguments, "") or (None, why not). Never closes a bracket or a quote that is missing: the call may be cut."""
+    raw = "".join(pieces).strip()
+    if not raw:
+        return {}, ""
+    try:
+        value = DECODER.decode(raw)
+        if isinstance(value, str):
+            value = DECODER.decode(value or "{}")  # encoded twice
+    except RecursionError:
+        return None, "nested too deeply"
+    except ValueError as error:
+        value = _repeated_object(raw)
+        if value is None:
+            return None, f"not valid JSON: {error}"
+    if value is None:
+        return {}, ""
+    if not isinstance(value, dict):
+        return None, f"no JSON object but {json.dumps(value)[:80]}"
+    return value, ""
 
 
-def _find_part(usage: dict[str, Any], *names: str) -> dict[str, Any]:
-    return next((usage[name] for name in names if isinstance(usage.get(name), dict)), {})
+def _repeated_object(raw: str) -> Any:
+    """The object at the start where what follows repeats it or holds no other; an empty first one gives way."""
+    rest, found = raw, list[Any]()
+    while rest.startswith("{"):
+        try:
+            value, end = DECODER.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return None
+        found.append(value)
+        rest = rest[end:].strip()
+    found = [value for value in found if value] or found[:1]
+    alike = found and all(value == found[0] for value in found)
+    return found[0] if alike and "{" not in rest else None
 
 
-def _read_number(of: dict[str, Any], *names: str) -> int:
-    numbers = (of[name] for name in names if isinstance(of.get(name), int | float))
-    return next((int(number) for number in numbers if 0 <= number < MAX_COUNT), 0)
+# ---- answers that look right and are not -----------------------------------------------------------
+
+TOOL_MARKUP = re.compile(
+    r"<tool_call>|<\|tool_calls?_(section_)?begin|<function=|<\|python_tag\|>|\[TOOL_CALLS\]"
+)
+MAX_CHARS_PER_TOKEN = 12  # no text has more
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What a million tokens cost, in one currency. `cached` None: as much as other input. Raises ValueError."""
+def check_context(answer: Completion, window: int) -> None:
+    """Raises ModelError where there was no room for a word: some servers report that as an answer cut at its limit."""
+    empty = not (answer.text or answer.calls or answer.usage.output)
+    if answer.finish == "length" and empty and answer.usage.input >= 0.99 * window:
+        raise ModelError("overflow", "the context is full")
 
-    input: float
-    output: float
-    cached: float | None = None
 
-    def __post_init__(self) -> None:
-        for each in (self.input, self.output, self.cached or 0):
-            if not (isinstance(each, int | float) and each >= 0):
-                raise ValueError(f"{each!r} is no price")
-
-    def of(self, usage: Usage) -> float:
-        """The price of these tokens."""
-        cached = self.input if self.cached is None else self.cached
-        fresh = max(0, usage.input - usage.cached)
-        return (fresh * self.input + usage.cached * cached + usage.output * self.output) / 1_000_000
+def remarks(answer: Completion, has_tools: bool, sent: bytes, window: int) -> Iterator[str]:
+    """What the user should know: a tool call written as text, or a server that must have dropped messages."""
+    if has_tools and not answer.calls and TOOL_MARKUP.search(answer.text[-4000:]):
+        yield "The model wrote a tool call as text: the server's tool parser is missing or off."
+    usage = answer.usage
+    few = MAX_CHARS_PER_TOKEN * usage.input < len(sent) and len(sent) > 16_000
+    if few and not (usage.estimated or usage.cached or b'"image_url"' in sent):
+        yield (
+            "The server counts fewer tokens than the conversation has: perhaps its context is "
+            f"smaller than ours ({window}). Give it more (with Ollama by OLLAMA_CONTEXT_LENGTH, or num_ctx in "
+            "the Modelfile), or set CODER_CONTEXT_WINDOW to what it has."
+        )

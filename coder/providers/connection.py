@@ -1,46 +1,75 @@
-"""Bytes from a model server: a connection, past a proxy and with TLS, and the head and the body of an answer over it.
+"""Bytes from a model server: connections, past a proxy and with TLS, one request over one of them, and its answer.
 
 An abort cannot end the opening of a connection (name lookup, handshakes): a worker thread does it, and is left behind.
+The thread that asked sends and reads; an abort shuts the socket, which ends a read or a write that blocks.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import os
 import re
+import select
 import socket
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from glob import glob
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from coder.abort import run_in_thread
+from coder.abort import Abort, run_in_thread
+from coder.providers.errors import ADVICE
 from coder.providers.text import shown_url
 from coder.types import ErrorKind, ModelError
 
 if TYPE_CHECKING:
     import ssl  # 10 ms that only https costs
 
+LONGEST = 1e6  # seconds that a socket waits; more than the system takes is an error
 CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 OWN_CA = "The certificate has to be valid for this host; SSL_CERT_FILE names authorities (PEM)."
 PAST_PROXY = "Change that variable, or name the server's host in NO_PROXY."
 PERHAPS_PLAIN = "A server that speaks http has an address with http://."
+PERHAPS_TLS = "Where the server speaks TLS, OPENAI_BASE_URL begins with https://."
+SLOW = "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT."
 
 
-def open_connection(url: str, answered: bool, check: Callable[[], object]) -> socket.socket:
-    """A new connection to the server of a URL. Raises ModelError, and what `check` raises, which is called meanwhile. A
-    server that has not `answered` before is not tried again: its address may be wrong."""
-    proxy, name = proxy_of(url)
-    try:
-        return run_in_thread(lambda: _connect(url, proxy, name), check, "connect")
-    except (OSError, ValueError) as error:
-        failure = _failure_of(error, url, name, answered)
-        failure.advice = failure.advice or (PAST_PROXY if proxy else "")
-        raise failure from error
+class Server:
+    """A server, by its base URL, and the connections to it that are kept for the next request."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.answered = False  # at least once
+        self.kept: list[socket.socket] = []
+
+    def __del__(self) -> None:
+        for sock in self.kept:
+            sock.close()
+
+    def connect(self, check: Callable[[], object]) -> Iterator[socket.socket]:
+        """One that was kept and not closed, then a new one. Raises ModelError, and what `check` raises, which is called
+        meanwhile. A server that has not answered before is not tried again: its address may be wrong."""
+        while self.kept:
+            with suppress(IndexError):  # another thread took it
+                sock = self.kept.pop()
+                poll = select.poll()
+                poll.register(sock, select.POLLIN)
+                if not poll.poll(0):  # the server has sent nothing: an end is all that could come
+                    yield sock
+                    break
+                sock.close()
+        proxy, name = proxy_of(self.url)
+        try:
+            new = run_in_thread(lambda: _connect(self.url, proxy, name), check, "connect")
+        except (OSError, ValueError) as error:
+            raise _failure_of(error, self.url, name, self.answered) from error
+        yield new
 
 
 def _connect(url: str, proxy: str, name: str) -> socket.socket:
@@ -109,7 +138,8 @@ def _failure_of(cause: Exception, url: str, proxy: str, answered: bool) -> Model
         return ModelError("protocol", message, advice=PERHAPS_PLAIN)
     reason = getattr(cause, "strerror", "") or str(cause)
     message = f"nothing answers at {proxy or address}: {reason}"
-    return ModelError("network", message, retryable=answered)
+    advice = PAST_PROXY if proxy else ""
+    return ModelError("network", message, retryable=answered, advice=advice)
 
 
 def proxy_of(url: str) -> tuple[str, str]:
@@ -129,6 +159,117 @@ def proxy_of(url: str) -> tuple[str, str]:
         message = f"{variable} is {shown_url(address)}, and has to begin with http://"
         raise ModelError("protocol", message, advice=PAST_PROXY)
     return address, f"the proxy {shown_url(address)} ({variable})"
+
+
+# ---- one request ----------------------------------------------------------------------------------
+
+
+class StreamingRequest:
+    """One request and its answer. `cut` ends both at any moment, from any thread or signal handler."""
+
+    def __init__(
+        self,
+        server: Server,
+        url: str,
+        redact: Callable[[bytes], bytes],
+        abort: Abort,
+        seconds: float,
+    ) -> None:
+        self.server, self.redact, self.abort = server, redact, abort
+        self.url, self.status_code = url, 0
+        self.headers: dict[str, str] = {}  # of the answer, names in lower case
+        self._socket: socket.socket | None = None
+        self._file: Any = None  # the socket's, to read from
+        self._reusable = False  # the answer was read to its end, and the server keeps open
+        self.within(seconds)
+
+    def within(self, seconds: float) -> None:
+        """Data has to come within so many seconds from now."""
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def cut(self) -> None:
+        """End the connection."""
+        if sock := self._socket:
+            with suppress(OSError):  # not connected any more
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Leave the connection to the next request, if this one's answer was read to its end."""
+        sock, self._socket = self._socket, None  # what is kept is not cut any more
+        if sock:
+            self._file.close()
+            if self._reusable and not self.abort.is_set:
+                self.server.kept.append(sock)
+            else:
+                sock.close()
+
+    def send(self, message: bytes) -> None:
+        """Send a request and read the head of its answer. Raises ModelError or Aborted."""
+        server = self.server
+        closed = f"the connection to {shown_url(server.url)} was closed before an answer"
+        plain = not server.answered and self.url.startswith("http:")
+        with self._as_model_error(closed, PERHAPS_TLS if plain else ""):
+            for sock in server.connect(self._left):
+                self._socket, self._file = sock, io.BufferedReader(_Incoming(sock, self._left))
+                sock.settimeout(self._left())
+                try:
+                    with suppress(ConnectionError):  # a refusal may come before all is sent
+                        sock.sendall(message)
+                    if self._file.peek(1):
+                        break
+                except TimeoutError:
+                    raise
+                except OSError:
+                    pass
+                sock.close()  # the server had closed it, and has not seen the request
+            else:
+                raise ConnectionError
+            status = 100
+            while 100 <= status < 200:  # interim answers
+                status, self.headers = read_head(self._file)
+        self.status_code, server.answered = status, True
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body, each piece what one read brings. Raises ModelError or Aborted."""
+        message = "the connection broke in the middle of the answer"
+        with self._as_model_error(message, ADVICE["incomplete"]):
+            yield from map(self.redact, body_of(self._file, self.headers))
+        self.abort.check()
+        framed = not {"content-length", "transfer-encoding"}.isdisjoint(self.headers)
+        self._reusable = framed and self.headers.get("connection", "").lower() != "close"
+
+    def _left(self) -> float:
+        """Seconds to the deadline. Raises TimeoutError behind it, or Aborted."""
+        self.abort.check()
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        return min(left, LONGEST)
+
+    @contextmanager
+    def _as_model_error(self, message: str, advice: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, zlib.error) as error:
+            self.abort.check()
+            if isinstance(error, TimeoutError):
+                message, advice = f"no data for {self._seconds:g} s", SLOW
+            raise ModelError("network", message, retryable=True, advice=advice) from error
+
+
+class _Incoming(io.RawIOBase):
+    """What a socket receives. No read, however small, goes on for more than the seconds that are `left` before it."""
+
+    def __init__(self, sock: socket.socket, left: Callable[[], float]) -> None:
+        self.sock, self.left = sock, left
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.sock.settimeout(self.left())
+        return self.sock.recv_into(buffer)
 
 
 # ---- connection -> bytes ---------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import math
 import random
 import re
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,6 +174,20 @@ def readable(text: str) -> str:
         text = "an HTML page" + (f": {title[2]}" if title else "")
     text = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * MAX_SHOWN]).split())
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+
+
+# What reading an answer raises whose members are not of the kind that the API has.
+MALFORMED = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+
+
+@contextmanager
+def well_formed() -> Iterator[None]:
+    """Inside, an answer is read. Raises ModelError where it is malformed."""
+    try:
+        yield
+    except MALFORMED as error:
+        message = f"the answer is malformed ({type(error).__name__}: {error})"[:200]
+        raise ModelError("protocol", message, retryable=True) from error
 
 
 # ---- messages for the user -------------------------------------------------------------------------

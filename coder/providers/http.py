@@ -1,38 +1,32 @@
-"""Endpoint: one server's address, its key, and requests to it. StreamingRequest: one request and its answer.
+"""Endpoint: one server's address, its key, and requests to it; and its answers as events, into an Assembler.
 
-Requests are made and sent here. The openai client, whose import takes 0.15 s, supplies what it knows of OpenAI's own server
-(address, organisation, project), and is not imported for any other. Redirects are not followed: they would carry the
-conversation to another host. Retries are the loop's. The thread that asked sends and reads; an abort shuts the socket,
-which ends a read or a write that blocks.
+Requests are made here. The openai client, whose import takes 0.15 s, supplies what it knows of OpenAI's own server (address,
+organisation, project), and is not imported for any other. Redirects are not followed: they would carry the conversation
+to another host. Retries are the loop's. An answer is read to its end, so that its connection can serve the next request.
 """
 
 from __future__ import annotations
 
-import io
 import json
+import math
 import os
 import re
-import select
-import socket
-import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from coder.abort import Abort
-from coder.providers.connection import body_of, open_connection, read_head
-from coder.providers.errors import ADVICE, classify
-from coder.providers.response import well_formed
+from coder.events import Event
+from coder.providers.assembler import Assembler
+from coder.providers.connection import Server, StreamingRequest
+from coder.providers.errors import ADVICE, classify, well_formed
 from coder.providers.text import shown_url
 from coder.types import ModelError
 
 CALL, LIST = "/chat/completions", "/models"
 MAX_ERROR = 1_000_000  # bytes of an error's body that are read
-LONGEST = 1e6  # seconds that a socket waits; more than the system takes is an error
-PERHAPS_TLS = "Where the server speaks TLS, OPENAI_BASE_URL begins with https://."
-SLOW = "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT."
 HEADER = re.compile(r"[!-9;-~]+: [\t -~]*")
 
 
@@ -47,18 +41,12 @@ class Endpoint:
         headers: Mapping[str, str],
         redact: Callable[[bytes], bytes] = bytes,
     ) -> None:
-        self.kept: list[socket.socket] = []  # connections for the next request
         self.base_url, self.api_key, self.key_header = base_url, api_key, ""
         self.redact = redact
         self.headers = {name.lower(): value for name, value in headers.items()}
         self.address = self._base_of(base_url or os.environ.get("OPENAI_BASE_URL") or "") or None
-        self.base = ""  # the resolved address, from the first request on
-        self.answered = False  # the server did, at least once
+        self.server: Server | None = None  # from the first request on
         self._defaults: dict[str, str] = {}  # headers of each request
-
-    def __del__(self) -> None:
-        for sock in self.kept:
-            sock.close()
 
     def _base_of(self, url: str) -> str:
         """A base URL, also where the address of the call itself was pasted."""
@@ -73,11 +61,11 @@ class Endpoint:
         Raises ModelError for what is no answer, or Aborted."""
         abort.check()
         key = self.key_for(api_key)
-        self.base = self.base or self._find_base(key)
-        base, mark, query = self.base.partition("?")  # Azure's ?api-version=
+        self.server = self.server or Server(self._find_base(key))
+        base, mark, query = self.server.url.partition("?")  # Azure's ?api-version=
         url = base.rstrip("/") + path + mark + query
         message = self._head(url, path, key, len(data)) + data
-        request = StreamingRequest(self, url, abort, seconds)
+        request = StreamingRequest(self.server, url, self.redact, abort, seconds)
         with abort.calling(request.cut):
             try:
                 request.send(message)
@@ -91,18 +79,6 @@ class Endpoint:
                 raise
             finally:
                 request.close()
-
-    def idle(self) -> socket.socket | None:
-        """One that the server has not closed: it has sent nothing, so an end is all that can be read."""
-        while self.kept:
-            with suppress(IndexError):  # another thread took it
-                sock = self.kept.pop()
-                poll = select.poll()
-                poll.register(sock, select.POLLIN)
-                if not poll.poll(0):
-                    return sock
-                sock.close()
-        return None
 
     def models(self, seconds: float = 5.0, abort: Abort | None = None) -> list[str]:
         """The names of the server's models. Raises ModelError and Aborted."""
@@ -192,118 +168,164 @@ class Endpoint:
         return error
 
 
-class StreamingRequest:
-    """One request and its answer. `cut` ends both at any moment, from any thread or signal handler."""
-
-    def __init__(self, endpoint: Endpoint, url: str, abort: Abort, seconds: float) -> None:
-        self.endpoint, self.abort = endpoint, abort
-        self.url, self.status_code = url, 0
-        self.headers: dict[str, str] = {}  # of the answer, names in lower case
-        self._socket: socket.socket | None = None
-        self._file: Any = None  # the socket's, to read from
-        self._reusable = False  # the answer was read to its end, and the server keeps open
-        self.within(seconds)
-
-    def within(self, seconds: float) -> None:
-        """Data has to come within so many seconds from now."""
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
-
-    def cut(self) -> None:
-        """End the connection."""
-        if sock := self._socket:
-            with suppress(OSError):  # not connected any more
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Leave the connection to the next request, if this one's answer was read to its end."""
-        sock, self._socket = self._socket, None  # what is kept is not cut any more
-        if sock:
-            self._file.close()
-            if self._reusable and not self.abort.is_set:
-                self.endpoint.kept.append(sock)
-            else:
-                sock.close()
-
-    def send(self, message: bytes) -> None:
-        """Send a request and read the head of its answer. Raises ModelError or Aborted."""
-        endpoint = self.endpoint
-        closed = f"the connection to {shown_url(endpoint.base)} was closed before an answer"
-        plain = not endpoint.answered and self.url.startswith("http:")
-        with self._as_model_error(closed, PERHAPS_TLS if plain else ""):
-            idle = endpoint.idle()
-            if not (idle and self._is_answered(idle, message)):
-                # the server had closed the idle connection, and has not seen the request
-                new = open_connection(endpoint.base, endpoint.answered, self._left)
-                if not self._is_answered(new, message):
-                    raise ConnectionError
-            status = 100
-            while 100 <= status < 200:  # interim answers
-                status, self.headers = read_head(self._file)
-        self.status_code, endpoint.answered = status, True
-
-    def _is_answered(self, sock: socket.socket, message: bytes) -> bool:
-        """Send a request. Has something of an answer come? False where the connection ends before."""
-        if self._socket:
-            self._socket.close()
-        self._socket, self._file = sock, io.BufferedReader(_Incoming(sock, self._left))
-        sock.settimeout(self._left())
-        try:
-            with suppress(ConnectionError):  # a refusal may come before the whole request is sent
-                sock.sendall(message)
-            if self._file.peek(1):
-                return True
-        except TimeoutError:
-            raise
-        except OSError:
-            pass
-        self._file.close()
-        return False
-
-    def pieces(self) -> Iterator[bytes]:
-        """The body, each piece what one read brings. Raises ModelError or Aborted."""
-        message = "the connection broke in the middle of the answer"
-        with self._as_model_error(message, ADVICE["incomplete"]):
-            yield from map(self.endpoint.redact, body_of(self._file, self.headers))
-        self.abort.check()
-        framed = not {"content-length", "transfer-encoding"}.isdisjoint(self.headers)
-        self._reusable = framed and self.headers.get("connection", "").lower() != "close"
-
-    def _left(self) -> float:
-        """Seconds to the deadline. Raises TimeoutError behind it, or Aborted."""
-        self.abort.check()
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        return min(left, LONGEST)
-
-    @contextmanager
-    def _as_model_error(self, message: str, advice: str) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError, zlib.error) as error:
-            self.abort.check()
-            if isinstance(error, TimeoutError):
-                message, advice = f"no data for {self._seconds:g} s", SLOW
-            raise ModelError("network", message, retryable=True, advice=advice) from error
-
-
-class _Incoming(io.RawIOBase):
-    """What a socket receives. No read, however small, goes on for more than the seconds that are `left` before it."""
-
-    def __init__(self, sock: socket.socket, left: Callable[[], float]) -> None:
-        self.sock, self.left = sock, left
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self.sock.settimeout(self.left())
-        return self.sock.recv_into(buffer)
-
-
 def openai_client(api_key: str) -> Any:
     """The openai package's client, imported at the first need."""
     import openai
 
     return openai.OpenAI(api_key=api_key, max_retries=0)
+
+
+# ---- answers -> events ------------------------------------------------------------------------------
+
+AFTER_FINISH = 3.0  # seconds to wait for usage and the end mark after a finish_reason
+AFTER_DONE = 0.25  # seconds to wait for the end of the body after the end mark
+MAX_BODY = 50_000_000  # bytes of an answer in one piece, or of a line: some servers send a whole file in one event
+END_MARKS = {"[done]", "[end]", "</s>"}
+BOM = b"\xef\xbb\xbf"
+
+
+def read_answer(
+    response: Any,
+    assembler: Assembler,
+    idle_timeout: float,
+    tap: Callable[[Any], object] | None,
+) -> Iterator[Event]:
+    """The events of the answer, which feed the assembler. `response` is a http.StreamingRequest; `tap` gets it, and
+    each piece of its body."""
+    pieces = response.pieces()
+    if tap:
+        tap(response)
+        pieces = ((tap(piece), piece)[1] for piece in pieces)
+    start = b""
+    while len(start.lstrip()) <= len(BOM) and (piece := next(pieces, b"")):
+        start += piece
+    begun = start.removeprefix(BOM).lstrip()
+    if not begun:
+        raise ModelError("incomplete", "the server sent nothing", retryable=True)
+    pieces = chain([start], pieces)
+    if begun.startswith((b"{", b"[", b"<")):  # JSON or a page, whatever the content type says
+        return _read_whole(pieces, assembler, shown_url(response.url))
+    return _read_events(pieces, assembler, response.within, idle_timeout)
+
+
+def _read_events(
+    pieces: Iterable[bytes],
+    assembler: Assembler,
+    within: Callable[[float], None],
+    idle_timeout: float,
+) -> Iterator[Event]:
+    for event, data in sse(pieces):
+        ended = bool(assembler.finish_reason)
+        over = assembler.done or (data[:1] != "{" and data.strip().lower() in END_MARKS)
+        try:
+            parsed = None if over else parse_event(event, data)
+        except ModelError as error:
+            over = ended and error.kind == "protocol"  # another end mark
+            if not over:
+                raise
+        if over:
+            assembler.done = True  # what follows is read and ignored
+            within(AFTER_DONE)
+            continue
+        deltas = assembler.feed(parsed)
+        yield from deltas
+        if deltas or not ended:  # after the end, what adds nothing prolongs no wait
+            within(AFTER_FINISH if assembler.finish_reason else idle_timeout)
+
+
+def _read_whole(pieces: Iterable[bytes], assembler: Assembler, url: str) -> Iterator[Event]:
+    """A completion, or an error, behind which an end mark may follow, in one piece."""
+    body = bytearray()
+    for piece in pieces:
+        body += piece
+        if len(body) > MAX_BODY:
+            raise ModelError("protocol", "the answer is too large and no event stream")
+    text = body.decode("utf-8-sig", "replace").strip()
+    try:
+        chunk, end = DECODER.raw_decode(text)
+    except ValueError:
+        chunk, end = text, len(text)
+    known = isinstance(chunk, dict) and chunk.keys() & {"choices", "error", "object"}
+    if not known or (end < len(text) and "choices" in chunk):
+        problem = f"not an API answer from {url}: {classify(None, chunk).message}"
+        raise ModelError("protocol", problem)
+    yield from assembler.feed(chunk)
+    assembler.done = True
+
+
+def _finite(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else None
+
+
+# Python reads NaN, Infinity and 1e999, which no server accepts: null, as JavaScript writes them.
+DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
+
+
+def parse_event(event: str, data: str) -> Any:
+    """The JSON of one event. Raises ModelError where it is none, since a piece of the answer is lost."""
+    try:
+        text = data.strip()
+        value, end = DECODER.raw_decode(text)
+        if end < len(text):
+            raise ValueError("something follows")
+    except (ValueError, RecursionError) as error:
+        if event == "error":
+            return {"error": data}
+        if event == CUT:
+            raise ModelError("incomplete", "the answer was cut off", retryable=True) from error
+        problem = f"the stream holds what is no JSON: {data[:80]!r}"
+        raise ModelError("protocol", problem, retryable=True) from error
+    if event == "error" and not (isinstance(value, dict) and value.get("error")):
+        return {"error": value}
+    return value
+
+
+# ---- bytes -> events -------------------------------------------------------------------------------
+
+CUT = "\n"  # the name of an event that the body ended in; no other can be called so
+
+
+def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+    """(event name, data) of each event, CUT for a last one without its blank line. Comments, empty data and other fields
+    are passed over."""
+    event, data = "", list[str]()
+    for lines in _split_chunks(chunks):
+        for line in lines:
+            if line.startswith("data:"):
+                data.append(line[6:] if line.startswith("data: ") else line[5:])
+            elif not line:
+                if any(data):
+                    yield event, data[0] if len(data) == 1 else "\n".join(data)
+                event, data = "", []
+            elif line.startswith("event:"):
+                event = line[6:].strip()
+            elif line.startswith("error:"):  # some servers send an error as a field of its own
+                yield "error", line[6:].strip()
+    if any(data):  # perhaps whole, as a [DONE]
+        yield event if event == "error" else CUT, "\n".join(data)
+
+
+def _split_chunks(chunks: Iterable[bytes]) -> Iterator[list[str]]:
+    """The lines that each chunk ends. CR, LF and CRLF end a line, and nothing else does."""
+    held, size, mark = list[bytes](), 0, BOM
+    for chunk in filter(None, chunks):
+        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r", 0, -1)) + 1  # a last CR may be half a CRLF
+        if end or (held and held[-1].endswith(b"\r")):
+            yield _split_lines(b"".join([*held, chunk[:end]]).removeprefix(mark))
+            held, size, mark = [], 0, b""
+        if end < len(chunk):
+            held.append(chunk[end:])
+            size += len(chunk) - end
+        if size > MAX_BODY:
+            raise ModelError("protocol", "a line of the event stream is too long")
+    if held:
+        yield _split_lines(b"".join(held).removeprefix(mark))
+
+
+def _split_lines(data: bytes) -> list[str]:
+    """Whole lines, decoded together, so that no character is cut."""
+    text = data.decode("utf-8", "replace")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.removesuffix("\n").split("\n")

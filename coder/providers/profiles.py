@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coder.types import ModelError
+from coder.types import ModelError, Usage
 
 EFFORT, BUDGET = "$effort", "$budget"  # in Profile.reasoning: the level's word, and its tokens
 REASONING = ("reasoning_content", "reasoning", "reasoning_text")  # the first that is not empty
@@ -186,3 +186,55 @@ def _rejects(text: str, name: str, words: str) -> bool:
     places = re.finditer(rf"(?<![\w-])({re.escape(name)}|{re.escape(camel)})(?![\w-])", text)
     near = (text[max(0, found.start() - NEAR) : found.end() + NEAR] for found in places)
     return any(re.search(words, part, re.I) for part in near)
+
+
+# ---- tokens and money ------------------------------------------------------------------------------
+
+MAX_COUNT = 1e12  # tokens; what is more, or no number at all, is not counted
+CHARS_PER_TOKEN = 4  # of English prose and code; an estimate is marked as one
+
+
+def read_usage(usage: dict[str, Any]) -> Usage | None:
+    """Tokens from every known shape; None where nothing is counted."""
+    into = _find_part(usage, "prompt_tokens_details", "input_tokens_details")
+    out = _find_part(usage, "completion_tokens_details", "output_tokens_details")
+    sent = _read_number(usage, "prompt_tokens", "input_tokens", "prompt_eval_count")
+    got = _read_number(usage, "completion_tokens", "output_tokens", "eval_count")
+    names = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
+    cached = _read_number(into, "cached_tokens") or _read_number(usage, *names)
+    reasoning = _read_number(out, "reasoning_tokens") or _read_number(usage, "reasoning_tokens")
+    beside = _read_number(usage, "total_tokens") - sent - got
+    if cached > sent or (beside > 0 and beside == cached):  # Anthropic: the cache beside the input
+        sent, beside = sent + cached + _read_number(usage, "cache_creation_input_tokens"), 0
+    if beside > 0 and reasoning in (0, beside):  # xAI, Gemini: reasoning beside the output
+        got, reasoning = got + beside, beside
+    return Usage(sent, got, cached, reasoning) if sent + got else None
+
+
+def _find_part(usage: dict[str, Any], *names: str) -> dict[str, Any]:
+    return next((usage[name] for name in names if isinstance(usage.get(name), dict)), {})
+
+
+def _read_number(of: dict[str, Any], *names: str) -> int:
+    numbers = (of[name] for name in names if isinstance(of.get(name), int | float))
+    return next((int(number) for number in numbers if 0 <= number < MAX_COUNT), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a million tokens cost, in one currency. `cached` None: as much as other input. Raises ValueError."""
+
+    input: float
+    output: float
+    cached: float | None = None
+
+    def __post_init__(self) -> None:
+        for each in (self.input, self.output, self.cached or 0):
+            if not (isinstance(each, int | float) and each >= 0):
+                raise ValueError(f"{each!r} is no price")
+
+    def of(self, usage: Usage) -> float:
+        """The price of these tokens."""
+        cached = self.input if self.cached is None else self.cached
+        fresh = max(0, usage.input - usage.cached)
+        return (fresh * self.input + usage.cached * cached + usage.output * self.output) / 1_000_000

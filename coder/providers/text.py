@@ -1,10 +1,11 @@
-"""Strings that every JSON encoder and every server takes (text, tool names, call ids), and addresses as they are shown."""
+"""Strings: what every encoder and every server takes, texts that come in pieces, addresses as they are shown."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 if TYPE_CHECKING:
@@ -54,6 +55,86 @@ def safe_name(name: str) -> str:
 def new_id() -> str:
     """Nine alphanumerics: fits every server."""
     return os.urandom(5).hex()[:9]
+
+
+# ---- pieces of an answer ---------------------------------------------------------------------------
+
+
+class ThinkTag:
+    """Thoughts before an answer, between tags that may be cut anywhere. Tags later in a text are text."""
+
+    OPEN, CLOSE = "<think>", "</think>"
+
+    def __init__(self) -> None:
+        self.state: Literal["before", "inside", "behind", "text"] = "before"
+        self._held = ""  # what may be the beginning of a tag
+
+    def split(self, text: str) -> tuple[str, str]:
+        """(thought, text) of this piece, as far as it is known by now."""
+        text, self._held = self._held + text, ""
+        if self.state == "before":
+            begun = text.lstrip()
+            if self.OPEN.startswith(begun):
+                self._held = text
+                return "", ""
+            if not begun.startswith(self.OPEN):
+                self.state = "text"
+                return "", text
+            self.state, text = "inside", begun[len(self.OPEN) :]
+        thought = ""
+        if self.state == "inside":
+            thought, closed, text = text.partition(self.CLOSE)
+            if not closed:
+                lengths = range(len(self.CLOSE) - 1, 0, -1)
+                cut = next((n for n in lengths if thought.endswith(self.CLOSE[:n])), 0)
+                thought, self._held = thought[: len(thought) - cut], thought[len(thought) - cut :]
+                return thought, ""
+            self.state = "behind"
+        if self.state == "behind":  # white space between the tag and the text is dropped
+            text = text.lstrip()
+            self.state = "text" if text else "behind"
+        return thought, text
+
+    def rest(self) -> tuple[str, str]:
+        """What was held back, when no more comes."""
+        held, inside = self._held, self.state == "inside"
+        self.state, self._held = "text", ""
+        return (held, "") if inside else ("", held)
+
+
+def join_pieces(pieces: list[Any]) -> Any:
+    """One member of a message from its pieces: texts are joined, objects take what is new, entries of lists go on."""
+    if all(isinstance(piece, str) for piece in pieces):
+        return "".join(pieces)
+    if all(isinstance(piece, dict) for piece in pieces):
+        return _merge_pieces(pieces)
+    if not all(isinstance(piece, list) for piece in pieces):
+        return pieces[-1]
+    groups: list[list[Any]] = []  # of pieces of one entry
+    for entry in chain.from_iterable(pieces):
+        if groups and _continues_entry(groups[-1][-1], entry):
+            groups[-1].append(entry)
+        else:
+            groups.append([entry])
+    return [_merge_pieces(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _continues_entry(last: Any, entry: Any) -> bool:
+    """Is this a further piece of the same entry? A signature ends one; what is encrypted comes whole."""
+    if not (isinstance(last, dict) and isinstance(entry, dict)):
+        return False
+    if last.get("signature") or "data" in last or "data" in entry:
+        return False
+    return all(entry.get(name) == last.get(name) for name in ("type", "index", "id"))
+
+
+def _merge_pieces(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """Later members win; text grows."""
+    merged = {name: value for piece in pieces for name, value in piece.items() if value is not None}
+    for name in merged.keys() & {"thinking", "text", "summary"}:
+        texts = [piece[name] for piece in pieces if isinstance(piece.get(name), str)]
+        merged[name] = "".join(texts) or merged[name]
+    return merged
 
 
 # ---- addresses -------------------------------------------------------------------------------------
