@@ -231,10 +231,13 @@ def test_without_readline_lines_and_answers_end_with_enter(tmp_path: Path) -> No
 
 
 LIBEDIT = """
-'A readline built with libedit, which waits where its terminal is gone, and looks at no signal.'
-import builtins, ctypes, signal, sys
+'A readline built with libedit, which drops what is prefilled.'
 def __getattr__(name):
     return lambda *given: 0
+"""
+WAITING = """
+'It waits where its terminal is gone, and looks at no signal.'
+import builtins, ctypes, signal, sys
 def wait(prompt):
     sys.stdout.write(prompt)
     sys.stdout.flush()
@@ -245,11 +248,31 @@ builtins.input = wait
 
 
 def test_a_terminal_that_is_gone_ends_a_session_on_libedit(tmp_path: Path) -> None:
-    shadow = shadowed(tmp_path, LIBEDIT)
+    shadow = shadowed(tmp_path, LIBEDIT + WAITING)
     with serve(echo) as server, Run(tmp_path, server, **shadow) as session:
         session.expect("❯ ")
         session.settled()
         session.hang_up()  # behind which no process may be left
+
+
+def test_on_libedit_queued_lines_stand_above_the_prompts_one_by_one(tmp_path: Path) -> None:
+    shadow = shadowed(tmp_path, LIBEDIT)
+    replies = waiting_for("never"), Reply("Well.")
+    with serve(*replies) as server, Run(tmp_path, server, "-y", **shadow) as session:
+        session.expect("❯ ")
+        session.type("begin\n")
+        session.until(lambda: session.running("sleep"), "the command")
+        for entry in ("first", "second"):
+            session.enter(entry)
+            session.expect("queued")
+        session.ctrl_c()
+        session.expect("\nfirst\r\n")
+        session.expect("❯ ")
+        session.type("on\n")
+        session.expect("Well.")
+        session.expect("\nsecond\r\n")
+        session.expect("❯ ")
+        assert session.leave() == 0
 
 
 CI = "npm run test:ci -- -x"
