@@ -47,10 +47,7 @@ def keep_modes() -> None:
 
 @contextlib.contextmanager
 def tty_flags(on: str = "", off: str = "") -> Iterator[bool]:
-    """While inside, flags of the terminal on stdin, such as "ECHO", are on or off. False where there is none.
-
-    ICRNL off tells Enter from Ctrl+J.
-    """
+    """While inside, these flags of stdin's terminal are on or off; without ICRNL, Enter is no Ctrl+J. False without one."""
     before = _attributes()
     if before is None:
         yield False

@@ -213,10 +213,7 @@ def cell_count(text: str) -> int:
 
 
 def erasure(standing: str) -> str:
-    """What takes this text off the screen, whose end is where the cursor stands.
-
-    A terminal that has become narrower has broken its rows.
-    """
+    """What takes this text off the screen, at whose end the cursor stands; a narrower terminal has broken its rows."""
     width = shutil.get_terminal_size().columns
     lines = re.sub("\x01.*?\x02|\x1b\\[[\\d;]*m|\r", "", standing).split("\n")
     up = sum(max(0, cell_count(line) - 1) // width for line in lines) + len(lines) - 1
