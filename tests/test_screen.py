@@ -1,4 +1,7 @@
-"""The screen: what may reach a terminal, where lines break, what stands on it while the user waits, and what is shown of events."""
+"""The screen: what may reach a terminal, where lines break, what stands on it while the user waits, what is shown of events.
+
+The last are those of sub-agents, too: whose line is whose, and how their questions look.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,25 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from coder import events
 from coder.cli.questions import exact_diff
 from coder.cli.render import Renderer
 from coder.cli.screen import BREAK, SPINNER, Screen, one_line, wrap
-from coder.devtools.scripted import Reply
-from coder.events import (
-    Event,
-    Notice,
-    PermissionAsked,
-    RunEnd,
-    StepStart,
-    TextDelta,
-    ToolEnd,
-    ToolStart,
-    ToolUpdate,
-)
-from coder.permissions.sanitize import (
-    TerminalSanitizer,
-    escape_invisible,
-    is_invisible,
-    strip_controls,
-)
+from coder.devtools.scripted import Body, Reply
+from coder.events import Event, ToolEnd, ToolStart
+from coder.permissions import sanitize
+from coder.permissions.sanitize import escape_invisible, is_invisible, strip_controls
 from coder.types import ToolResult, Usage
-from tests.harness import ask, serve
-from tests.terminal import rendered
+from tests.harness import ask, contents, serve
+from tests.terminal import QUESTION, Terminal, bare, rendered
 
 calm = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -66,7 +58,7 @@ MARKUP = "[link=http://evil]x[/link] [/foo] [bold] [red]r"
 
 
 def in_pieces(text: str, sizes: list[int]) -> list[str]:
-    sanitizer, shown, at = TerminalSanitizer(), [], 0
+    sanitizer, shown, at = sanitize.TerminalSanitizer(), [], 0
     for size in sizes:
         shown.append(sanitizer.feed(text[at : at + size]))
         at += size
@@ -151,11 +143,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 STEPS = {
     "write": Screen.write,
-    "thought": lambda screen, text: (
-        screen.finish_line(),
-        screen.write(text, "dim"),
-        screen.finish_line(),
-    ),
+    "thought": lambda screen, text: [screen.line(), screen.write(text, "dim"), screen.line()],
     "line": Screen.line,
     "listed": lambda screen, text: screen.line(text, head="head "),
     "exact": lambda screen, text: screen.exact_line((text, "bold"), (text, "")),
@@ -213,8 +201,8 @@ def test_the_answer_may_have_a_stream_of_its_own_and_lines_begin_a_line() -> Non
     stream, answers = io.StringIO(), Tty()
     for screen in (Screen(stream), Screen(answers)):
         render = Renderer(Screen(stream), screen)
-        render(TextDelta("half"))
-        render(Notice("whole"))
+        render(events.TextDelta("half"))
+        render(events.Notice("whole"))
     assert stream.getvalue() == "half\nwhole\nwhole\n" and answers.getvalue() == "half\n"
 
 
@@ -248,23 +236,30 @@ def test_a_terminal_that_becomes_narrower_keeps_no_row_of_the_status(
 # ---- events ------------------------------------------------------------------------------
 
 
-def shown_of(*events: Event) -> list[str]:
-    stream = io.StringIO()
-    screen = Screen(stream)
-    render = Renderer(screen, screen)
-    for event in events:
+def show(*shown: Event, stream: io.StringIO | None = None, **options: Any) -> str:
+    """What comes to a screen that is no terminal, or to this stream."""
+    screen = Screen(stream or io.StringIO())
+    render = Renderer(screen, screen, **options)
+    for event in shown:
         render(event)
     render.pause()
-    return stream.getvalue().splitlines()
+    return screen.stream.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def tool(
+    call_id: str, title: str, output: str = "out", *, failed: bool = False, name: str = "bash"
+) -> list[Event]:
+    result = ToolResult(output, failed)
+    return [ToolStart(call_id, name, {}, title), ToolEnd(call_id, name, result, failed, 0.0)]
 
 
 CHANGES = "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n-A = 1\n+A      = 1\n \tx  = 2\n"
 
 
 def test_a_change_that_was_asked_about_is_not_shown_again() -> None:
-    asked = PermissionAsked("1", "edit", "f", "f", detail=CHANGES)
+    asked = events.PermissionAsked("1", "edit", "f", "f", detail=CHANGES)
     made = ToolEnd("1", "edit", ToolResult("", details={"diff": CHANGES}), False, 0)
-    assert shown_of(ToolStart("1", "edit", {}, "edit f"), asked, made) == ["● edit f · +1 -1"]
+    assert show(ToolStart("1", "edit", {}, "edit f"), asked, made) == "● edit f · +1 -1\n"
 
 
 def test_a_diff_to_decide_on_is_exact_and_no_line_of_a_file_is_taken_for_a_header() -> None:
@@ -319,7 +314,7 @@ FAILED = {"is_error": True, "details": {"exit_code": 3}}
 def test_a_calls_line_says_what_came_of_it(title: str, result: ToolResult, rows: str) -> None:
     name = title.split()[0]
     end = ToolEnd("1", name, result, result.is_error, 0.0)
-    assert shown_of(ToolStart("1", name, {}, title), end) == rows.split("|")
+    assert show(ToolStart("1", name, {}, title), end).splitlines() == rows.split("|")
 
 
 def test_all_of_the_last_output_can_be_shown() -> None:
@@ -335,19 +330,13 @@ def test_neighbouring_reads_share_a_row_until_something_else_follows_or_it_is_fu
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
-    def read(name: str, lines: int, tool: str = "read") -> list[Event]:
-        result = ToolResult("x\n" * lines)
-        start = ToolStart(name, tool, {}, f"{tool} {name}")
-        return [start, ToolEnd(name, tool, result, False, 0)]
+    def read(name: str, lines: int, kind: str = "read") -> list[Event]:
+        return tool(name, f"{kind} {name}", "x\n" * lines, name=kind)
 
     long = f"{'long/' * 35}d.py"
-    events = [*read("a.py", 1), *read("b.py", 2), *read(long, 3), *read("e.py", 3)]
-    events += [*read("src", 2, "ls"), TextDelta("So."), *read("f.py", 1)]
-    screen = Screen(stream := Tty())
-    render = Renderer(screen, screen)
-    for event in events:
-        render(event)
-    render.pause()
+    calls = [*read("a.py", 1), *read("b.py", 2), *read(long, 3), *read("e.py", 3)]
+    calls += [*read("src", 2, "ls"), events.TextDelta("So."), *read("f.py", 1)]
+    show(*calls, stream=(stream := Tty()))
     assert stream.rows(200) == [
         "● read a.py, b.py · 3 lines",
         f"● read {long} · 3 lines",
@@ -364,38 +353,31 @@ def test_neighbouring_reads_share_a_row_until_something_else_follows_or_it_is_fu
     [("Error: no x", 31), ("Denied: no", 33), ("so far\n[aborted by the user]", 33)],
 )
 def test_red_is_a_failure_of_ours_and_no_decision_of_the_user(content: str, colour: int) -> None:
-    screen = Screen(stream := Tty())
-    Renderer(screen, screen)(ToolEnd("1", "bash", ToolResult(content, True), True, 0))
-    assert f"\x1b[1;{colour}m✗" in stream.getvalue()
+    end = ToolEnd("1", "bash", ToolResult(content, True), True, 0)
+    assert f"\x1b[1;{colour}m✗" in show(end, stream=Tty())
 
 
 def test_what_is_left_of_the_context_stands_behind_a_run_and_little_is_warned_of() -> None:
-    stream = io.StringIO()
-    screen = Screen(stream)
-    render = Renderer(screen, screen, context_used=lambda: 0.85)
-    render(RunEnd("stop", "well", Usage(800, 50), 1))
-    done, warning = stream.getvalue().splitlines()
-    assert re.fullmatch(
-        r"done · 1 step · 800 in, 50 out · 15 % of the context left · [\d.]+ s", done
-    )
-    assert "/compact" in warning
+    end = events.RunEnd("stop", "well", Usage(800, 50), 1)
+    done, warning = show(end, context_used=lambda: 0.85).splitlines()
+    facts = r"done · 1 step · 800 in, 50 out · 15 % of the context left · [\d.]+ s"
+    assert re.fullmatch(facts, done) and "/compact" in warning
 
 
 @pytest.mark.parametrize("after", [0.0, 60.0])
 def test_the_end_of_a_long_run_rings_on_a_terminal(after: float) -> None:
-    screen = Screen(stream := Tty())
-    Renderer(screen, screen, notify_after=after)(RunEnd("stop", "well", Usage(), 1))
-    assert ("\x1b]9;coder: done\x07\x07" in stream.getvalue()) is (after == 0)
+    shown = show(events.RunEnd("stop", "well", Usage(), 1), stream=Tty(), notify_after=after)
+    assert ("\x1b]9;coder: done\x07\x07" in shown) is (after == 0)
 
 
 def test_what_is_waited_for_stands_in_the_last_row_with_its_seconds(clock: list[float]) -> None:
     screen = Screen(stream := Tty())
     render = Renderer(screen, screen, limits=(31, 33))
     for event, shown in (
-        (StepStart(1), "thinking no data for 6s of 31s"),
-        (TextDelta("Half an answer"), "no data for 6s of 33s"),
+        (events.StepStart(1), "thinking no data for 6s of 31s"),
+        (events.TextDelta("Half an answer"), "no data for 6s of 33s"),
         (ToolStart("1", "bash", {}, "bash echo compiling slowly"), "bash echo compiling slowly 6s"),
-        (ToolUpdate("1", "one\ncompiling\n"), "bash echo compiling… │ compiling 12s"),
+        (events.ToolUpdate("1", "one\ncompiling\n"), "bash echo compiling… │ compiling 12s"),
     ):
         render(event)
         clock[0] += 6
@@ -405,20 +387,83 @@ def test_what_is_waited_for_stands_in_the_last_row_with_its_seconds(clock: list[
     assert stream.rows() == ["Half an answer"]
 
 
-def test_a_server_that_loads_its_model_is_waited_for_with_one_line() -> None:
-    screen = Screen(stream := io.StringIO())
-    with serve(*[Reply("Loading model", status=503)] * 9, Reply("ready now")) as server:
-        ask(server, each=Renderer(screen, screen))
-        assert len(server.requests) == 10
-    waiting, answer, _ = stream.getvalue().splitlines()
+def test_a_server_that_loads_and_text_that_comes_again_are_named_in_one_line() -> None:
+    def shown(*replies: Reply) -> list[str]:
+        screen = Screen(stream := io.StringIO())
+        with serve(*replies) as server:
+            ask(server, each=Renderer(screen, screen))
+            assert len(server.requests) == len(replies)
+        return stream.getvalue().splitlines()[:-1]
+
+    waiting, answer = shown(*[Reply("Loading model", status=503)] * 9, Reply("ready now"))
     assert waiting == "The server is not ready: Loading model. Waiting for it."
     assert answer == "ready now"
-
-
-def test_text_that_comes_again_is_named_as_discarded() -> None:
-    screen = Screen(stream := io.StringIO())
-    with serve(Reply("It begins badly", close="reset", cut=3), Reply("It is done.")) as server:
-        ask(server, each=Renderer(screen, screen))
-    broken, warning, answer, _ = stream.getvalue().splitlines()
+    again = Reply("It begins badly", close="reset", cut=3), Reply("It is done.")
+    broken, warning, answer = shown(*again)
     assert (broken, answer) == ("It begins", "It is done.")
     assert warning.startswith("The connection broke") and warning.endswith("is discarded.")
+
+
+# ---- sub-agents --------------------------------------------------------------------------
+
+
+def of(agent: str, session: str, *its: Event) -> list[Event]:
+    return [events.Nested(agent, event, session, f"call-{session}") for event in its]
+
+
+def test_what_a_child_does_is_a_line_with_its_task_but_not_what_it_reads_or_says() -> None:
+    text = show(
+        events.TextDelta("Ours "),
+        ToolStart("call-s1", "task", {}, "explore: find it"),
+        *of("explore", "s1", events.RunStart(), events.TextDelta("theirs"), *tool("1", "ls src")),
+        *of("general", "s2", events.RunStart(), *tool("1", "grep x")),
+        *of("explore", "s1", *tool("2", "cat y", "no\nsuch", failed=True)),
+        *of("explore", "s1", *tool("3", "read z", name="read")),
+        *of("explore", "s1", events.RunEnd("stop", "theirs", Usage(1200, 30), 3)),
+        ToolEnd("call-s1", "task", ToolResult("found\n\n[task_id: 1]"), False, 9),
+        *of("general", "s2", events.Notice("look")),
+        events.TextDelta("again"),
+    )
+    assert [re.sub(r"\d\.\d s$", "T", line) for line in text.splitlines()] == [
+        "Ours ",
+        "  explore: find it ● ls src",
+        "  general ● grep x",
+        "  explore: find it ✗ cat y",
+        "  no",
+        "● explore: find it · 3 steps · 1.2k in, 30 out · T",
+        "  found",
+        "  general: look",
+        "",
+        "again",
+    ]
+
+
+def script(body: Body) -> Reply:
+    """Two tasks side by side, whose agents ask for a command each; then the end."""
+    first = contents(body["messages"], "user")[0]
+    done = body["messages"][-1]["role"] == "tool"
+    if first.startswith("child "):
+        touch = Reply(calls=[("bash", {"command": f"touch {first[6:]}"})])
+        return Reply(f"{first} is done") if done else touch
+    asked = {name: {"description": name, "prompt": f"child {name}"} for name in ("one", "two")}
+    tasks = [("task", {"agent": "general"} | each) for each in asked.values()]
+    return Reply("Both.") if done else Reply(calls=tasks)
+
+
+def test_a_childs_question_names_it_and_is_answered_for_it_alone(tmp_path: Path) -> None:
+    with serve(script) as server, Terminal(tmp_path, server) as session:
+        session.enter("go")
+        made = []
+        for answer in ("y", "no, not this"):
+            asked = bare(session.expect(QUESTION))
+            line = r"(general[^\r]*) asks: Run this command\?\r\n +touch (\w+)"
+            who, name = re.findall(line, asked)[-1]
+            made.append((who, name))
+            session.enter(answer)
+        ended = bare(session.prompt())
+        assert sorted(made) == [("general: one", "one"), ("general: two", "two")], "by their calls"
+        assert (session.ws / made[0][1]).exists() and not (session.ws / made[1][1]).exists()
+        assert f"{made[1][0]} ✗ bash touch {made[1][1]}" in ended and "Both." in ended
+        assert all(re.search(rf"{re.escape(who)} · 2 steps · ", ended) for who, _ in made)
+        said = str([body["messages"] for body in server.requests])
+        assert re.search("the user refused: (no, )?not this", said)
