@@ -75,14 +75,10 @@ def test_a_long_line_of_open_marks_comes_whole() -> None:
 
 def test_code_is_highlighted_and_its_lines_are_not_broken() -> None:
     long = "x = " + "1 + " * 50 + "1"
-    found = rows(f"```python\nreturn 1  # why\n{long}\n```", 40)
+    found = rows(f'```python\nreturn 1  # why\nx = """a\nb = 1\n"""\ny = 2\n{long}\n```', 40)
     assert found[1] == "<blue>return</> <cyan>1</>  <dim># why</>"
+    assert found[3] == "<green>b = 1</>" and found[5] == "y = <cyan>2</>"
     assert shown(f"```python\n{long}\n```", 40)[1] == long
-
-
-def test_a_string_over_several_lines_of_code_has_one_style() -> None:
-    found = rows('```python\nx = """a\nb = 1\n"""\ny = 2\n```')
-    assert found[2] == "<green>b = 1</>" and found[4] == "y = <cyan>2</>"
 
 
 @pytest.mark.parametrize("mark", ["- ", "  10. ", "> "])

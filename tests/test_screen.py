@@ -256,36 +256,22 @@ def tool(
 CHANGES = "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n-A = 1\n+A      = 1\n \tx  = 2\n"
 
 
-def test_a_change_that_was_asked_about_is_not_shown_again() -> None:
-    asked = events.PermissionAsked("1", "edit", "f", "f", detail=CHANGES)
-    made = ToolEnd("1", "edit", ToolResult("", details={"diff": CHANGES}), False, 0)
-    assert show(ToolStart("1", "edit", {}, "edit f"), asked, made) == "● edit f · +1 -1\n"
-
-
 def test_a_diff_to_decide_on_is_exact_and_no_line_of_a_file_is_taken_for_a_header() -> None:
     removed = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n--- x\n+++ \x1b[8m\n"
     two = "@@ -7,2 +6,0 @@\n-a\n-b\n\\ No newline\n--- a/g\n+++ b/g\n@@ -1 +1 @@\n-f(old, 1)\n+f(new, 1)\n"
     rows = exact_diff(removed + two)
-    assert ["".join(text for text, _ in row) for row in rows] == [
-        "  --- a/f",
-        "  +++ b/f",
-        "     1 - -- x",
-        "     1 + ++ <U+001B>[8m",
-        "     ⋮",
-        "     7 - a",
-        "     8 - b",
-        "  \\ No newline",
-        "  --- a/g",
-        "  +++ b/g",
-        "     1 - f(old, 1)",
-        "     1 + f(new, 1)",
-    ]
+    assert "|".join("".join(text for text, _ in row) for row in rows) == (
+        "  --- a/f|  +++ b/f|     1 - -- x|     1 + ++ <U+001B>[8m|     ⋮|     7 - a|     8 - b"
+        r"|  \ No newline|  --- a/g|  +++ b/g|     1 - f(old, 1)|     1 + f(new, 1)"
+    )
     marked = [text for row in rows for text, style in row if "reverse" in style]
     assert marked == ["old", "new"], "the words, where two lines are similar"
 
 
 LISTED = "total  8\n-rw  1 root    12 f"
+CHANGED = "     1 - A = 1|     1 + A      = 1|     2       x  = 2"
 PROGRESS = "10 %\r20 %\rall\r\nend\n"
+NOTED = "hi\n[exit code 3]\n[a note]"
 FAILED = {"is_error": True, "details": {"exit_code": 3}}
 
 
@@ -296,19 +282,11 @@ FAILED = {"is_error": True, "details": {"exit_code": 3}}
         ("grep x", ToolResult("a"), "● grep x · 1 line"),
         ("bash x", ToolResult("hi"), "● bash x|  hi"),
         ("bash x", ToolResult("hi\n[exit code 3]", **FAILED), "✗ bash x · exit 3|  hi"),
-        (
-            "bash x",
-            ToolResult("hi\n[exit code 3]\n[a note]", **FAILED),
-            "✗ bash x · exit 3|  hi|  [a note]",
-        ),
+        ("bash x", ToolResult(NOTED, **FAILED), "✗ bash x · exit 3|  hi|  [a note]"),
         ("read x", ToolResult("Error: no x", True), "✗ read x|  Error: no x"),
         ("bash a   b", ToolResult(LISTED), "● bash a   b|  total  8|  -rw  1 root    12 f"),
         ("bash x", ToolResult(PROGRESS), "● bash x|  all|  end"),
-        (
-            "edit f",
-            ToolResult("", details={"diff": CHANGES}),
-            "● edit f · +1 -1|     1 - A = 1|     1 + A      = 1|     2       x  = 2",
-        ),
+        ("edit f", ToolResult("", details={"diff": CHANGES}), f"● edit f · +1 -1|{CHANGED}"),
     ],
 )
 def test_a_calls_line_says_what_came_of_it(title: str, result: ToolResult, rows: str) -> None:
