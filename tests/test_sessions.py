@@ -27,12 +27,12 @@ from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer
 from coder.events import Compacted, Event, Nested, RunEnd, TextDelta
 from coder.history import NOT_RUN, convert_to_llm, repair
 from coder.loop import run_loop
-from coder.sessions.database import SessionLock
 from coder.sessions.recorder import Recorder, fork
 from coder.sessions.store import (
     APPLICATION,
     INTERRUPTED,
     VERSION,
+    SessionLock,
     Store,
     StoreError,
     open_store,

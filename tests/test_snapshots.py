@@ -37,8 +37,8 @@ from coder.events import (
     ToolStart,
     ToolUpdate,
 )
-from coder.sessions.blobs import MAX_STORED
-from coder.sessions.snapshots import Snapshots, UndoResult, place_of
+from coder.sessions.database import MAX_STORED
+from coder.sessions.snapshots import Snapshots, UndoResult
 from coder.sessions.workspace_files import MAX_FILE, WorkspaceFiles
 from coder.tools.bash import bash
 from coder.tools.edit import edit
@@ -427,10 +427,10 @@ def test_a_session_that_goes_on_can_undo_what_it_did_before(desk: Desk) -> None:
     for _ in range(2):
         desk.again("mine")
         messages = json.loads(json.dumps(desk.messages))
-        assert [place_of(run, messages) for run in desk.snapshots.runs] == [0, 8]
-        assert place_of(desk.snapshots.runs[0], messages[1:]) is None
-        done(desk.undo())
-        done(desk.redo())
+        done(desk.snapshots.undo(messages))
+        assert messages == desk.messages[:8]
+        done(desk.snapshots.redo(messages))
+        assert messages == desk.messages
     done(desk.undo())
     desk.again("mine")
     assert done(desk.undo()) == ["a"] and desk.tree() == before

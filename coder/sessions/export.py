@@ -13,6 +13,7 @@ import html
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -22,7 +23,7 @@ from typing import Any, Literal
 from coder.history import calls_of, formed, text_of
 from coder.permissions.redact import REMOVED, Redactor, redacted, without_secrets
 from coder.providers.profiles import REASONING, THINK
-from coder.sessions.store import SessionInfo, Store, loaded
+from coder.sessions.store import Store, loaded
 from coder.tools.secrets import is_secret
 from coder.types import Message
 
@@ -42,11 +43,24 @@ def redactor(*secrets: str) -> Redact:
 def export(store: Store, session_id: str, format: Format, redact: Redact | None = None) -> str:  # noqa: A002 (its name everywhere)
     """The text of a file. Raises StoreError."""
     redact, info = redact or redactor(), store.get(session_id)
-    whole = redacted(_stored(store, info), redact)
+    parts = _rows(store, "part WHERE session = ? ORDER BY id", info.id)
+    messages = _rows(store, "message WHERE session = ? ORDER BY position", info.id)
+    of_message = defaultdict[int, list[dict[str, Any]]](list)
+    for part in parts:
+        of_message[part["message"]].append(part)
+    for row in messages:
+        row["parts"] = of_message[row["id"]]
+    todos = store.rows("SELECT text, status FROM todo WHERE session = ?", info.id)
+    stored = {"session": asdict(info), "messages": messages, "todos": [*map(dict, todos)]}
+    whole = redacted(stored, redact)
     if format == "json":
         return json.dumps(whole, ensure_ascii=False, indent=2) + "\n"
     heading = " ".join(redact(info.title or info.first[:80] or f"Session {info.id}").split())
-    pieces = [("title", heading), ("facts", redact(_facts(info))), *_pieces(whole["messages"])]
+    usage, times = info.usage, f"{_when(info.created)} to {_when(info.updated)}"
+    used = f"{usage.input:,} tokens in ({usage.cached:,} cached), {usage.output:,} out"
+    cost = f"${usage.cost:.4f}" if usage.cost is not None else ""
+    facts = redact(_joined(info.id, info.model, info.directory, times, used, cost))
+    pieces = [("title", heading), ("facts", facts), *_pieces(whole["messages"])]
     if format == "md":
         written = (FORMS[form][0](text) for form, text in pieces if text)
         text = "\n\n".join(filter(None, written)) + "\n"
@@ -56,31 +70,10 @@ def export(store: Store, session_id: str, format: Format, redact: Redact | None 
     return text.translate(CONTROL)
 
 
-def _stored(store: Store, info: SessionInfo) -> dict[str, Any]:
-    """Everything that is stored, as the JSON format has it."""
-    parts: dict[int, list[dict[str, Any]]] = {}
-    for row in store.rows("SELECT * FROM part WHERE session = ? ORDER BY id", info.id):
-        parts.setdefault(row["message"], []).append(_decoded(row))
-    rows = store.rows("SELECT * FROM message WHERE session = ? ORDER BY position", info.id)
-    todos = store.rows("SELECT text, status FROM todo WHERE session = ?", info.id)
-    return {
-        "session": asdict(info),
-        "messages": [_decoded(row) | {"parts": parts.get(row["id"], [])} for row in rows],
-        "todos": [dict(row) for row in todos],
-    }
-
-
-def _decoded(row: Any) -> dict[str, Any]:
-    facts = dict(row)
-    return facts | {name: loaded(facts[name]) for name in JSON_COLUMNS & facts.keys()}
-
-
-def _facts(info: SessionInfo) -> str:
-    usage = info.usage
-    used = f"{usage.input:,} tokens in ({usage.cached:,} cached), {usage.output:,} out"
-    cost = f"${usage.cost:.4f}" if usage.cost is not None else ""
-    times = f"{_when(info.created)} to {_when(info.updated)}"
-    return _joined(info.id, info.model, info.directory, times, used, cost)
+def _rows(store: Store, which: str, session_id: str) -> list[dict[str, Any]]:
+    """Rows of a table, with the values of their JSON."""
+    rows = map(dict, store.rows(f"SELECT * FROM {which}", session_id))
+    return [row | {name: loaded(row[name]) for name in JSON_COLUMNS & row.keys()} for row in rows]
 
 
 def _when(time: int) -> str:
@@ -103,7 +96,11 @@ def _pieces(rows: Sequence[dict[str, Any]]) -> Pieces:
     for place, (row, message) in enumerate(read):
         for part in row["parts"]:
             if part["type"] == "compaction":
-                yield "note", _shortening(part["data"] or {})
+                data = part["data"] or {}
+                before, after = data.get("before") or {}, data.get("after") or {}
+                figures = [f"{before[name]:,} → {after.get(name, 0):,} {name}" for name in before]
+                shown = ", ".join([str(data.get("trigger")), *figures])
+                yield "note", f"The conversation was shortened here ({shown})."
         if message["role"] == "tool":
             continue
         meta, tokens, error = message.get("meta", {}), row["tokens"], row["error"]
@@ -116,7 +113,8 @@ def _pieces(rows: Sequence[dict[str, Any]]) -> Pieces:
         for thought in [each for each in thoughts if each and isinstance(each, str)][:1]:
             yield from [("fold", "Thoughts"), ("code", thought), ("end fold", "-")]
         yield "said" if kind == "assistant" else "quoted", _text(message)
-        yield from _calls(row["parts"], message, (each for _, each in read[place + 1 :]))
+        following = (read[at][1] for at in range(place + 1, len(read)))
+        yield from _calls(row["parts"], message, following)
         if error:
             stopped = f"Stopped ({error.get('stop_reason')}): {error.get('message')}"
             yield "stopped", " ".join(stopped.split())
@@ -136,21 +134,13 @@ def _calls(
         data, state = part.get("data") or {}, part.get("state") or ""
         title = " ".join((part.get("title") or call["function"]["name"]).split()) or "?"
         took = f"{data['seconds']:.1f} s" if data.get("seconds") is not None else ""
-        summary = _joined(title, took, "" if state == "completed" else state)
-        yield "fold", summary
+        yield "fold", _joined(title, took, "" if state == "completed" else state)
         yield "code", _arguments(call["function"]["arguments"])
         yield "code", outputs.get(call["id"], "")
         details = data.get("details")
         diff = details.get("diff") if isinstance(details, dict) else ""
         yield "diff", diff if isinstance(diff, str) else ""  # a plugin may put anything there
         yield "end fold", "-"
-
-
-def _shortening(data: dict[str, Any]) -> str:
-    before, after = data.get("before") or {}, data.get("after") or {}
-    figures = [f"{before[name]:,} → {after.get(name, 0):,} {name}" for name in before]
-    shown = ", ".join([str(data.get("trigger")), *figures])
-    return f"The conversation was shortened here ({shown})."
 
 
 def _text(message: Message) -> str:
@@ -166,18 +156,14 @@ def _arguments(sent: str) -> str:
     arguments = loaded(sent)
     if not isinstance(arguments, dict):
         return sent
-    values = {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in arguments.items()
-    }
-    return "\n".join(f"{name}: {value}" for name, value in values.items())
+    texts = (
+        each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
+        for each in arguments.values()
+    )
+    return "\n".join(map(": ".join, zip(arguments, texts)))
 
 
 # ---- the forms ------------------------------------------------------------------------------------
-
-
-def _quoted(text: str) -> str:
-    return "\n".join(f"> {line}".rstrip() for line in text.split("\n"))
 
 
 def _fenced(text: str, language: str = "") -> str:
@@ -201,7 +187,10 @@ FORMS: dict[str, tuple[Callable[[str], str], Callable[[str], str]]] = {
     "section": ("".format, '<section class="{}">'.format),
     "head": ("## {}".format, "<h2>{}</h2>".format),
     "said": (str, "<p>{}</p>".format),
-    "quoted": (_quoted, "<p>{}</p>".format),
+    "quoted": (
+        lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n")),
+        "<p>{}</p>".format,
+    ),
     "stopped": ("**{}**".format, '<p class="bad">{}</p>'.format),
     "fold": (
         lambda text: f"<details><summary>{html.escape(text)}</summary>",

@@ -26,10 +26,11 @@ from coder.events import Event
 from coder.history import calls_of, formed, now
 from coder.providers.request import copied
 from coder.providers.text import mend
-from coder.sessions.database import DamageError, SessionLock
+from coder.sessions.database import DamageError
 from coder.sessions.store import (
     Row,
     SessionInfo,
+    SessionLock,
     Store,
     StoreError,
     dumps,
@@ -60,9 +61,8 @@ def fork(store: Store, session_id: str) -> str:
 class Recorder:
     """Writes a session: a subscriber of its runs' events. Raises StoreError where another process has it.
 
-    `messages` is the list that the runs work on. Without it the session is read, and `recorder.messages`
-    is the list. Where writing fails, `tell` is called once with a line for the user, the conversation
-    continues in memory, and the end of each run tries again; `problem` is the line while it fails, else "".
+    `messages` is the list that the runs work on; without it the session is read. Where writing fails, `tell` is called
+    once with a line for the user, and the end of each run tries again; `problem` is the line while it fails, else "".
     """
 
     def __init__(
@@ -140,10 +140,10 @@ class Recorder:
             if not self.problem:
                 self.problem = f"{error} The conversation goes on, but is not saved."
                 self.tell(self.problem)
-            return
-        if self.problem:
-            self.problem = ""
-            self.tell("The conversation is saved again.")
+        else:
+            if self.problem:
+                self.problem = ""
+                self.tell("The conversation is saved again.")
 
     def _write(self) -> None:
         # A failure leaves it unknown, and so does an interrupt behind the commit

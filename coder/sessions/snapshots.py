@@ -13,6 +13,7 @@ What differs from how the run left it is never overwritten: then nothing is done
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import threading
@@ -47,9 +48,8 @@ TAKEN_BACK = (
 class RunSnapshot:
     """One run: `message` is the time of its user message, or 0 where it went on without one.
 
-    A step which changed something is {path: [before, after]}, each [mode, blob id] or null for no file. Where one
-    is not known, `problem` says why. Once undone, `removed` are the messages that stood at a `place` in the list,
-    `left` those there now.
+    `steps` are those which changed something; where one is not known, `problem` says why. Once undone, `removed` are
+    the messages that stood at a `place` in the list, `left` those there now.
     """
 
     message: int = 0
@@ -63,9 +63,9 @@ class RunSnapshot:
 
 @dataclass
 class UndoResult:
-    """What `undo` or `redo` did: the `paths` that were written or removed; `prompt` is that of the run.
+    """What `undo` or `redo` did: the `paths` that were written or removed; the contents of `lost` are no longer kept.
 
-    The contents of `lost` are no longer kept. With a `problem` nothing counts as done.
+    `prompt` is that of the run. With a `problem` nothing counts as done.
     """
 
     paths: Sequence[str] = ()
@@ -74,32 +74,20 @@ class UndoResult:
     prompt: str = ""
 
 
-def place_of(run: RunSnapshot, messages: Sequence[Message]) -> int | None:
-    """Where in the list the user message of a run is; None: nowhere, or no longer (compacted)."""
-    users = ((at, each) for at, each in enumerate(messages) if each.get("role") == "user")
-    places = [at for at, each in users if each.get("meta", {}).get("timestamp") == run.message]
-    return places[-1] if places else None
-
-
 class Snapshots:
     """The `runs` of a session and what they changed; `undone` are those that were taken back.
 
-    The newest are the last. `data` is the program's data folder, `harmless` the names of tools that
-    change nothing. `tell` gets lines for the user. Where it cannot work, `off` says why.
+    The newest are the last. `data` is the program's data folder. `tell` gets lines for the user.
     """
 
     def __init__(
-        self,
-        workspace: Path,
-        data: Path,
-        *,
-        harmless: Collection[str] = (),
-        tell: Callable[[str], object] = lambda text: None,
+        self, workspace: Path, data: Path, *, tell: Callable[[str], object] = lambda text: None
     ) -> None:
-        self.harmless, self.tell = harmless, tell
+        self.tell = tell
+        self.harmless: Collection[str] = ()  # names of tools that change nothing
         self.runs: list[RunSnapshot] = []
         self.undone: list[RunSnapshot] = []
-        self.off = ""
+        self.off = ""  # why it cannot work
         self.root = os.path.realpath(workspace)
         self._files = WorkspaceFiles(self.root, os.path.realpath(data))
         self._session = ""
@@ -114,7 +102,10 @@ class Snapshots:
         self._session, self.runs, self.undone = session_id, [], []
         with contextlib.suppress(*ERRORS):
             if resumed:
-                self.runs = [RunSnapshot(*run) for run in self._files.store.runs(session_id)]
+                query = "SELECT id, data FROM run WHERE session = ? ORDER BY id"
+                for row in self._files.store.rows(query, session_id):
+                    run = [*json.loads(row["data"]), row["id"]]
+                    self.runs.append(RunSnapshot(*run))
 
     # ---- taking them
 
@@ -125,7 +116,11 @@ class Snapshots:
             case events.RunStart():
                 self.undone.clear()
                 self.runs.append(RunSnapshot())
-                self._start_look()
+                done = self._files.ready and not self._files.left_out
+                if not (self.off or done or self._first_look.is_alive()):
+                    self._began, self._files.deadline = time.monotonic(), math.inf
+                    self._first_look = threading.Thread(target=self._look_first, daemon=True)
+                    self._first_look.start()
             case events.MessageEnd(message={"role": "user"} as message) if self.runs:
                 stamp = message.get("meta", {}).get("timestamp")
                 self.runs[-1].message = self.runs[-1].message or stamp or 0
@@ -140,15 +135,8 @@ class Snapshots:
         if isinstance(event, events.RunEnd):
             self._save(self.runs[-1])
 
-    def _start_look(self) -> None:
-        """Look at all files, in a worker thread; again, where there was no time for all."""
-        done = self._files.ready and not self._files.left_out
-        if not (self.off or done or self._first_look.is_alive()):
-            self._began, self._files.deadline = time.monotonic(), math.inf
-            self._first_look = threading.Thread(target=self._look_first, daemon=True)
-            self._first_look.start()
-
     def _look_first(self) -> None:
+        """Look at all files, in a worker thread; again, where there was no time for all."""
         try:
             self._files.start()
         except ERRORS as error:
@@ -202,11 +190,14 @@ class Snapshots:
             self._told.add(text)
             self.tell(text)
 
-    def _save(self, run: RunSnapshot) -> None:
-        """Where that fails, undo works as long as the process does."""
-        with contextlib.suppress(*ERRORS):
-            data = run.message, run.steps, run.problem
-            run.row = self._files.store.save_run(self._session, run.row, data)
+    def _save(self, run: RunSnapshot, keep: bool = True) -> None:
+        """Write what a run has changed, or remove it. Where that fails, undo works as long as the process does."""
+        data = json.dumps((run.message, run.steps, run.problem))
+        values = run.row or None, self._session, int(time.time()), data
+        with contextlib.suppress(*ERRORS), self._files.store.transaction() as db:
+            db.execute("DELETE FROM run WHERE id = ?", (run.row,))
+            insert = "INSERT INTO run VALUES (?, ?, ?, ?)"
+            run.row = db.execute(insert, values).lastrowid or 0 if keep else 0
 
     def close(self) -> None:
         """End what is under way."""
@@ -223,13 +214,19 @@ class Snapshots:
         done = self._travel(self.runs, self.undone, back=True)
         if done.problem:
             return done
-        run, left = self.undone[-1], []
-        at = place_of(run, messages)
-        if at is None or any(each.get("meta", {}).get("summary") for each in messages[:at]):
-            left = [user(TAKEN_BACK.format(", ".join(done.paths) or "no file"))]
-        run.place = len(messages) if at is None else at
+        run = self.undone[-1]
+        metas = [each.get("meta", {}) for each in messages]
+        run.place = len(
+            messages
+        )  # where its prompt is not in the list: it has none, or was compacted
+        for at, message in enumerate(messages):
+            if message.get("role") == "user" and metas[at].get("timestamp") == run.message:
+                run.place = at
+        is_summed_up = any(meta.get("summary") for meta in metas[: run.place])
         run.removed = messages[run.place :]
-        run.left = [each for each in run.removed if each.get("meta", {}).get("own")] + left
+        run.left = [each for each in run.removed if each.get("meta", {}).get("own")]
+        if is_summed_up or not run.removed:
+            run.left.append(user(TAKEN_BACK.format(", ".join(done.paths) or "no file")))
         done.prompt = text_of(run.removed[0]) if run.removed else ""
         messages[run.place :] = run.left
         return done
@@ -262,12 +259,7 @@ class Snapshots:
             why = str(error).rstrip(".")
             return UndoResult(problem=f"The files of this run cannot be restored: {why}.")
         target.append(source.pop())
-        if back:
-            with contextlib.suppress(*ERRORS):  # as where it cannot be saved
-                self._files.store.drop_run(run.row)
-            run.row = 0
-        else:
-            self._save(run)
+        self._save(run, keep=not back)
         return UndoResult(sorted(goals.keys() - lost), sorted(lost))
 
     def _write(self, goals: Mapping[str, Entry | None]) -> set[str]:
@@ -289,8 +281,7 @@ class Snapshots:
 
     def diff(self, run: RunSnapshot | None = None) -> str:
         """A unified diff of what a run changed, or all runs. Raises StoreError."""
-        runs = self.runs if run is None else [run]
-        files, _ = net_change(runs)
+        files, _ = net_change([run] if run else self.runs)
         changes = [(path, *pair) for path, pair in sorted(files.items()) if pair[0] != pair[1]]
         self._await_look()
         blobs = self._files.store.blobs({each[1] for _, *pair in changes for each in pair if each})

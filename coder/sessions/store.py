@@ -10,6 +10,7 @@ ever compared with those in the table.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from typing import Any
 from coder.history import calls_of, formed, now, repair, text_of, tool_message
 from coder.providers.request import copied
 from coder.providers.text import DEEPEST, mend, mend_all
-from coder.sessions.database import MEMORY, Database, SessionLock, StoreError
+from coder.sessions.database import MEMORY, Database, StoreError
 from coder.types import Message, ToolResult, Usage
 
 __all__ = ["MEMORY", "SessionInfo", "Store", "StoreError", "open_store"]
@@ -198,6 +199,39 @@ class Store(Database):
 
     def _infos(self, condition: str, *values: Any) -> list[SessionInfo]:
         return [_info(row) for row in self.rows(INFO + condition, *values)]
+
+
+class SessionLock:
+    """The single-writer lock of a session, until `release`; the kernel releases it on SIGKILL, too.
+
+    `store` is the path of the database. Raises StoreError where another process has it.
+    """
+
+    def __init__(self, store: Path, session_id: str) -> None:
+        self._path = store.with_name(f"{store.name}.locks") / session_id
+        self._fd = -1
+        if str(store) == MEMORY:
+            return
+        try:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            while self._fd < 0 or not os.fstat(self._fd).st_nlink:
+                self.release()  # its holder has removed it between our opening and our locking it
+                self._fd = os.open(self._path, flags, 0o600)
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise StoreError(f"The session {session_id} is open in another process.") from None
+        except OSError:
+            pass  # a file system without locks; or nothing can be written, which is reported then
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                if os.fstat(self._fd).st_nlink:
+                    self._path.unlink()  # while it is still ours
+            os.close(self._fd)
+            self._fd = -1
 
 
 def open_store(path: Path | str) -> tuple[Store, str]:

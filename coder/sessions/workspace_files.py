@@ -4,9 +4,9 @@
     files.start()                # before a run: all files, read where their stamps are new
     files.look()                 # what has changed since
 
-On Linux the kernel reports changed paths (inotify), so that a look at nothing costs nothing; else each look
-goes through the folder. Left out: what git ignores (where there is no repository, folders that tools make),
-.git, repositories inside of the workspace, sockets and devices, and what is too large or too much.
+On Linux the kernel reports changed paths, so that a look at nothing costs nothing; else each look goes through the
+folder. Left out: what git ignores (where there is no repository, folders that tools make), .git, repositories
+inside of the workspace, sockets and devices, and what is too large or too much.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from coder.sessions.blobs import MAX_STORED, BlobStore, blob_id
+from coder.sessions.database import MAX_STORED, BlobStore, blob_id
 from coder.tools.workspace import TOOL_FOLDERS
 
 SECONDS = 1.8  # that a look may keep a tool waiting, before a bit to store
 MAX_FILE = 2_000_000  # bytes of a file that is kept
+CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
 MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
 Entry = tuple[int, str]  # type and permissions of a file, blob id ("": not kept)
 Pair = tuple[Entry | None, Entry | None]  # before, after; None: no file
@@ -115,9 +116,7 @@ class WorkspaceFiles:
     @cached_property
     def store(self) -> BlobStore:
         """Opened when it is needed. Raises StoreError."""
-        store = BlobStore(self.root, self.data)
-        store.git.deadline = lambda: self.deadline
-        return store
+        return BlobStore(self.root, self.data, lambda: self.deadline)
 
     def start(self) -> None:
         """Look at everything, as the state before a run, until the `deadline`."""
@@ -125,10 +124,13 @@ class WorkspaceFiles:
         self._watch.take()  # what was reported so far is looked at now
         self._ignored, self._unreached = {os.path.relpath(self.data, self.root)}, set()
         self._git_works = True
-        tracked = self.store.git.tracked()
-        self.store.elsewhere = {blob for blob, _ in tracked.values()}
-        found, self._folders = self._scan([""], folders_of(tracked))
-        kept = {row["id"] for row in self.store.rows("SELECT id FROM blob")} | self.store.elsewhere
+        git = self.store.git
+        git.read_index()
+        inside = above = set(git.tracked)
+        while above := {path.rpartition("/")[0] for path in above} - inside:
+            inside = inside | above  # the folders that they are in
+        found, self._folders = self._scan([""], inside)
+        kept = {row["id"] for row in self.store.rows("SELECT id FROM blob")} | git.blobs
         known = self._files or self._saved()
         states = {
             path: state
@@ -136,8 +138,12 @@ class WorkspaceFiles:
             if (state := known.get(path)) and state.blob in kept and state.stamp == _stamp(info)
         }
         new = {path: info for path, info in found.items() if path not in states}
-        if self.store.git.is_plain(path for path in found if path.endswith(".gitattributes")):
-            states |= self._unchanged(new, tracked, began)
+        rules = [path for path in found if path.endswith(".gitattributes")]
+        # What is newer may have changed since git looked
+        old = (path for path, info in new.items() if info.st_ctime_ns < began - CLOCK)
+        sizes = {path: new[path].st_size for path in old if new[path].st_size <= MAX_FILE}
+        blobs = git.unchanged(sizes, rules)
+        states |= {path: _state(new[path], blob) for path, blob in blobs.items()}
         self.left_out = len(self._unreached)
         for path, info in sorted(new.items(), key=lambda each: (each[1].st_size, each[0])):
             if path not in states:
@@ -149,19 +155,6 @@ class WorkspaceFiles:
             self.store.execute("INSERT OR REPLACE INTO look VALUES (1, ?)", (json.dumps(states),))
         self.store.prune({state.blob for state in states.values()})
         self.ready = True
-
-    def _unchanged(
-        self, files: Mapping[str, Info], tracked: Mapping[str, tuple[str, bool]], began: int
-    ) -> dict[str, State]:
-        """Those of these files whose content git has, so that they need not be read."""
-        blobs = {path: tracked[path][0] for path in files if tracked.get(path, ("", False))[1]}
-        return {
-            path: _state(info, blobs[path])
-            for path, size in self.store.git.unchanged(blobs).items()
-            if size == (info := files[path]).st_size <= MAX_FILE
-            # Else it may have changed since git looked; the kernel's clock of files is some milliseconds behind
-            and info.st_ctime_ns < began - 20_000_000
-        }
 
     def _saved(self) -> dict[str, State]:
         """The files as the first look of an earlier process has read them."""
@@ -222,8 +215,9 @@ class WorkspaceFiles:
         inner = [place for place in places if not _is_within(place, self._ignored)]
         level = {place: info for place in inner if (info := self._info(place))}
         while level:
-            new = level.keys() - known - self._files.keys() - self._folders - self._ignored
-            self._ignored |= self._ask_git(sorted(new))
+            # Not by subtracting `self._files`: that goes through all of them
+            asked = {path for path in level if path not in known and path not in self._files}
+            self._ignored |= self._ask_git(asked - self._folders - self._ignored)
             covered = {path: level[path] for path in level if path not in self._ignored}
             level = {}
             for path, info in covered.items():
@@ -263,10 +257,10 @@ class WorkspaceFiles:
             return os.lstat(whole) if os.path.realpath(folder) == folder else None
         return None
 
-    def _ask_git(self, paths: Sequence[str]) -> set[str]:
+    def _ask_git(self, paths: Collection[str]) -> set[str]:
         """What is ignored of these paths."""
         if paths and self._git_works and time.monotonic() < self.deadline:
-            found = self.store.git.ignored(paths)
+            found = self.store.git.ignored(sorted(paths))
             if found is not None and "" not in found:
                 return found
             self._git_works = False  # there is none, or it ignores the workspace as a whole
@@ -298,14 +292,6 @@ class WorkspaceFiles:
             if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != whole:
                 raise OSError("it is behind a link")
             return file.read(MAX_FILE)
-
-
-def folders_of(paths: Iterable[str]) -> set[str]:
-    """These paths and all folders that they are in."""
-    found = above = set(paths)
-    while above := {path.rpartition("/")[0] for path in above} - found:
-        found = found | above
-    return found
 
 
 def _state(info: Info, blob: str = "") -> State:
