@@ -59,7 +59,8 @@ Not a border.
 def agents_of(folder: Path, **files: str) -> tuple[dict[str, AgentSpec], list[str]]:
     for name, text in files.items():
         (folder / f"{name}.md").write_text(text)
-    return load_agents(folder)
+    problems = list[str]()
+    return load_agents(folder, problems.append), problems
 
 
 def test_a_file_of_the_users_makes_an_agent(tmp_path: Path) -> None:
@@ -114,14 +115,13 @@ UNBOUNDED = "front matter has to be between two lines ---"
 )
 def test_a_file_that_makes_no_agent_is_reported(tmp_path: Path, text: str, problem: str) -> None:
     """Rules that are not read would make an agent that may do everything."""
-    (tmp_path / "x.md").write_text(text)
-    agents, [line] = load_agents(tmp_path)
+    agents, [line] = agents_of(tmp_path, x=text)
     assert dict(agents) == BUILT_IN
     assert line.startswith("The agent x.md is ignored: ") and problem in line and "\n" not in line
 
 
 def test_a_file_that_others_may_write_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "x.md").write_text("Hello.")
+    (tmp_path / "x.md").touch(0o600)
     os.chmod(tmp_path / "x.md", 0o666)
-    agents, [problem] = load_agents(tmp_path)
+    agents, [problem] = agents_of(tmp_path, x="Hello.")
     assert dict(agents) == BUILT_IN and "other users can write" in problem

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from coder.agent.ask_user import NO_ANSWER, ask_user
+from coder.agent.user_tools import NO_ANSWER, ask_user
 from coder.devtools.scripted import Body, Reply
 from coder.events import QuestionAsked
 from coder.permissions.permissions import Permissions

@@ -32,7 +32,7 @@ for words in filter(None, sys.argv[2].split("|")):
 # Modules, and what asks for them on the command line. Those that nothing asks for are deleted together: no module that
 # is left imports one of them, so that each can be deleted alone, too.
 OPTIONAL = {
-    "agent/compaction agent/subagent agent/parallel agent/todo agent/titles agent/ask_user "
+    "agent/compaction agent/subagent agent/parallel agent/titles agent/user_tools "
     "agent/instructions": "",
     "extend/prompt_files extend/mcp devtools/relay": "",
     "extend": "",

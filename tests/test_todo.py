@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coder.agent.titles import BEGINNING, LONGEST, Titler
-from coder.agent.todo import todo
+from coder.agent.user_tools import todo
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply
 from coder.events import ToolEnd, ToolStart

@@ -4,10 +4,7 @@
     agent.subscribe(print)
     print(agent.run("How many people live in Oslo?").text)
 
-One run at a time. Messages for the agent meanwhile go into one of two queues: `steer` changes the course after the
-tool under way, `follow_up` waits until the run would end. The command line is built on this class (cli/app.py).
-
-To run in the background, call `prompt` in a thread of your own and `wait_for_idle` in others.
+One run at a time. To run in the background, call `prompt` in a thread of your own and `wait_for_idle` in others.
 """
 
 from __future__ import annotations
@@ -168,7 +165,8 @@ class Agent:
         finally:
             run.close()
             with self._idle:
-                self.state.end()
+                self.state.is_streaming, self.state.coming = False, None
+                self.state.pending_tool_calls.clear()
                 self._idle.notify_all()
 
     def _start_loop(self, prompts: list[Message], abort: Abort) -> Events[RunResult]:

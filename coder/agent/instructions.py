@@ -52,7 +52,8 @@ def instructions(cwd: Path, config: Path | None = None, report: Report = str) ->
     """The user's files (in `config`), then the project's from its root down to `cwd`; at most LIMIT characters."""
     root = repository_top(cwd, lambda place: _is_trusted(place, cwd))
     found = [*_files_in(config, config, report, "~/")] if config else []
-    for folder in _folders_between(root, cwd):
+    folders = [each for each in (cwd, *cwd.parents) if each.is_relative_to(root)]
+    for folder in reversed(folders):
         files = _files_in(folder, root, report)
         found += [each for each in files if folder == cwd or _is_trusted(each.file, cwd)]
     kept, left = list[Instruction](), LIMIT
@@ -67,11 +68,6 @@ def _is_trusted(path: Path, cwd: Path) -> bool:
         return path.stat().st_uid in {os.geteuid(), 0, cwd.stat().st_uid}
     except OSError:
         return False
-
-
-def _folders_between(top: Path, folder: Path) -> list[Path]:
-    """The folders from `top` down to `folder`."""
-    return [each for each in [folder, *folder.parents] if each.is_relative_to(top)][::-1]
 
 
 def _files_in(folder: Path, root: Path, report: Report, prefix: str = "") -> Iterator[Instruction]:

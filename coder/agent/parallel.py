@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Generator, Sequence
-from itertools import takewhile
 from typing import TypeAlias
 
 from coder.abort import TICK, Abort
@@ -32,11 +31,12 @@ class ParallelTools(Toolset):
     """A Toolset whose `concurrent` tools run side by side where their calls are neighbours."""
 
     def group_size(self, calls: list[ToolCall]) -> int:
-        neighbours = takewhile(self._is_concurrent, calls[:MAX_WORKERS])
-        return max(1, len([*neighbours]))
-
-    def _is_concurrent(self, call: ToolCall) -> bool:
-        return call.name in self.tools and self.tools[call.name].concurrent
+        size = 0
+        for call in calls[:MAX_WORKERS]:
+            if call.name not in self.tools or not self.tools[call.name].concurrent:
+                break
+            size += 1
+        return max(1, size)
 
     def together(
         self, works: Sequence[Work], abort: Abort
@@ -72,7 +72,12 @@ class ParallelTools(Toolset):
         finally:
             if running:
                 abort.set()
-                _stop_workers(workers)
+                for worker in workers:
+                    worker.stopped = True
+                    worker.resume.release()
+                deadline = time.monotonic() + GRACE
+                for worker in workers:
+                    worker.join(max(0.0, deadline - time.monotonic()))
 
 
 class _Worker(threading.Thread):
@@ -94,12 +99,3 @@ class _Worker(threading.Thread):
             self.outputs.put((self.place, end.value))
         except BaseException as error:  # raised again in the run's thread
             self.outputs.put((self.place, error))
-
-
-def _stop_workers(workers: Sequence[_Worker]) -> None:
-    deadline = time.monotonic() + GRACE
-    for worker in workers:
-        worker.stopped = True
-        worker.resume.release()
-    for worker in workers:
-        worker.join(max(0.0, deadline - time.monotonic()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from coder.agent.instructions import Instruction
 
 Mode = Literal["primary", "subagent", "all"]
+FIELDS = ("description", "mode", "model", "max_steps")  # of an agent's file
 
 # ---- the system prompt ----------------------------------------------------------------------
 
@@ -98,31 +99,26 @@ class AgentSpec:
     max_steps: int | None = None
 
 
-def _rules(name: str, data: Any) -> tuple[Rule, ...]:
-    return tuple(rules_of(data, f"agent {name}"))
-
-
 NO_TODO = {"todo": "deny"}
 READ_ONLY = {"*": "ask", "read": "allow", "todo": "allow", "task": "allow", "edit": "deny"}
 SEARCH_ONLY = {"*": "deny", "read": "allow", "external_directory": "ask", "doom_loop": "ask"}
 
 
 def _spec(name: str, description: str, rules: Any = (), **more: Any) -> AgentSpec:
-    return AgentSpec(name, description, rules=_rules(name, dict(rules)), **more)
+    read = tuple(rules_of(dict(rules), f"agent {name}"))
+    return AgentSpec(name, description, rules=read, **more)
 
 
-BUILT_IN = {
-    each.name: each
-    for each in (
-        _spec("build", "works on the code, with all tools"),
-        _spec("plan", "reads and plans, and changes nothing", READ_ONLY, prompt=PLAN),
-        _spec("general", "a task of several steps", NO_TODO, mode="subagent", prompt=CHILD),
-        _spec("explore", "finds things in the code", SEARCH_ONLY, mode="subagent", prompt=EXPLORE),
-        _spec("compaction", "shortens a history that is too long", {"*": "deny"}, hidden=True),
-        _spec("title", "finds a title", {"*": "deny"}, hidden=True),
-        _spec("summary", "summarises a conversation", {"*": "deny"}, hidden=True),
-    )
-}
+_ALL = (
+    _spec("build", "works on the code, with all tools"),
+    _spec("plan", "reads and plans, and changes nothing", READ_ONLY, prompt=PLAN),
+    _spec("general", "a task of several steps", NO_TODO, mode="subagent", prompt=CHILD),
+    _spec("explore", "finds things in the code", SEARCH_ONLY, mode="subagent", prompt=EXPLORE),
+    _spec("compaction", "shortens a history that is too long", {"*": "deny"}, hidden=True),
+    _spec("title", "finds a title", {"*": "deny"}, hidden=True),
+    _spec("summary", "summarises a conversation", {"*": "deny"}, hidden=True),
+)
+BUILT_IN = {each.name: each for each in _ALL}
 
 
 def choices(agents: Mapping[str, AgentSpec], *modes: Mode) -> list[AgentSpec]:
@@ -141,15 +137,15 @@ def choose(agents: Mapping[str, AgentSpec], name: str) -> AgentSpec:
 # ---- the user's own -------------------------------------------------------------------------
 
 
-def load_agents(folder: Path) -> tuple[dict[str, AgentSpec], list[str]]:
-    """The built-in agents and those of the folder's files, and a sentence for each file that makes none."""
-    agents, problems = dict(BUILT_IN), list[str]()
+def load_agents(folder: Path, report: Callable[[str], object] = str) -> dict[str, AgentSpec]:
+    """The built-in agents and those of the folder's files. `report` gets a sentence for each file that makes none."""
+    agents = BUILT_IN.copy()
     for path in sorted(folder.glob("*.md")):
         try:
             agents[path.stem] = _read_agent(path, agents.get(path.stem, AgentSpec(path.stem)))
         except (RulesError, OSError, ValueError) as error:
-            problems.append(f"The agent {path.name} is ignored: {error}")
-    return agents, problems
+            report(f"The agent {path.name} is ignored: {error}")
+    return agents
 
 
 def _read_agent(path: Path, base: AgentSpec) -> AgentSpec:
@@ -159,27 +155,22 @@ def _read_agent(path: Path, base: AgentSpec) -> AgentSpec:
     # Rules that are not read would make an agent that may do everything
     if front is None and re.search(r"^\W*---", prompt, re.M):
         raise ValueError("its front matter has to be between two lines ---, the first of the file")
-    head = _mapping(front or "")
-    head.pop("name", None)  # other programs' files have one
-    rules = base.rules + _rules(path.stem, head.pop("permissions", {}))
     said = base.description or prompt.partition("\n")[0].strip("# .")
-    fields = {"description": said} | {key: _field(key, value) for key, value in head.items()}
-    return replace(base, rules=rules, prompt=prompt or base.prompt, **fields)
-
-
-FIELDS = ("description", "mode", "model", "max_steps")
-
-
-def _field(key: str, value: Any) -> Any:
-    """The value of a field of AgentSpec. Raises ValueError."""
-    if key not in FIELDS or not isinstance(value, str):
-        known = ", ".join([*FIELDS, "permissions"])
-        raise ValueError(f"{key!r} is no line of an agent's front matter; known: {known}")
-    if key == "mode" and value not in get_args(Mode):
-        raise ValueError(f"mode: {value!r}: it is not one of {', '.join(get_args(Mode))}")
-    if key == "max_steps" and not re.fullmatch("[1-9][0-9]*", value):
-        raise ValueError(f"max_steps: {value!r}: it is no number from 1 on")
-    return int(value) if key == "max_steps" else value
+    fields = {"description": said} | _mapping(front or "")
+    fields.pop("name", None)  # other programs' files have one
+    rules = tuple(rules_of(fields.pop("permissions", {}), f"agent {path.stem}"))
+    for key, value in fields.items():
+        if key not in FIELDS or not isinstance(value, str):
+            known = ", ".join([*FIELDS, "permissions"])
+            raise ValueError(f"{key!r} is no line of an agent's front matter; known: {known}")
+    if "mode" in fields and fields["mode"] not in get_args(Mode):
+        known = ", ".join(get_args(Mode))
+        raise ValueError(f"mode: {fields['mode']!r}: it is not one of {known}")
+    if (steps := fields.get("max_steps")) is not None:
+        if not re.fullmatch("[1-9][0-9]*", steps):
+            raise ValueError(f"max_steps: {steps!r}: it is no number from 1 on")
+        fields["max_steps"] = int(steps)
+    return replace(base, rules=base.rules + rules, prompt=prompt or base.prompt, **fields)
 
 
 def split_front_matter(text: str) -> tuple[str | None, str]:
@@ -198,17 +189,17 @@ def _mapping(text: str) -> dict[str, Any]:
         found = re.fullmatch(r"""( *)("[^"]*"|'[^']*'|[^\s:"'][^:]*?)\s*:(?:\s+(.*?))?\s*""", line)
         if not found:
             raise ValueError(f"the line {line.strip()[:60]!r} is not `key: value`")
-        depth, key, value = len(found[1]), _unquoted(found[2]), found[3]
+        depth, key, value = len(found[1]), _unquote(found[2]), found[3]
         while depth <= levels[-1][0]:
             levels.pop()
         members = levels[-1][1]
         if key in members:
             raise ValueError(f"{key} is there twice")
-        members[key] = _unquoted(value) if value else {}
+        members[key] = _unquote(value) if value else {}
         if not value:
             levels.append((depth, members[key]))
     return levels[0][1]
 
 
-def _unquoted(word: str) -> str:
+def _unquote(word: str) -> str:
     return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "\"'" else word

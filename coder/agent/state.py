@@ -48,7 +48,6 @@ class AgentState:
         return pieces and {"role": "assistant"} | {k: "".join(v) for k, v in pieces.items()}
 
     def follow(self, event: Event) -> None:
-        """Keep right what the agent does."""
         match event:
             case events.TextDelta(text=text) if self.coming is not None:
                 self.coming["content"].append(text)
@@ -66,10 +65,6 @@ class AgentState:
                 self.error = None
             case events.RunEnd(stop_reason=reason, text=text, error=error):
                 self.error = Aborted(text) if reason == "aborted" else error
-
-    def end(self) -> None:
-        self.is_streaming, self.coming = False, None
-        self.pending_tool_calls.clear()
 
 
 class Queue(deque[Message]):

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 PARALLEL = optional("coder.agent.parallel")
 TOOLSET: type[Toolset] = PARALLEL.ParallelTools if PARALLEL else Toolset
-TODO = optional("coder.agent.todo")
-READING = (bash, grep, glob, ls, *([TODO.todo] if TODO else []))
+USER_TOOLS = optional("coder.agent.user_tools")
+READING = (bash, grep, glob, ls, *([USER_TOOLS.todo] if USER_TOOLS else []))
 TOOLS = (read, write, edit, *READING)
 PATCHING = (read, apply_patch, *READING)  # for the GPT-5 family, which is trained on it
 NO_TASK = Rule("task", "*", "deny", "sub-agents call none")
@@ -70,8 +70,7 @@ class App:
         self.redact: Callable[[str], str] = self.redactor.text if self.redactor else str
         if self.redactor:
             self.redaction.redact_logs(self.redactor)
-        self.agents, problems = load_agents(config_folder() / "agents")
-        self.notices += problems
+        self.agents = load_agents(config_folder() / "agents", self.notices.append)
         workspace, remarks = load_workspace_rules(self.cwd)
         self.notices += remarks
         self.permissions = Permissions(
@@ -257,8 +256,8 @@ class App:
         agent.set_model(model)
         self.set_prompt()
         own = [self.subagents.tool] if self.subagents else []  # not for sub-agents
-        if self.arguments.can_ask and (module := optional("coder.agent.ask_user")):
-            own.append(module.ask_user)
+        if self.arguments.can_ask and USER_TOOLS:
+            own.append(USER_TOOLS.ask_user)
         tools = self.permissions.offered([*self.tools_for(model.name), *own])
         agent.set_tools(TOOLSET(tools, cwd=self.cwd))
         agent.state.tools.seen = seen  # files as tools have seen them, whichever tools there are

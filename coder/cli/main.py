@@ -205,7 +205,7 @@ def show_top(screen: Screen, settings: Settings, arguments: argparse.Namespace) 
     if agent not in ("build", "plan") or (config_folder() / "agents" / f"{agent}.md").exists():
         from coder.agent.profiles import choose, load_agents  # late: 9 ms
 
-        model = choose(load_agents(config_folder() / "agents")[0], agent).model or model
+        model = choose(load_agents(config_folder() / "agents"), agent).model or model
     screen.line(f"coder {__version__} · {model} at {settings.host} · {Path.cwd()}")
     screen.line("/help lists the commands; Ctrl+C stops a run, Ctrl+D exits.")
     remarks = {

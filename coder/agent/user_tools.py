@@ -1,0 +1,59 @@
+"""The tools that the user sees: `todo`, the model's checklist for a long task, and `ask_user`, a question of the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from coder.events import Event, QuestionAsked
+from coder.toolset import ToolContext, tool
+from coder.types import ToolError, ToolResult
+
+MARKS = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
+SYNONYMS = {"completed": "done", "in-progress": "in_progress", "": "pending"}  # models' words
+NO_ANSWER = "The user gave no answer. Go on with what you think best, and say what you assumed."
+
+
+def _check_items(items: Any) -> list[dict[str, str]]:
+    """The items as {"text", "status"}. Raises ToolError."""
+    checked = []
+    for item in items if isinstance(items, list) else [items]:
+        given = item if isinstance(item, dict) else {}
+        text = " ".join(str(given.get("text") or given.get("content") or "").split())
+        status = str(given.get("status") or "")
+        status = SYNONYMS.get(status, status)
+        if not text or status not in MARKS:
+            raise ToolError(f'an item is {{"text", "status": {", ".join(MARKS)}}}, not {item!r}')
+        checked.append({"text": text, "status": status})
+    return checked
+
+
+def _make_title(arguments: dict[str, Any]) -> str:
+    items = _check_items(arguments.get("items") or [])
+    return f"{sum(item['status'] == 'done' for item in items)} of {len(items)} done"
+
+
+@tool(title=_make_title)
+def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
+    """Keep a checklist for a task of three steps or more; the user sees it. Send it whole whenever a step begins or is done.
+
+    items: {"text": "...", "status": "pending", "in_progress" or "done"}, in order
+    """
+    checked = _check_items(items)
+    lines = [f"{MARKS[item['status']]} {item['text']}" for item in checked]
+    return ToolResult("\n".join(lines) or "The checklist is empty.", details={"todo": checked})
+
+
+@tool(title=lambda arguments: "")  # the question itself is on the screen
+def ask_user(
+    ctx: ToolContext, question: str, options: list[str] | None = None
+) -> Generator[Event, None, ToolResult]:
+    """Ask the user one question, and wait. Only for a choice that is theirs and that you cannot find out.
+
+    question: with all that is needed to decide
+    options: 2 to 5 short answers to choose from; the user may give another one
+    """
+    asked = QuestionAsked(ctx.call_id, question, options or [])
+    yield asked
+    ctx.abort.check()  # Ctrl+C at the question stops the run
+    return ToolResult(asked.answer or NO_ANSWER)
