@@ -16,11 +16,10 @@ from coder.agent.agent import Agent
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply
 from coder.events import Event, Notice, ToolEnd
-from coder.extend.command_hooks import HooksError, command_hooks
-from coder.extend.guard import Guard
+from coder.extend.guard import Guard, command_hooks
 from coder.history import user
 from coder.hooks import HOOK_NAMES, FunctionHooks, HookChain, Hooks
-from coder.types import DeniedError, Request, ToolCall, ToolResult
+from coder.types import CoderError, DeniedError, Request, ToolCall, ToolResult
 from tests.harness import FAST, ONE, add, all_of, ask, contents, roles, serve
 from tests.terminal import promptly, until
 
@@ -252,7 +251,7 @@ def test_a_command_is_asked_for_the_tools_it_names_beside_its_file(tmp_path: Pat
 )
 def test_a_file_of_hooks_that_is_none_is_an_error_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "hooks.json").write_text(text)
-    with pytest.raises(HooksError, match=r"hooks\.json: [^\n]+$"):
+    with pytest.raises(CoderError, match=r"hooks\.json: [^\n]+$"):
         command_hooks(tmp_path / "hooks.json")
     assert command_hooks(tmp_path / "none.json") == []
 

@@ -12,10 +12,10 @@ import pytest
 
 from coder.devtools.scripted import Reply
 from coder.events import RunEnd, RunStart
-from coder.extend.command_hooks import HooksError, command_hooks
+from coder.extend.guard import command_hooks
 from coder.extend.plugins import Plugins
 from coder.hooks import HookChain
-from coder.types import Usage
+from coder.types import CoderError, Usage
 from tests.harness import ask, serve
 from tests.terminal import OneShot, Terminal, add_plugin
 
@@ -157,7 +157,7 @@ def test_hooks_that_others_may_write_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "hooks.json").write_text('{"before_tool_call": [{"command": "true"}]}')
     assert len(command_hooks(tmp_path / "hooks.json")) == 1
     (tmp_path / "hooks.json").chmod(0o602)
-    with pytest.raises(HooksError, match=WRITABLE):
+    with pytest.raises(CoderError, match=WRITABLE):
         command_hooks(tmp_path / "hooks.json")
 
 

@@ -24,7 +24,7 @@ from coder.cli.one_shot import EXIT_CODES
 from coder.cli.process import INTERRUPTED, LIMIT, TRANSIENT, USAGE
 from coder.cli.settings import SETTINGS, load, window_of
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.extend.command_hooks import command_hooks
+from coder.extend.guard import command_hooks
 from coder.extend.mcp import expand
 from coder.extend.plugins import Plugins
 from coder.extend.prompt_files import read_prompt_file

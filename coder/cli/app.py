@@ -111,7 +111,7 @@ class App:
         self.servers: Servers | None = None
         names = {each.name for each in (*TOOLS, *PATCHING)}
         if (path := config_folder() / "hooks.json").exists():
-            self.users_hooks += needed("coder.extend.command_hooks", str(path)).command_hooks(path)
+            self.users_hooks += needed("coder.extend.guard", str(path)).command_hooks(path)
         folder, name = config_folder() / "plugins", "coder.extend.plugins"
         if module := needed(name, str(folder)) if folder.exists() else optional(name):
             self.plugins = module.Plugins(folder, names | {"task", "ask_user"}, self.notices)
