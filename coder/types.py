@@ -7,10 +7,12 @@ come out of a run are in events.py, the hooks that go into it in hooks.py.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
+Report = Callable[[str], object]  # takes a sentence for the user
 
 # A message is the API's dict: {"role": "user" | "assistant" | "tool", "content": ..., ...}. Private facts
 # (timestamp, is_error, ...) live under the key "meta"; a role that the API does not know is for the screen only.

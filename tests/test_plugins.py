@@ -54,8 +54,7 @@ CALL = Reply(calls=[("forecast", {"city": "Oslo"})])
 
 def test_a_file_registers_a_tool_a_hook_a_command_and_a_subscriber(tmp_path: Path) -> None:
     (tmp_path / "weather.py").write_text(WHOLE)
-    plugins = Plugins(tmp_path)
-    assert plugins.problems == []
+    plugins = Plugins(tmp_path, report=pytest.fail)
     with serve(CALL, Reply("done")) as server:
         ask(server, tools=plugins.tools, hooks=HookChain(*plugins.hooks), each=plugins.notify)
     assert server.requests[1]["messages"][-1]["content"] == "rain and a ****** in Oslo"
@@ -87,8 +86,9 @@ FINE = "def fine() -> str:\n    '''F.'''\n    return ''\n"
 def test_a_broken_plugin_is_reported_and_left_out(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "a_broken.py").write_text(text)
     (tmp_path / "b_weather.py").write_text(WHOLE)
-    plugins = Plugins(tmp_path, taken={"bash"})
-    [line] = plugins.problems
+    problems = list[str]()
+    plugins = Plugins(tmp_path, {"bash"}, problems.append)
+    [line] = problems
     assert line.startswith("The plugin a_broken.py is skipped: ") and problem in line
     assert [each.name for each in plugins.tools] == ["forecast"]
 
@@ -98,10 +98,11 @@ def test_a_subscriber_that_fails_is_told_of_once_and_hears_no_more(tmp_path: Pat
         "heard = []\ndef setup(api):\n    api.subscribe(lambda event: heard.append(event) or 1 / 0)\n"
         "    api.subscribe(heard.append)"
     )
-    plugins = Plugins(tmp_path)
+    problems = list[str]()
+    plugins = Plugins(tmp_path, report=problems.append)
     plugins.notify(RunStart())
     plugins.notify(RunEnd("stop", "", Usage(), 1))
-    [problem] = plugins.problems
+    [problem] = problems
     assert problem.startswith("A subscriber of coder_plugin_a failed and is removed: ZeroDiv")
     heard = [event.type for event in sys.modules["coder_plugin_a"].heard]
     assert heard == ["run_start", "run_start", "run_end"]
@@ -148,7 +149,8 @@ def test_what_others_may_write_to_is_reported_and_not_run(
     (own / "a.py").chmod(0o644)
     change(own)
     problem = problem.replace("OWN/..", str(tmp_path)).replace("OWN", str(own))
-    problems = Plugins(own).problems
+    problems = list[str]()
+    Plugins(own, report=problems.append)
     assert ran.exists() == (not problem) and len(problems) == bool(problem)
     assert all(problem in line and "\n" not in line for line in problems)
 

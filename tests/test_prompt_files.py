@@ -122,8 +122,10 @@ def test_what_cannot_be_judged_is_left_out_with_a_sentence(
 ) -> None:
     put(tmp_path, "a.md", SKILL), put(tmp_path, "ws/.env", "K=1")
     change(put(tmp_path / PROJECTS, name, SKILL))
-    files = PromptFiles([tmp_path / "none"], [tmp_path / PROJECTS], tmp_path / "answers.json")
-    [problem] = files.problems
+    problems = list[str]()
+    users, projects = [tmp_path / "none"], [tmp_path / PROJECTS]
+    files = PromptFiles(users, projects, tmp_path / "answers.json", problems.append)
+    [problem] = problems
     assert not files.commands and not files.skills and reason in problem and problem.isprintable()
 
 
@@ -132,15 +134,18 @@ def test_of_a_project_only_so_many_files_count(tmp_path: Path) -> None:
     for number in range(250):
         put(tmp_path, f"commands/own{number}.md", "Do it.")
         put(tmp_path / PROJECTS, f"commands/other{number}.md", "Do it.")
-    files = PromptFiles([tmp_path], [tmp_path / PROJECTS], tmp_path / "answers.json")
-    [problem] = files.problems
+    problems = list[str]()
+    projects = [tmp_path / PROJECTS]
+    files = PromptFiles([tmp_path], projects, tmp_path / "answers.json", problems.append)
+    [problem] = problems
     assert len(files.commands) == 250 + 200 and problem.startswith("Only 200 files of ")
 
 
 def test_what_others_may_write_is_none_of_the_users(tmp_path: Path) -> None:
     put(tmp_path, "commands/a.md", "Do it.").chmod(0o666)
-    files = PromptFiles([tmp_path], [tmp_path], tmp_path / "answers.json")
-    assert not files.commands and "other users can write" in files.problems[0]
+    problems = list[str]()
+    files = PromptFiles([tmp_path], [tmp_path], tmp_path / "answers.json", problems.append)
+    assert not files.commands and "other users can write" in problems[0]
 
 
 @pytest.mark.parametrize("change", ["SKILL.md", "scripts/run", "new", ".hidden/x"])

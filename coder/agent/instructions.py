@@ -11,16 +11,16 @@ Little is imported here: the names of the files are shown before the first promp
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coder.permissions.sanitize import escape_invisible
 from coder.tools.workspace import read_small_file, repository_top
+from coder.types import Report
 
 NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))  # of each row the first that has text counts
 LIMIT = 32_000  # characters of all files together; the nearest are kept whole first
-Report = Callable[[str], object]  # gets a sentence for each file that is left out
 
 INIT = """\
 Look at this project and write AGENTS.md in its root: what a coding agent needs to know to work here. Find out how it is built, run, \
@@ -49,7 +49,10 @@ class Instruction:
 
 
 def instructions(cwd: Path, config: Path | None = None, report: Report = str) -> list[Instruction]:
-    """The user's files (in `config`), then the project's from its root down to `cwd`; at most LIMIT characters."""
+    """The user's files (in `config`), then the project's from its root down to `cwd`; at most LIMIT characters.
+
+    `report` gets a sentence for each that is left out.
+    """
     root = repository_top(cwd, lambda place: _is_trusted(place, cwd))
     found = [*_files_in(config, config, report, "~/")] if config else []
     folders = [each for each in (cwd, *cwd.parents) if each.is_relative_to(root)]

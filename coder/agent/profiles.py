@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from coder.permissions.rules import Rule, RulesError, check_ownership, rules_of
-from coder.types import CoderError
+from coder.types import CoderError, Report
 
 if TYPE_CHECKING:
     from coder.agent.instructions import Instruction
@@ -137,7 +137,7 @@ def choose(agents: Mapping[str, AgentSpec], name: str) -> AgentSpec:
 # ---- the user's own -------------------------------------------------------------------------
 
 
-def load_agents(folder: Path, report: Callable[[str], object] = str) -> dict[str, AgentSpec]:
+def load_agents(folder: Path, report: Report = str) -> dict[str, AgentSpec]:
     """The built-in agents and those of the folder's files. `report` gets a sentence for each file that makes none."""
     agents = BUILT_IN.copy()
     for path in sorted(folder.glob("*.md")):

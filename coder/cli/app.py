@@ -109,12 +109,12 @@ class App:
         self.users_hooks: list[Guard] = []
         self.plugins: Plugins | None = None
         self.servers: Servers | None = None
-        names = {each.name for each in (*TOOLS, *PATCHING)}
+        names, note = {each.name for each in (*TOOLS, *PATCHING)}, self.notices.append
         if (path := config_folder() / "hooks.json").exists():
             self.users_hooks += needed("coder.extend.guard", str(path)).command_hooks(path)
         folder, name = config_folder() / "plugins", "coder.extend.plugins"
         if module := needed(name, str(folder)) if folder.exists() else optional(name):
-            self.plugins = module.Plugins(folder, names | {"task", "ask_user"}, self.notices)
+            self.plugins = module.Plugins(folder, names | {"task", "ask_user"}, note)
             self.users_hooks += self.plugins.hooks
             self.extra_tools += self.plugins.tools
         if (path := config_folder() / "mcp.json").exists():
@@ -137,9 +137,9 @@ class App:
         module = any(map(os.path.isdir, places)) and optional("coder.extend.prompt_files")
         if not module:
             return
-        files: PromptFiles = module.PromptFiles(users, projects, data_folder() / "answers.json")
+        answers = data_folder() / "answers.json"
+        files: PromptFiles = module.PromptFiles(users, projects, answers, note)
         self.prompt_files = files
-        self.notices += files.problems
         self.permissions.rules[:0] = [
             Rule("external_directory", f"{os.path.realpath(each.path.parent)}/*", "allow", "skills")
             for each in files.skills.values()

@@ -26,6 +26,7 @@ from coder.extend.guard import Guard
 from coder.hooks import Hooks
 from coder.permissions.rules import check_ownership
 from coder.toolset import Tool
+from coder.types import Report
 
 GROUP = "coder.plugins"
 
@@ -83,14 +84,12 @@ class PluginApi:
 class Plugins(PluginApi):
     """What the files in `folder` (by name) and the installed plugins register.
 
-    `taken`: names of tools, and of commands with a slash. `problems` gets a sentence for each that fails.
+    `taken`: names of tools, and of commands with a slash. `report` gets a sentence for each plugin that fails.
     """
 
-    def __init__(
-        self, folder: Path, taken: Collection[str] = (), problems: list[str] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, taken: Collection[str] = (), report: Report = str) -> None:
         super().__init__("all", set(taken))
-        self.problems = [] if problems is None else problems
+        self.report = report
         for path in sorted(folder.glob("*.py")):
             self._load(path.name, partial(_setup_of, path))
         for name, load in _installed():
@@ -102,11 +101,13 @@ class Plugins(PluginApi):
         try:
             setup_of()(api)
         except Exception as error:
-            self.problems.append(f"The plugin {name} is skipped: {type(error).__name__}: {error}")
+            self.report(f"The plugin {name} is skipped: {type(error).__name__}: {error}")
             return
         self.taken = api.taken
-        for kind in ("tools", "hooks", "commands", "subscribers"):
-            getattr(self, kind).extend(getattr(api, kind))
+        self.tools += api.tools
+        self.hooks += api.hooks
+        self.commands += api.commands
+        self.subscribers += api.subscribers
 
     def notify(self, event: Event) -> None:
         """Call the subscribers; one that fails is reported and removed."""
@@ -115,9 +116,9 @@ class Plugins(PluginApi):
                 subscriber(event)
             except Exception as error:
                 self.subscribers.remove(subscriber)
-                why = f"{type(error).__name__}: {error}"
                 place = getattr(subscriber, "__module__", None) or "a plugin"
-                self.problems.append(f"A subscriber of {place} failed and is removed: {why}")
+                why = f"{type(error).__name__}: {error}"
+                self.report(f"A subscriber of {place} failed and is removed: {why}")
 
 
 def _setup_of(path: Path) -> Callable[[PluginApi], Any]:
@@ -129,8 +130,7 @@ def _setup_of(path: Path) -> Callable[[PluginApi], Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up there
     spec.loader.exec_module(module)
-    setup: Callable[[PluginApi], Any] = module.setup
-    return setup
+    return module.setup  # type: ignore[no-any-return]
 
 
 def _installed() -> Iterator[tuple[str, Callable[[], Any]]]:

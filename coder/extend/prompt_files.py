@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from coder.agent.profiles import split_front_matter
 from coder.permissions.rules import check_ownership
 from coder.permissions.sanitize import escape_invisible
 from coder.tools.workspace import escaped, read_small_file
+from coder.types import Report
 
 NAME = re.compile(r"[a-z0-9][\w-]{0,63}", re.A)
 MAX_FILES = 200  # of a project's folder
@@ -66,36 +67,34 @@ class PromptFile:
 
 class PromptFiles:
     """All of a session. `users` and `projects` are folders with `skills`, the first of each also with `commands`;
-    `answers` is the file of what the user has answered. `problems` has a sentence for each file left out."""
+    `answers` is the file of what the user has answered. `report` gets a sentence for each file left out."""
 
-    def __init__(self, users: Sequence[Path], projects: Sequence[Path], answers: Path) -> None:
-        self.answers, self.problems = answers, list[str]()
+    def __init__(
+        self, users: Sequence[Path], projects: Sequence[Path], answers: Path, report: Report = str
+    ) -> None:
+        self.answers = answers
         self.commands, self.skills = dict[str, PromptFile](), dict[str, PromptFile]()
-        known, real = self._answers(), {os.path.realpath(each) for each in users}
+        known, real = self._read_answers(), {os.path.realpath(each) for each in users}
         own = [each for each in projects if os.path.realpath(each) not in real]
         for folder in [*users, *own]:
             paths = sorted(folder.glob("skills/*/SKILL.md"))
             if folder in (users[0], projects[0]):
                 paths += sorted(folder.glob("commands/*.md"))
             if folder in own and len(paths) > MAX_FILES:
-                self.problems.append(f"Only {MAX_FILES} files of {escaped(str(folder))} count.")
+                report(f"Only {MAX_FILES} files of {escaped(str(folder))} count.")
                 paths = paths[:MAX_FILES]
             for path in paths:
-                self._add(path, folder.parent if folder in own else None, known)
+                try:
+                    made = read_prompt_file(path, folder.parent if folder in own else None)
+                except (OSError, ValueError) as error:
+                    report(f"{escaped(str(path))} is ignored: {error}.")
+                    continue
+                if made.digest:
+                    word, _, digest = known.get(str(path), "").partition(" ")
+                    made.answer = word if digest == made.digest else digest and "changed"
+                (self.skills if made.is_skill else self.commands).setdefault(made.name, made)
 
-    def _add(self, path: Path, project: Path | None, known: Mapping[str, str]) -> None:
-        """Add a file, if its name is free."""
-        try:
-            made = read_prompt_file(path, project)
-        except (OSError, ValueError) as error:
-            self.problems.append(f"{escaped(str(path))} is ignored: {error}.")
-            return
-        if made.digest:
-            word, _, digest = known.get(str(path), "").partition(" ")
-            made.answer = word if digest == made.digest else digest and "changed"
-        (self.skills if made.is_skill else self.commands).setdefault(made.name, made)
-
-    def _answers(self) -> dict[str, str]:
+    def _read_answers(self) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             check_ownership(self.answers)
             return {k: str(v) for k, v in json.loads(self.answers.read_text()).items()}
@@ -110,7 +109,7 @@ class PromptFiles:
         new = {str(each.path): f"{answer} {each.digest}" for each in files}
         with contextlib.suppress(OSError):
             self.answers.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            text = json.dumps(self._answers() | new, indent=1)
+            text = json.dumps(self._read_answers() | new, indent=1)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             with open(os.open(self.answers, flags, 0o600), "w") as file:
                 file.write(text)
