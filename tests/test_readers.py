@@ -197,7 +197,7 @@ def test_rg_is_not_free_where_its_list_is_cut_or_takes_too_long(
     repo: Path, monkeypatch: pytest.MonkeyPatch, rg: str
 ) -> None:
     """All of a line has one time: a hundred of them do not take a hundred times as long."""
-    monkeypatch.setattr("coder.permissions.readers.LISTING_TIME", 0.5)
+    monkeypatch.setattr("coder.permissions.shell.LISTING_TIME", 0.5)
     monkeypatch.setenv("PATH", f"{repo.parent}/programs:{os.environ['PATH']}")
     (repo.parent / "programs").mkdir()
     (repo.parent / "programs/rg").write_text(f"#!/bin/sh\n{rg}\n")

@@ -43,7 +43,7 @@ NETWORK_ABI, FULL_ABI = 4, 6  # the first versions with rules for TCP, and with 
 WRITE_FILE, REFER, TRUNCATE, IOCTL_DEV = 1 << 1, 1 << 13, 1 << 14, 1 << 15
 MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))
 RIGHTS = {1: WRITE_FILE | MAKE_AND_REMOVE, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV}
-DEVICE_NODES = 1 << 6 | 1 << 11  # never granted: with its own node root could write to any disk
+FOLDER_RIGHTS = ~(1 << 6 | 1 << 11)  # no device nodes: with its own root could write to any disk
 FILE_RIGHTS = WRITE_FILE | TRUNCATE | IOCTL_DEV  # those that a rule for a single file may name
 TCP = 0b11  # bind and connect
 SCOPES = 0b11  # abstract unix sockets and signals of others
@@ -75,17 +75,13 @@ OWN_LIMITS = [
 ]
 
 
-class LandlockError(OSError):
-    """This kernel has no Landlock, or it may not be used."""
-
-
 def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> bool:
     """Limit this thread, and what it starts, to changing files at and below `writable`.
 
     Its programs get no rights by set-user-ID, fewer of root's, and cannot change other processes'
     limits. Without `network` it has local sockets only. A path that does not exist is left out.
     `abi`: use no newer Landlock. Returns whether the kernel can do all of this; where seccomp is
-    missing, only TCP is denied. Raises LandlockError.
+    missing, only TCP is denied. Raises OSError.
     """
     if abi is None:
         abi = _call("syscall", CREATE_RULESET, None, 0, VERSION)
@@ -94,37 +90,29 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
     fields = fields[: 1 if abi < NETWORK_ABI else 2 if abi < FULL_ABI else 3]
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     ruleset = _call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
-    try:
+    with contextlib.ExitStack() as closing:
+        closing.callback(os.close, ruleset)
         for path in writable:
-            _allow(ruleset, path, handled)
-        with contextlib.suppress(LandlockError):  # only root can drop them, who alone has them
+            try:
+                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue
+            closing.callback(os.close, fd)
+            is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+            rule = struct.pack("=Qi", handled & (FOLDER_RIGHTS if is_folder else FILE_RIGHTS), fd)
+            _call("syscall", ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
+        with contextlib.suppress(OSError):  # only root can drop them, who alone has them
             for capability in CAPABILITIES:
                 _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
         _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _call("syscall", RESTRICT_SELF, ruleset, 0)
-    finally:
-        os.close(ruleset)
     return _filter_calls(network) and abi >= FULL_ABI
 
 
-def _allow(ruleset: int, path: Path, rights: int) -> None:
-    try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        rights &= ~DEVICE_NODES
-        if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            rights &= FILE_RIGHTS
-        _call("syscall", ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", rights, fd), 0)
-    finally:
-        os.close(fd)
-
-
-def call_filter(network: bool) -> list[Instruction]:
-    """A BPF program that denies changing other processes' limits and, without `network`, sockets
-    other than unix and netlink ones, and io_uring, which opens sockets by itself. Calls of an
-    unknown architecture are denied."""
+def _filter_calls(network: bool) -> bool:
+    """Deny for good changing other processes' limits and, without `network`, sockets other than unix
+    and netlink ones, and io_uring, which opens sockets by itself. Calls of an unknown architecture
+    are denied. False where seccomp does not work, or the machine is not in the table."""
     program = [(LOAD, 0, 0, ARCH)]
     for arch, (socket, socketcall, prlimit) in CALLS.items():
         part = [(LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), DENY, *_case(prlimit, OWN_LIMITS)]
@@ -132,7 +120,15 @@ def call_filter(network: bool) -> list[Instruction]:
             part += [*_case(IO_URING_SETUP, [DENY]), *_case(socket, LOCAL_SOCKETS)]
             part += _case(socketcall, [DENY]) if socketcall else []  # its arguments cannot be seen
         program += _case(arch, [*part, ALLOW])
-    return [*program, DENY]
+    packed = b"".join(struct.pack("=HBBI", *each) for each in [*program, DENY])
+    code = ctypes.create_string_buffer(packed)
+    header = struct.pack("@HP", len(packed) // 8, ctypes.addressof(code))
+    try:
+        return os.uname().machine in MACHINES and not _call(
+            "prctl", PR_SET_SECCOMP, FILTER_MODE, header, 0, 0
+        )
+    except OSError:
+        return False
 
 
 def _case(value: int, part: list[Instruction]) -> list[Instruction]:
@@ -140,25 +136,12 @@ def _case(value: int, part: list[Instruction]) -> list[Instruction]:
     return [(EQUAL, 0, len(part), value), *part]
 
 
-def _filter_calls(network: bool) -> bool:
-    """Install the filter for good, where seccomp works, on a machine in the table."""
-    packed = b"".join(struct.pack("=HBBI", *each) for each in call_filter(network))
-    code = ctypes.create_string_buffer(packed)
-    header = struct.pack("@HP", len(packed) // 8, ctypes.addressof(code))
-    try:
-        return os.uname().machine in MACHINES and not _call(
-            "prctl", PR_SET_SECCOMP, FILTER_MODE, header, 0, 0
-        )
-    except LandlockError:
-        return False
-
-
 def _call(name: str, *arguments: int | bytes | None) -> int:
-    """Call a function of the C library. Raises LandlockError."""
+    """Call a function of the C library. Raises OSError."""
     if sys.platform != "linux":  # where the numbers are those of other system calls
-        raise LandlockError(errno.ENOSYS, "this system is not Linux")
+        raise OSError(errno.ENOSYS, "this system is not Linux")
     given = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     result = getattr(ctypes.CDLL(None, use_errno=True), name)(*given)
     if result < 0:
-        raise LandlockError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return int(result)

@@ -16,16 +16,15 @@ import json
 import os
 import re
 import shlex
+import unicodedata
 from collections.abc import Generator, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from coder.events import DoomLoop, Event, Outcome, PermissionAsked, PermissionReplied
 from coder.hooks import Hooks
-from coder.permissions.readers import read_only
 from coder.permissions.rules import (
     ALLOW,
     FLAG,
@@ -33,15 +32,14 @@ from coder.permissions.rules import (
     Action,
     Decision,
     Rule,
-    any_of,
     denies_all,
-    fits,
+    denies_line,
     last_match,
     limits_reading,
-    protected,
     strictest,
 )
-from coder.permissions.shell import deny_texts, joined, parse, word_starts
+from coder.permissions.shell import joined, parse, read_only
+from coder.tools.secrets import holds_secrets
 from coder.toolset import Tool, ToolContext
 from coder.types import DeniedError, ToolCall, ToolResult
 
@@ -108,10 +106,22 @@ class Permissions(Hooks):
         return strictest(judged)
 
     def _judge_path(self, permission: str, text: str, cwd: Path) -> Decision:
-        """Judge an action on one path, or a tool from elsewhere."""
-        names, pattern = _names(permission, text, cwd), _always_pattern(permission, text)
+        """Judge an action on one path, or a tool from elsewhere.
+
+        A pattern may mean a path as given, absolute or relative to the workspace, and a folder with
+        a slash behind it, so that `folder/*` fits it as well. "Always" means all edits, the folder
+        outside, else exactly this.
+        """
+        place, names, pattern = cwd / text, [text], text
+        if permission in ("read", "edit", "external_directory"):
+            names += [str(place), os.path.relpath(place, cwd)]
+        if permission == "edit":
+            pattern = "*"
+        elif permission == "external_directory":
+            names.append(f"{place}/".replace("//", "/"))
+            pattern = f"{text if Path(text).is_dir() else Path(text).parent}/*".replace("//", "/")
         found, rule = self._match(permission, names, DEFAULTS.get(permission, "allow"))
-        reason, even_with_yolo = protected(permission, text, self.private, cwd)
+        reason, even_with_yolo = _protected(permission, text, self.private, cwd)
         if reason and not (rule and rule.source == FLAG and rule.pattern.strip("*?")):
             pattern = "" if permission == "edit" else text
             found = strictest([found, Decision("ask", even_with_yolo=even_with_yolo)])
@@ -125,7 +135,7 @@ class Permissions(Hooks):
         Outside the sandbox ("unconfined") only a rule that names it or the user allows, not -y.
         """
         outside = permission == "unconfined"
-        if self._is_line_denied(command):
+        if denies_line(command, self.layers):
             return Decision("deny")
         if last_match(permission, [command], [rule for rule in self.memory if rule.is_exact]):
             return ALLOW
@@ -168,24 +178,6 @@ class Permissions(Hooks):
         if limit and not (is_lifted and limit.action == "ask"):
             found.append(Decision(limit.action, even_with_yolo=limit.action == "ask"))
         return strictest(found), rule
-
-    def _is_line_denied(self, command: str) -> bool:
-        """Tell whether anything is denied that this command line may run, however long it is.
-
-        A pattern that begins with a star fits every end of a text it fits, so it is tried on whole
-        commands only; else `{"*": "deny", "ls *": "allow"}` would deny the arguments of ls.
-        """
-        layers = self.layers
-        rules = [rule for each in layers for rule in each if fits(rule.permission, "bash")]
-        patterns = [rule.pattern for rule in rules if rule.action == "deny"]
-        if not patterns:
-            return False
-        whole, inner = deny_texts(command)
-        denies = any_of(*(pattern for pattern in patterns if pattern[:1] != "*"))
-        places = ((text, at) for text in inner for at in word_starts(text))
-        ends = (text[at:] for text, at in places if denies.fullmatch(text, at))
-        found = (last_match("bash", [text], each) for text in chain(whole, ends) for each in layers)
-        return any(rule is not None and rule.action == "deny" for rule in found)
 
     # -- what the tools and the loop ask
 
@@ -272,27 +264,6 @@ class Permissions(Hooks):
         return [tool for tool in tools if not self.denied(tool.name)]
 
 
-def _names(permission: str, text: str, cwd: Path) -> list[str]:
-    """The names of one path that a pattern may mean: as given, absolute, relative to the workspace.
-
-    A folder's name has one more form, with a slash behind it, so that `folder/*` fits it as well.
-    """
-    if permission not in ("read", "edit", "external_directory"):
-        return [text]
-    place = cwd / text
-    names = [text, str(place), os.path.relpath(place, cwd)]
-    return [*names, f"{place}/".replace("//", "/")] if permission == "external_directory" else names
-
-
-def _always_pattern(permission: str, text: str) -> str:
-    """What "always" stores for an action: all edits, the folder outside, else exactly this."""
-    if permission == "edit":
-        return "*"
-    if permission == "external_directory":
-        return f"{text if Path(text).is_dir() else Path(text).parent}/*".replace("//", "/")
-    return text
-
-
 def _denial(permission: str, decision: Decision) -> str:
     """Say, where no user can be asked, how the user can allow it, for the model to pass on."""
     pattern = decision.always_pattern
@@ -308,3 +279,36 @@ def _denial(permission: str, decision: Decision) -> str:
         way = f"-y allows it, or{flags}." if flags else "-y allows it."
     why = f" ({decision.reason})" if decision.reason else ""
     return f"{permission} needs permission{why}, and no user can be asked here; {way}"
+
+
+# ---- protected paths -----------------------------------------------------------------------------
+
+# Files from which a later command, another program or coder itself takes orders.
+EVEN_WITH_YOLO = {".git", ".coder"}  # what a command changes there is undone, so -y allows no edit
+FOLDERS = EVEN_WITH_YOLO | {".vscode", ".idea", ".zed", ".devcontainer", ".agents", ".claude"}
+FOLDERS |= {".cursor", ".husky", ".ssh", "autostart"}
+FILES = re.compile(
+    r"agents(\.override)?\.md|claude(\.local)?\.md|gemini\.md|copilot-instructions\.md|config\.fish"
+    r"|\.(cursorrules|windsurfrules|bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile"
+    r"|zshrc|zshenv|zprofile|zlogin|zlogout|kshrc|cshrc|tcshrc|login|logout|inputrc|xprofile|xinitrc"
+    r"|xsession|gitconfig|gitmodules|envrc|pam_environment|exrc|vimrc|nvim\.lua|mcp\.json)"
+    r"|.*\.(code-workspace|service|timer|desktop)"
+)
+
+
+def _protected(permission: str, path: str, private: Iterable[Path], cwd: Path) -> tuple[str, bool]:
+    """Say why a path needs the user's permission for this very one, "" where it does not; and is
+    it so with -y?"""
+    if permission == "read" and holds_secrets(path):
+        return "it may hold secrets", False
+    if permission != "edit":
+        return "", False
+    # As a file system may see them that ignores case and characters without width
+    names = "".join(c for c in path.casefold() if unicodedata.category(c) != "Cf")
+    parts = PurePath(names).parts
+    # The workspace may be the home, so coder's own folders may lie in it
+    is_private = any((cwd / path).is_relative_to(folder) for folder in private)
+    if is_private or not FOLDERS.isdisjoint(parts) or FILES.fullmatch(PurePath(names).name):
+        reason = "programs or later sessions follow what is in it"
+        return reason, is_private or not EVEN_WITH_YOLO.isdisjoint(parts)
+    return "", False

@@ -18,15 +18,15 @@ import os
 import pwd
 import re
 import stat
-import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache
-from pathlib import Path, PurePath
+from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from coder.tools.secrets import holds_secrets
+from coder.permissions.shell import joined, parse
 from coder.tools.workspace import read_small_file
 from coder.types import CoderError
 
@@ -108,11 +108,13 @@ def denies_all(kind: str, rules: Sequence[Rule]) -> bool:
 
 def limits_reading(rules: Sequence[Rule]) -> bool:
     """Tell whether some file needs a question, or is denied."""
-    found = [rule for rule in rules if fits(rule.permission, "read")]
-    free = [
-        at for at, rule in enumerate(found, 1) if rule.action == "allow" and rule.pattern == "*"
-    ]
-    return any(rule.action != "allow" for rule in found[max(free, default=0) :])
+    for rule in reversed(rules):
+        if fits(rule.permission, "read"):
+            if rule.action != "allow":
+                return True
+            if rule.pattern == "*":
+                return False
+    return False
 
 
 def useless_rules(rules: Sequence[Rule], kinds: Collection[str]) -> list[str]:
@@ -158,43 +160,62 @@ def strictest(decisions: Iterable[Decision]) -> Decision:
     )
 
 
-# ---- protected paths -----------------------------------------------------------------------------
+# ---- what a deny is tried on ---------------------------------------------------------------------
 
-# Files from which a later command, another program or coder itself takes orders.
-EVEN_WITH_YOLO = {".git", ".coder"}  # what a command changes there is undone, so -y allows no edit
-FOLDERS = EVEN_WITH_YOLO | {".vscode", ".idea", ".zed", ".devcontainer", ".agents", ".claude"}
-FOLDERS |= {".cursor", ".husky", ".ssh", "autostart"}
-FILES = re.compile(
-    r"agents(\.override)?\.md|claude(\.local)?\.md|gemini\.md|copilot-instructions\.md|config\.fish"
-    r"|\.(cursorrules|windsurfrules|bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile"
-    r"|zshrc|zshenv|zprofile|zlogin|zlogout|kshrc|cshrc|tcshrc|login|logout|inputrc|xprofile|xinitrc"
-    r"|xsession|gitconfig|gitmodules|envrc|pam_environment|exrc|vimrc|nvim\.lua|mcp\.json)"
-    r"|.*\.(code-workspace|service|timer|desktop)"
+CONTINUED = re.compile(r"\\\n")
+FIELD_SEPARATOR = re.compile(r"\$(?:\{IFS[^}\s]{0,20}\}|IFS)(?:\$\d)?")
+BRACES = re.compile(r"\{([^\s{}]*+)\}")
+REDIRECTION = re.compile(
+    r"(?:(?<![^\s;&|(])\d++)?(?:&>>?|>>?[|&]?|<<<?-?|<[&>]?)[ \t]*+[^\s;&|()<>`{}]*+"
 )
+QUOTE = re.compile(r"\$?['\"]")
+SPLIT = re.compile(r"[;&|\n()`]|\{(?!\})|(?<!\{)\}")
+# A program's name may begin behind a blank, a slash, `=` (--command=touch), `!` (of git's aliases and
+# vim) or letters (-ctouch).
+START = re.compile(r"(?<![^\s/=!])(?:-\w+|[^\s/=!])")
 
 
-def protected(
-    permission: str, path: str, private: Iterable[Path] = (), cwd: Path = Path()
-) -> tuple[str, bool]:
-    """Say why a path needs the user's permission for this very one, "" where it does not; and is
-    it so with -y?
+def denies_line(command: str, layers: Sequence[Sequence[Rule]]) -> bool:
+    """Tell whether one of the layers denies anything that a command line may run, however long it is.
 
-    `permission` is "edit" or "read", `path` as the tool names it: relative to the workspace `cwd`,
-    or absolute; `private` are coder's own folders.
+    No knowledge of the programs that run others (sudo, xargs, sh -c) is needed, since a deny is tried
+    at every word of guesses at what may run, rather too much than too little: the text split at each
+    operator, without quotes, and with quotes as operators. A pattern that begins with a star fits
+    every end of a text it fits, so it is tried on whole commands only; else `{"*": "deny",
+    "ls *": "allow"}` would deny the arguments of ls. All of this takes linear time.
     """
-    if permission == "read" and holds_secrets(path):
-        return "it may hold secrets", False
-    if permission != "edit":
-        return "", False
-    # As a file system may see them that ignores case and characters without width
-    names = "".join(c for c in path.casefold() if unicodedata.category(c) != "Cf")
-    parts = PurePath(names).parts
-    # The workspace may be the home, so coder's own folders may lie in it
-    is_private = any((cwd / path).is_relative_to(folder) for folder in private)
-    if is_private or not FOLDERS.isdisjoint(parts) or FILES.fullmatch(PurePath(names).name):
-        reason = "programs or later sessions follow what is in it"
-        return reason, is_private or not EVEN_WITH_YOLO.isdisjoint(parts)
-    return "", False
+    rules = [rule for each in layers for rule in each if fits(rule.permission, "bash")]
+    patterns = [rule.pattern for rule in rules if rule.action == "deny"]
+    if not patterns:
+        return False
+    text = FIELD_SEPARATOR.sub(" ", CONTINUED.sub("", command))
+    text = BRACES.sub(lambda braces: braces[0].replace(",", " "), text)
+    unquoted = _split(QUOTE.sub("", text).replace("\\", ""))
+    inner = [*_split(text), *unquoted, *_split(QUOTE.sub("\n", text).replace("\\", ""))]
+    plain = parse(command)
+    if plain is None:
+        whole = [command.strip(), *unquoted]
+    else:
+        whole = [form for argv in plain for form in (joined(argv), " ".join(argv))]
+    denies = any_of(*(pattern for pattern in patterns if pattern[:1] != "*"))
+    places = ((part, at) for part in dict.fromkeys(inner) for at in _word_starts(part))
+    ends = (part[at:] for part, at in places if denies.fullmatch(part, at))
+    texts = chain(dict.fromkeys(whole), ends)
+    found = (last_match("bash", [each], rules) for each in texts for rules in layers)
+    return any(rule is not None and rule.action == "deny" for rule in found)
+
+
+def _split(text: str) -> list[str]:
+    """Split a text at the operators of bash, without its redirections; one space between words."""
+    parts = dict.fromkeys(SPLIT.split(REDIRECTION.sub(" ", text)))
+    return [words for part in parts if (words := " ".join(part.split()))]
+
+
+def _word_starts(text: str) -> Iterator[int]:
+    """Give each place in a text where the name of a program may begin."""
+    for found in START.finditer(text):
+        yield found.start()
+        yield from range(found.start() + 2, found.end())
 
 
 # ---- reading rules -------------------------------------------------------------------------------

@@ -2,12 +2,8 @@
 
     run_loop(messages, model, Toolset(sandbox.tools(TOOLS)), hooks=HookChain(permissions, sandbox))
 
-They write only in the workspace, the folders of its git repository, a private temporary folder
-(TMPDIR), shared memory (/dev/shm) and harmless devices. They signal, trace and reach over abstract
-sockets only each other, change no other process's limits, gain nothing from set-user-ID programs,
-and have fewer of root's capabilities. Without `network` they have sockets for this machine only.
-After each command git_guard.py puts back what would run later. docs/security.md says what they can
-still do. This process and the user's own commands are not confined.
+docs/security.md says where that is, and what they can still do. After each command git_guard.py
+puts back what would run later. This process and the user's own commands are not confined.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +22,7 @@ from typing import Any
 from coder.events import Event, Notice
 from coder.hooks import Hooks
 from coder.permissions.git_guard import Changes, GitGuard, describe
-from coder.permissions.landlock import LandlockError, restrict
+from coder.permissions.landlock import restrict
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
 from coder.tools.workspace import private_folder, writable_git_folders
 from coder.toolset import Tool, ToolContext
@@ -37,7 +33,7 @@ Process = subprocess.Popen[bytes]
 # /dev/shm holds the semaphores of Python's multiprocessing; writing to a graphics card is
 # computing. No terminals: a command could write to the user's.
 DEVICES = ("null", "zero", "full", "shm", "nvidia*", "dri/*", "kfd")
-# Package managers that fail without a cache that they can write.
+# Package managers that fail without a cache that they can write
 CACHES = {"PIP_CACHE_DIR": "pip", "UV_CACHE_DIR": "uv", "npm_config_cache": "npm", "GOCACHE": "go"}
 SEARCHES = {"grep", "glob"}
 SIGNS = re.compile(
@@ -100,11 +96,13 @@ class Sandbox(Hooks):
         self._unreported: list[str] = []
         # Threads that start children: in the sandbox, and outside
         self.confined, self.worker = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        writable = [self.workspace, self.temporary, *writable_git_folders(self.workspace)]
+        writable += [path for name in DEVICES for path in Path("/dev").glob(name)]
         try:
-            restricting = self.confined.submit(restrict, self._writable_paths(), network)
-            self.notices += [] if restricting.result() else [INCOMPLETE]
+            is_complete = self.confined.submit(restrict, writable, network).result()
+            self.notices += [] if is_complete else [INCOMPLETE]
             self.active = True
-        except LandlockError:
+        except OSError:
             self.notices.append(NO_SANDBOX)
             self.active = False
         if required and self.notices:
@@ -117,12 +115,7 @@ class Sandbox(Hooks):
         self.report(NOT_ENDED, self.guard.left)
         self.notices += self._take_unreported()
 
-    def _writable_paths(self) -> list[Path]:
-        devices = [path for name in DEVICES for path in Path("/dev").glob(name)]
-        return [self.workspace, self.temporary, *writable_git_folders(self.workspace), *devices]
-
     def _can_write(self, path: Path) -> bool:
-        """Whether commands can write there."""
         return any(each.is_relative_to(self.workspace) for each in (path, path.resolve()))
 
     def report(self, text: str, changes: Changes) -> None:
@@ -132,7 +125,8 @@ class Sandbox(Hooks):
 
     def tools(self, tools: Iterable[Tool]) -> list[Tool]:
         """The same tools; in a sandbox bash takes `unconfined` and reports what was put back."""
-        return [_confinable(tool) if self.active else tool for tool in tools]
+        names = {"bash"} if self.active else set[str]()
+        return [_confinable(tool) if tool.name in names else tool for tool in tools]
 
     def since(self) -> list[str]:
         """For the end of a session: what changed since the last command, and is not reported."""
@@ -157,14 +151,12 @@ class Sandbox(Hooks):
 class CallConfinement:
     """The confinement of one tool call. `outside`: the user allowed it to run without."""
 
+    outside = False
+
     def __init__(self, sandbox: Sandbox, is_search: bool) -> None:
         self.sandbox, self.is_search = sandbox, is_search
-        self.outside = False
+        self.environment = sandbox.environment
         self.put_back: Changes = {}
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {} if self.outside else self.sandbox.environment
 
     def start(self, start: Callable[[], Process]) -> Process:
         """Start a child in the sandbox. Raises what `start` raises.
@@ -224,8 +216,6 @@ class CallConfinement:
 
 
 def _confinable(tool: Tool) -> Tool:
-    if tool.name != "bash":
-        return tool
     more = {"unconfined": {"type": "boolean", "description": UNCONFINED}}
     parameters = tool.parameters | {"properties": tool.parameters["properties"] | more}
     return dataclasses.replace(tool, parameters=parameters, function=_bash)
@@ -238,7 +228,7 @@ def _bash(
     if unconfined:
         if ctx.authorize is None or call is None:
             raise DeniedError("no user can be asked to let a command run outside of the sandbox.")
-        call.outside = True
+        call.outside, call.environment = True, {}
     permission = "unconfined" if unconfined else "bash"
     result = yield from run_command(ctx, command, timeout, permission)
     return call.explain(result) if call else result
