@@ -33,7 +33,7 @@ class Editing(Workspace):
     def edited(self, before: bytes | str, old: str, new: str, **more: Any) -> bytes:
         """The bytes of a file after an edit that works."""
         self.holds(before)
-        self("edit", path="a", old_string=old, new_string=new, **more)
+        assert not self.edit(old, new, **more).is_error
         assert not [name for name in self.names() if name.startswith(".")]
         return self.file.read_bytes()
 
@@ -46,7 +46,7 @@ class Editing(Workspace):
 
     def holds(self, content: bytes | str) -> None:
         self.tools.seen.clear()
-        self.file.write_bytes(content.encode() if isinstance(content, str) else content)
+        self.put({"a": content})
 
 
 @pytest.fixture
@@ -57,6 +57,8 @@ def ws(tmp_path: Path) -> Editing:
 # ---- the rungs ------------------------------------------------------------------------------
 
 BLOCK = "class A:\n    def f(self):\n        one()\n        two()\n        return 1\n"
+CALLS, NUMBERED = "one()\ntwo()\n", BLOCK.replace("one", "1").replace("two", "2")
+LEVEL = BLOCK.replace("        one()\n        two()", "        if 1:\n            one()")
 DEF, IF = "def f():\n\n    pass\n", "def f():\n\n    if 1:\n        stop()\n"
 GO, ON = "if 1:\n  go()\n", "if 2:\n  go()\n  stop()\n"
 BOTH, CRLF = "a\r\nb\nc\r\nd\ne\r", "a\r\nb\r\nc\r\n"
@@ -70,19 +72,15 @@ EDITS: dict[str, tuple[str, ...]] = {
     "less indentation": (indent(DEF, "    "), DEF, IF, indent(IF, "    ")),
     "a tab and spaces": (indent(DEF, "\t"), DEF, IF, indent(IF, "\t")),
     "more indentation": (f"{GO}end\n", indent(GO, "    "), indent(ON, "    "), f"{ON}end\n"),
-    "only the old text lacks it": (
-        *(BLOCK, "one()\ntwo()\n", "        one()\n        three()\n"),
-        BLOCK.replace("two", "three"),
-    ),
-    "a new level": (
-        *(BLOCK, "one()\ntwo()\n", "if 1:\n    one()\n"),
-        BLOCK.replace("        one()\n        two()", "        if 1:\n            one()"),
-    ),
+    "only the old text lacks it": (BLOCK, CALLS, indent("1()\n2()\n", " " * 8), NUMBERED),
+    "a new level": (BLOCK, CALLS, "if 1:\n    one()\n", LEVEL),
     "typographic": ("“a”\n“b” – it’s\n", '"b" - it\'s', "done", "“a”\ndone\n"),
     "plain": ("a = 'x'\n", "a = ‘x’", "a = ‘y’", "a = 'y'\n"),
     "lines that stay": (
-        *("say “hi”  \nto\u00a0all\nend\n", 'say "hi"\nto all\nend', 'say "hi"\nto all\nstop'),
-        "say “hi”  \nto\u00a0all\nstop\n",
+        "“a”  \nto\u00a0b\nc\n",
+        '"a"\nto b\nc',
+        '"a"\nto b\nd',
+        "“a”  \nto\u00a0b\nd\n",
     ),
     "no line is joined": ("a\nb\nc\n", "b\n", "B", "a\nB\nc\n"),
     "a line is joined": ("a\nb\n", "a\n", "a", "ab\n"),  # nothing else can be meant
@@ -123,14 +121,13 @@ def test_what_an_edit_changes(ws: Editing, case: str) -> None:
 
 NEAREST, SPACE = "The nearest lines are", "White space differs"
 UNCERTAIN = "the file has these lines in another indentation"
+MADE = "the new text is, at line 3: this edit seems to be made already"
 LINES_1_3 = "old_string is in a at lines 1, 3."
 
 REFUSALS = {
     "shifted differently": ("    one\n      two\n", "one\ntwo", "1\n2", SPACE),
     "a tab for spaces": ("\tone\n    two\n", "one\ntwo", "1\n2", SPACE),
-    "no room to the left": (
-        *("if 1:\n  go()\nend\n", "    if 1:\n      go()\n", "    if 1:\n left\n", UNCERTAIN),
-    ),
+    "no room to the left": (f"{GO}end\n", indent(GO, "    "), "    if 1:\n left\n", UNCERTAIN),
     "exact twice": ("say hi\n\nsay hi\n", "say hi", "x", LINES_1_3),
     "space at the end twice": ("say  \nhi\nsay \nhi\n", "say\nhi", "x", LINES_1_3),
     "indentation twice": ("  say\n  hi\n    say\n    hi\n", "say\nhi\n", "x", LINES_1_3),
@@ -139,13 +136,10 @@ REFUSALS = {
     "words between": ("start\n    middle\nend\n", "start\n    other\nend", "x", NEAREST),
     "joined lines": ("start\n    middle\nend\n", "start middle end", "x", "is not in a"),
     "a half line": ("say “hi” to all\n", 'say "hi"', "x", "is not in a"),
-    "neither level": (BLOCK, "one()\ntwo()\n", "    if 1:\n        three()\n", UNCERTAIN),
+    "neither level": (BLOCK, CALLS, "    if 1:\n        three()\n", UNCERTAIN),
     "empty": ("one", "", "two", "old_string is empty. To create a file use write"),
     "the same": ("one", "one", "one", "are the same in a: nothing to do"),
-    "made already": (
-        *("a\nb\nnew text\n", "old text", "new text"),
-        "the new text is, at line 3: this edit seems to be made already",
-    ),
+    "made already": ("a\nb\nnew text\n", "old text", "new text", MADE),
     "unlike anything": ("one\ntwo\n", "qqqqqqqqqqqqqq", "x", "nor anything like it. Read the file"),
     "nothing but space": ("one\ntwo\n", "\n\n\n\n", "x", "nor anything like it"),
     "composed": ("cafe\u0301 one\n", "caf\u00e9 one", "x", "is not in a"),
@@ -202,18 +196,15 @@ def test_the_nearest_lines_are_shown_with_their_numbers(ws: Editing) -> None:
     assert "3501\tdef f700():\n" in message and "3506\tdef f701():\n" in message
 
 
-def test_a_file_that_is_missing_or_too_large_is_refused(ws: Editing) -> None:
-    assert "there is no file" in str(ws.edit("a", "b").content)
-    ws.file.touch()
-    os.truncate(ws.file, 51_000_000)
-    assert "has 51,000,000 bytes, too large to edit here" in str(ws.edit("a", "b").content)
-
-
 def deny() -> None:
     raise DeniedError("no")
 
 
-def test_a_denied_edit_is_not_made(ws: Editing) -> None:
+def test_a_denied_edit_is_not_made_and_that_of_a_missing_or_too_large_file(ws: Editing) -> None:
+    assert "there is no file" in str(ws.edit("a", "b").content)
+    ws.file.touch()
+    os.truncate(ws.file, 51_000_000)
+    assert "has 51,000,000 bytes, too large to edit here" in str(ws.edit("a", "b").content)
     ws.when_asked = deny
     assert ws.refused("one\n", "one", "two") == "Denied: no"
     assert ws.asked == [("edit", "a")]
@@ -221,8 +212,7 @@ def test_a_denied_edit_is_not_made(ws: Editing) -> None:
 
 
 def test_of_a_secret_file_nothing_is_shown_without_permission(ws: Editing) -> None:
-    (ws.folder / ".env").write_text("A=1\nB=2\n")
-    (ws.folder / "link").symlink_to(".env")
+    ws.put({".env": "A=1\nB=2\n"}, link=".env")
     asked, ws.when_asked = ws.when_asked, deny
     for path in (".env", "link"):
         patch = f"*** Begin Patch\n*** Update File: {path}\n A=1\n-B=3\n*** End Patch"

@@ -58,11 +58,13 @@ READS: list[tuple[str | bytes, dict[str, int], str]] = [
     (LONG, {"offset": 2, "limit": 2}, "2\tÄÖ\n3\tnext\n\n(lines 2-3 of 5; use offset=4 to go on)"),
     (LONG, {"offset": 4}, f"4\t{'y' * 2000} … (line cut)\n5\tend"),
     (LONG, {"offset": 5}, "5\tend"),
-    ("x\n" * (1 << 20), {"limit": 1}, "1\tx\n\n(lines 1-1 of 1048576; use offset=2 to go on)"),
-    (
-        "x\n" * (1 << 20) + "e",
-        {"limit": 1},
-        "1\tx\n\n(lines 1-1 of 1048577; use offset=2 to go on)",
+    *(
+        (
+            "x\n" * (1 << 20) + end,
+            {"limit": 1},
+            f"1\tx\n\n(lines 1-1 of {n}; use offset=2 to go on)",
+        )
+        for end, n in (("", 1 << 20), ("e", (1 << 20) + 1))
     ),
     (f"{'😀' * 2000}\n{'é' * 2001}\n", {}, f"1\t{'😀' * 2000}\n2\t{'é' * 2000} … (line cut)"),
     (b"one\r\ntwo\r\n", {}, "1\tone\n2\ttwo"),
@@ -115,10 +117,7 @@ CALLS: tuple[dict[str, Any], ...] = (
 def test_what_is_no_file_is_refused_at_once(
     ws: Workspace, unreadable: str, path: str, why: str
 ) -> None:
-    os.mkfifo(ws.folder / "pipe")
-    links = {"to-pipe": "pipe", "loop": "loop", "to-ended": unreadable}
-    for name, target in links.items():
-        os.symlink(target, ws.folder / name)
+    os.mkfifo(ws.put({}, to_pipe="pipe", loop="loop", to_ended=unreadable) / "pipe")
     with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(ws.folder), promptly():
         server.bind("socket")  # a relative name, because the length of these is limited
         for call in CALLS:
@@ -127,14 +126,14 @@ def test_what_is_no_file_is_refused_at_once(
 
 
 def test_a_repository_may_be_a_link_that_nobody_can_read(ws: Workspace, unreadable: str) -> None:
-    (ws.folder / ".git").write_text(f"gitdir: {unreadable}\n")
+    ws.put({".git": f"gitdir: {unreadable}\n"})
     assert git_folders(ws.folder) == [Path(unreadable)] and not writable_git_folders(ws.folder)
     assert "is not read" in ws.fails("read", path=f"..{'/..' * 20}{unreadable}") and not ws.asked
 
 
 @pytest.mark.case("FIL-10", "FIL-12")
 def test_device_and_process_files_are_refused_without_asking(ws: Workspace) -> None:
-    os.symlink("/dev/zero", ws.folder / "zero")
+    ws.put({}, zero="/dev/zero")
     paths = ["/dev/zero", "/proc/self/environ", "/proc/1/mem", "/dev/../proc/self/environ", "zero"]
     with promptly():
         for path in paths:
@@ -147,10 +146,7 @@ def test_reading_outside_the_workspace_asks_for_the_place(
     ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "secret").write_text("TOP SECRET")
-    (tmp_path / "ws-evil").mkdir()
-    (tmp_path / "ws-evil" / "x").write_text("x")
-    os.symlink("../secret", ws.folder / "link")
+    ws.put({"../secret": "TOP SECRET", "../ws-evil/x": "x"}, link="../secret")
     for path in ("../secret", "~/secret", "sub/../../secret", "link", str(tmp_path / "secret")):
         ws.asked.clear()
         ws("read", path=path)
@@ -229,11 +225,8 @@ def test_a_file_is_created_and_overwritten_where_it_is_as_it_was_read(ws: Worksp
 
 @pytest.mark.case("FIL-02", "FIL-03", "FIL-05")
 def test_nothing_is_written_outside_the_workspace(ws: Workspace, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("old")
-    (tmp_path / "ws-evil").mkdir()
     links = {"link": "../out", "dangling": "../missing", "folder": "..", "chain": "link"}
-    for name, target in links.items():
-        os.symlink(target, ws.folder / name)
+    ws.put({"../out": "old", "../ws-evil/": ""}, **links)
     before = sorted(tmp_path.rglob("*"))
     ws("read", path="../out")  # it is not a matter of having read it
     paths = "../new a/../../new ../ws-evil/new ../out link dangling folder/new chain ~/new /new"
@@ -298,10 +291,8 @@ def test_mode_and_owner_stay(ws: Workspace, monkeypatch: pytest.MonkeyPatch, mod
 @pytest.mark.case("FIL-17", "FIL-23")
 def test_links_stay_and_what_they_lead_to_is_written(ws: Workspace) -> None:
     target, other = ws.folder / "target", ws.folder / "other"
-    target.write_text("one")
     links = {"link": "target", "dangling": "missing"}
-    for name, place in links.items():
-        os.symlink(place, ws.folder / name)
+    ws.put({"target": "one"}, **links)
     ws("read", path="link")
     edited = ws("edit", path="link", old_string="one", new_string="1")
     assert edited.startswith("Edited target.\n")
@@ -323,7 +314,7 @@ def test_a_power_cut_loses_no_edit(ws: Workspace, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_file_takes_the_place_of_a_link_that_a_command_put_there_meanwhile(ws: Workspace) -> None:
-    (ws.folder / "a").symlink_to("elsewhere")
+    ws.put({}, a="elsewhere")
     save(ToolContext(ws.folder, ws.abort), ws.folder / "a", b"text")
     assert (ws.folder / "a").is_file() and ws.names() == ["a"]
     assert (ws.folder / "a").read_text() == "text" and not (ws.folder / "a").is_symlink()
@@ -332,9 +323,7 @@ def test_a_file_takes_the_place_of_a_link_that_a_command_put_there_meanwhile(ws:
 def test_a_folder_that_another_makes_at_the_same_time_is_taken(
     ws: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mkdir = os.mkdir
-
-    def twice(*args: Any, **more: Any) -> None:
+    def twice(*args: Any, mkdir: Any = os.mkdir, **more: Any) -> None:
         mkdir(*args, **more)
         mkdir(*args, **more)
 
@@ -360,15 +349,13 @@ def full_disk() -> Iterator[None]:
 def test_a_failed_write_leaves_the_original_and_no_temporary_file(
     ws: Workspace, full_disk: None
 ) -> None:
-    (ws.folder / "a").write_text("x" * 3000)
+    ws.put({"a": "x" * 3000})
     ws("read", path="a")
-    for call in (
-        {"name": "write", "path": "a", "content": "y" * 100_000},
-        {"name": "edit", "path": "a", "old_string": "x" * 3000, "new_string": "z" * 5000},
-        {"name": "write", "path": "new", "content": "y" * 100_000},
-    ):
-        why = "could not be written, and is as it was: File too large"
-        assert ws.fails(**call) == f"Error: {ws.folder / call['path']} {why}"
+    why = "could not be written, and is as it was: File too large"
+    for path in ("a", "new"):
+        said = ws.fails("write", path=path, content="y" * 100_000)
+        assert said == f"Error: {ws.folder / path} {why}"
+    assert why in ws.fails("edit", path="a", old_string="x" * 3000, new_string="z" * 5000)
     assert "a/below could not be written" in ws.fails("write", path="a/below", content="y")
     ws("write", path="sub/new", content="y" * 4000)
     assert ws.names() == ["a", "sub"] and os.listdir(ws.folder / "sub") == ["new"]
@@ -404,13 +391,8 @@ def test_a_kill_leaves_the_old_or_the_new_file(ws: Workspace) -> None:
 
 @pytest.mark.case("FIL-11")
 def test_ls_marks_folders_links_and_what_is_no_regular_file(ws: Workspace) -> None:
-    (ws.folder / "a").mkdir()
-    for name in (".hidden", "b.txt"):
-        (ws.folder / name).touch()
-    os.mkfifo(ws.folder / "pipe")
-    links = {"to-a": "a", "to-nothing": "missing", "loop": "loop", "to-odd": "/tmp/new\nline"}
-    for name, target in links.items():
-        os.symlink(target, ws.folder / name)
+    links = {"to_a": "a", "to_nothing": "missing", "loop": "loop", "to_odd": "/tmp/new\nline"}
+    os.mkfifo(ws.put({"a/": "", ".hidden": "", "b.txt": ""}, **links) / "pipe")
     assert ws("ls").split("\n") == [
         *(".hidden", "a/", "b.txt", "loop -> loop", "pipe (not a regular file)"),
         *("to-a -> a", "to-nothing -> missing", "to-odd -> /tmp/new\\nline"),
@@ -421,15 +403,10 @@ def test_ls_marks_folders_links_and_what_is_no_regular_file(ws: Workspace) -> No
         "pipe": "pipe is a file",
         "/proc/self": "is not read",
     }
-    refused["absent"] = "absent cannot be listed: No such file"
-    for path, why in refused.items():
+    for path, why in (refused | {"absent": "absent cannot be listed: No such file"}).items():
         assert why in ws.fails("ls", path=path)
-
-
-def test_ls_of_many_entries(ws: Workspace) -> None:
-    for number in range(503):
-        (ws.folder / f"{number:03}").touch()
-    *lines, last = ws("ls").split("\n")
+    ws.put({f"many/{number:03}": "" for number in range(503)})
+    *lines, last = ws("ls", path="many").split("\n")
     assert lines == [f"{number:03}" for number in range(500)]
     assert last == "(500 of 503 entries; use glob with a pattern)"
 

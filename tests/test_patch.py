@@ -22,7 +22,7 @@ TOO_LONG = "n" * 300  # no file system takes this name: the write fails, not the
 
 
 class Patching(Workspace):
-    """A workspace whose files are put there and looked at by name."""
+    """A workspace whose files are looked at by name."""
 
     def apply(self, *sections: str) -> str:
         return self(**patch_of(*sections))
@@ -33,12 +33,6 @@ class Patching(Workspace):
         said = self.fails(**patch_of(*sections))
         assert self.files() == before
         return said
-
-    def put(self, **files: str | bytes) -> None:
-        """Files by name; `_` in the name stands for the dot."""
-        for name, content in files.items():
-            data = content.encode() if isinstance(content, str) else content
-            (self.folder / name.replace("_", ".")).write_bytes(data)
 
     def data(self, name: str) -> bytes:
         return (self.folder / name).read_bytes()
@@ -59,7 +53,7 @@ def ws(tmp_path: Path) -> Patching:
 
 def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
     """Permission is asked for once, with all names and the whole diff."""
-    ws.put(a_py="one\ntwo\nthree\n", b_py="x\ny\n", d_bin=b"\0")
+    ws.put({"a.py": "one\ntwo\nthree\n", "b.py": "x\ny\n", "d.bin": b"\0"})
     asked_before: dict[str, object] = {}
     ws.when_asked = lambda: asked_before.update(ws.files())
     before = ws.files()
@@ -116,14 +110,15 @@ MALFORMED += [
 
 @pytest.mark.parametrize(("patch", "said"), MALFORMED)
 def test_a_malformed_patch_is_refused_with_its_line(ws: Patching, patch: str, said: str) -> None:
-    ws.put(a_py="one\n")
+    ws.put({"a.py": "one\n"})
     before = ws.files()
     assert said in ws.fails("apply_patch", patch=patch) and ws.files() == before
 
 
 def test_what_models_write_otherwise_is_tolerated(ws: Patching) -> None:
     """Blank lines around and between sections, CRLF, lines that look like markers."""
-    ws.put(a_py="one\ntwo\n", b_py=b"x\r\ny", c_py="gone\n", d_md="*** Begin Patch\n@@\n")
+    files = {"a.py": "one\ntwo\n", "b.py": "x\r\ny", "c.py": "gone\n"}
+    ws.put(files | {"d.md": "*** Begin Patch\n@@\n"})
     body = "\n*** Update File: a.py\n\n@@\n-one\n+1\n\n@@\n two\n+3\n\n*** Update File: b.py\n"
     body += "*** Move to: e.py\n*** Delete File: c.py\n\n*** Add File: pkg/__init__.py\n"
     body += "*** Update File: d.md\n *** Begin Patch\n-@@\n+*** End Patch\n\n"
@@ -172,37 +167,24 @@ HUNKS = {
 
 @pytest.mark.parametrize("case", HUNKS)
 def test_what_hunks_change(ws: Patching, case: str) -> None:
-    before, hunks, after = (text.encode("utf-8", "surrogateescape") for text in HUNKS[case])
-    ws.put(a_txt=before)
-    start = b"" if hunks.startswith(b"@@") else b"@@\n"
-    body = b"*** Update File: a.txt\n" + start + hunks + b"\n*** Add File: other\n+x"
-    ws.apply(body.decode())
-    assert ws.data("a.txt") == after
+    before, hunks, after = HUNKS[case]
+    ws.put({"a.txt": before})
+    start = "" if hunks.startswith("@@") else "@@\n"
+    ws.apply(f"*** Update File: a.txt\n{start}{hunks}\n*** Add File: other\n+x")
+    assert ws.text("a.txt") == after
 
 
 NOWHERE = (
     "".join(f"line {n}\n" for n in range(1, 50)) + "def total(items):\n    return sum(items)\n"
 )
+TOTAL = " def total(items):\n-    return sum(item)"
 REFUSED = {
-    "two fits": (
-        *("x = 1\ny\nx = 1\nz\nx = 1 \n", "-x = 1\n+x = 2", "1 of 1: it fits at lines 1, 3. "),
-    ),
-    "out of order": (
-        *(
-            "one\ntwo\nthree\n",
-            "-three\n@@\n-one",
-            "not in a.txt behind line 3, where it has to be",
-        ),
-    ),
+    "two fits": ("x\ny\nx\nz\nx \n", "-x\n+2", "1 of 1: it fits at lines 1, 3. "),
+    "out of order": ("one\ntwo\n", "-two\n@@\n-one", "behind line 2, where it has to be"),
     "the end, twice": ("x\n", "-x\n+y\n@@\n-x\n+z\n*** End of File", "hunk 2 of 2"),
     "new lines anywhere": ("one\ntwo\n", "+new\n@@\n-two\n+2", "it fits at lines 1, 2, 3."),
-    "nowhere": (
-        *(NOWHERE, "-line 3\n+3\n@@\n def total(items):\n-    return sum(item)\n+    return 0"),
-        "hunk 2 of 2: the old text is not in a.txt",
-    ),
-    "nearest lines": (
-        *(NOWHERE, " def total(items):\n-    return sum(item)", "50\tdef total(items):\n51\t"),
-    ),
+    "nowhere": (NOWHERE, f"-line 3\n@@\n{TOTAL}", "2 of 2: the old text is not in a.txt"),
+    "nearest lines": (NOWHERE, TOTAL, "50\tdef total(items):\n51\t"),
     "no change": ("one\n", "-one\n+one", "nothing to do"),
 }
 
@@ -210,7 +192,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_hunks_without_a_certain_place_are_refused(ws: Patching, case: str) -> None:
     before, hunks, said = REFUSED[case]
-    ws.put(a_txt=before.encode("utf-8", "surrogateescape"))
+    ws.put({"a.txt": before})
     start = "" if hunks.startswith("@@") else "@@\n"
     message = ws.refused(f"*** Update File: a.txt\n{start}{hunks}")
     assert said in message and "No file was changed. Send the whole patch again" in message
@@ -221,9 +203,7 @@ def test_hunks_without_a_certain_place_are_refused(ws: Patching, case: str) -> N
 
 
 def test_a_link_is_deleted_itself_changed_through_and_not_moved(ws: Patching) -> None:
-    ws.put(t="one\n")
-    for name, target in {"l": "t", "dangling": "nowhere", "out": "/etc/passwd"}.items():
-        (ws.folder / name).symlink_to(target)
+    ws.put({"t": "one\n"}, l="t", dangling="nowhere", out="/etc/passwd")
     assert "l cannot be opened" in ws.refused("*** Update File: l\n*** Move to: m")
     os.link(ws.folder / "t", ws.folder / "hard")
     said = ws.apply("*** Update File: l\n-one\n+two")
@@ -235,43 +215,37 @@ def test_a_link_is_deleted_itself_changed_through_and_not_moved(ws: Patching) ->
 
 
 @pytest.mark.case("FIL-16")
-@pytest.mark.parametrize("mode", [0o755, 0o600])
-def test_the_mode_stays_also_in_a_move(ws: Patching, mode: int) -> None:
-    ws.put(a_sh="one\n", b_sh="one\n")
-    for name in ("a.sh", "b.sh"):
+def test_the_mode_stays_also_in_a_move(ws: Patching) -> None:
+    ws.put({"a.sh": "one\n", "b.sh": "one\n"})
+    for name, mode in {"a.sh": 0o755, "b.sh": 0o600}.items():
         (ws.folder / name).chmod(mode)
     change = "-one\n+two\n"
     ws.apply(f"*** Update File: a.sh\n{change}*** Update File: b.sh\n*** Move to: c.sh\n{change}")
-    assert [stat.S_IMODE(ws.files()[name][0]) for name in ("a.sh", "c.sh")] == [mode] * 2
+    assert [stat.S_IMODE(ws.files()[name][0]) for name in ("a.sh", "c.sh")] == [0o755, 0o600]
 
 
 # ---- what is refused -------------------------------------------------------------------------------------
 
 
 OUTSIDE, NO_FILE, TWICE = "outside the workspace", "there is no file", "is in the patch twice"
+CHANGE, MOVE = "*** Update File: {}\n-x\n+y".format, "*** Update File: {}\n*** Move to: {}".format
+ADD, DELETE = "*** Add File: {}\n+x".format, "*** Delete File: {}".format
 SECTIONS = [
-    *(("*** Add File: ../PWN\n+x", OUTSIDE), ("*** Add File: door/PWN\n+x", OUTSIDE)),
-    *(("*** Update File: link\n-s\n+x", OUTSIDE), ("*** Delete File: door/secret", OUTSIDE)),
-    *(
-        (f"*** Update File: {path}\n*** Move to: mine", OUTSIDE)
-        for path in ("../secret", "door/PWN")
-    ),
-    *((f"*** Update File: a.py\n*** Move to: {path}", OUTSIDE) for path in ("../PWN", "door/PWN")),
-    *(("*** Delete File: ..", "File ..: "), ("*** Add File: a\0b\n+x", "NUL")),
-    (
-        "*** Add File: n/new.py\n+x\n*** Update File: a.py\n-four\n+4",
-        "Update File a.py: hunk 1 of 1",
-    ),
-    ("*** Add File: folder\n+x", "folder is a folder"),
-    ("*** Add File: dangling\n+x", "dangling cannot be opened"),
-    *((f"*** Update File: {path}\n-x\n+y", NO_FILE) for path in ("b.py", "dangling")),
-    *((f"*** Update File: {path}\n-x\n+y", "is ") for path in ("folder", "pipe")),
-    ("*** Delete File: b.py", NO_FILE),
-    *((f"*** Delete File: {path}", "is ") for path in ("folder", ".", "pipe")),
-    *((f"*** Update File: a.py\n*** Move to: {to}", "exists") for to in ("other.py", "dangling")),
-    ("*** Delete File: a.py\n*** Add File: a.py\n+1", TWICE),
+    *((ADD(path), OUTSIDE) for path in ("../PWN", "door/PWN")),
+    *((CHANGE("link"), OUTSIDE), (DELETE("door/secret"), OUTSIDE)),
+    *((MOVE(path, "mine"), OUTSIDE) for path in ("../secret", "door/PWN")),
+    *((MOVE("a.py", path), OUTSIDE) for path in ("../PWN", "door/PWN")),
+    *((DELETE(".."), "File ..: "), (ADD("a\0b"), "NUL")),
+    (f"{ADD('n/new.py')}\n{CHANGE('a.py')}", "Update File a.py: hunk 1 of 1"),
+    *((ADD("folder"), "folder is a folder"), (ADD("dangling"), "dangling cannot be opened")),
+    *((CHANGE(path), NO_FILE) for path in ("b.py", "dangling")),
+    *((CHANGE(path), "is ") for path in ("folder", "pipe")),
+    (DELETE("b.py"), NO_FILE),
+    *((DELETE(path), "is ") for path in ("folder", ".", "pipe")),
+    *((MOVE("a.py", path), "exists") for path in ("other.py", "dangling")),
+    (f"{DELETE('a.py')}\n{ADD('a.py')}", TWICE),
     ("*** Update File: a.py\n-one\n+1\n*** Update File: ./folder/../a.py\n-one\n+2", TWICE),
-    ("*** Add File: b.py\n+1\n*** Update File: a.py\n*** Move to: b.py", TWICE),
+    (f"{ADD('b.py')}\n{MOVE('a.py', 'b.py')}", TWICE),
 ]
 
 
@@ -279,12 +253,8 @@ SECTIONS = [
 @pytest.mark.parametrize(("section", "said"), SECTIONS)
 def test_one_bad_section_rejects_the_whole_patch(ws: Patching, section: str, said: str) -> None:
     out = ws.folder.parent
-    (out / "secret").write_text("s\n")
-    (ws.folder / "folder").mkdir()
-    for name, target in {"door": "..", "link": "../secret", "dangling": "nowhere"}.items():
-        (ws.folder / name).symlink_to(target)
-    os.mkfifo(ws.folder / "pipe")
-    ws.put(a_py="one\n", other_py="x\n", first="f\n")
+    files = {"../secret": "s\n", "folder/": "", "a.py": "one\n", "other.py": "x\n", "first": "f\n"}
+    os.mkfifo(ws.put(files, door="..", link="../secret", dangling="nowhere") / "pipe")
     before = sorted(path.name for path in out.iterdir())
     error = ws.refused(f"*** Update File: first\n-f\n+x\n{section}\n*** Add File: last\n+x")
     assert said in error and "No file was changed." in error
@@ -294,22 +264,15 @@ def test_one_bad_section_rejects_the_whole_patch(ws: Patching, section: str, sai
 
 def test_a_file_that_is_there_is_written_anew(ws: Patching) -> None:
     body = "*** Add File: a.py\n+new"
-    ws.put(a_py=b"one\r\ntwo\r\n")
+    ws.put({"a.py": "one\r\ntwo\r\n"})
     (ws.folder / "a.py").chmod(0o750)
     assert ws.apply(body).startswith("M a.py\n")
     assert ws.data("a.py") == b"new\r\n"
     assert stat.S_IMODE((ws.folder / "a.py").stat().st_mode) == 0o750
     [shown] = ws.details
     assert ws.asked == [("edit", "a.py")] and "-one\n-two\n+new" in shown
-    ws.put(a_py="someone else's\n")
-    assert "a.py changed on disk since it was read" in ws.refused(body)
-
-
-def test_a_file_that_changed_since_it_was_read_is_refused(ws: Patching) -> None:
-    ws.put(a_py="one\n")
-    ws.call("read", path="a.py")
-    ws.put(a_py="one\nand more\n")
-    for section in ("*** Update File: a.py\n-one\n+1", "*** Delete File: a.py"):
+    ws.put({"a.py": "someone else's\n"})
+    for section in (body, "*** Update File: a.py\n-new\n+1", "*** Delete File: a.py"):
         assert "a.py changed on disk since it was read" in ws.refused(section)
 
 
@@ -317,10 +280,10 @@ def test_a_file_that_changed_since_it_was_read_is_refused(ws: Patching) -> None:
 
 
 def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Patching) -> None:
-    ws.put(a_sh=b"\xef\xbb\xbfone\r\n", b_py="two\n", c_py="three\n", never_py="read\n")
+    files = {"a.sh": b"\xef\xbb\xbfone\r\n", "b.py": "two\n", "c.py": "three\n"}
+    ws.put(files | {"never.py": "read\n"}, l="a.sh")
     (ws.folder / "a.sh").chmod(0o750)
     (ws.folder / "c.py").chmod(0o604)
-    (ws.folder / "l").symlink_to("a.sh")
     for name in ("a.sh", "b.py", "c.py"):
         ws.call("read", path=name)
     said = ws.refused(
@@ -359,6 +322,6 @@ def test_any_lines_turn_into_others(a: list[str], b: list[str], newline: str, en
         body += [f"+{line}" for line in b[b1:b2] if tag != "equal"]
     with tempfile.TemporaryDirectory() as folder:
         ws = Patching(Path(folder).resolve())
-        ws.put(f=before)
+        ws.put({"f": before})
         ws.apply("\n".join(body))
         assert ws.data("f") == after

@@ -8,7 +8,6 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from coder.tools.search import glob, grep
 from tests.terminal import promptly
-from tests.workspace import Workspace
+from tests.workspace import Workspace, tree
 
 PROGRAMS = {"ripgrep": "rg", "git": "git", "none": ""}
 
@@ -33,16 +32,11 @@ def engine(request: Any, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any)
     return str(request.param)
 
 
-def tree(folder: Path, files: Mapping[str, str | bytes], repository: bool = False) -> Path:
-    """Files with their contents; a name that ends in / is an empty folder."""
-    for name, content in files.items():
-        path = folder / name
-        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
-        if not name.endswith("/"):
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
-    if repository:
-        path_of_git = shutil.which("git", path=os.defpath) or "git"
-        subprocess.run([path_of_git, "init", "-q", str(folder)], check=True)
+def repository(folder: Path) -> Path:
+    """Make a repository of a folder."""
+    subprocess.run(
+        [shutil.which("git", path=os.defpath) or "git", "init", "-q", folder], check=True
+    )
     return folder
 
 
@@ -83,10 +77,15 @@ def test_a_match_is_path_number_and_line_in_order_of_paths(tmp_path: Path, engin
     assert text(tmp_path, "grep", pattern="absent") == "No matches."
 
 
-def test_context_is_marked_and_does_not_repeat_lines(tmp_path: Path, engine: str) -> None:
+def test_context_is_marked_and_lines_of_any_ending_and_encoding_are_found(
+    tmp_path: Path, engine: str
+) -> None:
     tree(tmp_path, {"f": "".join(f"{n}\n" for n in range(1, 13)), "g": "3\n"})
     lines = ["f-2-2", "f:3:3", "f-4-4", "f:5:5", "f-6-6", "f-11-11", "f:12:12", "g:1:3"]
     assert sorted(grepped(tmp_path, "^(3|5|12)$", context=1)) == sorted(lines)
+    tree(tmp_path, {"crlf": "one\r\ntwo\r\n", "latin": b"caf\xe9 one\n"})
+    assert grepped(tmp_path, "^one$", context=1) == ["crlf:1:one", "crlf-2-two"]
+    assert grepped(tmp_path, "caf") == ["latin:1:caf\ufffd one"]
 
 
 @pytest.mark.parametrize(
@@ -116,23 +115,14 @@ def test_what_a_pattern_finds(
         assert lines == [f"f:{line}" for line in found.split()]
 
 
-def test_of_other_endings_and_encodings_lines_are_found(tmp_path: Path, engine: str) -> None:
-    tree(tmp_path, {"f": "one\r\ntwo\r\n", "latin": b"caf\xe9 one\n"})
-    assert grepped(tmp_path, "^one$", context=1) == ["f:1:one", "f-2-two"]
-    assert grepped(tmp_path, "caf") == ["latin:1:caf\ufffd one"]
-
-
 @pytest.mark.parametrize("pattern", ["(", "[a", r"\p{Nonsense}"])
 def test_a_pattern_that_is_none_is_reported(tmp_path: Path, engine: str, pattern: str) -> None:
     tree(tmp_path, {"f": "one\n"})
     said = fails(tmp_path, "grep", pattern=pattern)
     assert re.search("regex|PCRE2|fatal|grep:", said)
     assert "Traceback" not in said and len(said) < 2000
-
-
-def test_an_empty_pattern_is_refused(tmp_path: Path) -> None:
-    for pattern in ("", "a\0b"):
-        assert "empty or holds a NUL" in fails(tmp_path, "grep", pattern=pattern)
+    for none in ("", "a\0b"):
+        assert "empty or holds a NUL" in fails(tmp_path, "grep", pattern=none)
 
 
 # ---- grep: limits ---------------------------------------------------------------------------
@@ -150,9 +140,8 @@ def test_a_hundred_lines_are_shown_or_as_many_as_are_asked_for(tmp_path: Path, e
 
 
 def test_of_a_long_line_the_match_is_shown(tmp_path: Path, engine: str) -> None:
-    tree(
-        tmp_path, {"f": "one" + "x" * 5000 + "\n" + "é" * 5000 + "one\n" + "𝄞" * 600 + "one𝄞" * 600}
-    )
+    lines = ["one" + "x" * 5000, "é" * 5000 + "one", "𝄞" * 600 + "one𝄞" * 600]
+    tree(tmp_path, {"f": "\n".join(lines)})
     lines = grepped(tmp_path, "one")
     assert [line[:6] for line in lines] == ["f:1:on", "f:2:… ", "f:3:… "]
     assert all("one" in line and line.endswith(" … (line cut)") for line in lines)
@@ -205,11 +194,8 @@ GLOBS = [
 @pytest.mark.parametrize(("pattern", "found"), GLOBS)
 def test_a_glob_chooses_files(tmp_path: Path, engine: str, pattern: str, found: list[str]) -> None:
     kept = "a.py src/b.py src/d.ts src/deep/er/c.py -README.md .hidden .git/a.py node_modules/a.py"
-    tree(
-        tmp_path,
-        dict.fromkeys(kept.split(), "one\n") | {".gitignore": "node_modules/\n# one\n"},
-        repository=True,
-    )
+    files = dict.fromkeys(kept.split(), "one\n") | {".gitignore": "node_modules/\n# one\n"}
+    repository(tree(tmp_path, files))
     assert globbed(tmp_path, pattern) == found
     assert names(tmp_path, glob=pattern) == found
 
@@ -233,9 +219,8 @@ def test_what_gitignore_names_is_skipped_unless_it_is_named(tmp_path: Path, engi
         "repo/sub/.gitignore": "!kept.log\n",
     }
     files = ["a", "b.log", "sub/kept.log", "sub/x/c", "sub/own", "out/f"]
-    repo = tree(tmp_path, ignoring | {f"repo/{name}": "one\n" for name in files}) / "repo"
-    tree(repo, {}, repository=True)
-    tree(repo, {".git/info/exclude": "own\n"})
+    tree(tmp_path, ignoring | {f"repo/{name}": "one\n" for name in files})
+    repo = tree(repository(tmp_path / "repo"), {".git/info/exclude": "own\n"})
     assert names(repo) == globbed(repo, "[!.]*") == ["a", "sub/kept.log"]
     assert names(repo / "sub") == globbed(repo / "sub", "[!.]*") == ["kept.log"]
     assert names(repo, path="b.log") == ["b.log"]
@@ -247,7 +232,7 @@ def test_what_gitignore_names_is_skipped_unless_it_is_named(tmp_path: Path, engi
 def test_a_repositorys_configuration_starts_and_leads_nowhere(tmp_path: Path, engine: str) -> None:
     tree(tmp_path, {"outside/private": "one\n", "run.sh": f"#!/bin/sh\n>{tmp_path}/ran\n"})
     (tmp_path / "run.sh").chmod(0o700)
-    ws = tree(tmp_path / "ws", {"a": "one\n"}, repository=True)
+    ws = repository(tree(tmp_path / "ws", {"a": "one\n"}))
     with open(ws / ".git" / "config", "a") as config:
         run = f"{tmp_path}/run.sh"
         config.write(f"worktree = {tmp_path}/outside\nfsmonitor = {run}\n[core]\npager = {run}\n")
@@ -274,12 +259,10 @@ def test_without_both_the_walk_skips_venvs(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.case("FIL-09", "FIL-10", "FIL-11")
 def test_no_trap_holds_a_search_up_or_leads_out(tmp_path: Path, engine: str) -> None:
-    tree(tmp_path, {"real": "one\n", "sub/real": "one\n"})
+    links = {"loop": ".", "self": "self", "dangling": "nowhere", "link": "real", "sub/up": ".."}
+    tree(tmp_path, {"real": "one\n", "sub/real": "one\n"}, links)
     os.mkfifo(tmp_path / "fifo")
     os.mkfifo(os.fsencode(tmp_path) + b"/fifo\xff")
-    links = {"loop": ".", "self": "self", "dangling": "nowhere", "link": "real", "sub/up": ".."}
-    for name, target in links.items():
-        (tmp_path / name).symlink_to(target)
     refused = {"fifo": "not a regular file", "socket": "cannot be opened", "/dev/zero": "not read"}
     with socket.socket(socket.AF_UNIX) as listening, promptly():
         with contextlib.chdir(tmp_path):  # the address of a socket is short

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,10 @@ class Workspace:
         assert result.is_error, result.content
         return str(result.content)
 
+    def put(self, files: Mapping[str, str | bytes], **links: str) -> Path:
+        """Files with their contents, links (`_` stands for -) with their targets. Returns the folder."""
+        return tree(self.folder, files, {name.replace("_", "-"): to for name, to in links.items()})
+
     def names(self) -> list[str]:
         return sorted(os.listdir(self.folder))
 
@@ -69,6 +73,20 @@ class Workspace:
             str(path.relative_to(self.folder)): (path.lstat().st_mode, held_by(path))
             for path in self.folder.rglob("*")
         }
+
+
+def tree(
+    folder: Path, files: Mapping[str, str | bytes], links: Mapping[str, str] | None = None
+) -> Path:
+    """Files with their contents, empty folders (the name ends in /), links with their targets."""
+    for name, content in files.items():
+        path = folder / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+    for name, target in (links or {}).items():
+        (folder / name).symlink_to(target)
+    return folder
 
 
 def held_by(path: Path) -> str | bytes | None:
