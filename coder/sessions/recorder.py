@@ -26,18 +26,8 @@ from coder.events import Event
 from coder.history import calls_of, formed, now
 from coder.providers.request import copied
 from coder.providers.text import mend
-from coder.sessions.database import DamageError
-from coder.sessions.store import (
-    Row,
-    SessionInfo,
-    SessionLock,
-    Store,
-    StoreError,
-    dumps,
-    read_rows,
-    to_model_messages,
-    write_info,
-)
+from coder.sessions.database import DamageError, StoreError
+from coder.sessions.store import Row, SessionInfo, SessionLock, Store, dumps, to_model_messages
 from coder.types import Message, RunResult
 
 log = logging.getLogger("coder.sessions")
@@ -161,12 +151,12 @@ class Recorder:
         usage = sum([*ends, *filter(None, map(events.hidden_usage, waiting))], self.info.usage)
         info = replace(self.info, updated=now(), usage=usage)
         with self.store.transaction() as db:
-            write_info(db, info)
+            info.write(db)
             self._write_all(db, rows, place)
         self._rows, self.info, self._waiting = rows, info, []
 
     def _read_rows(self) -> list[Row]:
-        rows = read_rows(self.store, self.session_id)
+        rows = self.store.rows_sent(self.session_id)
         calls = "SELECT call_id, id FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
         self._calls = dict(map(tuple, self.store.rows(calls, self.session_id)))
         self._generation = self.store.generation

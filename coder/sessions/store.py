@@ -107,6 +107,24 @@ class SessionInfo:
     messages: int = 0
     first: str = ""
 
+    def write(self, db: sqlite3.Connection) -> None:
+        """Within a transaction, write what may change in a session, or the session where it is not there."""
+        values = {name: getattr(self, name) for name in COLUMNS} | asdict(self.usage)
+        values |= {name: mend(text) for name, text in values.items() if isinstance(text, str)}
+        names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+        changed = ", ".join(f"{name} = :{name}" for name in ("agent", "model", "updated", *USAGE))
+        insert = f"INSERT INTO session ({names}) VALUES ({marks})"
+        db.execute(f"{insert} ON CONFLICT (id) DO UPDATE SET {changed}", values)
+
+
+@dataclass(slots=True)
+class Row:
+    """An active row of the table: its id, the message, and a copy as it was written."""
+
+    id: int
+    message: Message
+    copy: Any
+
 
 class Store(Database):
     """All sessions of the user. Raises StoreError, also from every method."""
@@ -197,8 +215,20 @@ class Store(Database):
         infos = self._infos(chosen, json.dumps([*hits]))[:MAX_FOUND]
         return [(info, _snippet(hits[info.id], wanted)) for info in infos]
 
+    def rows_sent(self, session_id: str) -> list[Row]:
+        """The active rows of a session; the message of one that cannot be used is empty."""
+        read = ((row["id"], loaded(row["data"])) for row in self.rows(ACTIVE, session_id))
+        return [Row(row_id, formed(value) or {}, copied(value)) for row_id, value in read]
+
     def _infos(self, condition: str, *values: Any) -> list[SessionInfo]:
-        return [_info(row) for row in self.rows(INFO + condition, *values)]
+        infos = []
+        for row in self.rows(INFO + condition, *values):
+            usage = {name: row[name] for name in USAGE} | {"estimated": bool(row["estimated"])}
+            first = " ".join(text_of(formed(loaded(row["first"])) or {})[:200].split())
+            facts = {name: row[name] for name in COLUMNS} | {"forked": bool(row["forked"])}
+            facts |= {"usage": Usage(**usage), "messages": row["messages"], "first": first}
+            infos.append(SessionInfo(**facts))
+        return infos
 
 
 class SessionLock:
@@ -243,32 +273,7 @@ def open_store(path: Path | str) -> tuple[Store, str]:
     return store, store.notice
 
 
-def write_info(db: sqlite3.Connection, info: SessionInfo) -> None:
-    """Within a transaction, write what may change in a session, or the session where it is not there."""
-    values = {name: getattr(info, name) for name in COLUMNS} | asdict(info.usage)
-    values |= {name: mend(text) for name, text in values.items() if isinstance(text, str)}
-    names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
-    changed = ", ".join(f"{name} = :{name}" for name in ("agent", "model", "updated", *USAGE))
-    insert = f"INSERT INTO session ({names}) VALUES ({marks})"
-    db.execute(f"{insert} ON CONFLICT (id) DO UPDATE SET {changed}", values)
-
-
 # -- messages
-
-
-@dataclass(slots=True)
-class Row:
-    """An active row of the table: its id, the message, and a copy as it was written."""
-
-    id: int
-    message: Message
-    copy: Any
-
-
-def read_rows(store: Store, session_id: str) -> list[Row]:
-    """The active rows of a session; the message of one that cannot be used is empty. Raises StoreError."""
-    read = ((row["id"], loaded(row["data"])) for row in store.rows(ACTIVE, session_id))
-    return [Row(row_id, formed(value) or {}, copied(value)) for row_id, value in read]
 
 
 def to_model_messages(
@@ -280,10 +285,10 @@ def to_model_messages(
     """The list of messages as it was in memory, repaired where a kill left it open. Raises StoreError.
 
     A call that had begun is answered with INTERRUPTED, one that had not with history.NOT_RUN. None is ever run
-    again by the program. `tell` gets a line for the user where something cannot be used. `rows`: as `read_rows`
-    has read them.
+    again by the program. `tell` gets a line for the user where something cannot be used. `rows`: the
+    `rows_sent`, where they were read.
     """
-    rows = read_rows(store, session_id) if rows is None else rows
+    rows = store.rows_sent(session_id) if rows is None else rows
     messages = [row.message for row in rows if row.message]
     calls = {call["id"] for message in messages for call in calls_of(message)}
     results = [each.get("tool_call_id") for each in messages if each["role"] == "tool"]
@@ -324,17 +329,6 @@ def loaded(text: Any) -> Any:
 def folder_name(path: str) -> str:
     """A folder as the database takes it: bytes that are no text become escapes."""
     return path.encode("utf-8", "backslashreplace").decode()
-
-
-def _info(row: sqlite3.Row) -> SessionInfo:
-    usage = {name: row[name] for name in USAGE} | {"estimated": bool(row["estimated"])}
-    first = text_of(formed(loaded(row["first"])) or {})
-    return SessionInfo(
-        **{name: row[name] for name in COLUMNS} | {"forked": bool(row["forked"])},
-        usage=Usage(**usage),
-        messages=row["messages"],
-        first=" ".join(first[:200].split()),
-    )
 
 
 def _snippet(text: str, words: Sequence[str]) -> str:
