@@ -27,6 +27,7 @@ from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer
 from coder.events import Compacted, Event, Nested, RunEnd, TextDelta
 from coder.history import NOT_RUN, convert_to_llm, repair
 from coder.loop import run_loop
+from coder.sessions.database import StoreError
 from coder.sessions.recorder import Recorder, fork
 from coder.sessions.store import (
     APPLICATION,
@@ -34,7 +35,6 @@ from coder.sessions.store import (
     VERSION,
     SessionLock,
     Store,
-    StoreError,
     open_store,
     to_model_messages,
 )

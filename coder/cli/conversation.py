@@ -18,17 +18,10 @@ from coder.cli.process import needed, optional
 from coder.cli.settings import ConfigError, data_folder
 from coder.events import Event, RunEnd
 from coder.history import text_of
+from coder.sessions.database import MEMORY, StoreError
 from coder.sessions.recorder import Recorder
 from coder.sessions.snapshots import Snapshots
-from coder.sessions.store import (
-    MEMORY,
-    SessionInfo,
-    Store,
-    StoreError,
-    folder_name,
-    open_store,
-    to_model_messages,
-)
+from coder.sessions.store import SessionInfo, Store, folder_name, open_store, to_model_messages
 from coder.tools.workspace import private_folder
 from coder.types import Message
 

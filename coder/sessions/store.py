@@ -27,8 +27,6 @@ from coder.providers.text import DEEPEST, mend, mend_all
 from coder.sessions.database import MEMORY, Database, StoreError
 from coder.types import Message, ToolResult, Usage
 
-__all__ = ["MEMORY", "SessionInfo", "Store", "StoreError", "open_store"]
-
 APPLICATION = 0x636F6472  # application_id, which marks the file as ours
 VERSION = 3  # user_version
 MAX_HITS = 1000  # messages that a search looks at, the newest
