@@ -42,12 +42,6 @@ class Relay(ThreadingHTTPServer):
             raise ValueError("a relay without a token would be open to everybody")
         super().__init__(("127.0.0.1", port), _Handler)
 
-    def connect(self) -> http.client.HTTPConnection:
-        """A new connection to the model's server."""
-        https = self.base.scheme == "https"
-        kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
-        return kind(self.base.netloc, timeout=TIMEOUT)
-
 
 class _Handler(BaseHTTPRequestHandler):
     server: Relay
@@ -78,7 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         path = f"{server.base.path.rstrip('/')}{self.path.removeprefix('/v1')}"
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.key}"}
-        with closing(server.connect()) as connection:
+        https = server.base.scheme == "https"
+        kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        with closing(kind(server.base.netloc, timeout=TIMEOUT)) as connection:
             try:
                 connection.request(self.command, path, body or None, headers)
                 answer = connection.getresponse()

@@ -63,6 +63,7 @@ class Reply:
     cut: int | None = None
     pace: float = 0.0
     hold: float = 0.0
+    failure: ModelError | None = None  # in the place of the answer or behind it; of a model only
 
     def body(self, asked: Body) -> Sequence[bytes]:
         """The pieces of a streamed answer."""
@@ -108,13 +109,11 @@ def _deltas(reply: Reply) -> Iterator[Body]:
 
 
 def _calls(reply: Reply) -> list[Body]:
-    calls = []
+    calls: list[Body] = []
     for name, given in reply.calls:
         arguments = given if isinstance(given, str) else json.dumps(given)
-        function = {"name": name, "arguments": arguments}
-        calls.append(
-            {"id": f"call{secrets.token_hex(5)}", "type": "function", "function": function}
-        )
+        calls.append({"id": f"call{secrets.token_hex(5)}", "type": "function"})
+        calls[-1]["function"] = {"name": name, "arguments": arguments}
     return calls
 
 
@@ -273,7 +272,6 @@ class _Handler(BaseHTTPRequestHandler):
 # ---- the model -----------------------------------------------------------------------------------
 
 TRACED = {"name", "context_window", "profile", "extra_body", "budgets"}  # options, in a trace
-Played = tuple[Reply, ModelError | None]  # an answer, and the error instead of it or behind it
 
 
 class ScriptedModel(ChatModel):
@@ -284,39 +282,31 @@ class ScriptedModel(ChatModel):
         address = f"script:{secrets.token_hex(4)}"  # its own: what is learnt is kept by address
         super().__init__(name, base_url=address, **options)
         self.requests: list[Body] = []
-        self.endpoint = _Player([(each, _failure(each)) for each in replies], self.requests)
+        self.endpoint = _Player(replies, self.requests)
 
     @classmethod
     def from_trace(cls, path: str | Path) -> ScriptedModel:
         """The model of a trace: each answer is the recorded one, byte for byte and at once, each
         failure too. Raises OSError, or TraceError where the file is no trace."""
         recording = read(path)
-        model = cls([], **{name: recording.model[name] for name in TRACED & {*recording.model}})
-        model.endpoint = _Player(map(_recorded, recording.exchanges), model.requests)
-        return model
+        options = {name: recording.model[name] for name in TRACED & {*recording.model}}
+        return cls(map(_recorded, recording.exchanges), **options)
 
 
-def _failure(reply: Reply) -> ModelError | None:
-    if reply.status not in (0, 200):
-        return classify(reply.status, reply.error(), reply.headers)
-    broke = reply.close == "reset" or not reply.status
-    return ModelError("network", "the connection broke", retryable=True) if broke else None
-
-
-def _recorded(exchange: Exchange) -> Played:
+def _recorded(exchange: Exchange) -> Reply:
     chunks = [each["text"].encode("utf-8", "surrogateescape") for each in exchange.of("chunk")]
     headers = next((each["headers"] for each in exchange.of("response")), dict[str, str]())
     missing = {"kind": "incomplete", "message": "the trace ends in the middle of this answer"}
     error = next((each["error"] for each in exchange.of("response_end")), missing)
-    return Reply(chunks=chunks, headers=headers), ModelError(**error) if error else None
+    return Reply(chunks=chunks, headers=headers, failure=ModelError(**error) if error else None)
 
 
 class _Player(Endpoint):
-    """An endpoint that plays one answer for each request."""
+    """An endpoint that plays one reply for each request."""
 
-    def __init__(self, answers: Iterable[Played], requests: list[Body]) -> None:
+    def __init__(self, replies: Iterable[Reply], requests: list[Body]) -> None:
         super().__init__("script:", None, {})
-        self.answers, self.requests = iter(answers), requests
+        self.replies, self.requests = iter(replies), requests
 
     @contextmanager
     def post(
@@ -325,8 +315,13 @@ class _Player(Endpoint):
         body = json.loads(data)
         self.requests.append(body)
         end = ModelError("protocol", "the script is at its end, and the run asks for more")
-        reply, error = next(self.answers, (Reply(status=0), end))
+        reply = next(self.replies, Reply(status=0, failure=end))
         abort.wait(reply.hold)
+        error = reply.failure
+        if reply.status not in (0, 200):
+            error = error or classify(reply.status, reply.error(), reply.headers)
+        elif reply.close == "reset" or not reply.status:
+            error = error or ModelError("network", "the connection broke", retryable=True)
         chunks = reply.body(body) if reply.status == 200 else ()
         if error and not chunks:
             raise error

@@ -34,17 +34,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from coder import events
 from coder.ai import ChatModel
-from coder.events import (
-    Event,
-    Events,
-    Notice,
-    ReasoningDelta,
-    Returning,
-    TextDelta,
-    ToolCallDelta,
-    innermost,
-)
+from coder.events import Events, Notice, Returning
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.permissions.redact import Redactor
 from coder.providers.text import shown_url
@@ -52,7 +44,7 @@ from coder.tools.secrets import header_secret
 from coder.types import ModelError, RunResult
 
 FORMAT = 2
-DELTAS = (TextDelta, ReasoningDelta, ToolCallDelta)
+DELTAS = (events.TextDelta, events.ReasoningDelta, events.ToolCallDelta)
 
 
 class Trace:
@@ -103,22 +95,21 @@ class Trace:
 
     def watch(self, run: Events[RunResult]) -> Events[RunResult]:
         """The same run; its events are recorded before they are passed on, replies afterwards."""
-        with Returning(run) as events:
-            for event in events:
-                if not isinstance(innermost(event), DELTAS):
+        with Returning(run) as traced:
+            for event in traced:
+                inner = events.innermost(event)
+                if not isinstance(inner, DELTAS):
                     self.record(**event.to_dict())
                 passed = time.monotonic()
                 yield event
-                self._reply(innermost(event), time.monotonic() - passed)
+                if hasattr(inner, "reply"):
+                    answer = getattr(inner, "answer", getattr(inner, "allowed", None))
+                    seconds = round(time.monotonic() - passed, 6)
+                    self.record("reply", to=inner.type, answer=answer, seconds=seconds)
                 if self._failure:
                     yield Notice(f"The trace ends here: {self._failure}.")
                     self._failure = ""
-        return events.value
-
-    def _reply(self, asked: Event, seconds: float) -> None:
-        if hasattr(asked, "reply"):
-            answer = getattr(asked, "answer", getattr(asked, "allowed", None))
-            self.record("reply", to=asked.type, answer=answer, seconds=round(seconds, 6))
+        return traced.value
 
     def hooks(self, hooks: Hooks) -> HookChain:
         """The same hooks; the keys that they give a request are hidden from then on."""

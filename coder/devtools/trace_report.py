@@ -97,7 +97,9 @@ class Part:
         asked = [each for each in self.exchanges if not each.nested]
         last, ends = asked[-1:], self.of("step_end")
         usages = [end["usage"] for end in ends]
-        model, tools = sum(map(self._seconds, asked)), self._sum("tool_end", "seconds")
+        ended = self.records[-1]["t"]  # the end of an answer that was given up
+        model = sum([*each.after("response_end"), ended - each.request["t"]][0] for each in asked)
+        tools = self._sum("tool_end", "seconds")
         waits = self._sum("reply", "seconds") + self._sum("retry", "delay")
         figures: dict[str, Any] = {
             "messages": sum(len(each.messages) for each in last),
@@ -118,23 +120,12 @@ class Part:
         }
         return figures | (dict.fromkeys(("same %", "first", "finish"), "") if self.steps else {})
 
-    def _seconds(self, asked: Exchange) -> float:
-        """How long an answer took. One that was given up lasted to the end."""
-        given_up = float(self.records[-1]["t"] - asked.request["t"])
-        return [*asked.after("response_end"), given_up][0]
-
     def _sum(self, kind: str, name: str) -> float:
         return float(sum(record.get(name, 0.0) for record in self.of(kind)))
 
     @property
     def model(self) -> str:
         return str(self.exchanges[0].request["body"]["model"]) if self.exchanges else "no model"
-
-    @property
-    def asked(self) -> str:
-        """The words that a run began with."""
-        said = (record["message"] for record in self.of("message_end"))
-        return next((text_of(each) for each in said if each["role"] == "user"), "(went on)")
 
     @property
     def end(self) -> tuple[str, str]:
@@ -171,7 +162,6 @@ def read(path: str | Path) -> Recording:
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """Raise TraceError where a line does not hold what trace.py writes."""
     try:
         yield
     except MALFORMED as error:
@@ -293,7 +283,9 @@ def page(recording: Recording, title: str) -> str:
     runs = ""
     for run in recording.runs:
         reason, text = run.end
-        runs += f"<h1>{_text(run.asked)}</h1>\n"
+        said = [record["message"] for record in run.of("message_end")]
+        prompt = next((text_of(each) for each in said if each["role"] == "user"), "(went on)")
+        runs += f"<h1>{_text(prompt)}</h1>\n"
         runs += _fold(f"{reason} · {run.wall:.2f} s · {run.model}", f"<pre>{_text(text)}</pre>")
         runs += f"<samp>{_text(_steps(run))}</samp>\n"
         runs += "".join(_step(step, number) for number, step in enumerate(run.steps, 1))
@@ -305,22 +297,19 @@ def _step(step: Part, number: int) -> str:
     sent = {each.request["n"]: each for each in step.exchanges}
     inside = ""
     for record in step.records:
+        if record["type"] not in SHOWN:
+            continue
+        fields = {name: value for name, value in record.items() if name not in ("t", "type")}
         if record["type"] == "request":
             exchange = sent[record["n"]]
-            new = exchange.messages[exchange.kept :]
-            record = record | {"body": record["body"] | {"messages": new}}
-        if record["type"] in SHOWN:
-            inside += _line(record)
+            fields["body"] = fields["body"] | {"messages": exchange.messages[exchange.kept :]}
+        start = json.dumps(fields, ensure_ascii=False)[:160]
+        whole = json.dumps(fields, ensure_ascii=False, indent=1)
+        whole = re.sub(r"(?<!\\)\\n", "\n", whole)  # lines of a text as such
+        title = f"{record['t']:.3f} s · {record['type']} · {start}"
+        inside += _fold(title, f"<pre>{_text(whole)}</pre>")
     what = step.figures["called"] or step.figures["finish"]
     return _fold(f"step {number} · {step.wall:.2f} s · {what}", inside)
-
-
-def _line(record: Record) -> str:
-    fields = {name: value for name, value in record.items() if name not in ("t", "type")}
-    start = json.dumps(fields, ensure_ascii=False)[:160]
-    whole = json.dumps(fields, ensure_ascii=False, indent=1)
-    whole = re.sub(r"(?<!\\)\\n", "\n", whole)  # lines of a text as such
-    return _fold(f"{record['t']:.3f} s · {record['type']} · {start}", f"<pre>{_text(whole)}</pre>")
 
 
 def _fold(title: str, inside: str) -> str:
