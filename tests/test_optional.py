@@ -38,7 +38,6 @@ OPTIONAL = {
     "extend": "",
     "permissions/redact": "--trace=t hi",
     "permissions/sandbox": "--sandbox=on hi",
-    "permissions/landlock": "--sandbox=on hi",
     "permissions/git_guard": "--sandbox=on hi",
     "sessions": "sessions|-c hi|export x",
     "sessions/snapshots": "-c hi",

@@ -22,10 +22,9 @@ from coder.abort import Abort
 from coder.devtools.scripted import Reply
 from coder.events import Event, Notice, PermissionAsked
 from coder.hooks import HookChain, Hooks
-from coder.permissions.landlock import restrict
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule
-from coder.permissions.sandbox import Sandbox
+from coder.permissions.sandbox import Sandbox, restrict
 from coder.tools.bash import bash, output_of
 from coder.tools.search import grep
 from coder.toolset import ToolContext, Toolset

@@ -159,7 +159,13 @@ def _read_tree(root: str) -> State:
         except (OSError, ValueError):
             continue
         if stat.S_ISDIR(mode):
-            waiting += _list_folder(path, mode)
+            with contextlib.suppress(OSError):  # another user's
+                # A closed one is opened: it could hide something
+                if mode & stat.S_IRWXU != stat.S_IRWXU:
+                    os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)
+                with os.scandir(path) as listed:
+                    paths = (each.path for each in listed if not each.name.endswith(".sample"))
+                    waiting += [] if path.endswith("/.git") else itertools.islice(paths, MAX_FILES)
             continue
         link = os.fsencode(os.readlink(path)) if stat.S_ISLNK(mode) else None
         state[path] = mode, link or read_small_file(path, MAX_BYTES) or b""
@@ -167,18 +173,6 @@ def _read_tree(root: str) -> State:
         if size >= MAX_BYTES:
             break
     return {root: TOO_MUCH}
-
-
-def _list_folder(path: str, mode: int) -> list[str]:
-    """The paths in a folder; none of `.git`. A closed one is opened: it could hide something."""
-    with contextlib.suppress(OSError):  # another user's
-        if mode & stat.S_IRWXU != stat.S_IRWXU:
-            os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)
-        if not path.endswith("/.git"):
-            with os.scandir(path) as listed:
-                paths = (each.path for each in listed if not each.name.endswith(".sample"))
-                return list(itertools.islice(paths, MAX_FILES))
-    return []
 
 
 def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> Changes:

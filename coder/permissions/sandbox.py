@@ -3,17 +3,23 @@
     run_loop(messages, model, Toolset(sandbox.tools(TOOLS)), hooks=HookChain(permissions, sandbox))
 
 docs/security.md says where that is, and what they can still do. After each command git_guard.py
-puts back what would run later. This process and the user's own commands are not confined.
+puts back what would run later. One thread gives up its rights for good (`restrict`), and what it
+starts has no more: there is no code between fork and exec, and no helper program.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
+import errno
 import os
 import re
 import signal
+import stat
+import struct
 import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +28,6 @@ from typing import Any
 from coder.events import Event, Notice
 from coder.hooks import Hooks
 from coder.permissions.git_guard import Changes, GitGuard, describe
-from coder.permissions.landlock import restrict
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
 from coder.tools.workspace import private_folder, writable_git_folders
 from coder.toolset import Tool, ToolContext
@@ -35,11 +40,9 @@ Process = subprocess.Popen[bytes]
 DEVICES = ("null", "zero", "full", "shm", "nvidia*", "dri/*", "kfd")
 # Package managers that fail without a cache that they can write
 CACHES = {"PIP_CACHE_DIR": "pip", "UV_CACHE_DIR": "uv", "npm_config_cache": "npm", "GOCACHE": "go"}
-SEARCHES = {"grep", "glob"}
 SIGNS = re.compile(
-    r"permission denied|operation not permitted|read-only file system|invalid cross-device link"
-    r"|no new privileges|\bE(ACCES|PERM|ROFS|XDEV)\b",
-    re.I,
+    r"(?i)permission denied|operation not permitted|read-only file system|no new privileges"
+    r"|invalid cross-device link|\bE(ACCES|PERM|ROFS|XDEV)\b"
 )
 
 # Notices for the user: at the start, and later.
@@ -56,26 +59,14 @@ NOT_ENDED = (
 )
 LEFT = "Changed outside the sandbox or since the last command, and not put back: {}."
 CHANGED = "A command changed {}; put back."
-# For the model.
-PUT_BACK = (
-    "[put back: {}. A command cannot change git's own configuration and hooks, or coder's files; "
-    "what else it did stays. To do it on purpose (git config, git remote add, git branch -u), make "
-    "that call again with unconfined true: the user is asked]"
-)
-HINT = (
-    "[in the sandbox commands write only in {} and $TMPDIR ({}){}. Where that is the reason, do it "
-    "there, or make the call again with unconfined true: the user is asked]"
-)
-UNCONFINED = "run outside the sandbox; the user is asked. Only for what it prevents"
 
 
 class Sandbox(Hooks):
     """Confines what the tools of a session start. One for a process.
 
-    `workspace` is the folder that commands may write. `required`: raise CoderError where the
-    kernel lacks something; otherwise `notices` says so, in sentences for the user. `network` False
-    turns the network off. `config` and `data` are coder's own folders, guarded where commands can
-    write to them; with `data`, the next start reports what a killed process could not put back.
+    `required`: raise CoderError where the kernel lacks something; otherwise `notices` says so, in
+    sentences for the user. `config` is coder's own folder, guarded where commands can write to it;
+    with `data`, the next start reports what a killed process could not put back.
     """
 
     def __init__(
@@ -125,8 +116,14 @@ class Sandbox(Hooks):
 
     def tools(self, tools: Iterable[Tool]) -> list[Tool]:
         """The same tools; in a sandbox bash takes `unconfined` and reports what was put back."""
-        names = {"bash"} if self.active else set[str]()
-        return [_confinable(tool) if tool.name in names else tool for tool in tools]
+        about = "run outside the sandbox; the user is asked. Only for what it prevents"
+        more, made = {"unconfined": {"type": "boolean", "description": about}}, list[Tool]()
+        for tool in tools:
+            if self.active and tool.name == "bash":
+                parameters = tool.parameters | {"properties": tool.parameters["properties"] | more}
+                tool = dataclasses.replace(tool, parameters=parameters, function=_bash)
+            made.append(tool)
+        return made
 
     def since(self) -> list[str]:
         """For the end of a session: what changed since the last command, and is not reported."""
@@ -134,11 +131,9 @@ class Sandbox(Hooks):
         self.guard.close()
         return self._take_unreported()
 
-    # -- around a call
-
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
         if self.active:
-            ctx.confine = CallConfinement(self, is_search=call.name in SEARCHES)
+            ctx.confine = CallConfinement(self, is_search=call.name in ("grep", "glob"))
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> Generator[Event, None, None]:
         yield from map(Notice, self._take_unreported())
@@ -151,18 +146,13 @@ class Sandbox(Hooks):
 class CallConfinement:
     """The confinement of one tool call. `outside`: the user allowed it to run without."""
 
-    outside = False
-
     def __init__(self, sandbox: Sandbox, is_search: bool) -> None:
         self.sandbox, self.is_search = sandbox, is_search
-        self.environment = sandbox.environment
+        self.outside, self.environment = False, sandbox.environment
         self.put_back: Changes = {}
 
     def start(self, start: Callable[[], Process]) -> Process:
-        """Start a child in the sandbox. Raises what `start` raises.
-
-        The worker thread starts and ends one child at a time, where no Ctrl+C comes between.
-        """
+        """Start a child in the sandbox: one at a time, where no Ctrl+C comes between."""
         started = self.sandbox.worker.submit(self._start, start)
         try:
             return started.result()
@@ -204,26 +194,11 @@ class CallConfinement:
         if not self.is_search:
             self._end()
 
-    def explain(self, result: ToolResult) -> ToolResult:
-        """Say to the model what was put back, and that the sandbox may be why a command failed."""
-        lines, sandbox = [str(result.content)], self.sandbox
-        if self.put_back:
-            lines.append(PUT_BACK.format(describe(self.put_back, sandbox.workspace)))
-        if result.details.get("exit_code") and SIGNS.search(lines[0]) and not self.outside:
-            network = "" if sandbox.network else " and have no network"
-            lines.append(HINT.format(sandbox.workspace, sandbox.temporary, network))
-        return dataclasses.replace(result, content="\n".join(lines))
-
-
-def _confinable(tool: Tool) -> Tool:
-    more = {"unconfined": {"type": "boolean", "description": UNCONFINED}}
-    parameters = tool.parameters | {"properties": tool.parameters["properties"] | more}
-    return dataclasses.replace(tool, parameters=parameters, function=_bash)
-
 
 def _bash(
     ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT, unconfined: bool = False
 ) -> Generator[Any, None, ToolResult]:
+    """Say to the model what was put back, and that the sandbox may be why a command failed."""
     call = ctx.confine if isinstance(ctx.confine, CallConfinement) else None
     if unconfined:
         if ctx.authorize is None or call is None:
@@ -231,4 +206,144 @@ def _bash(
         call.outside, call.environment = True, {}
     permission = "unconfined" if unconfined else "bash"
     result = yield from run_command(ctx, command, timeout, permission)
-    return call.explain(result) if call else result
+    if call is None:
+        return result
+    lines, sandbox = [str(result.content)], call.sandbox
+    if call.put_back:
+        lines.append(
+            f"[put back: {describe(call.put_back, sandbox.workspace)}. A command cannot change git's own "
+            "configuration and hooks, or coder's files; what else it did stays. To do it on purpose (git "
+            "config, git remote add, git branch -u), make that call again with unconfined true: the user "
+            "is asked]"
+        )
+    if result.details.get("exit_code") and SIGNS.search(lines[0]) and not call.outside:
+        network = "" if sandbox.network else " and have no network"
+        lines.append(
+            f"[in the sandbox commands write only in {sandbox.workspace} and $TMPDIR "
+            f"({sandbox.temporary}){network}. Where that is the reason, do it there, or make the call "
+            "again with unconfined true: the user is asked]"
+        )
+    return dataclasses.replace(result, content="\n".join(lines))
+
+
+# ---- Landlock and seccomp ------------------------------------------------------------------------
+
+# Landlock restricts a thread and what it starts. These can signal and trace each other, and nothing
+# else (the kernel's Documentation/userspace-api/landlock.rst, uapi/linux/landlock.h). A seccomp filter
+# (seccomp_filter.rst) covers what Landlock has no rights for: the limits of other processes (a CPU
+# limit of 0 kills) and, without a network, all sockets but local ones: Landlock knows TCP by bind
+# and connect only, which TCP fast open, MPTCP and UDP avoid.
+
+# Of BPF: code, instructions to skip if true, if false, value
+Instruction = tuple[int, int, int, int]
+
+# System calls, the same on all machines but Alpha; and constants of prctl(2).
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+VERSION = 1  # flag of CREATE_RULESET: return the version of the interface
+PATH_BENEATH = 1
+PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, FILTER_MODE = 22, 24, 38, 2
+NETWORK_ABI, FULL_ABI = 4, 6  # the first versions with rules for TCP, and with scopes
+
+# Rights that change something, as bits, by the version that introduced them.
+WRITE_FILE, REFER, TRUNCATE, IOCTL_DEV = 1 << 1, 1 << 13, 1 << 14, 1 << 15
+MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))
+RIGHTS = {1: WRITE_FILE | MAKE_AND_REMOVE, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV}
+FOLDER_RIGHTS = ~(1 << 6 | 1 << 11)  # no device nodes: with its own root could write to any disk
+FILE_RIGHTS = WRITE_FILE | TRUNCATE | IOCTL_DEV  # those that a rule for a single file may name
+TCP = 0b11  # bind and connect
+SCOPES = 0b11  # abstract unix sockets and signals of others
+# Dropped for root: SYS_MODULE, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, SYS_BOOT, SYS_TIME, PERFMON
+# (reads the environment of any process), BPF. See capabilities(7).
+CAPABILITIES = (16, 17, 19, 21, 22, 25, 38, 39)
+
+# By AUDIT_ARCH, the numbers of socket, socketcall (0: none) and prlimit64.
+CALLS = {
+    0xC000003E: (41, 0, 302),  # x86_64
+    0xC00000B7: (198, 0, 261),  # aarch64
+    0x40000003: (359, 102, 340),  # i386
+    0x40000028: (281, 102, 369),  # arm
+}
+MACHINES = {"x86_64", "aarch64"}  # those whose programs, 32-bit ones included, are all in the table
+X32 = 0x40000000  # from here on: the calls of x86_64 by other numbers
+IO_URING_SETUP = 425
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # linux/bpf_common.h
+ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
+DENY: Instruction = (RETURN, 0, 0, 0x00050000 | errno.EACCES)
+NUMBER, ARCH, FIRST, THIRD = 0, 4, 16, 32  # in struct seccomp_data; arguments: low half first
+# socket(family, ...): AF_UNIX and AF_NETLINK.
+LOCAL_SOCKETS = [(LOAD, 0, 0, FIRST), (EQUAL, 2, 0, 1), (EQUAL, 1, 0, 16), DENY, ALLOW]
+# prlimit64(process, resource, new, old): process 0 is the caller; without `new` it only reads.
+OWN_LIMITS = [
+    *[(LOAD, 0, 0, FIRST), (EQUAL, 5, 0, 0)],
+    *[(LOAD, 0, 0, THIRD), (EQUAL, 0, 2, 0), (LOAD, 0, 0, THIRD + 4), (EQUAL, 1, 0, 0)],
+    *[DENY, ALLOW],
+]
+
+
+def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> bool:
+    """Limit this thread, and what it starts, to changing files at and below `writable`.
+
+    Its programs get no rights by set-user-ID, fewer of root's, and cannot change other processes'
+    limits. Without `network` it has local sockets only, or where seccomp is missing no TCP. `abi`: use
+    no newer Landlock. Returns whether the kernel can do all of this. Raises OSError where it has none.
+    """
+    if abi is None:
+        abi = _call("syscall", CREATE_RULESET, None, 0, VERSION)
+    handled = sum(rights for since, rights in RIGHTS.items() if abi >= since)
+    fields = [handled, 0 if network else TCP, SCOPES]
+    fields = fields[: 1 if abi < NETWORK_ABI else 2 if abi < FULL_ABI else 3]
+    attributes = struct.pack(f"={len(fields)}Q", *fields)
+    ruleset = _call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
+    with contextlib.ExitStack() as closing:
+        closing.callback(os.close, ruleset)
+        for path in writable:
+            try:
+                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue
+            closing.callback(os.close, fd)
+            is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+            rule = struct.pack("=Qi", handled & (FOLDER_RIGHTS if is_folder else FILE_RIGHTS), fd)
+            _call("syscall", ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
+        with contextlib.suppress(OSError):  # only root can drop them, who alone has them
+            for capability in CAPABILITIES:
+                _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
+        _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _call("syscall", RESTRICT_SELF, ruleset, 0)
+    return _filter_calls(network) and abi >= FULL_ABI
+
+
+def _filter_calls(network: bool) -> bool:
+    """Deny for good changing other processes' limits and, without `network`, sockets other than unix
+    and netlink ones, and io_uring, which opens sockets by itself. Calls of an unknown architecture
+    are denied. False where seccomp does not work, or the machine is not in the table."""
+    program = [(LOAD, 0, 0, ARCH)]
+    for arch, (socket, socketcall, prlimit) in CALLS.items():
+        part = [(LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), DENY, *_case(prlimit, OWN_LIMITS)]
+        if not network:
+            part += [*_case(IO_URING_SETUP, [DENY]), *_case(socket, LOCAL_SOCKETS)]
+            part += _case(socketcall, [DENY]) if socketcall else []  # its arguments cannot be seen
+        program += _case(arch, [*part, ALLOW])
+    packed = b"".join(struct.pack("=HBBI", *each) for each in [*program, DENY])
+    code = ctypes.create_string_buffer(packed)
+    header = struct.pack("@HP", len(packed) // 8, ctypes.addressof(code))
+    with contextlib.suppress(OSError):
+        if os.uname().machine in MACHINES:
+            return _call("prctl", PR_SET_SECCOMP, FILTER_MODE, header, 0, 0) == 0
+    return False
+
+
+def _case(value: int, part: list[Instruction]) -> list[Instruction]:
+    """Run `part` where the loaded value is this one."""
+    return [(EQUAL, 0, len(part), value), *part]
+
+
+def _call(name: str, *arguments: int | bytes | None) -> int:
+    """Call a function of the C library. Raises OSError."""
+    if sys.platform != "linux":  # where the numbers are those of other system calls
+        raise OSError(errno.ENOSYS, "this system is not Linux")
+    given = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    result = getattr(ctypes.CDLL(None, use_errno=True), name)(*given)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(result)
