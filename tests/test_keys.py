@@ -411,6 +411,7 @@ def test_without_readline_lines_and_answers_end_with_enter(tmp_path: Path) -> No
         assert (session.ws / "here").exists()
         session.say("and on")
         assert users(server.requests[-1]) == ["go", "and on"]
+        assert session.say("/undo").endswith("\r\nand on"), "it stands above the prompt"
 
 
 LIBEDIT = """

@@ -127,7 +127,7 @@ class Keyboard:
     def _line(self, prompt: str, early: list[str] | None = None) -> str:
         """One line; the first of `early` is prefilled and taken. Raises EOFError, KeyboardInterrupt, Leave."""
         readline, early = self.readline, early or []
-        if early and self._is_libedit:
+        if early and (self._is_libedit or not readline):  # where nothing can be prefilled
             keys.send(f"{strip_controls(early.pop(0))}\n")
             early = []  # the others wait
         self._prepare(early[0] if early else "", ctrl_j="self-insert")
@@ -145,8 +145,7 @@ class Keyboard:
                 self.pressed = time.monotonic()
                 sys.stdout.write("(Ctrl+C again or Ctrl+D exits)\n")
             raise
-        if readline:
-            del early[:1]
+        del early[:1]
         # What was there already when Enter came is a paste, where the terminal does not mark one
         pasted = "" if OWN_KEY.search(line) else keys.waiting_keys(AT_ONCE)
         if not pasted:
