@@ -269,15 +269,9 @@ def twice(terminal: Terminal) -> None:
     terminal.ctrl_c()
 
 
-def again_and_again(terminal: Terminal) -> None:
-    """Also while the program shuts down."""
-    for _ in range(30):
-        if terminal.child.isalive():
-            terminal.child.sendintr()
-            terminal.child.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=0.02)
-
-
 def by_signals(*numbers: signal.Signals) -> Callable[[Terminal], None]:
+    """Also while the program shuts down."""
+
     def send(terminal: Terminal) -> None:
         for number in numbers:
             if terminal.child.isalive():
@@ -306,7 +300,7 @@ def setup(api): atexit.register(wait)
     ("way", "code", "plugin"),
     [
         pytest.param(twice, 130, "", id="Ctrl+C twice"),
-        pytest.param(again_and_again, 130, "", id="Ctrl+C again and again"),
+        pytest.param(by_signals(*[signal.SIGINT] * 30), 130, "", id="Ctrl+C again and again"),
         pytest.param(by_signals(signal.SIGQUIT), 131, "", id="SIGQUIT"),
         pytest.param(by_signals(*MANY), 143, "", id="many signals"),
         pytest.param(by_signals(signal.SIGTERM), 143, HELD_UP, id="code that holds the end up"),
