@@ -159,8 +159,17 @@ class Conversation:
             info.model, info.agent = self.app.model.name, self.app.spec.name
         self.recorder(event)
         match event:
-            case events.Nested(agent, RunEnd() as end, session_id) if session_id:
-                self._write_child(agent, session_id, end)
+            case events.Nested(agent, RunEnd() as end, child) if child and self.app.subagents:
+                # Nobody knows the id of a child before its end, so that it is written then
+                model = self.app.agents[agent].model or self.app.model.name
+                names = {"agent": agent, "parent": self.recorder.session_id, "model": model}
+                info = self.store.create(str(self.app.cwd), session_id=child, **names)
+                messages = self.app.subagents.children[child].messages
+                with (
+                    contextlib.suppress(StoreError),
+                    Recorder(self.store, info, messages) as writes,
+                ):
+                    writes(end)
         if self.store.notice:  # a damaged file may be noticed at any moment
             self.app.notices.append(self.store.notice)
             self.store.notice = ""
@@ -177,20 +186,8 @@ class Conversation:
             with contextlib.suppress(StoreError):  # the recorder reports it, too
                 self.rename(title)
 
-    # -- sub-agents, whose sessions are kept beside that of their parent, so that `task_id` finds them again
-
-    def _write_child(self, agent: str, session_id: str, end: RunEnd) -> None:
-        """Nobody knows the id of a child before its end, so that it is written then."""
-        app, names = self.app, {"agent": agent, "parent": self.recorder.session_id}
-        assert app.subagents  # whose event this is
-        names["model"] = app.agents[agent].model or app.model.name
-        info = self.store.create(str(app.cwd), session_id=session_id, **names)
-        messages = app.subagents.children[session_id].messages
-        with contextlib.suppress(StoreError), Recorder(self.store, info, messages) as recorder:
-            recorder(end)
-
     def load_child(self, task_id: str) -> tuple[str, list[Message]] | None:
-        """(agent, messages) of a child of this session, from an earlier process; None where there is none."""
+        """(agent, messages) of a child of this session, as an earlier process has kept it; None where there is none."""
         with contextlib.suppress(StoreError):
             info = self.store.get(task_id)
             if info.parent == self.recorder.session_id and not info.forked:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import shutil
@@ -68,7 +67,8 @@ def sessions(words: Sequence[str]) -> int:
     """List, search, fork and remove what was kept."""
     flags = _flags("sessions", "The conversations that were kept on this machine.")
     verb = "list (default), search WORDS, fork WHICH (prints the copy's ID), rm WHICH"
-    flags.add_argument("verb", nargs="?", default="list", choices=VERBS, help=verb)
+    verbs = ("list", "search", "fork", "rm")
+    flags.add_argument("verb", nargs="?", default="list", choices=verbs, help=verb)
     what = "words in titles and texts; or numbers of the list, names, IDs"
     flags.add_argument("words", nargs="*", help=what)
     flags.add_argument("-a", "--all", action="store_true", help="list those of all folders")
@@ -76,7 +76,23 @@ def sessions(words: Sequence[str]) -> int:
     if bool(given.words) == (given.verb == "list"):
         flags.error(f"{given.verb} takes {'no words' if given.words else 'words'}")
     with _open_store("sessions") as store:
-        return VERBS[given.verb](store, given)
+        if given.verb == "list":
+            return _list(store, given.all)
+        if given.verb == "search":
+            found = store.search(" ".join(given.words))
+            for info, snippet in found:
+                _print(f"{_line(info)}\n    {snippet}")
+            return 0 if found else 1
+        # All are found before one goes: numbers are those of the list
+        for info in [store.find(each, str(Path.cwd())) for each in given.words]:
+            if given.verb == "fork":
+                from coder.sessions.recorder import fork
+
+                _print(fork(store, info.id))
+            else:
+                store.remove(info.id)
+                _print(f"removed {_line(info)}")
+    return 0
 
 
 @contextlib.contextmanager
@@ -89,45 +105,20 @@ def _open_store(purpose: str) -> Iterator[Store]:
             sys.stderr.write(f"coder: {strip_controls(store.notice)}\n")
 
 
-def _list(store: Store, given: argparse.Namespace) -> int:
-    infos = store.sessions(None if given.all else str(Path.cwd()))
+def _list(store: Store, of_all: bool) -> int:
+    infos = store.sessions(None if of_all else str(Path.cwd()))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for number, info in enumerate(infos, 1):
         head = f"{number:>3}  "  # which `-r` takes
-        _print(_line(info) if given.all else session_line(info, head, f"  {info.id}", width))
+        _print(_line(info) if of_all else session_line(info, head, f"  {info.id}", width))
     if not infos:
-        where = "" if given.all else " of this folder; --all lists those of others"
+        where = "" if of_all else " of this folder; --all lists those of others"
         sys.stderr.write(f"There is no conversation{where}.\n")
     return 0
 
 
 def _line(info: SessionInfo) -> str:
     return session_line(info, tail=f"  {info.id}  {info.directory}")
-
-
-def _search(store: Store, given: argparse.Namespace) -> int:
-    found = store.search(" ".join(given.words))
-    for info, snippet in found:
-        _print(f"{_line(info)}\n    {snippet}")
-    return 0 if found else 1
-
-
-def _fork(store: Store, given: argparse.Namespace) -> int:
-    from coder.sessions.recorder import fork
-
-    for each in given.words:
-        _print(fork(store, store.find(each, str(Path.cwd())).id))
-    return 0
-
-
-def _remove(store: Store, given: argparse.Namespace) -> int:
-    for info in [store.find(each, str(Path.cwd())) for each in given.words]:  # before one goes
-        store.remove(info.id)
-        _print(f"removed {_line(info)}")
-    return 0
-
-
-VERBS = {"list": _list, "search": _search, "fork": _fork, "rm": _remove}
 
 
 # ---- export and trace ----------------------------------------------------------------------------
