@@ -81,30 +81,25 @@ def complete(missing: Missing, arguments: argparse.Namespace) -> Settings:
     """The settings with the only model of the server, or with what the user chooses. Raises ConfigError, and SystemExit
     where nothing is chosen of what is on the screen."""
     settings, visible = missing.settings, sys.stderr.isatty() and not arguments.quiet
-    if settings and (visible or settings.base_url):  # else OpenAI's, which has many
-        settings.model = _model(str(missing), settings, visible, arguments.can_ask)
-        return settings
-    if not visible:
+    if not visible and not (settings and settings.base_url):  # OpenAI's has many
         raise missing
-    arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = _server(arguments.can_ask)
-    return load(Path.cwd(), vars(arguments))
-
-
-def _model(missing: str, settings: Settings, visible: bool, can_ask: bool) -> str:
-    """A model of the server that is named."""
+    if not settings:
+        arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = _server(arguments.can_ask)
+        return load(Path.cwd(), vars(arguments))
     endpoint = Endpoint(settings.base_url, settings.api_key, settings.headers)
     try:
         names = models_of(endpoint, "" if settings.base_url else "gpt-5")
     except ModelError as error:
         raise ConfigError(f"{missing}; {explain(error)}") from None
     if len(names) == 1:
-        return names[0]
-    if not (visible and names):
+        settings.model = names[0]
+    elif visible and names:
+        sys.stderr.write(f"coder: {missing}. {settings.host} has:{_numbered(names)}\n")
+        settings.model = by_number(names, _answer("number or name: ", arguments.can_ask))
+        _keep(OPENAI_MODEL=settings.model)
+    else:
         raise ConfigError(f"{missing}; the server has: {first_of(names) or 'none'}")
-    sys.stderr.write(f"coder: {missing}. {settings.host} has:{_numbered(names)}\n")
-    name = by_number(names, _answer("number or name: ", can_ask))
-    _keep(OPENAI_MODEL=name)
-    return name
+    return settings
 
 
 def _server(can_ask: bool) -> tuple[str, str]:
