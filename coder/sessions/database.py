@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, Self
 
-from coder.tools.bash import find_program
 from coder.tools.secrets import environment
 from coder.tools.workspace import git_folders, make_private, read_small_file, repository_top
 from coder.types import CoderError
@@ -180,6 +179,8 @@ class Git:
     """What git knows of the files below `root`; nothing where there is no git, or no repository."""
 
     def __init__(self, root: str, data: str, deadline: Callable[[], float]) -> None:
+        from coder.tools.bash import find_program  # late: what lists conversations needs no tools
+
         self.root, self.top, self.deadline = root, repository_top(Path(root)), deadline
         self._program = find_program("git", root) if os.path.lexists(self.top / ".git") else ""
         self._own = Path(data, "git")
