@@ -137,21 +137,8 @@ def test_callbacks_take_the_place_of_events() -> None:
         )
         agent.prompt("add")
         assert sent(server, 0) == ["add"] and contents(agent.messages)[0] == "add"
-    assert said == [
-        "newest",
-        "Let",
-        " me",
-        " see.",
-        2,
-        1,
-        "3",
-        3,
-        "7",
-        "tool_calls",
-        "Seven.",
-        0,
-        "stop",
-    ]
+    assert said[:4] == ["newest", "Let", " me", " see."]
+    assert said[4:] == [2, 1, "3", 3, "7", "tool_calls", "Seven.", 0, "stop"]
 
 
 def test_a_name_is_a_model_and_any_model_will_do() -> None:

@@ -146,9 +146,7 @@ def shorten(
     return drive(compaction.on_length(messages, trigger, usage, Abort()))
 
 
-def by_hand(
-    compaction: Compaction, messages: list[Message], focus: str = ""
-) -> tuple[list[Event], Any]:
+def by_hand(compaction: Compaction, messages: list[Message], focus: str = "") -> Any:
     return drive(compaction.compact(messages, Abort(), focus))
 
 
@@ -242,10 +240,8 @@ def test_old_tool_output_becomes_a_note_and_nothing_else_changes() -> None:
         assert contents(server.requests[0]["messages"]) == contents(messages[:-1])
     pairs = list(zip(before, messages))
     changed = {(a["role"], b["content"]) for a, b in pairs if a["content"] != b["content"]}
-    note = (
-        "[Old tool output removed: read src/x.py, 4,000 characters. Run it again if you need it.]"
-    )
-    assert changed == {("tool", note)}
+    note = "Old tool output removed: read src/x.py, 4,000 characters. Run it again if you need it."
+    assert changed == {("tool", f"[{note}]")}
     assert all(a.get(name) == b.get(name) for a, b in pairs for name in ("role", "tool_call_id"))
 
 
@@ -434,9 +430,8 @@ def test_a_summary_that_fails_leaves_the_history_and_is_reported_once(failure: s
 
 def test_a_summary_that_is_too_long_is_cut_and_one_that_shortens_nothing_is_not_taken() -> None:
     messages = turns(60, 3_000)
-    assert by_hand(Compaction(scripted(Reply(("endless" * 50 + " </summary> ") * 450))), messages)[
-        1
-    ]
+    endless = scripted(Reply(("endless" * 50 + " </summary> ") * 450))
+    assert by_hand(Compaction(endless), messages)[1]
     assert "[truncated " in messages[1]["content"] and size(messages[1:2]) / 4 < 4_000 + 300
     assert messages[1]["content"].count("</summary>") == 1, "nothing in it ends it"
     short = [user("a"), said("b" * 900), user("c")]

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from coder.agent.profiles import load_agents
 from coder.devtools.scripted import Reply
 from coder.events import RunEnd, RunStart
 from coder.extend.guard import command_hooks
 from coder.extend.plugins import Plugins
+from coder.extend.prompt_files import PromptFiles
 from coder.hooks import HookChain
-from coder.types import CoderError, Usage
+from coder.types import CoderError, Report, Usage
 from tests.harness import ask, serve
 from tests.terminal import OneShot, Terminal, add_plugin
 
@@ -155,12 +157,29 @@ def test_what_others_may_write_to_is_reported_and_not_run(
     assert all(problem in line and "\n" not in line for line in problems)
 
 
-def test_hooks_that_others_may_write_are_not_read(tmp_path: Path) -> None:
-    (tmp_path / "hooks.json").write_text('{"before_tool_call": [{"command": "true"}]}')
-    assert len(command_hooks(tmp_path / "hooks.json")) == 1
-    (tmp_path / "hooks.json").chmod(0o602)
-    with pytest.raises(CoderError, match=WRITABLE):
-        command_hooks(tmp_path / "hooks.json")
+def skills_of(folder: Path, report: Report) -> None:
+    assert not PromptFiles([folder], [folder], folder / "answers.json", report).skills
+
+
+OTHERS: dict[str, Callable[[Path, Report], object]] = {
+    "hooks.json": lambda folder, report: command_hooks(folder / "hooks.json"),
+    "x.md": load_agents,
+    "skills/a/SKILL.md": skills_of,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_nor_are_hooks_agents_and_skills_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    (tmp_path / name).chmod(0o602)
+    reports = list[str]()
+    try:
+        OTHERS[name](tmp_path, reports.append)
+    except CoderError as error:
+        reports.append(str(error))
+    [line] = reports
+    assert WRITABLE in line
 
 
 # ---- in the program --------------------------------------------------------------------------------------

@@ -61,13 +61,8 @@ def test_the_users_come_first_then_from_the_repositorys_root_down(tmp_path: Path
         put(path, text)
     assert paths(ws / "a") == ["CLAUDE.md"], "without a repository"
     (ws / ".git").mkdir()
-    nearest = ["a/b/c/AGENTS.md", "a/b/c/ETCODE.md"]
-    assert paths(ws / "a" / "b" / "c", config) == [
-        "~/AGENTS.md",
-        "AGENTS.md",
-        "a/CLAUDE.md",
-        *nearest,
-    ]
+    below = ["AGENTS.md", "a/CLAUDE.md", "a/b/c/AGENTS.md", "a/b/c/ETCODE.md"]
+    assert paths(ws / "a" / "b" / "c", config) == ["~/AGENTS.md", *below]
     assert paths(ws) == ["AGENTS.md"] and paths(tmp_path / "none") == []
     prompt = system_prompt(ws, files=instructions(ws / "a", config))
     assert prompt.index(">\nmine\n<") < prompt.index(">\nroot\n<") < prompt.index(">\na\n<")

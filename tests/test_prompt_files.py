@@ -89,7 +89,7 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
-def replace(path: Path, target: str) -> None:
+def link(path: Path, target: str) -> None:
     path.unlink()
     path.symlink_to(target)
 
@@ -107,13 +107,20 @@ LEFT_OUT: list[tuple[str, Callable[[Path], object], str]] = [
     (COMMAND, lambda path: grow(path, MAX_FILE + 1), "at most"),
     (COMMAND, fifo, "no regular file"),
     (COMMAND, lambda path: (path.unlink(), path.mkdir()), "no regular file"),
-    (COMMAND, lambda path: replace(path, "none/a.md"), "no regular file"),
-    (COMMAND, lambda path: replace(path, "../../../a.md"), "leads elsewhere"),
-    (COMMAND, lambda path: replace(path, "../../.env"), "leads elsewhere"),
+    (COMMAND, lambda path: link(path, "none/a.md"), "no regular file"),
+    (COMMAND, lambda path: link(path, "../../../a.md"), "leads elsewhere"),
+    (COMMAND, lambda path: link(path, "../../.env"), "leads elsewhere"),
     (A_SKILL, lambda path: path.write_text("Do it."), "no description"),
     (A_SKILL, lambda path: (path.parent / "x").symlink_to("/etc"), "x in its folder is a link"),
     (A_SKILL, lambda path: grow(path.parent / "x", MAX_FOLDER), "too much"),
 ]
+
+
+def loaded(place: Path, users: Path) -> tuple[PromptFiles, list[str]]:
+    """The user's files and a project's, and what is reported."""
+    problems = list[str]()
+    answers = place / "answers.json"
+    return PromptFiles([users], [place / PROJECTS], answers, problems.append), problems
 
 
 @pytest.mark.parametrize(("name", "change", "reason"), LEFT_OUT)
@@ -122,10 +129,7 @@ def test_what_cannot_be_judged_is_left_out_with_a_sentence(
 ) -> None:
     put(tmp_path, "a.md", SKILL), put(tmp_path, "ws/.env", "K=1")
     change(put(tmp_path / PROJECTS, name, SKILL))
-    problems = list[str]()
-    users, projects = [tmp_path / "none"], [tmp_path / PROJECTS]
-    files = PromptFiles(users, projects, tmp_path / "answers.json", problems.append)
-    [problem] = problems
+    files, [problem] = loaded(tmp_path, tmp_path / "none")
     assert not files.commands and not files.skills and reason in problem and problem.isprintable()
 
 
@@ -134,18 +138,8 @@ def test_of_a_project_only_so_many_files_count(tmp_path: Path) -> None:
     for number in range(250):
         put(tmp_path, f"commands/own{number}.md", "Do it.")
         put(tmp_path / PROJECTS, f"commands/other{number}.md", "Do it.")
-    problems = list[str]()
-    projects = [tmp_path / PROJECTS]
-    files = PromptFiles([tmp_path], projects, tmp_path / "answers.json", problems.append)
-    [problem] = problems
+    files, [problem] = loaded(tmp_path, tmp_path)
     assert len(files.commands) == 250 + 200 and problem.startswith("Only 200 files of ")
-
-
-def test_what_others_may_write_is_none_of_the_users(tmp_path: Path) -> None:
-    put(tmp_path, "commands/a.md", "Do it.").chmod(0o666)
-    problems = list[str]()
-    files = PromptFiles([tmp_path], [tmp_path], tmp_path / "answers.json", problems.append)
-    assert not files.commands and "other users can write" in problems[0]
 
 
 @pytest.mark.parametrize("change", ["SKILL.md", "scripts/run", "new", ".hidden/x"])

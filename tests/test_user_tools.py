@@ -1,4 +1,4 @@
-"""ask_user: the model's question to the user, where there is one who can answer."""
+"""The tools that the user sees: the checklist, and a question where there is one who can answer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,46 @@ import json
 from pathlib import Path
 from typing import Any
 
-from coder.agent.user_tools import NO_ANSWER, ask_user
+import pytest
+
+from coder.agent.user_tools import NO_ANSWER, ask_user, todo
 from coder.devtools.scripted import Body, Reply
-from coder.events import QuestionAsked
+from coder.events import QuestionAsked, ToolEnd, ToolStart
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule
-from tests.harness import ask, results, serve
+from tests.harness import all_of, ask, assert_all_valid, results, serve
 from tests.terminal import OneShot, Terminal, rendered
+
+ITEMS = [
+    {"text": "look", "status": "done"},
+    {"content": "change  it\nthen", "status": "in-progress"},
+    {"text": "test"},
+]
+SHOWN = "[x] look\n[>] change it then\n[ ] test"
+
+
+def test_the_checklist_is_the_result_and_its_details() -> None:
+    with serve(Reply(calls=[("todo", {"items": ITEMS})]), Reply("done")) as server:
+        events, _ = ask(server, tools=[todo])
+        assert_all_valid(server)
+        assert results(server) == [SHOWN]
+    [start], [end] = all_of(ToolStart, events), all_of(ToolEnd, events)
+    assert start.title == "todo 1 of 3 done"
+    states = [item["status"] for item in end.result.details["todo"]]
+    assert states == ["done", "in_progress", "pending"]
+    assert todo(items=[]).content == "The checklist is empty."
+
+
+@pytest.mark.parametrize(
+    "items", [[{"status": "done"}], [{"text": "a", "status": "maybe"}], ["look"], "no"]
+)
+def test_what_is_no_checklist_is_an_error_result(items: Any) -> None:
+    with serve(Reply(calls=[("todo", {"items": items})]), Reply("done")) as server:
+        ask(server, tools=[todo])
+        assert results(server)[0].startswith("Error: ")
+
+
+# ---- questions ------------------------------------------------------------------------------
 
 QUESTION = {"question": "Which colour?\x1b[31m", "options": ["red", "green"]}
 CALL = Reply(calls=[("ask_user", QUESTION)])
