@@ -20,12 +20,14 @@ from coder.providers.text import ThinkTag, join_pieces, mend, mend_all, new_id, 
 from coder.types import Completion, Finish, Message, ModelError, ToolCall, Usage
 
 # Words for finish_reason, lower case.
-LENGTH = {"length", "max_tokens", "model_length", "max_output_tokens"}
+OVERFLOW = "model_context_window_exceeded"
+LENGTH = {"length", "max_tokens", "model_length", "max_output_tokens", OVERFLOW}
 FILTER = {"content_filter", "sensitive", "safety", "refusal", "guardrail_intervened", "error_toxic"}
 FILTER |= {"recitation", "prohibited_content", "blocklist", "spii"}
+FINISH: dict[str, Finish] = dict.fromkeys(LENGTH, "length")
+FINISH |= dict.fromkeys(FILTER, "content_filter")
 FAILED = {"error", "network_error", "insufficient_system_resource", "abort"}
 FAILED |= {"malformed_function_call", "unexpected_tool_call"}
-OVERFLOW = "model_context_window_exceeded"
 LOST = {"tool_calls", "tool_use", "function_call", ""}  # with neither a call nor a text
 ONLY_TEXT = {"role", "content"}
 
@@ -65,7 +67,7 @@ class Assembler:
                 raise classify(None, choice)
             delta = choice.get("delta") or (None if self.begun else choice.get("message"))
             if delta:
-                self._take_delta(delta, events)
+                events += self._take_delta(delta)
             if reason := choice.get("finish_reason"):
                 self.finish_reason = str(reason)  # only remembered: data may follow
         return events
@@ -87,30 +89,28 @@ class Assembler:
 
     def flush(self) -> Sequence[Event]:
         """The answer is over: the deltas of what was held back."""
-        events: list[Event] = []
-        self._add_text(*self._tag.rest(), events)
-        return events
+        return [*self._add_text(*self._tag.rest())]
 
     @property
     def begun(self) -> bool:
         return bool(self.text or self.calls.calls or any(map(any, self.thoughts.values())))
 
-    def _take_delta(self, delta: dict[str, Any], events: list[Event]) -> None:
+    def _take_delta(self, delta: dict[str, Any]) -> Iterator[Event]:
         named = [name for name in REASONING if isinstance(delta.get(name), str)]
         for name in named:  # also "": it may have to go back
             self.thoughts.setdefault(name, []).append(delta[name])
         # some servers send the same thought under two names: it is shown once
         if thought := next(filter(None, map(delta.get, named)), ""):
-            events.append(ReasoningDelta(mend(thought)))
+            yield ReasoningDelta(mend(thought))
         for content in (delta.get("content"), delta.get("refusal")):
             parts = content if isinstance(content, list) else [{"text": content}]
             for part in filter(lambda each: isinstance(each, dict), parts):
-                self._add_text(*self._split_part(part), events)
+                yield from self._add_text(*self._split_part(part))
         calls = [call for call in delta.get("tool_calls") or () if call]
         self._listed = self._listed or bool(calls)
         if delta.get("function_call") and not self._listed:  # the older form; some send both
             calls = [{"index": 0, "function": delta["function_call"]}]
-        events += map(self.calls.add, calls)
+        yield from map(self.calls.add, calls)
         for name in self.echoed & delta.keys():
             if name not in REASONING and delta[name]:
                 self.kept.setdefault(name, []).append(delta[name])
@@ -125,13 +125,13 @@ class Assembler:
             thinking = "".join(text for text in texts if isinstance(text, str))
         return (thinking if isinstance(thinking, str) else "", "")
 
-    def _add_text(self, thought: str, text: str, events: list[Event]) -> None:
+    def _add_text(self, thought: str, text: str) -> Iterator[Event]:
         if thought:
             self.thoughts.setdefault(THINK, []).append(thought)
-            events.append(ReasoningDelta(mend(thought)))
+            yield ReasoningDelta(mend(thought))
         if text:
             self.text.append(text)
-            events.append(TextDelta(mend(text)))
+            yield TextDelta(mend(text))
 
     @property
     def ended(self) -> bool:
@@ -149,7 +149,7 @@ class Assembler:
             raise ModelError("server", problem, retryable=True)
         if word == OVERFLOW and not text:
             raise ModelError("overflow", "the context is full")
-        finish = _finish_of(word, bool(calls))
+        finish = FINISH.get(word, "tool_calls" if calls else "stop")
         calls = [] if finish == "content_filter" else calls
         if not text and not calls and word in LOST:  # something did not arrive
             raise ModelError("empty", "the answer was empty", retryable=True)
@@ -169,17 +169,7 @@ class Assembler:
         return Completion(text, made, finish, message, usage, thoughts, self.finish_reason)
 
 
-def _finish_of(word: str, calls: bool) -> Finish:
-    """Calls count whatever the word; an unknown word is an end."""
-    if word in LENGTH or word == OVERFLOW:
-        return "length"
-    if word in FILTER:
-        return "content_filter"
-    return "tool_calls" if calls else "stop"
-
-
 # ---- tool calls -------------------------------------------------------------------------------------
-
 
 MEMBERS = {"index", "id", "type", "function"}  # of a piece of a call; others go back to the server
 

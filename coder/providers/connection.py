@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import os
 import re
 import select
@@ -41,10 +42,11 @@ SLOW = "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIME
 
 
 class Server:
-    """A server, by its base URL, and the connections to it that are kept for the next request."""
+    """A server, by its base URL, and the connections to it that are kept for the next request. `redact` is applied to each
+    piece of an answer."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, redact: Callable[[bytes], bytes]) -> None:
+        self.url, self.redact = url, redact
         self.answered = False  # at least once
         self.kept: list[socket.socket] = []
 
@@ -73,7 +75,7 @@ class Server:
 
 
 def _connect(url: str, proxy: str, name: str) -> socket.socket:
-    """A connection that is ready for a request. Raises OSError (ssl.SSLError is one) or ModelError."""
+    """A connection that is ready for a request. Raises OSError or ModelError."""
     server, first = urlsplit(url), urlsplit(proxy or url)
     # at first: the certificates may not be there
     tls = load_tls(*map(os.environ.get, CERTIFICATES)) if server.scheme == "https" else None
@@ -90,7 +92,6 @@ def _connect(url: str, proxy: str, name: str) -> socket.socket:
 
 
 def _open_tunnel(sock: socket.socket, proxy: SplitResult, place: str, name: str) -> None:
-    """Let a proxy connect to the server (CONNECT)."""
     place = place if re.search(r":\d+$", place) else f"{place}:443"
     head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n"
     if proxy.username or proxy.password:
@@ -124,7 +125,6 @@ def load_tls(file: str | None, folder: str | None) -> ssl.SSLContext:
 
 
 def _failure_of(cause: Exception, url: str, proxy: str, answered: bool) -> ModelError:
-    """Why there is no connection."""
     import ssl
 
     address = shown_url(url)
@@ -167,15 +167,8 @@ def proxy_of(url: str) -> tuple[str, str]:
 class StreamingRequest:
     """One request and its answer. `cut` ends both at any moment, from any thread or signal handler."""
 
-    def __init__(
-        self,
-        server: Server,
-        url: str,
-        redact: Callable[[bytes], bytes],
-        abort: Abort,
-        seconds: float,
-    ) -> None:
-        self.server, self.redact, self.abort = server, redact, abort
+    def __init__(self, server: Server, url: str, abort: Abort, seconds: float) -> None:
+        self.server, self.abort = server, abort
         self.url, self.status_code = url, 0
         self.headers: dict[str, str] = {}  # of the answer, names in lower case
         self._socket: socket.socket | None = None
@@ -218,10 +211,9 @@ class StreamingRequest:
                         sock.sendall(message)
                     if self._file.peek(1):
                         break
-                except TimeoutError:
-                    raise
-                except OSError:
-                    pass
+                except OSError as error:
+                    if isinstance(error, TimeoutError):
+                        raise
                 sock.close()  # the server had closed it, and has not seen the request
             else:
                 raise ConnectionError
@@ -234,13 +226,12 @@ class StreamingRequest:
         """The body, each piece what one read brings. Raises ModelError or Aborted."""
         message = "the connection broke in the middle of the answer"
         with self._as_model_error(message, ADVICE["incomplete"]):
-            yield from map(self.redact, body_of(self._file, self.headers))
+            yield from map(self.server.redact, body_of(self._file, self.headers))
         self.abort.check()
         framed = not {"content-length", "transfer-encoding"}.isdisjoint(self.headers)
         self._reusable = framed and self.headers.get("connection", "").lower() != "close"
 
     def _left(self) -> float:
-        """Seconds to the deadline. Raises TimeoutError behind it, or Aborted."""
         self.abort.check()
         left = self._deadline - time.monotonic()
         if left <= 0:
@@ -259,7 +250,7 @@ class StreamingRequest:
 
 
 class _Incoming(io.RawIOBase):
-    """What a socket receives. No read, however small, goes on for more than the seconds that are `left` before it."""
+    """What a socket receives: no read, however small, takes longer than the seconds that are `left`."""
 
     def __init__(self, sock: socket.socket, left: Callable[[], float]) -> None:
         self.sock, self.left = sock, left
@@ -306,22 +297,22 @@ def body_of(file: Any, headers: Mapping[str, str]) -> Iterator[bytes]:
 
 
 def _plain(file: Any, length: str | None) -> Iterator[bytes]:
-    if length is None:  # up to the end of the connection
-        while data := file.read1(READ_SIZE):
-            yield data
-        return
-    left = int(length)
-    while left:
-        data = _read_more(file, left)
+    left = math.inf if length is None else int(length)  # without one: to the end of the connection
+    while left and (data := file.read1(min(left, READ_SIZE))):
         left -= len(data)
         yield data
+    if left and length is not None:
+        raise ConnectionError("the body is cut")
 
 
 def _unchunk(file: Any) -> Iterator[bytes]:
     """The payload of a chunked body: all whole chunks that a read brings are one piece."""
     data, size = bytearray(), 1
-    while size:
-        data += _read_more(file)
+    while size or b"\n\r\n" not in data:
+        more = file.read1(READ_SIZE)
+        if not more:
+            raise ConnectionError("the body is cut")
+        data += more
         parts = list[bytes]()
         while size and (head := CHUNK_HEAD.match(data)):
             size = int(head[1], 16)
@@ -330,17 +321,9 @@ def _unchunk(file: Any) -> Iterator[bytes]:
                 break
             parts.append(bytes(data[head.end() : end]))
             del data[:end]
-        if not head and (b"\n" in data[2:] or len(data) > MAX_CHUNK_HEAD):
+            if not size:  # behind the last chunk: trailers up to an empty line
+                data[:0] = b"\n"
+        if size and not head and (b"\n" in data[2:] or len(data) > MAX_CHUNK_HEAD):
             raise ValueError("no chunk begins here")
         if payload := b"".join(parts):
             yield payload
-    data[:0] = b"\n"  # behind the last chunk: trailers up to an empty line
-    while b"\n\r\n" not in data:
-        data += _read_more(file)
-
-
-def _read_more(file: Any, most: int = READ_SIZE) -> bytes:
-    data: bytes = file.read1(min(most, READ_SIZE))
-    if not data:
-        raise ConnectionError("the body is cut")
-    return data

@@ -7,10 +7,12 @@ to another host. Retries are the loop's. An answer is read to its end, so that i
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -61,11 +63,11 @@ class Endpoint:
         Raises ModelError for what is no answer, or Aborted."""
         abort.check()
         key = self.key_for(api_key)
-        self.server = self.server or Server(self._find_base(key))
+        self.server = self.server or Server(self._find_base(key), self.redact)
         base, mark, query = self.server.url.partition("?")  # Azure's ?api-version=
         url = base.rstrip("/") + path + mark + query
         message = self._head(url, path, key, len(data)) + data
-        request = StreamingRequest(self.server, url, self.redact, abort, seconds)
+        request = StreamingRequest(self.server, url, abort, seconds)
         with abort.calling(request.cut):
             try:
                 request.send(message)
@@ -101,7 +103,6 @@ class Endpoint:
         return key
 
     def _find_base(self, key: str) -> str:
-        """The address, at the first request. Raises ModelError for one that is none."""
         from coder import __version__  # late: it imports this module's users
 
         address, self._defaults = self.address, {"user-agent": f"coder/{__version__}"}
@@ -121,7 +122,6 @@ class Endpoint:
         raise ModelError("protocol", message)
 
     def _head(self, url: str, path: str, key: str, size: int) -> bytes:
-        """Request line and headers. Raises ModelError for a header that cannot be sent."""
         parts = urlsplit(url)
         headers = {
             "host": parts.netloc.rpartition("@")[2],
@@ -204,33 +204,25 @@ def read_answer(
         raise ModelError("incomplete", "the server sent nothing", retryable=True)
     pieces = chain([start], pieces)
     if begun.startswith((b"{", b"[", b"<")):  # JSON or a page, whatever the content type says
-        return _read_whole(pieces, assembler, shown_url(response.url))
-    return _read_events(pieces, assembler, response.within, idle_timeout)
-
-
-def _read_events(
-    pieces: Iterable[bytes],
-    assembler: Assembler,
-    within: Callable[[float], None],
-    idle_timeout: float,
-) -> Iterator[Event]:
+        yield from _read_whole(pieces, assembler, shown_url(response.url))
+        return
     for event, data in sse(pieces):
         ended = bool(assembler.finish_reason)
         over = assembler.done or (data[:1] != "{" and data.strip().lower() in END_MARKS)
         try:
-            parsed = None if over else parse_event(event, data)
+            parsed = None if over else _parse_event(event, data)
         except ModelError as error:
             over = ended and error.kind == "protocol"  # another end mark
             if not over:
                 raise
         if over:
             assembler.done = True  # what follows is read and ignored
-            within(AFTER_DONE)
+            response.within(AFTER_DONE)
             continue
         deltas = assembler.feed(parsed)
         yield from deltas
         if deltas or not ended:  # after the end, what adds nothing prolongs no wait
-            within(AFTER_FINISH if assembler.finish_reason else idle_timeout)
+            response.within(AFTER_FINISH if assembler.finish_reason else idle_timeout)
 
 
 def _read_whole(pieces: Iterable[bytes], assembler: Assembler, url: str) -> Iterator[Event]:
@@ -262,7 +254,7 @@ def _finite(digits: str) -> float | None:
 DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
 
 
-def parse_event(event: str, data: str) -> Any:
+def _parse_event(event: str, data: str) -> Any:
     """The JSON of one event. Raises ModelError where it is none, since a piece of the answer is lost."""
     try:
         text = data.strip()
@@ -281,8 +273,6 @@ def parse_event(event: str, data: str) -> Any:
     return value
 
 
-# ---- bytes -> events -------------------------------------------------------------------------------
-
 CUT = "\n"  # the name of an event that the body ended in; no other can be called so
 
 
@@ -293,7 +283,7 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
     for lines in _split_chunks(chunks):
         for line in lines:
             if line.startswith("data:"):
-                data.append(line[6:] if line.startswith("data: ") else line[5:])
+                data.append(line[5:].removeprefix(" "))
             elif not line:
                 if any(data):
                     yield event, data[0] if len(data) == 1 else "\n".join(data)
@@ -308,24 +298,17 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 
 def _split_chunks(chunks: Iterable[bytes]) -> Iterator[list[str]]:
     """The lines that each chunk ends. CR, LF and CRLF end a line, and nothing else does."""
-    held, size, mark = list[bytes](), 0, BOM
-    for chunk in filter(None, chunks):
-        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r", 0, -1)) + 1  # a last CR may be half a CRLF
-        if end or (held and held[-1].endswith(b"\r")):
-            yield _split_lines(b"".join([*held, chunk[:end]]).removeprefix(mark))
-            held, size, mark = [], 0, b""
-        if end < len(chunk):
-            held.append(chunk[end:])
-            size += len(chunk) - end
+    utf8 = getincrementaldecoder("utf-8-sig")("replace")
+    decode = io.IncrementalNewlineDecoder(utf8, translate=True).decode
+    held, size = list[str](), 0  # the line that is not at its end
+    for chunk in chunks:
+        first, *others = decode(chunk).split("\n")
+        held.append(first)
+        size += len(first)
         if size > MAX_BODY:
             raise ModelError("protocol", "a line of the event stream is too long")
-    if held:
-        yield _split_lines(b"".join(held).removeprefix(mark))
-
-
-def _split_lines(data: bytes) -> list[str]:
-    """Whole lines, decoded together, so that no character is cut."""
-    text = data.decode("utf-8", "replace")
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text.removesuffix("\n").split("\n")
+        if others:
+            yield ["".join(held), *others[:-1]]
+            held, size = others[-1:], len(others[-1])
+    if rest := "".join([*held, decode(b"", final=True)]):
+        yield rest.removesuffix("\n").split("\n")

@@ -7,10 +7,10 @@ is not sent again for as long as the process lives.
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from coder.types import ModelError, Usage
@@ -110,13 +110,8 @@ def profile_of(host: str, model: str, overrides: Mapping[str, Any] | None = None
     for server, family, changes in TABLE:
         if re.search(server, host.lower()) and re.search(family, model.lower()):
             found |= changes
-    return dataclasses.replace(Profile(**found), **_check_overrides(overrides or {}))
-
-
-def _check_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides, each of its field's kind."""
     defaults, checked = vars(Profile()), dict[str, Any]()
-    for name, value in overrides.items():
+    for name, value in (overrides or {}).items():
         if name not in defaults:
             raise ValueError(f"{name!r} is no field of a profile; known: {', '.join(defaults)}")
         kind = type(defaults[name])
@@ -127,7 +122,7 @@ def _check_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
         re.compile(checked.get("ids", ""))
     except re.error as error:
         raise ValueError(f"ids is no pattern: {error}") from None
-    return checked
+    return Profile(**found | checked)
 
 
 # ---- dropping parameters that the server rejects ---------------------------------------------------
@@ -168,16 +163,10 @@ def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile
             return name
     if thinking and re.search(r"does not support (thinking|reasoning)|\bthink value\b", text, re.I):
         return min(thinking)  # Ollama
-    members = sorted(EXTRA_MEMBERS & set(_member_names(sent["messages"])))
+    answers = [each for each in sent["messages"] if each["role"] == "assistant"]
+    calls = [call for each in answers for call in each.get("tool_calls") or ()]
+    members = sorted(EXTRA_MEMBERS.intersection(chain(*answers, *calls)))
     return next((name for name in members if _rejects(text, name, UNKNOWN)), None)
-
-
-def _member_names(messages: list[dict[str, Any]]) -> Iterator[str]:
-    for message in messages:
-        if message["role"] == "assistant":
-            yield from message
-            for call in message.get("tool_calls") or ():
-                yield from call
 
 
 def _rejects(text: str, name: str, words: str) -> bool:

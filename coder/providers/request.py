@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
+from itertools import pairwise
 from operator import eq
 from typing import Any
 
@@ -23,6 +23,8 @@ BUDGETS: dict[str, int] = {"minimal": 128, "low": 512, "medium": 1024, "high": 2
 NEEDED = {"model", "tools", "stream"}  # always sent
 SYSTEM = {"system", "developer"}
 CALL = {"id", "type", "function"}
+JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+NUL = b"\\u0000"
 BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # a result and a user message
 
 
@@ -48,9 +50,9 @@ class RequestEncoder:
         return b'%s,"messages":[%s]}' % (members[:-1], self._encode_messages(request, rejected))
 
     def _make_members(self, request: Request, rejected: frozenset[str]) -> dict[str, Any]:
-        """What is sent beside the messages, and needed. Values of the profile give way to `extra`, and those to the
-        request's own options."""
-        profile = self.profile
+        """What is sent beside the messages. Values of the profile give way to `extra`, and those to the request's own
+        options, as far as the model takes them; the output limit goes under its name here."""
+        profile, own = self.profile, dict(request.options)
         body: dict[str, Any] = {"model": self.model, "stream": True}
         if profile.stream_options:
             body["stream_options"] = {"include_usage": True}
@@ -58,36 +60,30 @@ class RequestEncoder:
             body["tools"] = request.tools
         if profile.cache_key and request.session_id:
             body["prompt_cache_key"] = request.session_id[:64]
-        body |= thinking(profile, request.reasoning, self.budgets) | self._options(
-            request, rejected
-        )
-        body.pop("messages", None)  # those of the conversation follow
-        return {name: body[name] for name in body if name in NEEDED or name not in rejected}
-
-    def _options(self, request: Request, rejected: frozenset[str]) -> dict[str, Any]:
-        """What is sent besides, without what the model does not take, the output limit under its name here."""
-        own, profile = dict(request.options), self.profile
         if not profile.temperature or request.reasoning != "off":
             own.pop("temperature", None)
         if not profile.parallel_tool_calls:
             own.pop("parallel_tool_calls", None)
-        given = [each[name] for each in (own, self.extra) for name in LIMITS if name in each]
-        options = {**self.extra, **own}
-        options = {name: value for name, value in options.items() if name not in LIMITS}
+        thought = thinking(profile, request.reasoning, self.budgets)
+        body |= {**thought, **self.extra, **own}
+        limits = [given[name] for given in (own, self.extra) for name in LIMITS if name in given]
         names = sorted({*LIMITS} - rejected, key=lambda name: name != profile.output_limit)
-        return options | ({names[0]: given[0]} if given and names else {})
+        unwanted = {"messages", *LIMITS, *rejected - NEEDED}  # the conversation's follow
+        body = {name: value for name, value in body.items() if name not in unwanted}
+        return body | ({names[0]: limits[0]} if limits and names else {})
 
     def _encode_messages(self, request: Request, rejected: frozenset[str]) -> bytes:
         """The messages with commas between them, and at most one system message, the first."""
-        of, copies, known = self._made
-        same = count_unchanged(copies, request.messages) if of == rejected else 0
-        rounds = [each for each in known if each[0] <= same][:-1]  # the last one may go on
-        start = end = rounds[-1][0] if rounds else 0
+        _, copies, known = self._made if self._made[0] == rejected else (rejected, [], [])
+        unchanged = [*map(eq, copies, request.messages), False].index(False)
+        rounds = [each for each in known if each[0] <= unchanged][:-1]  # the last one may go on
+        start = rounds[-1][0] if rounds else 0
         new = request.messages[start:]
-        for messages in _split_rounds(new):
-            end += len(messages)
-            made = map(encode, _convert_round(messages, self.profile, rejected))
-            rounds.append((end, b",".join(made)))
+        # a round is an answer with what follows on it: nothing in one depends on another
+        starts = [at for at, each in enumerate(new) if not at or each["role"] == "assistant"]
+        for begin, behind in pairwise([*starts, len(new)]):
+            made = map(encode, _convert_round(new[begin:behind], self.profile, rejected))
+            rounds.append((start + behind, b",".join(made)))
         self._made = rejected, [*copies[:start], *map(copied, new)], rounds
         system = [text_of(each) for each in request.messages if each["role"] in SYSTEM]
         text = mend("\n\n".join(filter(None, [request.system, *system])))
@@ -111,20 +107,6 @@ def thinking(profile: Profile, level: Reasoning, budgets: Mapping[str, int]) -> 
         return words.get(value, value) if isinstance(value, str) else value
 
     return {name: filled(value) for name, value in profile.reasoning.items()}
-
-
-# ---- messages --------------------------------------------------------------------------------------
-
-
-def _split_rounds(messages: list[Message]) -> Iterator[list[Message]]:
-    """Each answer with what follows on it. Nothing in one depends on another."""
-    start = 0
-    for at, message in enumerate(messages):
-        if at and message["role"] == "assistant":
-            yield messages[start:at]
-            start = at
-    if messages:
-        yield messages[start:]
 
 
 def _convert_round(
@@ -188,9 +170,11 @@ def _convert_answer(message: Message, profile: Profile, unwanted: frozenset[str]
     calls = message.get("tool_calls")
     if not calls:
         return message
-    made = [_fit_call(call, profile, unwanted) for call in calls]
-    if any(ours is not theirs for ours, theirs in zip(made, calls)):
-        message = message | {"tool_calls": made}
+    known = CALL | set(profile.echoed) - unwanted
+    made = [{name: each for name, each in call.items() if name in known} for call in calls]
+    for call in made:
+        call["id"] = _fit_id(call["id"], profile)
+    message = message | {"tool_calls": made}
     if profile.reasoning_filled and "reasoning_content" not in message:
         message = message | {"reasoning_content": ""}
     if not message.get("content") and profile.empty_content != "null":
@@ -200,25 +184,15 @@ def _convert_answer(message: Message, profile: Profile, unwanted: frozenset[str]
     return message
 
 
-def _fit_call(call: dict[str, Any], profile: Profile, unwanted: frozenset[str]) -> dict[str, Any]:
-    if not CALL.issuperset(call):
-        known = CALL | set(profile.echoed) - unwanted
-        call = {name: value for name, value in call.items() if name in known}
-    call_id = _fit_id(call["id"], profile)
-    return call if call_id == call["id"] else call | {"id": call_id}
-
-
 def _fit_result(message: Message, name: str, profile: Profile) -> tuple[Message, list[Any]]:
     """A result as plain text, which every server takes, and its images, which most take in a user message only."""
-    images: list[Any] = []
-    if isinstance(message["content"], list):
-        parts = [part for part in message["content"] if isinstance(part, dict)]
+    content, images = message["content"], list[Any]()
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict)]
         images = [part for part in parts if not isinstance(part.get("text"), str)]
-        nothing = "(see the image below)" if images else "(no output)"
-        message = message | {"content": text_of(message) or nothing}
+        content = text_of(message) or ("(see the image below)" if images else "(no output)")
     call_id = _fit_id(message["tool_call_id"], profile)
-    if call_id != message["tool_call_id"]:
-        message = message | {"tool_call_id": call_id}
+    message = message | {"content": content, "tool_call_id": call_id}
     return (message | {"name": name} if name else message), images
 
 
@@ -229,14 +203,6 @@ def _fit_id(call_id: str, profile: Profile) -> str:
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
-# ---- copies ----------------------------------------------------------------------------------------
-
-
-def count_unchanged(copies: list[Message], messages: list[Message]) -> int:
-    """How many messages at the beginning are as they were when the copies were made."""
-    return [*map(eq, copies, messages), False].index(False)
-
-
 def copied(value: Any) -> Any:
     """A copy of a JSON value, which shows later whether the value was changed in place."""
     if isinstance(value, dict):
@@ -244,21 +210,14 @@ def copied(value: Any) -> Any:
     return [copied(each) for each in value] if isinstance(value, list) else value
 
 
-# ---- encoding --------------------------------------------------------------------------------------
-
-
 def encode(value: Any) -> bytes:
     """The bytes of a part of a request, without what no server accepts (lone surrogates, NUL). Raises ModelError for what is no
     JSON."""
     try:
-        with suppress(UnicodeEncodeError):
-            data = _dump(value)
-            if b"\\u0000" not in data:
-                return data
-        return _dump(mend_all(value))
+        try:
+            data = JSON.encode(value).encode()
+        except UnicodeEncodeError:
+            data = NUL
+        return JSON.encode(mend_all(value)).encode() if NUL in data else data
     except (TypeError, ValueError, RecursionError) as error:
         raise ModelError("bad_request", f"what was to be sent is no JSON: {error}") from error
-
-
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

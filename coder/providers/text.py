@@ -85,9 +85,9 @@ class ThinkTag:
         if self.state == "inside":
             thought, closed, text = text.partition(self.CLOSE)
             if not closed:
-                lengths = range(len(self.CLOSE) - 1, 0, -1)
-                cut = next((n for n in lengths if thought.endswith(self.CLOSE[:n])), 0)
-                thought, self._held = thought[: len(thought) - cut], thought[len(thought) - cut :]
+                at = thought.rfind("<")
+                if at >= 0 and self.CLOSE.startswith(thought[at:]):
+                    thought, self._held = thought[:at], thought[at:]
                 return thought, ""
             self.state = "behind"
         if self.state == "behind":  # white space between the tag and the text is dropped
@@ -129,7 +129,7 @@ def _continues_entry(last: Any, entry: Any) -> bool:
 
 
 def _merge_pieces(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """Later members win; text grows."""
+    """One object: later members win, and text grows."""
     merged = {name: value for piece in pieces for name, value in piece.items() if value is not None}
     for name in merged.keys() & {"thinking", "text", "summary"}:
         texts = [piece[name] for piece in pieces if isinstance(piece.get(name), str)]
