@@ -98,9 +98,8 @@ class Styled(pyte.HistoryScreen):
 
 def style_of(cell: pyte.screens.Char) -> str:
     names = {"bold": "bold", "blink": "dim", "italics": "italic", "underscore": "underline"}
-    words = [
-        name for field, name in (names | {"reverse": "reverse"}).items() if getattr(cell, field)
-    ]
+    names |= {"reverse": "reverse"}
+    words = [name for field, name in names.items() if getattr(cell, field)]
     return " ".join([*words, *({cell.fg} - {"default"})])
 
 

@@ -280,8 +280,8 @@ class TypeAhead:
 
     def _read(self, awake: int) -> None:
         with contextlib.suppress(EOFError):
-            while self._listens:
-                if entry := self.take(self._keys.read(awake)):
+            while keys := self._keys.read(awake):
+                if entry := self.take(keys):
                     self.enter(entry)
                 self.show()
 
