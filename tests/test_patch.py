@@ -51,12 +51,14 @@ def ws(tmp_path: Path) -> Patching:
 # ---- the format ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("FIL-16")
 def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
-    """Permission is asked for once, with all names and the whole diff."""
+    """Permission is asked for once, with all names and the whole diff. Modes stay."""
     ws.put({"a.py": "one\ntwo\nthree\n", "b.py": "x\ny\n", "d.bin": b"\0"})
-    asked_before: dict[str, object] = {}
+    for name, mode in {"a.py": 0o755, "b.py": 0o600}.items():
+        (ws.folder / name).chmod(mode)
+    before, asked_before = ws.files(), dict[str, object]()
     ws.when_asked = lambda: asked_before.update(ws.files())
-    before = ws.files()
     result = ws.call(
         **patch_of("""
 *** Add File: new/c.py
@@ -85,6 +87,8 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
     assert all(piece in ws.details[0] for piece in ("\n-two\n+2\n", moved, "D d.bin"))
     assert ws.asked == [("edit", "new/c.py, a.py, b.py, moved/b2.py, d.bin")]
     assert asked_before == before
+    modes = [stat.S_IMODE(ws.files()[name][0]) for name in ("a.py", "moved/b2.py")]
+    assert modes == [0o755, 0o600]
 
 
 MALFORMED = [
@@ -212,16 +216,6 @@ def test_a_link_is_deleted_itself_changed_through_and_not_moved(ws: Patching) ->
     for name in ("l", "dangling", "out"):
         assert ws.apply(f"*** Delete File: {name}").startswith(f"D {name}\n")
     assert ws.files().keys() == {"t", "hard"}
-
-
-@pytest.mark.case("FIL-16")
-def test_the_mode_stays_also_in_a_move(ws: Patching) -> None:
-    ws.put({"a.sh": "one\n", "b.sh": "one\n"})
-    for name, mode in {"a.sh": 0o755, "b.sh": 0o600}.items():
-        (ws.folder / name).chmod(mode)
-    change = "-one\n+two\n"
-    ws.apply(f"*** Update File: a.sh\n{change}*** Update File: b.sh\n*** Move to: c.sh\n{change}")
-    assert [stat.S_IMODE(ws.files()[name][0]) for name in ("a.sh", "c.sh")] == [0o755, 0o600]
 
 
 # ---- what is refused -------------------------------------------------------------------------------------

@@ -311,6 +311,8 @@ def _start_guard() -> None:
 
 def stop_all() -> None:
     """End what commands have left in the background. Called at our own end."""
+    if not _start_guard.cache_info().currsize:  # nothing was started
+        return
     if os.path.isdir("/proc/self"):
         _sweep(_run)  # every mark begins with it; a group's number may be another's by now
         return
