@@ -134,8 +134,8 @@ def _marked_lines(old: Sequence[str], new: Sequence[str]) -> list[str]:
 
 def load(ctx: ToolContext, target: Path) -> Text:
     """The whole text of a file that is to be changed. Raises ToolError, also where it changed."""
-    with workspace.opened(target) as fd, open(fd, "rb", closefd=False) as file:
-        size, name = os.fstat(fd).st_size, workspace.shown(ctx, target)
+    with workspace.opened(target) as file:
+        size, name = os.fstat(file.fileno()).st_size, workspace.shown(ctx, target)
         if target in ctx.seen:
             workspace.refuse_changed(ctx, target, ctx.seen[target])
         if size > MAX_EDIT:

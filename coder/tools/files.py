@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 from collections.abc import Generator
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from coder.tools import workspace
 from coder.tools.edit import Text, load, replace_text
@@ -42,8 +42,8 @@ def read(
     target = yield from workspace.to_read(ctx, path)
     yield from ctx.ask("read", name := workspace.shown(ctx, target))
     first, wanted = max(1, offset), min(max(1, limit), MAX_LINES)
-    with workspace.opened(target) as fd, open(fd, "rb", closefd=False) as file:
-        info, head = os.fstat(fd), file.read(8192)
+    with workspace.opened(target) as file:
+        info, head = os.fstat(file.fileno()), file.read(8192)
         if b"\0" in head:
             raise ToolError(f"{name} is a binary file of {info.st_size:,} bytes")
         file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
@@ -60,7 +60,7 @@ def read(
     return ToolResult(text, details={"lines": total})
 
 
-def _page(file: BinaryIO, first: int, wanted: int, ctx: ToolContext) -> tuple[list[str], int]:
+def _page(file: IO[bytes], first: int, wanted: int, ctx: ToolContext) -> tuple[list[str], int]:
     """(the lines from `first`, as many as are wanted and have room, the number of all lines)."""
     found, passed, rest = list[bytes](), 0, b""
     while piece := file.read(PIECE):

@@ -16,8 +16,9 @@ import sys
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from coder.tools import workspace
 from coder.tools.bash import find_program, output_of
@@ -79,16 +80,14 @@ def grep(
     if "\0" in pattern or not pattern:
         raise ToolError("the pattern is empty or holds a NUL")
     flags = [f"-C{min(max(0, context), 20)}", *(["-i"] if ignore_case else [])]
-    lines, most = list[str](), max(1, limit)
+    most = max(1, limit)
     with contextlib.ExitStack() as stack:
         search = Search(ctx, target, glob, stack)
-        for label, number, column, line in search.grep(pattern, literal, flags):
-            if len(lines) == most:
-                narrow = "narrow the pattern, the path or the glob"
-                search.notes.append(f"{most} lines shown, there are more; {narrow}")
-                break
-            mark = "-" if column is None else ":"
-            lines.append(f"{label}{mark}{number.decode()}{mark}{_cut(line, int(column or 1))}")
+        lines = list(islice(search.grep(pattern, literal, flags), most + 1))
+    if len(lines) > most:
+        narrow = "narrow the pattern, the path or the glob"
+        search.notes.append(f"{most} lines shown, there are more; {narrow}")
+    lines = lines[:most]
     text = "\n".join([*(lines or ["No matches."]), *(f"({note})" for note in search.notes)])
     return ToolResult(text, details={"matches": len(lines)})
 
@@ -132,8 +131,8 @@ class Search:
         self, ctx: ToolContext, target: Path, glob: str, stack: contextlib.ExitStack
     ) -> None:
         self.ctx, self.target, self.glob = ctx, target, Glob(glob or "**")
-        self.notes, self.code, self.stdin = list[str](), 0, subprocess.DEVNULL
-        self.is_file = not target.is_dir()
+        self.notes, self.code, self.is_file = list[str](), 0, not target.is_dir()
+        self.stdin: IO[bytes] | int = subprocess.DEVNULL
         if self.is_file:
             self.stdin = stack.enter_context(workspace.opened(target))
         place = target if self.is_file else target / "any"
@@ -143,10 +142,8 @@ class Search:
             raise ToolError(f"{target} cannot be searched: {error.strerror}") from None
         self.cwd = cwd if cwd.exists() else place.parent
 
-    def grep(
-        self, pattern: str, literal: bool, flags: list[str]
-    ) -> Iterator[tuple[str, bytes, bytes | None, bytes]]:
-        """(name, number of the line, column of the match, line) of what is found in files that count."""
+    def grep(self, pattern: str, literal: bool, flags: list[str]) -> Iterator[str]:
+        """The lines that are found in files that count, and those around, as the result has them."""
         rest, is_empty, name_of = b"", True, cache(self._name_of)
         with contextlib.closing(self._output(self._command(pattern, literal, flags))) as output:
             for data in output:
@@ -154,8 +151,10 @@ class Search:
                 for line in lines:
                     if found := RECORD.fullmatch(line):
                         is_empty = False
-                        if name := name_of(os.fsdecode(found[1])):
-                            yield name, found[2], found[4], found[5]
+                        place, number, _, column, text = found.groups()
+                        mark = "-" if column is None else ":"
+                        if name := name_of(os.fsdecode(place)):
+                            yield f"{name}{mark}{int(number)}{mark}{_cut(text, int(column or 1))}"
                     elif line != b"--" and len(self.notes) < MAX_NOTES:  # between groups of context
                         note = workspace.escaped(line.decode("utf-8", "replace"))
                         self.notes.append(note[:MAX_SHOWN])

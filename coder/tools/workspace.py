@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from coder.tools.secrets import holds_secrets
 from coder.types import ToolError
@@ -130,9 +130,8 @@ def folder_of(place: Path, make: bool = False) -> Iterator[int]:
         os.close(fd)
 
 
-@contextlib.contextmanager
-def opened(target: Path) -> Iterator[int]:
-    """A descriptor of a regular file at a path without links. Raises ToolError."""
+def opened(target: Path) -> IO[bytes]:
+    """A regular file at a path without links, to read from. Raises ToolError."""
     try:
         with folder_of(target) as folder:
             fd = os.open(target.name or ".", FILE, dir_fd=folder)
@@ -140,15 +139,11 @@ def opened(target: Path) -> Iterator[int]:
         raise ToolError(f"there is no file {target}") from None
     except OSError as error:
         raise ToolError(f"{target} cannot be opened: {error.strerror}") from None
-    try:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
-            raise ToolError(f"{target} is a folder: use ls")
-        if not stat.S_ISREG(mode):
-            raise ToolError(f"{target} is not a regular file")
-        yield fd
-    finally:
+    if not stat.S_ISREG(mode := os.fstat(fd).st_mode):
         os.close(fd)
+        what = "a folder: use ls" if stat.S_ISDIR(mode) else "not a regular file"
+        raise ToolError(f"{target} is {what}")
+    return open(fd, "rb")
 
 
 def temporary_name() -> str:
