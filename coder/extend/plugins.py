@@ -90,24 +90,18 @@ class Plugins(PluginApi):
     def __init__(self, folder: Path, taken: Collection[str] = (), report: Report = str) -> None:
         super().__init__("all", set(taken))
         self.report = report
-        for path in sorted(folder.glob("*.py")):
-            self._load(path.name, partial(_setup_of, path))
-        for name, load in _installed():
-            self._load(name, load)
-
-    def _load(self, name: str, setup_of: Callable[[], Callable[[PluginApi], Any]]) -> None:
-        """Run the setup of one plugin; one that fails adds nothing."""
-        api = PluginApi(name, set(self.taken))
-        try:
-            setup_of()(api)
-        except Exception as error:
-            self.report(f"The plugin {name} is skipped: {type(error).__name__}: {error}")
-            return
-        self.taken = api.taken
-        self.tools += api.tools
-        self.hooks += api.hooks
-        self.commands += api.commands
-        self.subscribers += api.subscribers
+        for name, load in _find_plugins(folder):
+            api = PluginApi(name, set(self.taken))  # of one that fails, nothing is added
+            try:
+                load()(api)
+            except Exception as error:
+                report(f"The plugin {name} is skipped: {type(error).__name__}: {error}")
+                continue
+            self.taken = api.taken
+            self.tools += api.tools
+            self.hooks += api.hooks
+            self.commands += api.commands
+            self.subscribers += api.subscribers
 
     def notify(self, event: Event) -> None:
         """Call the subscribers; one that fails is reported and removed."""
@@ -121,7 +115,7 @@ class Plugins(PluginApi):
                 self.report(f"A subscriber of {place} failed and is removed: {why}")
 
 
-def _setup_of(path: Path) -> Callable[[PluginApi], Any]:
+def _run_file(path: Path) -> Callable[[PluginApi], Any]:
     """Run the file as a module of its own; its `setup`."""
     check_ownership(path)
     name = f"coder_plugin_{path.stem}"
@@ -133,8 +127,11 @@ def _setup_of(path: Path) -> Callable[[PluginApi], Any]:
     return module.setup  # type: ignore[no-any-return]
 
 
-def _installed() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Entry points of our group. Their reader takes 40 ms to import, so first see whether there is one."""
+def _find_plugins(folder: Path) -> Iterator[tuple[str, Callable[[], Callable[[PluginApi], Any]]]]:
+    """(name, what returns its `setup`), of the folder's files and of the entry points of our group."""
+    for path in sorted(folder.glob("*.py")):
+        yield path.name, partial(_run_file, path)
+    # The reader of entry points takes 40 ms to import, so first see whether there is one
     listings = (each for place in sys.path for each in Path(place).glob("*-info/entry_points.txt"))
     if any(each.is_file() and GROUP in each.read_text("utf-8", "replace") for each in listings):
         from importlib.metadata import entry_points
