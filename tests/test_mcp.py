@@ -157,6 +157,16 @@ def test_a_server_that_says_nothing_is_left_out_in_the_end(tmp_path: Path) -> No
     servers.close()
 
 
+def test_a_server_that_is_late_is_reported_once_and_joins_when_it_is_ready(tmp_path: Path) -> None:
+    servers = start(configure(tmp_path, io=STDIO, slow=SILENT))
+    [notice] = servers.wait(Abort(), 0)
+    assert re.match(r"MCP servers still starting: (io, )?slow\. ", notice.text)
+    until(servers.tools)
+    with promptly():
+        assert [*servers.wait(Abort())] == []
+    servers.close()
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"servers": {}}', '{"mcpServers": [1]}'])
 def test_a_file_that_cannot_be_read_costs_one_line(tmp_path: Path, text: str) -> None:
     path = configure(tmp_path)

@@ -275,7 +275,8 @@ class App:
     def _take_servers(self, abort: Abort) -> Events[None]:
         """Wait for the MCP servers that start; their tools come into the set of the run that begins."""
         assert self.servers
-        yield from self.servers.wait(abort)
+        # One that is late has its tools in a later run, which one task has not
+        yield from self.servers.wait(abort, 60 if self.arguments.one_task else 20)
         tools = self.permissions.offered(self.servers.tools())
         self.agent.state.tools.tools |= {each.name: each for each in tools}
 

@@ -152,6 +152,7 @@ def is_one_task(arguments: argparse.Namespace, prompt: str) -> bool:
         raise ConfigError("nothing to do: give a PROMPT, or text on stdin")
     visible = sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
     arguments.can_ask = terminal and (visible or not one_task)
+    arguments.one_task = one_task
     return one_task
 
 

@@ -16,6 +16,7 @@ import os
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
@@ -178,7 +179,8 @@ class Servers:
             self.servers = [Server(name, entry, path.parent) for name, entry in entries]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
-        self._starting = [self._submit(each.connect()) for each in self.servers]
+        self._starting = {each: self._submit(each.connect()) for each in self.servers}
+        self._deadline = 0.0  # of the wait for them, once it has begun
         if self.servers:
             threading.Thread(target=self._run, daemon=True, name="mcp").start()
 
@@ -190,16 +192,26 @@ class Servers:
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def wait(self, abort: Abort) -> Events[None]:
-        """Wait until each server is ready or has failed; a notice, once, for those that have. Raises Aborted."""
-        while wait(self._starting, TICK).not_done:
+    def wait(self, abort: Abort, seconds: float = START) -> Events[None]:
+        """Wait until each server is ready or has failed, `seconds` from the first call on. Raises Aborted.
+
+        A notice, once, for those that have failed, and for those that are late.
+        """
+        self._deadline = self._deadline or time.monotonic() + seconds
+        while wait(self._starting.values(), TICK).not_done and time.monotonic() < self._deadline:
             abort.check()
         problems, self._problems = self._problems, []
-        failed = [each for each in self.servers if each.problem and self._starting]
-        self._starting.clear()
+        done = [each for each, future in self._starting.items() if future.done()]
+        for each in done:
+            del self._starting[each]
+        failed = [each for each in done if each.problem]
         for problem in dict.fromkeys(each.problem for each in failed):
             names = ", ".join(each.name for each in failed if each.problem == problem)
             problems.append(f"MCP servers left out: {names} ({problem})")
+        if self._starting and self._deadline > 0:
+            self._deadline = -1.0  # reported; no later call waits
+            names = ", ".join(each.name for each in self._starting)
+            problems.append(f"MCP servers still starting: {names}. A later prompt has their tools.")
         yield from map(Notice, problems)
 
     def tools(self) -> list[Tool]:
