@@ -5,9 +5,7 @@
 Rules come from the user's configuration, the agent and flags, in this order, and the last that fits
 decides; where none fits the defaults do. Four things can only make that stricter: the built-in
 protections of paths, what the agent denies or asks about, the rules of the workspace, and for
-a sub-agent all that holds for its parent. A command line takes the strictest answer of its parts;
-one that is not plainly understood (shell.py) is never allowed by a pattern, while a deny is tried
-at every word of it.
+a sub-agent all that holds for its parent.
 """
 
 from __future__ import annotations
@@ -94,16 +92,15 @@ class Permissions(Hooks):
     def decide(self, permission: str, text: str, cwd: Path) -> Decision:
         """Decide on an action; `text` is the command or path that is acted on."""
         judged = self.judge(permission, text, cwd)
-        is_answered = judged.action == "ask" and self.yolo and not judged.even_with_yolo
-        return ALLOW if is_answered else judged
+        is_question = judged.action == "ask" and not judged.even_with_yolo
+        return ALLOW if is_question and self.yolo else judged
 
     def judge(self, permission: str, text: str, cwd: Path) -> Decision:
         """The same without -y."""
         is_command = permission in ("bash", "unconfined")
         judge = self._judge_command if is_command else self._judge_path
-        judged = [judge(permission, text, cwd)]
-        judged += [self.parent.judge(permission, text, cwd)] if self.parent else []
-        return strictest(judged)
+        own = judge(permission, text, cwd)
+        return strictest([own, self.parent.judge(permission, text, cwd)]) if self.parent else own
 
     def _judge_path(self, permission: str, text: str, cwd: Path) -> Decision:
         """Judge an action on one path, or a tool from elsewhere.
@@ -120,7 +117,8 @@ class Permissions(Hooks):
         elif permission == "external_directory":
             names.append(f"{place}/".replace("//", "/"))
             pattern = f"{text if Path(text).is_dir() else Path(text).parent}/*".replace("//", "/")
-        found, rule = self._match(permission, names, DEFAULTS.get(permission, "allow"))
+        rule = last_match(permission, names, self.layers[0])
+        found = self._answer(permission, names, rule)
         reason, even_with_yolo = _protected(permission, text, self.private, cwd)
         if reason and not (rule and rule.source == FLAG and rule.pattern.strip("*?")):
             pattern = "" if permission == "edit" else text
@@ -145,39 +143,31 @@ class Permissions(Hooks):
         if plain and not outside:
             free = read_only(plain, cwd, self._is_closed, any(map(limits_reading, self.layers)))
         for text, is_free in zip(texts, free):
-            found, _ = self._match(permission, [text], "ask", is_free, is_plain=bool(plain))
+            rule = last_match(permission, [text], self.layers[0]) if plain else None
+            found = self._answer(permission, [text], rule, is_free)
             is_known = found.action == "ask" and last_match(permission, [text], self.memory)
             answers.append(ALLOW if plain and is_known else found)
-        found = strictest(answers)
-        return replace(
-            found,
-            always_pattern=command,
-            reason="it would run outside the sandbox" if outside else "",
-            even_with_yolo=found.even_with_yolo or outside,
-        )
+        found = replace(strictest(answers), always_pattern=command)
+        why = "it would run outside the sandbox"
+        return replace(found, reason=why, even_with_yolo=True) if outside else found
 
-    def _match(
-        self,
-        permission: str,
-        names: Sequence[str],
-        default: Action,
-        is_free: bool = False,
-        is_plain: bool = True,
-    ) -> tuple[Decision, Rule | None]:
-        """The answer of the rules, and the rule that decides; none does where this is not plain.
+    def _answer(
+        self, permission: str, names: Sequence[str], rule: Rule | None, is_free: bool = False
+    ) -> Decision:
+        """The answer where this rule of the first layer decides, or none.
 
         An agent's question stays one under -y, since a plan is to change nothing, but not where
         the action `is_free`, needing no rule, or a flag decides.
         """
-        rule = last_match(permission, names, self.layers[0]) if is_plain else None
-        found = [Decision(rule.action if rule else "allow" if is_free else default)]
+        default: Action = "allow" if is_free else DEFAULTS.get(permission, "allow")
+        found = [Decision(rule.action if rule else default)]
         if limit := last_match(permission, names, self.workspace):
             found.append(Decision(limit.action))
         is_lifted = rule.source == FLAG if rule else is_free
         limit = last_match(permission, names, self.agent)
         if limit and not (is_lifted and limit.action == "ask"):
             found.append(Decision(limit.action, even_with_yolo=limit.action == "ask"))
-        return strictest(found), rule
+        return strictest(found)
 
     # -- what the tools and the loop ask
 
@@ -212,9 +202,8 @@ class Permissions(Hooks):
         if asked.answer == "always" and pattern and asked.remember:
             is_shown = asked.remember == pattern  # else a pattern of the user's
             is_exact = is_shown and permission not in ("edit", "external_directory")
-            self.memory.append(
-                Rule(permission, asked.remember, "allow", "you, this session", is_exact)
-            )
+            rule = Rule(permission, asked.remember, "allow", "you, this session", is_exact)
+            self.memory.append(rule)
         return True
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
@@ -272,9 +261,8 @@ def _denial(permission: str, decision: Decision) -> str:
     else:
         rules = [pattern] if pattern else []
         if permission == "bash":  # a pattern is for one command of a line, and its stars are none
-            rules = [
-                joined(argv) for argv in parse(pattern) or () if not re.search("[*?]", pattern)
-            ]
+            plain = None if re.search("[*?]", pattern) else parse(pattern)
+            rules = list(map(joined, plain or ()))
         flags = "".join(f" --allow {shlex.quote(f'{permission}:{rule}')}" for rule in rules)
         way = f"-y allows it, or{flags}." if flags else "-y allows it."
     why = f" ({decision.reason})" if decision.reason else ""
