@@ -1,6 +1,5 @@
 """Put back what a confined command changed in the files that make git or coder run something later.
 
-A hook or a setting that a command left in `.git` would run later and outside of the sandbox, and
 Landlock cannot take a folder out of a writable one (CVE-2026-25725). So these files are compared
 before and after each command. What a confined command changed is put back; what changed meanwhile
 is reported and accepted. What is read may be hostile: it is bounded, and links are not followed.
@@ -82,9 +81,11 @@ class GitGuard:
         return changes
 
     def end(self, undo: bool = True) -> Changes:
-        """A command has ended. Returns what changed since it began, which is put back."""
+        """A command has ended. Returns what changed since it began, which `undo` puts back."""
         self._running -= 1
-        changes = _changes(self.known, self._read()) if undo else {}
+        if not undo:
+            return self.since()
+        changes = _changes(self.known, self._read())
         for path in changes:
             try:
                 self._put_back(path, self.known.get(path))

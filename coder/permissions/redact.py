@@ -7,8 +7,7 @@
 
 A key is found as it is, or as JSON escapes it. Whatever enters the conversation is redacted when it
 does: results and answers by the hook, prompts by the caller, and for the screen the model redacts
-what it reads from the server. This prevents accidents: a program that reads a key can write it in
-another way or in pieces, and a key that arrives in two pieces of a stream is shown.
+what it reads from the server. docs/security.md says what this does not prevent.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from coder.hooks import Hooks
@@ -85,7 +83,6 @@ class Redaction(Hooks):
 
     def __init__(self, redactor: Redactor) -> None:
         self.redactor = redactor
-        self._clean = partial(redacted, redact=redactor.text)
 
     def before_llm_call(self, request: Request) -> None:
         request.system = self.redactor.text(request.system)
@@ -94,7 +91,7 @@ class Redaction(Hooks):
         parts: list[Completion | ToolCall] = [answer, *answer.calls]
         for part in parts:
             for field in dataclasses.fields(part):
-                setattr(part, field.name, self._clean(getattr(part, field.name)))
+                setattr(part, field.name, redacted(getattr(part, field.name), self.redactor.text))
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> ToolResult | None:
         ctx.redact = self.redactor.text
@@ -107,7 +104,8 @@ class Redaction(Hooks):
         return None
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult:
-        content, details = self._clean(result.content), self._clean(result.details)
+        clean = self.redactor.text
+        content, details = redacted(result.content, clean), redacted(result.details, clean)
         return dataclasses.replace(result, content=content, details=details)
 
 
@@ -119,19 +117,16 @@ def redact_logs(redactor: Redactor) -> None:
     """
     make = logging.getLogRecordFactory()
 
-    def clean(text: str) -> str:
-        return redactor.text(strip_controls(text))
-
     def make_redacted(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         try:
-            record.msg = clean(record.getMessage())
+            text = record.getMessage()
         except Exception:  # it does not fit its arguments
-            record.msg = clean(f"{record.msg} {record.args!r}")
-        record.args = ()
+            text = f"{record.msg} {record.args!r}"
+        record.msg, record.args = redactor.text(strip_controls(text)), ()
         if record.exc_info:
-            record.exc_text = clean(logging.Formatter().formatException(record.exc_info))
-            record.exc_info = None
+            text = logging.Formatter().formatException(record.exc_info)
+            record.exc_text, record.exc_info = redactor.text(strip_controls(text)), None
         return record
 
     logging.setLogRecordFactory(make_redacted)

@@ -179,8 +179,7 @@ class CallConfinement:
     def _end(self) -> None:
         sandbox, guard = self.sandbox, self.sandbox.guard
         if self.outside:
-            guard.end(undo=False)
-            sandbox.report(LEFT, guard.since())
+            sandbox.report(LEFT, guard.end(undo=False))
         else:  # put back with the rights of a command: a link leads nowhere else
             self.put_back = sandbox.confined.submit(guard.end).result()
             sandbox.report(CHANGED, self.put_back)
