@@ -87,6 +87,7 @@ def test_histories_are_kept_privately_and_the_folders_own_comes_first(tmp_path: 
     """Of several sessions, with blocks as one entry."""
     history, here = tmp_path / "data" / "coder" / "history", tmp_path / "here"
     shared = {"XDG_DATA_HOME": str(tmp_path / "data")}
+    history.parent.mkdir(parents=True, mode=0o755)
     with serve(echo) as server:
         with (
             Terminal(tmp_path / "there", server, **shared) as there,
@@ -97,7 +98,8 @@ def test_histories_are_kept_privately_and_the_folders_own_comes_first(tmp_path: 
             session.paste("!touch x\nlast")
             session.say("")
             there.say("there")
-        assert history.stat().st_mode & 0o777 == 0o600
+        modes = [each.stat().st_mode & 0o777 for each in (history, history.parent)]
+        assert modes == [0o600, 0o700]
         history.write_text("of an older version\n" + history.read_text())
         with Terminal(here, server, **shared) as session:
             for row in ("last", "❯ here", "❯ there", "❯ of an older version"):

@@ -245,7 +245,7 @@ class Keyboard:
         end = FOLDER + self.folder
         lines = (self.redact(each).replace(FOLDER, "") + end for each in self._new)
         with contextlib.suppress(OSError):
-            make_private(self.history.parent)
+            make_private(self.history.parent, close=True)
             fd = os.open(self.history, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with open(fd, "w", encoding="utf-8", errors="replace") as file:
                 file.write("".join(line.replace("\n", NEWLINE) + "\n" for line in lines))

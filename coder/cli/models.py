@@ -134,7 +134,7 @@ def _keep(**chosen: str) -> None:
     file = config_folder() / ".env"
     lines = "".join(f"{env_line(name, text)}\n" for name, text in chosen.items())
     with contextlib.suppress(OSError):
-        make_private(file.parent)
+        make_private(file.parent, close=True)
         if "OPENAI_BASE_URL" in chosen:
             with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
                 opened.write(lines)

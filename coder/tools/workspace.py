@@ -291,10 +291,15 @@ def read_small_file(path: str | os.PathLike[str], most: int = -1) -> bytes | Non
 LOCK = ".lock-of-coder"  # the mark of our folders, since their name alone may be another's
 
 
-def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for the user alone. Raises OSError."""
+def make_private(folder: Path, close: bool = False) -> None:
+    """Make a folder, and those above it that are missing, for the user alone. Raises OSError.
+
+    With `close` it is for the user alone also where it was there before.
+    """
     for each in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         each.mkdir(mode=0o700, exist_ok=True)  # this mode is not for parents that mkdir would make
+    if close and folder.stat().st_uid == os.geteuid() and folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
 
 
 @cache
