@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -96,13 +97,11 @@ class Place:
         env |= {"CODER": f"{sys.executable} -m coder"}
         return self.coder(line, server=server, python=("-c", program), **env)
 
-    def start(
-        self, *arguments: str, server: ScriptedServer | None = None, **options: Any
-    ) -> subprocess.Popen[str]:
-        """Start the program, to be waited for by the test."""
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-        options = {"cwd": self.ws, "env": self.env(server), "stdin": subprocess.DEVNULL} | options
-        return subprocess.Popen([sys.executable, "-m", "coder", *arguments], **pipes | options)
+    def start(self, *arguments: str, server: ScriptedServer | None = None) -> subprocess.Popen[str]:
+        """Start the program with pipes, to be waited for by the test."""
+        options: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        options |= {"cwd": self.ws, "env": self.env(server), "encoding": "utf-8"}
+        return subprocess.Popen([sys.executable, "-m", "coder", *arguments], **options)
 
 
 @pytest.fixture
@@ -245,7 +244,7 @@ def test_a_prompt_with_a_closed_stdin_or_stdout_runs(place: Place) -> None:
 
 def test_an_open_stdin_is_reported_and_read_until_it_ends_or_a_signal_comes(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
-        first, second = (place.start(server=server, stdin=subprocess.PIPE) for _ in range(2))
+        first, second = (place.start(server=server) for _ in range(2))
         assert first.stdin
         first.stdin.write("say ")  # as `tail -f` does: something, and no end
         first.stdin.flush()
@@ -263,19 +262,6 @@ def test_an_open_stdin_is_reported_and_read_until_it_ends_or_a_signal_comes(plac
 
 RUN_END = {"stop_reason", "text", "usage", "steps", "error"}
 USAGE = {"input", "output", "cached", "reasoning", "estimated", "cost"}
-
-
-def stream(done: Done) -> list[dict[str, Any]]:
-    """The events of a stream-json run; deltas of a kind and statuses folded."""
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    kinds = [event["type"] for event in events]
-    assert kinds[-1] == "run_end" and kinds.count("run_end") == 1
-    return [
-        event
-        for at, event in enumerate(events)
-        if kinds[at] != "status"
-        and not (kinds[at].endswith("_delta") and kinds[at - 1] == kinds[at])
-    ]
 
 
 def test_json_is_one_object_with_the_named_fields(place: Place) -> None:
@@ -303,9 +289,11 @@ def test_stream_json_of_a_run_with_tools(place: Place) -> None:
     with serve(first, Reply("Hello, \N{GRINNING FACE}.")) as server:
         done = place.run("--output-format", "stream-json", "-y", "hi", server=server)
     assert (done.returncode, done.stderr) == (0, "")
-    events = stream(done)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    kinds = [event["type"] for event in events if event["type"] not in ("status", "tool_update")]
     message = ["message_start", "message_end"]
-    assert [event["type"] for event in events if event["type"] != "tool_update"] == [
+    # Deltas of a kind folded
+    assert [kind for kind, _ in itertools.groupby(kinds)] == [
         *("run_start", "step_start", *message, "message_start", "reasoning_delta", "text_delta"),
         *("tool_call_delta", "message_end", "tool_start", "tool_end", *message, "step_end"),
         *("step_start", "message_start", "text_delta", "message_end", "step_end", "run_end"),
@@ -319,7 +307,8 @@ def test_stream_json_of_a_run_with_tools(place: Place) -> None:
     assert set(by_type["step_end"]) == step
     assert end["result"]["content"] == "1\n2\n3" and start["id"] == end["id"]
     assert set(events[-1]) == RUN_END | {"type"} and set(events[-1]["usage"]) == USAGE
-    assert events[-1]["text"] == events[-3]["message"]["content"] == "Hello, \N{GRINNING FACE}."
+    said = by_type["message_end"]["message"]["content"]
+    assert events[-1]["text"] == said == "Hello, \N{GRINNING FACE}."
 
 
 @pytest.mark.parametrize("output_format", ["json", "stream-json"])
@@ -366,10 +355,6 @@ def test_what_cannot_be_met_is_one_line_with_the_way_to_mend_it(place: Place, wo
     assert_one_line(place.run(*words.split(), **env), *said)
 
 
-def imported(done: Done) -> set[str]:
-    return set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.M))
-
-
 def test_what_runs_no_model_imports_no_library(place: Place) -> None:
     traced = ["-X", "importtime", "-m", "coder"]
     libraries = {"openai", "httpx2", "httpx", "rich", "dotenv", "pydantic"}
@@ -378,7 +363,7 @@ def test_what_runs_no_model_imports_no_library(place: Place) -> None:
     unused = {f"coder.{name}" for name in ("cli.app", "cli.commands", "toolset", "ai")}
     for words, others in ("--help", slow), ("sessions --all", unused):
         done = place.coder(*words.split(), python=traced, PYTHONIOENCODING="ascii")
-        loaded = imported(done)
+        loaded = set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.M))
         assert done.returncode == 0 and "coder.cli.main" in loaded
         assert not libraries & {name.split(".")[0] for name in loaded} and not others & loaded
     assert place.run("--version").stdout == f"coder {__version__}\n"
