@@ -126,21 +126,20 @@ def test_arguments_that_are_no_json_are_not_guessed_at_and_go_back_mended(tmp_pa
     assert [json.loads(call["function"]["arguments"]) for call in answer["tool_calls"]] == [{}, {}]
 
 
+def odd(arguments: Any, name: Any = "say", **more: Any) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": arguments}} | more
+
+
 ODD_CALLS: list[tuple[dict[str, Any], str]] = [  # a call, and what its result says
-    ({"function": {"name": "say", "arguments": '{"text": "one"}'}}, "one"),
-    ({"id": "same", "function": {"name": "say", "arguments": '{"text": "two"}'}}, "two"),
-    ({"id": "same", "function": {"name": "say", "arguments": '{"text": "three"}'}}, "three"),
-    ({"id": None, "function": {"name": "say", "arguments": 7}}, "no JSON object"),
-    ({"id": "a", "function": {"name": "", "arguments": '{"text": "x"}'}}, "there is no tool"),
-    (
-        {"id": "b", "function": {"name": "fly", "arguments": '{"text": "x"}'}},
-        "there is no tool 'fly'",
-    ),
-    ({"id": "c", "function": {"name": "say", "arguments": None}}, "say needs text"),
-    ({"id": "d", "function": {"name": "say", "arguments": "null"}}, "say needs text"),
-    ({"id": "e", "function": {"name": "say", "arguments": '["x"]'}}, "no JSON object"),
-    ({"id": "f", "function": {"name": "say", "arguments": "7"}}, "no JSON object"),
-    ({"id": 8, "function": {"name": None, "arguments": "{}"}}, "there is no tool"),
+    (odd('{"text": "one"}'), "one"),
+    (odd('{"text": "two"}', id="same"), "two"),
+    (odd('{"text": "three"}', id="same"), "three"),
+    (odd(7, id=None), "no JSON object"),
+    (odd('{"text": "x"}', "", id="a"), "there is no tool"),
+    (odd('{"text": "x"}', "fly", id="b"), "there is no tool 'fly'"),
+    *((odd(given, id=f"c{given}"), "say needs text") for given in (None, "null")),
+    *((odd(given, id=f"d{given}"), "no JSON object") for given in ('["x"]', "7")),
+    (odd("{}", None, id=8), "there is no tool"),
 ]
 
 
@@ -174,11 +173,7 @@ def test_a_call_that_is_odd_in_any_way_gets_one_result(together: bool) -> None:
 def test_slow_words_without_end_are_ended_by_the_time_limit() -> None:
     words = 0
     with serve(Reply("word " * 10_000, pace=0.02)) as server:
-        for seconds in (
-            1,
-            10,
-            30,
-        ):  # on a busy machine a second may be too short for the first words
+        for seconds in (1, 10, 30):  # a busy machine may need more for the first words
             if words < 3:
                 seen, result = ask(server, limits=Limits(max_seconds=seconds))
                 words = sum(isinstance(event, TextDelta) for event in seen)

@@ -177,6 +177,7 @@ PLAIN = {
     "key_header": "",
 }
 NO_TEMPERATURE = options("max_completion_tokens parallel_tool_calls")
+RENAMED = options("temperature max_completion_tokens parallel_tool_calls")
 TAME, NO_XHIGH = effort(minimal="low", xhigh="high"), effort(xhigh="high")
 NINE: dict[str, Any] = {"ids": {"nine"}, "roles": "suaatttttau"}
 FORTY = {"ids": {"dotted", "underscored", "nine"}}
@@ -216,11 +217,7 @@ ROWS: list[tuple[str, str, dict[str, Any]]] = [
     ("http://localhost:8000/v1", "deepseek-v3.1", TEMPLATE_V3),
     ("http://localhost:11434/v1 https://ollama.com/v1", "llama3 qwen3:8b", OLLAMA),
     ("http://192.168.0.2:1234/v1", "qwen3-8b", {"content": ""}),
-    (
-        OPENAI,
-        "gpt-4o",
-        OF_OPENAI | options("temperature max_completion_tokens parallel_tool_calls"),
-    ),
+    (OPENAI, "gpt-4o", {**OF_OPENAI, **RENAMED}),
     ("https://API.openai.com:443/v1", "gpt-5", {**OF_OPENAI, **NO_TEMPERATURE, **NO_XHIGH}),
     ("https://r.openai.azure.com/openai/v1", "gpt-4o", {**AZURE, **FORTY}),
     ("https://r.services.ai.azure.com/v1", "Mistral-Large", {**AZURE, **NINE, **members()}),
@@ -256,9 +253,8 @@ def test_each_server_gets_its_own_form(urls: str, models: str, differences: dict
         for name in models.split():
             assert facts(url, name) == PLAIN | differences, (url, name)
             plain = {"model", "messages", "stream", "stream_options", "prompt_cache_key"}
-            assert body_for(url, name, session_id="s").keys() <= plain, (
-                "no reasoning where it is off"
-            )
+            seen = body_for(url, name, session_id="s").keys()
+            assert seen <= plain, "no reasoning where it is off"
 
 
 def test_the_plain_form_has_nothing_that_is_not_needed() -> None:
@@ -352,33 +348,28 @@ NO_SUCH_TEMPERATURE = (
 CACHE = {"model": {"profile": {"cache_key": True}}, "tools": Toolset(session_id="s")}
 SWITCH = {"profile": {"reasoning": {"thinking": {"type": "enabled"}}}}
 HIGHLY: dict[str, Any] = {"reasoning": "high"}
-USAGE: tuple[str, dict[str, Any], bool] = ("stream_options", {}, False)
-ECHO: tuple[str, dict[str, Any], bool] = ("reasoning_content", {"messages": THOUGHT}, False)
-ECHO_2: tuple[str, dict[str, Any], bool] = ("reasoning_details", {"messages": THOUGHT}, False)
-EFFORT: tuple[str, dict[str, Any], bool] = ("reasoning_effort", HIGHLY, True)
+Dropped = tuple[str, dict[str, Any], bool]  # a member, the options of the run, was it asked for?
+USAGE: Dropped = ("stream_options", {}, False)
+ECHO: Dropped = ("reasoning_content", {"messages": THOUGHT}, False)
+ECHO_2: Dropped = ("reasoning_details", {"messages": THOUGHT}, False)
+EFFORT: Dropped = ("reasoning_effort", HIGHLY, True)
+CACHE_KEY: Dropped = ("prompt_cache_key", CACHE, False)
+WARM: Dropped = ("temperature", {"hooks": Options(temperature=0.5)}, True)
+SWITCHING: Dropped = ("thinking", HIGHLY | {"model": SWITCH}, True)
 IN_STREAM = b'data: {"error": {"code": 400, "message": "stream_options is not supported"}}\n\n'
 AT_ECHO = FORBIDDEN | {"loc": ["body", "messages", 1, "assistant", "reasoning_details"]}
 
-# (what the server answers, the member, the options of the run, did the user ask for it)
+# what the server answers, and what is dropped
 REJECTIONS: dict[str, tuple[Reply, str, dict[str, Any], bool]] = {
     "Mistral": (answer({"object": "error", "message": {"detail": [FORBIDDEN]}}, 422), *USAGE),
     "FastAPI": (answer({"detail": [FORBIDDEN]}, 422), *USAGE),
     "a part": (refusal("Unrecognized request argument supplied: include_usage"), *USAGE),
     "inside a stream": (Reply(chunks=[IN_STREAM]), *USAGE),
-    "Gemini": (
-        *(answer([{"error": {"code": 400, "message": GEMINI_UNKNOWN}}]), "prompt_cache_key"),
-        *(CACHE, False),
-    ),
-    "OpenAI temperature": (
-        *(refusal(NO_SUCH_TEMPERATURE, "temperature"), "temperature"),
-        *({"hooks": Options(temperature=0.5)}, True),
-    ),
+    "Gemini": (answer([{"error": {"code": 400, "message": GEMINI_UNKNOWN}}]), *CACHE_KEY),
+    "OpenAI temperature": (refusal(NO_SUCH_TEMPERATURE, "temperature"), *WARM),
     "OpenAI": (refusal("Unrecognized request argument supplied: reasoning_effort"), *EFFORT),
     "Groq": (refusal("`reasoning_effort` must be one of `none` or `default`"), *EFFORT),
-    "a switch": (
-        *(refusal("Unknown parameter: thinking.type", status=422), "thinking"),
-        *(HIGHLY | {"model": SWITCH}, True),
-    ),
+    "a switch": (refusal("Unknown parameter: thinking.type", status=422), *SWITCHING),
     "Groq echo": (refusal(GROQ_ECHO), *ECHO),
     "Mistral echo": (answer({"detail": [AT_ECHO]}, 422), *ECHO_2),
     "Ollama": (refusal('"llama3" does not support thinking'), *EFFORT),
