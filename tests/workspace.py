@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,17 @@ def held_by(path: Path) -> str | bytes | None:
     if path.is_symlink():
         return os.readlink(path)
     return path.read_bytes() if path.is_file() else None
+
+
+@contextlib.contextmanager
+def in_little_memory() -> Iterator[None]:
+    """What is done in it needs less than 8 MB at any time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def patch_of(*sections: str) -> dict[str, str]:
