@@ -115,6 +115,7 @@ def test_a_relay_needs_a_token() -> None:
     ("reply", "kind"),
     [
         (Reply(f"no key {KEY}", status=401, headers={"x-request-id": KEY}), "auth"),
+        (Reply(status=401, chunks=[b'{"error": {"message": "sk-UPSTR', b'EAM-KEY"}}']), "auth"),
         (Reply("slow down", status=429, headers={"retry-after": "3"}), "rate_limit"),
         (Reply("half", cut=2), "incomplete"),
         (Reply("half", cut=2, close="reset"), "incomplete"),

@@ -84,7 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
             names = {name.lower(): value for name, value in answer.getheaders()}
             self._head(answer.status, {each: names[each] for each in RETURNED if each in names})
             with suppress(OSError, http.client.HTTPException):
-                while piece := answer.read1(65_536):
+                # An error that names the key is read whole, since each piece could have a half of it
+                read = answer.read1 if answer.status == 200 else answer.read
+                while piece := read(65_536):
                     self.wfile.write(piece.replace(server.key.encode(), b"***"))
 
     def _refuse(self, status: int, message: str) -> None:

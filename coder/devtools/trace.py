@@ -58,6 +58,9 @@ class Trace:
     def __init__(self, path: str | Path) -> None:
         self._failure = ""  # not reported yet
         self._redactor = Redactor(instead="***")
+        self.hide = (
+            self._redactor.hide
+        )  # a key that is *** in the file from then on, also inside JSON
         self._numbers = count(1)  # of the requests
         self._start = time.monotonic()
         self._file = _open(path)
@@ -115,10 +118,6 @@ class Trace:
         """The same hooks; the keys that they give a request are hidden from then on."""
         hiding = FunctionHooks(before_llm_call=lambda request: self.hide(request.api_key))
         return HookChain(hiding, hooks, hiding)
-
-    def hide(self, key: str | None) -> None:
-        """Write *** wherever this key occurs, also inside JSON."""
-        self._redactor.hide(key)
 
     def tap(self, sent: bytes) -> Callable[[Any], None]:
         """The `tap` of a ChatModel."""

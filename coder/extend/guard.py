@@ -58,10 +58,9 @@ def refusal(place: str, text: str) -> Exception:
 class Guard(Hooks):
     """`hook`, of which no failure ends the run, and which is never called twice at a time.
 
-    Each call has `seconds`, without the time that a consumer of its events takes, and runs in a worker thread;
-    a hook that hangs is abandoned there, since Python cannot end it. None: no limit and no thread, for a
-    feature of ours. `closed`: a failure rejects what the hook stands before or behind, so a tool's result is an
-    error and a request is not sent.
+    Each call has `seconds`, without the time that a consumer of its events takes, and runs in a worker thread, where
+    one that hangs is abandoned. None: no limit and no thread, for a feature of ours. `closed`: a failure rejects what
+    the hook stands before or behind, so a tool's result is an error and a request is not sent.
     """
 
     def __init__(

@@ -181,13 +181,10 @@ class Servers:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
         self._starting = {each: self._submit(each.connect()) for each in self.servers}
         self._deadline = 0.0  # of the wait for them, once it has begun
-        if self.servers:
-            threading.Thread(target=self._run, daemon=True, name="mcp").start()
-
-    def _run(self) -> None:
         for name in ("mcp", "client", "asyncio"):  # what they log would go to stderr
             logging.getLogger(name).addHandler(logging.NullHandler())
-        self._loop.run_forever()
+        if self.servers:
+            threading.Thread(target=self._loop.run_forever, daemon=True, name="mcp").start()
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
