@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle, pairwise
 from typing import Any
 
@@ -62,11 +63,6 @@ def counted(reply: Reply, tokens: int) -> Reply:
     return Reply(chunks=[*chunks, b"data: " + json.dumps(usage).encode() + b"\n\n", end])
 
 
-def limited(tokens: int, reply: Script) -> Script:
-    """A server that takes fewer tokens than we believe."""
-    return lambda body: OVERFLOW if len(json.dumps(body)) // 4 > tokens else reply(body)
-
-
 def model_of(server: ScriptedServer, window: int = 128_000) -> ChatModel:
     return ChatModel("m", base_url=server.url, context_window=window)
 
@@ -85,8 +81,7 @@ def summarising(server: ScriptedServer) -> list[str]:
     return [body["messages"][-1]["content"] for body in server.requests if is_summarising(body)]
 
 
-def compacted(seen: Sequence[Event]) -> list[Compacted]:
-    return all_of(Compacted, seen)
+compacted = partial(all_of, Compacted)
 
 
 def strategies(seen: Sequence[Event]) -> list[str]:
@@ -94,7 +89,7 @@ def strategies(seen: Sequence[Event]) -> list[str]:
 
 
 def notices(seen: Sequence[Event]) -> list[str]:
-    return [event.text for event in seen if isinstance(event, Notice)]
+    return [event.text for event in all_of(Notice, seen)]
 
 
 # ---- histories ------------------------------------------------------------------------------
@@ -126,14 +121,8 @@ def turns(count: int, characters: int, calls: int = 3) -> list[Message]:
 
 def talk(count: int, characters: int) -> list[Message]:
     """So many turns without tools: only a summary makes them shorter."""
-    pairs = [(user(f"question {n}"), said(f"answer {n} " + "y" * characters)) for n in range(count)]
-    return [message for pair in pairs for message in pair]
-
-
-def steps(count: int, characters: int) -> list[Message]:
-    """So many steps of one task."""
-    pairs = [(calling(f"a{n}"), result(f"a{n}", characters)) for n in range(count)]
-    return [message for pair in pairs for message in pair]
+    texts = ((f"question {n}", f"answer {n} " + "y" * characters) for n in range(count))
+    return [message for asked, told in texts for message in (user(asked), said(told))]
 
 
 def shorten(
@@ -172,8 +161,10 @@ def test_the_threshold_is_the_window_less_at_most_a_quarter(window: int, thresho
 
 def test_a_window_smaller_than_what_we_believe_runs_through_overflows() -> None:
     """The server takes 8,000 tokens where we believe in 128,000."""
-    script = limited(8_000, answering(dumping(12, 6_000)))
-    with ScriptedServer(script) as server:
+    work = answering(dumping(12, 6_000))
+    with ScriptedServer(
+        lambda body: OVERFLOW if len(json.dumps(body)) // 4 > 8_000 else work(body)
+    ) as server:
         seen, result = ask(server, tools=[dump], hooks=Compaction(model_of(server)))
         assert_all_valid(server)
     assert (result.stop_reason, result.text) == ("stop", "done") and compacted(seen)
@@ -247,7 +238,9 @@ def test_old_tool_output_becomes_a_note_and_nothing_else_changes() -> None:
 
 def test_the_newest_output_stays_up_to_forty_thousand_tokens_or_half_the_window() -> None:
     for window, expected in ((400_000, 40_000), (60_000, 30_000)):
-        messages = [user("go"), *steps(window // 800, 3_940)]
+        messages = [user("go")]
+        for number in map(str, range(window // 800)):
+            messages += [calling(number), result(number, 3_940)]
         assert shorten(Compaction(scripted(window=window)), messages)[1]
         outputs = [message for message in messages if message["role"] == "tool"]
         kept = [message for message in outputs if len(message["content"]) == 3_940]
