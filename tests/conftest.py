@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from coder.devtools.scripted import ScriptedServer
 from coder.providers.profiles import LEARNT
+from coder.sessions.store import Store
 from tests.cases import CASES
 from tests.cases import GROUPS as CASE_GROUPS
 from tests.harness import assert_all_valid, shell
@@ -42,6 +43,12 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "data" / "sessions.db") as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

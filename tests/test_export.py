@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +16,9 @@ from coder.sessions.export import REMOVED, Format, export, redactor
 from coder.sessions.recorder import Recorder
 from coder.sessions.store import Store
 from coder.toolset import tool
-from coder.types import Message, ToolError, ToolResult
+from coder.types import ToolError, ToolResult
 from tests.harness import ask, serve
-from tests.test_sessions import kept
+from tests.test_sessions import calling, kept, result
 
 FORMATS: list[Format] = ["md", "json", "html"]
 
@@ -39,23 +37,6 @@ def change(path: str) -> ToolResult:
 def fail() -> str:
     """Fail."""
     raise ToolError("no luck")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "sessions.db")
-    yield made
-    made.close()
-
-
-def calling(name: str, arguments: str = "{}", call_id: str | None = "a", **more: Any) -> Message:
-    function = {"name": name, "arguments": arguments}
-    call = {"id": call_id, "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call]} | more
-
-
-def result(text: str, call_id: str = "a") -> Message:
-    return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
 @pytest.fixture
@@ -139,6 +120,8 @@ def test_what_a_compaction_replaced_is_in_it_and_marked(store: Store, format_: F
         recorder.messages[:2] = [user("Goal: all of it") | {"meta": {"summary": True}}]
         counts = {"messages": 3, "tokens": 1200}, {"messages": 2, "tokens": 300}
         recorder(Compacted("manual", 1, *counts, "summary"))
+    [(found, _)] = store.search("first words")
+    assert found.messages == 2
     text = words(export(store, session_id, format_), format_)
     assert in_order(text, "first words", "old answer", "Goal: all of it", "newest words")
     if format_ == "json":
@@ -150,23 +133,28 @@ def test_what_a_compaction_replaced_is_in_it_and_marked(store: Store, format_: F
         assert in_order(text, "old answer", note, "Summary", "Goal")
 
 
+@pytest.mark.case("INV-03")
 def test_outputs_stand_with_their_calls_whole_also_where_they_were_pruned(store: Store) -> None:
     """Servers exist that count the ids from zero in every answer."""
-    pruned = kept(store, calling("read"), result("the whole output"), user("go on"))
+    pruned = kept(store, calling("a", name="read"), result("a", "the whole output"), user("go on"))
     with Recorder(store, store.get(pruned)) as recorder:
-        recorder.messages[1] = result("[Old tool output removed]")
+        recorder.messages[1] = result("a", "[Old tool output removed]")
         recorder(Compacted("threshold", 1, {}, {}, "prune"))
     text = export(store, pruned, "md")
     assert "the whole output" in text and "Old tool output removed" not in text
     assert text.count("shortened here") == 1
-    same = export(store, kept(store, calling("f"), calling("f"), result("second")), "md")
+    same = export(
+        store,
+        kept(store, calling("a", name="f"), calling("a", name="f"), result("a", "second")),
+        "md",
+    )
     assert same.count("second") == 1
     assert in_order(same, "<summary>f · pending</summary>", "second")
 
 
 def test_in_markdown_nothing_closes_a_fence_and_what_the_user_said_is_quoted(store: Store) -> None:
     output = "````\n</details><script>alert(1)</script>\n```\x1b[31m"
-    messages = user("# not a heading\n\nof ours"), calling("read"), result(output)
+    messages = user("# not a heading\n\nof ours"), calling("a", name="read"), result("a", output)
     answer = {"role": "assistant", "content": "# heading\n- item"}
     title = "<img src=x>\nsecond line"
     text = export(store, kept(store, *messages, answer, title=title), "md")
@@ -174,7 +162,7 @@ def test_in_markdown_nothing_closes_a_fence_and_what_the_user_said_is_quoted(sto
     assert "\n> # not a heading\n>\n> of ours\n" in text and "\n\n# heading\n- item\n" in text
     fenced = "`````\n````\n</details><script>alert(1)</script>\n```[31m\n`````"
     assert f"<details><summary>read</summary>\n\n{fenced}\n\n</details>" in text
-    hostile = export(store, kept(store, calling("</summary>&")), "md")
+    hostile = export(store, kept(store, calling("a", name="</summary>&")), "md")
     assert "<summary>&lt;/summary&gt;&amp; · pending</summary>" in hostile
 
 
@@ -197,12 +185,12 @@ HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\x00\x1b]0;own
 
 def everywhere(store: Store, text: str) -> str:
     """A session with this text wherever one can stand."""
-    arguments = json.dumps({text: text})
+    arguments, meta = json.dumps({text: text}), {"x": [text], text: 1}
     session_id = kept(
         store,
         user([{"type": "text", "text": text}]),
         {"role": 'x" onclick="alert(1)', "content": text},
-        calling(text, arguments, text, content=text, reasoning=text, meta={"x": [text], text: 1}),
+        calling(text, name=text, arguments=arguments, content=text, reasoning=text, meta=meta),
         result(text, text),
         directory=text,
         model=text,

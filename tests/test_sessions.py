@@ -14,7 +14,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +42,6 @@ from tests.harness import add, ask, assert_all_valid, assert_valid, contents, dr
 from tests.terminal import PATIENCE, ROOT
 from tests.test_random import QUICK, TOOLS, Left, Moment, drawn
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "data" / "sessions.db")
-    yield made
-    made.close()
-
-
 TWO = Reply(
     "Let me see.",
     calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})],
@@ -63,10 +54,10 @@ def said(text: str, role: str = "user", **meta: Any) -> Message:
     return {"role": role, "content": text, "meta": {"timestamp": 1} | meta}
 
 
-def calling(*ids: str) -> Message:
-    function = {"name": "add", "arguments": "{}"}
+def calling(*ids: str, name: str = "add", arguments: str = "{}", **more: Any) -> Message:
+    function = {"name": name, "arguments": arguments}
     calls = [{"id": each, "type": "function", "function": function} for each in ids]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
+    return {"role": "assistant", "content": "", "tool_calls": calls} | more
 
 
 def result(call_id: str, text: str) -> Message:
@@ -123,7 +114,7 @@ def test_the_file_is_its_owners_alone_or_is_tightened(tmp_path: Path, mask: int)
     before, names = os.umask(mask), ("", "-wal", "-shm")
     path = tmp_path / "share" / "coder" / "sessions.db"
     try:
-        with contextlib.closing(Store(path)) as store, Recorder(store, store.create("/ws"), []):
+        with Store(path) as store, Recorder(store, store.create("/ws"), []):
             locks = path.with_name("sessions.db.locks")
             for name in names:
                 os.chmod(f"{path}{name}", 0o644)
@@ -162,7 +153,7 @@ def test_a_file_of_a_newer_version_or_another_program_is_not_touched(tmp_path: P
         assert in_memory.in_memory and notice.endswith(" This session is not saved.")
         assert "\n" not in notice
     (tmp_path / "empty").touch()
-    with contextlib.closing(Store(tmp_path / "empty")) as store:
+    with Store(tmp_path / "empty") as store:
         assert store.rows("PRAGMA application_id")[0][0] == APPLICATION
 
 
@@ -204,7 +195,7 @@ def test_many_processes_may_open_a_new_file_at_the_same_time(tmp_path: Path) -> 
         child.stdin.flush()
     ids = {child.communicate(timeout=PATIENCE)[0].strip() for child in children}
     assert [child.returncode for child in children] == [0] * 4
-    with contextlib.closing(Store(tmp_path / "sessions.db")) as store:
+    with Store(tmp_path / "sessions.db") as store:
         assert {row["id"] for row in store.rows("SELECT id FROM session")} == ids and len(ids) == 4
 
 
@@ -216,7 +207,7 @@ def large(tmp_path: Path) -> tuple[Path, str, list[Message]]:
     """A file with a session of 400 messages."""
     texts = [f"number {number} " + "word " * (number % 90) for number in range(400)]
     messages = [said(text, ("user", "assistant")[at % 2]) for at, text in enumerate(texts)]
-    with contextlib.closing(Store(tmp_path / "sessions.db")) as store:
+    with Store(tmp_path / "sessions.db") as store:
         return store.path, kept(store, *messages), messages
 
 
@@ -242,7 +233,7 @@ def test_a_damaged_file_is_set_aside(large: tuple[Path, str, list[Message]], hur
         place = path.read_bytes().index(b'"content": "number 200 ') // 4096 * 4096
         damage(path, 16 if hurt == "head" else place, b"\xff" * 4080)
     before = path.read_bytes()
-    with contextlib.closing(Store(path)) as store:
+    with Store(path) as store:
         with pytest.raises(StoreError, match=r"There is no session|was damaged"):
             to_model_messages(store, session_id) or store.get(session_id)
         assert store.notice == (
@@ -252,7 +243,7 @@ def test_a_damaged_file_is_set_aside(large: tuple[Path, str, list[Message]], hur
         new = kept(store, said("hi"))
         assert store.search("hi") and mode(path) == mode(aside(path)[0]) == 0o600
     if first:
-        with contextlib.closing(first):
+        with first:
             with pytest.raises(StoreError, match="was damaged; a new one was begun"):
                 to_model_messages(first, session_id)
             assert first.get(new)
@@ -262,7 +253,7 @@ def test_a_damaged_file_is_set_aside(large: tuple[Path, str, list[Message]], hur
 def test_damage_seen_by_a_write_costs_no_message(large: tuple[Path, str, list[Message]]) -> None:
     path, session_id, messages = large
     told: list[str] = []
-    with contextlib.closing(Store(path)) as store:
+    with Store(path) as store:
         with opened(store, session_id, tell=told.append) as recorder:
             damage(path, 4096, b"\xff" * (path.stat().st_size - 4096))
             store.rows("PRAGMA shrink_memory")
@@ -270,7 +261,7 @@ def test_damage_seen_by_a_write_costs_no_message(large: tuple[Path, str, list[Me
                 recorder.messages.append(said(f"and on {number}"))
                 recorder.sync()
         assert not told and not recorder.problem and "was damaged" in store.notice
-    with contextlib.closing(Store(path)) as store:
+    with Store(path) as store:
         assert len(to_model_messages(store, session_id)) == len(messages) + 3
 
 
@@ -458,34 +449,6 @@ def test_usage_and_cost_of_the_runs_and_of_their_sub_agents_are_added(store: Sto
         assert store.get(session_id).usage == Usage(16, 7, 2, 1, cost=1.0)
         recorder(RunEnd("stop", "", Usage(1, 1, estimated=True), 1))
     assert store.get(session_id).usage == Usage(17, 8, 2, 1, estimated=True, cost=None)
-
-
-def test_after_a_compaction_the_old_messages_stay_and_are_not_sent(store: Store) -> None:
-    with Recorder(store, store.create("/ws"), [said("one"), said("two"), said("three")]) as session:
-        session.sync()
-        for trigger, at, text in (("threshold", 2, "a summary"), ("manual", 1, "Goal: still")):
-            session.messages[:at] = [said(text, summary=True)]
-            session(Compacted(trigger, 1, {"messages": 4}, {"messages": 1}, "summary"))
-        assert to_model_messages(store, session.session_id) == session.messages
-    assert table(store, session.session_id) == [
-        *((0, text) for text in ("one", "two", "a summary")),
-        (1, "Goal: still"),
-        (1, "three"),
-    ]
-    notes = store.rows("SELECT data FROM part WHERE type = 'compaction' ORDER BY id")
-    assert [json.loads(note["data"])["trigger"] for note in notes] == ["threshold", "manual"]
-    assert store.search("one")[0][0].messages == 2
-
-
-@pytest.mark.case("INV-03")
-def test_a_result_that_was_pruned_stands_beside_its_original(store: Store) -> None:
-    messages = [said("go"), calling("a"), result("a", "long output"), calling("b")]
-    session_id = kept(store, *messages, result("b", "new output"))
-    with opened(store, session_id) as recorder:
-        recorder.messages[2] = result("a", "[removed]")
-        recorder(Compacted("threshold", 1, {}, {}, "prune"))
-    assert (0, "long output") in table(store, session_id)
-    assert contents(active(store, session_id)) == ["go", "", "[removed]", "", "new output"]
 
 
 def test_a_failed_write_is_reported_once_and_made_up_for_at_the_end(store: Store) -> None:

@@ -23,20 +23,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coder import events
 from coder.abort import Abort
 from coder.devtools.scripted import Reply
-from coder.events import (
-    Event,
-    Nested,
-    PermissionAsked,
-    QuestionAsked,
-    RunStart,
-    StepEnd,
-    StepStart,
-    ToolEnd,
-    ToolStart,
-    ToolUpdate,
-)
+from coder.events import Event
 from coder.sessions.database import MAX_STORED
 from coder.sessions.snapshots import Snapshots, UndoResult
 from coder.sessions.workspace_files import MAX_FILE, WorkspaceFiles
@@ -89,7 +79,7 @@ class Desk:
         token = abort or Abort()
 
         def follow(event: Event) -> None:
-            if isinstance(event, PermissionAsked):
+            if isinstance(event, events.PermissionAsked):
                 event.reply("once")
             self.snapshots(event, token)
             if each:
@@ -251,25 +241,25 @@ def test_where_the_user_changed_the_same_file_nothing_is_done(desk: Desk) -> Non
 @pytest.mark.parametrize(
     "asked",
     [
-        PermissionAsked("2", "bash", "x", "x"),
-        QuestionAsked("2", "x", []),
-        Nested("general", PermissionAsked("3", "bash", "x", "x"), "c", "2"),
+        events.PermissionAsked("2", "bash", "x", "x"),
+        events.QuestionAsked("2", "x", []),
+        events.Nested("general", events.PermissionAsked("3", "bash", "x", "x"), "c", "2"),
     ],
 )
 def test_what_the_user_writes_at_a_question_is_left_alone(desk: Desk, asked: Event) -> None:
     desk.put({"a": "1\n", "mine": "1\n"})
     snapshots = desk.snapshots
-    snapshots(RunStart())
-    snapshots(ToolStart("1", "write", {}, ""))
+    snapshots(events.RunStart())
+    snapshots(events.ToolStart("1", "write", {}, ""))
     desk.put({"n/b": "new\n"})
-    snapshots(ToolEnd("1", "write", ToolResult(""), False, 0.0))
-    snapshots(ToolStart("2", "bash", {}, ""))
-    snapshots(ToolStart("3", "task", {}, ""))  # another one works beside it
+    snapshots(events.ToolEnd("1", "write", ToolResult(""), False, 0.0))
+    snapshots(events.ToolStart("2", "bash", {}, ""))
+    snapshots(events.ToolStart("3", "task", {}, ""))  # another one works beside it
     snapshots(asked)
     desk.put({"mine": "2\n", "d/mine too": "x"})
-    snapshots(ToolUpdate("2", "answered"))
+    snapshots(events.ToolUpdate("2", "answered"))
     desk.put({"a": "2\n"})
-    snapshots(StepEnd({}, [], "stop", Usage()))
+    snapshots(events.StepEnd({}, [], "stop", Usage()))
     assert snapshots.diff().count("diff --git") == 2
     assert done(desk.undo()) == ["a", "n/b"] and not (desk.folder / "n").exists()
     assert desk.text("mine") == "2\n" and (desk.folder / "d/mine too").exists()
@@ -280,7 +270,7 @@ def test_a_file_that_the_user_changed_between_two_steps_is_a_conflict(desk: Desk
     desk.put({"a": "1", "mine": "1"})
 
     def user(event: Event) -> None:
-        if isinstance(event, StepStart) and event.step == 2:
+        if isinstance(event, events.StepStart) and event.step == 2:
             desk.put({"a": "user", "mine": "user"})
 
     desk.run(sh("echo 2 > a"), sh("echo 3 > a; echo 3 > b"), each=user)
@@ -565,7 +555,7 @@ def test_many_files_are_covered_in_the_end_and_a_step_is_cheap(
     before = desk.tree()
 
     def each(event: Event) -> None:
-        if isinstance(event, StepEnd):
+        if isinstance(event, events.StepEnd):
             marks.append(len(looks))
 
     for _ in range(20):
@@ -800,12 +790,12 @@ def test_the_first_look_goes_on_as_long_as_no_tool_waits_for_it(
     with monkeypatch.context() as patch:
         for module in ("snapshots", "workspace_files"):
             patch.setattr(f"coder.sessions.{module}.SECONDS", 0)
-        desk.snapshots(RunStart())
+        desk.snapshots(events.RunStart())
         while desk.snapshots._first_look.is_alive():  # the model answers meanwhile
             time.sleep(0.01)
-    desk.snapshots(ToolStart("1", "bash", {}, ""))
+    desk.snapshots(events.ToolStart("1", "bash", {}, ""))
     desk.put({"a": "2"})
-    desk.snapshots(StepEnd({}, [], "tool_calls", Usage()))
+    desk.snapshots(events.StepEnd({}, [], "tool_calls", Usage()))
     assert done(desk.undo()) == ["a"] and desk.notices() == []
 
 
@@ -852,9 +842,9 @@ def test_an_abort_ends_the_first_look_and_nothing_counts_as_made(desk: Desk) -> 
     os.mkfifo(desk.folder / ".gitignore")
     abort = Abort()
     abort.set()
-    desk.snapshots(RunStart(), abort)
-    desk.snapshots(ToolStart("1", "bash", {}, ""), abort)
-    desk.snapshots(StepEnd({}, [], "aborted", Usage()), abort)
+    desk.snapshots(events.RunStart(), abort)
+    desk.snapshots(events.ToolStart("1", "bash", {}, ""), abort)
+    desk.snapshots(events.StepEnd({}, [], "aborted", Usage()), abort)
     assert "aborted" in desk.undo().problem and desk.snapshots.off == ""
     (desk.folder / ".gitignore").unlink()
     desk.again()
