@@ -156,15 +156,10 @@ def conflicts(result: UndoResult) -> str:
 
 
 @contextlib.contextmanager
-def elsewhere(**variables: str) -> Iterator[None]:
-    """Other values in the environment."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+def database(desk: Desk) -> Iterator[sqlite3.Connection]:
+    """The file of undo."""
+    with contextlib.closing(sqlite3.connect(*desk.data.glob("snapshots/*.db"))) as db, db:
+        yield db
 
 
 # ---- undo and redo ---------------------------------------------------------------------------------
@@ -603,7 +598,9 @@ def test_a_repository_is_the_same_byte_by_byte_after_undo_redo_and_diff(desk: De
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
-def test_no_filter_monitor_hook_or_setting_of_a_workspace_is_run_or_obeyed(desk: Desk) -> None:
+def test_no_filter_monitor_hook_or_setting_of_a_workspace_is_run_or_obeyed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     witness = desk.folder.parent / "witness"
     evil = f"touch {witness}; cat"
     git(desk.folder, "init", "-q")
@@ -624,33 +621,29 @@ def test_no_filter_monitor_hook_or_setting_of_a_workspace_is_run_or_obeyed(desk:
         "GIT_DIR": str(desk.folder / ".git"), "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": evil,
         "GIT_CONFIG_KEY_0": "core.fsmonitor", "GIT_EXEC_PATH": str(desk.folder / "hooks"),
     }  # fmt: skip
-    with elsewhere(**variables):
-        desk.run(sh("printf 'x\\r\\ny\\r\\n' > crlf; rm sub/f"))
-        desk.snapshots.diff()
-        done(desk.undo())
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    desk.run(sh("printf 'x\\r\\ny\\r\\n' > crlf; rm sub/f"))
+    desk.snapshots.diff()
+    done(desk.undo())
     assert desk.tree() == before and not witness.exists() and desk.notices() == []
 
 
-def test_a_git_that_lies_in_the_workspace_is_not_run_and_none_is_needed(tmp_path: Path) -> None:
+def test_a_git_that_lies_in_the_workspace_is_not_run_and_none_is_needed(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     witness = tmp_path / "witness"
-    desk = Desk(tmp_path / "ws", tmp_path / "data")
     desk.put({"bin/git": f"#!/bin/sh\ntouch {witness}\n", "a": "1", "node_modules/x": "1"})
     (desk.folder / "bin/git").chmod(0o755)
     os.symlink(desk.folder / "bin/git", tmp_path / "git")
-    with elsewhere(PATH=f"{desk.folder}/bin:{tmp_path}:."):
-        call = "/bin/rm a; echo 1 > node_modules/y; /bin/mkdir -p s/.venv; echo 1 > s/.venv/z"
-        desk.run(sh(call))
-        assert done(desk.undo()) == ["a"] and desk.notices() == []
+    monkeypatch.setenv("PATH", f"{desk.folder}/bin:{tmp_path}:.")
+    call = "/bin/rm a; echo 1 > node_modules/y; /bin/mkdir -p s/.venv; echo 1 > s/.venv/z"
+    desk.run(sh(call))
+    assert done(desk.undo()) == ["a"] and desk.notices() == []
     assert not witness.exists()
 
 
 # ---- contents that git has -------------------------------------------------------------------------
-
-
-def copies(desk: Desk) -> int:
-    [database] = desk.data.glob("snapshots/*.db")
-    with contextlib.closing(sqlite3.connect(database)) as db:
-        return int(db.execute("SELECT count(*) FROM blob").fetchone()[0])
 
 
 def track(desk: Desk, files: dict[str, str | bytes], *options: str) -> Tree:
@@ -674,7 +667,8 @@ def test_tracked_files_are_read_from_git(desk: Desk, inner: str) -> None:
         ("edit", {"path": "a", "old_string": "one", "new_string": "two"}),
         sh("echo 2 > b; rm -r d; chmod +x x.sh"),
     )
-    assert copies(here) == 2, "what the run wrote"
+    with database(here) as db:
+        assert db.execute("SELECT count(*) FROM blob").fetchone() == (2,), "what the run wrote"
     git(desk.folder, "gc", "-q", "--prune=now")
     here.again("mine")
     assert "-" + names[0] + " one\n+" + names[0] + " two\n" in here.snapshots.diff()
@@ -890,12 +884,12 @@ def test_what_is_not_needed_any_more_is_removed(desk: Desk) -> None:
     desk.again("mine")
     desk.run(sh("rm a"))
     assert desk.stored() > 1_000_000
-    [database] = desk.data.glob("snapshots/*.db")
-    other = database.with_name("other.db")
-    other.write_text("x")
-    with contextlib.closing(sqlite3.connect(database)) as db, db:
+    [file] = desk.data.glob("snapshots/*.db")
+    other = file.with_name("other.db")
+    with database(desk) as db:
         db.execute("UPDATE blob SET used = used - 86400 * 31")
-    for path in (other, database):
+    other.touch()
+    for path in (other, file):
         os.utime(path, (1, 1))
     desk.again("mine")
     desk.run(sh("echo 2 > b"))
@@ -907,6 +901,6 @@ def test_what_is_not_needed_any_more_is_removed(desk: Desk) -> None:
 def test_a_database_that_cannot_be_written_stops_no_undo(desk: Desk) -> None:
     desk.again("mine")
     desk.run(sh("echo 1 > a"))
-    with contextlib.closing(sqlite3.connect(*desk.data.glob("snapshots/*.db"))) as db, db:
+    with database(desk) as db:
         db.execute("CREATE TRIGGER full BEFORE DELETE ON run BEGIN SELECT RAISE(FAIL, ''); END")
     assert done(desk.undo()) == ["a"] and desk.tree() == {}
