@@ -117,14 +117,11 @@ class Recorder:
         self.close()
 
     def sync(self) -> None:
-        """Write what has changed in the list, also outside of a run, in one transaction.
-
-        A damaged file is replaced, and all that is in memory written into the new one.
-        """
+        """Write what has changed in the list, also outside of a run, in one transaction."""
         try:
             try:
                 self._write()
-            except DamageError:
+            except DamageError:  # a new file was begun, and gets all that is in memory
                 self._write()
         except (StoreError, ValueError) as error:
             if not self.problem:
@@ -209,12 +206,9 @@ class Recorder:
     def _write_list(
         self, db: sqlite3.Connection, rows: list[Row], place: int, shortened: bool
     ) -> None:
-        """From the first difference on, the rows of the messages.
-
-        A message that is still there keeps its row, moved to the end. So does one that was repaired, for which
-        another of the same role stands in its place. All others get new rows; those of messages that are gone
-        become inactive.
-        """
+        """From the first difference on, the rows of the messages. One that is still there keeps its row, moved to the
+        end; so does one that was repaired: another of the same role stands in its place. All others get new rows;
+        those of messages that are gone become inactive."""
         query = "SELECT coalesce(max(position), -1) FROM message WHERE session = ?"
         [last] = db.execute(query, (self.session_id,)).fetchone()
         messages, old, rows[place:] = self.messages[place:], rows[place:], []

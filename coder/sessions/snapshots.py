@@ -207,25 +207,20 @@ class Snapshots:
     # ---- taking back
 
     def undo(self, messages: list[Message]) -> UndoResult:
-        """Take back what the last run changed in the workspace, and its part of `messages`; with a problem, nothing.
-
-        What the user's own commands have added since then stays.
-        """
+        """Take back what the last run changed in the workspace, and its part of `messages`, but for what the user's own
+        commands have added since; with a problem, nothing."""
         done = self._travel(self.runs, self.undone, back=True)
         if done.problem:
             return done
         run = self.undone[-1]
         metas = [each.get("meta", {}) for each in messages]
-        run.place = len(
-            messages
-        )  # where its prompt is not in the list: it has none, or was compacted
+        run.place = len(messages)  # it went on without a prompt, or that was compacted
         for at, message in enumerate(messages):
             if message.get("role") == "user" and metas[at].get("timestamp") == run.message:
                 run.place = at
-        is_summed_up = any(meta.get("summary") for meta in metas[: run.place])
         run.removed = messages[run.place :]
         run.left = [each for each in run.removed if each.get("meta", {}).get("own")]
-        if is_summed_up or not run.removed:
+        if not run.removed or any(meta.get("summary") for meta in metas[: run.place]):
             run.left.append(user(TAKEN_BACK.format(", ".join(done.paths) or "no file")))
         done.prompt = text_of(run.removed[0]) if run.removed else ""
         messages[run.place :] = run.left
