@@ -237,7 +237,7 @@ def print_matches(pattern: str, flags: str, context: str, *names: str) -> None:
         if names and not any(fnmatchcase(os.path.basename(path), each) for each in names):
             continue
         data = sys.stdin.buffer.read() if is_file else workspace.read_small_file(path) or b""
-        if b"\0" in data:
+        if not data or b"\0" in data:
             continue
         lines, columns = data.removesuffix(b"\n").split(b"\n"), dict[int, int]()
         for at, line in enumerate(lines):
