@@ -68,6 +68,11 @@ def results(server: ScriptedServer) -> list[Any]:
     return contents(server.requests[-1]["messages"], "tool")
 
 
+def commands(*lines: str) -> list[tuple[str, Any]]:
+    """A call of bash for each line."""
+    return [("bash", {"command": line}) for line in lines]
+
+
 def serve(*replies: Reply | Callable[[Body], Reply]) -> ScriptedServer:
     """A server that gives these replies in turn, the last one again and again."""
     if len(replies) == 1 and callable(replies[0]):

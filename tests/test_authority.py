@@ -10,11 +10,11 @@ import pytest
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.history import text_of
-from tests.harness import contents, results, serve
+from tests.harness import commands, contents, results, serve
 from tests.terminal import Terminal
 from tests.test_cli import Done, Place
 
-TOUCH = Reply("", calls=[("bash", {"command": "touch made"})])
+TOUCH = Reply("", calls=commands("touch made"))
 RULES = '{"bash": {"*": "allow", "touch *": "deny"}}'
 
 
@@ -84,8 +84,7 @@ def test_what_is_not_understood_is_one_line_and_the_model_not_asked(place: Place
 
 
 def test_a_plan_is_made_without_the_tools_that_change(place: Place) -> None:
-    calls = [("write", {"path": "x", "content": "x"})]
-    calls += [("bash", {"command": command}) for command in ("touch made", "ls")]
+    calls = [("write", {"path": "x", "content": "x"}), *commands("touch made", "ls")]
     with serve(Reply("", calls=calls), Reply("The plan.")) as server:
         assert once(place, server, "--plan", "-y", "go").stdout == "The plan.\n"
     assert list(place.ws.iterdir()) == []

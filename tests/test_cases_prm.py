@@ -22,7 +22,7 @@ from coder.permissions.permissions import Permissions
 from coder.permissions.rules import rules_of
 from coder.tools.bash import bash
 from coder.toolset import Toolset
-from tests.harness import ask, results, serve, shell
+from tests.harness import ask, commands, results, serve, shell
 from tests.terminal import OneShot, Place, promptly
 
 READING: dict[str, Any] = {
@@ -126,7 +126,7 @@ def test_a_line_that_only_begins_well_is_asked(tmp_path: Path, ws: Path, case: s
 def test_what_the_users_file_allows_runs_and_a_pattern_fits_it_all(tmp_path: Path) -> None:
     """Through the program; else the cases would prove nothing."""
     lines = ["ls", "cat f | cat f", "echo 'a;b' && ls 2>&1", "lsof", "git statusx"]
-    with serve(Reply(calls=[("bash", {"command": line}) for line in lines]), Reply("x")) as server:
+    with serve(Reply(calls=commands(*lines)), Reply("x")) as server:
         place = Place(tmp_path, server)
         prepare(place.ws)
         path = place.home / ".config" / "coder" / "permissions.json"

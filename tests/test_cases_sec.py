@@ -31,7 +31,7 @@ from coder.tools.files import write
 from coder.tools.search import glob, grep
 from coder.tools.secrets import holds_secrets
 from coder.toolset import Toolset
-from tests.harness import ask, drive, results, serve
+from tests.harness import ask, commands, drive, results, serve
 from tests.terminal import OneShot, Place, Terminal, processes, until
 
 KEY = "sk-CANARY-0123456789abcdef0123456789abcdef"
@@ -53,10 +53,6 @@ def config(tmp_path: Path) -> Path:
     folder = tmp_path / "home" / ".config" / "coder"
     folder.mkdir(parents=True)
     return folder
-
-
-def commands(*lines: str) -> list[tuple[str, Any]]:
-    return [("bash", {"command": line}) for line in lines]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from coder.agent.profiles import BUILT_IN
 from coder.devtools.scripted import Reply
-from coder.events import DoomLoop, Event, PermissionAsked, PermissionReplied, ToolEnd
+from coder.events import DoomLoop, Event, PermissionAsked, PermissionReplied
 from coder.hooks import HookChain
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import (
@@ -32,7 +33,7 @@ from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
 from coder.tools.search import glob, grep
 from coder.toolset import Tool, Toolset, tool
-from tests.harness import ask, serve
+from tests.harness import all_of, ask, commands, results, serve, table
 
 
 @pytest.fixture
@@ -168,85 +169,66 @@ def test_only_plain_looking_inside_the_workspace_needs_no_rule(ws: Path) -> None
 
 
 LONG = "true && " * 20_000
-PLAN = {"*": "ask"}
-NOT_PLAIN = (
-    "touch $(id) ¦ a > b ¦ x=1 a ¦ a & ¦ (a) ¦ a * ¦ if a; then b; fi ¦ a `b` ¦ \\a ¦ a\rb ¦ a\0b"
-)
-DECIDED = [
-    (permissions({"bash": "ask"}), {"ls": "a"}),  # a rule goes before what is free
-    (permissions({"bash": {"cat *": "deny"}}), {"cat f": "d"}),
-    (permissions({"bash": {"pytest *": "allow"}}), {"cd sub && pytest -q": "y"}),
-    (permissions({"bash": {"cd *": "allow"}}), {"cd / && cat etc/passwd": "a"}),
-    # the last rule that fits
-    (
-        permissions(
-            {"*": "ask", "bash": {"git *": "allow", "git push *": "deny"}, "edit": "allow"}
-        ),
-        {"git log": "y", "git push": "d", "make": "a"},
-    ),
-    (permissions({"bash": {"rm *": "deny", "rm f": "allow"}}), {"rm f": "y", "rm g": "d"}),
-    # a line takes the strictest answer of its parts
-    (
-        permissions({"bash": {"a *": "allow", "b *": "deny"}}),
-        {"a 1; a 2": "y", "a 1 && c": "a", "a 1 | b": "d", "c; b x": "d", "a &&": "a"},
-    ),
-    # what is not plain is never allowed by a pattern
-    (permissions({"*": "allow"}), dict.fromkeys(NOT_PLAIN.split(" ¦ "), "a")),
-    (permissions({"bash": {"ls *": "allow"}}), {"'ls -la' x": "a"}),
-    # a command of any length is denied, one that is not read is asked about
-    (
-        permissions({"bash": {"*": "allow", "touch *": "deny"}}),
-        {f"{LONG}touch x": "d", f"{LONG}true": "a"},
-    ),
-    # behind a command that may have changed it a path is not trusted; a pipe has no path
-    (
-        permissions({"bash": {"ln *": "allow", "make": "allow"}}),
-        {"ln -s / r && cat r/x": "a", "make | tail -n 5": "y", "make && cat f": "a"},
-    ),
-    (permissions({"read": {"sub/*": "deny"}}), {"cat sub/g": "a"}),
-    (permissions({"read": "ask"}), {"cat f": "a"}),
-    # the workspace's rules and an agent's denial hold, against a flag and -y
-    (
-        permissions({"bash": "allow"}, workspace={"bash": {"make *": "deny"}}),
-        {"make": "d", "make x": "d", "pytest": "y"},
-    ),
-    (permissions(agent={"bash": {"npm test": "allow"}}), {"npm test": "y"}),
-    (permissions(agent={"bash": {"a": "deny"}}, flags=["bash"], yolo=True), {"a": "d"}),
-    # an agent's question stays one under -y, unless a flag decides, and does not soften a deny
-    (permissions(agent={"bash": "ask"}, yolo=True), {"ls": "y", "a": "a", "a > b": "a"}),
-    (permissions({"bash": "ask"}, yolo=True), {"a": "y"}),
-    (permissions({"bash": {"rm *": "deny"}}, agent=PLAN), {"rm x": "d"}),
-    (permissions(agent=PLAN, flags=["bash:make *"], yolo=True), {"make": "y", "make $x": "a"}),
-    (permissions(agent=PLAN, workspace={"bash": {"ls": "ask"}}), {"ls": "a"}),
-    (permissions(agent={"read": {"f": "deny"}}), {"cat f": "a"}),
-]
-OUTSIDE = [
-    (permissions({"*": "allow"}, yolo=True), {"ls": "a"}),
-    (permissions({"unconfined": {"ls": "allow"}}), {"ls": "y"}),
-    (permissions({"unconfined": "allow", "bash": {"rm *": "deny"}}), {"rm x": "d"}),
-    (
-        permissions(flags=["unconfined:make *"], yolo=True),
-        {"make x": "y", "make; touch y": "a", "make $(x)": "a", "make > ../x": "a"},
-    ),
-    (permissions(flags=["unconfined"], workspace={"unconfined": "deny"}), {"make x": "d"}),
-]
-
-
+# Rules, other layers and options, => a letter for each command
+DECIDED = r"""
+# a rule goes before what is free
+{"bash": "ask"} => a => ls
+{"bash": {"cat *": "deny"}} => d => cat f
+{"bash": {"pytest *": "allow"}} => y => cd sub && pytest -q
+{"bash": {"cd *": "allow"}} => a => cd / && cat etc/passwd
+# the last rule that fits
+{"*": "ask", "bash": {"git *": "allow", "git push *": "deny"}, "edit": "allow"} ~
+ => yda => git log ¦ git push ¦ make
+{"bash": {"rm *": "deny", "rm f": "allow"}} => yd => rm f ¦ rm g
+# a line takes the strictest answer of its parts
+{"bash": {"a *": "allow", "b *": "deny"}} => yadda => a 1; a 2 ¦ a 1 && c ¦ a 1 | b ¦ c; b x ¦ a &&
+# what is not plain is never allowed by a pattern (more of it: test_shell.py)
+{"*": "allow"} => aaaaaa => touch $(id) ¦ a > b ¦ x=1 a ¦ a & ¦ (a) ¦ if a; then b; fi
+{"bash": {"ls *": "allow"}} => a => 'ls -la' x
+# a command of any length is denied, one that is not read is asked about
+{"bash": {"*": "allow", "touch *": "deny"}} => da => LONGtouch x ¦ LONGtrue
+# behind a command that may have changed it a path is not trusted; a pipe has no path
+{"bash": {"ln *": "allow", "make": "allow"}} ~
+ => aya => ln -s / r && cat r/x ¦ make | tail -n 5 ¦ make && cat f
+{"read": {"sub/*": "deny"}} => a => cat sub/g
+{"read": "ask"} => a => cat f
+# the workspace's rules and an agent's denial hold, against a flag and -y
+{"bash": "allow"} => {"workspace": {"bash": {"make *": "deny"}}} => ddy => make ¦ make x ¦ pytest
+{} => {"agent": {"bash": {"npm test": "allow"}}} => y => npm test
+{} => {"agent": {"bash": {"a": "deny"}}, "flags": ["bash"], "yolo": true} => d => a
+# an agent's question stays one under -y, unless a flag decides, and does not soften a deny
+{} => {"agent": {"bash": "ask"}, "yolo": true} => yaa => ls ¦ a ¦ a > b
+{"bash": "ask"} => {"yolo": true} => y => a
+{"bash": {"rm *": "deny"}} => {"agent": {"*": "ask"}} => d => rm x
+{} => {"agent": {"*": "ask"}, "flags": ["bash:make *"], "yolo": true} => ya => make ¦ make $x
+{} => {"agent": {"*": "ask"}, "workspace": {"bash": {"ls": "ask"}}} => a => ls
+{} => {"agent": {"read": {"f": "deny"}}} => a => cat f
+"""
+OUTSIDE = """
+{"*": "allow"} => {"yolo": true} => a => ls
+{"unconfined": {"ls": "allow"}} => y => ls
+{"unconfined": "allow", "bash": {"rm *": "deny"}} => d => rm x
+{} => {"flags": ["unconfined:make *"], "yolo": true} ~
+ => yaaa => make x ¦ make; touch y ¦ make $(x) ¦ make > ../x
+{} => {"flags": ["unconfined"], "workspace": {"unconfined": "deny"}} => d => make x
+"""
 # A rule about reading means a place outside where it names it
-ELSEWHERE = [
-    (permissions({"read": "allow"}), {"/out/x": "a"}),
-    (permissions({"read": {"/out/*": "allow"}}), {"/out/x": "y"}),
-    (permissions({"*": "allow"}), {"/out/x": "y"}),
-    (permissions({"*": "allow", "read": {"/out/*": "deny"}}), {"/out/x": "d"}),
-    (permissions(agent={"external_directory": "deny", "read": "allow"}), {"/out/x": "d"}),
-]
+ELSEWHERE = """
+{"read": "allow"} => a => /out/x
+{"read": {"/out/*": "allow"}} => y => /out/x
+{"*": "allow"} => y => /out/x
+{"*": "allow", "read": {"/out/*": "deny"}} => d => /out/x
+{} => {"agent": {"external_directory": "deny", "read": "allow"}} => d => /out/x
+"""
 TABLES = {"bash": DECIDED, "unconfined": OUTSIDE, "external_directory": ELSEWHERE}
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_what_is_decided(ws: Path, kind: str) -> None:
-    for given, expected in TABLES[kind]:
-        assert {each: actions(given, kind, each, ws=ws) for each in expected} == expected
+    for rules, *options, letters, texts in table(re.sub("(?m)^#.*\n", "", TABLES[kind])):
+        given = permissions(json.loads(rules), **json.loads("".join(options) or "{}"))
+        found = actions(given, kind, *texts.replace("LONG", LONG).split(" ¦ "), ws=ws)
+        assert found == letters, (rules, options, texts)
 
 
 # ---- paths ---------------------------------------------------------------------------------------
@@ -322,14 +304,10 @@ def test_a_yes_for_a_folder_is_for_the_folder_and_what_is_in_it(ws: Path) -> Non
 # ---- in a run ------------------------------------------------------------------------------------
 
 
-def results(events: list[Event]) -> list[str]:
-    return [str(event.result.content) for event in events if isinstance(event, ToolEnd)]
-
-
 def played(
     ws: Path, given: Permissions, *calls: tuple[str, Any], answer: Any = None, tools: Any = None
-) -> tuple[list[Event], list[PermissionAsked]]:
-    """One answer with these calls; `answer` replies to what is asked."""
+) -> tuple[list[str], list[PermissionAsked]]:
+    """The results of these calls, and what was asked about them; `answer` replies."""
     asked: list[PermissionAsked] = []
 
     def each(event: Event) -> None:
@@ -342,11 +320,9 @@ def played(
     with serve(Reply("", calls=calls), Reply("Done.")) as server:
         events, result = ask(server, tools=toolset, hooks=HookChain(given), each=each)
         assert result.stop_reason == "stop"
-    return events, asked
-
-
-def commands(*lines: str) -> list[tuple[str, Any]]:
-    return [("bash", {"command": line}) for line in lines]
+        replied = [(event.id, event.answer) for event in all_of(PermissionReplied, events)]
+        assert replied == [(event.id, event.answer) for event in asked]
+        return results(server), asked
 
 
 @pytest.mark.case("PRM-24")
@@ -355,13 +331,12 @@ def test_the_user_is_shown_what_will_run_and_answers(ws: Path) -> None:
         event.reply("always" if "one" in event.pattern else "no", "not that")
 
     calls = commands("touch one", "touch one", "touch two")
-    events, asked = played(ws, Permissions(can_ask=True), *calls, answer=answer)
+    found, asked = played(ws, Permissions(can_ask=True), *calls, answer=answer)
     shown = [(each.permission, each.pattern, each.remember) for each in asked]
     assert shown == [("bash", name, name) for name in ("touch one", "touch two")]
     assert (ws / "one").exists() and not (ws / "two").exists()
-    assert results(events)[2] == "Denied: the user refused: not that. Do not try it another way."
-    replied = [event.answer for event in events if isinstance(event, PermissionReplied)]
-    assert replied == ["always", "no"]
+    assert found[2] == "Denied: the user refused: not that. Do not try it another way."
+    assert [event.answer for event in asked] == ["always", "no"]
 
 
 def test_a_pattern_of_the_users_own_is_remembered_where_something_may_be(ws: Path) -> None:
@@ -384,8 +359,8 @@ def test_a_patch_is_asked_about_with_all_its_paths_and_takes_the_strictest_answe
     [(pattern, remember, why)] = [(each.pattern, each.remember, each.why) for each in asked]
     assert (pattern, remember) == ("a.py, AGENTS.md", "") and "programs or later" in why
     call = ("apply_patch", {"patch": patch.replace("AGENTS", "B")})
-    events, asked = played(ws, permissions({"edit": {"*": "allow", "a.py": "deny"}}), call)
-    assert asked == [] and results(events)[0].startswith("Denied: a rule denies edit")
+    found, asked = played(ws, permissions({"edit": {"*": "allow", "a.py": "deny"}}), call)
+    assert asked == [] and found[0].startswith("Denied: a rule denies edit")
     assert not (ws / "a.py").exists() and not (ws / "B.md").exists()
 
 
@@ -393,8 +368,8 @@ def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> No
     paths = [("read", {"path": path}) for path in (".env", "../f", "f")]
     edits = [("write", {"path": path, "content": "n"}) for path in (".git/config", "new")]
     calls = [*commands("touch x", "touch x > y"), *paths, *edits]
-    events, asked = played(ws, Permissions(), *calls)
-    run, unclear, secret, outside, inside, guarded, edited = results(events)
+    found, asked = played(ws, Permissions(), *calls)
+    run, unclear, secret, outside, inside, guarded, edited = found
     assert asked == [] and not (ws / "x").exists() and not (ws / "new").exists()
     assert "-y allows it, or --allow 'bash:touch x'" in run
     assert "-y" in unclear and "--allow" not in unclear and "-y" not in guarded
@@ -405,8 +380,8 @@ def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> No
 
 @pytest.mark.parametrize("line", ["sort  x 2>&1", "cd sub && touch 'a b' | sort", "rm '*'"])
 def test_the_flags_that_a_denial_names_allow_the_command(ws: Path, line: str) -> None:
-    events, _ = played(ws, Permissions(), *commands(line))
-    words = shlex.split(results(events)[0].rpartition("; ")[2].removesuffix("."))
+    found, _ = played(ws, Permissions(), *commands(line))
+    words = shlex.split(found[0].rpartition("; ")[2].removesuffix("."))
     rules = [rule_of(word, "allow") for word in words if word.startswith("bash:")]
     assert (Permissions(flags=rules).judge("bash", line, ws).action == "allow") == bool(rules)
     assert bool(rules) == ("*" not in line)
@@ -420,8 +395,8 @@ def test_a_denied_tool_is_not_offered_and_not_run(ws: Path) -> None:
     offered = given.offered([read, write, edit, bash, ls, apply_patch])
     assert [each.name for each in offered] == ["read", "ls"]
     assert given.child([Rule("read", "*", "deny")]).offered([read, bash, grep]) == []
-    events, _ = played(ws, given, *commands("ls"), ("edit", {}))
-    assert all(text.startswith("Denied: a rule denies the tool") for text in results(events))
+    found, _ = played(ws, given, *commands("ls"), ("edit", {}))
+    assert all(text.startswith("Denied: a rule denies the tool") for text in found)
 
 
 @pytest.mark.parametrize(
@@ -449,8 +424,8 @@ def test_a_kind_is_for_all_of_its_tools_and_asks_once(ws: Path) -> None:
         *(("ls", {"path": "sub"}), ("ls", {})),
     ]
     given = permissions(rules, can_ask=True)
-    events, asked = played(ws, given, *calls, answer=lambda event: event.reply("once"))
-    denied = [text.startswith("Denied") for text in results(events)]
+    found, asked = played(ws, given, *calls, answer=lambda event: event.reply("once"))
+    denied = [text.startswith("Denied") for text in found]
     assert denied == [True, False, False, True, True, False]
     assert [(each.permission, each.pattern) for each in asked] == [("read", "f")]
 
@@ -474,8 +449,8 @@ def test_a_tool_of_ones_own_runs_unasked_but_for_a_rule(ws: Path, rules: Any, te
         return f"deployed to {to}"
 
     given, call = permissions(rules, can_ask=True), ("deploy", {"to": "prod"})
-    events, asked = played(ws, given, call, tools=[deploy], answer=lambda event: event.reply("no"))
-    assert results(events)[0].startswith(text)
+    found, asked = played(ws, given, call, tools=[deploy], answer=lambda event: event.reply("no"))
+    assert found[0].startswith(text)
     assert all(json.loads(each.pattern) == {"to": "prod"} for each in asked)
 
 
@@ -499,8 +474,8 @@ def test_a_repetition_is_decided_by_a_rule_or_by_the_user(
     given = permissions(rules, can_ask=can_ask)
     for hooks in given, given.child([]):
         with serve(Reply("", calls=[("ls", {})] * 3), Reply("Done.")) as server:
-            events, _ = ask(server, tools=Toolset([ls], cwd=ws), hooks=hooks, each=each)
-        assert results(events)[2].startswith("Not run") != runs
+            ask(server, tools=Toolset([ls], cwd=ws), hooks=hooks, each=each)
+            assert results(server)[2].startswith("Not run") != runs
 
 
 def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
@@ -510,16 +485,16 @@ def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
     calls = [("grep", {"pattern": "needle"} | path) for path in paths]
     for action in ("deny", "ask"):
         given = permissions({"read": {"secret": action}})
-        everywhere, secret, env = results(played(ws, given, *calls)[0])
+        everywhere, secret, env = played(ws, given, *calls)[0]
         assert everywhere == "open:1:needle"
         assert secret.startswith("Denied") and env.startswith("Denied")
     for who in ({"can_ask": True}, {"yolo": True}):
         given = permissions({"read": "ask"}, **who)
         yes = played(ws, given, calls[0], answer=lambda asked: asked.reply("once"))
-        assert sorted(results(yes[0])[0].splitlines()) == ["open:1:needle", "secret:1:needle"]
+        assert sorted(yes[0][0].splitlines()) == ["open:1:needle", "secret:1:needle"]
         assert len(played(ws, given, calls[2], answer=lambda asked: asked.reply("once"))[1]) < 2
     given = permissions({"read": "allow"}, yolo=True)
-    counts = [text.count("needle") for text in results(played(ws, given, *calls)[0])]
+    counts = [text.count("needle") for text in played(ws, given, *calls)[0]]
     assert counts == [2, 1, 1], "-y answers for a file that is named, not for a search"
 
 
@@ -527,5 +502,5 @@ def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
 def test_every_agent_looks_around_without_a_question(ws: Path, agent: str) -> None:
     given = Permissions(agent=BUILT_IN[agent].rules, can_ask=True)
     calls = [("read", {"path": "f"}), ("grep", {"pattern": "x"}), ("glob", {"pattern": "*"})]
-    events, asked = played(ws, given, *calls, ("ls", {}))
-    assert asked == [] and not [text for text in results(events) if text.startswith("Denied")]
+    found, asked = played(ws, given, *calls, ("ls", {}))
+    assert asked == [] and not [text for text in found if text.startswith("Denied")]
