@@ -18,6 +18,7 @@ from coder.toolset import Toolset, tool
 from coder.types import Limits
 from tests.harness import all_of, ask, assert_all_valid, serve
 from tests.terminal import OneShot
+from tests.test_wire import chunk, stream
 
 TOUCH = [("bash", {"command": "touch PWN"})]
 ATTEMPTS = 5
@@ -29,19 +30,9 @@ def pieces(reply: Reply) -> list[bytes]:
     return list(events(reply, {}))[:-2]
 
 
-def piece(delta: dict[str, Any], finish: str | None = None) -> bytes:
-    """One event."""
-    choices = [{"index": 0, "delta": delta, "finish_reason": finish}]
-    return b"data: %s\n\n" % json.dumps({"choices": choices}).encode()
-
-
 WHOLE = pieces(Reply("I do it.", TOUCH))
 END = list(events(Reply(calls=TOUCH), {}))[-2]
-ERROR = json.dumps(
-    {"error": {"message": "the engine \x1b]0;PWN\x07broke\x9b2J down"}}, ensure_ascii=False
-).encode()
-
-
+ERROR = {"error": {"message": "the engine \x1b]0;PWN\x07broke\x9b2J down"}}
 NO_JSON = "the stream holds what is no JSON"
 
 
@@ -52,7 +43,11 @@ NO_JSON = "the stream holds what is no JSON"
         (WHOLE, 75, "the answer was cut off"),
         ([*WHOLE, END[: len(END) // 2]], 75, "the answer was cut off"),
         ([*WHOLE, b"data: {oops\n\n"], 1, f"{NO_JSON}: '{{oops'"),
-        ([*WHOLE, b"data: " + ERROR + b"\n\n"], 75, "the engine ]0;PWN broke 2J down"),
+        (
+            [*WHOLE, b"data: %s\n\n" % json.dumps(ERROR, ensure_ascii=False).encode()],
+            75,
+            "the engine ]0;PWN broke 2J down",
+        ),
     ],
     ids=["NET-01", "NET-02", "NET-03", "NET-04"],
 )
@@ -62,9 +57,8 @@ def test_an_answer_that_does_not_come_to_its_end_runs_nothing_and_is_asked_for_a
     with serve(Reply(chunks=chunks)) as server, OneShot(tmp_path, server, "-y", "go") as run:
         assert run.end() == code and run.out == ""
         assert len(server.requests) == ATTEMPTS and f"Failed after {ATTEMPTS} errors" in run.err
-        assert said in run.err and all(
-            letter.isprintable() or letter == "\n" for letter in run.err
-        ), run.err
+        assert said in run.err
+        assert all(letter.isprintable() or letter == "\n" for letter in run.err), run.err
         assert not list(run.ws.iterdir())
 
 
@@ -156,9 +150,9 @@ def say(text: str) -> str:
 @pytest.mark.parametrize("together", [True, False], ids=["in one answer", "one by one"])
 def test_a_call_that_is_odd_in_any_way_gets_one_result(together: bool) -> None:
     numbered = [{"index": at, "type": "function"} | call for at, (call, _) in enumerate(ODD_CALLS)]
-    answers, end = [numbered] if together else [[call] for call in numbered], b"data: [DONE]\n\n"
+    answers = [numbered] if together else [[call] for call in numbered]
     chunks = [
-        [*(piece({"tool_calls": [call]}) for call in calls), piece({}, "tool_calls"), end]
+        stream(*(chunk(tool_calls=[call]) for call in calls), chunk("tool_calls"))
         for calls in answers
     ]
     with serve(*(Reply(chunks=each) for each in chunks), FINE) as server:

@@ -21,6 +21,7 @@ from coder.toolset import Toolset
 from coder.types import Message, Request, RunResult
 from tests import harness
 from tests.harness import FAST, ask, assert_all_valid, drive, quick, types
+from tests.test_wire import chunk, stream
 
 ANY = "https://api.example.com/v1"
 OPENAI, MISTRAL = "https://api.openai.com/v1", "https://api.mistral.ai/v1"
@@ -447,8 +448,8 @@ def test_an_error_that_names_no_parameter_is_final(saying: Reply, options: dict[
 
 
 def test_an_answer_that_began_is_not_asked_for_again() -> None:
-    half = b'data: {"choices": [{"index": 0, "delta": {"content": "half"}}]}\n\n'
-    with serve(Reply(chunks=[half, IN_STREAM])) as server:
+    half = stream(chunk(content="half"), done=False)
+    with serve(Reply(chunks=[*half, IN_STREAM])) as server:
         _, end = ask(server)
     assert end.error and len(server.requests) == 1
 
@@ -543,27 +544,20 @@ def test_each_request_begins_with_the_bytes_of_the_one_before(profile: dict[str,
 # ---- what a model thought goes back to it, and to no other ------------------------------------------------
 
 
-def streamed(*deltas: dict[str, Any]) -> Reply:
-    """An answer of these deltas, which ends with its calls."""
-    choices = [{"index": 0, "delta": delta} for delta in deltas]
-    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
-    lines = [b"data: %s\n\n" % json.dumps({"choices": [each]}).encode() for each in choices]
-    return Reply(chunks=[*lines, b"data: [DONE]\n\n"])
-
-
 SIGNED = {"google": {"thought_signature": "c2ln"}}
 TEXT_DETAIL = {"type": "reasoning.text", "index": 0}
 ENCRYPTED = {"type": "reasoning.encrypted", "index": 1, "data": "x"}
 HALF_CALL = {"name": "say", "arguments": '{"text"'}
-THINKING = streamed(
-    {"reasoning_content": "I "},
-    {"reasoning_content": "add."},
-    {"reasoning_details": [TEXT_DETAIL | {"text": "I "}]},
-    {"reasoning_details": [TEXT_DETAIL | {"text": "add.", "signature": "s"}]},
-    {"reasoning_details": [ENCRYPTED], "reasoning_opaque": "op"},
-    {"extra_content": SIGNED, "reasoning_opaque": "aque"},
-    {"tool_calls": [call("a", index=0, extra_content=SIGNED, function=HALF_CALL)]},
-    {"tool_calls": [{"index": 0, "function": {"arguments": ': "x"}'}}]},
+THINKING = stream(
+    chunk(reasoning_content="I "),
+    chunk(reasoning_content="add."),
+    chunk(reasoning_details=[TEXT_DETAIL | {"text": "I "}]),
+    chunk(reasoning_details=[TEXT_DETAIL | {"text": "add.", "signature": "s"}]),
+    chunk(reasoning_details=[ENCRYPTED], reasoning_opaque="op"),
+    chunk(extra_content=SIGNED, reasoning_opaque="aque"),
+    chunk(tool_calls=[call("a", index=0, extra_content=SIGNED, function=HALF_CALL)]),
+    chunk(tool_calls=[{"index": 0, "function": {"arguments": ': "x"}'}}]),
+    chunk("tool_calls"),
 )
 SIGNED_CALL = call(
     "a", "say", extra_content=SIGNED, function={"name": "say", "arguments": '{"text": "x"}'}
@@ -581,7 +575,7 @@ BACK_AGAIN = {
 
 def test_thoughts_and_signatures_go_back_to_the_model_that_had_them_and_to_no_other() -> None:
     messages: list[Message] = []
-    with serve(THINKING, Reply("one"), Reply("two"), Reply("three")) as server:
+    with serve(Reply(chunks=THINKING), Reply("one"), Reply("two"), Reply("three")) as server:
         for name in ("thinker", "other", "thinker"):
             chat = ChatModel(name, base_url=server.url)
             drive(run_loop(messages, chat, [say], prompt="go", retry=FAST))

@@ -20,10 +20,8 @@ from coder.providers.profiles import read_usage
 from coder.toolset import Tool
 from tests.harness import all_of, ask, assert_all_valid
 
-CASES = [
-    json.loads(line)
-    for line in (Path(__file__).parent / "data" / "quirks.jsonl").read_text().splitlines()
-]
+CORPUS = Path(__file__).parent / "data" / "quirks.jsonl"
+CASES = [json.loads(line) for line in CORPUS.read_text().splitlines()]
 # Cases that are a matter of taste, where ours is the corpus's other reading, and why.
 OTHERWISE = {
     "tc-in-text": "a call that a model writes as text may be one that it quotes: it is said, and not run",
@@ -41,22 +39,14 @@ def case_id(case: dict[str, Any]) -> str:
     return str(case["id"])
 
 
-PARAMETERS = {
-    "read_file": ["path"],
-    "write_file": ["path", "content"],
-    "bash": ["command"],
-    "list_dir": ["path"],
-    "now": [],
-}
-
-
-def offered(name: str, parameters: list[str]) -> Tool:
+def offered(name: str, *parameters: str) -> Tool:
     properties = {each: {"type": "string"} for each in parameters}
-    schema = {"type": "object", "properties": properties, "required": parameters}
+    schema = {"type": "object", "properties": properties, "required": [*parameters]}
     return Tool(name, name, schema, lambda **_: "done")
 
 
-TOOLS = [offered(name, parameters) for name, parameters in PARAMETERS.items()]
+SIGNATURES = "read_file path; write_file path content; bash command; list_dir path; now"
+TOOLS = [offered(*words.split()) for words in SIGNATURES.split("; ")]
 
 
 def reply(case: dict[str, Any]) -> Reply:
@@ -83,10 +73,8 @@ def play(case: dict[str, Any]) -> dict[str, Any]:
         return answers[min(attempts, len(answers)) - 1]
 
     given = case.get("client", {})
-    options = {
-        "context_window": given.get("context_window", 128_000),
-        "idle_timeout": given.get("idle_timeout_s", 30),
-    }
+    options = {"context_window": given.get("context_window", 128_000)}
+    options["idle_timeout"] = given.get("idle_timeout_s", 30)
     messages: list[dict[str, Any]] = []
     started = time.monotonic()
     with ScriptedServer(script) as server:
@@ -156,9 +144,8 @@ def test_an_answer_of_a_real_server_comes_out_right(case: dict[str, Any]) -> Non
     if case["strictness"] == "may":
         readings = readings[1:] if case["id"] in OTHERWISE else readings[:1]
     found = [differences(case, came, expect) for expect in readings]
-    assert [] in found, f"{case['quirk']} ({case['ref']}): " + " | or ".join(
-        "; ".join(wrong) for wrong in found
-    )
+    wrong = " | or ".join("; ".join(each) for each in found)
+    assert [] in found, f"{case['quirk']} ({case['ref']}): {wrong}"
 
 
 def test_every_case_of_the_corpus_is_known_by_group() -> None:

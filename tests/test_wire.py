@@ -57,9 +57,9 @@ LINE = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"  # no end of a line here
 
 
 def stream(*chunks: Any, done: bool = True) -> list[bytes]:
-    return [b"data: " + json.dumps(each).encode() + b"\n\n" for each in chunks] + (
-        [b"data: [DONE]\n\n"] if done else []
-    )
+    """The events of an answer."""
+    events = [b"data: %s\n\n" % json.dumps(each).encode() for each in chunks]
+    return [*events, b"data: [DONE]\n\n"] if done else events
 
 
 # ---- bytes -> events -------------------------------------------------------------------------------------
