@@ -4,5 +4,5 @@ Promises: one owner of messages, queues, subscribers and abort (agent.py); sub-a
 permissions than their caller (subagent.py); a conversation that fills the context window is shortened and
 continues (compaction.py).
 
-Every file but agent.py is optional. Read agent.py first, then profiles.py (the agents and their prompts).
+All but agent.py, state.py and profiles.py may be deleted. Read agent.py first, then profiles.py (the agents and their prompts).
 """

@@ -17,6 +17,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from coder.agent.profiles import split_front_matter
@@ -110,8 +111,7 @@ class PromptFiles:
         with contextlib.suppress(OSError):
             self.answers.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             text = json.dumps(self._read_answers() | new, indent=1)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            with open(os.open(self.answers, flags, 0o600), "w") as file:
+            with open(self.answers, "w", opener=partial(os.open, mode=0o600)) as file:
                 file.write(text)
 
     def unanswered(self) -> list[PromptFile]:
