@@ -54,10 +54,24 @@ def config(words: Sequence[str]) -> int:
 
 
 def demo(words: Sequence[str]) -> int:
-    """Serve the demonstration's scripted model."""
+    """Serve the demonstration's scripted model, alone and for any client."""
     module = needed("coder.devtools.demo", "demo")
+    flags = _flags("demo", "Serve the demo's scripted model on loopback.")
+    flags.add_argument("--port", type=int, default=8321, help="default 8321; 0 takes a free one")
+    port = flags.parse_args(words).port
+    try:
+        server = module.demo_server(port)
+    except (OSError, OverflowError) as error:
+        flags.error(f"port {port}: {getattr(error, 'strerror', error)}")
     raise_on_sigint()
-    return int(module.main(list(words), settings.program()))
+    sys.stderr.write(
+        f"A scripted model, no language model, at {server.url} (model: script)\n"
+        f"Try, in another terminal:\n  OPENAI_BASE_URL={server.url} OPENAI_MODEL=script "
+        f'{settings.program()} "{module.PROMPT}"\nCtrl+C ends it.\n'
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+    return 0
 
 
 # ---- sessions ------------------------------------------------------------------------------------

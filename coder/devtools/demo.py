@@ -7,17 +7,13 @@ the script reports the result and stops, so it claims no success that the tests 
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import re
 import shutil
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.permissions.sanitize import strip_controls
 from coder.types import Message
 
 PROMPT = "The tests of this project fail. Find out why and repair it."
@@ -80,24 +76,3 @@ def scratch_project() -> Path:
 def demo_server(port: int = 0, pace: float = PACE) -> ScriptedServer:
     """The script behind a server."""
     return ScriptedServer(lambda body: replace(script(body), pace=pace), port)
-
-
-def main(argv: list[str], program: str) -> int:
-    """`coder demo --port N`: the server alone, for any client. `program`: how it was started."""
-    parser = argparse.ArgumentParser(
-        prog=f"{program} demo", description="Serve the demo's scripted model on loopback."
-    )
-    parser.add_argument("--port", type=int, default=8321, help="default 8321; 0 takes a free one")
-    port = parser.parse_args([strip_controls(word) for word in argv]).port
-    try:
-        server = demo_server(port)
-    except (OSError, OverflowError) as error:
-        parser.error(f"port {port}: {getattr(error, 'strerror', error)}")
-    sys.stderr.write(
-        f"A scripted model, no language model, at {server.url} (model: script)\n"
-        f"Try, in another terminal:\n  OPENAI_BASE_URL={server.url} OPENAI_MODEL=script "
-        f'{program} "{PROMPT}"\nCtrl+C ends it.\n'
-    )
-    with contextlib.suppress(KeyboardInterrupt):
-        server.serve_forever()
-    return 0
