@@ -789,6 +789,12 @@ def test_words_are_found_in_titles_and_texts_the_newest_first(store: Store) -> N
     assert re.fullmatch(r"…( ?a)+ other phrases here (b )+b?…", snippet) and len(snippet) < 100
 
 
+def test_a_text_is_found_behind_a_thousand_that_are_nearly_like_it(store: Store) -> None:
+    one = kept(store, said("say a_b!"))
+    kept(store, *(said(f"{number} axb!") for number in range(1000)))
+    assert [info.id for info, _ in store.search("A_b!")] == [one]
+
+
 # ---- an agent's conversation -------------------------------------------------------------------
 
 
