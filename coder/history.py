@@ -82,8 +82,8 @@ def truncate_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
     content = content_of(value)
     if isinstance(content, str):
         return truncate(content, limit)
-    texts = ({"text": truncate(part["text"], limit)} if "text" in part else {} for part in content)
-    return [part | text for part, text in zip(content, texts)]
+    texts = (truncate(part.get("text", ""), limit) for part in content)
+    return [part | {"text": text} if text else part for part, text in zip(content, texts)]
 
 
 def truncate(text: str, limit: int) -> str:
@@ -109,22 +109,19 @@ def as_text(value: Any) -> str:
 def _form_part(part: Any) -> dict[str, Any]:
     if not isinstance(part, dict) or not isinstance(part.get("text", ""), str):
         return {"type": "text", "text": as_text(part)}
-    return image_part(part) if _is_image(part) else part
-
-
-def _is_image(part: dict[str, Any]) -> bool:
-    return bool(part.get("type") == "image" and part.get("data") and part.get("mimeType"))
+    if part.get("type") == "image" and part.get("data") and part.get("mimeType"):
+        url = f"data:{part['mimeType']};base64,{part['data']}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    return part
 
 
 def image_part(image: dict[str, Any]) -> dict[str, Any]:
     """An image in the API's form. Raises ValueError where it is none."""
-    if image.get("type") == "image_url":
-        return image
-    if _is_image(image):
-        url = f"data:{image['mimeType']};base64,{image['data']}"
-        return {"type": "image_url", "image_url": {"url": url}}
-    form = '{"type": "image", "data": base64, "mimeType": "image/png"}'
-    raise ValueError(f"an image is {form} or an image_url part")
+    part = _form_part(image)
+    if part.get("type") != "image_url":
+        form = '{"type": "image", "data": base64, "mimeType": "image/png"}'
+        raise ValueError(f"an image is {form} or an image_url part")
+    return part
 
 
 def _form_call(call: dict[str, Any]) -> dict[str, Any]:
