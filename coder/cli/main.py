@@ -27,6 +27,7 @@ from coder.cli.settings import (
     field_of,
     load,
     program,
+    value_of,
 )
 from coder.permissions.sanitize import strip_controls
 from coder.tools.secrets import clean_path
@@ -246,6 +247,13 @@ def read_rule(action: str, text: str) -> object:
     return process.needed("coder.permissions.rules", "a rule").rule_of(text, action)
 
 
+def check_flag(name: str, flag: str, text: str) -> str:
+    """The text that a flag gives a setting. Raises ConfigError; an empty text counts as none."""
+    if text := text.strip():
+        value_of(name, text, flag)
+    return text
+
+
 def open_trace(path: str) -> object:
     """The file of --trace. Raises ConfigError."""
     try:
@@ -319,9 +327,10 @@ def parser() -> Flags:
         flags.add_argument(*names.split(), help=text, **options)
     for name, setting in SETTINGS.items():
         if (given := setting.value) is not None:
-            options = {"metavar": given} if given else {"action": "store_const", "const": "on"}
-            words = ["-m"] if name == "OPENAI_MODEL" else []
-            words.append(f"--{field_of(name).replace('_', '-')}")
+            flag = f"--{field_of(name).replace('_', '-')}"
+            words = ["-m", flag] if name == "OPENAI_MODEL" else [flag]
+            options = {"metavar": given, "type": partial(check_flag, name, flag)}
+            options = options if given else {"action": "store_const", "const": "on"}
             flags.add_argument(*words, dest=name, help=setting.help, **options)
     for title, text in BELOW.items():
         flags.add_argument_group(title, text)

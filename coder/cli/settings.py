@@ -202,8 +202,8 @@ def field_of(name: str) -> str:
     return name.partition("_")[2].lower()
 
 
-def value_of(name: str, text: str) -> Any:
-    """The value of a setting. Raises ConfigError."""
+def value_of(name: str, text: str, flag: str = "") -> Any:
+    """The value of a setting. Raises ConfigError, which names the setting or the flag."""
     pattern, convert = SETTINGS[name].kind
     try:
         if not re.fullmatch(pattern, text, re.A | re.I):
@@ -212,7 +212,7 @@ def value_of(name: str, text: str) -> Any:
     except (OSError, ValueError, TypeError) as error:
         given = "the value" if name in SECRET else repr(text)
         why = f" ({error})" if str(error) else ""
-        raise ConfigError(f"{name}: {given} has to be {SETTINGS[name].help}{why}") from None
+        raise ConfigError(f"{flag or name}: {given} has to be {SETTINGS[name].help}{why}") from None
 
 
 def env_line(name: str, text: str) -> str:
