@@ -230,7 +230,6 @@ class ToolCallAssembler:
         return here if here and here.id in ("", call_id) else None
 
     def _newest_with(self, member: str, value: Any) -> _Call | None:
-        """The newest call with this id or index."""
         return next((c for c in reversed(self.calls) if getattr(c, member) == value), None)
 
     def finished(self) -> list[tuple[ToolCall, Message]]:

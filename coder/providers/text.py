@@ -129,7 +129,6 @@ def _continues_entry(last: Any, entry: Any) -> bool:
 
 
 def _merge_pieces(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """One object: later members win, and text grows."""
     merged = {name: value for piece in pieces for name, value in piece.items() if value is not None}
     for name in merged.keys() & {"thinking", "text", "summary"}:
         texts = [piece[name] for piece in pieces if isinstance(piece.get(name), str)]
@@ -141,7 +140,6 @@ def _merge_pieces(pieces: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parts(url: str) -> SplitResult:
-    """The parts of a URL, empty where it is none."""
     try:
         return urlsplit(url)
     except ValueError:
