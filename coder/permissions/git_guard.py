@@ -164,9 +164,11 @@ def _read_tree(root: str) -> State:
                 # A closed one is opened: it could hide something
                 if mode & stat.S_IRWXU != stat.S_IRWXU:
                     os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)
+                if path.endswith("/.git"):
+                    continue
                 with os.scandir(path) as listed:
                     paths = (each.path for each in listed if not each.name.endswith(".sample"))
-                    waiting += [] if path.endswith("/.git") else itertools.islice(paths, MAX_FILES)
+                    waiting += itertools.islice(paths, MAX_FILES)
             continue
         link = os.fsencode(os.readlink(path)) if stat.S_ISLNK(mode) else None
         state[path] = mode, link or read_small_file(path, MAX_BYTES) or b""
