@@ -67,7 +67,7 @@ class Assembler:
                 raise classify(None, choice)
             delta = choice.get("delta") or (None if self.begun else choice.get("message"))
             if delta:
-                events += self._take_delta(delta)
+                self._take_delta(delta, events)
             if reason := choice.get("finish_reason"):
                 self.finish_reason = str(reason)  # only remembered: data may follow
         return events
@@ -89,28 +89,30 @@ class Assembler:
 
     def flush(self) -> Sequence[Event]:
         """The answer is over: the deltas of what was held back."""
-        return [*self._add_text(*self._tag.rest())]
+        events: list[Event] = []
+        self._add_text(*self._tag.rest(), events)
+        return events
 
     @property
     def begun(self) -> bool:
         return bool(self.text or self.calls.calls or any(map(any, self.thoughts.values())))
 
-    def _take_delta(self, delta: dict[str, Any]) -> Iterator[Event]:
+    def _take_delta(self, delta: dict[str, Any], events: list[Event]) -> None:
         named = [name for name in REASONING if isinstance(delta.get(name), str)]
         for name in named:  # also "": it may have to go back
             self.thoughts.setdefault(name, []).append(delta[name])
         # some servers send the same thought under two names: it is shown once
         if thought := next(filter(None, map(delta.get, named)), ""):
-            yield ReasoningDelta(mend(thought))
+            events.append(ReasoningDelta(mend(thought)))
         for content in (delta.get("content"), delta.get("refusal")):
             parts = content if isinstance(content, list) else [{"text": content}]
             for part in filter(lambda each: isinstance(each, dict), parts):
-                yield from self._add_text(*self._split_part(part))
+                self._add_text(*self._split_part(part), events)
         calls = [call for call in delta.get("tool_calls") or () if call]
         self._listed = self._listed or bool(calls)
         if delta.get("function_call") and not self._listed:  # the older form; some send both
             calls = [{"index": 0, "function": delta["function_call"]}]
-        yield from map(self.calls.add, calls)
+        events += map(self.calls.add, calls)
         for name in self.echoed & delta.keys():
             if name not in REASONING and delta[name]:
                 self.kept.setdefault(name, []).append(delta[name])
@@ -125,13 +127,13 @@ class Assembler:
             thinking = "".join(text for text in texts if isinstance(text, str))
         return (thinking if isinstance(thinking, str) else "", "")
 
-    def _add_text(self, thought: str, text: str) -> Iterator[Event]:
+    def _add_text(self, thought: str, text: str, events: list[Event]) -> None:
         if thought:
             self.thoughts.setdefault(THINK, []).append(thought)
-            yield ReasoningDelta(mend(thought))
+            events.append(ReasoningDelta(mend(thought)))
         if text:
             self.text.append(text)
-            yield TextDelta(mend(text))
+            events.append(TextDelta(mend(text)))
 
     @property
     def ended(self) -> bool:
