@@ -221,14 +221,14 @@ def _word_starts(text: str) -> Iterator[int]:
 # ---- reading rules -------------------------------------------------------------------------------
 
 
-def rule_of(text: str, action: Action, source: str = FLAG) -> Rule:
+def rule_of(text: str, action: Action) -> Rule:
     """Read `KIND` or `KIND:PATTERN`, as flags have it. Raises RulesError."""
     permission, colon, pattern = text.partition(":")
     if not re.fullmatch(r"[\w*?-]+", permission) or (colon and not pattern.strip()):
         raise RulesError(
             f"{text!r} is no rule: it has to be KIND or KIND:PATTERN, such as edit or 'bash:git diff *'"
         )
-    return _rule(permission, pattern.strip() or "*", action, source)
+    return _rule(permission, pattern.strip() or "*", action, FLAG)
 
 
 def rules_of(data: Any, source: str = "given") -> list[Rule]:
