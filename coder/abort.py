@@ -1,7 +1,7 @@
 """Abort: one cancel token for a run.
 
-It reaches the stream (whose socket it shuts), the tools, the waits, the hooks and the sub-agents. A time
-limit is an abort with the reason "max_time".
+Setting it shuts the socket of the stream, and stops tools, waits, hooks and sub-agents. A time limit is an
+abort with the reason "max_time".
 
 Python code that neither waits nor looks at the token is not interrupted. In the main thread Ctrl+C does that
 (KeyboardInterrupt); cli/ uses both.
@@ -64,7 +64,8 @@ class Abort:
 
     @contextmanager
     def child(self, max_seconds: float | None = None) -> Iterator[Abort]:
-        """A token for a part of the work: set with this one, alone, or as "max_time" after `max_seconds`."""
+        """Another token, which is also set when this one is, or as "max_time" after `max_seconds`. Setting it does not
+        set this one."""
         token = Abort()
         clock = threading.Timer(max_seconds or 0, token.set, ("max_time",))
         clock.daemon = True
@@ -93,6 +94,6 @@ def run_in_thread(work: Callable[[], T], check: Callable[[], object], name: str)
     threading.Thread(target=run, daemon=True, name=name).start()
     while not done.wait(TICK):
         check()
-    for error in errors:
-        raise error
+    if errors:
+        raise errors[0]
     return values[0]

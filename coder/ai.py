@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from coder.abort import Abort
-from coder.events import Events, Notice
+from coder.events import Event, Events, Notice
 from coder.providers import profiles
 from coder.providers.assembler import Assembler, check_context, remarks
 from coder.providers.errors import well_formed
@@ -81,51 +82,53 @@ class ChatModel:
         self.profile: Profile = profiles.profile_of(host_of(self.endpoint.address), name, profile)
         self.endpoint.key_header = self.profile.key_header
         self.encoder = RequestEncoder(name, self.profile, self.extra_body, budgets)
-        self._learnt = profiles.LEARNT.setdefault((self.endpoint.address or "", name), set())
-        self._noticed: set[str] = set()  # remarks that were reported
+        # The parameters that the server rejects; one set for all models of this address and name
+        self._rejected = profiles.LEARNT.setdefault((self.endpoint.address or "", name), set())
+        self._reported_remarks: set[str] = set()
 
     def stream(self, request: Request, abort: Abort) -> Events[Completion]:
         """Yield the deltas of one answer, return it whole. Raises ModelError or Aborted."""
         tried: frozenset[str] = frozenset()
-        names = {tool["function"]["name"] for tool in request.tools if tool.get("function")}
+        tool_names = {tool["function"]["name"] for tool in request.tools if tool.get("function")}
         for _ in range(MAX_REJECTIONS):
-            data = self.body(request, tried)
-            assembler = Assembler(names, self.profile.echoed)
+            data = self.encoder.encode(request, tried | self._rejected)
+            assembler = Assembler(tool_names, self.profile.echoed)
             try:
-                answer = yield from self._attempt(data, request, assembler, abort)
+                with self._send(data, request, assembler, abort) as deltas:
+                    yield from deltas
+                yield from assembler.flush()
+                answer = self._judge(assembler, data)
             except ModelError as error:
                 if error.kind != "bad_request":  # what is wrong now is something else
-                    self._learnt |= tried
-                name = profiles.droppable_param(error, json.loads(data), self.profile)
-                if name is None or assembler.begun:
+                    self._rejected.update(tried)
+                parameter = profiles.droppable_param(error, json.loads(data), self.profile)
+                if parameter is None or assembler.begun:
                     raise
-                tried, failure = tried | {name}, error
+                tried |= {parameter}
+                failure = error
                 wanted = {*self.extra_body, *request.options, *self.profile.reasoning} - {*LIMITS}
-                if name in wanted:
-                    yield Notice(f"The server rejects {name!r}; it is no longer sent.")
+                if parameter in wanted:
+                    yield Notice(f"The server rejects {parameter!r}; it is no longer sent.")
             else:
-                self._learnt |= tried
+                self._rejected.update(tried)
                 for text in remarks(answer, bool(request.tools), data, self.context_window):
-                    if text not in self._noticed:
-                        self._noticed.add(text)
+                    if text not in self._reported_remarks:
+                        self._reported_remarks.add(text)
                         yield Notice(text)
                 return answer
         raise failure
 
-    def body(self, request: Request, tried: frozenset[str] = frozenset()) -> bytes:
-        """The JSON that is sent. Raises ModelError where it cannot be JSON."""
-        return self.encoder.encode(request, tried | self._learnt)
-
-    def _attempt(
+    @contextmanager
+    def _send(
         self, data: bytes, request: Request, assembler: Assembler, abort: Abort
-    ) -> Events[Completion]:
-        """One request and its answer. Raises ModelError for one that is malformed or does not fit."""
+    ) -> Iterator[Iterator[Event]]:
+        """Send a request; inside, the deltas of its answer are read. Raises ModelError."""
         tap = self.tap(data) if self.tap else None
         post = self.endpoint.post(data, request.api_key, abort, self.first_byte_timeout)
         failure: ModelError | None = None
         try:
             with post as response, well_formed():
-                yield from read_answer(response, assembler, self.idle_timeout, tap)
+                yield read_answer(response, assembler, self.idle_timeout, tap)
         except ModelError as error:
             failure = error
         if tap:
@@ -133,8 +136,10 @@ class ChatModel:
         # a whole answer counts although the connection stayed open or broke behind it
         if failure and not (failure.kind == "network" and assembler.ended):
             raise failure
+
+    def _judge(self, assembler: Assembler, data: bytes) -> Completion:
+        """The whole answer. Raises ModelError for one that is malformed or does not fit."""
         with well_formed():
-            yield from assembler.flush()
             answer = assembler.completion()
         if answer.usage.estimated:
             sent, got = len(data), len(json.dumps(answer.message))

@@ -37,10 +37,15 @@ def now() -> int:
     return max(0, time.time_ns() // 1_000_000)
 
 
+def newest(messages: list[Message]) -> Message:
+    """The last message with a role of the API; {} where there is none."""
+    return next((each for each in reversed(messages) if each.get("role") in ROLES), {})
+
+
 def nothing_to_answer(messages: list[Message]) -> str:
     """Why a list has nothing that a model could answer; "" where it has."""
-    last = next((message for message in reversed(messages) if message.get("role") in ROLES), None)
-    if last is None:
+    last = newest(messages)
+    if not last:
         return "there is no message to continue from"
     done = last["role"] == "assistant" and not last.get("tool_calls")
     return "the last message is a finished answer" if done else ""
@@ -226,17 +231,17 @@ class History:
 
     def __init__(self, messages: list[Message]) -> None:
         self.messages = messages
-        self._repaired: list[Message] = []
-        self._ids: set[str] = set()  # of the calls in them
+        self._repaired_messages: list[Message] = []
+        self._call_ids: set[str] = set()  # of the calls in them
 
     def repair(self) -> None:
-        messages, repaired = self.messages, self._repaired
+        messages, repaired = self.messages, self._repaired_messages
         known = [*map(is_, repaired, messages), False].index(False)
         if known == len(messages) == len(repaired):
             return
         while known and messages[known - 1].get("role") == "tool":
             known -= 1  # the last turn again: results of its calls may be among the new messages
         known -= bool(known and messages[known - 1].get("tool_calls"))
-        self._ids -= {call["id"] for each in repaired[known:] for call in calls_of(each)}
-        messages[known:] = repair(messages[known:], self._ids)
+        self._call_ids -= {call["id"] for each in repaired[known:] for call in calls_of(each)}
+        messages[known:] = repair(messages[known:], self._call_ids)
         repaired[known:] = messages[known:]

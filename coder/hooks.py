@@ -50,11 +50,12 @@ class Hooks:
         """Called before every model call; None keeps the model's own key."""
 
     def get_steering_messages(self) -> Outcome[Sequence[Message]]:
-        """Called at the start, before `stop`, and after each tool: messages then skip the remaining calls."""
+        """Called at the start, before the run would end, and after each group of tools: messages then skip the
+        remaining calls."""
         return ()
 
     def get_follow_up_messages(self) -> Outcome[Sequence[Message]]:
-        """Called when the run would end with `stop` and there is no steering; messages continue the run."""
+        """Called when the model is done and there is no steering; messages continue the run."""
         return ()
 
     def on_length(
@@ -62,8 +63,8 @@ class Hooks:
     ) -> Outcome[bool]:
         """The context may be too long: shorten `messages` in place and return True, or return False.
 
-        Called with "threshold" before every request (`usage` is that of the last answer), with "length" and
-        "overflow" when the model ran into its limit.
+        Called with "threshold" before a request (`usage` is that of the last answer), with "length" and "overflow"
+        when the model ran into its limit; at most `max_compactions` times are granted between two answers.
         """
         return False
 
@@ -112,15 +113,19 @@ class HookChain(Hooks):
 
     def _call(self, name: str, *args: Any) -> Events[Any]:
         methods = [getattr(hook, name) for hook in self.hooks if implements(hook, name)]
-        if name == "on_doom_loop":  # without a hook the consumer of the events decides
-            return (yield from resolve([*methods, Hooks().on_doom_loop][0](*args)))
-        values, joined, place = list(args), list[Message](), CHANGED.get(name)
+        if (
+            name == "on_doom_loop"
+        ):  # the first hook decides; without one, the consumer of the events
+            decide = methods[0] if methods else Hooks().on_doom_loop
+            return (yield from resolve(decide(*args)))
+        values, place = list(args), CHANGED.get(name)
+        result: Any = [] if name in JOINED else None if place is None else args[place]
         for method in methods:
             answer = yield from resolve(method(*values))
-            if answer and name in FIRST:
-                return answer
             if name in JOINED:
-                joined += answer
+                result += answer
+            elif name in FIRST and answer:
+                return answer
             elif place is not None and answer is not None:
-                values[place] = answer
-        return joined if name in JOINED else None if place is None else values[place]
+                result = values[place] = answer
+        return result

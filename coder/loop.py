@@ -1,7 +1,7 @@
 """The agent loop: call the model, run the tools it asks for, and again, until it is done.
 
-Read `run_loop`, then `steps`, then `step`. Asking the model, with retries and compaction, is model_call.py;
-running tools is tool_calls.py; the state of a run is run.py. Events come out, hooks go in.
+Read `run_loop`, then `run_to_end`, then `run_steps`. Asking the model, with retries and compaction, is
+model_call.py; running tools is tool_calls.py; the state of a run is run.py. Events come out, hooks go in.
 
 The list of messages belongs to the caller and is extended in place. However a run ends (an answer, a limit,
 an error, an abort, Ctrl+C, a consumer that stops iterating), each tool call in it has exactly one result.
@@ -15,15 +15,15 @@ from dataclasses import replace
 from coder import events
 from coder.abort import Abort
 from coder.ai import Model
-from coder.events import Events, resolve
-from coder.history import NOT_RUN, nothing_to_answer, user
+from coder.events import Events, drain, resolve
+from coder.history import nothing_to_answer, user
 from coder.hooks import Hooks
 from coder.model_call import ask
 from coder.providers.errors import RetryPolicy
 from coder.run import End, Run
-from coder.tool_calls import ANSWER_CUT, run_tools
+from coder.tool_calls import run_tools
 from coder.toolset import Tool, Toolset
-from coder.types import Aborted, Budget, Limits, Message, Reasoning, RunResult, Usage
+from coder.types import Aborted, Budget, Limits, Message, Reasoning, RunResult
 
 
 def run_loop(
@@ -68,19 +68,19 @@ def run_loop(
 def run_to_end(run: Run) -> Events[RunResult]:
     """Run all steps; close the list and report the end on every way out."""
     interrupt: KeyboardInterrupt | None = None
-    with run.abort.child(run.limits.max_seconds) as run.abort:
+    with run.abort.child(run.limits.max_seconds) as token:
+        run.abort = token
         try:
             yield events.RunStart()
             yield events.Status("preparing")
-            end = yield from steps(run)
+            end = yield from run_steps(run)
         except (Aborted, KeyboardInterrupt) as error:
             interrupt = error if isinstance(error, KeyboardInterrupt) else None
-            run.abort.set(str(error) or "aborted")
+            run.abort.set(str(error) or "aborted")  # a KeyboardInterrupt has no text
             end = run.abort_end()
             yield from run.close()
         finally:
-            for _ in run.close():
-                pass  # nobody can get these events: an exception, or the consumer stopped
+            drain(run.close())  # nobody can get these events: an exception, or the consumer stopped
         yield events.Status("ended")
         yield events.RunEnd(end.stop_reason, end.text, run.usage, run.steps, end.error)
         if interrupt:
@@ -88,44 +88,32 @@ def run_to_end(run: Run) -> Events[RunResult]:
         return RunResult(end.stop_reason, end.text, run.messages, run.usage, run.steps, end.error)
 
 
-def steps(run: Run) -> Events[End]:
-    """Steps, until one of them or a limit ends the run and no queued message continues it."""
+def run_steps(run: Run) -> Events[End]:
+    """Take steps, until an answer or a limit ends the run and no queued message continues it."""
     yield from resolve(run.hooks.on_run_start(run.abort))
     run.pending += yield from resolve(run.hooks.get_steering_messages())
     if not run.pending and (problem := nothing_to_answer(run.messages)):
         raise ValueError(f"{problem}: give the run a prompt")
-    while True:
+    end = None
+    while not end:
         run.abort.check()
         if run.budget.left <= 0:
             yield from run.add_pending()
             return End("max_steps", run.text or "Max steps reached, task may be incomplete.")
-        end = yield from step(run)
+        yield run.begin_step()
+        yield from run.add_pending()
+        answer, end = yield from ask(run)
+        if answer and answer.calls:
+            yield events.Status("running_tools")
+            end = (yield from run_tools(run, answer, end)) or end
+            yield from run.add_pending()
+        yield run.end_step(answer)
         if end and end.continuable:
             yield events.Status("finishing")
-            run.pending += (yield from resolve(run.hooks.get_steering_messages())) or (
-                yield from resolve(run.hooks.get_follow_up_messages())
-            )
+            run.pending += yield from resolve(run.hooks.get_steering_messages())
+            if not run.pending:
+                run.pending += yield from resolve(run.hooks.get_follow_up_messages())
             end = None if run.pending else end
-        if end:
-            return end
-        yield events.Status("preparing")
-
-
-def step(run: Run) -> Events[End | None]:
-    """One model call and the tools it asks for. An End, if the run ends with it."""
-    run.steps += 1
-    run.budget.step()
-    run.in_step, run.answer, run.results = True, {}, []
-    yield events.StepStart(run.steps)
-    yield from run.add_pending()
-    answer, end = yield from ask(run)
-    if answer and answer.calls:
-        not_run = NOT_RUN if end else ANSWER_CUT if answer.finish == "length" else ""
-        yield events.Status("running_tools")
-        doom_loop = yield from run_tools(run, answer.calls, not_run)
-        yield from run.add_pending()
-        end = end or doom_loop
-    run.in_step = False
-    finish, usage = (answer.finish_reason, answer.usage) if answer else ("error", Usage())
-    yield events.StepEnd(run.answer, run.results, finish, usage)
+        if not end:
+            yield events.Status("preparing")
     return end

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from coder import events
 from coder.events import Events, Returning, resolve
-from coder.history import ROLES, History, convert_to_llm, repair
+from coder.history import History, convert_to_llm, newest, repair
 from coder.providers.errors import Failures
-from coder.run import End, Run
+from coder.run import End, OpenCall, Run
 from coder.types import Completion, ModelError, Request, Trigger, Usage
 
 FULL = 0.8  # of the context window; from there on, "length" means that the context is full
@@ -18,15 +18,14 @@ FILTERED = "The provider's content filter stopped the answer."
 def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
     """(the answer, None if there is none; the End, None if its tool calls are to be run)."""
     failures = Failures(run.retry, run.limits.max_errors)
-    roles = (each.get("role") for each in reversed(run.messages))
-    may_be_empty = next((role == "tool" for role in roles if role in ROLES), False)
+    may_be_empty = newest(run.messages).get("role") == "tool"
     while True:
         yield from compact(run, "threshold")
         try:
             answer = yield from attempt(run)
         except ModelError as error:
             run.abort.check()  # a connection that an abort has cut can look like an error
-            run.partial = None
+            run.partial = []
             if error.kind == "overflow":
                 if (yield from compact(run, "overflow")):
                     continue
@@ -44,7 +43,7 @@ def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
         if empty and not may_be_empty:
             may_be_empty = True
             nothing = ModelError("empty", "the answer was empty", retryable=True)
-            yield from wait(run, 1, 0.0, nothing)
+            yield from wait(run, failures.attempts + 1, 0.0, nothing)
             continue
         yield from accept(run, answer)
         if answer.finish == "content_filter":
@@ -69,7 +68,7 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
             yield event
     if work.value:
         run.compactions += 1
-        run.partial, run.last_usage = None, Usage()  # the count of a history that is no more
+        run.partial, run.last_usage = [], Usage()  # both belong to the longer list
         if trigger != "threshold":
             yield events.Status("preparing")
         yield from resolve(run.hooks.on_compacted(run.messages))
@@ -79,18 +78,18 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
 
 def attempt(run: Run) -> Events[Completion]:
     """One request and its answer, streamed. Raises ModelError."""
-    run.partial = None
     request = yield from request_for(run)
     yield events.Status("asking")
+    is_started = False
     with Returning(run.model.stream(request, run.abort)) as stream:
         for event in stream:
-            if run.partial is None and not isinstance(event, events.Notice):
-                run.partial = []
+            if not is_started and not isinstance(event, events.Notice):
+                is_started = True
                 yield events.MessageStart({"role": "assistant", "content": ""})
-            if run.partial is not None and isinstance(event, events.TextDelta):
+            if isinstance(event, events.TextDelta):
                 run.partial.append(event.text)
             yield event
-    if run.partial is None:
+    if not is_started:
         yield events.MessageStart({"role": "assistant", "content": ""})
     run.usage += stream.value.usage
     yield from resolve(run.hooks.after_llm_call(stream.value))
@@ -102,7 +101,8 @@ def request_for(run: Run) -> Events[Request]:
     chosen = yield from resolve(run.hooks.transform_context(run.messages, run.abort))
     converted = yield from resolve(run.hooks.convert_to_llm(chosen))
     run.history.repair()  # again: the hooks had the list
-    converted = converted if converted is run.messages else repair(converted)
+    if converted is not run.messages:
+        converted = repair(converted)
     wire = convert_to_llm(converted, run.model.name)
     key = yield from resolve(run.hooks.get_api_key())
     tools = run.tools
@@ -121,10 +121,11 @@ def wait(run: Run, attempt: int, delay: float, error: ModelError) -> Events[None
 
 
 def accept(run: Run, answer: Completion) -> Events[None]:
-    """Add the answer to the list."""
-    run.partial, run.compactions = None, 0
+    """Stamp the answer and announce it; add it to the list, unless it is empty."""
+    run.partial, run.compactions = [], 0
     run.text, run.last_usage, run.answer = answer.text, answer.usage, answer.message
     answer.message["meta"] = run.stamp()
+    run.open_calls = [OpenCall(call, run.context(call)) for call in answer.calls]
     if answer.text or answer.calls:
         run.messages.append(answer.message)
     yield events.MessageEnd(answer.message)

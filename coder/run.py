@@ -17,6 +17,7 @@ from coder.providers.text import new_id
 from coder.toolset import ToolContext, Toolset
 from coder.types import (
     Budget,
+    Completion,
     Limits,
     Message,
     ModelError,
@@ -49,6 +50,7 @@ class OpenCall:
     is_started: bool = False  # its start event is out
     began: float = 0.0  # monotonic seconds; 0: its tool has not begun
     asking: float = 0.0  # seconds that the user took to answer, which are not the tool's
+    seconds: float = 0.0  # that its tool took
     output: deque[str] = field(default_factory=lambda: deque(maxlen=100))  # its newest updates
     result: ToolResult | None = None
 
@@ -75,7 +77,7 @@ class Run:
     compactions: int = 0  # since the newest answer
     in_step: bool = False
     answer: Message = field(default_factory=dict)  # of the current step
-    partial: list[str] | None = None  # pieces of the answer under way; None before its first event
+    partial: list[str] = field(default_factory=list)  # the text of the answer under way, in pieces
     open_calls: list[OpenCall] = field(default_factory=list)
     results: list[Message] = field(default_factory=list)  # of the calls of the current step
 
@@ -84,13 +86,24 @@ class Run:
         self.history = History(self.messages)
 
     def context(self, call: ToolCall) -> ToolContext:
-        """What the tool of a call may know and do."""
-        tools, message_id = self.offered, self.answer["meta"]["message_id"]
-        where = (tools.cwd, self.abort, tools.session_id, message_id, call.id)
-        return ToolContext(*where, seen=tools.seen, budget=self.budget)
+        """What the tool of a call gets."""
+        tools = self.offered
+        ids = tools.session_id, self.answer["meta"]["message_id"], call.id
+        return ToolContext(tools.cwd, self.abort, *ids, seen=tools.seen, budget=self.budget)
 
     def stamp(self) -> dict[str, Any]:
         return {"message_id": new_id(), "timestamp": now(), "model": self.model.name}
+
+    def begin_step(self) -> events.StepStart:
+        self.steps += 1
+        self.budget.step()
+        self.in_step, self.answer, self.results = True, {}, []
+        return events.StepStart(self.steps)
+
+    def end_step(self, answer: Completion | None) -> events.StepEnd:
+        self.in_step = False
+        finish, usage = (answer.finish_reason, answer.usage) if answer else ("error", Usage())
+        return events.StepEnd(self.answer, self.results, finish, usage)
 
     def add_pending(self) -> Events[None]:
         while self.pending:
@@ -106,21 +119,17 @@ class Run:
 
     def close(self) -> Events[None]:
         """Close a run that was stopped: keep the partial text, answer the open calls, end the step."""
-        if text := "".join(self.partial or ()):
+        if text := "".join(self.partial):
             meta = self.stamp() | {"aborted": True}
             self.answer = {"role": "assistant", "content": text, "meta": meta}
-            self.partial = None
+            self.partial = []
             self.messages.append(self.answer)
             yield events.MessageEnd(self.answer)  # its start was at its first delta
         for opened in self.open_calls[:]:
             if not opened.is_started:
                 opened.result = ToolResult(NOT_RUN, is_error=True)
             yield from self.add_result(opened)
-        start = len(self.messages)
-        self.history.repair()  # answers the calls of an answer that came a moment ago
-        for message in self.messages[start:]:
-            self.results.append(message)
-            yield from _announce(message)
+        self.history.repair()  # an interrupt may have left a result twice
         yield from self.add_pending()
         if self.in_step:
             self.in_step = False

@@ -13,7 +13,7 @@ from coder.events import Event, Events, innermost, resolve
 from coder.history import NOT_RUN, truncate_content
 from coder.run import End, OpenCall, Run
 from coder.toolset import as_failure
-from coder.types import Aborted, ToolCall, ToolError, ToolResult
+from coder.types import Aborted, Completion, ToolCall, ToolError, ToolResult
 
 ANSWER_CUT = (
     "Not run: the answer was cut at the output limit, so this call may be incomplete. "
@@ -21,9 +21,10 @@ ANSWER_CUT = (
 )
 
 
-def run_tools(run: Run, calls: list[ToolCall], not_run: str = "") -> Events[End | None]:
-    """Add a result for each call. An End, if a call was repeated once too often. `not_run`: why none is run."""
-    run.open_calls = [OpenCall(call, run.context(call)) for call in calls]
+def run_tools(run: Run, answer: Completion, end: End | None) -> Events[End | None]:
+    """Add a result for each open call; none is run where `end` is given, or where the answer was cut. An End, if a call
+    was repeated once too often."""
+    not_run = NOT_RUN if end else ANSWER_CUT if answer.finish == "length" else ""
     end = None
     while run.open_calls:
         size = run.offered.group_size([opened.call for opened in run.open_calls])
@@ -31,7 +32,8 @@ def run_tools(run: Run, calls: list[ToolCall], not_run: str = "") -> Events[End 
         for opened in group:
             if run.abort.is_set:
                 not_run = f"Not run: {run.abort_reason}."
-            if end := (yield from start_call(run, opened, not_run)) or end:
+            end = (yield from start_call(run, opened, not_run)) or end
+            if end:
                 not_run = NOT_RUN
         yield from run_group(run, [opened for opened in group if opened.result is None])
         for opened in group:
@@ -44,8 +46,9 @@ def run_tools(run: Run, calls: list[ToolCall], not_run: str = "") -> Events[End 
 
 
 def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[End | None]:
-    """The start event; and the result, where the tool is not needed for it. An End, as `run_tools`."""
-    call, opened.is_started = opened.call, True
+    """The start event; and the result, where it comes from `not_run`, a repetition or a hook. An End, as `run_tools`."""
+    call = opened.call
+    opened.is_started = True
     yield events.ToolStart(call.id, call.name, call.arguments or {}, run.offered.title(call))
     end = None
     if not not_run:
@@ -106,15 +109,16 @@ def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
 
 def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
     """The result as the hooks change it, truncated, and the end event."""
+    opened.seconds = time.monotonic() - opened.began - opened.asking if opened.began else 0.0
     result = (yield from call_hook(run, opened, "after_tool_call", result)) or result
     result.content = truncate_content(result.content, run.limits.max_output)
     yield end_call(opened, result)
 
 
 def end_call(opened: OpenCall, result: ToolResult) -> events.ToolEnd:
-    call, opened.result = opened.call, result
-    seconds = time.monotonic() - opened.began - opened.asking if opened.began else 0.0
-    return events.ToolEnd(call.id, call.name, result, result.is_error, seconds)
+    opened.result = result
+    name, seconds = opened.call.name, opened.seconds
+    return events.ToolEnd(opened.call.id, name, result, result.is_error, seconds)
 
 
 def check_repetition(run: Run, call: ToolCall) -> Events[tuple[str, End | None]]:

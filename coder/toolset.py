@@ -38,7 +38,7 @@ Title = str | Callable[[dict[str, Any]], str]
 
 @dataclass
 class ToolContext:
-    """What a tool may know and do. `seen`: files as this session last read or wrote them (tools/files.py)."""
+    """What a tool gets. `seen`: files as this session last read or wrote them (tools/files.py)."""
 
     cwd: Path
     abort: Abort
@@ -51,13 +51,11 @@ class ToolContext:
     confine: Any = None  # starts child processes confined (permissions/sandbox.py)
     budget: Budget | None = None  # of the run, for a tool that starts another one
     redact: Callable[[str], str] = str  # takes the values of keys out (permissions/redact.py)
-    updates: list[Event] = field(default_factory=list, repr=False)  # not yielded yet
+    updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
 
-    def update(self, text: str) -> ToolUpdate:
-        """Output to show while the tool works: when it yields next, or returns."""
-        update = ToolUpdate(self.call_id, self.redact(text))
-        self.updates.append(update)
-        return update
+    def update(self, text: str) -> None:
+        """Show output while the tool works: when it yields next, or returns."""
+        self.updates.append(ToolUpdate(self.call_id, self.redact(text)))
 
     def ask(
         self, permission: str, pattern: str | Sequence[str], detail: str = ""
@@ -101,8 +99,8 @@ class Tool:
 
     def title_of(self, arguments: dict[str, Any]) -> str:
         """The title of a call: the tool's name and what the call is about."""
-        of = self.title
-        about = of(arguments) if callable(of) else str(arguments.get(of, ""))
+        title = self.title
+        about = title(arguments) if callable(title) else str(arguments.get(title, ""))
         return f"{self.name} {about.strip()}".strip()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -198,7 +196,7 @@ class Toolset:
             yield place, events.value
 
     def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
-        """Run one call. What the model or the tool does wrong is in the result. Raises Aborted."""
+        """Run one call. Errors in the arguments or in the tool become the result. Raises Aborted."""
         try:
             if call.name not in self.tools:
                 names = ", ".join(self.tools) or "none"
@@ -234,9 +232,10 @@ def _call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext) -> Generator[
         return value
     with Returning(value) as yielded:
         for each in yielded:
-            event: Any = each if isinstance(each, BaseEvent) else ctx.update(str(each))
-            if not any(event is update for update in ctx.updates):
-                ctx.updates.append(event)
+            if isinstance(each, BaseEvent):
+                ctx.updates.append(each)
+            elif each is not None:  # as of `yield ctx.update(text)`
+                ctx.update(str(each))
             while ctx.updates:
                 yield ctx.updates.pop(0)
     return yielded.value

@@ -41,7 +41,7 @@ def test_extra_fields_and_headers_go_out_with_each_request() -> None:
         extra = {"top_k": 3, "messages": []}
         ask(server, model={"extra_body": extra, "headers": {"x-team": "ours"}})
         chat = ChatModel("m", base_url=server.url, extra_body=extra)
-        assert chat.body(Request([user("hi")])).count(b'"messages"') == 1
+        assert chat.encoder.encode(Request([user("hi")])).count(b'"messages"') == 1
         assert server.requests[0]["top_k"] == 3 and server.heads[0]["x-team"] == "ours"
         assert server.heads[0]["user-agent"] == f"coder/{__version__}"
 

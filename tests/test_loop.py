@@ -451,16 +451,18 @@ def test_the_time_of_a_tool_is_without_that_of_hooks_and_of_the_user() -> None:
         time.sleep(0.05)  # the hook's time
         begun.append(time.monotonic())
 
+    def check(*_: Any) -> None:
+        time.sleep(0.05)
+
     def each(event: Event) -> None:
         if isinstance(event, QuestionAsked):
             time.sleep(0.05)  # the user's
         elif isinstance(event, ToolEnd):
-            assert 0 <= event.seconds <= time.monotonic() - begun[0] - 0.05
+            assert 0 <= event.seconds <= time.monotonic() - begun[0] - 0.1
 
+    hooks = FunctionHooks(before_tool_call=hesitate, after_tool_call=check)
     with serve(Reply(calls=[("choose", {})]), DONE) as server:
-        ask(
-            server, tools=[quick(choose)], each=each, hooks=FunctionHooks(before_tool_call=hesitate)
-        )
+        ask(server, tools=[quick(choose)], each=each, hooks=hooks)
     assert begun
 
 

@@ -67,13 +67,15 @@ def sent(
 ) -> list[Message]:
     """The messages as they would go out."""
     chat = ChatModel(name, base_url=base_url, api_key="k", profile=profile)
-    return list(json.loads(chat.body(Request(messages)))["messages"])
+    return list(json.loads(chat.encoder.encode(Request(messages)))["messages"])
 
 
 def body_for(base_url: str = ANY, name: str = "m", profile: Any = None, **request: Any) -> Body:
     chat = ChatModel(name, base_url=base_url, api_key="k", profile=profile)
     messages = request.pop("messages", [said("go")])
-    made: Body = json.loads(chat.body(Request(messages, request.pop("tools", []), **request)))
+    made: Body = json.loads(
+        chat.encoder.encode(Request(messages, request.pop("tools", []), **request))
+    )
     return made
 
 
@@ -123,7 +125,9 @@ def facts(base_url: str, name: str, **profile: Any) -> dict[str, Any]:
 
     def body(level: Any = "off", **options: Any) -> Body:
         asked = {"options": options, "reasoning": level, "session_id": "s"}
-        made: Body = json.loads(model.body(Request(conversation(), [], "Be kind.", **asked)))
+        made: Body = json.loads(
+            model.encoder.encode(Request(conversation(), [], "Be kind.", **asked))
+        )
         return made
 
     with_options, plain = body(temperature=0.5, max_tokens=9, parallel_tool_calls=False), body()

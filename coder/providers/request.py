@@ -43,7 +43,7 @@ class RequestEncoder:
         self._made: tuple[frozenset[str], list[Message], list[tuple[int, bytes]]]
         self._made = frozenset(), [], []
 
-    def encode(self, request: Request, rejected: frozenset[str]) -> bytes:
+    def encode(self, request: Request, rejected: frozenset[str] = frozenset()) -> bytes:
         """The JSON of a request without the members that the server has rejected. The messages come last, so that it
         begins with the one before it. Raises ModelError where it cannot be JSON."""
         members = encode(self._make_members(request, rejected))

@@ -86,7 +86,7 @@ def run_command(
         for data in pieces:
             fresh = (fresh + output.add(data))[-2000:]
             if fresh and time.monotonic() - updated > SHOW_EVERY:
-                yield ctx.update(fresh)
+                yield fresh
                 updated, fresh = time.monotonic(), ""
     code, cause = pieces.value
     notes = [_how_it_ended(code, cause, seconds, ctx.abort.reason), output.note()]
