@@ -64,8 +64,7 @@ class Abort:
 
     @contextmanager
     def child(self, max_seconds: float | None = None) -> Iterator[Abort]:
-        """Another token, which is also set when this one is, or as "max_time" after `max_seconds`. Setting it does not
-        set this one."""
+        """A token for a part of the work: set with this one, or as "max_time" after `max_seconds`, or alone."""
         token = Abort()
         clock = threading.Timer(max_seconds or 0, token.set, ("max_time",))
         clock.daemon = True

@@ -82,7 +82,6 @@ class ChatModel:
         self.profile: Profile = profiles.profile_of(host_of(self.endpoint.address), name, profile)
         self.endpoint.key_header = self.profile.key_header
         self.encoder = RequestEncoder(name, self.profile, self.extra_body, budgets)
-        # The parameters that the server rejects; one set for all models of this address and name
         self._rejected = profiles.LEARNT.setdefault((self.endpoint.address or "", name), set())
         self._reported_remarks: set[str] = set()
 

@@ -27,7 +27,7 @@ def described_schema(
     where: str, doc: str, signature: Mapping[str, Parameter], hints: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """(the description, the schema) of a function with this docstring. Raises TypeError."""
-    described, description = _parse_docstring(doc, signature)
+    description, described = _parse_docstring(doc, signature)
     properties = dict[str, Any]()
     for name in signature:
         if name not in described:
@@ -38,18 +38,19 @@ def described_schema(
     return description, {"type": "object", "properties": properties, "required": required}
 
 
-def _parse_docstring(doc: str, names: Container[str]) -> tuple[dict[str, str], str]:
-    """({parameter: description}, the rest) of a docstring; `Note: ...` is no parameter."""
-    described, rest = dict[str, str](), list[str]()
+def _parse_docstring(doc: str, names: Container[str]) -> tuple[str, dict[str, str]]:
+    """(the text, {parameter: description}) of a docstring; `Note: ...` is no parameter."""
+    name, described, rest = "", dict[str, str](), list[str]()
     for line in doc.splitlines():
         found = re.match(r"\s*(\w+): (.+)", line)
         if found and (described or found[1] in names):
-            described[found[1]] = found[2].strip()
-        elif described and line.strip():
-            described[next(reversed(described))] += " " + line.strip()
-        elif not described:
+            name = found[1]
+            described[name] = found[2].strip()
+        elif name and line.strip():
+            described[name] += " " + line.strip()
+        elif not name:
             rest.append(line.strip())
-    return described, " ".join(" ".join(rest).split()).removesuffix(" Args:")
+    return " ".join(" ".join(rest).split()).removesuffix(" Args:"), described
 
 
 def _schema_of(hint: Any, where: str) -> dict[str, Any]:
@@ -77,12 +78,11 @@ def fit(value: Any, schema: Any, where: str) -> Any:
     """The value as the schema describes it.
 
     A value of another type is taken where it is certain: "10" for 10, a list or object encoded once more.
-    A null for what may be left out is left out, where it has another type. Raises ToolError in words that the model
-    can use.
+    A null for what may be left out is left out, where it has another type. Raises ToolError, which the model reads.
     """
     if not isinstance(schema, dict):
         return value
-    value = _convert(value, schema.get("type") or [], where)
+    value = _convert(value, _types_of(schema), where)
     if value not in schema.get("enum", [value]):
         raise ToolError(f"{where} has to be one of {', '.join(map(str, schema['enum']))}")
     if isinstance(value, list):
@@ -99,21 +99,21 @@ def _fit_members(value: dict[str, Any], schema: dict[str, Any], where: str) -> d
         raise ToolError(f"{where} has no parameter {', '.join(unknown)}. {names}")
     if missing := [name for name in required if name not in value]:
         raise ToolError(f"{where} needs {', '.join(missing)}. {names}")
-    kept = {*required, *(name for name in value if _takes_null(properties.get(name)))}
+    nullable = (name for name in value if "null" in (_types_of(properties.get(name)) or ["null"]))
+    kept = {*required, *nullable}
     given = {name: each for name, each in value.items() if each is not None or name in kept}
     inside = f"{where}{'.' if ': ' in where else ': '}"
     return {name: fit(each, properties.get(name), inside + name) for name, each in given.items()}
 
 
-def _takes_null(schema: Any) -> bool:
-    """Whether null may be a value of its own: not where the type is another one."""
-    kinds = schema.get("type", "null") if isinstance(schema, dict) else "null"
-    return "null" in ([kinds] if isinstance(kinds, str) else kinds)
+def _types_of(schema: Any) -> list[str]:
+    """The types that a schema names; [] is any type."""
+    kinds = schema.get("type") or [] if isinstance(schema, dict) else []
+    return [kinds] if isinstance(kinds, str) else kinds
 
 
-def _convert(value: Any, kinds: str | list[str], where: str) -> Any:
+def _convert(value: Any, kinds: list[str], where: str) -> Any:
     """A value of one of these types; text that is the JSON of one counts."""
-    kinds = [kinds] if isinstance(kinds, str) else kinds
     if not kinds or any(_has_type(value, kind) for kind in kinds):
         return value
     other = value

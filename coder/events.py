@@ -320,7 +320,9 @@ class Returning(Generic[Y, T]):
 
 def drain(generator: Generator[Any, None, T]) -> T:
     """What a generator returns, without its events."""
-    with Returning(generator) as run:  # closed also by an interrupt, whose traceback keeps it
+    with Returning(
+        generator
+    ) as run:  # an interrupt closes it, too: its traceback would keep it open
         for _ in run:
             pass
     return run.value

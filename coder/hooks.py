@@ -50,8 +50,7 @@ class Hooks:
         """Called before every model call; None keeps the model's own key."""
 
     def get_steering_messages(self) -> Outcome[Sequence[Message]]:
-        """Called at the start, before the run would end, and after each group of tools: messages then skip the
-        remaining calls."""
+        """Called at the start, before the end, and after each group of tools: messages then skip the remaining calls."""
         return ()
 
     def get_follow_up_messages(self) -> Outcome[Sequence[Message]]:
@@ -64,8 +63,7 @@ class Hooks:
         """The context may be too long: shorten `messages` in place and return True, or return False.
 
         Called with "threshold" before a request (`usage` is that of the last answer), with "length" and "overflow"
-        when the model ran into its limit; at most `max_compactions` times are granted between two answers.
-        """
+        when the model ran into its limit; at most `max_compactions` times between two answers."""
         return False
 
     def on_doom_loop(self, event: DoomLoop) -> Outcome[bool]:

@@ -34,9 +34,10 @@ def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
                 return None, End("error", failures.text(error), error)
             yield from wait(run, failures.attempts, delay, error)
             continue
-        full = answer.usage.input + answer.usage.output >= FULL * run.model.context_window
-        overflow = answer.finish == "length" and not answer.calls and full
-        if overflow and (yield from compact(run, "length")):
+        tokens = answer.usage.input + answer.usage.output
+        was_cut = answer.finish == "length" and not answer.calls
+        is_full = was_cut and tokens >= FULL * run.model.context_window
+        if is_full and (yield from compact(run, "length")):
             continue
         empty = answer.finish in ("stop", "tool_calls") and not (answer.text or answer.calls)
         # Behind tool results an empty answer means that the model is done. Elsewhere it is asked once more
@@ -48,7 +49,7 @@ def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
         yield from accept(run, answer)
         if answer.finish == "content_filter":
             yield events.Notice(FILTERED)
-        if overflow:
+        if is_full:
             return answer, End("length", answer.text or CONTEXT_LIMIT)
         return answer, end_of(answer)
 

@@ -80,10 +80,11 @@ class Run:
     partial: list[str] = field(default_factory=list)  # the text of the answer under way, in pieces
     open_calls: list[OpenCall] = field(default_factory=list)
     results: list[Message] = field(default_factory=list)  # of the calls of the current step
+    offered: Toolset = field(init=False)  # by the newest request, as the hooks changed it
+    history: History = field(init=False)
 
     def __post_init__(self) -> None:
-        self.offered = self.tools  # what the newest request offered, as the hooks changed it
-        self.history = History(self.messages)
+        self.offered, self.history = self.tools, History(self.messages)
 
     def context(self, call: ToolCall) -> ToolContext:
         """What the tool of a call gets."""

@@ -34,7 +34,7 @@ class Usage:
     """Tokens of one answer or of a whole run; `cached` is part of `input`, `reasoning` part of `output`.
 
     `estimated`: the server reported nothing, the numbers are an estimate. `cost`: in the currency of the user's
-    prices; None where a price is missing.
+    prices; None where a price is missing. In a sum, an empty usage does not make the cost unknown.
     """
 
     input: int = 0
