@@ -13,7 +13,7 @@ Importing the package does nothing: no folder, no output, no network, no .env. A
 it is first used.
 """
 
-TYPE_CHECKING = False  # nothing is imported here: under plain `python -m coder` this runs before the folder we stand in is off the path
+TYPE_CHECKING = False  # nothing is imported here: under plain `python -m coder` this runs while the current folder is still on the path
 
 if TYPE_CHECKING:
     from coder.abort import Abort as Abort

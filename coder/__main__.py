@@ -4,17 +4,17 @@ import sys
 
 
 def main() -> int:
-    """Start the command line, with the folder we stand in off the path, where a stranger's rich.py might wait.
+    """Start the command line, without the current folder on the path: it may hold another rich.py.
 
     Nothing is imported before this but what Python has loaded by then. Under plain `python -m coder` a folder `coder` in the
-    one that we stand in is taken for us, before we can do anything: the console script and `python -P -m coder` see none.
+    current one is imported instead of this package, before this runs; not under the console script or `python -P -m coder`.
     """
     try:
         import os
 
         try:
             here = {os.getcwd(), os.path.realpath(os.curdir)}
-        except OSError:  # it is removed: main.py says so where it is needed
+        except OSError:  # there is none: main.py reports that where it is needed
             here = set()
         sys.path[:] = [place for place in sys.path if os.path.isabs(place) and place not in here]
         import gc
@@ -25,9 +25,9 @@ def main() -> int:
         # An exception in the middle of an import would be lost, or its lock kept
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
-        from coder.cli.main import main as run
+        from coder.cli.main import main as command_line
 
-        code = run()
+        code = command_line()
         leave(code)
     except KeyboardInterrupt:
         code = 130

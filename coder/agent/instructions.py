@@ -42,7 +42,7 @@ class Instruction:
         return f'<instructions path="{escape_invisible(self.path)}">\n{text}\n</instructions>'
 
     def cut(self, limit: int) -> Instruction:
-        """The same in at most so many characters, and a line that says what is missing."""
+        """The same in at most so many characters, and a line that names what is missing."""
         missing = len(self.text) - limit
         cut = f"{self.text[:limit]}\n[cut: {missing} more characters]"
         return replace(self, text=cut) if missing > 0 else self

@@ -68,7 +68,7 @@ class AgentState:
 
 
 class Queue(deque[Message]):
-    """Messages for the agent, from any thread. `mode` says how many are taken at a time."""
+    """Messages for the agent, from any thread. `mode`: how many are taken at a time."""
 
     mode: Mode = "one-at-a-time"
 

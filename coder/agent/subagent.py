@@ -112,7 +112,7 @@ class Subagents:
         return child
 
     def _run_child(self, ctx: ToolContext, child: Child, prompt: str) -> Events[RunResult]:
-        """A run of the child, each of its events nested in one of ours."""
+        """A run of the child, each of its events nested in one of the parent's."""
         given = self.equip(child.spec, child.id)
         steps = child.spec.max_steps or self.limits.max_steps
         events = run_loop(

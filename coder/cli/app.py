@@ -105,7 +105,7 @@ class App:
     def _load_extensions(self) -> None:
         """Load the user's hooks, plugins and MCP servers. Raises ConfigError, also where their module was deleted: a hook may
         be what keeps the model from something."""
-        self.extra_tools: list[Tool] = []  # the user's, beside ours
+        self.extra_tools: list[Tool] = []  # the user's, beside the built-in ones
         self.users_hooks: list[Guard] = []
         self.plugins: Plugins | None = None
         self.servers: Servers | None = None
@@ -207,7 +207,7 @@ class App:
         return self.trace.hooks(hooks) if self.trace else hooks, compaction
 
     def tools_for(self, model: str) -> list[Tool]:
-        """The tools that a model of this name gets: ours, and those of plugins and MCP servers."""
+        """The tools that a model of this name gets: the built-in ones, and those of plugins and MCP servers."""
         is_gpt_5 = model.rsplit("/", 1)[-1].lower().startswith("gpt-5")
         tools = [*(PATCHING if is_gpt_5 else TOOLS), *self.extra_tools]
         tools += self.servers.tools() if self.servers else ()

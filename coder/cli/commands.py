@@ -59,7 +59,7 @@ Run = Callable[[str], Entries | None]
 
 
 class Commands:
-    """The commands by name, with a line of help each; those of plugins and files behind ours."""
+    """The commands by name, with a line of help each; those of plugins and files behind the built-in ones."""
 
     def __init__(self, repl: Repl) -> None:
         self.repl, self.app, self.screen = repl, repl.app, repl.screen

@@ -123,7 +123,7 @@ class Conversation:
         return session_id
 
     def export(self, file: str) -> Path:
-        """Write it to a file, whose ending says the format; never over one that is there. Raises ConfigError."""
+        """Write it to a file, whose ending gives the format; never over one that is there. Raises ConfigError."""
         self.recorder.sync()
         module = needed("coder.sessions.export", "/export")
         path = Path(os.path.expanduser(file or f"session-{self.recorder.session_id}.md"))
@@ -160,7 +160,7 @@ class Conversation:
         self.recorder(event)
         match event:
             case events.Nested(agent, RunEnd() as end, child) if child and self.app.subagents:
-                # Nobody knows the id of a child before its end, so that it is written then
+                # The id of a child is known only at its end, so that it is written then
                 model = self.app.agents[agent].model or self.app.model.name
                 names = {"agent": agent, "parent": self.recorder.session_id, "model": model}
                 info = self.store.create(str(self.app.cwd), session_id=child, **names)

@@ -25,7 +25,7 @@ from coder.permissions.sanitize import strip_controls
 from coder.tools.workspace import make_private
 
 MORE = ". "
-# With these in it, readline ends the line at a key of ours
+# With these in it, readline ends the line at a key of this program
 SHIFT_TAB, CTRL_G = "\x1c", "\x1d"
 OWN_KEY = re.compile(f"[{SHIFT_TAB}{CTRL_G}]")
 MODE = "/mode"  # the entry that Shift+Tab stands for
@@ -251,7 +251,7 @@ class Keyboard:
                 file.write("".join(line.replace("\n", NEWLINE) + "\n" for line in lines))
 
     def _load_readline(self) -> ModuleType | None:
-        """The readline module with our keys and the history, this folder's entries last; None where Python has none."""
+        """The readline module with the program's keys and the history, this folder's entries last; None where Python has none."""
         try:
             import readline
         except ImportError:

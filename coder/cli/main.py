@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # what fails at Python's own end would have a message and code of its own
     except KeyboardInterrupt:
         return process.INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has left, or the disk is full
+    except BrokenPipeError:  # the reader of the output has left, or the disk is full
         # What it still holds must not fail once more at the very end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

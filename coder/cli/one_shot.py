@@ -119,7 +119,7 @@ def show_progress(app: App, screen: Screen) -> Show:
 
     def show(event: Event) -> None:
         message = event.message if isinstance(event, MessageEnd) and not to_terminal else {}
-        if message.get("tool_calls") and message["content"]:  # said on the way to the answer
+        if message.get("tool_calls") and message["content"]:  # written on the way to the answer
             screen.line(message["content"])
         if isinstance(event, RunEnd) and app.interrupts.ended:
             screen.line("stopped by a signal", "dim")
@@ -135,7 +135,7 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
     """Print the answer where it was not shown, and with -q why there is none; returns the exit code."""
     ended_well, to_terminal = result.stop_reason == "stop", sys.stdout.isatty()
     if arguments.output_format == "text" and result.stop_reason != "aborted":
-        # The text of a run that did not end well may be ours
+        # The text of a run that did not end well may be the program's
         run = takewhile(lambda each: each["role"] != "user", reversed(result.messages))
         texts = (text_of(each) for each in run if each["role"] == "assistant")
         answer = result.text if ended_well else next(filter(None, texts), "")

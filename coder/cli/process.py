@@ -47,7 +47,7 @@ _runs: list[Abort] = []  # under way
 
 
 def hide_process() -> None:
-    """Let no other process read our memory and environment, as far as this system can.
+    """Let no other process read the memory and environment of this one, as far as this system can.
 
     A command can look into its parent: /proc/PID/environ and /proc/PID/mem belong to the same user. Not hidden: from root,
     and where another process has the key in its environment, such as the shell that started the program.
@@ -77,7 +77,7 @@ def mend_streams() -> None:
 
 class Output(io.FileIO):
     """What lies under stdout and stderr. Progress that cannot be written is dropped; for the answer (`needed`) a
-    line says why, and BrokenPipeError is raised, as where its reader has left."""
+    line gives the reason, and BrokenPipeError is raised, as where its reader has left."""
 
     def __init__(self, number: int, needed: bool) -> None:
         super().__init__(number, "w", closefd=False)
@@ -87,7 +87,7 @@ class Output(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            # Of a terminal that is gone: the signal that says so is on its way
+            # Of a terminal that is gone: its signal is on its way
             if not self.needed or error.errno == errno.EIO:
                 return len(data)
             if error.errno != errno.EPIPE and not self.failed:
@@ -97,7 +97,7 @@ class Output(io.FileIO):
 
 
 def read_stdin(always: bool) -> str:
-    """All of stdin, up to MAX_INPUT bytes, where it is a pipe, a file or a socket, or `always`. A note says what is waited for,
+    """All of stdin, up to MAX_INPUT bytes, where it is a pipe, a file or a socket, or `always`. A note names what is waited for,
     since a pipe left open looks like a hang."""
     mode = 0  # of a closed stdin
     with contextlib.suppress(OSError, ValueError):
@@ -125,7 +125,7 @@ def read_stdin(always: bool) -> str:
 
 
 def optional(name: str) -> Any:
-    """Import a module; None where it, or a module of ours that it imports, was deleted."""
+    """Import a module; None where it, or a module of this package that it imports, was deleted."""
     try:
         __import__(name)  # which -X importtime shows, unlike import_module
         return sys.modules[name]
@@ -240,7 +240,7 @@ def defer_sigint() -> Iterator[None]:
 
 @contextmanager
 def graceful_shutdown() -> Iterator[None]:
-    """Around the whole program: however it ends, afterwards no process of ours is left and the terminal is restored."""
+    """Around the whole program: however it ends, afterwards no child process is left and the terminal is restored."""
     for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, _exit)
@@ -295,7 +295,7 @@ def _force_exit(code: int) -> None:
 
 
 def _clean_up() -> None:
-    """Restore the terminal, kill our processes, remove the temporary folder. Can be called twice."""
+    """Restore the terminal, kill the child processes, remove the temporary folder. Can be called twice."""
     for restore in at_end:
         restore()
     if bash := sys.modules.get("coder.tools.bash"):

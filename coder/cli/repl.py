@@ -187,7 +187,7 @@ class Repl:
     # -- commands of the user's own
 
     def _run_command(self, command: str, add: bool) -> None:
-        """Run it with our terminal; with `add`, its output comes through a pipe, and the model reads it, too."""
+        """Run it with this terminal; with `add`, its output comes through a pipe, and the model reads it, too."""
         output, pipe = Output(), subprocess.PIPE if add else None
         variables = {k: v for k, v in os.environ.items() if not is_secret(k, v)}
         given: dict[str, Any] = {"cwd": self.app.cwd, "env": variables}

@@ -190,7 +190,7 @@ SETTINGS: dict[str, Any] = {
 }
 SECRET = (API_KEY, HEADERS)  # their values are not shown
 OF_A_SERVER = (API_KEY, BASE_URL, HEADERS)  # all from one place
-# What a folder may set. The rest costs money or time, weakens the model, names a file that we read or changes what is sent.
+# What a folder may set. The rest costs money or time, weakens the model, names a file that is read or changes what is sent.
 OF_A_FOLDER = (API_KEY, BASE_URL, "OPENAI_MODEL")
 ENVIRONMENT, USER, FOLDER = "the environment", "your .env", "the folder's .env"
 # These do nothing in a workspace's .coder

@@ -30,7 +30,7 @@ STOPPED = {
 LIMITS = ("max_steps", "max_time")  # behind which the run can go on
 ATTACHED = "\n\n<attached "  # begins each file behind the words of an entry
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds, unit
-# What /help says beside the commands, and /permissions above the rules
+# What /help shows beside the commands, and /permissions above the rules
 KEYS = {
     "!command": "run it in your terminal and add its output to the conversation",
     "!!command": "only run it",

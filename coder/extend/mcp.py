@@ -35,7 +35,7 @@ from coder.types import T, ToolError, ToolResult
 START = 60  # seconds for a server to start; `npx` may download it
 CALL = 300  # seconds for a call
 MAX_NAME = 64  # characters of a tool's name, by the API
-MAX_STDERR = 1_000_000  # bytes that are kept of what a program says beside
+MAX_STDERR = 1_000_000  # bytes that are kept of a program's standard error
 REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at the top
 to_json = partial(json.dumps, ensure_ascii=False)
 
@@ -148,7 +148,7 @@ class Server:
 
 
 def result_of(result: Any) -> ToolResult:
-    """A CallToolResult as ours: texts and images; structured content where there is no text."""
+    """A CallToolResult as a ToolResult: texts and images; structured content where there is no text."""
     parts = [_part(each.model_dump(by_alias=True, mode="json")) for each in result.content]
     if result.structured_content is not None and not any("text" in part for part in parts):
         parts.append({"type": "text", "text": to_json(result.structured_content)})

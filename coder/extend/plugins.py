@@ -128,7 +128,7 @@ def _run_file(path: Path) -> Callable[[PluginApi], Any]:
 
 
 def _find_plugins(folder: Path) -> Iterator[tuple[str, Callable[[], Callable[[PluginApi], Any]]]]:
-    """(name, what returns its `setup`), of the folder's files and of the entry points of our group."""
+    """(name, what returns its `setup`), of the folder's files and of the entry points of this package's group."""
     for path in sorted(folder.glob("*.py")):
         yield path.name, partial(_run_file, path)
     # The reader of entry points takes 40 ms to import, so first see whether there is one

@@ -120,7 +120,7 @@ class PromptFiles:
 
     @property
     def section(self) -> str:
-        """What the system prompt says of the skills; "" where there is none."""
+        """The part of the system prompt about the skills; "" where there is none."""
         usable = [each for each in self.skills.values() if each.answer == "yes"]
         lines = [f"- {each.name}: {each.description} ({each.path})" for each in usable]
         return "\n".join([SKILLS, *lines]) if lines else ""

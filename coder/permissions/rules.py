@@ -44,7 +44,7 @@ class RulesError(CoderError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`source` says where it comes from, for the user; `is_exact`: the pattern means itself."""
+    """`source`: where it comes from, for the user; `is_exact`: the pattern means itself."""
 
     permission: str
     pattern: str
@@ -284,7 +284,7 @@ def load_rules(path: Path) -> list[Rule]:
 def load_workspace_rules(folder: Path) -> tuple[list[Rule], list[str]]:
     """Load what the workspace's .coder/permissions.json denies or asks about, and notices about it.
 
-    An allow in it does not count: the file may be a stranger's.
+    An allow in it does not count: the file may come from anyone.
     """
     name = ".coder/permissions.json"
     data = read_small_file(folder / name, MAX_FILE)

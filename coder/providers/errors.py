@@ -1,4 +1,4 @@
-"""Failed model calls: the kind of an error, what the user is told, whether and when it is tried again.
+"""Failed model calls: the kind of an error, its message for the user, whether and when it is tried again.
 
 One classifier for HTTP answers and for errors inside a stream. The rules come from what real servers send.
 """

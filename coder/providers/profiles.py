@@ -128,7 +128,7 @@ def profile_of(host: str, model: str, overrides: Mapping[str, Any] | None = None
 # ---- dropping parameters that the server rejects ---------------------------------------------------
 
 LIMITS = ("max_tokens", "max_completion_tokens")
-# By us, or how an answer is sampled. Other options may be a condition of the user's (store, routing), and are kept.
+# Added by this package, or how an answer is sampled. Other options may be a condition of the user's (store, routing), and are kept.
 DROPPABLE = {
     *("stream_options", "prompt_cache_key"),
     *("temperature", "top_p", "top_k", "min_p", "seed", "parallel_tool_calls"),
@@ -154,7 +154,7 @@ def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile
     text, thinking = error.message, profile.reasoning.keys() & sent.keys()
     names = sent.keys() & DROPPABLE | thinking
     for name in sorted(names, key=lambda each: (each != error.param, -len(each), each)):
-        # the word for a reasoning level is ours, so a wrong value counts, too
+        # reasoning levels are named by this package, so a wrong value counts, too
         words = f"{UNKNOWN}|{WRONG}" if name in thinking else UNKNOWN
         inner = [key for key in sent[name] if "_" in key] if isinstance(sent[name], dict) else []
         if any(_rejects(text, each, words) for each in (name, *inner)):

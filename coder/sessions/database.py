@@ -50,7 +50,7 @@ class Database:
     """
 
     what = "The file"  # it is, for the user
-    application, version = 0, 0  # application_id and user_version, which mark it as ours
+    application, version = 0, 0  # application_id and user_version, which mark it as this program's
     wal = True
     schema = ""  # makes a new file, or makes an older one this version; harmless if run twice
 
@@ -113,7 +113,7 @@ class Database:
         self.generation += 1
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        """Refuse a file that is not ours, without a change to it; bring one that is to this version."""
+        """Refuse a file of another program, without a change to it; bring one that is to this version."""
         db.row_factory = sqlite3.Row
         # Bytes that are no text would be an error for all rows
         db.text_factory = lambda data: data.decode("utf-8", "replace")
@@ -205,7 +205,7 @@ class Git:
         return None
 
     def _variables(self) -> dict[str, str]:
-        """For the user's index and objects, read through a repository of ours, without the settings of any other."""
+        """For the user's index and objects, read through a repository of this program, without the settings of any other."""
         make_private(self._own / "refs")
         (self._own / "HEAD").touch(0o600)  # else the umask would decide
         (self._own / "HEAD").write_text("ref: refs/heads/none\n")
@@ -321,7 +321,7 @@ class BlobStore(Database):
             self.execute(f"INSERT INTO blob VALUES (?, ?, ?) {known}", *rows)
 
     def blobs(self, names: Set[str]) -> dict[str, bytes]:
-        """The contents with these ids that are still kept, by us or by git."""
+        """The contents with these ids that are still kept, here or by git."""
         query = "SELECT id, data FROM blob WHERE id IN (SELECT value FROM json_each(?))"
         rows = self.rows(query, json.dumps([*names]))
         found = {row["id"]: zlib.decompress(row["data"]) for row in rows}

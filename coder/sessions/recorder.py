@@ -160,7 +160,7 @@ class Recorder:
         return rows
 
     def _match(self, rows: list[Row]) -> list[Row]:
-        """Rows of the file; one with the text of a message of ours is this message."""
+        """Rows of the file; one with the text of a message of the list is this message."""
         ours = defaultdict[str, list[Message]](list)
         for message in reversed(self.messages):
             ours[dumps(message)].append(message)

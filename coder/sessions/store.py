@@ -27,7 +27,7 @@ from coder.providers.text import DEEPEST, mend, mend_all
 from coder.sessions.database import MEMORY, Database, StoreError
 from coder.types import Message, ToolResult, Usage
 
-APPLICATION = 0x636F6472  # application_id, which marks the file as ours
+APPLICATION = 0x636F6472  # application_id, which marks the file as this program's
 VERSION = 3  # user_version
 MAX_HITS = 1000  # messages that a search looks at, the newest
 MAX_FOUND = 50  # sessions
@@ -199,7 +199,7 @@ class Store(Database):
         """Sessions whose title, or one of whose texts, has all the words, the newest first, each with the words
         around its newest hit. Parts of words count."""
         wanted = mend(words).lower().split()
-        # LIKE, which knows the case of ASCII only, is three times as fast as a function of ours
+        # LIKE, which knows the case of ASCII only, is three times as fast as a function in Python
         tests = ("data LIKE '%' || ? || '%' ESCAPE '!'", "instr(lower(data), ?)")
         fits = " AND ".join(tests[not word.isascii()] for word in wanted) or "FALSE"
         texts = (json.dumps(word, ensure_ascii=False)[1:-1] for word in wanted)
@@ -245,7 +245,7 @@ class SessionLock:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             while self._fd < 0 or not os.fstat(self._fd).st_nlink:
-                self.release()  # its holder has removed it between our opening and our locking it
+                self.release()  # its holder has removed it between opening and locking it
                 self._fd = os.open(self._path, flags, 0o600)
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -258,7 +258,7 @@ class SessionLock:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 if os.fstat(self._fd).st_nlink:
-                    self._path.unlink()  # while it is still ours
+                    self._path.unlink()  # while the lock is still held
             os.close(self._fd)
             self._fd = -1
 

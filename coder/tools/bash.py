@@ -149,7 +149,7 @@ class Output:
         self._unsaved.clear()
 
     def text(self) -> str:
-        """The whole, or head and tail with a marker that says what is missing."""
+        """The whole, or head and tail with a marker that names what is missing."""
         head, tail = self._head[:KEEP], (self._head[KEEP:] + self._tail)[-KEEP:]
         missing = self._characters - len(head) - len(tail)
         middle = f"\n\n... [truncated {missing} characters] ...\n\n" if missing else ""
@@ -290,14 +290,14 @@ def _sweep(mark: str) -> None:
 
 
 def marked_environment() -> dict[str, str]:
-    """`environment` for a child that is started elsewhere: it ends with us, like a command's children."""
+    """`environment` for a child that is started elsewhere: it ends with this process, like a command's children."""
     _start_guard()
     return environment() | {MARK: f"{_run}-server"}
 
 
 @cache
 def _start_guard() -> None:
-    """Once. The end of the pipe that we hold is closed with us, however we end."""
+    """Once. The end of the pipe that is held here is closed with this process, however it ends."""
     atexit.register(stop_all)
     if not os.path.isdir("/proc/self"):
         return
@@ -310,7 +310,7 @@ def _start_guard() -> None:
 
 
 def stop_all() -> None:
-    """End what commands have left in the background. Called at our own end."""
+    """End what commands have left in the background. Called at the end of the program."""
     if not _start_guard.cache_info().currsize:  # nothing was started
         return
     if os.path.isdir("/proc/self"):

@@ -30,7 +30,7 @@ MAX_MATCHES = 100
 MAX_SHOWN = 500  # characters of one line
 MAX_KEPT = 1 << 20  # bytes of one line of output
 MAX_FILES = 200  # of one glob
-MAX_NOTES = 10  # lines that a program says beside
+MAX_NOTES = 10  # lines of a program's standard error
 MAX_WAYS = 1000  # that the braces of a glob may stand for
 
 RIPGREP = "--null --hidden --glob=!.git"

@@ -288,7 +288,9 @@ def read_small_file(path: str | os.PathLike[str], most: int = -1) -> bytes | Non
 
 # ---- for the user alone ---------------------------------------------------------------------
 
-LOCK = ".lock-of-coder"  # the mark of our folders, since their name alone may be another's
+LOCK = (
+    ".lock-of-coder"  # marks the folders of this program, since their name alone may be another's
+)
 
 
 def make_private(folder: Path, close: bool = False) -> None:
@@ -304,14 +306,14 @@ def make_private(folder: Path, close: bool = False) -> None:
 
 @cache
 def private_folder() -> Path:
-    """A temporary folder of this process alone, links resolved. It is removed at our end, and those of
+    """A temporary folder of this process alone, links resolved. It is removed at its end, and those of
     killed processes at this start: the kernel gives their locks back."""
     for mark in Path(tempfile.gettempdir()).glob(f"coder-*/{LOCK}"):
         with contextlib.suppress(OSError), open(os.open(mark, FILE)) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(mark.parent, ignore_errors=True)
     folder = real(Path(tempfile.mkdtemp(prefix=f"coder-{os.getpid()}-")))
-    fcntl.flock(os.open(folder / "new", NEW_FILE), fcntl.LOCK_EX)  # as long as we live
+    fcntl.flock(os.open(folder / "new", NEW_FILE), fcntl.LOCK_EX)  # as long as this process lives
     os.rename(folder / "new", folder / LOCK)  # when it is locked: without this nobody removes it
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
