@@ -335,7 +335,7 @@ NINE = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_MODEL": "m"}
 # words -> (what the environment adds, what the line says)
 ONE_LINE: dict[str, tuple[dict[str, str], list[str]]] = {
     "hi": ({"OPENAI_MODEL": "m"}, ["no key", "OPENAI_API_KEY", "--demo"]),
-    "hello": ({"OPENAI_API_KEY": "k"}, ["no model", "OPENAI_MODEL", "-m"]),
+    "hello": ({"OPENAI_API_KEY": "k"}, ["no model: set OPENAI_MODEL, or use -m NAME\n"]),
     "-C nowhere": (NINE, ["--cwd nowhere: No such file"]),
     "-i hi": (NINE, ["-i needs a terminal"]),
     "hi 2": (NINE | {"CODER_HEADERS": "{oops"}, ["CODER_HEADERS"]),

@@ -256,6 +256,18 @@ def tool(
 CHANGES = "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n-A = 1\n+A      = 1\n \tx  = 2\n"
 
 
+def test_what_stands_behind_its_question_is_not_shown_again_but_that_of_a_later_call_is() -> None:
+    made = ToolEnd("1", "edit", ToolResult("", details={"diff": CHANGES}), False, 0)
+    asked = events.PermissionAsked("1", "edit", "f", "f", detail=CHANGES)
+    start = ToolStart("1", "edit", {}, "edit f")
+    row = "● edit f · +1 -1"
+    assert show(start, asked, made).splitlines() == [row]
+    assert show(start, asked, made, start, made).splitlines()[:3] == [row, row, "     1 - A = 1"]
+    start, answered = tool("2", "ask_user", "red", name="ask_user")
+    question = events.QuestionAsked("2", "Which?", [], "red")
+    assert show(start, question, answered) == ""
+
+
 def test_a_diff_to_decide_on_is_exact_and_no_line_of_a_file_is_taken_for_a_header() -> None:
     removed = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n--- x\n+++ \x1b[8m\n"
     two = "@@ -7,2 +6,0 @@\n-a\n-b\n\\ No newline\n--- a/g\n+++ b/g\n@@ -1 +1 @@\n-f(old, 1)\n+f(new, 1)\n"
