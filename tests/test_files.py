@@ -20,7 +20,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from coder.tools.edit import diff
-from coder.tools.workspace import git_folders, save, writable_git_folders
+from coder.tools.workspace import git_folders, read_small_file, save, writable_git_folders
 from coder.toolset import ToolContext
 from tests.harness import to_become_links
 from tests.terminal import ROOT, promptly, until
@@ -123,6 +123,16 @@ def test_a_repository_may_be_a_link_that_nobody_can_read(ws: Workspace, unreadab
     ws.put({".git": f"gitdir: {unreadable}\n"})
     assert git_folders(ws.folder) == [Path(unreadable)] and not writable_git_folders(ws.folder)
     assert "is not read" in ws.fails("read", path=f"..{'/..' * 20}{unreadable}") and not ws.asked
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists the open files in /proc")
+def test_a_folder_in_the_place_of_a_small_file_leaves_nothing_open(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in (".", "pipe", "missing"):
+        assert read_small_file(tmp_path / name) is None
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            assert not os.readlink(f"/proc/self/fd/{number}").startswith(str(tmp_path))
 
 
 @pytest.mark.case("FIL-10", "FIL-12")

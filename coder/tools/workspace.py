@@ -280,9 +280,12 @@ def read_small_file(path: str | os.PathLike[str], most: int = -1) -> bytes | Non
 
     Links are not followed, and opening does not wait for the other end of a pipe.
     """
-    with contextlib.suppress(OSError, ValueError), open(os.open(path, FILE), "rb") as file:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            return file.read(most)
+    with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as closing:
+        fd = os.open(path, FILE)
+        closing.callback(os.close, fd)  # by itself: no file object is made of a folder
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            with open(fd, "rb", closefd=False) as file:
+                return file.read(most)
     return None
 
 
@@ -309,7 +312,9 @@ def private_folder() -> Path:
     """A temporary folder of this process alone, links resolved. It is removed at its end, and those of
     killed processes at this start: the kernel gives their locks back."""
     for mark in Path(tempfile.gettempdir()).glob(f"coder-*/{LOCK}"):
-        with contextlib.suppress(OSError), open(os.open(mark, FILE)) as lock:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
+            lock = os.open(mark, FILE)
+            closing.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(mark.parent, ignore_errors=True)
     folder = real(Path(tempfile.mkdtemp(prefix=f"coder-{os.getpid()}-")))
