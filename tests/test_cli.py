@@ -366,6 +366,9 @@ def test_what_runs_no_model_imports_no_library(place: Place) -> None:
         loaded = set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.M))
         assert done.returncode == 0 and "coder.cli.main" in loaded
         assert not libraries & {name.split(".")[0] for name in loaded} and not others & loaded
+    imports = "import sys, coder.cli.main, coder.cli.input, coder.cli.screen; print(*sys.modules)"
+    at_prompt = place.coder(python=["-c", imports]).stdout.split()
+    assert "coder.cli.keys" in at_prompt and not {"dataclasses", "coder.types"} & {*at_prompt}
     assert place.run("--version").stdout == f"coder {__version__}\n"
 
 

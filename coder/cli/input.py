@@ -22,7 +22,6 @@ from coder.cli import keys
 from coder.cli.process import begin_exit, handling, wake_up
 from coder.cli.screen import erasure
 from coder.permissions.sanitize import strip_controls
-from coder.tools.workspace import make_private
 
 MORE = ". "
 # With these in it, readline ends the line at a key of this program
@@ -242,6 +241,10 @@ class Keyboard:
 
     def close(self) -> None:
         """Add to the history's file, which is private; a read-only home is no error."""
+        from coder.tools.workspace import (
+            make_private,
+        )  # late: 3 ms, that the first prompt need not wait for
+
         end = FOLDER + self.folder
         lines = (self.redact(each).replace(FOLDER, "") + end for each in self._new)
         with contextlib.suppress(OSError):

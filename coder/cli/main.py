@@ -329,8 +329,9 @@ def parser() -> Flags:
         if (given := setting.value) is not None:
             flag = f"--{field_of(name).replace('_', '-')}"
             words = ["-m", flag] if name == "OPENAI_MODEL" else [flag]
-            options = {"metavar": given, "type": partial(check_flag, name, flag)}
-            options = options if given else {"action": "store_const", "const": "on"}
+            options = {"action": "store_const", "const": "on"}
+            if given:
+                options = {"metavar": given, "type": partial(check_flag, name, flag)}
             flags.add_argument(*words, dest=name, help=setting.help, **options)
     for title, text in BELOW.items():
         flags.add_argument_group(title, text)
