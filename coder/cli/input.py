@@ -241,9 +241,7 @@ class Keyboard:
 
     def close(self) -> None:
         """Add to the history's file, which is private; a read-only home is no error."""
-        from coder.tools.workspace import (
-            make_private,
-        )  # late: 3 ms, that the first prompt need not wait for
+        from coder.tools.workspace import make_private  # late: no prompt needs it
 
         end = FOLDER + self.folder
         lines = (self.redact(each).replace(FOLDER, "") + end for each in self._new)
