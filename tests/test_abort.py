@@ -13,6 +13,7 @@ import re
 import signal
 import socket
 import sqlite3
+import subprocess
 import sys
 import termios
 import threading
@@ -622,3 +623,14 @@ def test_ctrl_c_in_a_large_write_leaves_the_old_or_the_new_one(tmp_path: Path, r
     finally:
         signal.signal(signal.SIGALRM, before)
     assert interrupted == rounds
+
+
+def test_an_end_while_the_private_folder_is_made_leaves_none(tmp_path: Path) -> None:
+    code = (
+        "import sys; from coder.tools import workspace\n"
+        "workspace.fcntl.flock = lambda *given: sys.exit(143)\n"
+        "workspace.private_folder()"
+    )
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 143
+    assert os.listdir(tmp_path) == []

@@ -318,7 +318,7 @@ def private_folder() -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(mark.parent, ignore_errors=True)
     folder = real(Path(tempfile.mkdtemp(prefix=f"coder-{os.getpid()}-")))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     fcntl.flock(os.open(folder / "new", NEW_FILE), fcntl.LOCK_EX)  # as long as this process lives
     os.rename(folder / "new", folder / LOCK)  # when it is locked: without this nobody removes it
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
