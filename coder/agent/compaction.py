@@ -80,10 +80,12 @@ class Compaction(Hooks):
         self.model, self.prompt = model, prompt or PROMPT
         self._focus: str | None = None  # of a compaction that was asked for
         self._retry_at = 0  # tokens; below, no summary is tried after one that failed
-        self._newest = Request([])  # its key, its prompt and its tools are also those of the next
+        self._newest_request = Request(
+            []
+        )  # its key, its prompt and its tools are also those of the next
 
     def before_llm_call(self, request: Request) -> None:
-        self._newest = request
+        self._newest_request = request
 
     def request(self, focus: str = "") -> None:
         """Compact at the beginning of the next step; from any thread. `focus`: what matters most."""
@@ -125,7 +127,11 @@ class Compaction(Hooks):
     def _tokens(self, messages: list[Message], usage: Usage = Usage()) -> int:
         """Tokens: what the server counted for the last request, and an estimate of what came since."""
         if not usage.input:
-            fixed = {"role": "system", "content": self._newest.system, "tools": self._newest.tools}
+            fixed = {
+                "role": "system",
+                "content": self._newest_request.system,
+                "tools": self._newest_request.tools,
+            }
             return size([*messages, fixed]) // CHARS_PER_TOKEN
         since = takewhile(lambda each: each.get("role") != "assistant", reversed(messages))
         return usage.input + usage.output + size(since) // CHARS_PER_TOKEN
@@ -174,7 +180,7 @@ class Compaction(Hooks):
             conversation = transcript(old, limit)
             text = f"<conversation>\n{conversation}\n</conversation>\n\n{order}"
             asked = [{"role": "user", "content": text}]
-            request = Request(asked, [], self.prompt, self._newest.api_key)
+            request = Request(asked, [], self.prompt, self._newest_request.api_key)
             yield Nested("compaction", RunStart())
             try:
                 with Returning(self.model.stream(request, abort)) as stream:

@@ -168,7 +168,7 @@ class App:
             cwd=self.cwd,
             session_id=os.urandom(8).hex(),
         )
-        self.agent.subscribe(self._note)
+        self.agent.subscribe(self._count_usage)
         if self.plugins:
             self.agent.subscribe(self.plugins.notify)
         self.work_as(spec.name, model)
@@ -319,7 +319,7 @@ class App:
                     show(Notice(self.notices.pop(0)))
                 show(event)
 
-    def _note(self, event: Event) -> None:
+    def _count_usage(self, event: Event) -> None:
         if isinstance(event, StepEnd) and event.usage.input:
             self.newest = event.usage
         elif isinstance(event, RunEnd):

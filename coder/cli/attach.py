@@ -41,7 +41,7 @@ def image(path: str) -> dict[str, Any]:
 def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list[str]]:
     """(the text with the files it names behind it, images, a few words about each)."""
     images, notes, made = list[dict[str, Any]](), list[str](), text
-    for path in dict.fromkeys(filter(None, map(_existing, PATH.findall(text)))):
+    for path in dict.fromkeys(filter(None, map(_existing_path, PATH.findall(text)))):
         try:
             if Path(path).suffix.lower() in IMAGES:
                 images.append(image(path))
@@ -61,7 +61,7 @@ def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list
     return made, images, notes
 
 
-def _existing(given: str) -> str:
+def _existing_path(given: str) -> str:
     """The path that is meant, which punctuation may follow; "" where there is nothing."""
     path = re.sub(r"\\(.)", r"\1", given)
     tried = (os.path.expanduser(each) for each in (path, path.rstrip(".,;:!?)]}'\"")))

@@ -69,8 +69,8 @@ class Keyboard:
         self.candidates: Callable[[str, str], Iterable[str]] = lambda before, word: ()
         self.pressed = -100.0  # when Ctrl+C last stopped a run or did nothing (monotonic)
         self._new: list[str] = []  # entries that the history's file does not have
-        self._found: list[str] = []  # candidates
-        self._dumb = os.environ.get("TERM", "dumb") == "dumb"
+        self._completions: list[str] = []  # candidates
+        self._is_dumb = os.environ.get("TERM", "dumb") == "dumb"
         self.readline = self._load_readline()
 
     def entries(self) -> Iterator[str]:
@@ -97,7 +97,7 @@ class Keyboard:
         """A line or a pasted block; several lines between triple quotes, or with a backslash at their ends."""
         text = self._line(self._prompt(), self.early).rstrip(" \t\n")
         if key := OWN_KEY.search(text):  # the line under way stands at the next prompt
-            if not self._dumb:
+            if not self._is_dumb:
                 keys.send(erasure(self._prompt() + text.replace(key[0], "^X") + "\n"))
             text = text.replace(key[0], "")
             if key[0] == SHIFT_TAB:
@@ -119,8 +119,8 @@ class Keyboard:
         return text
 
     def _prompt(self) -> str:
-        text = f"{self.label()} {'>' if self._dumb else '❯'} ".lstrip()
-        plain = self._dumb or not self.readline
+        text = f"{self.label()} {'>' if self._is_dumb else '❯'} ".lstrip()
+        plain = self._is_dumb or not self.readline
         return text if plain else f"\x01\x1b[1m\x02{text}\x01\x1b[0m\x02"
 
     def _line(self, prompt: str, early: list[str] | None = None) -> str:
@@ -189,7 +189,7 @@ class Keyboard:
                 early += keys.waiting_keys(PAUSE) if early else ""
                 if early := early.replace("\n", " ").strip():
                     self.early.append(early)
-                by_key = (letters or words) and self.readline and not self._dumb
+                by_key = (letters or words) and self.readline and not self._is_dumb
                 return self._press(prompt, letters, words) if by_key else self._answer_line(prompt)
             except (EOFError, KeyboardInterrupt):
                 sys.stdout.write("\n")
@@ -277,8 +277,8 @@ class Keyboard:
         assert self.readline
         if number == 0:
             before = self.readline.get_line_buffer()[: self.readline.get_begidx()]
-            self._found = list(filter(str.isprintable, self.candidates(before, word)))
-        return self._found[number] if number < len(self._found) else None
+            self._completions = list(filter(str.isprintable, self.candidates(before, word)))
+        return self._completions[number] if number < len(self._completions) else None
 
 
 def mode(agent: str, yolo: bool) -> str:

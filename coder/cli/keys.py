@@ -132,30 +132,30 @@ class Keys:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""  # the beginning of a sequence
-        self._pasting = False
+        self._held_keys = ""  # the beginning of a sequence
+        self._is_pasting = False
 
     def feed(self, data: bytes) -> list[str]:
         """The keys that these bytes end."""
-        found = KEY.findall(self._held + self._decoder.decode(data))
-        self._held = found.pop() if found and BEGUN.fullmatch(found[-1]) else ""
+        found = KEY.findall(self._held_keys + self._decoder.decode(data))
+        self._held_keys = found.pop() if found and BEGUN.fullmatch(found[-1]) else ""
         keys = []
         for key in found:
             if key in (PASTE_BEGINS, PASTE_ENDS):
-                self._pasting = key == PASTE_BEGINS
+                self._is_pasting = key == PASTE_BEGINS
             else:
                 pasted = PASTED + ("\n" if key in ENTER else key)
-                keys.append(pasted if self._pasting else key)
+                keys.append(pasted if self._is_pasting else key)
         return keys
 
     def read(self, *others: int, seconds: float | None = None) -> list[str]:
         """The keys that come next; none after `seconds`, or where one of `others` can be read. Raises EOFError."""
         terminal = sys.stdin.fileno()
         while True:
-            is_esc = self._held in (ESC, ESC * 2)
+            is_esc = self._held_keys in (ESC, ESC * 2)
             ready = select.select([terminal, *others], [], [], ESC_ALONE if is_esc else seconds)[0]
             if terminal not in ready:
-                self._held = self._held if ready else ""
+                self._held_keys = self._held_keys if ready else ""
                 return [ESC] if is_esc and not ready else []
             data = b""
             with contextlib.suppress(OSError):

@@ -60,7 +60,7 @@ class Markdown(PlainText):
         self._hanging: Cells = []  # what the further rows of this line begin with
         self._style = ""  # of this line
         self._line, self._at = "", 0  # its text, of which so much is in rows
-        self._begun = False  # whether its kind is known
+        self._is_kind_known = False  # whether its kind is known
         self._fence = ""  # that ends the code under way
         self._code: list[str] | None = None
         self._language = ""
@@ -76,14 +76,14 @@ class Markdown(PlainText):
                 self._end_line()
                 continue
             self._line += piece
-            if self._code is None and not self._begun:
+            if self._code is None and not self._is_kind_known:
                 line = self._line.strip()
                 if not (UNDECIDED.fullmatch(line) or line.startswith(("|", "```", "~~~"))):
                     self._begin_line()
-            if self._begun:
+            if self._is_kind_known:
                 self._add_inline(is_whole=False)
-        start = "" if self._begun else start_of(self._line.expandtabs(4), width)
-        self.row = start or self._painted(self._cells)
+        start = "" if self._is_kind_known else start_of(self._line.expandtabs(4), width)
+        self.row = start or self._paint(self._cells)
         rows, self._rows = self._rows, []
         return "".join(f"{row}\n" for row in rows)
 
@@ -108,16 +108,16 @@ class Markdown(PlainText):
             self._end_table()
             self._rows.append(self.paint("─" * min(self._width, 40), "dim"))
         else:
-            if not self._begun:
+            if not self._is_kind_known:
                 self._begin_line()
             self._add_inline(is_whole=True)
-            self._rows.append(self._painted(self._cells))
-        self._line, self._at, self._cells, self._begun = "", 0, [], False
+            self._rows.append(self._paint(self._cells))
+        self._line, self._at, self._cells, self._is_kind_known = "", 0, [], False
 
     def _begin_line(self) -> None:
         """What kind of line this is: its beginning as the reader sees it, and its style."""
         self._end_table()
-        self._begun, self._style = True, ""
+        self._is_kind_known, self._style = True, ""
         found = BLOCK.match(self._line)
         blanks = len(self._line) - len(self._line.lstrip(" "))
         self._hanging = [(" ", "")] * min(blanks, self._width // 2)
@@ -147,10 +147,10 @@ class Markdown(PlainText):
                 # Between words, where there is a place
                 at = row_end(text, width, least) or len(start_of(text, width)) or 1
                 behind = len(text) - len(text[at:].lstrip(" "))
-                self._rows.append(self._painted(self._cells[:at]))
+                self._rows.append(self._paint(self._cells[:at]))
                 self._cells = self._hanging * has_room + self._cells[behind:]
 
-    def _painted(self, cells: Cells) -> str:
+    def _paint(self, cells: Cells) -> str:
         shown = cells[: len(plain(cells).rstrip(" "))]
         parts = groupby(shown, lambda cell: cell[1])
         return "".join(self.paint(plain(part), style) for style, part in parts)
@@ -167,7 +167,7 @@ class Markdown(PlainText):
         code.append(line)
         del code[:-WINDOW]
         cells, goes_on = highlighted(code, self._language)
-        self._rows.append(self._painted(cells))
+        self._rows.append(self._paint(cells))
         if self._language in LINEWISE and not goes_on:
             code.clear()
 
@@ -176,7 +176,7 @@ class Markdown(PlainText):
         if len(lines) > 1 and re.fullmatch(r"[|:\s-]*-[|:\s-]*", lines[1]):
             head, marks, *rows = map(table_cells, lines)
             set_rows = table([head, *rows], marks, self._width)
-            lines = [*map(self._painted, set_rows)] or lines
+            lines = [*map(self._paint, set_rows)] or lines
         self._rows += lines
 
 

@@ -94,7 +94,7 @@ def complete(missing: Missing, arguments: argparse.Namespace) -> Settings:
     if len(names) == 1:
         settings.model = names[0]
     elif visible and names:
-        sys.stderr.write(f"coder: {missing}. {settings.host} has:{_numbered(names)}\n")
+        sys.stderr.write(f"coder: {missing}. {settings.host} has:{_number_names(names)}\n")
         settings.model = by_number(names, _answer("number or name: ", arguments.can_ask))
         _keep(OPENAI_MODEL=settings.model)
     else:
@@ -111,7 +111,7 @@ def _server(can_ask: bool) -> tuple[str, str]:
         url = f"http://127.0.0.1:{port}/v1"
         with contextlib.suppress(CoderError):
             names = models_of(Endpoint(url, None, {}))
-            found += f"  {name} at {url}{_numbered(names, len(options))}\n"
+            found += f"  {name} at {url}{_number_names(names, len(options))}\n"
             options += [(url, each) for each in names[:MAX_ROWS]]
     if not options:
         ports = ", ".join(f"{name} {port}" for name, port in PORTS.items())
@@ -152,7 +152,7 @@ def _answer(question: str, can_ask: bool) -> str:
     raise SystemExit(USAGE)
 
 
-def _numbered(names: Sequence[str], above: int = 0) -> str:
+def _number_names(names: Sequence[str], above: int = 0) -> str:
     """The first of them in rows, each with its number."""
     rows = [f"{number:>5}  {name}" for number, name in enumerate(names[:MAX_ROWS], above + 1)]
     more = [f"       and {len(names) - MAX_ROWS} more"] if names[MAX_ROWS:] else []

@@ -59,10 +59,10 @@ class Renderer:
         self._limits, self._context_used, self._notify_after = limits, context_used, notify_after
         self._agent = Worker()
         self._subagents: dict[str, Worker] = {}  # of the run, by their sessions
-        self._streaming = ""  # "text" or "reasoning" while it comes
-        self._asked: Event | None = None  # the question behind which the result stands
+        self._delta_kind = ""  # "text" or "reasoning" while it comes
+        self._last_question: Event | None = None  # the question behind which the result stands
         self._behind_call = False  # the last rows are those of a call
-        self._counted = "", "", 0  # of the draft: the tool, the titles, the lines
+        self._draft_size = "", "", 0  # of the draft: the tool, the titles, the lines
         self.last: list[tuple[str, events.ToolEnd]] = []  # the newest call: its title and its end
 
     def __call__(self, event: Event) -> None:
@@ -96,13 +96,13 @@ class Renderer:
                 self._line("", "")
                 self.screen.entry(text_of(message))
             case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
-                self._asked = event
+                self._last_question = event
                 self.pause()
                 self._notify("a question")
             case events.PermissionReplied():
                 self._wait(self._agent.activity)
             case events.ToolStart():
-                self._asked = None
+                self._last_question = None
                 if not worker.name:
                     self.screen.status()  # its seconds begin
                 worker.titles[event.id] = event.title
@@ -119,7 +119,7 @@ class Renderer:
             case events.RunEnd():
                 self._end_run(event, worker, prefix)
             case _ if warning := _warning(event):
-                void = isinstance(event, events.Retry) and self._streaming == "text"
+                void = isinstance(event, events.Retry) and self._delta_kind == "text"
                 self._line(prefix + warning + " The text above is discarded." * void, "yellow")
                 if worker.name or isinstance(event, events.Retry):
                     self._wait("waiting for the next attempt")
@@ -144,10 +144,10 @@ class Renderer:
         self._notify(STOPPED[event.stop_reason])
 
     def _stream(self, kind: str, text: str, screen: Screen, style: str = "") -> None:
-        if self._streaming != kind:
+        if self._delta_kind != kind:
             self.pause()
             text = text.lstrip("\n")
-            self._streaming = kind if text else ""
+            self._delta_kind = kind if text else ""
             if self._behind_call and text and screen is self.screen:
                 screen.line()
             self._behind_call = False
@@ -160,7 +160,7 @@ class Renderer:
         self.screen.finish_line()
         if self.answers:
             self.answers.finish_line()
-        self._streaming, self._counted = "", ("", "", 0)
+        self._delta_kind, self._draft_size = "", ("", "", 0)
 
     def _notify(self, text: str) -> None:
         if time.monotonic() - self._agent.started >= self._notify_after:
@@ -172,7 +172,7 @@ class Renderer:
 
     def _wait(self, label: str, limit: float = math.inf) -> None:
         """Show what is being waited for, and for how long at most."""
-        if self._streaming:
+        if self._delta_kind:
             self.pause()
         by_call = {worker.call_id: worker for worker in self._subagents.values()}
         workers = [by_call[each] for each in self._agent.titles if each in by_call]
@@ -189,7 +189,7 @@ class Renderer:
     def _end_call(self, event: events.ToolEnd, worker: Worker) -> None:
         title = worker.titles.pop(event.id, event.name)
         self.last, self._behind_call = [(title, event)], True
-        match self._asked:
+        match self._last_question:
             case events.QuestionAsked(id=event.id, answer=event.result.content):
                 return  # it stands behind the question
         is_read = event.name in wording.COUNTED_TOOLS and not self.verbose
@@ -207,7 +207,11 @@ class Renderer:
         mark = ("✗ ", f"bold {style}") if event.is_error else DONE
         name = (worker.name and f"  {worker.name} ", "dim")
         self.screen.exact_line(*self._call_row(name, mark, title, words, style))
-        shown = self._asked.detail if isinstance(self._asked, events.PermissionAsked) else ""
+        shown = (
+            self._last_question.detail
+            if isinstance(self._last_question, events.PermissionAsked)
+            else ""
+        )
         if not shown or shown != event.result.details.get("diff"):
             rows = wording.result_rows(event, self.verbose)
             for row in rows[: event.is_error] if worker.name else rows:
@@ -216,12 +220,12 @@ class Renderer:
 
     def _join(self, title: str, event: events.ToolEnd) -> None:
         """Show a call whose result is counted, in the row of the neighbours before it where there is room."""
-        name, titles, before = self._counted
+        name, titles, before = self._draft_size
         joined, lines = f"{titles}, {title.removeprefix(f'{name} ')}", wording.line_count(event)
         if name != event.name or cell_count(f"● {joined} · {before} lines") >= self.screen.width:
             self.pause()
             joined, before = title, 0
-        self._counted = event.name, joined, before + lines
+        self._draft_size = event.name, joined, before + lines
         words = f" · {wording.plural(before + lines, 'line')}"
         self.screen.draft(*self._call_row(("", ""), DONE, joined, words, "dim"))
 

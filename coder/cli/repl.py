@@ -237,7 +237,7 @@ class TypeAhead:
         self.commands: list[str] = []
         self.entered: list[str] = []  # all lines of the run
         self._keys = Keys()
-        self._reading, self._listens = contextlib.ExitStack(), False
+        self._reading, self._is_listening = contextlib.ExitStack(), False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -250,7 +250,7 @@ class TypeAhead:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """While inside, a question reads the keyboard."""
-        was_listening = self._listens
+        was_listening = self._is_listening
         self._reading.close()
         try:
             yield
@@ -266,13 +266,13 @@ class TypeAhead:
                 return
             awake, wake = os.pipe()
             reader = threading.Thread(target=self._read, args=(awake,), daemon=True)
-            self._listens = True
+            self._is_listening = True
             reader.start()
             self.show()
             try:
                 yield
             finally:
-                self._listens = False
+                self._is_listening = False
                 os.close(wake)
                 reader.join()
                 os.close(awake)

@@ -42,9 +42,9 @@ class Screen:
         self._rows: PlainText | None = None  # of the text that streams
         self._row = ""  # under way, as it stands on the screen
         self._status_rows = ""  # as they stand on the screen
-        self._label, self._limit, self._typed = "", math.inf, ""
-        self._above: tuple[str, ...] = ()  # rows above the label
-        self._since = self._last_data = 0.0
+        self._label, self._limit, self._typed_text = "", math.inf, ""
+        self._rows_above: tuple[str, ...] = ()  # rows above the label
+        self._label_since = self._last_data = 0.0
         self._lock = threading.RLock()
         self._ticker: threading.Thread | None = None
 
@@ -95,15 +95,15 @@ class Screen:
     def exact_line(self, *parts: tuple[str, str]) -> None:
         """Append a line of (text, style) parts, broken only by the terminal."""
         self.finish_line()
-        self._draw(f"{self._styled(parts)}\n", "")
+        self._draw(f"{self._style_parts(parts)}\n", "")
 
     def draft(self, *parts: tuple[str, str]) -> None:
         """On a terminal, show a line that further drafts replace, until something else follows it."""
         if self._rows:
             self.finish_line()
-        self._draw("", self._styled(parts))
+        self._draw("", self._style_parts(parts))
 
-    def _styled(self, parts: Iterable[tuple[str, str]]) -> str:
+    def _style_parts(self, parts: Iterable[tuple[str, str]]) -> str:
         return "".join(self._style(strip_controls(text), style) for text, style in parts)
 
     def _style(self, text: str, style: str) -> str:
@@ -134,8 +134,8 @@ class Screen:
         with self._lock:
             self._last_data = time.monotonic()
             if since or not self._label:
-                self._since = since or self._last_data
-            self._label, self._limit, self._above = label, limit, above
+                self._label_since = since or self._last_data
+            self._label, self._limit, self._rows_above = label, limit, above
             if not (label or limit < math.inf):
                 self._draw("", self._row)
             elif self.live and self._ticker is None:
@@ -145,7 +145,7 @@ class Screen:
     def show_typed(self, text: str) -> None:
         """Show in the status row what the user types."""
         with self._lock:
-            self._typed = re.sub(r"\s", " ", strip_controls(text))
+            self._typed_text = re.sub(r"\s", " ", strip_controls(text))
             self._draw("", self._row)
 
     def _tick(self) -> None:
@@ -163,11 +163,11 @@ class Screen:
             return ""
         room = self.width - 1
         # Its end is shown: reversed, cut, and reversed again
-        typed = one_line(self._typed[::-1], room * 2 // 3 if self._label else room)[::-1]
+        typed = one_line(self._typed_text[::-1], room * 2 // 3 if self._label else room)[::-1]
         room -= cell_count(typed) + 1
-        waited, silent = now - self._since, now - self._last_data
+        waited, silent = now - self._label_since, now - self._last_data
         stalls = silent >= STALL and self._limit < math.inf
-        if room < 10 or not (stalls or self._above or (self._label and waited >= 2 * FRAME)):
+        if room < 10 or not (stalls or self._rows_above or (self._label and waited >= 2 * FRAME)):
             return typed
         seconds = f" {waited:.0f}s" if waited >= 1 else ""
         if stalls:
@@ -175,7 +175,7 @@ class Screen:
         label = f"{SPINNER[int(now / FRAME) % len(SPINNER)]} {self._label}"
         waiting = one_line(one_line(label, room - len(seconds)) + seconds, room)
         fitting = max(0, shutil.get_terminal_size().lines - 2)  # with the row under way
-        rows = [one_line(row, self.width - 1) for row in self._above[:fitting]]
+        rows = [one_line(row, self.width - 1) for row in self._rows_above[:fitting]]
         return "\r\n".join([*rows, f"{waiting} {typed}" if typed else waiting])
 
     # -- drawing

@@ -59,14 +59,14 @@ def program() -> str:
 
 
 def config_folder() -> Path:
-    return _base("XDG_CONFIG_HOME", ".config") / "coder"
+    return _base_folder("XDG_CONFIG_HOME", ".config") / "coder"
 
 
 def data_folder() -> Path:
-    return _base("XDG_DATA_HOME", ".local/share") / "coder"
+    return _base_folder("XDG_DATA_HOME", ".local/share") / "coder"
 
 
-def _base(name: str, default: str) -> Path:
+def _base_folder(name: str, default: str) -> Path:
     """A relative value counts as none: it would lie in the folder that is worked in."""
     given = Path(os.environ.get(name, ""))
     return given if given.is_absolute() else Path.home() / default

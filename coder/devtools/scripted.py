@@ -290,10 +290,10 @@ class ScriptedModel(ChatModel):
         failure too. Raises OSError, or TraceError where the file is no trace."""
         recording = read(path)
         options = {name: recording.model[name] for name in TRACED & {*recording.model}}
-        return cls(map(_recorded, recording.exchanges), **options)
+        return cls(map(_recorded_reply, recording.exchanges), **options)
 
 
-def _recorded(exchange: Exchange) -> Reply:
+def _recorded_reply(exchange: Exchange) -> Reply:
     chunks = [each["text"].encode("utf-8", "surrogateescape") for each in exchange.of("chunk")]
     headers = next((each["headers"] for each in exchange.of("response")), dict[str, str]())
     missing = {"kind": "incomplete", "message": "the trace ends in the middle of this answer"}

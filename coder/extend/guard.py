@@ -70,30 +70,30 @@ class Guard(Hooks):
         self.name = name or type(hook).__name__
         self._turn = threading.RLock()  # sub-agents run in threads of their own
         self._abort = Abort()  # of the current run
-        self._reported: set[str] = set()
+        self._reported_errors: set[str] = set()
         for place in HOOK_NAMES:
             if place == "on_run_start" or implements(hook, place):
-                setattr(self, place, partial(self._guarded, place))
+                setattr(self, place, partial(self._call_guarded, place))
 
     def in_child(self) -> Hooks:
         """The hook for the run of a sub-agent: each request and each call, not the run, which is its parent's."""
         places = [place for place in IN_CHILD if implements(self.hook, place)]
         return FunctionHooks(**{place: getattr(self, place) for place in places})
 
-    def _guarded(self, place: str, *args: Any) -> Events[Any]:
+    def _call_guarded(self, place: str, *args: Any) -> Events[Any]:
         if place == "on_run_start":
-            self._abort, self._reported = args[0], set()
+            self._abort, self._reported_errors = args[0], set()
             if not implements(self.hook, place):
                 return None
-        call = self._work if self.seconds is None else self._limited
+        call = self._work if self.seconds is None else self._call_limited
         try:
             return (yield from call(place, args))
         except Exception as error:
             if isinstance(error, (Aborted, ANSWERS.get(place, Aborted))):
                 raise
             self._abort.check()
-            if place not in self._reported:
-                self._reported.add(place)
+            if place not in self._reported_errors:
+                self._reported_errors.add(place)
                 text = f"{type(error).__name__}: {error}"
                 yield Notice(f"The hook {self.name} failed ({place}): {text}")
             if self.closed:
@@ -103,7 +103,7 @@ class Guard(Hooks):
     def _work(self, place: str, args: tuple[Any, ...]) -> Events[Any]:
         return (yield from resolve(getattr(self.hook, place)(*args)))
 
-    def _limited(self, place: str, args: tuple[Any, ...]) -> Events[Any]:
+    def _call_limited(self, place: str, args: tuple[Any, ...]) -> Events[Any]:
         work, left = self._work(place, args), self.seconds or 0.0
         while True:
             try:

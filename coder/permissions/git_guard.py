@@ -56,7 +56,7 @@ class GitGuard:
         # A HEAD may make a repository of the workspace itself
         self._roots += map(str, (workspace / "HEAD", workspace / ".coder", *ours))
         self._roots += [git + name for git in self._gits for name in NAMES]
-        self._running = 0
+        self._commands_running = 0
         self.known = State()  # as it was when the last command ended
         self.unguarded: list[str] = []  # holds too much, or cannot be read
         self._accept()
@@ -73,7 +73,7 @@ class GitGuard:
     def begin(self) -> Changes:
         """A command begins. Returns what changed since the last one ended; that stays."""
         changes = self.since()
-        self._running += 1
+        self._commands_running += 1
         if self._record and (changes or not self._record.exists()):
             with contextlib.suppress(OSError):  # then only this process notices changes
                 make_private(self._record.parent)
@@ -82,7 +82,7 @@ class GitGuard:
 
     def end(self, undo: bool = True) -> Changes:
         """A command has ended. Returns what changed since it began, which `undo` puts back."""
-        self._running -= 1
+        self._commands_running -= 1
         if not undo:
             return self.since()
         changes = _changes(self.known, self._read())
@@ -98,7 +98,7 @@ class GitGuard:
     def since(self) -> Changes:
         """What changed since the last command ended, perhaps by the user. Reported once."""
         old = self.known
-        if not self._running:
+        if not self._commands_running:
             self._accept()
         return _changes(old, self.known)
 

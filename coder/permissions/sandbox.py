@@ -84,7 +84,7 @@ class Sandbox(Hooks):
         caches = {name: str(self.temporary / "cache" / each) for name, each in CACHES.items()}
         self.environment = {"TMPDIR": str(self.temporary), **caches}
         self.notices: list[str] = []
-        self._unreported: list[str] = []
+        self._unreported_notices: list[str] = []
         # Threads that start children: in the sandbox, and outside
         self.confined, self.worker = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         writable = [self.workspace, self.temporary, *writable_git_folders(self.workspace)]
@@ -112,7 +112,7 @@ class Sandbox(Hooks):
     def report(self, text: str, changes: Changes) -> None:
         """Keep a notice for the user until the next event."""
         if changes:
-            self._unreported.append(text.format(describe(changes, self.workspace)))
+            self._unreported_notices.append(text.format(describe(changes, self.workspace)))
 
     def tools(self, tools: Iterable[Tool]) -> list[Tool]:
         """The same tools; in a sandbox bash takes `unconfined` and reports what was put back."""
@@ -139,7 +139,7 @@ class Sandbox(Hooks):
         yield from map(Notice, self._take_unreported())
 
     def _take_unreported(self) -> list[str]:
-        notices, self._unreported = self._unreported, []
+        notices, self._unreported_notices = self._unreported_notices, []
         return notices
 
 

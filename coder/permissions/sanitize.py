@@ -38,22 +38,22 @@ class TerminalSanitizer:
     """Text as it comes, in pieces that are cut anywhere."""
 
     def __init__(self) -> None:
-        self._held = ""  # may be the beginning of a sequence
+        self._held_text = ""  # may be the beginning of a sequence
 
     def feed(self, text: str) -> str:
         """What can be shown by now."""
-        if not self._held and not re.search(_SUSPECT, text):
+        if not self._held_text and not re.search(_SUSPECT, text):
             return text
-        text, self._held = self._held + text, ""
+        text, self._held_text = self._held_text + text, ""
         return _strip(re.sub(_SEQUENCE, self._take, text))
 
     def flush(self) -> str:
         """The rest; the text ends here."""
-        held, self._held = self._held, ""
+        held, self._held_text = self._held_text, ""
         return _strip(held)
 
     def _take(self, found: re.Match[str]) -> str:
-        self._held = found["begun"] or ""
+        self._held_text = found["begun"] or ""
         return ""
 
 

@@ -295,7 +295,7 @@ def _is_harmless(top: Path, shows: bool) -> bool:
     if any(map(os.path.lexists, strange)) or not _is_whole(shared):
         return False
     try:
-        tracked = _tracked(read_small_file(folder / "index", MAX_INDEX) or b"")
+        tracked = _tracked_paths(read_small_file(folder / "index", MAX_INDEX) or b"")
     except ValueError:
         return False
     return not (shows and any(map(holds_secrets, tracked)))
@@ -315,7 +315,7 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _tracked(index: bytes) -> list[str]:
+def _tracked_paths(index: bytes) -> list[str]:
     """The paths in an index (see gitformat-index(5)). Raises ValueError where it holds more than
     files and links, or is of another form than most."""
     if not index:

@@ -45,7 +45,7 @@ class Assembler:
         self.usage: Usage | None = None
         self.finish_reason = ""
         self.done = False  # the end mark came
-        self._listed = False  # an entry of tool_calls came
+        self._has_call_list = False  # an entry of tool_calls came
         self._tag = ThinkTag()
 
     def feed(self, chunk: Any) -> Sequence[Event]:
@@ -109,8 +109,8 @@ class Assembler:
             for part in filter(lambda each: isinstance(each, dict), parts):
                 self._add_text(*self._split_part(part), events)
         calls = [call for call in delta.get("tool_calls") or () if call]
-        self._listed = self._listed or bool(calls)
-        if delta.get("function_call") and not self._listed:  # the older form; some send both
+        self._has_call_list = self._has_call_list or bool(calls)
+        if delta.get("function_call") and not self._has_call_list:  # the older form; some send both
             calls = [{"index": 0, "function": delta["function_call"]}]
         events += map(self.calls.add, calls)
         for name in self.echoed & delta.keys():

@@ -173,7 +173,7 @@ class StreamingRequest:
         self.headers: dict[str, str] = {}  # of the answer, names in lower case
         self._socket: socket.socket | None = None
         self._file: Any = None  # the socket's, to read from
-        self._reusable = False  # the answer was read to its end, and the server keeps open
+        self._is_reusable = False  # the answer was read to its end, and the server keeps open
         self.within(seconds)
 
     def within(self, seconds: float) -> None:
@@ -192,7 +192,7 @@ class StreamingRequest:
         sock, self._socket = self._socket, None  # what is kept is not cut any more
         if sock:
             self._file.close()
-            if self._reusable and not self.abort.is_set:
+            if self._is_reusable and not self.abort.is_set:
                 self.server.kept.append(sock)
             else:
                 sock.close()
@@ -203,9 +203,12 @@ class StreamingRequest:
         closed = f"the connection to {shown_url(server.url)} was closed before an answer"
         plain = not server.answered and self.url.startswith("http:")
         with self._as_model_error(closed, PERHAPS_TLS if plain else ""):
-            for sock in server.connect(self._left):
-                self._socket, self._file = sock, io.BufferedReader(_Incoming(sock, self._left))
-                sock.settimeout(self._left())
+            for sock in server.connect(self._seconds_left):
+                self._socket, self._file = (
+                    sock,
+                    io.BufferedReader(_Incoming(sock, self._seconds_left)),
+                )
+                sock.settimeout(self._seconds_left())
                 try:
                     with suppress(ConnectionError):  # a refusal may come before all is sent
                         sock.sendall(message)
@@ -229,9 +232,9 @@ class StreamingRequest:
             yield from map(self.server.redact, body_of(self._file, self.headers))
         self.abort.check()
         framed = not {"content-length", "transfer-encoding"}.isdisjoint(self.headers)
-        self._reusable = framed and self.headers.get("connection", "").lower() != "close"
+        self._is_reusable = framed and self.headers.get("connection", "").lower() != "close"
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         self.abort.check()
         left = self._deadline - time.monotonic()
         if left <= 0:

@@ -48,7 +48,7 @@ class Endpoint:
         self.headers = {name.lower(): value for name, value in headers.items()}
         self.address = self._base_of(base_url or os.environ.get("OPENAI_BASE_URL") or "") or None
         self.server: Server | None = None  # from the first request on
-        self._defaults: dict[str, str] = {}  # headers of each request
+        self._default_headers: dict[str, str] = {}  # headers of each request
 
     def _base_of(self, url: str) -> str:
         """A base URL, also where the address of the call itself was pasted."""
@@ -105,12 +105,12 @@ class Endpoint:
     def _find_base(self, key: str) -> str:
         from coder import __version__  # late: it imports this module's users
 
-        address, self._defaults = self.address, {"user-agent": f"coder/{__version__}"}
+        address, self._default_headers = self.address, {"user-agent": f"coder/{__version__}"}
         if not address:
             client = openai_client(key)
             address = str(client.base_url)
             given = client.default_headers.items()  # some are marked as left out
-            self._defaults = {
+            self._default_headers = {
                 name.lower(): value for name, value in given if isinstance(value, str)
             }
         with suppress(ValueError):
@@ -128,7 +128,7 @@ class Endpoint:
             "accept": "application/json",
             "content-type": "application/json",
             "authorization": f"Bearer {key}",
-            **self._defaults,
+            **self._default_headers,
             "accept-encoding": "identity",
             **self.headers,
             **({self.key_header: key} if self.key_header else {}),

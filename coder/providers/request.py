@@ -40,8 +40,8 @@ class RequestEncoder:
         self.model, self.profile, self.extra, self.budgets = model, profile, extra, budgets
         # (rejected members, copies of the messages, (messages up to its end, bytes) of each round of them): replaced
         # as a whole, since another thread may have a request, too
-        self._made: tuple[frozenset[str], list[Message], list[tuple[int, bytes]]]
-        self._made = frozenset(), [], []
+        self._encoded_rounds: tuple[frozenset[str], list[Message], list[tuple[int, bytes]]]
+        self._encoded_rounds = frozenset(), [], []
 
     def encode(self, request: Request, rejected: frozenset[str] = frozenset()) -> bytes:
         """The JSON of a request without the members that the server has rejected. The messages come last, so that it
@@ -74,7 +74,9 @@ class RequestEncoder:
 
     def _encode_messages(self, request: Request, rejected: frozenset[str]) -> bytes:
         """The messages with commas between them, and at most one system message, the first."""
-        _, copies, known = self._made if self._made[0] == rejected else (rejected, [], [])
+        _, copies, known = (
+            self._encoded_rounds if self._encoded_rounds[0] == rejected else (rejected, [], [])
+        )
         unchanged = [*map(eq, copies, request.messages), False].index(False)
         rounds = [each for each in known if each[0] <= unchanged][:-1]  # the last one may go on
         start = rounds[-1][0] if rounds else 0
@@ -84,7 +86,7 @@ class RequestEncoder:
         for begin, behind in pairwise([*starts, len(new)]):
             made = map(encode, _convert_round(new[begin:behind], self.profile, rejected))
             rounds.append((start + behind, b",".join(made)))
-        self._made = rejected, [*copies[:start], *map(copied, new)], rounds
+        self._encoded_rounds = rejected, [*copies[:start], *map(copied, new)], rounds
         system = [text_of(each) for each in request.messages if each["role"] in SYSTEM]
         text = mend("\n\n".join(filter(None, [request.system, *system])))
         first = encode({"role": "system", "content": text}) if text else b""

@@ -67,15 +67,15 @@ class ThinkTag:
 
     def __init__(self) -> None:
         self.state: Literal["before", "inside", "behind", "text"] = "before"
-        self._held = ""  # what may be the beginning of a tag
+        self._held_text = ""  # what may be the beginning of a tag
 
     def split(self, text: str) -> tuple[str, str]:
         """(thought, text) of this piece, as far as it is known by now."""
-        text, self._held = self._held + text, ""
+        text, self._held_text = self._held_text + text, ""
         if self.state == "before":
             begun = text.lstrip()
             if self.OPEN.startswith(begun):
-                self._held = text
+                self._held_text = text
                 return "", ""
             if not begun.startswith(self.OPEN):
                 self.state = "text"
@@ -87,7 +87,7 @@ class ThinkTag:
             if not closed:
                 at = thought.rfind("<")
                 if at >= 0 and self.CLOSE.startswith(thought[at:]):
-                    thought, self._held = thought[:at], thought[at:]
+                    thought, self._held_text = thought[:at], thought[at:]
                 return thought, ""
             self.state = "behind"
         if self.state == "behind":  # white space between the tag and the text is dropped
@@ -97,8 +97,8 @@ class ThinkTag:
 
     def rest(self) -> tuple[str, str]:
         """What was held back, when no more comes."""
-        held, inside = self._held, self.state == "inside"
-        self.state, self._held = "text", ""
+        held, inside = self._held_text, self.state == "inside"
+        self.state, self._held_text = "text", ""
         return (held, "") if inside else ("", held)
 
 

@@ -91,7 +91,7 @@ class Database:
         """For one thread at a time, not to be nested. A file that proves damaged is replaced."""
         with self._lock:
             try:
-                with self._explained():
+                with self._explain_errors():
                     if self._db.in_transaction:  # left by an interrupt between two lines
                         self._db.rollback()
                     yield self._db
@@ -100,7 +100,7 @@ class Database:
                 raise DamageError(self.notice) from None
 
     def _open(self) -> None:
-        with self._explained(), contextlib.ExitStack() as failing:
+        with self._explain_errors(), contextlib.ExitStack() as failing:
             if not self.in_memory:
                 make_private(self.path.parent)
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -146,7 +146,7 @@ class Database:
         aside = f"{self.path}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
         begun = f"{self.what} was damaged; a new one was begun."
         self.notice = f"{begun} The damaged file is kept as {aside}."
-        with self._explained():
+        with self._explain_errors():
             if self.path.stat().st_ino == self._inode:
                 for suffix in ("-wal", "-shm", ""):
                     with contextlib.suppress(FileNotFoundError):
@@ -154,7 +154,7 @@ class Database:
         self._open()
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """Raise a StoreError for what SQLite and the system raise."""
         try:
             yield
@@ -183,7 +183,7 @@ class Git:
 
         self.root, self.top, self.deadline = root, repository_top(Path(root)), deadline
         self._program = find_program("git", root) if os.path.lexists(self.top / ".git") else ""
-        self._own = Path(data, "git")
+        self._git_folder = Path(data, "git")
         self.tracked: dict[str, str] = {}  # blob ids of files, or "": not seen when it changes
         self.blobs: set[str] = set()
 
@@ -206,11 +206,15 @@ class Git:
 
     def _variables(self) -> dict[str, str]:
         """For the user's index and objects, read through a repository of this program, without the settings of any other."""
-        make_private(self._own / "refs")
-        (self._own / "HEAD").touch(0o600)  # else the umask would decide
-        (self._own / "HEAD").write_text("ref: refs/heads/none\n")
+        make_private(self._git_folder / "refs")
+        (self._git_folder / "HEAD").touch(0o600)  # else the umask would decide
+        (self._git_folder / "HEAD").write_text("ref: refs/heads/none\n")
         folders = git_folders(self.top)
-        places = {"DIR": self._own, "WORK_TREE": self.top, "INDEX_FILE": folders[0] / "index"}
+        places = {
+            "DIR": self._git_folder,
+            "WORK_TREE": self.top,
+            "INDEX_FILE": folders[0] / "index",
+        }
         places |= {"OBJECT_DIRECTORY": folders[-1] / "objects", "CONFIG_GLOBAL": Path(os.devnull)}
         given = {f"GIT_{name}": str(place) for name, place in places.items()}
         return given | {"GIT_CONFIG_NOSYSTEM": "1", "GIT_NO_LAZY_FETCH": "1"}
@@ -285,7 +289,7 @@ class BlobStore(Database):
         name = f"{hashlib.sha256(os.fsencode(root)).hexdigest()}.db"
         super().__init__(Path(data, "snapshots", name))
         self.git = Git(root, data, deadline)
-        self._waiting: dict[str, bytes] = {}
+        self._waiting_blobs: dict[str, bytes] = {}
         self._waiting_bytes = 0
         with contextlib.suppress(OSError):
             self.path.parent.chmod(0o700)
@@ -304,8 +308,8 @@ class BlobStore(Database):
     def add(self, data: bytes) -> str:
         """The id of a content, which `flush` will store where git does not have it."""
         name = blob_id(data)
-        if name not in self._waiting and name not in self.git.blobs:
-            self._waiting[name] = data
+        if name not in self._waiting_blobs and name not in self.git.blobs:
+            self._waiting_blobs[name] = data
             self._waiting_bytes += len(data)
         if self._waiting_bytes > MAX_WAITING:
             self.flush()
@@ -313,7 +317,7 @@ class BlobStore(Database):
 
     def flush(self) -> None:
         """Store what waits."""
-        waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
+        waiting, self._waiting_blobs, self._waiting_bytes = self._waiting_blobs, {}, 0
         if waiting:
             now = int(time.time())
             rows = [(name, now, zlib.compress(data, 1)) for name, data in waiting.items()]

@@ -56,10 +56,10 @@ def export(store: Store, session_id: str, format: Format, redact: Redact | None 
     if format == "json":
         return json.dumps(whole, ensure_ascii=False, indent=2) + "\n"
     heading = " ".join(redact(info.title or info.first[:80] or f"Session {info.id}").split())
-    usage, times = info.usage, f"{_when(info.created)} to {_when(info.updated)}"
+    usage, times = info.usage, f"{_format_time(info.created)} to {_format_time(info.updated)}"
     used = f"{usage.input:,} tokens in ({usage.cached:,} cached), {usage.output:,} out"
     cost = f"${usage.cost:.4f}" if usage.cost is not None else ""
-    facts = redact(_joined(info.id, info.model, info.directory, times, used, cost))
+    facts = redact(_join_facts(info.id, info.model, info.directory, times, used, cost))
     pieces = [("title", heading), ("facts", facts), *_pieces(whole["messages"])]
     if format == "md":
         written = (FORMS[form][0](text) for form, text in pieces if text)
@@ -76,12 +76,12 @@ def _rows(store: Store, which: str, session_id: str) -> list[dict[str, Any]]:
     return [row | {name: loaded(row[name]) for name in JSON_COLUMNS & row.keys()} for row in rows]
 
 
-def _when(time: int) -> str:
+def _format_time(time: int) -> str:
     """Local time."""
     return datetime.fromtimestamp(time / 1000).strftime("%Y-%m-%d %H:%M:%S") if time else ""
 
 
-def _joined(*facts: str) -> str:
+def _join_facts(*facts: str) -> str:
     return " · ".join(filter(None, facts))
 
 
@@ -108,7 +108,10 @@ def _pieces(rows: Sequence[dict[str, Any]]) -> Pieces:
         used = f"{tokens['input']:,} in, {tokens['output']:,} out" if tokens else ""
         gone = "" if row["active"] else "no longer sent to the model"
         yield "section", f"{re.sub('[^a-z]', '', kind)}{' gone' if gone else ''}"
-        yield "head", _joined(kind.capitalize(), _when(meta.get("timestamp") or 0), used, gone)
+        yield (
+            "head",
+            _join_facts(kind.capitalize(), _format_time(meta.get("timestamp") or 0), used, gone),
+        )
         thoughts = (message.get(name) for name in (*REASONING, THINK))
         for thought in [each for each in thoughts if each and isinstance(each, str)][:1]:
             yield from [("fold", "Thoughts"), ("code", thought), ("end fold", "-")]
@@ -134,7 +137,7 @@ def _calls(
         data, state = part.get("data") or {}, part.get("state") or ""
         title = " ".join((part.get("title") or call["function"]["name"]).split()) or "?"
         took = f"{data['seconds']:.1f} s" if data.get("seconds") is not None else ""
-        yield "fold", _joined(title, took, "" if state == "completed" else state)
+        yield "fold", _join_facts(title, took, "" if state == "completed" else state)
         yield "code", _arguments(call["function"]["arguments"])
         yield "code", outputs.get(call["id"], "")
         details = data.get("details")
@@ -166,13 +169,13 @@ def _arguments(sent: str) -> str:
 # ---- the forms ------------------------------------------------------------------------------------
 
 
-def _fenced(text: str, language: str = "") -> str:
+def _fence(text: str, language: str = "") -> str:
     """A code block whose fence is longer than any in the text."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def _coloured(diff: str) -> str:
+def _colour_diff(diff: str) -> str:
     colours = {"+": ' class="add"', "-": ' class="cut"'}
     return "".join(
         f"<span{colours.get(line[:1], '')}>{line}\n</span>" for line in diff.splitlines()
@@ -196,8 +199,8 @@ FORMS: dict[str, tuple[Callable[[str], str], Callable[[str], str]]] = {
         lambda text: f"<details><summary>{html.escape(text)}</summary>",
         "<details><summary>{}</summary>".format,
     ),
-    "code": (_fenced, "<pre>{}</pre>".format),
-    "diff": (lambda text: _fenced(text, "diff"), lambda text: f"<pre>{_coloured(text)}</pre>"),
+    "code": (_fence, "<pre>{}</pre>".format),
+    "diff": (lambda text: _fence(text, "diff"), lambda text: f"<pre>{_colour_diff(text)}</pre>"),
     "end fold": ("</details>".format, "</details>".format),
     "end section": ("".format, "</section>\n".format),
 }

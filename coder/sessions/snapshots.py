@@ -92,10 +92,12 @@ class Snapshots:
         self._files = WorkspaceFiles(self.root, os.path.realpath(data))
         self._session = ""
         self._first_look = threading.Thread()  # of all files
-        self._began = 0.0
-        self._told: set[str] = set()
+        self._look_began = 0.0
+        self._reported_notices: set[str] = set()
         self._in_step = False  # a tool has begun
-        self._asked = False  # in a step: the event before was a question, which is answered now
+        self._is_answering = (
+            False  # in a step: the event before was a question, which is answered now
+        )
 
     def open(self, session_id: str, resumed: bool = False) -> None:
         """Continue with the runs of this session."""
@@ -110,7 +112,7 @@ class Snapshots:
     # ---- taking them
 
     def __call__(self, event: Event, abort: Abort | None = None) -> None:
-        if self._asked:
+        if self._is_answering:
             self._begin_step(abort)
         match event:
             case events.RunStart():
@@ -118,7 +120,7 @@ class Snapshots:
                 self.runs.append(RunSnapshot())
                 done = self._files.ready and not self._files.left_out
                 if not (self.off or done or self._first_look.is_alive()):
-                    self._began, self._files.deadline = time.monotonic(), math.inf
+                    self._look_began, self._files.deadline = time.monotonic(), math.inf
                     self._first_look = threading.Thread(target=self._look_first, daemon=True)
                     self._first_look.start()
             case events.MessageEnd(message={"role": "user"} as message) if self.runs:
@@ -131,7 +133,7 @@ class Snapshots:
         # Beside a sub-agent that asks others may work on: what they change then is taken for the user's, too
         if self._in_step and hasattr(events.innermost(event), "reply"):
             self.finish()
-            self._asked = True
+            self._is_answering = True
         if isinstance(event, events.RunEnd):
             self._save(self.runs[-1])
 
@@ -146,7 +148,7 @@ class Snapshots:
         """In front of a tool: what has changed up to now is not the run's."""
         if self._in_step:
             return
-        self._in_step, self._asked = True, False
+        self._in_step, self._is_answering = True, False
         self._await_look(abort)
         self._look()
         if self._files.left_out:
@@ -154,13 +156,13 @@ class Snapshots:
 
     def _await_look(self, abort: Abort | None = None, seconds: float = SECONDS) -> None:
         """Wait for the end of the first look, which may take these seconds, or until now."""
-        self._files.deadline = max(self._began + seconds, time.monotonic())
+        self._files.deadline = max(self._look_began + seconds, time.monotonic())
         while self._first_look.is_alive() and not (abort and abort.is_set):
             self._first_look.join(0.05)
 
     def finish(self) -> None:
         """End the step under way. To be called behind a run that was broken off, too."""
-        self._asked = False
+        self._is_answering = False
         if not self._in_step:
             return
         step, lost = self._look()
@@ -186,8 +188,8 @@ class Snapshots:
         self._tell_once(OFF.format(self.off))
 
     def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported_notices:
+            self._reported_notices.add(text)
             self.tell(text)
 
     def _save(self, run: RunSnapshot, keep: bool = True) -> None:

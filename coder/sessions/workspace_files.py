@@ -109,8 +109,8 @@ class WorkspaceFiles:
         self._watch = FolderWatch(root)
         self._files: dict[str, State] = {}
         self._folders: set[str] = set()
-        self._ignored: set[str] = set()
-        self._unreached: set[str] = set()  # folders for which the first look had no time
+        self._ignored_paths: set[str] = set()
+        self._unreached_folders: set[str] = set()  # folders for which the first look had no time
         self._git_works = True
 
     @cached_property
@@ -122,7 +122,10 @@ class WorkspaceFiles:
         """Look at everything, as the state before a run, until the `deadline`."""
         began = time.time_ns()
         self._watch.take()  # what was reported so far is looked at now
-        self._ignored, self._unreached = {os.path.relpath(self.data, self.root)}, set()
+        self._ignored_paths, self._unreached_folders = (
+            {os.path.relpath(self.data, self.root)},
+            set(),
+        )
         self._git_works = True
         git = self.store.git
         git.read_index()
@@ -131,7 +134,7 @@ class WorkspaceFiles:
             inside = inside | above  # the folders that they are in
         found, self._folders = self._scan([""], inside)
         kept = {row["id"] for row in self.store.rows("SELECT id FROM blob")} | git.blobs
-        known = self._files or self._saved()
+        known = self._files or self._saved_states()
         states = {
             path: state
             for path, info in found.items()
@@ -144,7 +147,7 @@ class WorkspaceFiles:
         sizes = {path: new[path].st_size for path in old if new[path].st_size <= MAX_FILE}
         blobs = git.unchanged(sizes, rules)
         states |= {path: _state(new[path], blob) for path, blob in blobs.items()}
-        self.left_out = len(self._unreached)
+        self.left_out = len(self._unreached_folders)
         for path, info in sorted(new.items(), key=lambda each: (each[1].st_size, each[0])):
             if path not in states:
                 self.left_out += self._is_full(MAX_STORED) and info.st_size <= MAX_FILE
@@ -156,7 +159,7 @@ class WorkspaceFiles:
         self.store.prune({state.blob for state in states.values()})
         self.ready = True
 
-    def _saved(self) -> dict[str, State]:
+    def _saved_states(self) -> dict[str, State]:
         """The files as the first look of an earlier process has read them."""
         rows = self.store.rows("SELECT data FROM look")
         saved = json.loads(rows[0]["data"]) if rows else {}
@@ -182,7 +185,7 @@ class WorkspaceFiles:
                 new = self._read(path, info) if info and not stat.S_ISDIR(info.st_mode) else None
             if new:
                 self._files[path] = new
-            known = old or not _is_within(path, self._unreached)
+            known = old or not _is_within(path, self._unreached_folders)
             if known and all(state.blob for state in (old, new) if state):
                 if (old and old[:2]) != (new and new[:2]):
                     files[path] = old and old[:2], new and new[:2]
@@ -212,13 +215,13 @@ class WorkspaceFiles:
         """The files at and below these places, and the folders, which are watched from now on. `known`: not ignored."""
         files: dict[str, Info] = {}
         folders = set[str]()
-        inner = [place for place in places if not _is_within(place, self._ignored)]
+        inner = [place for place in places if not _is_within(place, self._ignored_paths)]
         level = {place: info for place in inner if (info := self._info(place))}
         while level:
             # Not by subtracting `self._files`: that goes through all of them
             asked = {path for path in level if path not in known and path not in self._files}
-            self._ignored |= self._ask_git(asked - self._folders - self._ignored)
-            covered = {path: level[path] for path in level if path not in self._ignored}
+            self._ignored_paths |= self._ask_git(asked - self._folders - self._ignored_paths)
+            covered = {path: level[path] for path in level if path not in self._ignored_paths}
             level = {}
             for path, info in covered.items():
                 if path.endswith("/.git") or path == ".git":
@@ -226,7 +229,7 @@ class WorkspaceFiles:
                 if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
                     files[path] = info
                 elif time.monotonic() > self.deadline:
-                    self._unreached.add(path)
+                    self._unreached_folders.add(path)
                 elif stat.S_ISDIR(info.st_mode) and (found := self._entries(path)) is not None:
                     folders.add(path)
                     level |= found
@@ -245,7 +248,7 @@ class WorkspaceFiles:
         except OSError:
             return None
         if folder and f"{folder}/.git" in found:
-            self._ignored.add(folder)
+            self._ignored_paths.add(folder)
             return None
         return found
 

@@ -114,9 +114,9 @@ class Output:
     def __init__(self) -> None:
         self.bytes = 0
         self.saved = ""  # the path of the file
-        self._written = self._characters = 0
+        self._written_bytes = self._characters = 0
         self._head = self._tail = ""
-        self._unsaved = bytearray()
+        self._unsaved_bytes = bytearray()
         self._is_saving = True
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._file: IO[bytes] | None = None
@@ -130,7 +130,7 @@ class Output:
         self._characters += len(text)
         self.bytes += len(data)
         if self._is_saving:
-            self._unsaved += data
+            self._unsaved_bytes += data
             if self._tail:
                 self._save()
         return text
@@ -141,12 +141,12 @@ class Output:
             if not self._file:
                 fd, self.saved = tempfile.mkstemp(".txt", "output-", str(private_folder()))
                 self._file = os.fdopen(fd, "wb", buffering=0)
-            size = self._file.write(self._unsaved[: MAX_SAVED - self._written])
-            self._written += size
-            self._is_saving = size == len(self._unsaved)
+            size = self._file.write(self._unsaved_bytes[: MAX_SAVED - self._written_bytes])
+            self._written_bytes += size
+            self._is_saving = size == len(self._unsaved_bytes)
         except OSError:
             self._is_saving = False
-        self._unsaved.clear()
+        self._unsaved_bytes.clear()
 
     def text(self) -> str:
         """The whole, or head and tail with a marker that names what is missing."""
@@ -157,8 +157,8 @@ class Output:
 
     def note(self) -> str:
         """Where the whole is, if it is in a file."""
-        is_whole = self._written == self.bytes
-        part = "the whole output" if is_whole else f"the first {self._written:,} bytes"
+        is_whole = self._written_bytes == self.bytes
+        part = "the whole output" if is_whole else f"the first {self._written_bytes:,} bytes"
         return f"[{part} of {self.bytes:,} bytes: {self.saved}]" if self.saved else ""
 
     def close(self) -> None:

@@ -207,7 +207,7 @@ class Text:
         own = self.lines[at : at + len(old)]
         if own == list(map(plain, own)) and old != list(map(plain, old)):
             body = list(map(plain, body))
-        body = _reindented(own, body)
+        body = _reindent(own, body)
         for stays, lines in groupby(body, lambda line: line[0] == " "):
             group = list(lines)
             end = at + len(lines_without("+", group))
@@ -236,7 +236,7 @@ def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _reindented(own: Sequence[str], body: Sequence[str]) -> Sequence[str]:
+def _reindent(own: Sequence[str], body: Sequence[str]) -> Sequence[str]:
     """The marked lines, with the new ones in the indentation of the file, whose lines are `own`.
 
     Where the old ones lack it, so may the new ones. Raises ToolError where that is uncertain.
@@ -266,7 +266,7 @@ def advice(lines: list[str], old: list[str], new: list[str], name: str) -> str:
         end = f"the new text is, at line {made[0] + 1}: this edit seems to be made already."
         return f"the old text is not in {name}, but {end}"
     bare = [re.sub(r"^\s*\d+(\t|\|)", "", line) for line in old]
-    first = _nearest(lines, [line.strip() for line in bare])
+    first = _nearest_line(lines, [line.strip() for line in bare])
     if first < 0:
         way = "Read the file, or search for the text with grep."
         return f"the old text is not in {name}, nor anything like it. {way}"
@@ -280,7 +280,7 @@ def advice(lines: list[str], old: list[str], new: list[str], name: str) -> str:
     return f"the old text is not in {name}. {cause} The nearest lines are:\n{text}"
 
 
-def _nearest(lines: list[str], wanted: list[str]) -> int:
+def _nearest_line(lines: list[str], wanted: list[str]) -> int:
     """The first of the lines around the rarest of the wanted ones, or one like it; -1 for none."""
     bare = [line.strip() for line in lines]
     count = Counter(bare)

@@ -154,7 +154,7 @@ class Search:
                         place, number, _, column, text = found.groups()
                         mark = "-" if column is None else ":"
                         if name := name_of(os.fsdecode(place)):
-                            yield f"{name}{mark}{int(number)}{mark}{_cut(text, int(column or 1))}"
+                            yield f"{name}{mark}{int(number)}{mark}{_cut_line(text, int(column or 1))}"
                     elif line != b"--" and len(self.notes) < MAX_NOTES:  # between groups of context
                         note = workspace.escaped(line.decode("utf-8", "replace"))
                         self.notes.append(note[:MAX_SHOWN])
@@ -250,7 +250,7 @@ def print_matches(pattern: str, flags: str, context: str, *names: str) -> None:
             sys.stdout.buffer.write(b"%s\0%d%s%s\n" % (os.fsencode(path), at + 1, mark, lines[at]))
 
 
-def _cut(text: bytes, column: int) -> str:
+def _cut_line(text: bytes, column: int) -> str:
     """A line, or of a long one the part around a column."""
     at = len(text[: column - 1].decode("utf-8", "replace"))
     line = text.rstrip(b"\r").decode("utf-8-sig", "replace")
