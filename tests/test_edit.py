@@ -127,6 +127,7 @@ LINES_1_3 = "old_string is in a at lines 1, 3."
 REFUSALS = {
     "shifted differently": ("    one\n      two\n", "one\ntwo", "1\n2", SPACE),
     "a tab for spaces": ("\tone\n    two\n", "one\ntwo", "1\n2", SPACE),
+    "new lines as the file has them": ("  a\n\n  b\n", "a\n\nb\n", "a\n  x\nb\n", UNCERTAIN),
     "no room to the left": (f"{GO}end\n", indent(GO, "    "), "    if 1:\n left\n", UNCERTAIN),
     "exact twice": ("say hi\n\nsay hi\n", "say hi", "x", LINES_1_3),
     "space at the end twice": ("say  \nhi\nsay \nhi\n", "say\nhi", "x", LINES_1_3),

@@ -250,7 +250,9 @@ def _reindent(own: Sequence[str], body: Sequence[str]) -> Sequence[str]:
     further = min(map(len, added)) - min(replaced) if replaced else 0
     if further == len(more) - len(less):
         return body
-    if further or not all(indent.startswith(less) for indent in added):
+    kept, owned = {indent for mark, indent in filled if mark == " "}, set(map(_indent, own))
+    is_either = not replaced and min(added, key=len) in owned - kept  # it may be the file's own
+    if further or is_either or not all(indent.startswith(less) for indent in added):
         way = "Write it as the file has it."
         raise ToolError(f"the file has these lines in another indentation. {way}")
     return [
