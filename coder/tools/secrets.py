@@ -1,6 +1,6 @@
-"""Secrets by their names: files (`.env`, private keys, credentials), variables and headers.
+"""Secrets by their names: files (`.env`, private keys, credentials), variables and headers; the environment of commands.
 
-And what a command gets of our environment. The patterns are compiled when they are first used, which most starts never do.
+The patterns are compiled when they are first used, which most starts never do.
 """
 
 from __future__ import annotations
