@@ -276,6 +276,8 @@ def test_what_cannot_be_read_or_sent_is_left_out_and_reported(store: Store) -> N
         assert contents(recorder.messages) == ["0", "1", "3", "4"]
         recorder.messages.append(said("5"))
     assert told == ["Left out of the session, since it cannot be used: 2 of 6 messages."]
+    [row] = store.rows("SELECT data, active FROM message WHERE position = 2")
+    assert tuple(row) == ('{"role": "us', 0)  # kept as it is for who wants to repair it
     assert contents(to_model_messages(store, session_id)) == ["0", "1", "3", "4", "5"]
 
 

@@ -217,7 +217,8 @@ class Store(Database):
     def rows_sent(self, session_id: str) -> list[Row]:
         """The active rows of a session; the message of one that cannot be used is empty."""
         read = ((row["id"], loaded(row["data"])) for row in self.rows(ACTIVE, session_id))
-        return [Row(row_id, formed(value) or {}, copied(value)) for row_id, value in read]
+        usable = ((row_id, value, formed(value)) for row_id, value in read)
+        return [Row(at, each or {}, copied(value) if each else {}) for at, value, each in usable]
 
     def _infos(self, condition: str, *values: Any) -> list[SessionInfo]:
         infos = []
