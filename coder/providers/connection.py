@@ -204,10 +204,8 @@ class StreamingRequest:
         plain = not server.answered and self.url.startswith("http:")
         with self._as_model_error(closed, PERHAPS_TLS if plain else ""):
             for sock in server.connect(self._seconds_left):
-                self._socket, self._file = (
-                    sock,
-                    io.BufferedReader(_Incoming(sock, self._seconds_left)),
-                )
+                self._socket = sock
+                self._file = io.BufferedReader(_Incoming(sock, self._seconds_left))
                 sock.settimeout(self._seconds_left())
                 try:
                     with suppress(ConnectionError):  # a refusal may come before all is sent

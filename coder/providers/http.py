@@ -105,14 +105,13 @@ class Endpoint:
     def _find_base(self, key: str) -> str:
         from coder import __version__  # late: it imports this module's users
 
-        address, self._default_headers = self.address, {"user-agent": f"coder/{__version__}"}
+        address, headers = self.address, {"user-agent": f"coder/{__version__}"}
         if not address:
             client = openai_client(key)
             address = str(client.base_url)
             given = client.default_headers.items()  # some are marked as left out
-            self._default_headers = {
-                name.lower(): value for name, value in given if isinstance(value, str)
-            }
+            headers = {name.lower(): value for name, value in given if isinstance(value, str)}
+        self._default_headers = headers  # once: another thread may send its first request beside
         with suppress(ValueError):
             parts = urlsplit(address)
             known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -185,17 +184,16 @@ BOM = b"\xef\xbb\xbf"
 
 
 def read_answer(
-    response: Any,
+    response: StreamingRequest,
     assembler: Assembler,
     idle_timeout: float,
     tap: Callable[[Any], object] | None,
 ) -> Iterator[Event]:
-    """The events of the answer, which feed the assembler. `response` is a http.StreamingRequest; `tap` gets it, and
-    each piece of its body."""
+    """The events of the answer, which feed the assembler. `tap` gets the response, and each piece of its body."""
     pieces = response.pieces()
     if tap:
         tap(response)
-        pieces = ((tap(piece), piece)[1] for piece in pieces)
+        pieces = _tapped(pieces, tap)
     start = b""
     while len(start.lstrip()) <= len(BOM) and (piece := next(pieces, b"")):
         start += piece
@@ -223,6 +221,12 @@ def read_answer(
         yield from deltas
         if deltas or not ended:  # after the end, what adds nothing prolongs no wait
             response.within(AFTER_FINISH if assembler.finish_reason else idle_timeout)
+
+
+def _tapped(pieces: Iterable[bytes], tap: Callable[[Any], object]) -> Iterator[bytes]:
+    for piece in pieces:
+        tap(piece)
+        yield piece
 
 
 def _read_whole(pieces: Iterable[bytes], assembler: Assembler, url: str) -> Iterator[Event]:
