@@ -148,7 +148,9 @@ class Run:
 
     def abort_end(self) -> End:
         if self.abort.reason == "max_time":
-            text = f"Time limit of {self.limits.max_seconds:g} s reached, task may be incomplete."
+            seconds = self.limits.max_seconds  # None: the limit is that of the run it is part of
+            limit = "Time limit" if seconds is None else f"Time limit of {seconds:g} s"
+            text = f"{limit} reached, task may be incomplete."
             return End("max_time", self.text or text)
         return End("aborted", "Request aborted.")
 

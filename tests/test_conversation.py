@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import signal
 import sqlite3
 from pathlib import Path
@@ -334,6 +335,101 @@ def test_ctrl_c_does_not_leave_an_undo_half_done(tmp_path: Path) -> None:
             session.kill(signal.SIGINT)
         assert "Undone: a." in bare(session.prompt())
         session.type("\x15")
+
+
+# ---- sub-agents --------------------------------------------------------------------------------
+
+WAITS = "touch begun; until [ -e go ]; do sleep 0.05; done"
+SILENCE = Reply("never heard", cut=2, close="hang")
+LOOK = Reply(calls=[("ls", {})])
+FOUND = Reply("Found it.")
+# When the program is killed: the replies that its sub-agent has got, and what is then kept of it: the roles of its
+# messages with the ends of their steps, and the states of its calls
+KILLS = {
+    "before the first answer": ([SILENCE], "user -", ""),
+    "while a tool works": (
+        [Reply(calls=[("bash", {"command": WAITS})])],
+        "user -, assistant -",
+        f"running: bash {WAITS}",
+    ),
+    "before the second answer": (
+        [LOOK, SILENCE],
+        "user -, assistant tool_calls, tool -",
+        "completed: ls",
+    ),
+    "after the last answer": (
+        [LOOK, FOUND],
+        "user -, assistant tool_calls, tool -, assistant stop",
+        "completed: ls",
+    ),
+}
+
+
+def is_child(body: Body) -> bool:
+    return "You are a sub-agent" in str(body["messages"][0]["content"])
+
+
+def delegate(body: Body) -> Reply:
+    """A model that hands its work over; later it goes on with the task that its list names."""
+    written = str(body["messages"])
+    if body["messages"][-1]["role"] == "tool":
+        return Reply("Done.") if "Go on." in written else SILENCE
+    named = re.search(r"\[task_id: (\w+)\]", written)
+    more = {"prompt": "Go on.", "task_id": named[1]} if named else {"prompt": "Look."}
+    return Reply(calls=[("task", {"description": "find it"} | more)])
+
+
+@pytest.mark.parametrize("moment", KILLS)
+def test_a_kill_loses_at_most_the_answer_in_flight_of_a_sub_agent(
+    tmp_path: Path, moment: str
+) -> None:
+    """What is kept can be exported and gone on with: the call that was interrupted names its task."""
+    replies, messages, calls = KILLS[moment]
+    coming = [*replies]
+
+    def script(body: Body) -> Reply:
+        return coming.pop(0) if is_child(body) else delegate(body)
+
+    with serve(script) as server:
+        run = OneShot(tmp_path, server, "-y", "--output-format", "stream-json", "find it")
+        asked = 1 + len(replies) + (replies[-1] is FOUND)
+        until(lambda: len(server.requests) == asked, "the last request")
+        if WAITS in calls:
+            until((run.ws / "begun").exists, "the tool")
+        run.kill(signal.SIGKILL)
+        assert run.end() == -signal.SIGKILL
+        (run.ws / "go").touch()
+        run.stop()
+        for folder in run.temp.iterdir():  # as a killed program leaves them
+            shutil.rmtree(folder)
+
+        [child] = set(re.findall(r'"session_id": "(\w{12})"', run.out))
+        of_child = f"WHERE session = '{child}' ORDER BY id"
+        kept = rows(tmp_path, f"SELECT role, coalesce(finish, '-') FROM message {of_child}")
+        assert ", ".join(f"{role} {finish}" for role, finish in kept) == messages
+        counted = rows(tmp_path, f"SELECT tokens NOT NULL FROM message {of_child}")
+        assert [bool(each) for (each,) in counted] == [finish != "-" for _, finish in kept]
+        parts = rows(tmp_path, f"SELECT state || ': ' || title, start > 0 FROM part {of_child}")
+        assert parts == [(calls, 1)] * bool(calls)
+
+        listed = run.shell("{coder} sessions").stdout
+        exported = run.shell("{coder} export " + child).stdout
+        assert listed.count("find it") == 1 and "Look." not in listed
+        assert "Look." in exported and calls.partition(": ")[2] in exported
+
+        coming.append(Reply("Here."))
+        with OneShot(tmp_path, server, "-y", "-c", "go on") as run:
+            assert run.end() == 0 and run.out == "Done.\n"
+        *before, prompt = [body for body in server.requests if is_child(body)][-1]["messages"][1:]
+        expected = [role for role, _ in kept] + ["tool"] * (WAITS in calls)
+        assert [each["role"] for each in before] == expected and prompt["content"] == "Go on."
+        assert ("Interrupted: the program was ended" in str(before)) == (WAITS in calls)
+        answers = rows(tmp_path, f"SELECT data ->> 'content', finish FROM message {of_child}")
+        assert answers[-1] == ("Here.", "stop")
+        if replies[-1] is FOUND:
+            summed = f"(SELECT sum(tokens ->> 'output') FROM message {of_child})"
+            query = f"SELECT output > 0, output = {summed} FROM session WHERE id = '{child}'"
+            assert rows(tmp_path, query) == [(1, 1)]
 
 
 # ---- what goes and comes with a conversation ---------------------------------------------------

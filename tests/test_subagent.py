@@ -211,8 +211,20 @@ def test_an_abort_of_the_parent_ends_the_child_and_both_histories_are_whole(tmp_
         for messages in (office.first, result.messages):
             assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
         assert "aborted" in results(office.first)[0]
+        [child] = office.subagents.children
+        told = "The sub-agent did not finish (aborted): Request aborted."
+        assert results(result.messages) == [f"{told}\n\n[task_id: {child}]"]
         office.run(prompt="Go on.")
         assert_all_valid(office.server)
+
+
+def test_the_time_limit_of_the_parent_ends_the_child(tmp_path: Path) -> None:
+    silent = Reply("never", cut=0, close="hang")
+    with Office(tmp_path, calls_once(task()), lambda body: silent) as office:
+        _, result = office.run(limits=Limits(max_seconds=2.0))
+    [answer] = results(result.messages)
+    assert result.stop_reason == "max_time"
+    assert answer.startswith("The sub-agent did not finish (max_time): Time limit reached")
 
 
 def test_childrens_steps_are_the_parents_and_one_is_left_to_answer(tmp_path: Path) -> None:

@@ -95,7 +95,6 @@ class Subagents:
             result = yield from self._run_child(ctx, child, prompt)
         finally:
             child.busy = False
-        ctx.abort.check()
         failed = result.stop_reason != "stop"
         early = f"The sub-agent did not finish ({result.stop_reason}): " if failed else ""
         return ToolResult(f"{early}{result.text}\n\n[task_id: {child.id}]", failed)

@@ -41,6 +41,7 @@ class Conversation:
         self.app, self.store = app, store
         self.titles = optional("coder.agent.titles") if titles else None
         self.titler: Titler | None = None
+        self._children: dict[str, Recorder] = {}  # of the sub-agents at work
         if app.subagents:
             app.subagents.load = self.load_child
         self.covers_files = not (one_task and store.in_memory)
@@ -157,19 +158,9 @@ class Conversation:
         if isinstance(event, events.RunStart):
             info = self.recorder.info
             info.model, info.agent = self.app.model.name, self.app.spec.name
+        if isinstance(event, events.Nested) and event.session_id:
+            self._record_child(event)
         self.recorder(event)
-        match event:
-            case events.Nested(agent, RunEnd() as end, child) if child and self.app.subagents:
-                # The id of a child is known only at its end, so that it is written then
-                model = self.app.agents[agent].model or self.app.model.name
-                names = {"agent": agent, "parent": self.recorder.session_id, "model": model}
-                info = self.store.create(str(self.app.cwd), session_id=child, **names)
-                messages = self.app.subagents.children[child].messages
-                with (
-                    contextlib.suppress(StoreError),
-                    Recorder(self.store, info, messages) as writes,
-                ):
-                    writes(end)
         if self.store.notice:  # a damaged file may be noticed at any moment
             self.app.notices.append(self.store.notice)
             self.store.notice = ""
@@ -177,6 +168,8 @@ class Conversation:
     def settle(self) -> None:
         """Behind a run, however it ended: write how the history was repaired, and what belongs to undo."""
         self.snapshots.finish()
+        while self._children:  # one that was aborted is kept as far as it came
+            self._children.popitem()[1].close()
         self.recorder.sync()
 
     def _take_title(self) -> None:
@@ -185,6 +178,31 @@ class Conversation:
             self.app.usage += self.titler.usage
             with contextlib.suppress(StoreError):  # the recorder reports it, too
                 self.rename(title)
+
+    # -- sub-agents, each of which has a session of its own beside this one, where `task_id` finds it again
+
+    def _record_child(self, event: events.Nested) -> None:
+        """Write an event of a sub-agent's run in its session, which is open until the run ends."""
+        child = event.session_id
+        if isinstance(event.event, events.RunStart):
+            with contextlib.suppress(StoreError):  # another process has it
+                self._children[child] = self._open_child(event.agent, child)
+        recorder = self._children.get(child)
+        if recorder:
+            recorder(event.event)
+        if recorder and isinstance(event.event, RunEnd):
+            self._children.pop(child).close()
+
+    def _open_child(self, agent: str, session_id: str) -> Recorder:
+        """Raises StoreError."""
+        app, store = self.app, self.store
+        assert app.subagents  # whose event this is
+        names = {"agent": agent, "parent": self.recorder.session_id}
+        names["model"] = app.agents[agent].model or app.model.name
+        info = store.create(str(app.cwd), session_id=session_id, **names)
+        with contextlib.suppress(StoreError):  # it is new
+            info = store.get(session_id)
+        return Recorder(store, info, app.subagents.children[session_id].messages)
 
     def load_child(self, task_id: str) -> tuple[str, list[Message]] | None:
         """(agent, messages) of a child of this session, as an earlier process has kept it; None where there is none."""

@@ -82,12 +82,14 @@ class Recorder:
             raise
 
     def __call__(self, event: Event) -> None:
-        if event.type not in KEPT or (event.type == "nested" and not events.hidden_usage(event)):
+        if event.type not in KEPT:
+            return
+        names_task = isinstance(event, events.Nested) and event.session_id and _is_prompt(event)
+        if event.type == "nested" and not names_task and not events.hidden_usage(event):
             return
         self._waiting.append(event)
-        is_prompt = isinstance(event, events.MessageEnd) and event.message.get("role") == "user"
         has_results = isinstance(event, events.StepEnd) and event.tool_results
-        due = is_prompt or has_results or event.type in DUE
+        due = _is_prompt(event) or has_results or event.type in DUE
         if due and (not self.problem or isinstance(event, events.RunEnd)):
             self.sync()
 
@@ -188,6 +190,10 @@ class Recorder:
             match event:
                 case events.ToolStart(id=call_id, title=title):
                     self._update_call(db, call_id, state="running", title=mend(title), start=now())
+                case events.Nested(session_id=child, call_id=call_id) if child:
+                    # With which a call that a kill interrupts is answered (store.to_model_messages)
+                    named = "UPDATE part SET data = json_set(data, '$.task_id', ?) WHERE id = ?"
+                    db.execute(named, (child, self._calls.get(mend(call_id), 0)))
                 case events.ToolEnd():
                     self._write_result(db, event)
                 case events.StepEnd(finish_reason=reason, usage=usage) if event.message:
@@ -264,6 +270,12 @@ class Recorder:
         marks = ", ".join("?" * (len(columns) + 1))
         values = (self.session_id, *columns.values())
         return db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values).lastrowid or 0
+
+
+def _is_prompt(event: Event) -> bool:
+    """A message of the user's, or of the agent whose task this is."""
+    inner = events.innermost(event)
+    return isinstance(inner, events.MessageEnd) and inner.message.get("role") == "user"
 
 
 def _update(db: sqlite3.Connection, table: str, row_id: int, **columns: Any) -> None:

@@ -284,9 +284,9 @@ def to_model_messages(
 ) -> list[Message]:
     """The list of messages as it was in memory, repaired where a kill left it open. Raises StoreError.
 
-    A call that had begun is answered with INTERRUPTED, one that had not with history.NOT_RUN. None is ever run
-    again by the program. `tell` gets a line for the user where something cannot be used. `rows`: the
-    `rows_sent`, where they were read.
+    A call that had begun is answered with INTERRUPTED, and with the id of its task, if a sub-agent worked for
+    it; one that had not with history.NOT_RUN. None is ever run again by the program. `tell` gets a line for the
+    user where something cannot be used. `rows`: the `rows_sent`, where they were read.
     """
     rows = store.rows_sent(session_id) if rows is None else rows
     messages = [row.message for row in rows if row.message]
@@ -295,9 +295,12 @@ def to_model_messages(
     if lost := len(rows) - len(messages) + sum(each not in calls for each in results):
         tell(f"Left out of the session, since it cannot be used: {lost} of {len(rows)} messages.")
     answers = [row.id for row in rows if row.message.get("role") == "assistant"]
-    query = "SELECT call_id FROM part WHERE message = ? AND state <> 'pending' ORDER BY id"
+    query = "SELECT call_id, data FROM part WHERE message = ? AND state <> 'pending' ORDER BY id"
     for part in store.rows(query, answers[-1]) if answers else ():
-        messages.append(tool_message(part["call_id"], ToolResult(INTERRUPTED, is_error=True)))
+        data = loaded(part["data"])
+        task = data.get("task_id") if isinstance(data, dict) else ""
+        text = f"{INTERRUPTED}\n\n[task_id: {task}]" if task else INTERRUPTED
+        messages.append(tool_message(part["call_id"], ToolResult(text, is_error=True)))
     return repair(messages)
 
 
