@@ -14,7 +14,7 @@ from typing import Any
 
 from coder.providers.text import mend_all, new_id, safe_name
 from coder.providers.text import text_of as text_of
-from coder.types import Message, ToolResult
+from coder.types import Message, ToolResult, Usage
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
 NOT_RUN = "Not run: the run ended before this call."
@@ -49,6 +49,36 @@ def nothing_to_answer(messages: list[Message]) -> str:
         return "there is no message to continue from"
     done = last["role"] == "assistant" and not last.get("tool_calls")
     return "the last message is a finished answer" if done else ""
+
+
+def is_answer(message: Message) -> bool:
+    """A whole answer of a model, with its calls or without."""
+    return message.get("role") == "assistant" and not message.get("meta", {}).get("aborted")
+
+
+def stamp_usage(message: Message, usage: Usage, sent: int) -> None:
+    """Keep with an answer what was counted for it, and how many messages were sent for it."""
+    count = {"input": usage.input, "output": usage.output, "messages": sent}
+    message["meta"] = message.get("meta", {}) | {"usage": count}
+
+
+def stamped_usage(messages: list[Message]) -> Usage:
+    """The tokens of the newest answer and of what was sent for it, where these are still the messages before it.
+
+    `messages` have to be in order (repair).
+    """
+    places = (place for place in reversed(range(len(messages))) if is_answer(messages[place]))
+    place = next(places, None)
+    count = messages[place].get("meta", {}).get("usage") if place is not None else None
+    if not isinstance(count, dict) or count.get("messages") != place:
+        return Usage()
+    return Usage(count["input"], count["output"])
+
+
+def forget_usage(messages: list[Message]) -> None:
+    """In place, where the messages that were counted have been replaced."""
+    for message in filter(is_answer, messages):
+        message.get("meta", {}).pop("usage", None)
 
 
 # ---- the form of a message ------------------------------------------------------------------

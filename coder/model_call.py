@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coder import events
 from coder.events import Events, Returning, resolve
-from coder.history import History, convert_to_llm, newest, repair
+from coder.history import History, convert_to_llm, newest, repair, stamp_usage, stamped_usage
 from coder.providers.errors import Failures
 from coder.run import End, OpenCall, Run
 from coder.types import Completion, ModelError, Request, Trigger, Usage
@@ -57,6 +57,8 @@ def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
 def compact(run: Run, trigger: Trigger) -> Events[bool]:
     """Repair the list and let a hook shorten it, at most `max_compactions` times between two answers."""
     run.history.repair()
+    if run.last_usage is None:
+        run.last_usage = stamped_usage(run.messages)  # an earlier run's
     if run.compactions >= run.limits.max_compactions:
         return False
     if trigger != "threshold":
@@ -128,6 +130,7 @@ def accept(run: Run, answer: Completion) -> Events[None]:
     answer.message["meta"] = run.stamp()
     run.open_calls = [OpenCall(call, run.context(call)) for call in answer.calls]
     if answer.text or answer.calls:
+        stamp_usage(answer.message, answer.usage, len(run.messages))
         run.messages.append(answer.message)
     yield events.MessageEnd(answer.message)
 

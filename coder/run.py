@@ -72,7 +72,7 @@ class Run:
     pending: list[Message]  # prompts and queued messages that are not in the list yet
     steps: int = 0
     usage: Usage = field(default_factory=Usage)  # with that of sub-agents
-    last_usage: Usage = field(default_factory=Usage)  # of the newest answer
+    last_usage: Usage | None = None  # of the newest answer; None: still to be read from the list
     text: str = ""  # of the newest answer
     compactions: int = 0  # since the newest answer
     in_step: bool = False

@@ -10,16 +10,29 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coder import Agent, SessionStore
 from coder.abort import Abort
 from coder.agent.compaction import PROMPT, Compaction, size, transcript
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer, events
-from coder.events import Compacted, Event, MessageEnd, Nested, Notice, RunEnd, RunStart, TextDelta
+from coder.events import (
+    Compacted,
+    Event,
+    MessageEnd,
+    Nested,
+    Notice,
+    RunEnd,
+    RunStart,
+    TextDelta,
+    drain,
+)
 from coder.history import convert_to_llm, repair, user
+from coder.loop import run_loop
 from coder.types import Limits, Message, Request, Trigger, Usage
 from tests.harness import all_of, ask, assert_all_valid, assert_valid, contents, drive, quick
 
@@ -157,6 +170,88 @@ def test_the_threshold_is_the_window_less_at_most_a_quarter(window: int, thresho
         seen, done = shorten(Compaction(model), messages, usage=Usage(input=used - 5, output=5))
         assert (done, len(model.requests)) == (expected, int(expected))
         assert (messages == before) is not expected and bool(compacted(seen)) is expected
+
+
+def by_twos(body: Body) -> int:
+    """The tokens of a request for a server that counts two where the estimate is one."""
+    return len(json.dumps(body["messages"])) // 4 * 2
+
+
+def a_list(model: ChatModel, prompts: list[str], folder: Path) -> list[Message]:
+    messages: list[Message] = []
+    for prompt in prompts:
+        drain(run_loop(messages, model, prompt=prompt, hooks=Compaction(model)))
+    return messages
+
+
+def an_agent(model: ChatModel, prompts: list[str], folder: Path) -> list[Message]:
+    agent = Agent(model, hooks=Compaction(model))
+    for prompt in prompts:
+        agent.run(prompt)
+    return agent.messages
+
+
+def a_session(model: ChatModel, prompts: list[str], folder: Path) -> list[Message]:
+    """Opened anew for each prompt."""
+    name = ""
+    for prompt in prompts:
+        with SessionStore(folder / "sessions.db") as store:
+            session = store.open(name)
+            name = session.session_id
+            Agent(model, hooks=Compaction(model), session=session).run(prompt)
+    return session.messages
+
+
+@pytest.mark.parametrize("ways", [a_list, an_agent, a_session])
+def test_a_run_begins_with_the_tokens_that_the_server_counted(
+    tmp_path: Path, ways: Callable[..., list[Message]]
+) -> None:
+    """One answer a prompt, so that no run has a second request."""
+    script = answering(lambda body: counted(Reply("word " * 300), by_twos(body)))
+    with ScriptedServer(script) as server:
+        prompts = [f"question {number} {'x' * 3_000}" for number in range(30)]
+        messages = ways(model_of(server, 32_000), prompts, tmp_path)
+        asked = asked_of(server)
+    assert len(asked) == 30 and max(map(by_twos, asked)) < 28_000
+    assert 1 <= len(server.requests) - len(asked) <= 5
+    assert sum(bool(each["meta"].get("summary")) for each in messages) == 1
+
+
+def test_the_count_of_a_run_that_was_aborted_is_known_and_what_came_since_is_added() -> None:
+    """A call, its output, and a part of the answer to it."""
+    abort, call = Abort(), counted(Reply(calls=[("dump", {"part": 0})]), 15_000)
+    replies = one_by_one(call, Reply("never", cut=2, close="hang"), counted(Reply("well"), 23_900))
+    with ScriptedServer(answering(replies)) as server:
+        model, messages = {"context_window": 32_000}, talk(4, 3_000)
+        options: dict[str, Any] = {"messages": messages, "model": model, "tools": [dump]}
+        options["hooks"] = Compaction(model_of(server, 32_000))
+
+        def stop(event: Event) -> None:
+            if isinstance(event, TextDelta):
+                abort.set()
+
+        seen, result = ask(server, abort=abort, each=stop, **options)
+        assert result.stop_reason == "aborted" and not compacted(seen)
+        seen, _ = ask(server, "and now?" * 1_000, **options)
+        [event] = compacted(seen)
+        assert event.before["messages"] == 13
+        assert_all_valid(server)
+
+
+@pytest.mark.parametrize("strategy", ["summary", "prune"])
+def test_what_was_counted_for_a_list_is_not_known_after_it_was_shortened(strategy: str) -> None:
+    """Between two runs: by hand, or by a hook of the user's own."""
+    messages = talk(4, 6_000) if strategy == "summary" else turns(3, 9_000)
+    with ScriptedServer(answering(lambda body: counted(Reply("well"), 23_900))) as server:
+        hooks = Compaction(model_of(server, 32_000))
+        options: dict[str, Any] = {"messages": messages, "hooks": hooks}
+        seen, _ = ask(server, **options)
+        assert not compacted(seen)
+        work = by_hand if strategy == "summary" else partial(shorten, trigger="overflow")
+        shortened, done = work(hooks, messages)
+        assert done and strategies(shortened) == [strategy]
+        seen, _ = ask(server, "and on " * 200, **options)
+        assert not compacted(seen) and not notices(seen)
 
 
 def test_a_window_smaller_than_what_we_believe_runs_through_overflows() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from coder.abort import Abort
 from coder.ai import Model
 from coder.events import Compacted, Events, Nested, Notice, Returning, RunEnd, RunStart
-from coder.history import ROLES, calls_of, repair, text_of, truncate, user
+from coder.history import ROLES, calls_of, forget_usage, is_answer, repair, text_of, truncate, user
 from coder.hooks import Hooks
 from coder.providers.profiles import CHARS_PER_TOKEN
 from coder.types import Message, ModelError, Request, Trigger, Usage
@@ -120,6 +120,7 @@ class Compaction(Hooks):
             return False
         lists = (messages, shorter)
         before, after = ({"messages": len(e), "tokens": self._tokens(e)} for e in lists)
+        forget_usage(shorter)
         messages[:] = shorter  # the one place where a history changes
         yield Compacted(trigger, 1, before, after, "prune" if pruned else "summary", shorter)
         return True
@@ -133,7 +134,7 @@ class Compaction(Hooks):
                 "tools": self._newest_request.tools,
             }
             return size([*messages, fixed]) // CHARS_PER_TOKEN
-        since = takewhile(lambda each: each.get("role") != "assistant", reversed(messages))
+        since = takewhile(lambda each: not is_answer(each), reversed(messages))
         return usage.input + usage.output + size(since) // CHARS_PER_TOKEN
 
     def _prune_enough(self, messages: list[Message], window: int) -> list[Message]:
