@@ -144,8 +144,8 @@ class Store(Database):
 
     def remove(self, session_id: str) -> None:
         """Remove a session and those of its sub-agents, but not its forks. Raises StoreError where one is open."""
-        family_of = "SELECT id FROM session WHERE id = ?1 OR (parent = ?1 AND NOT forked)"
-        family = [row["id"] for row in self.rows(family_of, session_id)]
+        family_of = "SELECT id FROM session WHERE id = ? OR (parent = ? AND NOT forked)"
+        family = [row["id"] for row in self.rows(family_of, session_id, session_id)]
         with contextlib.ExitStack() as locks:
             for each in family:
                 locks.callback(SessionLock(self.path, each).release)
