@@ -309,6 +309,8 @@ def test_another_process_of_the_same_user_cannot_look_into_ours() -> None:
     line = f"cat {proc}/environ; dd if={proc}/mem of=/dev/null count=1; ls {proc}/fd"
     calls = [*commands(line), ("write", {"path": "new.txt", "content": "new\n"})]
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+    if subprocess.run([*nobody, sys.executable, "-c", ""], capture_output=True).returncode:
+        pytest.skip("somebody else cannot start this Python: it lies in root's own folder")
     argv = [*nobody, sys.executable, "-m", "coder", "-y", "go"]
     with (
         serve(Reply("", calls), DONE) as server,

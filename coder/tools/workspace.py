@@ -48,10 +48,12 @@ def resolve(ctx: ToolContext, path: str, follow: bool = True) -> Path:
 
 def real(place: Path) -> Path:
     """A place with links followed; as it is where one cannot be read, and nothing is opened through that."""
-    try:
-        return Path(os.path.realpath(place))
-    except OSError:
-        return Path(os.path.abspath(place))
+    with contextlib.suppress(OSError):
+        found = Path(os.path.realpath(place))
+        # From Python 3.13 on, a link that cannot be read is no error, and the path ends with it
+        if found == place or not found.is_symlink():
+            return found
+    return Path(os.path.abspath(place))
 
 
 def to_read(ctx: ToolContext, path: str) -> Generator[Any, None, Path]:
