@@ -6,6 +6,7 @@ import base64
 import contextlib
 import gzip
 import shlex
+import shutil
 import socket
 import ssl
 import subprocess
@@ -21,7 +22,7 @@ from coder.ai import ChatModel
 from coder.devtools.scripted import Reply, ScriptedServer
 from coder.events import Event
 from coder.loop import run_loop
-from coder.providers.connection import proxy_of
+from coder.providers.connection import load_tls, proxy_of
 from coder.providers.errors import RetryPolicy, explain
 from coder.types import Limits, RunResult
 from tests.harness import FAST, drive, serve, types
@@ -75,9 +76,13 @@ def test_a_server_that_never_answered_is_not_tried_again(nobody: str, place: str
 # ---- certificates ----------------------------------------------------------------------------------------
 
 
+AUTHORITIES = {"ca": "good", "company": "inside", "between": "below"}  # and servers of theirs
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority `ca.pem`, and certificates of it for servers: good, old, and of OpenAI."""
+    """An authority `ca.pem`, and certificates of it for servers: good, old, and of OpenAI; a company's authority, which says
+    nothing of what its key is for, as many do, and a server's certificate of that; and one between the first and a server."""
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(arguments: str) -> None:
@@ -88,16 +93,27 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pytest.skip("there is no openssl to make certificates with")
 
     key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    openssl(f"req -x509 {key} -days 9 -subj '/CN=An Authority' -keyout ca.key -out ca.pem")
-    signing = "-CA ca.pem -CAkey ca.key -copy_extensions copy"
-    for name, host, days in (
-        ("good", "localhost", 9),
-        ("old", "localhost", -1),
-        ("openai", "api.openai.com", 9),
+    usage = "-addext keyUsage=critical,keyCertSign,cRLSign"
+    for name, extension in (("ca", usage), ("company", "")):
+        subject = f"-subj /CN={name} {extension}"
+        openssl(f"req -x509 {key} -days 9 {subject} -keyout {name}.key -out {name}.pem")
+    server = "-addext subjectAltName=DNS:localhost"
+    between = f"-addext basicConstraints=critical,CA:TRUE {usage}"
+    for name, authority, extensions, days in (
+        ("good", "ca", server, 9),
+        ("old", "ca", server, -1),
+        ("openai", "ca", "-addext subjectAltName=DNS:api.openai.com", 9),
+        ("inside", "company", server, 9),
+        ("between", "ca", between, 9),
+        ("below", "between", server, 9),
     ):
-        names = f"-subj /CN={name} -addext subjectAltName=DNS:{host}"
-        openssl(f"req {key} {names} -keyout {name}.key -out {name}.req")
-        openssl(f"x509 -req -in {name}.req {signing} -days {days} -out {name}.pem")
+        openssl(f"req {key} -subj /CN={name} {extensions} -keyout {name}.key -out {name}.req")
+        signing = f"-CA {authority}.pem -CAkey {authority}.key -copy_extensions copy -days {days}"
+        openssl(f"x509 -req -in {name}.req {signing} -out {name}.pem")
+    for name in AUTHORITIES:
+        (folder / f"{name}-folder").mkdir()
+        shutil.copy(folder / f"{name}.pem", folder / f"{name}-folder")
+        openssl(f"rehash {name}-folder")
     return folder
 
 
@@ -130,10 +146,38 @@ def test_a_certificate_that_is_refused_is_said_at_once(
     assert text.startswith(f"the certificate of {server.url} is refused: ") and said in text
 
 
-def test_authorities_may_be_configured(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
-    with https(certificates) as server:
+@pytest.mark.parametrize("authority", AUTHORITIES)
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
+def test_authorities_may_be_configured(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch, variable: str, authority: str
+) -> None:
+    """Also those that Python refuses from 3.13 on where they are the system's, and one that is between."""
+    place = f"{authority}.pem" if variable == "SSL_CERT_FILE" else f"{authority}-folder"
+    monkeypatch.setenv(variable, str(certificates / place))
+    with https(certificates, AUTHORITIES[authority]) as server:
         assert talk(server.url)[1].text == "well"
+
+
+def test_where_python_knows_no_authorities_the_clients_own_library_finds_them(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some builds of Python are: an empty variable takes the place of what was compiled in."""
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.setenv(name, "")
+    known = ssl.get_default_verify_paths()
+    assert known.cafile is None and known.capath is None
+    with https(certificates) as server:
+        assert "unable to get local issuer certificate" in final(server.url)
+    found = load_tls(None, None)
+    assert found.verify_mode == ssl.CERT_REQUIRED and found.check_hostname
+    usual = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
+    if any(Path(each).exists() for each in usual):
+        assert found.cert_store_stats()["x509_ca"] > 0
+
+
+def test_a_file_of_authorities_that_is_none_is_said(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for wrong in ("no-such.pem", "ca.key"):
         monkeypatch.setenv("SSL_CERT_FILE", str(certificates / wrong))
         assert "SSL_CERT_DIR cannot be loaded" in final("https://localhost:9/v1")
