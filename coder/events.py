@@ -206,7 +206,10 @@ class Notice(BaseEvent):
 
 class PermissionAsked(BaseEvent):
     """`pattern` is the whole command or path that will be acted on; `remember` is what "always" would store,
-    "" where nothing can be; `detail` is a preview (a diff); `why` is the reason for an unexpected question."""
+    "" where nothing can be; `detail` is a preview (a diff); `why` is the reason for an unexpected question.
+
+    `id` is the question's own, since one call can ask several; `call_id` is that of the call, as in ToolStart.
+    """
 
     type: ClassVar[Literal["permission_asked"]] = "permission_asked"
     id: str
@@ -215,6 +218,7 @@ class PermissionAsked(BaseEvent):
     remember: str
     detail: str = ""
     why: str = ""
+    call_id: str = field(default="", kw_only=True)
     answer: Answer = field(default="no", repr=False)
     reason: str = field(default="", repr=False)
 
@@ -224,18 +228,21 @@ class PermissionAsked(BaseEvent):
 
 
 class PermissionReplied(BaseEvent):
+    """`id` is the question's."""
+
     type: ClassVar[Literal["permission_replied"]] = "permission_replied"
     id: str
     answer: Answer
 
 
 class QuestionAsked(BaseEvent):
-    """The model asks the user; without a reply the answer is empty."""
+    """The model asks the user; without a reply the answer is empty. The ids are as in PermissionAsked."""
 
     type: ClassVar[Literal["question_asked"]] = "question_asked"
     id: str
     question: str
     options: list[str]
+    call_id: str = field(default="", kw_only=True)
     answer: str = field(default="", repr=False)
 
     def reply(self, answer: str) -> None:
@@ -243,12 +250,14 @@ class QuestionAsked(BaseEvent):
 
 
 class DoomLoop(BaseEvent):
-    """The same call for the `count`th time in a row. `reply(True)` lets it run."""
+    """The same call for the `count`th time in a row. `reply(True)` lets it run. The ids are as in PermissionAsked."""
 
     type: ClassVar[Literal["doom_loop"]] = "doom_loop"
     name: str
     arguments: dict[str, Any]
     count: int
+    id: str = field(default="", kw_only=True)
+    call_id: str = field(default="", kw_only=True)
     allowed: bool = field(default=False, repr=False)
 
     def reply(self, allow: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from coder import events
 from coder.events import Event, Events, innermost, resolve
 from coder.history import NOT_RUN, truncate_content
+from coder.providers.text import new_id
 from coder.run import End, OpenCall, Run
 from coder.toolset import as_failure
 from coder.types import Aborted, Completion, ToolCall, ToolError, ToolResult
@@ -129,7 +130,8 @@ def check_repetition(run: Run, call: ToolCall) -> Events[tuple[str, End | None]]
         return "", None
     if count > threshold:
         return NOT_RUN, End("doom_loop", f"Stopped: {times}.")
-    question = events.DoomLoop(call.name, call.arguments or {}, count)
+    arguments = call.arguments or {}
+    question = events.DoomLoop(call.name, arguments, count, id=new_id(), call_id=call.id)
     if (yield from resolve(run.hooks.on_doom_loop(question))):
         run.budget.last_call = ("", 0)
         return "", None

@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 
 from coder.agent.profiles import BUILT_IN
+from coder.agent.user_tools import ask_user
 from coder.devtools.scripted import Reply
-from coder.events import DoomLoop, Event, PermissionAsked, PermissionReplied
+from coder.events import (
+    DoomLoop,
+    Event,
+    PermissionAsked,
+    PermissionReplied,
+    QuestionAsked,
+    ToolStart,
+)
 from coder.hooks import HookChain
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import (
@@ -350,6 +358,35 @@ def test_a_pattern_of_the_users_own_is_remembered_where_something_may_be(ws: Pat
     shown = [each.pattern for each in asked]
     assert shown == ["touch one", "rm one", "AGENTS.md", "sub/AGENTS.md"]
     assert {"one", "two", "three", "four"} <= set(os.listdir(ws))
+
+
+def test_each_question_has_an_id_of_its_own_and_names_its_call(tmp_path: Path) -> None:
+    """A file outside that may hold secrets: two questions of one call; then one of a repetition."""
+    folder = tmp_path / "ws"
+    folder.mkdir()
+    (tmp_path / ".env").write_text("x")
+    answered: list[Event] = []
+
+    def each(event: Event) -> None:
+        if isinstance(event, PermissionAsked | QuestionAsked | DoomLoop):
+            answered.append(event)
+        if isinstance(event, PermissionAsked):
+            event.reply("once")
+
+    calls = [("read", {"path": "../.env"})] * 3 + [("ask_user", {"question": "?"})]
+    tools = Toolset([read, ask_user], cwd=folder)
+    with serve(Reply("", calls=calls), Reply("Done.")) as server:
+        hooks = Permissions(can_ask=True)
+        events, _ = ask(server, tools=tools, hooks=hooks, each=each)
+    given = [each.to_dict() for each in answered]
+    kinds = [each.get("permission", each["type"]) for each in given]
+    twice = ["external_directory", "read"] * 2
+    assert kinds == [*twice, "doom_loop", "question_asked"]
+    assert len({each["id"] for each in given}) == len(given) and all(each["id"] for each in given)
+    first, second, third, fourth = (each.id for each in all_of(ToolStart, events))
+    assert [each["call_id"] for each in given] == [first, first, second, second, third, fourth]
+    replied = [each.id for each in all_of(PermissionReplied, events)]
+    assert replied == [each["id"] for each in given[:4]]
 
 
 def test_a_patch_is_asked_about_with_all_its_paths_and_takes_the_strictest_answer(ws: Path) -> None:

@@ -264,7 +264,7 @@ def test_what_stands_behind_its_question_is_not_shown_again_but_that_of_a_later_
     assert show(start, asked, made).splitlines() == [row]
     assert show(start, asked, made, start, made).splitlines()[:3] == [row, row, "     1 - A = 1"]
     start, answered = tool("2", "ask_user", "red", name="ask_user")
-    question = events.QuestionAsked("2", "Which?", [], "red")
+    question = events.QuestionAsked("q", "Which?", [], "red", call_id="2")
     assert show(start, question, answered) == ""
 
 

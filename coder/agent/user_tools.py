@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 from coder.events import Event, QuestionAsked
+from coder.providers.text import new_id
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
@@ -53,7 +54,7 @@ def ask_user(
     question: with all that is needed to decide
     options: 2 to 5 short answers to choose from; the user may give another one
     """
-    asked = QuestionAsked(ctx.call_id, question, options or [])
+    asked = QuestionAsked(new_id(), question, options or [], call_id=ctx.call_id)
     yield asked
     ctx.abort.check()  # Ctrl+C at the question stops the run
     return ToolResult(asked.answer or NO_ANSWER)

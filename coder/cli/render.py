@@ -190,7 +190,7 @@ class Renderer:
         title = worker.titles.pop(event.id, event.name)
         self.last, self._behind_call = [(title, event)], True
         match self._last_question:
-            case events.QuestionAsked(id=event.id, answer=event.result.content):
+            case events.QuestionAsked(call_id=event.id, answer=event.result.content):
                 return  # it stands behind the question
         is_read = event.name in wording.COUNTED_TOOLS and not self.verbose
         if is_read and worker.name:

@@ -37,6 +37,7 @@ from coder.permissions.rules import (
     strictest,
 )
 from coder.permissions.shell import joined, parse, read_only
+from coder.providers.text import new_id
 from coder.tools.secrets import holds_secrets
 from coder.toolset import Tool, ToolContext
 from coder.types import DeniedError, ToolCall, ToolResult
@@ -192,7 +193,9 @@ class Permissions(Hooks):
         if not self.can_ask:
             raise DeniedError(_denial(permission, decision))
         pattern, why = decision.always_pattern, decision.reason
-        asked = PermissionAsked(ctx.call_id, permission, targets, pattern, detail, why=why)
+        asked = PermissionAsked(
+            new_id(), permission, targets, pattern, detail, why, call_id=ctx.call_id
+        )
         yield asked
         yield PermissionReplied(asked.id, asked.answer)
         ctx.abort.check()  # Ctrl+C at the question stops the run
