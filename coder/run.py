@@ -90,7 +90,12 @@ class Run:
         """What the tool of a call gets."""
         tools = self.offered
         ids = tools.session_id, self.answer["meta"]["message_id"], call.id
-        return ToolContext(tools.cwd, self.abort, *ids, seen=tools.seen, budget=self.budget)
+        return ToolContext(
+            *(tools.cwd, self.abort, *ids),
+            seen=tools.seen,
+            budget=self.budget,
+            tool=tools.tools.get(call.name),
+        )
 
     def stamp(self) -> dict[str, Any]:
         return {"message_id": new_id(), "timestamp": now(), "model": self.model.name}

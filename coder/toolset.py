@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 from coder.abort import Abort
 from coder.arguments import described_schema, fit
@@ -34,6 +34,7 @@ from coder.types import Aborted, Budget, DeniedError, ToolCall, ToolError, ToolR
 # Asks for permission: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
 Authorize = Callable[["ToolContext", str, Sequence[str], str], Outcome[Any]]
 Title = str | Callable[[dict[str, Any]], str]
+Default = Literal["allow", "ask"]
 
 
 @dataclass
@@ -52,6 +53,7 @@ class ToolContext:
     budget: Budget | None = None  # of the run, for a tool that starts another one
     redact: Callable[[str], str] = str  # takes the values of keys out (permissions/redact.py)
     updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
+    tool: Tool | None = None  # that is called; None: the set has none of this name
 
     def update(self, text: str) -> None:
         """Show output while the tool works: when it yields next, or returns."""
@@ -79,6 +81,8 @@ class Tool:
     `title` is what people see of a call: the name of an argument, or a function of the arguments.
     `concurrent`: its calls change nothing, and may run side by side (agent/parallel.py).
     `is_open`: it takes arguments that its schema does not name; the function gets (ctx, arguments).
+    `permission`: the kind of its rules, "" for its own name. `default`: what holds without a rule.
+    `asks_itself`: with ctx.ask, about something exact; else each call is asked about before it runs.
     """
 
     name: str
@@ -89,6 +93,14 @@ class Tool:
     title: Title = ""
     concurrent: bool = False
     is_open: bool = False
+    permission: str = ""
+    default: Default = "ask"
+    asks_itself: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What rules about it are for: the permission that it declares, else its name."""
+        return self.permission or self.name
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -111,20 +123,34 @@ class Tool:
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
 def tool(
-    *, name: str = ..., title: Title = ..., concurrent: bool = ...
+    *,
+    name: str = ...,
+    title: Title = ...,
+    concurrent: bool = ...,
+    permission: str = ...,
+    default: Default = ...,
+    asks_itself: bool = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
 def tool(
-    function: Any = None, /, *, name: str = "", title: Title = "", concurrent: bool = False
+    function: Any = None,
+    /,
+    *,
+    name: str = "",
+    title: Title = "",
+    default: Default = "ask",
+    **options: Any,
 ) -> Any:
     """Make a tool of a function; the options are fields of Tool.
 
     Raises TypeError for a hint without a JSON type, and a parameter without a description.
     """
     if function is None:
-        return partial(tool, name=name, title=title, concurrent=concurrent)
+        return partial(tool, name=name, title=title, default=default, **options)
     name = name or function.__name__
+    if default not in get_args(Default):
+        raise TypeError(f"tool {name}: default has to be allow or ask, not {default!r}")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"tool {name} is async: tools are plain functions or generators")
     hints = typing.get_type_hints(function)
@@ -134,7 +160,8 @@ def tool(
     doc = inspect.getdoc(function) or ""
     description, parameters = described_schema(f"tool {name}", doc, signature, hints)
     title = title or next(iter(signature), "")
-    return Tool(name, description, parameters, function, context, title, concurrent)
+    options |= {"context": context, "title": title, "default": default}
+    return Tool(name, description, parameters, function, **options)
 
 
 # ---- a set of tools, and one call -----------------------------------------------------------

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import re
 import shlex
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import coder.agent
+import coder.tools
 from coder.agent.profiles import BUILT_IN
+from coder.agent.subagent import Subagents
 from coder.agent.user_tools import ask_user
+from coder.cli import app
 from coder.devtools.scripted import Reply
 from coder.events import (
     DoomLoop,
@@ -40,7 +47,7 @@ from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
 from coder.tools.search import glob, grep
-from coder.toolset import Tool, Toolset, tool
+from coder.toolset import Tool, ToolContext, Toolset, tool
 from tests.harness import all_of, ask, commands, results, serve, table
 
 
@@ -404,15 +411,16 @@ def test_a_patch_is_asked_about_with_all_its_paths_and_takes_the_strictest_answe
 def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> None:
     paths = [("read", {"path": path}) for path in (".env", "../f", "f")]
     edits = [("write", {"path": path, "content": "n"}) for path in (".git/config", "new")]
-    calls = [*commands("touch x", "touch x > y"), *paths, *edits]
-    found, asked = played(ws, Permissions(), *calls)
-    run, unclear, secret, outside, inside, guarded, edited = found
+    calls = [*commands("touch x", "touch x > y"), *paths, *edits, ("own", {"a": "*"})]
+    own = Tool("own", "", {"properties": {"a": {}}}, str)
+    found, asked = played(ws, Permissions(), *calls, tools=[read, write, bash, own])
+    run, unclear, secret, outside, inside, guarded, edited, others = found
     assert asked == [] and not (ws / "x").exists() and not (ws / "new").exists()
     assert "-y allows it, or --allow 'bash:touch x'" in run
     assert "-y" in unclear and "--allow" not in unclear and "-y" not in guarded
     assert "may hold secrets" in secret and "--allow read:.env" in secret
     assert "external_directory" in outside and inside.startswith("1\tx")
-    assert "--allow 'edit:*'" in edited
+    assert "--allow 'edit:*'" in edited and "-y allows it, or --allow 'own:*'." in others
 
 
 @pytest.mark.parametrize("line", ["sort  x 2>&1", "cd sub && touch 'a b' | sort", "rm '*'"])
@@ -449,7 +457,7 @@ def test_a_denied_tool_is_not_offered_and_not_run(ws: Path) -> None:
 def test_tools_of_mcp_servers_ask_and_have_a_kind(rules: Any, agent: str, letters: str) -> None:
     given = Permissions(rules_of(rules), agent=BUILT_IN[agent].rules)
     assert actions(given, "mcp", "io__get", "io__set") == letters
-    tools = [Tool(name, "", {}, str) for name in ("io__get", "io__set")]
+    tools = [Tool(name, "", {}, str, permission="mcp") for name in ("io__get", "io__set")]
     assert [each not in given.offered(tools) for each in tools] == [x == "d" for x in letters]
 
 
@@ -470,13 +478,15 @@ def test_a_kind_is_for_all_of_its_tools_and_asks_once(ws: Path) -> None:
 @pytest.mark.parametrize(
     ("rules", "text"),
     [
-        ({}, "deployed to prod"),
+        ({}, "Denied: the user refused"),
+        ({"deploy": "allow"}, "deployed to prod"),
+        ({"deploy": {"*prod*": "allow"}}, "deployed to prod"),
+        ({"*": "allow"}, "deployed to prod"),
         ({"deploy": "ask"}, "Denied: the user refused"),
         ({"deploy": {"*prod*": "deny"}}, "Denied: a rule denies"),
-        ({"*": "ask"}, "Denied: the user refused"),
     ],
 )
-def test_a_tool_of_ones_own_runs_unasked_but_for_a_rule(ws: Path, rules: Any, text: str) -> None:
+def test_a_tool_that_declares_nothing_asks_by_its_name(ws: Path, rules: Any, text: str) -> None:
     @tool
     def deploy(to: str) -> str:
         """Deploy.
@@ -488,7 +498,73 @@ def test_a_tool_of_ones_own_runs_unasked_but_for_a_rule(ws: Path, rules: Any, te
     given, call = permissions(rules, can_ask=True), ("deploy", {"to": "prod"})
     found, asked = played(ws, given, call, tools=[deploy], answer=lambda event: event.reply("no"))
     assert found[0].startswith(text)
-    assert all(json.loads(each.pattern) == {"to": "prod"} for each in asked)
+    kinds = [(each.permission, json.loads(each.pattern)) for each in asked]
+    assert kinds == [("deploy", {"to": "prod"})] * ("refused" in text)
+    with serve(Reply("", calls=[call]), Reply("Done.")) as server:  # without permissions
+        ask(server, tools=[deploy])
+        assert results(server) == ["deployed to prod"]
+
+
+@pytest.mark.parametrize(
+    ("options", "rules", "asks"),
+    [
+        ({"permission": "web"}, {}, ["web: {"]),
+        ({"permission": "web"}, {"web": "allow"}, []),
+        ({"permission": "web"}, {"fetch": "allow"}, ["web: {"]),
+        ({"permission": "web", "default": "allow"}, {}, []),
+        ({"permission": "web", "default": "allow"}, {"web": "ask"}, ["web: {"]),
+        ({"default": "allow"}, {}, []),
+        ({"permission": "read"}, {}, ["read: ."]),
+        ({"permission": "read", "default": "allow"}, {}, []),
+        ({"permission": "web", "asks_itself": True}, {}, ["web: a.org"]),
+        ({"permission": "web", "asks_itself": True}, {"web": {"a.*": "allow"}}, []),
+        ({"permission": "web", "asks_itself": True, "default": "allow"}, {}, []),
+        ({"asks_itself": True}, {}, ["web: a.org"]),  # no kind that anyone knows
+    ],
+)
+def test_a_tool_carries_its_permission_and_its_default(
+    ws: Path, options: Any, rules: Any, asks: list[str]
+) -> None:
+    @tool(**options)
+    def fetch(url: str, ctx: ToolContext) -> Generator[Event, None, str]:
+        """Fetch.
+
+        url: where
+        """
+        if options.get("asks_itself"):
+            yield from ctx.ask("web", url)
+        return "fetched"
+
+    given, call = permissions(rules, can_ask=True), ("fetch", {"url": "a.org"})
+    yes = lambda event: event.reply("once")  # noqa: E731
+    found, asked = played(ws, given, call, tools=[fetch], answer=yes)
+    assert found == ["fetched"]
+    shown = [f"{each.permission}: {each.pattern}" for each in asked]
+    assert len(shown) == len(asks) and all(map(str.startswith, shown, asks)), shown
+    child = given.child(rules_of({"web": "allow"}))
+    assert len(played(ws, child, call, tools=[fetch], answer=yes)[1]) == len(asks)
+    plan = Permissions(agent=BUILT_IN["plan"].rules, yolo=True, can_ask=True)
+    planned = played(ws, plan, call, tools=[fetch], answer=yes)[1]
+    assert len(planned) == (options.get("permission") != "read"), "whatever it declares"
+
+
+def test_every_built_in_tool_declares_its_permission() -> None:
+    """What declares none asks by its own name, which is no kind that the documents know."""
+    found: dict[str, Tool] = {"task": Subagents([BUILT_IN["general"]], pytest.fail).tool}
+    for package in coder.tools, coder.agent:
+        for each in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            members = vars(importlib.import_module(each.name)).values()
+            found |= {made.name: made for made in members if isinstance(made, Tool)}
+    assert {made.name for made in (*app.TOOLS, *app.PATCHING)} < {*found}
+    assert [name for name, made in found.items() if not made.permission] == []
+    defaults = {made.permission: made.default for made in found.values()}
+    allowed = ["read", "task", "todo", "ask_user"]
+    assert defaults == dict.fromkeys(["edit", "bash"], "ask") | dict.fromkeys(allowed, "allow")
+
+
+def test_a_default_is_a_word_that_is_known() -> None:
+    with pytest.raises(TypeError, match="tool str: default has to be allow or ask, not 'alow'"):
+        tool(name="str", default="alow")(lambda: "")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

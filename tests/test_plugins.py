@@ -216,8 +216,17 @@ def test_files_and_installed_packages_are_plugins_of_the_program(tmp_path: Path)
     calls = [("forecast", {"city": "Oslo"}), ("look", {})]
     with (
         serve(Reply(calls=calls), Reply("done")) as server,
+        OneShot(tmp_path, server, "go", PYTHONPATH=path) as run,
+    ):
+        assert run.end() == 0
+        denied = [each["content"] for each in server.requests[1]["messages"][-2:]]
+        assert denied[0].startswith("Denied: forecast needs permission")
+        assert "--allow 'look:*'" in denied[1], "a tool that declares nothing asks"
+    allowed = "--allow", "forecast", "--allow", "look"
+    with (
+        serve(Reply(calls=calls), Reply("done")) as server,
         OneShot(
-            tmp_path, server, "hello", "--output-format", "stream-json", PYTHONPATH=path
+            tmp_path, server, "hello", *allowed, "--output-format", "stream-json", PYTHONPATH=path
         ) as run,
     ):
         assert run.end() == 0

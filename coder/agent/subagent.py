@@ -64,7 +64,14 @@ class Subagents:
     @property
     def tool(self) -> Tool:
         """`task`, with the names of the agents in its schema."""
-        made = tool(title=_make_title, concurrent=True)(self.task)
+        make = tool(
+            title=_make_title,
+            concurrent=True,
+            permission="task",
+            default="allow",
+            asks_itself=True,
+        )
+        made = make(self.task)
         agents = "; ".join(f"{spec.name}: {spec.description}" for spec in self.specs.values())
         properties = made.parameters["properties"]
         agent = properties["agent"] | {"enum": list(self.specs), "description": agents}

@@ -34,7 +34,7 @@ def _make_title(arguments: dict[str, Any]) -> str:
     return f"{sum(item['status'] == 'done' for item in items)} of {len(items)} done"
 
 
-@tool(title=_make_title)
+@tool(title=_make_title, permission="todo", default="allow")
 def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
     """Keep a checklist for a task of three steps or more; the user sees it. Send it whole whenever a step begins or is done.
 
@@ -45,7 +45,8 @@ def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
     return ToolResult("\n".join(lines) or "The checklist is empty.", details={"todo": checked})
 
 
-@tool(title=lambda arguments: "")  # the question itself is on the screen
+# The question itself is on the screen
+@tool(title=lambda arguments: "", permission="ask_user", default="allow", asks_itself=True)
 def ask_user(
     ctx: ToolContext, question: str, options: list[str] | None = None
 ) -> Generator[Event, None, ToolResult]:

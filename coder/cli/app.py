@@ -22,8 +22,14 @@ from coder.cli.process import Interrupts, at_end, needed, optional
 from coder.cli.settings import ConfigError, Settings, config_folder, data_folder, window_of
 from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage
 from coder.hooks import FunctionHooks, HookChain, Hooks
-from coder.permissions.permissions import DEFAULTS, Permissions
-from coder.permissions.rules import KINDS, Rule, load_rules, load_workspace_rules, useless_rules
+from coder.permissions.permissions import Permissions
+from coder.permissions.rules import (
+    OTHER_KINDS,
+    Rule,
+    load_rules,
+    load_workspace_rules,
+    useless_rules,
+)
 from coder.providers.errors import RetryPolicy
 from coder.tools.bash import bash
 from coder.tools.edit import edit
@@ -120,8 +126,8 @@ class App:
         if (path := config_folder() / "mcp.json").exists():
             self.servers = needed("coder.extend.mcp", str(path)).start(path)
             at_end.append(self.servers.close)
-        names |= {each.name for each in self.extra_tools}
-        kinds = [*DEFAULTS, "read", "task", "ask_user", *(KINDS.get(n, n) for n in names)]
+        tools = (*TOOLS, *PATCHING, *self.extra_tools)
+        kinds = {*OTHER_KINDS, "task", "ask_user", *(each.kind for each in tools)}
         self.notices += useless_rules(self.permissions.rules + self.permissions.flags, kinds)
 
     def _load_prompt_files(self) -> None:

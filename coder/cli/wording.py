@@ -41,8 +41,8 @@ KEYS = {
 WORKING = "While the agent works: a line steers it, Esc stops it, +line and commands wait until it is done."
 RULES = (
     "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
-    "commands that only read (ls, cat, find, rg, git diff and the like); other commands, edits and paths "
-    "outside ask."
+    "commands that only read (ls, cat, find, rg, git diff and the like); other commands, edits, paths "
+    "outside and tools that are not built in ask."
 )
 
 Part = tuple[str, str]  # a text and its style

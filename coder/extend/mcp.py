@@ -220,7 +220,9 @@ class Servers:
             text = (each.description or "")[:2_000]  # each request holds it
             schema = {k: v for k, v in each.input_schema.items() if k not in REJECTED}
             call = partial(self._call, server, each.name)
-            made[name] = Tool(name, text, schema, call, title=to_json, is_open=True)
+            made[name] = Tool(
+                *(name, text, schema, call), title=to_json, is_open=True, permission="mcp"
+            )
         return [*made.values()]
 
     def _call(

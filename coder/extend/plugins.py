@@ -7,7 +7,7 @@
         api.subscribe(log)
 
 A plugin is code with all of the user's rights. One that fails to load, or that another user could have written
-(rules.py), is reported and left out, whole. Its tools ask for permission with `ctx.ask` like any other.
+(rules.py), is reported and left out, whole. Each call of its tools asks, unless they declare otherwise (toolset.py).
 """
 
 from __future__ import annotations

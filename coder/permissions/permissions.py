@@ -3,7 +3,7 @@
     Permissions(rules_of({"bash": {"pytest *": "allow"}, "edit": "allow"}), can_ask=True)
 
 Rules come from the user's configuration, the agent and flags, in this order, and the last that fits
-decides; where none fits the defaults do. Four things can only make that stricter: the built-in
+decides; where none fits, what the tool declares (toolset.py), else a question. Four things can only make that stricter: the built-in
 protections of paths, what the agent denies or asks about, the rules of the workspace, and for
 a sub-agent all that holds for its parent.
 """
@@ -25,9 +25,9 @@ from coder.events import DoomLoop, Event, Outcome, PermissionAsked, PermissionRe
 from coder.hooks import Hooks
 from coder.permissions.rules import (
     ALLOW,
+    BUILT_IN,
     FLAG,
-    KINDS,
-    Action,
+    OTHER_KINDS,
     Decision,
     Rule,
     denies_all,
@@ -39,13 +39,11 @@ from coder.permissions.rules import (
 from coder.permissions.shell import joined, parse, read_only
 from coder.providers.text import new_id
 from coder.tools.secrets import holds_secrets
-from coder.toolset import Tool, ToolContext
+from coder.toolset import Default, Tool, ToolContext
 from coder.types import DeniedError, ToolCall, ToolResult
 
-ASK = ("edit", "bash", "mcp", "external_directory", "doom_loop", "unconfined")
-DEFAULTS: dict[str, Action] = dict.fromkeys(ASK, "ask")  # all else is allowed
-# What has two underscores in its name is a tool of an MCP server (extend/mcp.py), and of the kind `mcp`.
-ASKING = {"read", "edit", "write", "apply_patch", "bash", "task", "ask_user"}  # by themselves
+# What holds without a rule where no tool of the kind is called; of all other kinds a question
+DEFAULTS = {each.kind: each.default for each in BUILT_IN.values()}
 MAX_COMMAND = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
 
 
@@ -74,6 +72,7 @@ class Permissions(Hooks):
         self.can_ask, self.yolo = can_ask, yolo
         self.parent: Permissions | None = None
         self.memory: list[Rule] = []  # what the user has allowed in this session
+        self._known_tools: dict[str, Tool] = {}  # by name, also those that were not offered
 
     def child(self, agent: Sequence[Rule]) -> Permissions:
         """Make those of a sub-agent: its rules over the user's, and nothing that is denied here."""
@@ -90,20 +89,30 @@ class Permissions(Hooks):
 
     # -- deciding
 
-    def decide(self, permission: str, text: str, cwd: Path) -> Decision:
-        """Decide on an action; `text` is the command or path that is acted on."""
-        judged = self.judge(permission, text, cwd)
+    def decide(
+        self, permission: str, text: str, cwd: Path, default: Default | None = None
+    ) -> Decision:
+        """Decide on an action; `text` is the command or path that is acted on.
+
+        `default`: what the tool declares for where no rule fits.
+        """
+        judged = self.judge(permission, text, cwd, default)
         is_question = judged.action == "ask" and not judged.even_with_yolo
         return ALLOW if is_question and self.yolo else judged
 
-    def judge(self, permission: str, text: str, cwd: Path) -> Decision:
+    def judge(
+        self, permission: str, text: str, cwd: Path, default: Default | None = None
+    ) -> Decision:
         """The same without -y."""
+        default = default or DEFAULTS.get(permission, "ask")
         is_command = permission in ("bash", "unconfined")
         judge = self._judge_command if is_command else self._judge_path
-        own = judge(permission, text, cwd)
-        return strictest([own, self.parent.judge(permission, text, cwd)]) if self.parent else own
+        judged = [judge(permission, text, cwd, default)]
+        if self.parent:
+            judged.append(self.parent.judge(permission, text, cwd, default))
+        return strictest(judged)
 
-    def _judge_path(self, permission: str, text: str, cwd: Path) -> Decision:
+    def _judge_path(self, permission: str, text: str, cwd: Path, default: Default) -> Decision:
         """Judge an action on one path, or a tool from elsewhere.
 
         A pattern may mean a path as given, absolute or relative to the workspace, and a folder with
@@ -119,7 +128,7 @@ class Permissions(Hooks):
             names.append(f"{place}/".replace("//", "/"))
             pattern = f"{text if Path(text).is_dir() else Path(text).parent}/*".replace("//", "/")
         rule = last_match(permission, names, self.layers[0])
-        found = self._answer(permission, names, rule)
+        found = self._answer(permission, names, rule, default)
         reason, even_with_yolo = _protected(permission, text, self.private, cwd)
         if reason and not (rule and rule.source == FLAG and rule.pattern.strip("*?")):
             pattern = "" if permission == "edit" else text
@@ -128,7 +137,9 @@ class Permissions(Hooks):
             return ALLOW
         return replace(found, always_pattern=pattern, reason=reason)
 
-    def _judge_command(self, permission: str, command: str, cwd: Path) -> Decision:
+    def _judge_command(
+        self, permission: str, command: str, cwd: Path, default: Default
+    ) -> Decision:
         """Judge a command line: the strictest answer of its parts.
 
         Outside the sandbox ("unconfined") only a rule that names it or the user allows, not -y.
@@ -145,7 +156,7 @@ class Permissions(Hooks):
             free = read_only(plain, cwd, self._is_closed, any(map(limits_reading, self.layers)))
         for text, is_free in zip(texts, free):
             rule = last_match(permission, [text], self.layers[0]) if plain else None
-            found = self._answer(permission, [text], rule, is_free)
+            found = self._answer(permission, [text], rule, default, is_free)
             is_known = found.action == "ask" and last_match(permission, [text], self.memory)
             answers.append(ALLOW if plain and is_known else found)
         found = replace(strictest(answers), always_pattern=command)
@@ -153,15 +164,20 @@ class Permissions(Hooks):
         return replace(found, reason=why, even_with_yolo=True) if outside else found
 
     def _answer(
-        self, permission: str, names: Sequence[str], rule: Rule | None, is_free: bool = False
+        self,
+        permission: str,
+        names: Sequence[str],
+        rule: Rule | None,
+        default: Default,
+        is_free: bool = False,
     ) -> Decision:
         """The answer where this rule of the first layer decides, or none.
 
         An agent's question stays one under -y, since a plan is to change nothing, but not where
         the action `is_free`, needing no rule, or a flag decides.
         """
-        default: Action = "allow" if is_free else DEFAULTS.get(permission, "allow")
-        found = [Decision(rule.action if rule else default)]
+        without_rule = "allow" if is_free else default
+        found = [Decision(rule.action if rule else without_rule)]
         if limit := last_match(permission, names, self.workspace):
             found.append(Decision(limit.action))
         is_lifted = rule.source == FLAG if rule else is_free
@@ -184,7 +200,9 @@ class Permissions(Hooks):
 
         `answered`: the permission that the user has already given for this call.
         """
-        decision = strictest([self.decide(permission, each, ctx.cwd) for each in patterns])
+        default = ctx.tool.default if ctx.tool and permission == ctx.tool.kind else None
+        decided = [self.decide(permission, each, ctx.cwd, default) for each in patterns]
+        decision = strictest(decided)
         if decision.action == "allow" or (decision.action == "ask" and permission == answered):
             return False
         targets = ", ".join(patterns)
@@ -212,21 +230,27 @@ class Permissions(Hooks):
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
         ctx.authorize = self.authorize
         ctx.secret = partial(self._is_closed, cwd=ctx.cwd)
-        if self.denied(call.name):
+        tool = ctx.tool or self._known_tools.get(call.name)
+        if tool and self.denied(tool):
             raise DeniedError(f"a rule denies the tool {call.name}.")
-        kind, arguments = KINDS.get(call.name, call.name), call.arguments or {}
-        if "__" in call.name:
-            detail = json.dumps(arguments, ensure_ascii=False, indent=2)
-            yield from self.authorize(ctx, "mcp", [call.name], detail)
-        elif call.name not in ASKING:
-            text = json.dumps(arguments, ensure_ascii=False)
-            if kind == "read":
-                text = str(arguments.get("path") or ".")
-                is_asked = self.judge("read", text, ctx.cwd).action == "ask"
-                ctx.secret = partial(self._is_closed, cwd=ctx.cwd, is_asked=is_asked)
-            if (yield from self.authorize(ctx, kind, [text], "")):
-                ctx.authorize = partial(self.authorize, answered=kind)
+        if ctx.tool and not ctx.tool.asks_itself:  # one that is not there runs nothing
+            yield from self._ask_about(call, ctx, ctx.tool)
         return None
+
+    def _ask_about(
+        self, call: ToolCall, ctx: ToolContext, tool: Tool
+    ) -> Generator[Event, None, None]:
+        """Ask about a call of a tool that does not ask by itself. Raises DeniedError."""
+        arguments = call.arguments or {}
+        text, detail = json.dumps(arguments, ensure_ascii=False), ""
+        if tool.kind == "mcp":
+            text, detail = tool.name, json.dumps(arguments, ensure_ascii=False, indent=2)
+        elif tool.kind == "read":
+            text = str(arguments.get("path") or ".")
+            is_asked = self.judge("read", text, ctx.cwd, tool.default).action == "ask"
+            ctx.secret = partial(self._is_closed, cwd=ctx.cwd, is_asked=is_asked)
+        if (yield from self.authorize(ctx, tool.kind, [text], detail)):
+            ctx.authorize = partial(self.authorize, answered=tool.kind)
 
     def _is_closed(self, path: str, cwd: Path, is_asked: bool = False) -> bool:
         """Tell whether a file is not shown unasked; `is_asked`: by a search that is permitted."""
@@ -244,16 +268,18 @@ class Permissions(Hooks):
 
     # -- which tools are offered
 
-    def denied(self, name: str) -> bool:
+    def denied(self, tool: Tool) -> bool:
         """Tell whether a tool is denied whatever its arguments."""
-        if "__" in name:
-            return self.judge("mcp", name, Path()).action == "deny"
-        here = any(denies_all(KINDS.get(name, name), rules) for rules in self.layers)
-        return here or bool(self.parent and self.parent.denied(name))
+        if tool.kind == "mcp":  # its rules are for names
+            return self.judge("mcp", tool.name, Path()).action == "deny"
+        here = any(denies_all(tool.kind, rules) for rules in self.layers)
+        return here or bool(self.parent and self.parent.denied(tool))
 
     def offered(self, tools: Iterable[Tool]) -> list[Tool]:
         """The tools that a model gets."""
-        return [tool for tool in tools if not self.denied(tool.name)]
+        given = list(tools)
+        self._known_tools |= {tool.name: tool for tool in given}
+        return [tool for tool in given if not self.denied(tool)]
 
 
 def _denial(permission: str, decision: Decision) -> str:
@@ -263,7 +289,9 @@ def _denial(permission: str, decision: Decision) -> str:
         way = "only the user can do it, or allow it in a session."
     else:
         rules = [pattern] if pattern else []
-        if permission == "bash":  # a pattern is for one command of a line, and its stars are none
+        if permission not in {*DEFAULTS, *OTHER_KINDS}:  # the pattern holds all arguments
+            rules = ["*"]
+        elif permission == "bash":  # a pattern is for one command of a line, and its stars are none
             plain = None if re.search("[*?]", pattern) else parse(pattern)
             rules = list(map(joined, plain or ()))
         flags = "".join(f" --allow {shlex.quote(f'{permission}:{rule}')}" for rule in rules)

@@ -2,9 +2,9 @@
 
     {"edit": "allow", "bash": {"*": "ask", "git diff *": "allow"}, "read": {"secrets/*": "deny"}}
 
-A kind is what a tool asks permission for (`read`, `edit`, `bash`, `mcp`, `task`,
-`external_directory`, `doom_loop`, `unconfined`), or the name of a tool that is not built in. A path is
-tried relative to the workspace and absolute.
+A kind is what a tool declares as its permission (`read`, `edit`, `bash`, `mcp`, `task`), the name of
+a tool that declares none, or one of `external_directory`, `doom_loop` and `unconfined`. A path is tried
+relative to the workspace and absolute.
 In a pattern `*` is any run of characters, slashes too, and `?` is one; all of the text has to fit.
 A pattern that ends in a blank and a star holds without arguments as well: `git diff *` is also
 `git diff`. `~/` is the home.
@@ -27,14 +27,20 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from coder.permissions.shell import joined, parse
+from coder.tools.bash import bash
+from coder.tools.edit import edit
+from coder.tools.files import ls, read, write
+from coder.tools.patch import apply_patch
+from coder.tools.search import glob, grep
 from coder.tools.workspace import read_small_file
 from coder.types import CoderError
 
 Action = Literal["allow", "ask", "deny"]
 MAX_FILE = 1 << 16  # bytes of a workspace's rules that are read
 FLAG = "a flag"
-# The kinds of built-in tools that are not called like theirs
-KINDS = {"write": "edit", "apply_patch": "edit", "grep": "read", "glob": "read", "ls": "read"}
+BUILT_IN = {each.name: each for each in (read, write, edit, apply_patch, bash, grep, glob, ls)}
+# Kinds that no tool has as its own
+OTHER_KINDS = ("mcp", "external_directory", "doom_loop", "unconfined")
 ANYTHING = "\ue000" * 100  # stands for the star of one pattern where another is tried on it
 
 
@@ -246,8 +252,8 @@ def rules_of(data: Any, source: str = "given") -> list[Rule]:
 
 
 def _rule(permission: str, pattern: str, action: Action, source: str) -> Rule:
-    if kind := KINDS.get(permission):
-        raise RulesError(f"{permission} is no kind: rules for it have the kind {kind}")
+    if (tool := BUILT_IN.get(permission)) and tool.kind != permission:
+        raise RulesError(f"{permission} is no kind: rules for it have the kind {tool.kind}")
     if pattern.startswith("~/"):
         pattern = os.path.realpath(os.path.expanduser("~")) + pattern[1:]
     return Rule(permission, pattern, action, source)

@@ -57,7 +57,7 @@ _started: set[int] = set()  # groups that may have left members
 _run = f"{os.getpid()}-{os.urandom(6).hex()}"
 
 
-@tool
+@tool(permission="bash", default="ask", asks_itself=True)
 def bash(
     ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT
 ) -> Generator[Any, None, ToolResult]:

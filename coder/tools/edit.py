@@ -44,7 +44,7 @@ def plain(line: str) -> str:
 VIEWS: tuple[Any, ...] = (str, str.rstrip, str.strip, lambda line: plain(line).strip())
 
 
-@tool
+@tool(permission="edit", default="ask", asks_itself=True)
 def edit(
     ctx: ToolContext, path: str, old_string: str, new_string: str, replace_all: bool = False
 ) -> Generator[Any, None, ToolResult]:

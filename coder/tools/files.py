@@ -28,7 +28,7 @@ IMAGE = (
 )
 
 
-@tool(concurrent=True)
+@tool(concurrent=True, permission="read", default="allow", asks_itself=True)
 def read(
     ctx: ToolContext, path: str, offset: int = 1, limit: int = MAX_LINES
 ) -> Generator[Any, None, ToolResult]:
@@ -86,7 +86,7 @@ def _page(file: IO[bytes], first: int, wanted: int, ctx: ToolContext) -> tuple[l
     return lines, passed
 
 
-@tool
+@tool(permission="edit", default="ask", asks_itself=True)
 def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, ToolResult]:
     """Create a file or overwrite it whole. To change a part of a file use edit. A file that exists has
     to be read first.
@@ -107,7 +107,7 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     return (yield from replace_text(ctx, target, known, old, new, f"{verb} {lines}"))
 
 
-@tool(concurrent=True)
+@tool(concurrent=True, permission="read", default="allow")
 def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
     """List a folder: folders with /, links with ->, at most 500 entries.
 

@@ -34,7 +34,7 @@ def files_named(arguments: dict[str, Any]) -> str:
     return ", ".join(found[2] for found in HEADER.finditer(str(arguments.get("patch", ""))))
 
 
-@tool(title=files_named)
+@tool(title=files_named, permission="edit", default="ask", asks_itself=True)
 def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult]:
     """Change, add, delete or rename files. All of the patch is applied, or nothing.
 

@@ -52,7 +52,7 @@ print_matches(*sys.argv[2:])
 RECORD = re.compile(rb"(.*?)\0(\d+)(?:([:\0])(\d+)\3|[-\0])(.*)", re.S)
 
 
-@tool(concurrent=True)
+@tool(concurrent=True, permission="read", default="allow")
 def grep(
     ctx: ToolContext,
     pattern: str,
@@ -92,7 +92,7 @@ def grep(
     return ToolResult(text, details={"matches": len(lines)})
 
 
-@tool(concurrent=True)
+@tool(concurrent=True, permission="read", default="allow")
 def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None, ToolResult]:
     """Find files by name, newest first, at most 200. Ignored files are skipped.
 
