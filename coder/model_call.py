@@ -50,7 +50,8 @@ def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
         if answer.finish == "content_filter":
             yield events.Notice(FILTERED)
         if is_full:
-            return answer, End("length", answer.text or CONTEXT_LIMIT)
+            full = ModelError("overflow", "the context is full")  # no error of the server's
+            return answer, End("length", answer.text or CONTEXT_LIMIT, full)
         return answer, end_of(answer)
 
 

@@ -6,6 +6,7 @@ The cases of the group SES that need no program are in test_sessions.py.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from coder.cli import subcommands
-from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.devtools.scripted import Body, Reply, ScriptedServer, events
 from coder.history import user
 from coder.sessions.database import StoreError
 from coder.sessions.recorder import Recorder
@@ -254,6 +255,64 @@ def test_a_new_conversation_begins_beside_a_damaged_file(tmp_path: Path) -> None
         assert "was damaged; a new one was begun" in flat(run.err)
         talk(tmp_path, server, "-c", "third")
         assert said(server) == ["second", "third"]
+
+
+# ---- when the context is full --------------------------------------------------------------------
+
+MEASURED = 100_000  # tokens that the server counts for each request
+TOO_LONG = Reply("This model's maximum context length is 8192 tokens.", status=400)
+# What the server answers, the window, and what the screen shows of the end
+ENDS = {
+    "output": (
+        *(Reply("Half an answer", finish="length"), 400_000),
+        "stopped: the answer reached the output limit · 1 step",
+    ),
+    "cut": (
+        *(Reply("Half an answer", finish="length"), 110_000),
+        "stopped: the context is full, so that the answer is cut · 1 step",
+    ),
+    "request": (TOO_LONG, 400_000, "stopped: the conversation is too long for the model · 1 step"),
+}
+ADVICE = "/compact shortens the conversation, /new begins another."
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_full_context_is_no_answer_that_reached_the_output_limit(
+    tmp_path: Path, name: str
+) -> None:
+    reply, window, ended = ENDS[name]
+
+    def script(body: Body) -> Reply:
+        if reply.status != 200:
+            return reply
+        pieces = [
+            re.sub(rb'(prompt_tokens": ?)\d+', rb"\g<1>%d" % MEASURED, each)
+            for each in events(reply, body)
+        ]
+        return Reply(chunks=pieces)
+
+    flags = "--no-compaction", f"--context-window={window}"
+    with serve(script) as server:
+        with Terminal(tmp_path, server, *flags) as session:
+            session.say("a question")
+            shown = [row for row in rendered(session.output) if row]
+            assert any(row.startswith(ended) for row in shown), shown
+            assert (ADVICE in flat("\n".join(shown))) is (name != "output")
+            assert ("Error: the conversation is too long" in flat(session.output)) is (
+                name == "request"
+            )
+        with OneShot(tmp_path, server, "-c", *flags, "go on") as run:
+            assert run.end() == 3
+            assert ended in run.err
+            assert ("coder -r" in run.err and "/compact" in run.err) is (name != "output")
+        with OneShot(tmp_path, server, "-q", *flags, "go on") as run:
+            assert run.end() == 3
+            why = ended.removesuffix(" · 1 step") if name != "request" else "Error: "
+            assert run.err.startswith(why) and run.err.count("\n") == 1
+        with OneShot(tmp_path, server, "--output-format=json", *flags, "go on") as run:
+            assert run.end() == 3
+            kind = (json.loads(run.out)["error"] or {}).get("kind")
+            assert kind == (None if name == "output" else "overflow")
 
 
 # ---- undo --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from coder.cli import process
 from coder.cli.app import App, Show
 from coder.cli.screen import Screen
 from coder.cli.settings import ConfigError, Settings, data_folder, program
-from coder.cli.wording import LIMITS, STOPPED, error_text
+from coder.cli.wording import FULL, LIMITS, error_text, has_cut_answer, is_full, why_stopped
 from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
@@ -53,8 +53,8 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
         show = show_events(app, screen, session_id)
         result = app.follow(app.stream(fill(app, prompt)), show)
         code = finish(arguments, result)
-        if session_id and result.stop_reason in LIMITS and not arguments.quiet:
-            screen.line(f"To go on: {program()} -r {session_id} continue", "dim")
+        if session_id and not arguments.quiet:
+            show_way_on(screen, result, session_id)
         if conversation:
             conversation.settle()
         return code or int(bool(conversation and conversation.recorder.problem))
@@ -142,12 +142,21 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
         if answer and (arguments.quiet or not to_terminal):
             print_line(strip_controls(answer) if to_terminal else answer)
         if arguments.quiet and not ended_well:  # without progress, not without errors
-            why = STOPPED[result.stop_reason] if answer else result.text
-            why = error_text(result.text, result.error) if result.error else why
+            why = why_stopped(result) if answer else result.text
+            if result.error and not has_cut_answer(result):
+                why = error_text(result.text, result.error)
             sys.stderr.write(f"{why}\n")
     if result.error and result.error.kind in get_args(Transient):
         return process.TRANSIENT
     return EXIT_CODES.get(result.stop_reason, process.LIMIT)
+
+
+def show_way_on(screen: Screen, result: RunResult, session_id: str) -> None:
+    """Show how a run that a limit has stopped can go on."""
+    if result.stop_reason in LIMITS:
+        screen.line(f"To go on: {program()} -r {session_id} continue", "dim")
+    elif is_full(result):
+        screen.line(f"To go on: {program()} -r {session_id}; in the session {FULL}", "dim")
 
 
 def print_line(text: str) -> None:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from coder import events
 from coder.cli import wording
 from coder.cli.screen import Screen, cell_count, one_line
-from coder.cli.wording import STOPPED, Part, Parts, count
+from coder.cli.wording import Part, Parts, count
 from coder.events import Event, Nested
 from coder.history import text_of
 from coder.providers.errors import happened
 
 NEARLY_FULL = 0.8  # of the context window
-FULL = "The context is nearly full: /compact shortens the conversation, /new begins another."
 DONE = ("● ", "green")
 MIN_TITLE = 40  # columns of a call's title that stand before what came of it
 NAME_COLUMNS = 32  # of a sub-agent
@@ -41,7 +40,8 @@ class Renderer:
     """Show the events of runs on `screen`, and the answers on `answers`, if there is one.
 
     `limits`: seconds without data until a request is given up, at its start and later on. `notify_after`: seconds of a
-    run from which its questions and its end ring the bell.
+    run from which its questions and its end ring the bell. `context_used`: the share of the context window; None: nobody
+    can enter /compact here.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Renderer:
         *,
         verbose: bool = False,
         limits: tuple[float, float] = (math.inf, math.inf),
-        context_used: Callable[[], float] = lambda: 0.0,
+        context_used: Callable[[], float] | None = None,
         notify_after: float = math.inf,
     ) -> None:
         self.screen, self.answers, self.verbose = screen, answers, verbose
@@ -126,10 +126,12 @@ class Renderer:
 
     def _end_run(self, event: events.RunEnd, worker: Worker, prefix: str) -> None:
         """Show why it stopped: steps, tokens where any are known, what is left of the context, seconds."""
-        if event.error:
+        if event.error and not wording.has_cut_answer(event):
             self._line(prefix + wording.error_text(event.text, event.error), "red")
-        usage, used = event.usage, 0.0 if worker.name else self._context_used()
-        facts = [STOPPED[event.stop_reason], wording.plural(event.steps, "step")]
+        usage, used = event.usage, 0.0
+        if self._context_used and not worker.name:
+            used = self._context_used()
+        facts = [wording.why_stopped(event), wording.plural(event.steps, "step")]
         facts += [wording.tokens(usage)] if usage.input or usage.output else []
         facts += [f"{max(0, 100 - 100 * used):.0f} % of the context left"] if used else []
         facts += [f"{time.monotonic() - worker.started:.1f} s"]
@@ -139,9 +141,11 @@ class Renderer:
             self._wait(self._agent.activity)
             return
         self._line(ended, "dim")
-        if used >= NEARLY_FULL:
-            self._line(FULL, "yellow")
-        self._notify(STOPPED[event.stop_reason])
+        if self._context_used and wording.is_full(event):
+            self._line(wording.FULL, "yellow")
+        elif used >= NEARLY_FULL:
+            self._line(f"The context is nearly full: {wording.FULL}", "yellow")
+        self._notify(wording.why_stopped(event))
 
     def _stream(self, kind: str, text: str, screen: Screen, style: str = "") -> None:
         if self._delta_kind != kind:

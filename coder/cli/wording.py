@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from coder.cli.screen import cell_count, one_line
-from coder.events import ToolEnd
+from coder.events import RunEnd, ToolEnd
 from coder.permissions.sanitize import strip_controls
 from coder.providers.errors import explain
 from coder.providers.text import text_of
-from coder.types import ModelError, Usage
+from coder.types import ModelError, RunResult, Usage
 
 if TYPE_CHECKING:
     from coder.sessions.store import SessionInfo
@@ -27,6 +27,9 @@ STOPPED = {
     "aborted": "stopped by the user",
     "error": "failed",
 }
+TOO_LONG = "stopped: the conversation is too long for the model"
+CUT = "stopped: the context is full, so that the answer is cut"
+FULL = "/compact shortens the conversation, /new begins another."
 LIMITS = ("max_steps", "max_time")  # behind which the run can go on
 ATTACHED = "\n\n<attached "  # begins each file behind the words of an entry
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds, unit
@@ -60,6 +63,25 @@ WORD = re.compile(r"\w+|\s+|.")
 MAX_WORDS = 100  # at the beginning of a line, among which the changed ones are looked for
 MAX_MARKED = 400  # lines of a diff in which they are
 SIMILAR = 0.5  # ratio of difflib from which two lines are one that was changed
+
+
+def why_stopped(end: RunEnd | RunResult) -> str:
+    """Why a run stopped. A full context is no answer that reached the output limit."""
+    if not is_full(end):
+        return STOPPED[end.stop_reason]
+    return CUT if has_cut_answer(end) else TOO_LONG
+
+
+def is_full(end: RunEnd | RunResult) -> bool:
+    """Whether the context is full, so that the same conversation cannot go on."""
+    return bool(end.error and end.error.kind == "overflow")
+
+
+def has_cut_answer(end: RunEnd | RunResult) -> bool:
+    """Whether a full context has cut an answer, which is no error of the server's."""
+    from coder.model_call import CONTEXT_LIMIT  # late: a list of sessions needs none of the loop
+
+    return is_full(end) and end.text != CONTEXT_LIMIT
 
 
 def error_text(text: str, error: ModelError) -> str:
