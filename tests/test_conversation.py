@@ -11,7 +11,10 @@ import re
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +24,17 @@ from coder.history import user
 from coder.sessions.database import StoreError
 from coder.sessions.recorder import Recorder
 from coder.sessions.store import Store
-from tests.harness import serve
-from tests.terminal import OneShot, Place, Terminal, bare, rendered, until
+from tests.harness import serve, shell
+from tests.terminal import (
+    PATIENCE,
+    OneShot,
+    Place,
+    Terminal,
+    bare,
+    rendered,
+    until,
+    untouched,
+)
 
 
 def echo(body: Body) -> Reply:
@@ -313,6 +325,40 @@ def test_a_full_context_is_no_answer_that_reached_the_output_limit(
             assert run.end() == 3
             kind = (json.loads(run.out)["error"] or {}).get("kind")
             assert kind == (None if name == "output" else "overflow")
+
+
+# ---- two sessions in a folder --------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only a sandbox guards files")
+def test_a_session_that_is_open_in_another_tab_was_not_killed(tmp_path: Path) -> None:
+    """Git's configuration changes beside the open session, by the user's own hand."""
+
+    def script(body: Body) -> Reply:
+        done = body["messages"][-1]["role"] == "tool"
+        return Reply("Done.") if done else Reply(calls=[("bash", {"command": "touch new"})])
+
+    def started() -> str:
+        argv = [sys.executable, "-m", "coder", "--plan", "look"]
+        options: dict[str, Any] = {"cwd": first.ws, "env": first.environment, "timeout": PATIENCE}
+        null = subprocess.DEVNULL
+        done = subprocess.run(argv, stdin=null, capture_output=True, text=True, **options)
+        assert done.returncode == 0, done.stderr
+        return flat(done.stderr)
+
+    with serve(script) as server, Terminal(tmp_path, server, "-y") as first:
+        shell(first.ws, "git init -q")
+        first.say("go")
+        assert (first.ws / "new").exists()
+        shell(first.ws, "git config user.name me")
+        assert "killed" not in started()
+        assert "killed" not in started(), "the end of another session changes nothing"
+        first.kill(signal.SIGKILL)
+        assert first.exit_code() == -signal.SIGKILL
+        first.attributes = untouched()  # nobody could put the terminal's back
+        notice = started()
+        assert "was killed. Changed since" in notice and ".git/config" in notice
+        assert "killed" not in started(), "it is reported once"
 
 
 # ---- undo --------------------------------------------------------------------------------------

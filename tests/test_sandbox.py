@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -30,7 +31,7 @@ from coder.tools.search import grep
 from coder.toolset import ToolContext, Toolset
 from coder.types import CoderError, ToolCall
 from tests.harness import ask, serve, shell, table
-from tests.terminal import until
+from tests.terminal import ROOT, until
 
 try:
     complete: bool | None = ThreadPoolExecutor(1).submit(restrict, []).result()
@@ -298,20 +299,34 @@ def test_what_changes_between_commands_is_reported_once(repository: Path, mark: 
     assert runs("git config core.editor") == "vi"
 
 
+KILLED = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from coder.abort import Abort
+from coder.permissions.sandbox import Sandbox
+from coder.toolset import ToolContext
+from coder.types import ToolCall
+
+folder, data = map(Path, sys.argv[1:])
+sandbox, ctx = Sandbox(folder, data=data), ToolContext(folder, Abort())
+sandbox.before_tool_call(ToolCall("1", "bash", {}), ctx)
+ctx.confine.start(lambda: subprocess.Popen(["touch", folder / ".git/hooks/pre-push"])).wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_the_next_start_reports_what_a_killed_session_left(repository: Path) -> None:
     """A session that is killed in the middle of a command does not come to its end."""
-    data, hook = repository.parent / "data", repository / ".git" / "hooks" / "pre-push"
-    sandbox = Sandbox(repository, data=data)
-    assert not data.exists()
-    sandbox.before_tool_call(ToolCall("1", "bash", {}), ctx := ToolContext(repository, Abort()))
-    assert ctx.confine
-    ctx.confine.start(lambda: subprocess.Popen(["touch", hook])).wait()
+    data = repository.parent / "data"
+    assert not Sandbox(repository, data=data).notices and not data.exists()
+    first = subprocess.run([sys.executable, "-c", KILLED, repository, data], cwd=ROOT)
+    assert first.returncode == -signal.SIGKILL
     message = "Changed since its last command began, and not put back: .git/hooks/pre-push (new)."
     second = Sandbox(repository, data=data)
     assert message in "".join(second.notices)
     second.since()
     assert not Sandbox(repository, data=data).notices and not list(data.glob("guarded/*"))
-    ctx.confine.start(lambda: subprocess.Popen(["true"])).wait()
+    subprocess.run([sys.executable, "-c", KILLED, repository, data], cwd=ROOT)
     [record] = data.glob("guarded/*")
     for broken in ("", "{", "[1]", '{"a": {}}', "[" * 100_000):
         record.write_text(broken)

@@ -9,6 +9,7 @@ docs/security.md says what is not covered.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
@@ -19,6 +20,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from coder.tools.workspace import (
+    FILE,
+    NEW_FILE,
     escaped,
     git_folders,
     make_private,
@@ -45,8 +48,8 @@ class GitGuard:
     """Guards the repository of `workspace`, its `.coder/`, and the files and folders `ours`.
 
     Call from one thread at a time. Commands may overlap: until the last ends, changes are theirs.
-    From the first command to `close` a record of the files is in coder's folder `data`. One that
-    is there already is of a process that was killed; `left` is what differs from it.
+    From the first command to `close` a record of the files is in coder's folder `data`, locked by
+    this process. One that nobody has locked is of a process that was killed; `left` is what differs.
     """
 
     def __init__(self, workspace: Path, ours: Iterable[Path] = (), data: Path | None = None):
@@ -61,24 +64,43 @@ class GitGuard:
         self.unguarded: list[str] = []  # holds too much, or cannot be read
         self._accept()
         name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32]
-        self._record = data / "guarded" / f"{name}.json" if data else None
+        self._records = data / "guarded" if data else None
+        self._name = f"{name}-{os.getpid()}-{os.urandom(4).hex()}.json"
+        self._lock = -1  # on the record of this process
+        self._of_killed = [*self._records.glob(f"{name}*.json")] if self._records else []
+        self._of_killed = [path for path in self._of_killed if not _is_locked(path)]
         self.left = Changes()
-        if self._record:
+        for path in self._of_killed:
             # A command may have written it, where the workspace is the home
-            with contextlib.suppress(
-                OSError, ValueError, AttributeError, TypeError, RecursionError
-            ):
-                self.left = _changes(json.loads(self._record.read_bytes()), _digests(self.known))
+            with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
+                data_of = json.loads(read_small_file(path) or b"{")
+                self.left |= _changes(data_of, _digests(self.known))
 
     def begin(self) -> Changes:
         """A command begins. Returns what changed since the last one ended; that stays."""
         changes = self.since()
         self._commands_running += 1
-        if self._record and (changes or not self._record.exists()):
+        if self._records and (changes or self._lock < 0):
             with contextlib.suppress(OSError):  # then only this process notices changes
-                make_private(self._record.parent)
-                self._record.write_text(json.dumps(_digests(self.known)))
+                self._write_record(self._records)
         return changes
+
+    def _write_record(self, folder: Path) -> None:
+        """Write it, locked before it has its name. Raises OSError."""
+        make_private(folder)
+        new = folder / temporary_name()
+        fd = os.open(new, NEW_FILE, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with open(fd, "w", closefd=False) as file:
+            json.dump(_digests(self.known), file)
+        os.replace(new, folder / self._name)
+        self._unlock()
+        self._lock = fd
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
 
     def end(self, undo: bool = True) -> Changes:
         """A command has ended. Returns what changed since it began, which `undo` puts back."""
@@ -104,9 +126,11 @@ class GitGuard:
 
     def close(self) -> None:
         """The session has ended."""
-        if self._record:
+        own = [self._records / self._name] if self._records else []
+        for path in own + self._of_killed:
             with contextlib.suppress(OSError):
-                self._record.unlink()
+                path.unlink()
+        self._unlock()
 
     def _accept(self) -> None:
         """Take the files as they are for known; what cannot be compared is not guarded any more."""
@@ -176,6 +200,23 @@ def _read_tree(root: str) -> State:
         if size >= MAX_BYTES:
             break
     return {root: TOO_MUCH}
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process that lives has locked this file; also where it cannot be opened."""
+    try:
+        fd = os.open(path, FILE)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(fd)
 
 
 def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> Changes:
