@@ -169,6 +169,68 @@ def test_a_key_goes_only_to_the_server_named_beside_it(settings: Sources, flag: 
         assert (got and (got.base_url, got.api_key)) == expected, sources
 
 
+AWAY = {"OPENAI_BASE_URL": "https://me:pass@other.example/v1", "OPENAI_MODEL": "m"}
+KEY = {"OPENAI_API_KEY": "key-0123456789"}
+OWN = {"OPENAI_BASE_URL": "https://mine.example/v1"}
+# What the flags, the environment and the user's .env have, and what the message says of it
+UNPAIRED: list[tuple[dict[str, dict[str, str]], list[str]]] = [
+    (
+        {"flags": AWAY, "user": KEY},
+        [
+            "the key in your .env belongs to api.openai.com",
+            "write OPENAI_BASE_URL=https://other.example/v1 beside it in {file}",
+            "export OPENAI_API_KEY=...",
+        ],
+    ),
+    ({"env": AWAY, "user": KEY | OWN}, ["your .env belongs to mine.example", "export OPENAI_API"]),
+    (
+        {"env": AWAY, "folder": KEY},
+        ["the folder's .env belongs to api.openai.com", "export OPENAI"],
+    ),
+    ({"flags": AWAY}, ["other.example", "export OPENAI_API_KEY=..."]),
+    ({"user": AWAY}, ["OPENAI_API_KEY=... beside it in {file}"]),
+    ({"folder": AWAY}, ["export OPENAI_API_KEY=... OPENAI_BASE_URL=https://other.example/v1"]),
+]
+
+
+@pytest.mark.parametrize(("sources", "said"), UNPAIRED)
+def test_a_server_without_its_key_is_reported_with_the_way_to_pair_them(
+    settings: Sources, sources: dict[str, Any], said: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        settings(**sources)
+    text = str(raised.value)
+    for each in said:
+        assert each.format(file=config_folder() / ".env") in text, text
+    assert "\n" not in text and "key-0123456789" not in text and "pass" not in text
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder", "content", "is_told"),
+    [
+        (0o644, 0o755, KEY, True),
+        (0o604, 0o711, KEY, True),
+        (0o644, 0o700, KEY, False),  # nobody gets there
+        (0o600, 0o755, KEY, False),
+        (0o644, 0o755, {"CODER_HEADERS": '{"x-key":"0123456789"}'}, True),
+        (0o644, 0o755, {"CODER_MAX_STEPS": "7"}, False),
+    ],
+)
+def test_a_file_with_a_key_that_others_may_read_gets_one_notice(
+    settings: Sources, mode: int, folder: int, content: dict[str, str], is_told: bool
+) -> None:
+    settings(env=NEEDED)
+    file = config_folder() / ".env"
+    for above in file.parents:
+        if above.stat().st_uid == os.geteuid() and above != Path("/"):
+            above.chmod(above.stat().st_mode | 0o711)
+    file.parent.chmod(folder)
+    file.write_text("".join(f"{name}={text}\n" for name, text in content.items()))
+    file.chmod(mode)
+    notes = [each for each in load(file.parent.parent).notes if "chmod 600" in each]
+    assert notes == [f"Other users may read the key in {file} (fix: chmod 600)."] * is_told
+
+
 NO_LOOPBACK = """https://api.example/127.0.0.1 http://127.0.0.1.evil.example/v1 http://localhost@evil.example/
     http://evil.example/#@localhost http://evil.example?@localhost http://127.0.0.1:1@evil.example/ http://0.0.0.0"""
 

@@ -151,9 +151,23 @@ def test_a_model_is_asked_for_where_a_server_has_several(tmp_path: Path) -> None
             session.enter(answer)
             assert session.exit_code() == 0
             assert f"I am {chosen}." in session.output
+            file = session.home / ".config" / "coder" / ".env"
+            assert f"OPENAI_MODEL='{chosen}'" in file.read_text().split("\n")
+            assert file.stat().st_mode & 0o777 == 0o600
+            assert f"Kept in {file}." in "".join(screen(session).split("\n"))
+            with Terminal(tmp_path, server, OPENAI_MODEL="") as again:
+                assert f"{chosen} at 127.0.0.1" in again.output
+            file.write_text("CODER_MAX_STEPS=7")  # by an editor that ends no line
+        # A server that a flag or the folder names is for now: its model may be none of the usual server's
+        for words in (["--base-url", server.url], []):
+            session = Terminal(tmp_path, server, *words, "hi", **UNSET)
+            session.expect("number or name: ")
+            session.enter("2")
+            assert session.exit_code() == 0
+            assert file.read_text() == "CODER_MAX_STEPS=7"
             kept = re.search(r"To keep this choice: (echo .*?)\r\n", session.output)
-            assert kept and shlex.split(kept[1])[1] == f"OPENAI_MODEL='{chosen}'"
-        assert not list((session.home / ".config" / "coder").iterdir())
+            assert kept and shlex.split(kept[1])[1] == "OPENAI_MODEL='llama3.2:3b'"
+            (session.ws / ".env").write_text(f"OPENAI_BASE_URL={server.url}\n")
 
 
 # ---- the list itself ---------------------------------------------------------------------------------

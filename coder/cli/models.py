@@ -19,6 +19,7 @@ from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.cli.process import USAGE
 from coder.cli.settings import (
+    FOLDER,
     ConfigError,
     Missing,
     Settings,
@@ -26,6 +27,8 @@ from coder.cli.settings import (
     env_line,
     load,
     program,
+    read_sources,
+    server_place,
 )
 from coder.cli.wording import by_number, first_of
 from coder.providers.errors import explain
@@ -96,7 +99,10 @@ def complete(missing: Missing, arguments: argparse.Namespace) -> Settings:
     elif visible and names:
         sys.stderr.write(f"coder: {missing}. {settings.host} has:{_number_names(names)}\n")
         settings.model = by_number(names, _answer("number or name: ", arguments.can_ask))
-        _keep(OPENAI_MODEL=settings.model)
+        # A flag or a folder names a server for now, and the usual one may have no model of this name
+        place = server_place(read_sources(Path.cwd(), vars(arguments)))
+        is_for_now = arguments.OPENAI_BASE_URL or place == FOLDER
+        _keep(not is_for_now, OPENAI_MODEL=settings.model)
     else:
         raise ConfigError(f"{missing}; the server has: {first_of(names) or 'none'}")
     return settings
@@ -124,21 +130,23 @@ def _server(can_ask: bool) -> tuple[str, str]:
     if answer not in numbers:
         raise ConfigError(f"{answer} is no number of the list")
     url, model = options[numbers.index(answer)]
-    _keep(OPENAI_BASE_URL=url, OPENAI_MODEL=model)
+    _keep(True, OPENAI_BASE_URL=url, OPENAI_MODEL=model)
     return url, model
 
 
-def _keep(**chosen: str) -> None:
-    """Write a first .env for a server. One that is there is the user's, and a model alone may be for this folder: then
-    show how to keep it."""
+def _keep(for_good: bool, **chosen: str) -> None:
+    """Add it to the user's .env, whose last lines count. Where that cannot be done, or it is for this start, show how."""
     file = config_folder() / ".env"
     lines = "".join(f"{env_line(name, text)}\n" for name, text in chosen.items())
     with contextlib.suppress(OSError):
         make_private(file.parent, close=True)
-        if "OPENAI_BASE_URL" in chosen:
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-                opened.write(lines)
-                return
+        if for_good:
+            with open(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b") as opened:
+                opened.seek(0)
+                last = opened.read()[-1:]  # an editor may have ended no line
+                opened.write((b"" if last in (b"", b"\n") else b"\n") + lines.encode())
+            sys.stderr.write(f"Kept in {file}.\n")
+            return
     sys.stderr.write(f"To keep this choice: echo {shlex.quote(lines.rstrip())} >> {file}\n")
 
 

@@ -241,6 +241,11 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
     settings.keys = tuple(secrets(sources))
     used: tuple[str, ...] = (API_KEY,)  # which many projects have
     notes: list[str] = []
+    if any(name in sources[USER] for name in SECRET):
+        from coder.permissions.rules import is_readable_by_others  # late: only where there is a key
+
+        if is_readable_by_others(file := config_folder() / ".env"):
+            notes.append(f"Other users may read the key in {file} (fix: chmod 600).")
     if place == FOLDER:
         used = OF_A_FOLDER
         notes.append(f"Server and key come from the .env of this folder: {settings.host}.")
@@ -294,16 +299,35 @@ def server_place(sources: Sources) -> str:
     for place, source in sources.items():
         url = value_of(BASE_URL, source[BASE_URL]) if BASE_URL in source else ""
         if url and API_KEY not in source and not is_loopback(url):
-            raise ConfigError(
-                f"OPENAI_BASE_URL has no OPENAI_API_KEY beside it in {place}: a key goes only to the server named in "
-                "the same place (a flag counts as the environment)"
-            )
+            raise ConfigError(_advise_pairing(sources, place, shown_url(url)))
         if url or API_KEY in source:
             return place
     raise Missing(
         f"no key: set OPENAI_API_KEY (see `{program()} config`), or name a server on this machine with OPENAI_BASE_URL; "
         f"`{program()} --demo` needs neither"
     )
+
+
+def _advise_pairing(sources: Sources, place: str, url: str) -> str:
+    """What is wrong with a server that has no key beside it: whose the keys are, and how to pair them."""
+    file = config_folder() / ".env"
+    keys = [
+        f"the key in {each} belongs to {host_of(source.get(BASE_URL))}"
+        for each, source in sources.items()
+        if API_KEY in source
+    ]
+    ways = [f"export {API_KEY}=... with the key of this server"]
+    if place == USER:
+        ways = [f"write {API_KEY}=... beside it in {file}"]
+    elif place == FOLDER:
+        ways = [f"export {API_KEY}=... {BASE_URL}={url}"]
+    elif API_KEY in sources[USER] and BASE_URL not in sources[USER]:
+        ways.insert(
+            0, f"if that key is for this server, write {BASE_URL}={url} beside it in {file}"
+        )
+    what = f"{url} has no {API_KEY} beside it in {place} (a flag counts as the environment)"
+    rule = "A key goes only to the server named in the same place"
+    return f"{', and '.join([what, *keys])}. {rule}: {'; or '.join(ways)}"
 
 
 def choose(sources: Sources, server: str) -> dict[str, tuple[str, str]]:

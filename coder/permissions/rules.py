@@ -325,6 +325,17 @@ def check_ownership(path: Path) -> None:
             raise PermissionError(f"other users can write to {place} (fix: chmod go-w)")
 
 
+def is_readable_by_others(path: Path) -> bool:
+    """Whether other users may read this file and enter the folders above it. Raises OSError."""
+    target = path.resolve(strict=True)
+    for place, bits in (target, 0o444), *((each, 0o111) for each in target.parents):
+        status = place.stat()
+        by_group = 0 if _is_ours_alone(status.st_gid) else 0o070
+        if not status.st_mode & bits & (by_group | 0o007):
+            return False
+    return True
+
+
 def _is_ours_alone(number: int) -> bool:
     """Tell whether this is the user's own group, as systems with umask 002 have it."""
     try:
