@@ -35,7 +35,7 @@ PROMPTLY = 20.0  # seconds: what a fault holds up takes 30 and more, what works 
 # Behind a run: the title of the window. Readline asks for marked pastes directly before a prompt, not before an echoed entry
 PROMPT = (
     r"\r\n(?:\x1b\][^\x07]*\x07|\x1b\[\?2004[hl]\r?|\r\n)*"
-    r"\x1b\[\?2004h(?:(?:[\w-]+ )*> |\x1b\[1m(?:[\w-]+ )*❯ \x1b\[0m)"
+    r"\x1b\[\?2004h(?:(?:[\w-]+ )*> |\x1b\[1m(?:(?:\x1b\[\d+m)*[\w-]+(?:\x1b\[\d+m)* )*❯ \x1b\[0m)"
 )
 # The second: the title of the window
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")

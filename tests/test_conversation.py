@@ -13,9 +13,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import pyte
 import pytest
 
 from coder.cli import subcommands
@@ -267,6 +269,88 @@ def test_a_new_conversation_begins_beside_a_damaged_file(tmp_path: Path) -> None
         assert "was damaged; a new one was begun" in flat(run.err)
         talk(tmp_path, server, "-c", "third")
         assert said(server) == ["second", "third"]
+
+
+# ---- the rows of a run ---------------------------------------------------------------------------
+
+
+def test_the_line_behind_a_run_fits_78_columns_whatever_there_is_to_say(tmp_path: Path) -> None:
+    """What a long line leaves out first is the reasoning among the tokens, then what was cached."""
+    usage = {"prompt_tokens": 123_456, "completion_tokens": 12_345}
+    usage |= {"prompt_tokens_details": {"cached_tokens": 100_000}}
+    (tmp_path / "prices.json").write_text('{"script": {"input": 1, "output": 1}}')
+
+    def script(body: Body) -> Reply:
+        thought = {} if "short" in str(body["messages"][-1]) else {"reasoning_tokens": 1_234}
+        details = usage | {"completion_tokens_details": thought}
+        *chunks, end = events(Reply("Well."), {})
+        counted = b"data: " + json.dumps({"choices": [], "usage": details}).encode() + b"\n\n"
+        return Reply(chunks=[*chunks, counted, end])
+
+    prices = {"CODER_PRICES": str(tmp_path / "prices.json")}
+    for folder, more in ("a", prices), ("b", {}):
+        with serve(script) as server, Terminal(tmp_path / folder, server, **more) as session:
+            for entry in ("long", "short"):
+                session.say(entry)
+                [line] = [row for row in rendered(session.output) if row.startswith("done")][-1:]
+                assert len(line) <= 78 and re.search(r"\d\.\d s$", line), line
+                assert "123.5k in" in line and "left" in line and ("$0." in line) is bool(more)
+                assert ("cached" in line) is (not more), line
+
+
+def test_the_seconds_of_a_run_leave_out_the_time_that_a_question_waited(tmp_path: Path) -> None:
+    touch = Reply(calls=[("bash", {"command": "touch new"})])
+    with serve(touch, Reply("Done.")) as server, Terminal(tmp_path, server) as session:
+        began = time.monotonic()
+        session.enter("go")
+        session.expect("why not: ")
+        asked = time.monotonic()
+        time.sleep(1.5)  # the user thinks
+        thought = time.monotonic() - asked
+        session.type("y")
+        shown = bare(session.prompt())
+        took = time.monotonic() - began
+    found = re.search(r"done · 2 steps · .* · (\d+\.\d) s", shown)
+    assert found and float(found[1]) <= took - thought + 0.05, (found, took)
+
+
+def test_a_blank_row_stands_above_an_answer_and_above_a_question(tmp_path: Path) -> None:
+    """And one is enough, where nothing stands between entry and question."""
+    touch = Reply(calls=[("bash", {"command": "touch new"})])
+    told = Reply("I need a file.", [("bash", {"command": "touch other"})])
+    replies = [Reply("Hello."), touch, told, Reply("Done.")]
+    with serve(*replies) as server:
+        with Terminal(tmp_path, server) as session:
+            session.say("hi")
+            session.enter("go")
+            for _ in range(2):
+                session.expect("why not: ")
+                session.settled()
+                session.type("y")
+            session.prompt()
+            shown = rendered(session.output, lines=99)
+        at = shown.index("❯ hi")
+        assert shown[at : at + 3] == ["❯ hi", "", "Hello."]
+        asked = [at for at, row in enumerate(shown) if row == "Run this command?"]
+        assert shown[asked[0] - 2 : asked[0]] == ["❯ go", ""]
+        assert shown[asked[1] - 2 : asked[1]] == ["I need a file.", ""]
+        with Terminal(tmp_path, server, "-c") as session:
+            shown = rendered(session.output, lines=99)
+        at = shown.index("❯ go")
+        assert shown[at : at + 4] == ["❯ go", "", "Done.", ""] and shown[at + 4]
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_yolo_is_yellow_at_the_prompt(tmp_path: Path, no_color: str) -> None:
+    options: dict[str, Any] = {"NO_COLOR": no_color} if no_color else {}
+    with serve(echo) as server, Terminal(tmp_path, server, "-y", **options) as session:
+        screen = pyte.Screen(80, 24)
+        pyte.Stream(screen).feed(session.output)
+        row = screen.display.index(next(each for each in screen.display if "yolo ❯" in each))
+        cells = [screen.buffer[row][column] for column in range(6)]
+        assert "".join(each.data for each in cells) == "yolo ❯"
+        assert {each.fg for each in cells[:4]} == {"default" if no_color else "brown"}
+        assert cells[5].fg == "default" and all(each.bold for each in cells[:4])
 
 
 # ---- when the context is full --------------------------------------------------------------------

@@ -120,8 +120,11 @@ class Keyboard:
 
     def _prompt(self) -> str:
         text = f"{self.label()} {'>' if self._is_dumb else '❯'} ".lstrip()
-        plain = self._is_dumb or not self.readline
-        return text if plain else f"\x01\x1b[1m\x02{text}\x01\x1b[0m\x02"
+        if self._is_dumb or not self.readline:
+            return text
+        if not os.environ.get("NO_COLOR"):
+            text = re.sub(r"\byolo(?= ❯ $)", "\x01\x1b[33m\x02yolo\x01\x1b[0m\x1b[1m\x02", text)
+        return f"\x01\x1b[1m\x02{text}\x01\x1b[0m\x02"
 
     def _line(self, prompt: str, early: list[str] | None = None) -> str:
         """One line; the first of `early` is prefilled and taken. Raises EOFError, KeyboardInterrupt, Leave."""

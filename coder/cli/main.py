@@ -134,6 +134,7 @@ def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
         f"machine; requests, tools, files and tests are real. It works in a scratch copy: {folder}\n"
     )
     screen.entry(demo.PROMPT)
+    screen.line()
     with demo.demo_server() as server:
         arguments.no_session, arguments.yolo = True, True
         arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = server.url, "script"

@@ -60,12 +60,15 @@ class Renderer:
         self._agent = Worker()
         self._subagents: dict[str, Worker] = {}  # of the run, by their sessions
         self._delta_kind = ""  # "text" or "reasoning" while it comes
+        self._asked_at = 0.0  # when a question came that waits for its answer; 0: none waits
         self._last_question: Event | None = None  # the question behind which the result stands
         self._behind_call = False  # the last rows are those of a call
         self._draft_size = "", "", 0  # of the draft: the tool, the titles, the lines
         self.last: list[tuple[str, events.ToolEnd]] = []  # the newest call: its title and its end
 
     def __call__(self, event: Event) -> None:
+        if self._asked_at:
+            self._leave_out_waiting()
         worker = self._agent
         if isinstance(event, Nested) and event.session_id:
             worker, event = self._subagent(event), event.event
@@ -84,21 +87,33 @@ class Renderer:
             case _:
                 self._show(event, worker)
 
+    def _leave_out_waiting(self) -> None:
+        """Take the time that the question waited for the user out of the seconds of all that work."""
+        waited = time.monotonic() - self._asked_at
+        self._asked_at = 0.0
+        for each in (self._agent, *self._subagents.values()):
+            each.started += waited
+
     def _show(self, event: Event, worker: Worker) -> None:
         prefix = f"  {worker.name}: " if worker.name else ""
         match event:
             case events.RunStart() if not worker.name:
                 self._agent, self._behind_call = Worker(), False
                 self._subagents.clear()
+                if self._context_used:  # a session, where an entry stands above it
+                    self._line("", "")
             case events.StepStart() | events.Status(state="preparing"):
                 self._wait("thinking", self._limits[0])
             case events.MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
                 self._line("", "")
                 self.screen.entry(text_of(message))
+                self._line("", "")
             case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
                 self._last_question = event
                 self.pause()
+                self.screen.gap()
                 self._notify("a question")
+                self._asked_at = time.monotonic()
             case events.PermissionReplied():
                 self._wait(self._agent.activity)
             case events.ToolStart():
@@ -125,17 +140,13 @@ class Renderer:
                     self._wait("waiting for the next attempt")
 
     def _end_run(self, event: events.RunEnd, worker: Worker, prefix: str) -> None:
-        """Show why it stopped: steps, tokens where any are known, what is left of the context, seconds."""
+        """Show why it stopped, and what it took."""
         if event.error and not wording.has_cut_answer(event):
             self._line(prefix + wording.error_text(event.text, event.error), "red")
-        usage, used = event.usage, 0.0
+        used = 0.0
         if self._context_used and not worker.name:
             used = self._context_used()
-        facts = [wording.why_stopped(event), wording.plural(event.steps, "step")]
-        facts += [wording.tokens(usage)] if usage.input or usage.output else []
-        facts += [f"{max(0, 100 - 100 * used):.0f} % of the context left"] if used else []
-        facts += [f"{time.monotonic() - worker.started:.1f} s"]
-        ended = " · ".join(facts)
+        ended = wording.run_line(event, used, time.monotonic() - worker.started)
         if worker.name:
             worker.ended = ended.removeprefix("done · ")
             self._wait(self._agent.activity)

@@ -107,6 +107,8 @@ class Repl:
             if text := next(filter(None, texts), "").strip():
                 show(text[-MAX_SHOWN:])
                 self.screen.finish_line()
+            if role == "user":
+                self.screen.gap()
 
     # -- entries
 

@@ -42,6 +42,7 @@ class Screen:
         self._rows: PlainText | None = None  # of the text that streams
         self._row = ""  # under way, as it stands on the screen
         self._status_rows = ""  # as they stand on the screen
+        self._has_gap = True  # the last row that was finished is blank
         self._label, self._limit, self._typed_text = "", math.inf, ""
         self._rows_above: tuple[str, ...] = ()  # rows above the label
         self._label_since = self._last_data = 0.0
@@ -87,6 +88,12 @@ class Screen:
         if self.live:
             text = wrap(text, max(10, self.width - column)).replace("\n", "\n" + " " * column)
         self.exact_line((head + text, style))
+
+    def gap(self) -> None:
+        """Append a blank row, unless there is one."""
+        self.finish_line()
+        if not self._has_gap:
+            self.line()
 
     def entry(self, text: str) -> None:
         """Append what the user entered, set off as at the prompt."""
@@ -189,6 +196,8 @@ class Screen:
             text, status = finished + row, self._status(time.monotonic())
             if text == self._row and status == self._status_rows:
                 return
+            if finished:
+                self._has_gap = finished == "\n" or finished.endswith("\n\n")
             below = ("\r\n" if row else "") + self._style(status, "dim") if status else ""
             if not self._status_rows and text.startswith(self._row):
                 changed = text[len(self._row) :] + below

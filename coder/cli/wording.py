@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coder.cli.screen import cell_count, one_line
@@ -30,6 +31,7 @@ STOPPED = {
 TOO_LONG = "stopped: the conversation is too long for the model"
 CUT = "stopped: the context is full, so that the answer is cut"
 FULL = "/compact shortens the conversation, /new begins another."
+MAX_RUN_LINE = 78  # columns
 LIMITS = ("max_steps", "max_time")  # behind which the run can go on
 ATTACHED = "\n\n<attached "  # begins each file behind the words of an entry
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds, unit
@@ -99,6 +101,29 @@ def tokens(usage: Usage) -> str:
     if usage.cost is None:
         return text
     return f"{text}, {about}${usage.cost:.{2 if usage.cost >= 1 else 4}f}"
+
+
+def run_line(end: RunEnd, used: float, seconds: float) -> str:
+    """The line behind a run: why it stopped, steps, tokens where any are known, what is left of the context, seconds.
+
+    What does not fit into MAX_RUN_LINE columns is left out: words, the reasoning among the tokens, what was cached.
+    """
+    usage, left = end.usage, f"{max(0, 100 - 100 * used):.0f} % "
+    brief = replace(usage, reasoning=0)
+    forms = (
+        (usage, "of the context left"),
+        (usage, "left"),
+        (brief, "left"),
+        (replace(brief, cached=0), "left"),
+    )
+    for shown, words in forms:
+        facts = [why_stopped(end), plural(end.steps, "step")]
+        facts += [tokens(shown)] if shown.input or shown.output else []
+        facts += [left + words] if used else []
+        line = " · ".join([*facts, f"{seconds:.1f} s"])
+        if cell_count(line) <= MAX_RUN_LINE:
+            break
+    return line
 
 
 def words_of(text: str) -> str:
