@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from typing import Any
 
@@ -178,6 +180,108 @@ def test_the_page_needs_nothing_and_allows_nothing(store: Store, session: str) -
     assert "url(" not in page and "http:" not in page and "https:" not in page
     assert ("span", {"class": "add"}) in outline.tags and ("span", {"class": "cut"}) in outline.tags
     assert page.index("charset") < 100 and outline.text.count("+new <line>") == 1
+
+
+def page_of(store: Store, answer: str) -> tuple[str, Outline]:
+    page = export(store, kept(store, user("go"), {"role": "assistant", "content": answer}), "html")
+    return page.partition("<body>")[2], Outline(page.partition("<body>")[2])
+
+
+MARKDOWN = """# A heading
+
+Some **bold**, *slanted*, ~~struck~~ `code` and [a page](https://example.com/?a=1&b=2),
+on two lines.
+
+1. one
+2. two
+   - below
+
+> quoted
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+```python
+if 1 < 2: pass
+```
+"""
+
+
+RENDERED = "h1 strong em s code a ol ul li blockquote table th td pre br"
+
+
+def test_an_answer_is_rendered_as_markdown_and_what_the_user_wrote_is_not(store: Store) -> None:
+    page, outline = page_of(store, MARKDOWN)
+    names = [name for name, _ in outline.tags]
+    assert set(RENDERED.split()) <= set(names)
+    assert ("a", {"href": "https://example.com/?a=1&b=2"}) in outline.tags
+    assert "if 1 &lt; 2: pass" in page and "**" not in page and "~~" not in page
+    mine = export(store, kept(store, user("**mine** <b>")), "html")
+    assert "**mine** &lt;b&gt;" in mine
+
+
+# What a model writes, and what the page has in the place of it
+UNTRUSTED = [
+    ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+    ("a <img src=x onerror=alert(1)> b", "a &lt;img src=x onerror=alert(1)&gt; b"),
+    ("<div\nonclick='x'>\n\nin it\n</div>", "&lt;div"),
+    ("<!-- hidden --> seen", "&lt;!-- hidden --&gt; seen"),
+    ("&lt;script&gt;", "&lt;script&gt;"),
+    ("[click](javascript:alert(1))", "[click](javascript:alert(1))"),
+    ("[click](JaVa&#115;cript:alert(1))", "[click]("),
+    ("[click](\x01javascript:alert(1))", "[click]("),
+    ("[click][1]\n\n[1]: javascript:alert(1)", "[click][1]"),
+    ("<javascript:alert(1)>", "&lt;javascript:alert(1)&gt;"),
+    ("[click](vbscript:x) [d](data:text/html,x)", "[click](vbscript:x) [d](data:text/html,x)"),
+    ("[a file](file:///etc/passwd)", "[a file](file:///etc/passwd)"),
+    ("[a host](//evil.example) [a path](../x)", "[a host](//evil.example) [a path](../x)"),
+    ("![far](https://evil.example/x.png)", '!<a href="https://evil.example/x.png">far</a>'),
+    (
+        "![far][1]\n\n[1]: https://evil.example/x.png",
+        '!<a href="https://evil.example/x.png">far</a>',
+    ),
+    ("![near](data:image/png;base64,AAAA)", "![near](data:image/png;base64,AAAA)"),
+    ("![near](x.png)", "![near](x.png)"),
+    ('[t](https://a.example "x\\" onclick=\\"y")', 'title="x&quot; onclick=&quot;y"'),
+    ('```x" onclick="y\ncode\n```', "language-x&quot;"),
+    ("> " * 3000 + "deep", "<blockquote>"),
+]
+
+
+LOADED = "script img iframe object embed form link meta base style svg video audio source"
+
+
+@pytest.mark.parametrize(("written", "shown"), UNTRUSTED)
+def test_no_markdown_of_a_model_is_more_than_text_and_links(
+    store: Store, written: str, shown: str
+) -> None:
+    """No HTML of its own, no link that runs or opens anything but a page, no image that is loaded."""
+    page, outline = page_of(store, written)
+    assert shown in page
+    names = {name for name, _ in outline.tags}
+    assert not names & set(LOADED.split())
+    assert [each for name, each in outline.tags if name == "div"] == [{"class": "said"}]
+    for name, attributes in outline.tags:
+        assert attributes.keys() <= {"class", "href", "title", "start", "style"}, (name, attributes)
+        assert re.match("https://", attributes.get("href") or "https://")
+
+
+WITHOUT_RENDERER = """
+import sys
+sys.modules["markdown_it"] = None
+from coder.sessions.export import export
+from coder.sessions.store import Store
+print(export(Store(sys.argv[1]), sys.argv[2], "html"))
+"""
+
+
+def test_without_the_renderer_an_answer_is_text(store: Store) -> None:
+    """It comes with a library, whose next version may have another one."""
+    session_id = kept(store, user("go"), {"role": "assistant", "content": "**bold** <b>"})
+    argv = [sys.executable, "-c", WITHOUT_RENDERER, str(store.path), session_id]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert "<p>**bold** &lt;b&gt;</p>" in done.stdout, done.stderr
 
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\x00\x1b]0;owned\x07</style></pre></title>&lt;'

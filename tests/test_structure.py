@@ -37,7 +37,7 @@ TOP = {"coder", "coder.__main__"}
 
 # (module, imported): breaks the order or closes a circle, and has to go.
 ALLOWED = {("coder.cli.commands", "coder.cli.repl")}
-LIBRARIES = {"openai", "httpx2", "httpx", "dotenv", "rich", "mcp"}
+LIBRARIES = {"openai", "httpx2", "httpx", "dotenv", "rich", "markdown_it", "mcp"}
 
 
 def layer(module: str) -> int:
@@ -125,6 +125,7 @@ def test_the_libraries_have_one_place_each_and_are_imported_late() -> None:
     assert importers_of("openai", "httpx") == {"coder.providers.http"}
     assert importers_of("dotenv") == {"coder.cli.settings"}
     assert importers_of("mcp", "mcp_types") == {"coder.extend.mcp"}
+    assert importers_of("markdown_it") == {"coder.sessions.export"}
     assert {importer.rpartition(".")[0] for importer in importers_of("rich")} == {"coder.cli"}
     early = [
         each for each in imports() if each.when == "now" and each.name.split(".")[0] in LIBRARIES
@@ -137,7 +138,7 @@ def test_what_is_imported_is_what_an_installation_brings() -> None:
     packages = project["dependencies"] + project["optional-dependencies"]["mcp"]
     declared = {re.split(r"[^\w-]", each)[0]: each for each in packages}
     modules = {each.name.split(".")[0] for each in imports()} - sys.stdlib_module_names - {"coder"}
-    names = {"dotenv": "python-dotenv", "mcp_types": "mcp"}
+    names = {"dotenv": "python-dotenv", "mcp_types": "mcp", "markdown_it": "rich"}  # which needs it
     assert set(declared) == {names.get(module, module) for module in modules}
     assert declared["openai"] == "openai>=3.3,<4"  # the next major version may be another client
 

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import cache
 from itertools import chain, repeat, takewhile
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from coder.types import Message
 Format = Literal["md", "json", "html"]
 Redact = Callable[[str], str]
 JSON_COLUMNS = {"data", "error", "tokens"}
+LINK = re.compile("https?://|mailto:", re.I)
 CONTROL = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})  # not allowed in HTML
 
 
@@ -65,7 +67,7 @@ def export(store: Store, session_id: str, format: Format, redact: Redact | None 
         written = (FORMS[form][0](text) for form, text in pieces if text)
         text = "\n\n".join(filter(None, written)) + "\n"
     else:
-        body = "".join(FORMS[form][1](html.escape(text)) for form, text in pieces if text)
+        body = "".join(FORMS[form][1](text) for form, text in pieces if text)
         text = PAGE.format(html.escape(heading), body)
     return text.translate(CONTROL)
 
@@ -182,32 +184,54 @@ def _colour_diff(diff: str) -> str:
     )
 
 
-# Of each piece: as Markdown; as HTML, of text that is escaped
+@cache
+def _renderer() -> Callable[[str], str]:
+    """What makes HTML of a model's Markdown, which nobody has to trust: none of its HTML, links to pages alone, no image."""
+    try:
+        from markdown_it import MarkdownIt  # late: for a page only; rich brings it
+    except ImportError:
+        return _tag("<p>{}</p>")
+    options = {"html": False, "breaks": True, "maxNesting": 100}
+    renderer = MarkdownIt("commonmark", options).enable(["table", "strikethrough"])
+    renderer.disable("image")  # its address stays a link
+    renderer.validateLink = lambda url: bool(LINK.match(url))  # type: ignore[method-assign]
+    return lambda text: f'<div class="said">{renderer.render(text)}</div>'
+
+
+def _tag(form: str) -> Callable[[str], str]:
+    return lambda text: form.format(html.escape(text))
+
+
+# Of each piece: as Markdown; as HTML
 FORMS: dict[str, tuple[Callable[[str], str], Callable[[str], str]]] = {
-    "title": ("# {}".format, "<h1>{}</h1>".format),
-    "facts": (str, '<p class="facts">{}</p>\n'.format),
-    "note": ("---\n\n*{}*".format, '<p class="note">{}</p>\n'.format),
-    "section": ("".format, '<section class="{}">'.format),
-    "head": ("## {}".format, "<h2>{}</h2>".format),
-    "said": (str, "<p>{}</p>".format),
+    "title": ("# {}".format, _tag("<h1>{}</h1>")),
+    "facts": (str, _tag('<p class="facts">{}</p>\n')),
+    "note": ("---\n\n*{}*".format, _tag('<p class="note">{}</p>\n')),
+    "section": ("".format, _tag('<section class="{}">')),
+    "head": ("## {}".format, _tag("<h2>{}</h2>")),
+    "said": (str, lambda text: _renderer()(text)),
     "quoted": (
         lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n")),
-        "<p>{}</p>".format,
+        _tag("<p>{}</p>"),
     ),
-    "stopped": ("**{}**".format, '<p class="bad">{}</p>'.format),
+    "stopped": ("**{}**".format, _tag('<p class="bad">{}</p>')),
     "fold": (
         lambda text: f"<details><summary>{html.escape(text)}</summary>",
-        "<details><summary>{}</summary>".format,
+        _tag("<details><summary>{}</summary>"),
     ),
-    "code": (_fence, "<pre>{}</pre>".format),
-    "diff": (lambda text: _fence(text, "diff"), lambda text: f"<pre>{_colour_diff(text)}</pre>"),
-    "end fold": ("</details>".format, "</details>".format),
-    "end section": ("".format, "</section>\n".format),
+    "code": (_fence, _tag("<pre>{}</pre>")),
+    "diff": (
+        lambda text: _fence(text, "diff"),
+        lambda text: f"<pre>{_colour_diff(html.escape(text))}</pre>",
+    ),
+    "end fold": ("</details>".format, _tag("</details>")),
+    "end section": ("".format, _tag("</section>\n")),
 }
 # It holds no script and may load nothing
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="referrer" content="no-referrer">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{}</title><style>
 :root {{ color-scheme: light dark; --dim: #777; --line: #8885; --bad: #d0453c; --good: #2c9557 }}
@@ -220,6 +244,17 @@ pre {{ font: 12.5px/1.4 ui-monospace, monospace; max-height: 32rem; overflow-y: 
 pre, p {{ white-space: pre-wrap; margin: .3rem 0 }}
 .user {{ background: var(--line); padding: .6rem .8rem }}
 .gone {{ opacity: .65; border-left: 3px solid var(--line); padding-left: .8rem }}
+.said {{ overflow-wrap: anywhere }}
+.said > * {{ margin: .5rem 0 }}
+.said p {{ white-space: normal }}
+.said :is(h1, h2, h3, h4, h5, h6) {{ color: inherit; font-size: 1rem; font-weight: bold }}
+.said h1 {{ font-size: 1.15rem }}
+.said code {{ font: .9em ui-monospace, monospace }}
+.said pre {{ background: var(--line); padding: .5rem .7rem }}
+.said pre code {{ font: inherit }}
+.said table {{ border-collapse: collapse; display: block; overflow-x: auto }}
+.said :is(th, td) {{ border: 1px solid var(--line); padding: .15rem .5rem }}
+.said blockquote {{ border-left: 3px solid var(--line); padding-left: .8rem }}
 .bad, .cut {{ color: var(--bad) }}
 .add {{ color: var(--good) }}
 </style></head>
