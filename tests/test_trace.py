@@ -363,10 +363,12 @@ def test_the_page_holds_the_run_and_no_script_whatever_was_written(tmp_path: Pat
     assert "<h1>Why? &lt;/pre&gt;" in source and "width=device-width" in source
     assert re.search(r"<details><summary>stop .*</summary><pre>The end\. ", source)
     tags = {*re.findall(r"<(/?\w+)", source)}
-    known = "html head meta title style body h1 p samp details summary pre"
-    assert tags <= {*known.split(), *(f"/{name}" for name in known.split())}
-    for name in ("details", "summary", "pre", "samp", "style"):
-        assert source.count(f"<{name}>") == source.count(f"</{name}>") > 0
+    known = "html head meta title style body h1 p details summary pre div table tr th td"
+    drawn = "svg a rect line text"
+    assert tags <= {f"{end}{name}" for name in f"{known} {drawn}".split() for end in ("", "/")}
+    for name in ("details", "summary", "pre", "table", "td", "svg", "a", "text", "style"):
+        assert len(re.findall(f"<{name}[ >]", source)) == source.count(f"</{name}>") > 0
+    assert not re.search(r"\bon\w+=|javascript:|href=\"[^#]", re.sub("(?s)>[^<]*<", "><", source))
     assert source.count("<style>") == 1 and "default-src 'none'" in source
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", source + shown(file).stdout)
     text = unescape(source)
@@ -376,6 +378,92 @@ def test_the_page_holds_the_run_and_no_script_whatever_was_written(tmp_path: Pat
         done = shown(file, "--html", out)
         assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1
     assert file.read_bytes() == before
+
+
+def page_of_a_run(tmp_path: Path, file: Path) -> str:
+    """A run with two tools, a failed attempt, a question and a sub-agent."""
+
+    @tool
+    def task(ctx: ToolContext) -> str:
+        """Ask another."""
+        return drive(run_loop([], chat, prompt="below", abort=ctx.abort))[1].text
+
+    calls = [("ls", {}), ("bash", {"command": "sleep 0.3"}), ("task", {})]
+    replies = Reply("a", calls), Reply("from below", hold=0.2), Reply("busy", status=503)
+    with (
+        serve(*replies, *[Reply(calls=[("ls", {})])] * 3, Reply("done")) as server,
+        Trace(file) as trace,
+    ):
+        chat = ChatModel("m", base_url=server.url)
+        trace.attach(chat)
+
+        def allow(event: Event) -> None:
+            if isinstance(event, DoomLoop):
+                event.reply(True)
+
+        run = run_loop([], chat, (ls, bash, task), prompt="go", retry=FAST)
+        drive(trace.watch(run), allow)
+    page = tmp_path / "page.html"
+    assert shown(file, "--html", page).returncode == 0
+    return page.read_text()
+
+
+def test_the_page_has_a_timeline_whose_bars_lead_to_the_steps(tmp_path: Path, file: Path) -> None:
+    source = page_of_a_run(tmp_path, file)
+    [drawing] = re.findall("<svg.*?</svg>", source, re.S)
+    assert re.findall(r'<text x="0"[^>]*>([^<]*)<', drawing) == [
+        "model",
+        "tools",
+        "sub-agents",
+        "waits",
+    ]
+    bars = re.findall(
+        r'<a href="#([^"]+)"><rect class="([\w -]+)" x="([\d.]+)" y="\d+" width="([\d.]+)"[^>]*>'
+        r"<title>([^<]*)</title>",
+        drawing,
+    )
+    titles = [title for *_, title in bars]
+    for title in (
+        "step 1 · bash sleep 0.3 · 0.3",
+        "step 1 · ls",
+        "step 1 · request 1",
+        "step 2 · attempt 2",
+    ):
+        assert any(each.startswith(title) for each in titles), (title, titles)
+    [slept] = [bar for bar in bars if "sleep" in bar[-1]]
+    listed = next(bar for bar in bars if bar[-1].startswith("step 1 · ls"))
+    assert float(slept[3]) > float(listed[3]) and float(slept[2]) >= float(listed[2])
+    assert all(float(x) + float(width) <= 1001.5 for _, _, x, width, _ in bars)
+    targets = set(re.findall(r'<details id="([^"]+)"', source))
+    assert {link for link, *_ in bars} <= targets and len(targets) == 5
+    assert any(look == "model first" for _, look, *_ in bars), "until the first byte"
+
+
+def test_the_table_of_the_page_is_a_table_whose_words_break(tmp_path: Path, file: Path) -> None:
+    source = page_of_a_run(tmp_path, file)
+    [table] = re.findall("<table>.*?</table>", source, re.S)
+    rows = [re.findall("<t[hd][^>]*>([^<]*)<", row) for row in table.split("</tr>")[:-1]]
+    text = shown(file).stdout.split("\n")[1 : 1 + len(rows)]
+    assert [" ".join(row).split() for row in rows] == [line.split() for line in text]
+    assert '<td class="words">ls, bash, task</td>' in table
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+MEASURE = "<script>document.title = 'wide: ' + document.documentElement.scrollWidth</script>"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium to measure a page with")
+@pytest.mark.parametrize("width", [1000, 600])
+def test_the_page_fits_a_window(tmp_path: Path, file: Path, width: int) -> None:
+    source = re.sub("<meta http-equiv[^>]*>", "", page_of_a_run(tmp_path, file))
+    (tmp_path / "page.html").write_text(source.replace("</body>", f"{MEASURE}</body>"))
+    argv = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    argv += [f"--user-data-dir={tmp_path}/chromium", f"--window-size={width},900"]
+    options: Any = {"capture_output": True, "text": True, "timeout": 60}
+    dom = subprocess.run([*argv, f"file://{tmp_path}/page.html"], **options).stdout
+    found = re.search(r"<title>wide: (\d+)", dom)
+    assert found and int(found[1]) <= width
 
 
 # ---- the trace as the model ----------------------------------------------------------------------

@@ -12,15 +12,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from operator import eq
 from pathlib import Path
 from typing import Any
 
+from coder.devtools.timeline import STYLE, Span, draw
 from coder.devtools.trace import FORMAT
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
@@ -235,13 +236,19 @@ def table(recording: Recording) -> str:
 
 def _steps(run: Part) -> str:
     """A heading, a line for each step, and one for all."""
+    columns = _columns(run)
+    widths = [max(map(len, column)) for column in columns]
+    return "\n".join("  ".join(map(str.rjust, row, widths)) for row in zip(*columns))
+
+
+def _columns(run: Part) -> list[list[str]]:
+    """The columns of its table, each with its heading; none that holds nothing."""
     parts = [*run.steps, run]
     columns = [["step", *(str(number) for number in range(1, len(parts))), "all"]]
     for name in run.figures:
         cells = [_cell(part.figures[name]) for part in parts]
         columns += [[name, *cells]] if {*cells} - {"", "0.00"} else []
-    widths = [max(map(len, column)) for column in columns]
-    return "\n".join("  ".join(map(str.rjust, row, widths)) for row in zip(*columns))
+    return columns
 
 
 def _cell(value: Any) -> str:
@@ -263,12 +270,17 @@ body {{ margin: 1rem auto; max-width: 75rem; padding: 0 .7rem; font: 15px/1.5 sy
 h1, summary {{ overflow-wrap: anywhere }}
 h1 {{ font-size: 1.2rem; white-space: pre-wrap }}
 details {{ margin: .3rem 0 .3rem .5rem }}
-samp {{ display: block; white-space: pre; overflow-x: auto; font-family: monospace }}
-pre {{ white-space: pre-wrap; overflow-wrap: anywhere; max-height: 32rem; overflow-y: auto }}
+div {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }}
+th, td {{ padding: .1rem .4rem; text-align: right; border-bottom: 1px solid #8885; white-space: nowrap }}
+th {{ color: #777; font-weight: normal }}
+.words {{ text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 5rem }}
+{timeline}pre {{ white-space: pre-wrap; overflow-wrap: anywhere; max-height: 32rem; overflow-y: auto }}
 </style></head><body>
 {runs}
 <p>{meaning}</p></body></html>
 """
+WORDS = ("finish", "called")  # columns that are no numbers
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # not allowed in HTML
 # The lines that are shown; the others are repeated in these, or of interest to programs only.
 SHOWN = {
@@ -281,19 +293,81 @@ def page(recording: Recording, title: str) -> str:
     """The whole page of a trace: each run with what was asked, its answer, the table, and the steps
     to unfold. Messages that a request only repeats are left out."""
     runs = ""
-    for run in recording.runs:
+    for at, run in enumerate(recording.runs, 1):
         reason, text = run.end
         said = [record["message"] for record in run.of("message_end")]
         prompt = next((text_of(each) for each in said if each["role"] == "user"), "(went on)")
         runs += f"<h1>{_text(prompt)}</h1>\n"
         runs += _fold(f"{reason} · {run.wall:.2f} s · {run.model}", f"<pre>{_text(text)}</pre>")
-        runs += f"<samp>{_text(_steps(run))}</samp>\n"
-        runs += "".join(_step(step, number) for number, step in enumerate(run.steps, 1))
+        links = [f"run{at}step{number}" for number in range(1, len(run.steps) + 1)]
+        began = run.records[0]["t"]
+        runs += draw([*_spans(run, links)], began, began + run.wall) + _html_table(run)
+        for number, (step, link) in enumerate(zip(run.steps, links), 1):
+            runs += _step(step, number, link)
     runs = runs or "<p>There is no run in it.</p>"
-    return PAGE.format(title=_text(title), meaning=_text(MEANING), runs=runs)
+    return PAGE.format(title=_text(title), meaning=_text(MEANING), timeline=STYLE, runs=runs)
 
 
-def _step(step: Part, number: int) -> str:
+def _html_table(run: Part) -> str:
+    heads, *rows = zip(*_columns(run))
+    looks = [' class="words"' if name in WORDS else "" for name in heads]
+    lines = ""
+    for kind, row in ("th", heads), *(("td", row) for row in rows):
+        cells = (f"<{kind}{look}>{_text(cell)}</{kind}>" for look, cell in zip(looks, row))
+        lines += f"<tr>{''.join(cells)}</tr>\n"
+    return f"<div><table>{lines}</table></div>\n"
+
+
+def _spans(run: Part, links: list[str]) -> Iterator[Span]:
+    """What its time went into, kind by kind; `links`: the ids of its steps."""
+    for kind, read_times in TIMES.items():
+        for number, (step, link) in enumerate(zip(run.steps, links), 1):
+            for look, title, begin, end in read_times(step):
+                yield Span(kind, look, _text(f"step {number} · {title}"), begin, end, link)
+
+
+Times = Iterator[
+    tuple[str, str, float, float]
+]  # the look, the title, the begin and the end of each
+
+
+def _model_times(step: Part, nested: bool = False) -> Times:
+    look, last = "sub-agents" if nested else "model", step.records[-1]["t"]
+    for each in step.exchanges:
+        if each.nested != nested:
+            continue
+        sent, title = each.request["t"], f"request {each.request['n']}"
+        end = (
+            sent + [*each.after("response_end"), last - sent][0]
+        )  # of one that was given up: the last
+        first = sent + [*each.after("chunk"), end - sent][0]
+        yield f"{look} first", f"{title} until its first byte", sent, first
+        yield look, title, first, end
+
+
+def _tool_times(step: Part) -> Times:
+    starts = {each["id"]: each for each in step.of("tool_start")}
+    for each in step.of("tool_end"):
+        start = starts.get(each["id"], each | {"title": each["name"]})
+        yield "tools", _one_line(start["title"])[:100], start["t"], each["t"]
+
+
+def _wait_times(step: Part) -> Times:
+    for each in step.of("retry"):
+        yield "waits", f"attempt {each['attempt'] + 1}", each["t"], each["t"] + each["delay"]
+    for each in step.of("reply"):
+        yield "waits", f"the user, {each['to']}", each["t"] - each["seconds"], each["t"]
+
+
+TIMES: dict[str, Callable[[Part], Times]] = {
+    "model": _model_times,
+    "tools": _tool_times,
+    "sub-agents": partial(_model_times, nested=True),
+    "waits": _wait_times,
+}
+
+
+def _step(step: Part, number: int, link: str) -> str:
     sent = {each.request["n"]: each for each in step.exchanges}
     inside = ""
     for record in step.records:
@@ -309,11 +383,11 @@ def _step(step: Part, number: int) -> str:
         title = f"{record['t']:.3f} s · {record['type']} · {start}"
         inside += _fold(title, f"<pre>{_text(whole)}</pre>")
     what = step.figures["called"] or step.figures["finish"]
-    return _fold(f"step {number} · {step.wall:.2f} s · {what}", inside)
+    return _fold(f"step {number} · {step.wall:.2f} s · {what}", inside, f' id="{link}"')
 
 
-def _fold(title: str, inside: str) -> str:
-    return f"<details><summary>{_text(title)}</summary>{inside}</details>\n"
+def _fold(title: str, inside: str, attributes: str = "") -> str:
+    return f"<details{attributes}><summary>{_text(title)}</summary>{inside}</details>\n"
 
 
 def _text(text: str) -> str:
