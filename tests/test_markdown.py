@@ -59,6 +59,30 @@ def shown(text: str, width: int = 80) -> list[str]:
         ("```\na **b**\n  c\n```\nd", ["<dim>──</>", "a **b**", "  c", "<dim>──</>", "d"]),
         ("```nothing-known\nx = 1", ["<dim>── nothing-known ──</>", "x = 1"]),
         ("~~~\n```\n~~~", ["<dim>──</>", "```", "<dim>──</>"]),
+        ("~~gone~~ and ~~**both**~~", ["<strike>gone</> and <strike bold>both</>"]),
+        ("~5 and ~/.x, ~~ no ~~, a~~b", ["~5 and ~/.x, ~~ no ~~, a~~b"]),
+        ("~~never closed", ["~~never closed"]),
+        # What ends code: as many of the same mark or more, alone, at most three blanks further in than what began it
+        ("```\na\n```` \nb", ["<dim>──</>", "a", "<dim>──</>", "b"]),
+        ("```\na\n```\u00a0\nb", ["<dim>──</>", "a", "<dim>──</>", "b"]),
+        ("````\n```\na\n````\nb", ["<dim>──</>", "```", "a", "<dim>──</>", "b"]),
+        ("```\n~~~\n```~~~\n```\nb", ["<dim>──</>", "~~~", "```~~~", "<dim>──</>", "b"]),
+        (
+            "```none\n1. a\n    ```sh\n    ls\n    ```\n2. **b**\n```\nc",
+            [
+                *("<dim>── none ──</>", "1. a", "    ```sh", "    ls", "    ```", "2. **b**"),
+                *("<dim>──</>", "c"),
+            ],
+        ),
+        ("   ```\na\n      ```\nb", ["<dim>──</>", "a", "<dim>──</>", "b"]),
+        (
+            "- ```sh\n  ls\n  ```\n- *b*",
+            ["• <dim>── sh ──</>", "  ls", "<dim>──</>", "• <italic>b</>"],
+        ),
+        (
+            "10. ```\n    ls\n    ```\n*b*",
+            ["10. <dim>──</>", "    ls", "<dim>──</>", "<italic>b</>"],
+        ),
     ],
 )
 def test_marks_become_styles_and_what_is_no_mark_stays(text: str, expected: list[str]) -> None:
@@ -99,6 +123,15 @@ def test_an_indentation_as_wide_as_the_screen_ends_and_loses_no_word(mark: str) 
     assert shown(" " * 4000 + "x")[-1].strip() == "x", "in no time"
 
 
+@pytest.mark.parametrize(("width", "widest"), [(200, 100), (101, 100), (100, 100), (60, 60)])
+def test_prose_is_at_most_100_columns_wide_but_not_code_and_tables(width: int, widest: int) -> None:
+    for mark in ("", "- ", "> ", "## ", "  1. "):
+        found = shown(mark + LONG, width)
+        assert widest - 6 < max(map(cell_count, found)) <= widest, mark
+    assert max(map(cell_count, shown(f"| a |\n|-|\n| {LONG}|\n", width))) > min(width - 7, 150)
+    assert shown(f"```\n{LONG}\n```", width)[1] == LONG.rstrip()
+
+
 TABLE = "| name | what it is |\n|---|:-:|\n| `a` | **first** |\n| 日本語 | x\\|y |\n"
 
 
@@ -124,7 +157,22 @@ def test_a_table_that_is_wider_than_the_screen_is_wrapped_in_its_cells() -> None
     assert shown("| a | b | c | d |\n|-|-|-|-|\n", 10) == ["| a | b | c | d |", "|-|-|-|-|"]
 
 
-MARKS = ("**", "*", "`", "```\n", "# ", "- ", "> ", "1. ", "| a | b |\n", "|-|-|\n", "[x](y)")
+MARKS = (
+    "**",
+    "*",
+    "`",
+    "~~",
+    "```\n",
+    "- ```\n",
+    "    ```\n",
+    "# ",
+    "- ",
+    "> ",
+    "1. ",
+    "| a | b |\n",
+    "|-|-|\n",
+    "[x](y)",
+)
 PIECES = st.sampled_from((*MARKS, "word ", "\n", "日本語", " ", " " * 9, "\t"))
 
 

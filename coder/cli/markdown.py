@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from itertools import chain, groupby
 
-from coder.cli.screen import PlainText, cell_count, row_end, start_of
+from coder.cli.screen import PROSE, PlainText, cell_count, row_end, start_of
 
 Cells = list[tuple[str, str]]  # characters, each with the words of its style, such as "bold cyan"
 
@@ -21,13 +21,19 @@ LINEWISE |= {"python", "rs", "rust", "sh", "sql", "ts", "tsx", "typescript"}
 OPEN = "Token.Literal.String", "Token.Comment.Multiline"  # at a line's end: it goes on in the next
 PIECE = 500  # characters that are broken into rows at a time: each row goes through all of them
 HELD = 200  # characters behind an opening mark, after which it is taken for text
-FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$")
+ITEM = r"(?:[-*+]|\d{1,9}[.)])\s+"
+FENCE = re.compile(
+    rf"(?P<head>\s*(?P<item>{ITEM})?)(?P<fence>`{{3,}}|~{{3,}})\s*(?P<language>[\w+#.-]*)[^`]*$"
+)
+HELD_LINE = re.compile(rf"\||({ITEM})?(```|~~~)")  # a table's, or a fence
 RULE = re.compile(r" {0,3}([-*_])( *\1){2,} *$")
 BLOCK = re.compile(
     r"(?P<indent>\s*)(?:(?P<heading>#{1,6})\s+|(?P<quote>>)\s?|(?P<bullet>[-*+])\s+(?P<task>\[[ xX]\]\s)?"
     r"|(?P<number>\d{1,9}[.)])\s+)(?=\S)"
 )
-UNDECIDED = re.compile(r"#{0,6}|[-*_ ]*|\+|\d{0,9}[.)]?|>|[-*+]\s+\[[ xX]?\]?|`{0,2}|~{0,2}")
+UNDECIDED = re.compile(
+    rf"#{{0,6}}|[-*_ ]*|\+|\d{{0,9}}[.)]?|>|[-*+]\s+\[[ xX]?\]?|({ITEM})?(`{{0,2}}|~{{0,2}})"
+)
 TOKEN_STYLES = {  # by what the name of a Pygments token begins with
     "dim": ("Token.Comment",),
     "green": ("Token.Literal.String", "Token.Generic.Inserted"),
@@ -39,16 +45,17 @@ TOKEN_STYLES = {  # by what the name of a Pygments token begins with
 }
 INLINE = re.compile(
     r"""
-    (?P<plain> [^\\*`\[]+ | (?<=[a-zA-Z0-9])\*+ | \\(?=[^\W_]) )
+    (?P<plain> [^\\*`~\[]+ | (?<=[a-zA-Z0-9])\*+ | ~(?=[^~]) | \\(?=[^\W_]) )
   | \\(?P<escaped> [\W_] )
   | (?P<ticks> `+ )(?!`)(?P<code> .+? )(?<!`)(?P=ticks)(?!`)
   | (?P<stars> \*{1,3} )(?=[^\s*./])(?P<strong> .+? )(?<=[^\s*])(?P=stars)(?![\w*])
+  | ~~(?=[^\s~./])(?P<struck> .+? )(?<=[^\s~])~~(?![\w~])
   | \[(?P<name> [^\]\n]+ )\]\((?P<target> [^)\s]+ )\)
-  | (?P<mark> `+ | \*+ | . )
+  | (?P<mark> `+ | \*+ | ~+ | . )
     """,
     re.X,
 )
-UNCERTAIN = "mark", "code", "strong"  # what more of the line may change
+UNCERTAIN = "mark", "code", "strong", "struck"  # what more of the line may change
 
 
 class Markdown(PlainText):
@@ -61,7 +68,7 @@ class Markdown(PlainText):
         self._style = ""  # of this line
         self._line, self._at = "", 0  # its text, of which so much is in rows
         self._is_kind_known = False  # whether its kind is known
-        self._fence = ""  # that ends the code under way
+        self._fence, self._fence_column = "", 0  # that ends the code under way; where it began
         self._code: list[str] | None = None
         self._language = ""
         self._table: list[str] = []
@@ -78,7 +85,7 @@ class Markdown(PlainText):
             self._line += piece
             if self._code is None and not self._is_kind_known:
                 line = self._line.strip()
-                if not (UNDECIDED.fullmatch(line) or line.startswith(("|", "```", "~~~"))):
+                if not (UNDECIDED.fullmatch(line) or HELD_LINE.match(line)):
                     self._begin_line()
             if self._is_kind_known:
                 self._add_inline(is_whole=False)
@@ -102,8 +109,7 @@ class Markdown(PlainText):
             self._table.append(self._line.strip())
         elif fence := FENCE.match(self._line):
             self._end_table()
-            self._fence, self._code, self._language = fence[1], [], fence[2]
-            self._rows.append(self.paint(f"── {fence[2]} ──" if fence[2] else "──", "dim"))
+            self._begin_code(fence)
         elif RULE.match(self._line):
             self._end_table()
             self._rows.append(self.paint("─" * min(self._width, 40), "dim"))
@@ -139,7 +145,7 @@ class Markdown(PlainText):
     def _add_inline(self, is_whole: bool) -> None:
         """Add what is decided of the line to its rows."""
         cells, self._at = inline(self._line, self._at, self._style, is_whole)
-        width, least = self._width, len(self._hanging)
+        width, least = min(self._width, PROSE), len(self._hanging)
         has_room = least < width - 1  # for a character behind it
         for start in range(0, len(cells), PIECE):
             self._cells = self._cells + cells[start : start + PIECE]
@@ -157,10 +163,26 @@ class Markdown(PlainText):
 
     # -- code and tables
 
+    def _begin_code(self, found: re.Match[str]) -> None:
+        """Code begins, perhaps as the text of an item of a list."""
+        self._fence, self._code, self._language = found["fence"], [], found["language"]
+        self._fence_column = len(found["head"].expandtabs(4))
+        title = f"── {self._language} ──" if self._language else "──"
+        item = (found["item"] or "").strip()
+        indent = found["head"].expandtabs(4).partition(item)[0] if item else ""
+        mark = "•" if item in ("-", "*", "+") else item
+        self._rows.append(f"{indent}{mark}{' ' if mark else ''}{self.paint(title, 'dim')}")
+
+    def _ends_code(self, line: str) -> bool:
+        """Whether a line of code is the fence that ends it, which is in no text deeper than this code."""
+        mark, column = line.strip(), len(line) - len(line.lstrip())
+        is_fence = mark.startswith(self._fence) and not mark.strip(self._fence[0])
+        return is_fence and column <= self._fence_column + 3
+
     def _add_code(self) -> None:
         line, code = self._line.expandtabs(4), self._code
         assert code is not None
-        if line.strip().startswith(self._fence) and not line.strip(" `~"):
+        if self._ends_code(line):
             self._code = None
             self._rows.append(self.paint("──", "dim"))
             return
@@ -193,7 +215,12 @@ def inline(text: str, at: int, style: str, is_whole: bool) -> tuple[Cells, int]:
     cells: Cells = []
     is_whole = is_whole or len(text) - at > HELD
     while found := INLINE.match(text, at):
-        kind, code, strong = found.lastgroup, found["code"], found["strong"]
+        kind, code, strong, struck = (
+            found.lastgroup,
+            found["code"],
+            found["strong"],
+            found["struck"],
+        )
         if kind in UNCERTAIN and not is_whole and (kind == "mark" or found.end() == len(text)):
             break
         at = found.end()
@@ -202,6 +229,8 @@ def inline(text: str, at: int, style: str, is_whole: bool) -> tuple[Cells, int]:
         elif strong:
             added = "italic" if len(found["stars"]) == 1 else "bold"
             cells += inline(strong, 0, f"{style} {added}".strip(), True)[0]
+        elif struck:
+            cells += inline(struck, 0, f"{style} strike".strip(), True)[0]
         elif kind == "target":
             name, target = found["name"], found["target"]
             cells += styled(name, f"{style} underline".strip())

@@ -20,8 +20,9 @@ from coder.permissions.sanitize import TerminalSanitizer, strip_controls
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.1  # seconds
 STALL = 5.0  # seconds without data from which they are counted on the screen
+PROSE = 100  # columns of a row of text at most: longer ones are hard to read
 FILE_WIDTH = 200  # columns of a stream that is no terminal: a file or a log
-STYLES = {"bold": 1, "dim": 2, "italic": 3, "underline": 4, "reverse": 7}
+STYLES = {"bold": 1, "dim": 2, "italic": 3, "underline": 4, "reverse": 7, "strike": 9}
 STYLES |= {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 
 # Of text in rows
@@ -86,7 +87,9 @@ class Screen:
         """Append a line, broken between words where the terminal is too narrow; further rows hang behind `head`."""
         column, text = cell_count(head), strip_controls(text)
         if self.live:
-            text = wrap(text, max(10, self.width - column)).replace("\n", "\n" + " " * column)
+            text = wrap(text, max(10, min(self.width, PROSE) - column)).replace(
+                "\n", "\n" + " " * column
+            )
         self.exact_line((head + text, style))
 
     def gap(self) -> None:
