@@ -353,6 +353,34 @@ def test_yolo_is_yellow_at_the_prompt(tmp_path: Path, no_color: str) -> None:
         assert cells[5].fg == "default" and all(each.bold for each in cells[:4])
 
 
+# ---- the end by a signal -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["json", "stream-json"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_text_of_a_task_that_a_signal_ends_is_the_answer_so_far(
+    tmp_path: Path, number: signal.Signals, form: str
+) -> None:
+    (tmp_path / "home").mkdir()
+    trace, look = tmp_path / "home" / "run.jsonl", Reply("First I look.", [("ls", {})])
+    for pieces, last, text in (4, "gamma", "alpha beta gamma"), (1, "assistant", "First I look."):
+        half = Reply("alpha beta gamma", cut=pieces, close="hang")
+        flags = "--trace", str(trace), "--output-format", form
+        with serve(look, half) as server, OneShot(tmp_path, server, *flags, "hello") as run:
+
+            def has_come(last: str = last) -> bool:
+                lines = trace.read_text().split("\n") if trace.exists() else []
+                chunks = [each for each in lines if '"n": 2' in each and '"chunk"' in each]
+                return any(last in each for each in chunks)
+
+            until(has_come, "the beginning of the second answer")
+            run.kill(number)
+            assert run.end() == 128 + number
+        end = json.loads(run.out.splitlines()[-1])
+        assert (end["stop_reason"], end["text"]) == ("aborted", text)
+        trace.unlink()
+
+
 # ---- when the context is full --------------------------------------------------------------------
 
 MEASURED = 100_000  # tokens that the server counts for each request

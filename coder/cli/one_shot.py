@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, get_args
 
@@ -22,7 +23,7 @@ from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import is_loopback
-from coder.types import RunResult, Transient
+from coder.types import Message, RunResult, Transient
 
 EXIT_CODES = {
     "stop": 0,
@@ -94,6 +95,8 @@ def show_events(app: App, screen: Screen, session_id: str | None) -> Show:
             fields |= {"session_id": session_id, "messages": app.agent.messages}
         else:
             return
+        if isinstance(event, RunEnd) and event.stop_reason == "aborted":
+            fields["text"] = answer_so_far(app.agent.messages) or event.text
         # On a terminal with nothing in it that drives one
         print_line(json.dumps(fields, ensure_ascii=sys.stdout.isatty(), default=repr))
 
@@ -136,9 +139,7 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
     ended_well, to_terminal = result.stop_reason == "stop", sys.stdout.isatty()
     if arguments.output_format == "text" and result.stop_reason != "aborted":
         # The text of a run that did not end well may be the program's
-        run = takewhile(lambda each: each["role"] != "user", reversed(result.messages))
-        texts = (text_of(each) for each in run if each["role"] == "assistant")
-        answer = result.text if ended_well else next(filter(None, texts), "")
+        answer = result.text if ended_well else answer_so_far(result.messages)
         if answer and (arguments.quiet or not to_terminal):
             print_line(strip_controls(answer) if to_terminal else answer)
         if arguments.quiet and not ended_well:  # without progress, not without errors
@@ -149,6 +150,13 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
     if result.error and result.error.kind in get_args(Transient):
         return process.TRANSIENT
     return EXIT_CODES.get(result.stop_reason, process.LIMIT)
+
+
+def answer_so_far(messages: Sequence[Message]) -> str:
+    """The newest text of the model's in the run that has ended; "" for none."""
+    run = takewhile(lambda each: each["role"] != "user", reversed(messages))
+    texts = (text_of(each) for each in run if each["role"] == "assistant")
+    return next(filter(None, texts), "")
 
 
 def show_way_on(screen: Screen, result: RunResult, session_id: str) -> None:
