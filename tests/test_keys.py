@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from base64 import b64encode
 from pathlib import Path
@@ -119,6 +120,34 @@ def test_each_key_of_the_prompt(tmp_path: Path, columns: int) -> None:
         keys(CTRL_G)  # ends the search
         wait("❯ a draft, edited", "by hand!")
         ask("", [*sent, "a draft, edited\nby hand!"])
+
+
+POOR = [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "xx_YY.UTF-8"}]
+POOR += [{"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8:strict"}]  # as in most other locales
+
+
+@pytest.mark.parametrize("poor", POOR, ids=["C", "C without UTF-8", "unknown", "strict"])
+def test_a_poor_locale_takes_every_character_and_so_does_the_next_start(
+    tmp_path: Path, poor: dict[str, str]
+) -> None:
+    """What readline deletes is a character, not a byte; a command sees the locale that the user has set."""
+    with serve(echo) as server:
+        for keys, sent in (("größ\x7fe → 中", "gröe → 中�"), ("\x1b[A\x1b[A!", "gröe → 中�!")):
+            with Run(tmp_path, server, **poor) as session:
+                session.expect("\x1b[0m")  # the prompt
+                session.settled()
+                session.type(keys)
+                if "中" in keys:
+                    os.write(session.child.child_fd, b"\xff")  # no text
+                session.enter("")
+                session.expect("1 step")
+                session.expect("\x1b[0m")
+                session.settled()
+                session.enter("!echo is $LC_ALL")
+                session.expect(f"is {poor['LC_ALL']}")
+                session.expect("\x1b[0m")
+                assert users(server.requests[-1])[0] == sent
+                assert session.leave() == 0
 
 
 @pytest.mark.parametrize(("editor", "why"), [("no-such-editor", ""), ("false", "exit code 1. ")])

@@ -60,6 +60,7 @@ class Keyboard:
 
     def __init__(self, history: Path) -> None:
         keys.keep_modes()
+        keys.take_all_characters()
         self.history, self.folder = history, str(Path.cwd())  # which a command may remove
         self.early: list[str] = []  # prefilled at the next prompts, one text at each
         self.redact: Callable[[str], str] = str  # what is saved
@@ -239,7 +240,7 @@ class Keyboard:
         if readline := self.readline:
             for entry in filter(None, entries):
                 if entry != readline.get_history_item(readline.get_current_history_length()):
-                    readline.add_history(entry)
+                    _add_history(readline, entry)
                     self._new.append(entry)
 
     def close(self) -> None:
@@ -272,7 +273,7 @@ class Keyboard:
             lines = self.history.read_text("utf-8", "replace").split("\n")[-MAX_HISTORY:]
             entries = [line.replace(NEWLINE, "\n").partition(FOLDER) for line in lines if line]
             for entry, _, _ in sorted(entries, key=lambda each: each[2] == self.folder):
-                readline.add_history(entry)
+                _add_history(readline, entry)
         return readline
 
     def _candidate(self, word: str, number: int) -> str | None:
@@ -282,6 +283,11 @@ class Keyboard:
             before = self.readline.get_line_buffer()[: self.readline.get_begidx()]
             self._completions = list(filter(str.isprintable, self.candidates(before, word)))
         return self._completions[number] if number < len(self._completions) else None
+
+
+def _add_history(readline: ModuleType, entry: str) -> None:
+    with contextlib.suppress(UnicodeError):  # the encoding of the terminal lacks a character of it
+        readline.add_history(entry)
 
 
 def mode(agent: str, yolo: bool) -> str:

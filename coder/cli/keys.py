@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import os
 import re
 import select
@@ -32,6 +33,7 @@ ENTER = ("\r", "\r\n")
 NEWLINE = (*ENTER, "\n", "\x1b\r", f"{PASTED}\n")
 ESC_ALONE = 0.05  # seconds without a byte behind an Esc that begins no other key
 IFLAG, LFLAG = 0, 3  # places in termios' list
+UTF8_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")  # one of which a system has (PEP 538)
 
 _at_start: list[Any] = []  # the terminal's modes; empty: no terminal, or not begun
 
@@ -116,6 +118,26 @@ def _stop(number: int, frame: FrameType | None) -> None:
     if now and now != _at_start:
         _apply(now)
         send("" if now[LFLAG] & termios.ICANON else MARK_PASTES)
+
+
+def take_all_characters() -> None:
+    """Let the prompt take UTF-8 where the locale is C, as Python does itself (PEP 540); and bytes that are no text.
+
+    Readline, which knows ASCII only there, reads the variable from C's environment. Python's own, which commands get,
+    keeps what the user has set.
+    """
+    import _locale  # late: for the prompt only
+
+    encoding = None
+    if _locale.setlocale(_locale.LC_CTYPE) in ("C", "POSIX"):
+        for name in UTF8_LOCALES:
+            with contextlib.suppress(_locale.Error):
+                _locale.setlocale(_locale.LC_CTYPE, name)
+                os.putenv("LC_ALL", name)
+                encoding = "utf-8"
+                break
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding=encoding, errors="replace")
 
 
 def end_with_terminal() -> None:
