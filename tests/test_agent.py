@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
 
+from coder.abort import Abort
 from coder.agent.agent import Agent
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply
-from coder.events import Compacted, Event, MessageEnd, RunEnd, RunStart, TextDelta, ToolStart
+from coder.events import (
+    Compacted,
+    Event,
+    MessageEnd,
+    RunEnd,
+    RunStart,
+    TextDelta,
+    ToolStart,
+    drain,
+)
 from coder.history import image_part, user
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
-from coder.types import Completion, DeniedError, Usage
+from coder.sessions.recorder import SessionStore
+from coder.types import Completion, DeniedError, Message, Usage
 from tests.harness import (
     ONE,
     add,
@@ -27,7 +39,7 @@ from tests.harness import (
     sent,
     serve,
 )
-from tests.terminal import promptly, until
+from tests.terminal import PATIENCE, promptly, until
 
 TWO = Reply("Let me see.", calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})])
 
@@ -94,6 +106,52 @@ def test_a_stream_that_is_left_leaves_an_agent_that_works() -> None:
         assert agent.wait_for_idle(30) and not agent.state.pending_tool_calls
         assert agent.prompt("again").text == "fine"
         assert_all_valid(server)
+
+
+class Slow(list[Message]):
+    """Messages that take until `done` to be read."""
+
+    def __init__(self, *messages: Message) -> None:
+        super().__init__(messages)
+        self.begun, self.done = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[Message]:
+        self.begun.set()
+        assert self.done.wait(PATIENCE)
+        return super().__iter__()
+
+
+def test_a_cancel_between_the_call_and_the_first_event_stops_that_run_and_no_other() -> None:
+    """From another thread: while the prompt is read, before the first event is taken, with a token before the call."""
+    with serve(Reply("yes")) as server, SessionStore(":memory:") as store:
+        agent = agent_of(server, session=store.open())
+        prompt = Slow(user("one"))
+
+        def cancel() -> None:
+            assert prompt.begun.wait(PATIENCE)
+            agent.abort()
+            prompt.done.set()
+
+        def stop_at_once(work: Callable[[], None]) -> None:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+
+        threading.Thread(target=cancel).start()
+        assert agent.prompt(prompt).stop_reason == "aborted"
+        stop_at_once(agent.abort)  # of the run that has ended
+        run = agent.stream("two")
+        stop_at_once(agent.abort)
+        assert drain(run).stop_reason == "aborted"
+        token = Abort()
+        stop_at_once(token.set)
+        assert agent.prompt("three", abort=token).stop_reason == "aborted"
+        token = Abort()
+        stop_at_once(token.set)
+        assert agent.continue_(abort=token).stop_reason == "aborted"
+        assert server.requests == []
+        assert agent.prompt("four").text == "yes"
+        assert sent(server) == ["one", "two", "three", "four"]
 
 
 def test_continue_takes_steering_first_and_says_what_is_missing() -> None:

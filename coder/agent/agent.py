@@ -104,37 +104,43 @@ class Agent:
 
     # -- runs
 
-    def prompt(self, prompt: Prompt, images: Sequence[dict[str, Any]] = ()) -> RunResult:
+    def prompt(
+        self, prompt: Prompt, images: Sequence[dict[str, Any]] = (), *, abort: Abort | None = None
+    ) -> RunResult:
         """Run to the end with text, text with images, one message, or several.
 
-        An image is {"type": "image", "data": base64, "mimeType": ...}, or the API's image_url part. Raises RuntimeError
-        while a run is under way: then use `steer` or `follow_up`.
+        An image is {"type": "image", "data": base64, "mimeType": ...}, or the API's image_url part. `abort` is the run's
+        token, where it may be set before this is called (in another thread that has yet to begin, for example). Raises
+        RuntimeError while a run is under way: then use `steer` or `follow_up`.
         """
-        return drain(self.stream(prompt, images))
+        return drain(self.stream(prompt, images, abort=abort))
 
     run = prompt
 
-    def stream(self, prompt: Prompt, images: Sequence[dict[str, Any]] = ()) -> Events[RunResult]:
+    def stream(
+        self, prompt: Prompt, images: Sequence[dict[str, Any]] = (), *, abort: Abort | None = None
+    ) -> Events[RunResult]:
         """`prompt` as a generator of events, which returns the RunResult."""
+        token = self._begin(abort)  # first: to read the prompt may take a while
         if isinstance(prompt, str):
             parts = [{"type": "text", "text": prompt}, *map(image_part, images)]
             messages = [user(parts if images else prompt)]
         else:
             messages = [prompt] if isinstance(prompt, dict) else list(prompt)
-        return self.follow(lambda abort: self._start_loop(messages, abort))
+        return self._follow_to_end(partial(self._start_loop, messages), token)
 
-    def continue_(self) -> RunResult:
+    def continue_(self, *, abort: Abort | None = None) -> RunResult:
         """Go on without a new message: after an error, or with what waits in the queues (steering first).
 
         Raises ValueError where there is nothing to go on with: no message, or the last message is a finished answer.
         """
-        self._check_idle()
+        token = self._begin(abort)
         problem = nothing_to_answer(self.state.messages)
         if problem and not self.has_queued_messages:
             raise ValueError(f"{problem}: prompt the agent, or queue a message")
         # The loop itself takes steering messages first
         messages = self.follow_ups.take() if problem and not self.steering else []
-        return drain(self.follow(lambda abort: self._start_loop(messages, abort)))
+        return drain(self._follow_to_end(partial(self._start_loop, messages), token))
 
     def follow(self, start: Callable[[Abort], Events[T]]) -> Events[T]:
         """Run what `start` begins as the agent's work: alone, with its subscribers, until `abort` is called.
@@ -142,9 +148,13 @@ class Agent:
         For what yields events and is no run of the loop, such as a compaction that the user asks for.
         Raises RuntimeError while a run is under way.
         """
+        return self._follow_to_end(start, self._begin())
+
+    def _begin(self, abort: Abort | None = None) -> Abort:
+        """The token of a run that begins; `abort` counts from here on. Raises RuntimeError while one is under way."""
         self._check_idle()
-        self.token = token = Abort()  # abort() counts from here on
-        return self._follow_to_end(start, token)
+        self.token = abort or Abort()
+        return self.token
 
     def _follow_to_end(self, start: Callable[[Abort], Events[T]], token: Abort) -> Events[T]:
         run = start(token)
@@ -186,7 +196,7 @@ class Agent:
         return self.session.watch(run) if self.session else run
 
     def abort(self) -> None:
-        """End the run under way, from any thread."""
+        """End the run under way, from any thread. Counts from the call of `prompt` or `stream` on, for this run alone."""
         self.token.set()
 
     def wait_for_idle(self, timeout: float | None = None) -> bool:
