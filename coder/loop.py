@@ -88,11 +88,20 @@ def run_to_end(run: Run) -> Events[RunResult]:
         return RunResult(end.stop_reason, end.text, run.messages, run.usage, run.steps, end.error)
 
 
+def unanswerable(messages: list[Message], hooks: Hooks) -> Events[str]:
+    """Why a list has nothing that a model could answer, also as the hooks convert it; "" where it has."""
+    problem = nothing_to_answer(messages)
+    if problem:  # unless there is a message with a role of the user's own
+        problem = nothing_to_answer((yield from resolve(hooks.convert_to_llm(messages))))
+    return problem
+
+
 def run_steps(run: Run) -> Events[End]:
     """Take steps, until an answer or a limit ends the run and no queued message continues it."""
     yield from resolve(run.hooks.on_run_start(run.abort))
     run.pending += yield from resolve(run.hooks.get_steering_messages())
-    if not run.pending and (problem := nothing_to_answer(run.messages)):
+    problem = "" if run.pending else (yield from unanswerable(run.messages, run.hooks))
+    if problem:
         raise ValueError(f"{problem}: give the run a prompt")
     end = None
     while not end:

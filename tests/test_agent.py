@@ -23,6 +23,7 @@ from coder.events import (
     drain,
 )
 from coder.history import image_part, user
+from coder.hooks import FunctionHooks
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.sessions.recorder import SessionStore
@@ -263,6 +264,41 @@ def test_plain_functions_are_hooks_also_for_roles_of_ones_own() -> None:
         assert sent(server)[-2:] == ["Denied: not one", "7"]
         assert server.heads[-1]["authorization"] == "Bearer fresh"
         assert roles(agent.messages)[:3] == ["notification", "artifact", "user"]
+
+
+def test_a_list_that_ends_with_a_role_of_ones_own_goes_on_if_the_hook_makes_a_message_of_it() -> (
+    None
+):
+    """In an agent and in the loop, also where it is the only one; on the screen only it is none to answer."""
+
+    def convert(messages: list[Message]) -> list[Message]:
+        shown = ({"role": "user", "content": each["text"]} for each in messages if "text" in each)
+        return [each for each in messages if "text" not in each] + [*shown]
+
+    table: Message = {"role": "artifact", "text": "a table"}
+    picture: Message = {"role": "artifact", "picture": "for the screen"}
+    with serve(Reply("I see.")) as server:
+        for before in ([], [user("look"), {"role": "assistant", "content": "At what?"}]):
+            agent = agent_of(server, convert_to_llm=convert, messages=[*before, table])
+            assert agent.continue_().text == "I see."
+            assert sent(server) == [*contents(before), "a table"]
+            model, hooks = (
+                ChatModel("m", base_url=server.url),
+                FunctionHooks(convert_to_llm=convert),
+            )
+            messages = [*before, table]
+            assert drain(run_loop(messages, model, hooks=hooks)).text == "I see."
+            assert messages[:-1] == [*before, table]
+
+            agent = agent_of(server, convert_to_llm=convert, messages=[*before, picture])
+            with pytest.raises(ValueError, match="prompt the agent"):
+                agent.continue_()
+            with pytest.raises(ValueError, match="give the run a prompt"):
+                drain(run_loop([*before, picture], model, hooks=hooks))
+            agent = agent_of(server, messages=[*before, table])
+            with pytest.raises(ValueError, match="prompt the agent"):
+                agent.continue_()
+        assert len(server.requests) == 4
 
 
 def test_a_longer_wait_than_allowed_fails_at_once() -> None:

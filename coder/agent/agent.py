@@ -22,9 +22,9 @@ from coder.abort import Abort
 from coder.agent.state import CALLBACKS, AgentState, Queue, Record, call_back
 from coder.ai import ChatModel, Model
 from coder.events import Event, Events, drain
-from coder.history import image_part, nothing_to_answer, user
+from coder.history import image_part, user
 from coder.hooks import FunctionHooks, HookChain, Hooks
-from coder.loop import run_loop
+from coder.loop import run_loop, unanswerable
 from coder.providers.errors import RetryPolicy
 from coder.providers.request import BUDGETS
 from coder.toolset import Tool, Toolset
@@ -135,7 +135,7 @@ class Agent:
         Raises ValueError where there is nothing to go on with: no message, or the last message is a finished answer.
         """
         token = self._begin(abort)
-        problem = nothing_to_answer(self.state.messages)
+        problem = drain(unanswerable(self.state.messages, self.hooks))
         if problem and not self.has_queued_messages:
             raise ValueError(f"{problem}: prompt the agent, or queue a message")
         # The loop itself takes steering messages first
