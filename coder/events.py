@@ -158,7 +158,7 @@ class ToolCallDelta(BaseEvent):
 
 
 class ToolStart(BaseEvent):
-    """`arguments` are the model's, before hooks change them; {} where they are unusable."""
+    """`arguments` are a copy of the model's, with the types of the tool, before hooks change them; {} where they are unusable."""
 
     type: ClassVar[Literal["tool_start"]] = "tool_start"
     id: str

@@ -33,7 +33,7 @@ class Hooks:
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
         """Change `call.arguments` in place, or return a result, which answers the call instead of the tool.
-        Not called for a call whose arguments are unusable."""
+        The arguments have the types of the tool's schema. Not called for a call whose arguments are unusable."""
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> Outcome[ToolResult | None]:
         """Return another result, or None to keep it."""

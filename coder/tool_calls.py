@@ -11,6 +11,7 @@ from typing import Any
 from coder import events
 from coder.events import Event, Events, innermost, resolve
 from coder.history import NOT_RUN, truncate_content
+from coder.providers.request import copied
 from coder.providers.text import new_id
 from coder.run import End, OpenCall, Run
 from coder.toolset import as_failure
@@ -50,17 +51,32 @@ def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[End | None]:
     """The start event; and the result, where it comes from `not_run`, a repetition or a hook. An End, as `run_tools`."""
     call = opened.call
     opened.is_started = True
-    yield events.ToolStart(call.id, call.name, call.arguments or {}, run.offered.title(call))
+    refused = refuse(run, call)
+    shown = (
+        {} if refused else copied(call.arguments)
+    )  # whoever is shown them may keep or change them
+    yield events.ToolStart(call.id, call.name, shown, run.offered.title(call))
     end = None
     if not not_run:
         not_run, end = yield from check_repetition(run, call)
     if not_run:
         yield end_call(opened, ToolResult(not_run, is_error=True))
-    elif call.arguments is not None:  # else the tool refuses it
+    elif refused:
+        yield end_call(opened, refused)
+    else:
         early = yield from call_hook(run, opened, "before_tool_call", opened.ctx)
         if early:
             yield from finish_call(run, opened, early)
     return end
+
+
+def refuse(run: Run, call: ToolCall) -> ToolResult | None:
+    """Check the arguments; the result of a call that cannot be made with them."""
+    try:
+        run.offered.check(call)
+    except ToolError as error:
+        return as_failure(error)
+    return None
 
 
 def call_hook(run: Run, opened: OpenCall, name: str, given: Any) -> Events[ToolResult | None]:
@@ -130,7 +146,7 @@ def check_repetition(run: Run, call: ToolCall) -> Events[tuple[str, End | None]]
         return "", None
     if count > threshold:
         return NOT_RUN, End("doom_loop", f"Stopped: {times}.")
-    arguments = call.arguments or {}
+    arguments = copied(call.arguments)
     question = events.DoomLoop(call.name, arguments, count, id=new_id(), call_id=call.id)
     if (yield from resolve(run.hooks.on_doom_loop(question))):
         run.budget.last_call = ("", 0)

@@ -201,9 +201,19 @@ class Toolset:
 
     def title(self, call: ToolCall) -> str:
         try:
-            return self.tools[call.name].title_of(call.arguments or {})
+            return self.tools[call.name].title_of(call.arguments)
         except Exception:  # an unknown tool; or a tool's title function, for unchecked arguments
             return call.name
+
+    def check(self, call: ToolCall) -> None:
+        """Bring the arguments of a call to the types that its tool takes. Raises ToolError where they are unusable."""
+        if call.problem:
+            raise ToolError(f"the arguments are {call.problem}. Send one JSON object.")
+        if made := self.tools.get(call.name):  # another name is one that only a hook can answer
+            # A schema without properties may name its parameters elsewhere
+            is_open = made.is_open or "properties" not in made.parameters
+            closed = {} if is_open else {"additionalProperties": False}
+            call.arguments = fit(call.arguments, closed | made.parameters, call.name)
 
     def group_size(self, calls: list[ToolCall]) -> int:
         """How many of these calls, from the first one, run together: here each runs alone."""
@@ -228,8 +238,7 @@ class Toolset:
             if call.name not in self.tools:
                 names = ", ".join(self.tools) or "none"
                 raise ToolError(f"there is no tool {call.name!r}. The tools are: {names}")
-            if call.arguments is None:
-                raise ToolError(f"the arguments are {call.problem}. Send one JSON object.")
+            self.check(call)  # again: hooks may have changed them
             result = as_result((yield from _call(self.tools[call.name], call.arguments, ctx)))
         except Aborted:
             raise
@@ -247,12 +256,8 @@ def _as_tool(given: Any) -> Any:
     return given if isinstance(given, Tool | dict) else tool(given)
 
 
-def _call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext) -> Generator[Event, None, Any]:
+def _call(tool: Tool, given: dict[str, Any], ctx: ToolContext) -> Generator[Event, None, Any]:
     """Call the function; what a generator yields goes out: events as they are, the rest as updates."""
-    # A schema without properties may name its parameters elsewhere
-    is_open = tool.is_open or "properties" not in tool.parameters
-    schema = tool.parameters if is_open else {"additionalProperties": False} | tool.parameters
-    given = fit(arguments, schema, tool.name)
     context = {tool.context: ctx} if tool.context else {}
     value = tool.function(ctx, given) if tool.is_open else tool.function(**given, **context)
     if not isinstance(value, Generator):

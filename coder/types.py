@@ -59,11 +59,11 @@ class Usage:
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call that the model asks for. `arguments` is None where they are no JSON object; `problem` says why."""
+    """One call that the model asks for. Where its arguments are no JSON object they are {}, and `problem` says why."""
 
     id: str
     name: str
-    arguments: dict[str, Any] | None
+    arguments: dict[str, Any]
     problem: str = ""
 
 
@@ -187,7 +187,7 @@ class Budget:
 
     def count_call(self, call: ToolCall) -> int:
         """Count this call; how often it came in a row, by name and canonical arguments."""
-        key = call.name + json.dumps(call.arguments, sort_keys=True)
+        key = call.name + ("" if call.problem else json.dumps(call.arguments, sort_keys=True))
         self.last_call = (key, self.last_call[1] + 1 if key == self.last_call[0] else 1)
         return self.last_call[1]
 

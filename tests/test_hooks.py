@@ -15,12 +15,13 @@ from coder.abort import Abort
 from coder.agent.agent import Agent
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply
-from coder.events import Event, Notice, ToolEnd
+from coder.events import Event, Notice, ToolEnd, ToolStart
 from coder.extend.guard import Guard, command_hooks
 from coder.history import user
 from coder.hooks import HOOK_NAMES, FunctionHooks, HookChain, Hooks
+from coder.providers.request import copied
 from coder.types import CoderError, DeniedError, Request, ToolCall, ToolResult
-from tests.harness import FAST, ONE, add, all_of, ask, contents, roles, serve
+from tests.harness import FAST, ONE, add, all_of, ask, contents, quick, roles, serve
 from tests.terminal import promptly, until
 
 
@@ -89,6 +90,68 @@ def test_the_first_that_answers_or_blocks_a_call_is_the_last_that_is_asked() -> 
     assert result_of(answer, late)[0] == "mine"
     output, events = result_of(FunctionHooks(before_tool_call=refuse), late)
     assert output == "Denied: not today" and asked == [] and all_of(ToolEnd, events)[0].is_error
+
+
+@quick
+def total(numbers: list[int], table: dict[str, Any]) -> str:
+    return f"{sum(numbers)} {table}"
+
+
+SENT = {"numbers": "[1, 2]", "table": '{"a": [1]}'}
+CHECKED = {"numbers": [1, 2], "table": {"a": [1]}}
+BROKEN = {
+    "cut": '{"numbers": [1',
+    "no object": "[1]",
+    "of another type": {"numbers": "one", "table": {}},
+    "without one": {"numbers": [1]},
+    "with one too many": CHECKED | {"more": 1},
+}
+
+
+@pytest.mark.parametrize("broken", [None, *BROKEN])
+def test_hooks_and_subscribers_see_arguments_that_were_checked(broken: str | None) -> None:
+    """They are never None. A call that cannot be made is answered before a hook around tools sees it, and shown as {}."""
+    seen: dict[str, list[Any]] = {name: [] for name in ("answer", "before", "after", "start")}
+    hooks = FunctionHooks(
+        after_llm_call=lambda done: seen["answer"].extend(c.arguments for c in done.calls),
+        before_tool_call=lambda call, ctx: seen["before"].append(copied(call.arguments)),
+        after_tool_call=lambda call, result: seen["after"].append(call.arguments),
+    )
+
+    def each(event: Event) -> None:
+        if isinstance(event, ToolStart):
+            seen["start"].append(event.arguments)
+
+    call = ("total", SENT if broken is None else BROKEN[broken])
+    with serve(Reply(calls=[call]), Reply("done")) as server:
+        events, result = ask(server, tools=[total], hooks=hooks, each=each)
+    [end] = all_of(ToolEnd, events)
+    assert all(isinstance(each, dict) for each in seen["answer"]) and result.text == "done"
+    if broken:
+        assert end.is_error and end.result.content.startswith("Error: ")
+        assert (seen["before"], seen["after"], seen["start"]) == ([], [], [{}])
+    else:
+        assert end.result.content == "3 {'a': [1]}"
+        assert seen["before"] == seen["after"] == seen["start"] == [CHECKED]
+
+
+def test_what_a_hook_makes_of_the_arguments_is_checked_again() -> None:
+    def change(to: Any) -> Hooks:
+        return FunctionHooks(before_tool_call=lambda call, ctx: call.arguments.update(a=to))
+
+    assert result_of(change("40"))[0] == "42"
+    assert "a has to be of type integer" in result_of(change("forty"))[0]
+
+
+def test_a_subscriber_that_changes_what_it_is_shown_changes_nothing() -> None:
+    def each(event: Event) -> None:
+        if isinstance(event, ToolStart):
+            event.arguments["table"]["a"].append(2)
+            event.arguments["numbers"].clear()
+
+    with serve(Reply(calls=[("total", CHECKED)]), Reply("done")) as server:
+        events, _ = ask(server, tools=[total], each=each)
+    assert all_of(ToolEnd, events)[0].result.content == "3 {'a': [1]}"
 
 
 def test_a_hook_that_does_not_exist_is_named() -> None:

@@ -440,7 +440,7 @@ def test_a_denied_tool_is_not_offered_and_not_run(ws: Path) -> None:
     offered = given.offered([read, write, edit, bash, ls, apply_patch])
     assert [each.name for each in offered] == ["read", "ls"]
     assert given.child([Rule("read", "*", "deny")]).offered([read, bash, grep]) == []
-    found, _ = played(ws, given, *commands("ls"), ("edit", {}))
+    found, _ = played(ws, given, *commands("ls"), ("write", {"path": "a", "content": ""}))
     assert all(text.startswith("Denied: a rule denies the tool") for text in found)
 
 

@@ -94,7 +94,7 @@ def test_name_and_title_can_be_given_and_the_function_can_still_be_called() -> N
     tools = Toolset([add, everything])
     assert [each["function"]["name"] for each in tools.schemas] == ["plus", "everything"]
     assert tools.title(ToolCall("1", "plus", {"b": 5})) == "plus 5"
-    assert tools.title(ToolCall("1", "nothing", None, "no JSON")) == "nothing"
+    assert tools.title(ToolCall("1", "nothing", {}, "no JSON")) == "nothing"
 
 
 @pytest.mark.parametrize("hint", [set[int], int | str, list, None, Literal["a", 1], Literal[None]])
@@ -206,7 +206,8 @@ def test_a_tool_may_have_any_schema(schema: Any, given: Any, expected: Any) -> N
 def test_a_call_that_cannot_be_made_is_answered_with_the_way_to_make_it(
     tmp_path: Path, name: str, arguments: dict[str, Any] | None, said: str
 ) -> None:
-    result = Workspace(tmp_path).run(ToolCall("1", name, arguments, "cut off"))
+    problem = "cut off" if arguments is None else ""
+    result = Workspace(tmp_path).run(ToolCall("1", name, arguments or {}, problem))
     assert result.is_error and str(result.content).startswith(f"Error: {said}")
     assert list(tmp_path.iterdir()) == []
 

@@ -159,8 +159,8 @@ def test_each_piece_finds_its_call(pieces: str, calls: str) -> None:
     assert len(found) == len(expected) == len({call.id for call, _ in found})
     for (call, entry), (call_id, name, arguments) in zip(found, expected):
         assert call.id == call_id or (call_id == "?" and len(call.id) == 9)
-        assert (call.name, call.arguments) == (name, json.loads(arguments))
-        text = json.dumps(call.arguments or {}, ensure_ascii=False)
+        assert (call.name, call.arguments) == (name, json.loads(arguments) or {})
+        text = json.dumps(call.arguments, ensure_ascii=False)
         function = {"name": call.name, "arguments": text}
         assert entry == {"id": call.id, "type": "function", "function": function}
 
@@ -214,7 +214,7 @@ UNUSABLE = [
 )
 def test_arguments_are_an_object_and_nothing_is_made_up(pieces: list[str], arguments: Any) -> None:
     [(call, _)] = collected(map(given_as, pieces))
-    assert call.arguments == arguments and len(call.problem) < 200
+    assert call.arguments == (arguments or {}) and len(call.problem) < 200
     # As it stands behind "the arguments are"
     assert call.problem.startswith(("not ", "no ", "nested ")) == (arguments is None)
 

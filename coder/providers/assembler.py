@@ -254,7 +254,7 @@ class ToolCallAssembler:
             name = core if core in self.tool_names else safe_name(call.name)
             function = {"name": name, "arguments": text}
             entry = {"id": call_id, "type": "function", "function": function} | extra
-            made.append((ToolCall(call_id, name, arguments, problem), entry))
+            made.append((ToolCall(call_id, name, arguments or {}, problem), entry))
         return made
 
 
