@@ -30,9 +30,10 @@ OTHERWISE = {
 }
 
 
-# Recorded answers of real providers, which are no part of the repository
+# Whole answers in the forms that providers have, written by hand; and recorded ones, which are no part of the repository
+WRITTEN = Path(__file__).parent / "data" / "recorded.jsonl"
 FILE = Path(__file__).parents[2] / "shared" / "corpora" / "recorded.jsonl"
-RECORDED = [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.is_file() else []
+RECORDED = [json.loads(line) for each in (WRITTEN, FILE) if each.is_file() for line in each.open()]
 
 
 def case_id(case: dict[str, Any]) -> str:
@@ -154,7 +155,6 @@ def test_every_case_of_the_corpus_is_known_by_group() -> None:
     assert Counter(case["strictness"] for case in CASES)["may"] == len(OTHERWISE) + 1
 
 
-@pytest.mark.skipif(not RECORDED, reason=f"the recorded answers are not here: {FILE.name}")
 @pytest.mark.parametrize("case", RECORDED, ids=case_id)
 def test_a_recorded_answer_comes_out_as_it_was(case: dict[str, Any]) -> None:
     expect = case["expect"]
@@ -169,6 +169,7 @@ def test_a_recorded_answer_comes_out_as_it_was(case: dict[str, Any]) -> None:
     named = [(call["name"], json.loads(call["arguments"] or "{}")) for call in expect["tool_calls"]]
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == named
     assert (step.message["content"] or "") == expect["text"]
+    assert step.finish_reason == (expect["finish"] or step.finish_reason)
     # thoughts in parts of the content were not noted
     thoughts = "".join(event.text for event in all_of(ReasoningDelta, events))
     assert thoughts == expect["reasoning"] or '"thinking"' in case["body"]
