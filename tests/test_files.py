@@ -5,12 +5,14 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import random
 import re
 import resource
 import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from coder.tools.edit import diff
+from coder.tools.files import ls, read
+from coder.tools.search import glob, grep
 from coder.tools.workspace import git_folders, read_small_file, save, writable_git_folders
 from coder.toolset import ToolContext
 from tests.harness import to_become_links
@@ -158,8 +162,17 @@ def test_reading_outside_the_workspace_asks_for_the_place(
             ("external_directory", str(tmp_path / "secret")),
             ("read", str(tmp_path / "secret")),
         ]
-    ws("ls", path=str(tmp_path / "ws-evil"))
-    assert ws.asked[-1] == ("external_directory", str(tmp_path / "ws-evil"))
+    beside, tools = tmp_path / "ws-evil", Workspace(ws.folder, read, ls, grep, glob)
+    for name, arguments in (
+        ("read", {"path": "../ws-evil/x"}),
+        ("ls", {"path": str(beside)}),
+        ("glob", {"pattern": "*", "path": "../ws-evil"}),
+        ("grep", {"pattern": "x", "path": str(beside)}),
+    ):
+        tools.asked.clear()
+        tools(name, **arguments)
+        place = beside / "x" if name == "read" else beside
+        assert ("external_directory", str(place)) in tools.asked, name
 
 
 @pytest.mark.case("FIL-28", "FIL-29")
@@ -368,20 +381,29 @@ ws = Workspace(Path(sys.argv[1]))
 ws("read", path="file", limit=1)
 while True:
     for letter in "ab":
-        ws("write", path="file", content=letter * (8 << 20))
+        ws("write", path="file", content=letter * int(sys.argv[2]))
 """
 
 
 @pytest.mark.case("FIL-21")
-def test_a_kill_leaves_the_old_or_the_new_file(ws: Workspace) -> None:
+@pytest.mark.parametrize(
+    ("size", "times"), [(8 << 20, 3), pytest.param(100_000_000, 30, marks=pytest.mark.slow)]
+)
+def test_a_kill_leaves_the_old_or_the_new_file(ws: Workspace, size: int, times: int) -> None:
     """Beside it at most a part of the new one, under a name of ours."""
-    (ws.folder / "file").write_bytes(b"b" * (8 << 20))
-    with subprocess.Popen([sys.executable, "-c", WRITER, ws.folder], cwd=ROOT) as writer:
-        until(lambda: len(ws.names()) > 1, "a temporary file")
-        writer.kill()
-    assert (ws.folder / "file").read_bytes() in (b"a" * (8 << 20), b"b" * (8 << 20))
-    left = [name for name in ws.names() if name != "file"]
-    assert len(left) <= 1 and all(re.fullmatch(r"\.coder-.*\.tmp", name) for name in left)
+    chance = random.Random(size)
+    (ws.folder / "file").write_bytes(b"b" * size)
+    for _ in range(times):
+        argv = [sys.executable, "-c", WRITER, ws.folder, str(size)]
+        with subprocess.Popen(argv, cwd=ROOT) as writer:
+            until(lambda: len(ws.names()) > 1, "a temporary file")
+            time.sleep(chance.random() * size / 1e9)  # somewhere in the writing, or after it
+            writer.kill()
+        assert (ws.folder / "file").read_bytes() in (b"a" * size, b"b" * size)
+        left = [name for name in ws.names() if name != "file"]
+        assert len(left) <= 1 and all(re.fullmatch(r"\.coder-.*\.tmp", name) for name in left)
+        for name in left:
+            (ws.folder / name).unlink()
 
 
 # ---- ls -------------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ def aside(path: Path) -> list[Path]:
     return [each for each in path.parent.glob("sessions.db.damaged-*") if each.name[-1].isdigit()]
 
 
-@pytest.mark.case("SES-01", "SES-02", "SES-03")
+@pytest.mark.case("SES-01")
 @pytest.mark.parametrize("hurt", ["cut", "head", "garbage"])
 def test_a_damaged_file_is_set_aside(large: tuple[Path, str, list[Message]], hurt: str) -> None:
     """At the opening, when it is read, and only once by two that have it open."""
@@ -265,20 +265,22 @@ def test_damage_seen_by_a_write_costs_no_message(large: tuple[Path, str, list[Me
         assert len(to_model_messages(store, session_id)) == len(messages) + 3
 
 
-@pytest.mark.case("SES-03", "SES-06")
-def test_what_cannot_be_read_or_sent_is_left_out_and_reported(store: Store) -> None:
-    """A row that is no JSON, and a result without its call."""
+@pytest.mark.case("SES-02", "SES-03", "SES-06")
+@pytest.mark.parametrize("text", ['{"role": "us', "garbage", "\0" * 300, "[1]"])
+def test_what_cannot_be_read_or_sent_is_left_out_and_reported(store: Store, text: str) -> None:
+    """A row that is no message, and a result without its call; what comes after both is sent."""
     session_id = kept(store, *(said(str(at)) for at in range(5)), result("lost", "who asked?"))
     with store.transaction() as db:
-        db.execute('UPDATE message SET data = \'{"role": "us\' WHERE position = 2')
+        db.execute("UPDATE message SET data = ? WHERE position = 2", (text,))
     told: list[str] = []
-    with opened(store, session_id, tell=told.append) as recorder:
+    with opened(store, session_id, tell=told.append) as recorder, serve(Reply("Done.")) as server:
         assert contents(recorder.messages) == ["0", "1", "3", "4"]
-        recorder.messages.append(said("5"))
+        ask(server, "5", messages=recorder.messages, each=recorder)
+        assert contents(server.requests[0]["messages"]) == ["0", "1", "3", "4", "5"]
     assert told == ["Left out of the session, since it cannot be used: 2 of 6 messages."]
     [row] = store.rows("SELECT data, active FROM message WHERE position = 2")
-    assert tuple(row) == ('{"role": "us', 0)  # kept as it is for who wants to repair it
-    assert contents(to_model_messages(store, session_id)) == ["0", "1", "3", "4", "5"]
+    assert tuple(row) == (text, 0)  # kept as it is for who wants to repair it
+    assert contents(to_model_messages(store, session_id)) == ["0", "1", "3", "4", "5", "Done."]
 
 
 # ---- what goes in comes out --------------------------------------------------------------------
@@ -387,16 +389,19 @@ def test_an_interrupt_at_any_place_loses_and_doubles_nothing(store: Store) -> No
             raise KeyboardInterrupt
         return trace
 
+    debugger = sys.gettrace()
     with Recorder(store, store.create("/ws"), []) as recorder:
         while left <= 0:  # until it was interrupted at each of its lines
             begun += 1
             recorder.messages[:] = [*recorder.messages[-20:], said(f"number {begun}")]
             left = begun
             sys.settrace(trace)
-            with contextlib.suppress(KeyboardInterrupt):
-                recorder(used)
-                recorder.sync()
-            sys.settrace(None)
+            try:
+                with contextlib.suppress(KeyboardInterrupt):
+                    recorder(used)
+                    recorder.sync()
+            finally:
+                sys.settrace(debugger)
             recorder.sync()
             assert not recorder.problem
             assert active(store, recorder.session_id) == recorder.messages
