@@ -54,6 +54,7 @@ class ToolContext:
     redact: Callable[[str], str] = str  # takes the values of keys out (permissions/redact.py)
     updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
     tool: Tool | None = None  # that is called; None: the set has none of this name
+    read_only: bool = False  # the agent changes nothing: what a tool starts may not either
 
     def update(self, text: str) -> None:
         """Show output while the tool works: when it yields next, or returns."""

@@ -40,6 +40,7 @@ PROMPT = (
 # The second: the title of the window
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
 QUESTION = "why not: "
+PLANNED = "what to change: "  # the end of the question behind a plan
 MARKED, UNMARKED = "\x1b[?2004h", "\x1b[?2004l"
 
 
@@ -315,6 +316,14 @@ class Terminal(Place):
         """Enter a text and wait for the next prompt; returns what the screen showed."""
         self.enter(text)
         return self.prompt()
+
+    def not_now(self) -> str:
+        """Wait for the question behind a plan, and leave it open; returns what the screen showed."""
+        shown = self.expect(PLANNED)
+        self.settled()
+        self.type("\r")
+        self.prompt()
+        return shown
 
     # -- the end
 

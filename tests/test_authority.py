@@ -93,7 +93,8 @@ def test_a_plan_is_made_without_the_tools_that_change(place: Place) -> None:
     assert {"write", "edit", "apply_patch"}.isdisjoint(tools)
     assert "You are planning" in body["messages"][0]["content"]
     denied = contents(body["messages"], "tool")
-    assert denied[0].startswith("Denied") and denied[1].startswith("Denied")
+    assert denied[0] == "Denied: plan mode changes no file. The user ends it."
+    assert "[in plan mode commands" in denied[1] or denied[1].startswith("Denied: plan mode")
     assert denied[2] == "(no output)", "looking is free"
 
 
@@ -111,7 +112,11 @@ def test_an_agent_of_the_users_own_has_its_prompt_model_and_rules(
         assert prompt.startswith("You are mine.") and str(place.ws) in prompt
         write(place, "agents/plan.md", "---\nmodel: big\n---\n")
         with Terminal(tmp_path, server) as session:
-            for entry in ("/model mine", "/plan", "one", "/plan", "two"):
+            for entry in ("/model mine", "/plan"):
+                session.say(entry)
+            session.enter("one")
+            session.not_now()
+            for entry in ("/plan", "two"):
                 session.say(entry)
     assert [body["model"] for body in server.requests[-2:]] == ["big", "mine"]
 
@@ -131,8 +136,8 @@ def test_in_a_session_agents_are_switched_and_rules_are_shown(tmp_path: Path) ->
             ("/plan", "Agent plan:"),
             ("two", "planning with 8 tools"),
             ("/permissions", "deny   bash: rm *  (a flag)"),
-            ("/permissions", "deny   edit: *  (agent plan)"),
-            ("/permissions", "ask    *: *  (agent plan)"),
+            ("/permissions", "deny   edit: *  (built-in agent plan)"),
+            ("/permissions", "ask    *: *  (built-in agent plan)"),
             ("/plan", "Agent build:"),
             ("three", "building with 10 tools"),
             ("/agent boss", "There is no agent boss; known: build, plan."),
@@ -140,7 +145,9 @@ def test_in_a_session_agents_are_switched_and_rules_are_shown(tmp_path: Path) ->
             ("/yolo", "Asking again"),
             ("/plan think about it", "planning with"),
         ):
-            assert shown in session.say(entry), entry
+            session.enter(entry)
+            said = session.not_now() if "planning" in shown else session.prompt()
+            assert shown in said, entry
 
 
 def test_a_permission_is_for_this_conversation_and_this_agent(tmp_path: Path) -> None:
@@ -154,9 +161,8 @@ def test_a_permission_is_for_this_conversation_and_this_agent(tmp_path: Path) ->
             ("/new", ""),
             ("three", "a"),
             ("/plan", ""),
+            ("/plan", ""),  # the agent is another one in between
             ("four", "n"),
-            ("/plan", ""),
-            ("five", "n"),
         ):
             if answer:
                 session.enter(entry)

@@ -104,7 +104,8 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
             left(session)
         with Terminal(tmp_path, server, "-r", apples, "--plan") as session:
             assert "Agent: plan." in session.output and "continues" not in session.output
-            session.say("more")
+            session.enter("more")
+            session.not_now()
             assert said(server) == ["about apples", "more"]
             assert left(session) == apples
         with Terminal(tmp_path, server) as session:
@@ -125,7 +126,8 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
             assert "There is no session" in session.say("/resume zzzz")
             session.say("/new")
             session.say("/resume 2")  # of the list, not the beginning of an id
-            session.say("on")
+            session.enter("on")
+            session.not_now()
             assert said(server) == ["about apples", "more", "on"]
             assert "no session" in session.say("/resume \u00b2")
         beginning = [server.requests[at]["messages"][0] for at in (0, -2)]

@@ -104,6 +104,10 @@ def drive(session: Terminal, flags: dict[str, str], entries: list[str] | None) -
         session.prompt()
         session.ready()
         session.type(keys)
+        if "--plan" in flags and keys == "hello\r":
+            session.expect("to change: ")
+            session.settled()
+            session.type("\r")
     assert session.exit_code() == 0, session.output
 
 

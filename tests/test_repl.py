@@ -339,8 +339,9 @@ def test_an_empty_entry_goes_on_once_at_a_limit(tmp_path: Path) -> None:
     with serve(*replies) as server, Terminal(tmp_path, server, "--max-steps=1") as session:
         assert "the step limit is reached" in session.say("go")
         session.type("\x1b[Z")  # another mode changes nothing of that
-        session.expect("❯ ")
-        assert "well" in session.say("") and entered(server)[-1] == "continue"
+        session.expect("plan ❯ ")
+        session.enter("")
+        assert "well" in session.not_now() and entered(server)[-1] == "continue"
         session.say("")
         assert len(server.requests) == 2
     with serve(*replies) as server, OneShot(tmp_path, server, "--max-steps=1", "go") as run:

@@ -76,7 +76,7 @@ def test_the_answer_at_the_prompt_is_shown_once_and_ctrl_c_stops_the_run(tmp_pat
             session.expect("answer: ")
             session.settled()
             session.type(keys)
-            session.prompt()
+            session.not_now()
             shown = session.output[start:]
             assert results(server)[-1] == answer
             assert ("● ask_user" in rendered(shown)) == (answer == NO_ANSWER)
@@ -87,7 +87,8 @@ def test_the_answer_at_the_prompt_is_shown_once_and_ctrl_c_stops_the_run(tmp_pat
         session.ctrl_c()
         session.prompt()
         assert len(server.requests) == 2 * len(ANSWERS) + 1
-        assert "on" in session.say("go on")
+        session.enter("go on")
+        assert "on" in session.not_now()
 
 
 def test_it_is_offered_only_where_the_user_can_answer_and_to_no_sub_agent(tmp_path: Path) -> None:

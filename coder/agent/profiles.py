@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from coder.permissions.rules import Rule, RulesError, check_ownership, rules_of
+from coder.permissions.rules import BUILT_IN_AGENT, Rule, RulesError, check_ownership, rules_of
 from coder.types import CoderError, Report
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def system_prompt(
 PLAN = f"""\
 {RULES}
 
-You are planning: nothing is changed now, and the tools that change files are off. Find out what matters, ask the user where a \
+You are planning: nothing is changed now. The tools that change files are off; commands run without questions, but can write \
+nothing except below $TMPDIR, and have no network. Find out what matters, ask the user where a \
 choice is theirs, and end with a plan: the steps, the files of each, how to check it. The user carries on from there."""
 CHILD = f"""\
 {RULES}
@@ -86,7 +87,8 @@ class AgentSpec:
     """`mode`: which agents the user can choose (primary), which `task` can call (subagent), or both.
 
     Hidden ones are for internal use. `prompt` replaces the rules of the system prompt; "" keeps them. `model`
-    "" and `max_steps` None are the session's.
+    "" and `max_steps` None are the session's. `read_only`: its commands and those of its sub-agents can
+    write nothing (permissions.py).
     """
 
     name: str
@@ -97,6 +99,7 @@ class AgentSpec:
     rules: tuple[Rule, ...] = ()
     model: str = ""
     max_steps: int | None = None
+    read_only: bool = False
 
 
 NO_TODO = {"todo": "deny"}
@@ -105,13 +108,15 @@ SEARCH_ONLY = {"*": "deny", "read": "allow", "external_directory": "ask", "doom_
 
 
 def _spec(name: str, description: str, rules: Any = (), **more: Any) -> AgentSpec:
-    read = tuple(rules_of(dict(rules), f"agent {name}"))
+    read = tuple(rules_of(dict(rules), f"{BUILT_IN_AGENT} {name}"))
     return AgentSpec(name, description, rules=read, **more)
 
 
 _ALL = (
     _spec("build", "works on the code, with all tools"),
-    _spec("plan", "reads and plans, and changes nothing", READ_ONLY, prompt=PLAN),
+    _spec(
+        *("plan", "reads and plans, and changes nothing", READ_ONLY), prompt=PLAN, read_only=True
+    ),
     _spec("general", "a task of several steps", NO_TODO, mode="subagent", prompt=CHILD),
     _spec("explore", "finds things in the code", SEARCH_ONLY, mode="subagent", prompt=EXPLORE),
     _spec("compaction", "shortens a history that is too long", {"*": "deny"}, hidden=True),

@@ -212,12 +212,12 @@ class App:
         hooks = HookChain(permissions, *users, *filter(None, [self.sandbox, spared, redaction]))
         return self.trace.hooks(hooks) if self.trace else hooks, compaction
 
-    def tools_for(self, model: str) -> list[Tool]:
+    def tools_for(self, model: str, read_only: bool) -> list[Tool]:
         """The tools that a model of this name gets: the built-in ones, and those of plugins and MCP servers."""
         is_gpt_5 = model.rsplit("/", 1)[-1].lower().startswith("gpt-5")
         tools = [*(PATCHING if is_gpt_5 else TOOLS), *self.extra_tools]
         tools += self.servers.tools() if self.servers else ()
-        return self.sandbox.tools(tools) if self.sandbox else tools
+        return self.sandbox.tools(tools, read_only) if self.sandbox else tools
 
     def prompt_for(self, model: ChatModel, spec: AgentSpec) -> str:
         """The system prompt of an agent: rules, place, instruction files, skills."""
@@ -230,9 +230,9 @@ class App:
         from coder.agent.subagent import Equipment
 
         model = self.chat_model(spec.model or self.model.name)
-        permissions = self.permissions.child([*spec.rules, NO_TASK])
+        permissions = self.permissions.child([*spec.rules, NO_TASK], spec.read_only)
         users = [each.in_child() for each in self.users_hooks]
-        tools = permissions.offered(self.tools_for(model.name))
+        tools = permissions.offered(self.tools_for(model.name, permissions.changes_nothing))
         if self.trace:
             self.trace.attach(model)
         return Equipment(
@@ -248,6 +248,7 @@ class App:
         """Continue as another agent: with its prompt, its rules, its model if it has one. Raises KeyError."""
         self.spec = self.agents[agent]
         self.permissions.agent = list(self.spec.rules)
+        self.permissions.read_only = self.spec.read_only
         self.permissions.memory.clear()  # permission was given to the agent that asked
         steps = self.spec.max_steps or self.settings.max_steps
         self.agent.limits = replace(self.limits, max_steps=steps)
@@ -264,7 +265,8 @@ class App:
         own = [self.subagents.tool] if self.subagents else []  # not for sub-agents
         if self.arguments.can_ask and USER_TOOLS:
             own.append(USER_TOOLS.ask_user)
-        tools = self.permissions.offered([*self.tools_for(model.name), *own])
+        given = self.tools_for(model.name, self.spec.read_only)
+        tools = self.permissions.offered([*given, *own])
         agent.set_tools(TOOLSET(tools, cwd=self.cwd))
         agent.state.tools.seen = seen  # files as tools have seen them, whichever tools there are
         if self.trace:

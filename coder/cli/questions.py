@@ -79,6 +79,17 @@ class Prompter:
                 keys = "123456789"[: len(options)] if len(options) < 10 else ""
                 event.reply(by_number(options, self.keyboard.answer("answer: ", keys, "answer: ")))
 
+    def ask_plan(self) -> str:
+        """Ask about the plan that stands above: "yes", "" for not now, or what to change in it.
+
+        It takes a line, no single key: what one says about a plan may begin with any letter.
+        """
+        question = "Go on with this plan? "
+        prompt = wrap(f"{question}yes, no, or what to\xa0change:\xa0", self.screen.width - 1)
+        answer = self.keyboard.answer(prompt.replace("\xa0", " "), words=question)
+        word = ANSWERS.get(answer.lower(), answer.lower())
+        return {"y": "yes", "n": ""}.get(word, answer)
+
     def ask_trust(self, known: PromptFiles, files: Sequence[PromptFile]) -> bool:
         """Show text of the project that would instruct the model, ask, keep a clear answer. Whether it is yes."""
         self.screen.line("This project brings text that would instruct the model:", "bold")

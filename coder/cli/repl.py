@@ -38,6 +38,7 @@ from coder.types import ToolError
 
 NOTIFY_AFTER = 10.0  # seconds of a run
 MAX_SHOWN = 4_000  # characters of a message in a conversation that goes on
+GO_ON = "Carry out this plan. Plan mode is over: files can be changed now."
 # (name, argument). What looks like a command is never sent; /home/me/x.py does not
 COMMAND = re.compile(r"/([\w?-]*)(\s.*)?")
 
@@ -177,7 +178,21 @@ class Repl:
                 self.keyboard.early += entries
             self.keyboard.early += filter(None, [typed.text])
             typed.text = ""
+            if ended_well and not entries:
+                entries = self._end_plan()
         return entries if ended_well else []
+
+    def _end_plan(self) -> list[str]:
+        """Where the run has ended with a plan, ask whether to go on with it; returns the entry that follows."""
+        app = self.app
+        has_answer = bool(app.agent.messages and text_of(app.agent.messages[-1]).strip())
+        if not (app.spec.read_only and has_answer) or self.keyboard.early:  # more was typed already
+            return []
+        answer = self.prompter.ask_plan()
+        if answer == "yes":
+            self.commands.agent("build")
+            return [GO_ON]
+        return [answer] if answer else []
 
     def show(self, event: Event) -> None:
         if not (isinstance(event, RunEnd) and self.app.interrupts.ended):

@@ -26,6 +26,7 @@ from coder.hooks import Hooks
 from coder.permissions.rules import (
     ALLOW,
     BUILT_IN,
+    BUILT_IN_AGENT,
     FLAG,
     OTHER_KINDS,
     Decision,
@@ -44,6 +45,13 @@ from coder.types import DeniedError, ToolCall, ToolResult
 
 # What holds without a rule where no tool of the kind is called; of all other kinds a question
 DEFAULTS = {each.kind: each.default for each in BUILT_IN.values()}
+# In a command, what may be the name of a file
+NAME = re.compile(r"[^\s'\"`=:;|&()<>{}$,@]+")
+NOT_CONFINED = (
+    "plan mode changes nothing, and this command is not known to only read. It could run in a sandbox "
+    "that can write nothing, but there is none here: it needs Linux with Landlock and seccomp, and no "
+    "--sandbox off."
+)
 MAX_COMMAND = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
 
 
@@ -52,7 +60,8 @@ class Permissions(Hooks):
 
     `private`: coder's own folders, which no edit touches unasked. `can_ask`: the user reads the
     events; else a question is denied. `yolo` answers yes to every question that is not
-    `even_with_yolo`.
+    `even_with_yolo`. `read_only`, as in plan mode: a command that is not known to only read runs in a
+    sandbox that can write nothing, and asks only where a rule says so or where it names a secret.
     """
 
     def __init__(
@@ -65,26 +74,37 @@ class Permissions(Hooks):
         private: Sequence[Path] = (),
         can_ask: bool = False,
         yolo: bool = False,
+        read_only: bool = False,
     ) -> None:
         self.rules, self.agent = list(rules), list(agent)
         self.flags, self.workspace = list(flags), list(workspace)
         self.private = [Path(os.path.realpath(folder)) for folder in private]
-        self.can_ask, self.yolo = can_ask, yolo
+        self.can_ask, self.yolo, self.read_only = can_ask, yolo, read_only
         self.parent: Permissions | None = None
         self.memory: list[Rule] = []  # what the user has allowed in this session
         self._known_tools: dict[str, Tool] = {}  # by name, also those that were not offered
 
-    def child(self, agent: Sequence[Rule]) -> Permissions:
+    def child(self, agent: Sequence[Rule], read_only: bool = False) -> Permissions:
         """Make those of a sub-agent: its rules over the user's, and nothing that is denied here."""
         made = copy(self)
-        made.agent, made.parent = list(agent), self
+        made.agent, made.parent, made.read_only = list(agent), self, read_only
         return made
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Is this agent, or one that it works for, read-only?"""
+        return self.read_only or bool(self.parent and self.parent.changes_nothing)
 
     @property
     def layers(self) -> tuple[list[Rule], list[Rule], list[Rule]]:
         """The rules of which the last that fits decides; those of the agent and of the workspace,
-        which only make that stricter. An agent's `ask` does not lift a deny."""
-        agent = [rule for rule in self.agent if rule.action != "ask"]
+        which only make that stricter. An agent's `ask` does not lift a deny, and a built-in agent's
+        `allow` only says what its own rules do not mean."""
+        agent = [
+            rule
+            for rule in self.agent
+            if rule.action != "ask" and not rule.source.startswith(BUILT_IN_AGENT)
+        ]
         return [*self.rules, *agent, *self.flags], self.agent, self.workspace
 
     # -- deciding
@@ -98,7 +118,7 @@ class Permissions(Hooks):
         """
         judged = self.judge(permission, text, cwd, default)
         is_question = judged.action == "ask" and not judged.even_with_yolo
-        return ALLOW if is_question and self.yolo else judged
+        return replace(judged, action="allow") if is_question and self.yolo else judged
 
     def judge(
         self, permission: str, text: str, cwd: Path, default: Default | None = None
@@ -110,7 +130,7 @@ class Permissions(Hooks):
         judged = [judge(permission, text, cwd, default)]
         if self.parent:
             judged.append(self.parent.judge(permission, text, cwd, default))
-        return strictest(judged)
+        return replace(strictest(judged), is_confined=judged[0].is_confined)
 
     def _judge_path(self, permission: str, text: str, cwd: Path, default: Default) -> Decision:
         """Judge an action on one path, or a tool from elsewhere.
@@ -142,26 +162,38 @@ class Permissions(Hooks):
     ) -> Decision:
         """Judge a command line: the strictest answer of its parts.
 
-        Outside the sandbox ("unconfined") only a rule that names it or the user allows, not -y.
+        Outside the sandbox ("unconfined") only a rule that names it or the user allows, not -y, and
+        where nothing may be changed nobody.
         """
         outside = permission == "unconfined"
-        if denies_line(command, self.layers):
+        if denies_line(command, self.layers) or (outside and self.changes_nothing):
             return Decision("deny")
-        if last_match(permission, [command], [rule for rule in self.memory if rule.is_exact]):
-            return ALLOW
         plain = parse(command) if len(command) <= MAX_COMMAND else None
         texts = [joined(argv) for argv in plain] if plain else [command]
         free, answers = [False] * len(texts), []
         if plain and not outside:
             free = read_only(plain, cwd, self._is_closed, any(map(limits_reading, self.layers)))
+        is_confined = self.changes_nothing and not all(free)
+        if last_match(permission, [command], [rule for rule in self.memory if rule.is_exact]):
+            return Decision("allow", is_confined=is_confined)
         for text, is_free in zip(texts, free):
-            rule = last_match(permission, [text], self.layers[0]) if plain else None
+            rule = last_match(permission, [text], self.layers[0])
+            if rule and rule.action == "allow" and not plain:
+                rule = None
             found = self._answer(permission, [text], rule, default, is_free)
             is_known = found.action == "ask" and last_match(permission, [text], self.memory)
             answers.append(ALLOW if plain and is_known else found)
-        found = replace(strictest(answers), always_pattern=command)
-        why = "it would run outside the sandbox"
-        return replace(found, reason=why, even_with_yolo=True) if outside else found
+        reason = "it would run outside the sandbox" if outside else ""
+        if is_confined and self._names_closed_file(command, cwd):
+            reason = "it names a file that may hold secrets"
+            answers.append(Decision("ask"))
+        found = replace(strictest(answers), always_pattern=command, is_confined=is_confined)
+        return replace(found, reason=reason, even_with_yolo=found.even_with_yolo or outside)
+
+    def _names_closed_file(self, command: str, cwd: Path) -> bool:
+        """Tell whether a word of a command is a file that is not shown unasked, or it is too long."""
+        words = {os.path.expanduser(word) for word in NAME.findall(command[:MAX_COMMAND])}
+        return len(command) > MAX_COMMAND or any(self._is_closed(word, cwd) for word in words)
 
     def _answer(
         self,
@@ -176,11 +208,12 @@ class Permissions(Hooks):
         An agent's question stays one under -y, since a plan is to change nothing, but not where
         the action `is_free`, needing no rule, or a flag decides.
         """
-        without_rule = "allow" if is_free else default
+        reads_only = permission == "bash" and self.changes_nothing  # it cannot change anything
+        without_rule = "allow" if is_free or reads_only else default
         found = [Decision(rule.action if rule else without_rule)]
         if limit := last_match(permission, names, self.workspace):
             found.append(Decision(limit.action))
-        is_lifted = rule.source == FLAG if rule else is_free
+        is_lifted = reads_only or (rule.source == FLAG if rule else is_free)
         limit = last_match(permission, names, self.agent)
         if limit and not (is_lifted and limit.action == "ask"):
             found.append(Decision(limit.action, even_with_yolo=limit.action == "ask"))
@@ -203,11 +236,16 @@ class Permissions(Hooks):
         default = ctx.tool.default if ctx.tool and permission == ctx.tool.kind else None
         decided = [self.decide(permission, each, ctx.cwd, default) for each in patterns]
         decision = strictest(decided)
-        if decision.action == "allow" or (decision.action == "ask" and permission == answered):
-            return False
         targets = ", ".join(patterns)
         if decision.action == "deny":
-            raise DeniedError(f"a rule denies {permission} {targets}. Do not try it another way.")
+            why = f"a rule denies {permission} {targets}"
+            if permission == "unconfined" and self.changes_nothing:
+                why = "in plan mode no command runs outside the sandbox"
+            raise DeniedError(f"{why}. Do not try it another way.")
+        if decision.is_confined and not getattr(ctx.confine, "read_only", False):
+            raise DeniedError(NOT_CONFINED)
+        if decision.action == "allow" or (decision.action == "ask" and permission == answered):
+            return False
         if not self.can_ask:
             raise DeniedError(_denial(permission, decision))
         pattern, why = decision.always_pattern, decision.reason
@@ -228,11 +266,14 @@ class Permissions(Hooks):
         return True
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
-        ctx.authorize = self.authorize
+        ctx.authorize, ctx.read_only = self.authorize, self.changes_nothing
         ctx.secret = partial(self._is_closed, cwd=ctx.cwd)
         tool = ctx.tool or self._known_tools.get(call.name)
         if tool and self.denied(tool):
-            raise DeniedError(f"a rule denies the tool {call.name}.")
+            why = f"a rule denies the tool {call.name}."
+            if self.changes_nothing and tool.kind == "edit":
+                why = "plan mode changes no file. The user ends it."
+            raise DeniedError(why)
         if ctx.tool and not ctx.tool.asks_itself:  # one that is not there runs nothing
             yield from self._ask_about(call, ctx, ctx.tool)
         return None

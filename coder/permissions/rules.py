@@ -37,7 +37,7 @@ from coder.types import CoderError
 
 Action = Literal["allow", "ask", "deny"]
 MAX_FILE = 1 << 16  # bytes of a workspace's rules that are read
-FLAG = "a flag"
+FLAG, BUILT_IN_AGENT = "a flag", "built-in agent"  # what the source of a rule begins with
 BUILT_IN = {each.name: each for each in (read, write, edit, apply_patch, bash, grep, glob, ls)}
 # Kinds that no tool has as its own
 OTHER_KINDS = ("mcp", "external_directory", "doom_loop", "unconfined")
@@ -144,13 +144,15 @@ def useless_rules(rules: Sequence[Rule], kinds: Collection[str]) -> list[str]:
 class Decision:
     """`always_pattern` is what "always" would store, "" where nothing can be; `reason`: why to ask.
 
-    `even_with_yolo`: -y does not answer the question.
+    `even_with_yolo`: -y does not answer the question. `is_confined`: it may only be done where it can
+    change nothing, whoever allows it.
     """
 
     action: Action
     always_pattern: str = ""
     reason: str = ""
     even_with_yolo: bool = False
+    is_confined: bool = False
 
 
 ALLOW = Decision("allow")

@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ SIGNS = re.compile(
     r"(?i)permission denied|operation not permitted|read-only file system|no new privileges"
     r"|invalid cross-device link|\bE(ACCES|PERM|ROFS|XDEV)\b"
 )
+OFFLINE = re.compile(r"(?i)name resolution|not resolve|n.t connect|\b(EAI_AGAIN|ENOTFOUND)\b")
 
 # Notices for the user: at the start, and later.
 NO_SANDBOX = (
@@ -81,8 +83,8 @@ class Sandbox(Hooks):
         self.workspace, self.network = Path(workspace).resolve(), network
         self.temporary = private_folder() / "tmp"
         self.temporary.mkdir(mode=0o700, exist_ok=True)
-        caches = {name: str(self.temporary / "cache" / each) for name, each in CACHES.items()}
-        self.environment = {"TMPDIR": str(self.temporary), **caches}
+        # All that plan mode can write to: here-documents, mktemp and sort need some place
+        self.scratch = self.temporary.with_name("plan")
         self.notices: list[str] = []
         self._unreported_notices: list[str] = []
         # Threads that start children: in the sandbox, and outside
@@ -114,13 +116,17 @@ class Sandbox(Hooks):
         if changes:
             self._unreported_notices.append(text.format(describe(changes, self.workspace)))
 
-    def tools(self, tools: Iterable[Tool]) -> list[Tool]:
-        """The same tools; in a sandbox bash takes `unconfined` and reports what was put back."""
+    def tools(self, tools: Iterable[Tool], read_only: bool = False) -> list[Tool]:
+        """The same tools; in a sandbox bash takes `unconfined` and reports what was put back.
+
+        `read_only`: for an agent that changes nothing, and so leaves no sandbox.
+        """
         about = "run outside the sandbox; the user is asked. Only for what it prevents"
         more, made = {"unconfined": {"type": "boolean", "description": about}}, list[Tool]()
         for tool in tools:
             if self.active and tool.name == "bash":
-                parameters = tool.parameters | {"properties": tool.parameters["properties"] | more}
+                properties = tool.parameters["properties"] | ({} if read_only else more)
+                parameters = tool.parameters | {"properties": properties}
                 tool = dataclasses.replace(tool, parameters=parameters, function=_bash)
             made.append(tool)
         return made
@@ -133,7 +139,17 @@ class Sandbox(Hooks):
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
         if self.active:
-            ctx.confine = CallConfinement(self, is_search=call.name in ("grep", "glob"))
+            is_search = call.name in ("grep", "glob")  # they start what coder chooses
+            reader = self.reader if ctx.read_only and not is_search else None
+            ctx.confine = CallConfinement(self, is_search, reader)
+
+    @cached_property
+    def reader(self) -> ThreadPoolExecutor | None:
+        """A thread whose children can change nothing; None where the kernel cannot do that."""
+        from coder.permissions.no_changes import make_reader  # late: only a plan needs it
+
+        # A thread is confined as the one that starts it
+        return self.worker.submit(make_reader, self.scratch).result()
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> Generator[Event, None, None]:
         yield from map(Notice, self._take_unreported())
@@ -144,11 +160,17 @@ class Sandbox(Hooks):
 
 
 class CallConfinement:
-    """The confinement of one tool call. `outside`: the user allowed it to run without."""
+    """The confinement of one tool call. `outside`: the user allowed it to run without.
 
-    def __init__(self, sandbox: Sandbox, is_search: bool) -> None:
-        self.sandbox, self.is_search = sandbox, is_search
-        self.outside, self.environment = False, sandbox.environment
+    `reader`: the sandbox's thread of this name, where nothing may be changed; then `read_only` is true.
+    """
+
+    def __init__(
+        self, sandbox: Sandbox, is_search: bool, reader: ThreadPoolExecutor | None = None
+    ) -> None:
+        self.sandbox, self.is_search, self.outside = sandbox, is_search, False
+        self.thread, self.read_only = reader or sandbox.confined, bool(reader)
+        self.environment = _environment(sandbox.scratch if reader else sandbox.temporary)
         self.put_back: Changes = {}
 
     def start(self, start: Callable[[], Process]) -> Process:
@@ -171,14 +193,14 @@ class CallConfinement:
             return sandbox.confined.submit(start).result()
         sandbox.report(LEFT, sandbox.guard.begin())
         try:
-            return start() if self.outside else sandbox.confined.submit(start).result()
+            return start() if self.outside else self.thread.submit(start).result()
         except BaseException:
             self._end()
             raise
 
     def _end(self) -> None:
         sandbox, guard = self.sandbox, self.sandbox.guard
-        if self.outside:
+        if self.outside or self.read_only:  # what has changed was not changed by the command
             sandbox.report(LEFT, guard.end(undo=False))
         else:  # put back with the rights of a command: a link leads nowhere else
             self.put_back = sandbox.confined.submit(guard.end).result()
@@ -215,14 +237,33 @@ def _bash(
             "config, git remote add, git branch -u), make that call again with unconfined true: the user "
             "is asked]"
         )
-    if result.details.get("exit_code") and SIGNS.search(lines[0]) and not call.outside:
-        network = "" if sandbox.network else " and have no network"
-        lines.append(
-            f"[in the sandbox commands write only in {sandbox.workspace} and $TMPDIR "
-            f"({sandbox.temporary}){network}. Where that is the reason, do it there, or make the call "
-            "again with unconfined true: the user is asked]"
-        )
+    if result.details.get("exit_code") and not call.outside:
+        lines += _hints(call, lines[0])
     return dataclasses.replace(result, content="\n".join(lines))
+
+
+def _hints(call: CallConfinement, output: str) -> list[str]:
+    """What to say to the model where the sandbox may be why a command failed."""
+    sandbox, is_sign = call.sandbox, bool(SIGNS.search(output))
+    if call.read_only and (is_sign or OFFLINE.search(output)):
+        return [
+            f"[in plan mode commands write nothing, except in $TMPDIR ({sandbox.scratch}), and reach no "
+            "network and no other program. What needs more belongs into the plan]"
+        ]
+    if call.read_only or not is_sign:
+        return []
+    network = "" if sandbox.network else " and have no network"
+    return [
+        f"[in the sandbox commands write only in {sandbox.workspace} and $TMPDIR "
+        f"({sandbox.temporary}){network}. Where that is the reason, do it there, or make the call "
+        "again with unconfined true: the user is asked]"
+    ]
+
+
+def _environment(temporary: Path) -> dict[str, str]:
+    """The variables that lead programs to the folder where they can write."""
+    caches = {name: str(temporary / "cache" / each) for name, each in CACHES.items()}
+    return {"TMPDIR": str(temporary), **caches}
 
 
 # ---- Landlock and seccomp ------------------------------------------------------------------------
@@ -323,6 +364,11 @@ def _filter_calls(network: bool) -> bool:
             part += [*_case(IO_URING_SETUP, [DENY]), *_case(socket, LOCAL_SOCKETS)]
             part += _case(socketcall, [DENY]) if socketcall else []  # its arguments cannot be seen
         program += _case(arch, [*part, ALLOW])
+    return install_filter(program)
+
+
+def install_filter(program: list[Instruction]) -> bool:
+    """Filter this thread's system calls for good, and deny all of other architectures."""
     packed = b"".join(struct.pack("=HBBI", *each) for each in [*program, DENY])
     code = ctypes.create_string_buffer(packed)
     header = struct.pack("@HP", len(packed) // 8, ctypes.addressof(code))
