@@ -31,6 +31,7 @@ from tests.terminal import (
     PATIENCE,
     OneShot,
     Place,
+    Run,
     Terminal,
     bare,
     rendered,
@@ -132,6 +133,37 @@ def test_a_conversation_is_resumed_as_the_newest_by_id_and_by_picker(tmp_path: P
             assert "no session" in session.say("/resume \u00b2")
         beginning = [server.requests[at]["messages"][0] for at in (0, -2)]
         assert beginning[0] == beginning[1]  # byte for byte
+
+
+def test_a_session_continues_no_single_task_but_a_task_does(tmp_path: Path) -> None:
+    with serve(echo) as server:
+        talk(tmp_path, server, "task 0")
+        with Run(tmp_path, server, "-c") as refused:
+            refused.expect("no conversation of a session in this folder")
+            assert refused.exit_code() == 2
+            assert "-r lists them" in flat(refused.output)
+        with Terminal(tmp_path, server) as session:
+            session.say("in the session")
+        talk(tmp_path, server, "task 1")
+        talk(tmp_path, server, "-c", "task 2")
+        assert said(server) == ["task 1", "task 2"]
+        with Terminal(tmp_path, server, "-c") as session:
+            session.say("on")
+            assert said(server) == ["in the session", "on"]
+        talk(tmp_path, server, "-c", "a task in it")
+        talk(tmp_path, server, "task 3")
+        with Terminal(tmp_path, server, "-c") as session:
+            session.say("and on")
+            assert said(server) == ["in the session", "on", "a task in it", "and on"]
+        # One that a session has taken up is a session's from then on
+        task = rows(tmp_path, "SELECT session FROM message WHERE data LIKE '%task 3%'")[0][0]
+        with Terminal(tmp_path, server, "-r", str(task)) as session:
+            session.say("taken up")
+        talk(tmp_path, server, "task 4")
+        with Terminal(tmp_path, server, "-c") as session:
+            session.say("once more")
+            assert said(server) == ["task 3", "taken up", "once more"]
+        assert not any("one_task" in str(body) for body in server.requests)
 
 
 @pytest.mark.parametrize("height", [12, 24])

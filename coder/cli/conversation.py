@@ -28,6 +28,7 @@ from coder.types import Message
 if TYPE_CHECKING:
     from coder.agent.titles import Titler
 
+ONE_TASK = "one_task"  # in the `meta` of the prompt of a single task
 DELTAS = {"text_delta", "reasoning_delta", "tool_call_delta"}
 
 
@@ -38,7 +39,7 @@ class Conversation:
     """
 
     def __init__(self, app: App, store: Store, *, titles: bool, one_task: bool) -> None:
-        self.app, self.store = app, store
+        self.app, self.store, self.one_task = app, store, one_task
         self.titles = optional("coder.agent.titles") if titles else None
         self.titler: Titler | None = None
         self._children: dict[str, Recorder] = {}  # of the sub-agents at work
@@ -145,6 +146,12 @@ class Conversation:
     def __call__(self, event: Event) -> None:
         if event.type in DELTAS:
             return
+        if (
+            self.one_task
+            and isinstance(event, events.MessageEnd)
+            and event.message["role"] == "user"
+        ):
+            event.message.setdefault("meta", {})[ONE_TASK] = True
         self._record(event)
         if self.covers_files:
             self.snapshots(event, self.app.agent.token)
@@ -213,6 +220,22 @@ class Conversation:
         return None
 
 
+def newest(store: Store, folder: str, *, tasks: bool) -> SessionInfo:
+    """The newest conversation of a folder, without `tasks` the newest that is no single task. Raises ConfigError."""
+    infos = store.sessions(folder, 1 if tasks else 1000)
+    query = (
+        "SELECT 1 FROM message WHERE session = ? AND role = 'user' AND NOT instr(data, ?) LIMIT 1"
+    )
+    for info in infos:
+        if tasks or list(store.rows(query, info.id, f'"{ONE_TASK}": true')):
+            return info
+    if infos:
+        raise ConfigError(
+            "there is no conversation of a session in this folder to continue, only single tasks; -r lists them"
+        )
+    raise ConfigError("there is no conversation in this folder to continue")
+
+
 def open_conversation(app: App, *, titles: bool = False, one_task: bool = False) -> Conversation:
     """A new conversation, or the one that -c or -r names. Raises ConfigError and StoreError."""
     arguments = app.arguments
@@ -227,11 +250,11 @@ def open_conversation(app: App, *, titles: bool = False, one_task: bool = False)
     store.notice = ""
     conversation = Conversation(app, store, titles=titles, one_task=one_task)
     try:
-        newest = store.sessions(str(app.cwd), 1) if flag == "-c" else []
-        if flag == "-c" and not newest:
-            raise ConfigError("there is no conversation in this folder to continue")
-        if flag:
-            chosen = newest[0] if flag == "-c" else store.find(arguments.resume, str(app.cwd))
+        if flag == "-c":
+            chosen = newest(store, str(app.cwd), tasks=one_task)
+            conversation.resume(chosen.id, arguments.agent or "")
+        elif flag:
+            chosen = store.find(arguments.resume, str(app.cwd))
             conversation.resume(chosen.id, arguments.agent or "")
     except (StoreError, ConfigError) as error:
         conversation.close()
