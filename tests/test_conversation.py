@@ -234,6 +234,43 @@ def test_sessions_are_listed_searched_exported_forked_and_removed(
     assert run("sessions", "list") == "" and apples in run("sessions", "--all")
 
 
+def test_in_a_pipe_each_session_is_one_row_or_an_object_of_json(tmp_path: Path) -> None:
+    (tmp_path / "ws\nodd").mkdir()
+    ids = [kept(tmp_path, "about apples\nand more", "Green."), kept(tmp_path, "pears", "Ripe.")]
+    with contextlib.closing(Store(database(tmp_path))) as store:
+        odd = store.create(str(tmp_path / "ws\nodd"), title="an\x1b[2J odd\nname")
+        Recorder(store, odd, [user("apples, too " + "long " * 90)]).close()
+    with serve(echo) as server:
+        place = Place(tmp_path, server)
+
+        def printed(words: str, code: int = 0) -> str:
+            done = place.shell(f"{{coder}} sessions {words}")
+            assert done.returncode == code, done.stderr
+            return done.stdout
+
+        for words, number in ("", 2), ("--all", 3), ("search apples", 2):
+            lines = printed(words).splitlines()
+            assert len(lines) == number and "\x1b" not in "".join(lines), lines
+            found = json.loads(printed(f"{words} --json"))
+            assert len(found) == number
+            for line, each in zip(lines, found):
+                assert each["id"] in line
+        assert "Green" not in printed("search apples") and "apples, too long" in printed(
+            "search apples"
+        )
+        first = json.loads(printed("--json"))[0]
+        assert (first["number"], first["id"], first["first"]) == (1, ids[1], "pears")
+        assert (first["directory"], first["messages"]) == (str(tmp_path / "ws"), 2)
+        assert first["usage"]["input"] == 0 and first["updated"] >= first["created"] > 0
+        hits = json.loads(printed("search apples --json"))
+        assert hits[0]["directory"].endswith("ws\nodd") and "long" in hits[0]["snippet"]
+        assert "number" not in hits[0]
+        assert json.loads(printed("search nowhere --json", 1)) == []
+        for words in ("rm", "fork"):
+            done = place.shell(f"{{coder}} sessions {words} 1 --json")
+            assert done.returncode == 2 and "--json" in done.stderr
+
+
 @pytest.mark.case("SES-14")
 def test_in_another_folder_only_what_lies_there_may_be_touched(tmp_path: Path) -> None:
     paths = [f"{tmp_path}/ws/PWN", "../PWN", "here"]

@@ -7,8 +7,9 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coder.cli import settings
 from coder.cli.main import Flags
@@ -86,16 +87,24 @@ def sessions(words: Sequence[str]) -> int:
     what = "words in titles and texts; or numbers of the list, names, IDs"
     flags.add_argument("words", nargs="*", help=what)
     flags.add_argument("-a", "--all", action="store_true", help="list those of all folders")
+    about = "of list and search: an array with an object for each"
+    flags.add_argument("--json", action="store_true", help=about)
     given = flags.parse_intermixed_args(words)
     if bool(given.words) == (given.verb == "list"):
         flags.error(f"{given.verb} takes {'no words' if given.words else 'words'}")
+    if given.json and given.verb not in ("list", "search"):
+        flags.error(f"--json is for list and search, not for {given.verb}")
     with _open_store("sessions") as store:
         if given.verb == "list":
-            return _list(store, given.all)
+            return _list(store, given.all, given.json)
         if given.verb == "search":
             found = store.search(" ".join(given.words))
+            if given.json:
+                _print_json([asdict(info) | {"snippet": snippet} for info, snippet in found])
+                return 0 if found else 1
+            below = "\n    " if sys.stdout.isatty() else "  "  # a program reads rows
             for info, snippet in found:
-                _print(f"{_line(info)}\n    {snippet}")
+                _print(f"{_line(info)}{below}{snippet}")
             return 0 if found else 1
         # All are found before one goes: numbers are those of the list
         for info in [store.find(each, str(Path.cwd())) for each in given.words]:
@@ -119,8 +128,17 @@ def _open_store(purpose: str) -> Iterator[Store]:
             sys.stderr.write(f"coder: {strip_controls(store.notice)}\n")
 
 
-def _list(store: Store, of_all: bool) -> int:
+def _print_json(value: list[dict[str, Any]]) -> None:
+    # On a terminal with nothing in it that drives one
+    sys.stdout.write(json.dumps(value, ensure_ascii=sys.stdout.isatty(), indent=1) + "\n")
+
+
+def _list(store: Store, of_all: bool, as_json: bool) -> int:
     infos = store.sessions(None if of_all else str(Path.cwd()))
+    if as_json:
+        numbers = [{} if of_all else {"number": number} for number in range(1, len(infos) + 1)]
+        _print_json([number | asdict(info) for number, info in zip(numbers, infos)])
+        return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for number, info in enumerate(infos, 1):
         head = f"{number:>3}  "  # which `-r` takes
@@ -132,7 +150,8 @@ def _list(store: Store, of_all: bool) -> int:
 
 
 def _line(info: SessionInfo) -> str:
-    return session_line(info, tail=f"  {info.id}  {info.directory}")
+    folder = info.directory.replace("\n", "\\n")  # one row, whatever it is called
+    return session_line(info, tail=f"  {info.id}  {folder}")
 
 
 # ---- export and trace ----------------------------------------------------------------------------
