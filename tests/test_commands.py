@@ -42,6 +42,8 @@ DRIVEN = [
     ("/export out.md", "", "Written to out.md."),
     ("/undo", "", "Undone: no file was changed."),
     (f"{CLEAR}/redo", "", "Redone: no file was changed."),
+    ("/back", "1", "1 hello number: 1 Undone: no file was changed."),
+    (f"{CLEAR}/redo", "", "Redone: no file was changed."),
     ("/new", "", "A new conversation."),
     ("/resume", "1", "1 now The parser (2 messages ... hello → You said hello. ... id: 1"),
     ("/editor some words", "", "❯ some words"),

@@ -9,6 +9,7 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 
 from coder.abort import Abort
@@ -120,6 +121,61 @@ def test_each_key_of_the_prompt(tmp_path: Path, columns: int) -> None:
         keys(CTRL_G)  # ends the search
         wait("❯ a draft, edited", "by hand!")
         ask("", [*sent, "a draft, edited\nby hand!"])
+
+
+def held(session: Terminal) -> None:
+    """Wait until a lone Esc has been given up: nothing on the screen shows that."""
+    session.child.expect([pexpect.TIMEOUT], timeout=0.5)
+
+
+def test_a_lone_esc_at_the_prompt_takes_no_key_and_changes_nothing(tmp_path: Path) -> None:
+    """Behind it a letter that Alt gives a meaning, a key that begins with Esc, and what readline knows nothing of."""
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        for keys in (
+            ["abc\x1b[D\x1b[D", ESC, "fix\x1bf!"],
+            [ESC, "build"],
+            [ESC, "\x1b[Dc", ESC, "\x1b[D\x1b[Ca"],
+            ["up", ESC, "\x1b[A\x1b[B?", ESC, "\x15/home/x"],
+        ):
+            for each in keys:
+                session.type(each)
+                held(session)
+            session.say("")
+        assert users(server.requests[-1]) == ["afixbc!", "build", "ca", "/home/x"]
+        session.type(f"{ESC}/tok")  # with no pause at all
+        session.expect("/tok")
+        assert "context: " in session.say("ens")
+
+
+def test_esc_twice_goes_back_to_before_an_entry_that_is_chosen(tmp_path: Path) -> None:
+    made = Reply(calls=[("write", {"path": "made", "content": "x"})])
+    replies = Reply("1"), made, Reply("2"), Reply("3"), Reply("4"), Reply("5")
+    with serve(*replies) as server, Terminal(tmp_path, server, "-y") as session:
+        session.type(ESC + ESC)
+        session.expect("no entry to go back to")
+        session.prompt()
+        for entry in ("one", "two\nlines", "three"):
+            session.say(entry)
+        session.ready()
+        session.type("half")
+        for pause in (True, False):  # between the two
+            session.type(ESC)
+            held(session) if pause else None
+            session.type(ESC)
+            session.expect("number: ")
+            rows = [row for row in rendered(session.output, lines=100) if row]
+            assert rows[-4:-1] == ["  1  three", "  2  two lines", "  3  one"]
+            session.enter("" if pause else "2")
+            shows(session, "yolo ❯ half" if pause else "yolo ❯ two lines")
+        assert not (session.ws / "made").exists()
+        session.enter("!")
+        shows(session, "yolo ❯ half")
+        session.enter("")
+        shows(session, "yolo ❯")
+        session.enter("/back 7")
+        shows(session, "There is no entry 7.", "yolo ❯")
+        said = [users(body) for body in server.requests[-2:]]
+        assert said == [["one", "two lines!"], ["one", "two lines!", "half"]]
 
 
 POOR = [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "xx_YY.UTF-8"}]

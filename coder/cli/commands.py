@@ -17,6 +17,7 @@ from coder.cli.questions import exact_diff
 from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
 from coder.cli.wording import by_number, count, first_of, plural, session_line, tokens, words_of
+from coder.history import text_of
 from coder.providers.errors import happened
 from coder.sessions.snapshots import UndoResult
 from coder.types import Aborted, CoderError, Message, ModelError, Reasoning
@@ -45,6 +46,7 @@ COMMANDS = {
     "compact compress": "shorten the conversation: /compact [FOCUS]",
     "undo": "undo the last run: its file changes and its messages",
     "redo": "redo what was undone",
+    "back": "go back to before an earlier entry (also Esc twice)",
     "diff": "what the last run changed; /diff all: this conversation",
     "last": "show the whole output of the last tool call",
     "export": "write the conversation to a file: /export [FILE.md|.html|.json]",
@@ -283,8 +285,35 @@ class Commands:
     # -- the last run
 
     def undo(self, argument: str) -> None:
-        if prompt := self._travel("Undone", self.conversation.snapshots.undo):
-            self.repl.keyboard.early.insert(0, " ".join(words_of(prompt).split()))  # to be reworded
+        self._take_back(1)
+
+    def _take_back(self, number: int) -> None:
+        """Undo so many runs, or as many as can be; the entry of the earliest stands at the prompt, to be reworded."""
+        prompt, snapshots = "", self.conversation.snapshots
+        for left in range(len(snapshots.runs), len(snapshots.runs) - number, -1):
+            undone = self._travel("Undone", snapshots.undo)
+            if len(snapshots.runs) == left:  # the reason has been shown
+                break
+            prompt = undone
+        if prompt:
+            self.repl.keyboard.early.insert(0, " ".join(words_of(prompt).split()))
+
+    def back(self, argument: str) -> None:
+        """Undo all runs from the one on whose entry is chosen; the newest has the number 1."""
+        runs = self.conversation.snapshots.runs
+        said = {each.get("meta", {}).get("timestamp"): each for each in self.app.agent.messages}
+        entries = (words_of(text_of(said.get(run.message, {}))) for run in reversed(runs))
+        rows = ((entry or "(no longer in the conversation)", "") for entry in entries)
+        numbers = [str(number) for number in range(1, len(runs) + 1)]
+        if not runs:
+            self._note("There is no entry to go back to.")
+        elif not argument:
+            self.screen.line(wording.BACK, "bold")
+            argument = self.repl.prompter.choose(numbers, rows, "number: ")
+        if argument in numbers:
+            self._take_back(int(argument))
+        elif argument:
+            self._warn(f"There is no entry {argument}.")
 
     def redo(self, argument: str) -> None:
         self._travel("Redone", self.conversation.snapshots.redo)

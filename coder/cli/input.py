@@ -25,9 +25,9 @@ from coder.permissions.sanitize import strip_controls
 
 MORE = ". "
 # With these in it, readline ends the line at a key of this program
-SHIFT_TAB, CTRL_G = "\x1c", "\x1d"
-OWN_KEY = re.compile(f"[{SHIFT_TAB}{CTRL_G}]")
-MODE = "/mode"  # the entry that Shift+Tab stands for
+SHIFT_TAB, CTRL_G, ESC_TWICE = "\x1c", "\x1d", "\x1e"
+OWN_KEY = re.compile(f"[{SHIFT_TAB}{CTRL_G}{ESC_TWICE}]")
+MODE, BACK = "/mode", "/back"  # the entries that Shift+Tab and Esc twice stand for
 BINDINGS = r"""
 set enable-bracketed-paste on
 set show-all-if-ambiguous on
@@ -36,8 +36,16 @@ tab: complete
 "\e\C-m": "\C-v\C-j"
 "\034": self-insert
 "\035": self-insert
+"\036": self-insert
 "\e[Z": "\034\C-m"
 "\C-g": "\035\C-m"
+$if mode=emacs
+"\e\e": "\036\C-m"
+"\e/": "/"
+"\e!": "!"
+"\e@": "@"
+"\e+": "+"
+$endif
 """
 MAX_HISTORY = 1000
 # In the history's file: a newline of an entry, and what stands between it and its folder
@@ -71,6 +79,7 @@ class Keyboard:
         self.pressed = -100.0  # when Ctrl+C last stopped a run or did nothing (monotonic)
         self._new: list[str] = []  # entries that the history's file does not have
         self._completions: list[str] = []  # candidates
+        self._held_esc: keys.HeldEsc | None = None
         self._is_dumb = os.environ.get("TERM", "dumb") == "dumb"
         self.readline = self._load_readline()
 
@@ -101,9 +110,9 @@ class Keyboard:
             if not self._is_dumb:
                 keys.send(erasure(self._prompt() + text.replace(key[0], "^X") + "\n"))
             text = text.replace(key[0], "")
-            if key[0] == SHIFT_TAB:
+            if key[0] != CTRL_G:
                 self.early.insert(0, text)
-                return MODE
+                return MODE if key[0] == SHIFT_TAB else BACK
             self.edit(text)
             return self._entry()
         if "\n" not in text:  # no mark in what was pasted means anything
@@ -135,7 +144,7 @@ class Keyboard:
             early = []  # the others wait
         self._prepare(early[0] if early else "", ctrl_j="self-insert")
         try:
-            with wake_up():
+            with self._clock(presses=2):
                 line = input(prompt)
         except KeyboardInterrupt:
             sys.stdout.write("\n")
@@ -163,6 +172,12 @@ class Keyboard:
             hook = partial(readline.insert_text, strip_controls(text)) if text else None
             readline.set_startup_hook(hook)
             readline.parse_and_bind(rf'"\C-j": {ctrl_j}')
+
+    def _clock(self, presses: int) -> AbstractContextManager[None]:
+        """While readline waits: wake it for signals, and let so many Esc end the line."""
+        if self._held_esc:
+            return wake_up(self._held_esc.ends(presses), keys.ESC_CHECK)
+        return wake_up()
 
     def edit(self, text: str) -> list[str]:
         """Let the user's editor change the text. It stands at the next prompt, or is returned where that cannot be."""
@@ -265,6 +280,9 @@ class Keyboard:
         self._is_libedit = "libedit" in (readline.__doc__ or "")
         if self._is_libedit:
             threading.Thread(target=keys.end_with_terminal, daemon=True).start()
+        else:
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                self._held_esc = keys.HeldEsc(readline, end=f"{ESC_TWICE}\r")
         for binding in ["bind ^I rl_complete"] if self._is_libedit else BINDINGS.split("\n"):
             readline.parse_and_bind(binding)
         readline.set_completer_delims(" \t\n")

@@ -15,9 +15,9 @@ import signal
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from coder.cli.process import at_end, begin_exit
@@ -32,6 +32,9 @@ ENTER = ("\r", "\r\n")
 # Ctrl+J, Alt+Enter; an Enter that does not end a read was pasted
 NEWLINE = (*ENTER, "\n", "\x1b\r", f"{PASTED}\n")
 ESC_ALONE = 0.05  # seconds without a byte behind an Esc that begins no other key
+ESC_TWICE = 1.0  # seconds between two that belong together
+ESC_CHECK = 0.1  # seconds between two looks at the one that readline holds
+READING_SEQUENCE = 0x200000  # in readline's state: RL_STATE_MULTIKEY
 IFLAG, LFLAG = 0, 3  # places in termios' list
 UTF8_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")  # one of which a system has (PEP 538)
 
@@ -126,13 +129,13 @@ def take_all_characters() -> None:
     Readline, which knows ASCII only there, reads the variable from C's environment. Python's own, which commands get,
     keeps what the user has set.
     """
-    import _locale  # late: for the prompt only
+    import locale  # late: for the prompt only
 
     encoding = None
-    if _locale.setlocale(_locale.LC_CTYPE) in ("C", "POSIX"):
+    if locale.setlocale(locale.LC_CTYPE) in ("C", "POSIX"):
         for name in UTF8_LOCALES:
-            with contextlib.suppress(_locale.Error):
-                _locale.setlocale(_locale.LC_CTYPE, name)
+            with contextlib.suppress(locale.Error):
+                locale.setlocale(locale.LC_CTYPE, name)
                 os.putenv("LC_ALL", name)
                 encoding = "utf-8"
                 break
@@ -186,6 +189,44 @@ class Keys:
                 raise EOFError
             if keys := self.feed(data):
                 return keys
+
+
+class HeldEsc:
+    """The Esc that GNU readline holds: it would take it and the next key for one, however late that comes.
+
+    Its keyseq-timeout does not count in the way in which Python calls it. Raises AttributeError, OSError or ValueError
+    where readline's own variables cannot be reached, such as in a Python that was linked statically.
+    """
+
+    def __init__(self, readline: ModuleType, end: str) -> None:
+        import ctypes  # late: for the prompt only
+
+        self.end = end  # the characters with which Esc ends a line
+        self._readline, self._library = readline, ctypes.CDLL(readline.__file__)
+        self._state = ctypes.c_ulong.in_dll(self._library, "rl_readline_state")
+        self._held = ctypes.c_char_p.in_dll(self._library, "rl_executing_keyseq")
+        self._length = ctypes.c_int.in_dll(self._library, "rl_key_sequence_length")
+        self._give_up = self._library.rl_callback_sigcleanup
+        self._last_one: tuple[float, str] = -100.0, ""  # when it came, and the line then
+
+    def ends(self, presses: int) -> Callable[[int, FrameType | None], None]:
+        """A handler for the clock's signal while readline reads: so many Esc end the line, others are nothing."""
+
+        def look(number: int, frame: FrameType | None) -> None:
+            held = (self._held.value or b"")[: self._length.value].decode("latin-1")
+            if not self._state.value & READING_SEQUENCE or held.strip(ESC):
+                return
+            self._give_up()
+            line, now = self._readline.get_line_buffer(), time.monotonic()
+            is_second = self._last_one[1] == line and now - self._last_one[0] < ESC_TWICE
+            self._last_one = now, line
+            if len(held) + is_second >= presses:
+                self._last_one = -100.0, ""
+                for key in self.end:
+                    self._library.rl_stuff_char(ord(key))
+                self._library.rl_callback_read_char()
+
+        return look
 
 
 def waiting_keys(quiet: float) -> str:

@@ -201,14 +201,16 @@ class Interrupts:
 
 
 @contextmanager
-def wake_up(handler: Handler = lambda number, frame: None) -> Iterator[None]:
-    """While inside, a clock wakes the main thread and calls `handler`.
+def wake_up(
+    handler: Handler = lambda number, frame: None, every: float = WAKE_EVERY
+) -> Iterator[None]:
+    """While inside, a clock wakes the main thread and calls `handler`, `every` so many seconds.
 
     Python looks for signals before a call that blocks. One that comes between the look and the call does not wake the
     call, and would be seen when something is read, which may be never.
     """
     with handling(signal.SIGALRM, handler):
-        clock = signal.setitimer(signal.ITIMER_REAL, WAKE_EVERY, WAKE_EVERY)
+        clock = signal.setitimer(signal.ITIMER_REAL, every, every)
         try:
             yield
         finally:

@@ -20,7 +20,7 @@ from coder.agent.state import Queue
 from coder.cli.app import App
 from coder.cli.commands import Commands
 from coder.cli.conversation import open_conversation
-from coder.cli.input import MODE, Keyboard, Leave, mode
+from coder.cli.input import BACK, MODE, Keyboard, Leave, mode
 from coder.cli.keys import ENTER, ESC, NEWLINE, PASTED, Keys, single_keys, tty_flags
 from coder.cli.process import collect_garbage, handling, optional
 from coder.cli.questions import Prompter
@@ -120,7 +120,7 @@ class Repl:
             while entries:
                 interrupts.presses, interrupts.escaped = 0, False
                 entry = entries.pop(0) or self.going_on
-                if entry != MODE:
+                if entry not in (MODE, BACK):
                     self.going_on = ""
                 entries += self._do(entry)
                 if entry not in ("", MODE):

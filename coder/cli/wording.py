@@ -43,6 +43,9 @@ KEYS = {
     "Ctrl+J": 'a new line (or Alt+Enter); """ begins and ends an entry of several lines',
     "Ctrl+R": "search the history",
 }
+BACK = (
+    "Go back to before which entry? Its run and all after it are undone, with their file changes."
+)
 WORKING = "While the agent works: a line steers it, Esc stops it, +line and commands wait until it is done."
 RULES = (
     "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
