@@ -243,7 +243,11 @@ def test_no_built_in_agent_lifts_what_the_user_denies(agent: str) -> None:
 
 def test_a_yes_in_a_plan_is_for_reading(ws: Path) -> None:
     (ws / ".env").write_text("KEY=1\n")
+    (ws / "link").symlink_to(".env")
     plans = Plans(ws)
+    plans("sort link")
+    assert plans.asked == ["bash: sort link (it names a file that may hold secrets)"]
+    plans.asked.clear()
     line = "sort .env; touch .env x"
     [found] = plans(line)
     assert plans.asked == [f"bash: {line} (it names a file that may hold secrets)"]

@@ -225,6 +225,8 @@ find . -ok true ';' -exec sh -c 'touch PWN' ';' ¦ nohup env X=1 nice -n 5 timeo
 bash +e -c 'touch X' ¦ su '-ctouch X' ¦ su '-mctouch X' ¦ script --command='touch X'
 script -qc 'touch X' /dev/null ¦ sh -c "sh -c 'true; touch X'" y ¦ parallel touch ::: X
 git -c core.pager='touch X' log ¦ git rebase --exec 'touch X' ¦ git grep -O'touch X' y
+env -S'touch\_PWN' ¦ env -S"touch\_PWN" ¦ env -Stouch\\_PWN ¦ env -S"touch\\_PWN" ¦ env -vS'X=1\_touch\_PWN'
+env --split-string='\_/usr/bin/touch\_PWN' ¦ env -S'"to"uch\_PWN' ¦ sudo env -S'nice\_touch' PWN
 git -c alias.x='!touch PWN' x ¦ vim -c ':!touch PWN' ¦ python -c "run(['touch', 'PWN'])"
 """
 
@@ -235,9 +237,11 @@ def test_a_deny_sees_the_command_in_every_disguise_and_no_other_word() -> None:
     hidden += ["nice " * 40 + "touch PWN", "true && " * 60 + "touch PWN"]
     assert len(hidden) > 60
     assert [command for command in hidden if decided(command, rules) != "deny"] == []
+    assert decided(r"my\_tool x", {"*": "allow", "my_tool *": "deny"}) == "deny"
     # The quotes end a command, so a pattern fits that has no star at its end
     assert decided("sh -c 'touch X' y", {"*": "allow", "touch X": "deny"}) == "deny"
     others = ["ls -l 'a b' && /bin/cat x", "touchx y", "retouch x", "a-touch", "ls x.touch"]
+    others += [r"rg 'retouch\_x'", r"sed s/a\\_touch/b/"]
     assert [command for command in others if decided(command, rules) == "deny"] == []
 
 

@@ -79,7 +79,8 @@ class Permissions(Hooks):
         self.rules, self.agent = list(rules), list(agent)
         self.flags, self.workspace = list(flags), list(workspace)
         self.private = [Path(os.path.realpath(folder)) for folder in private]
-        self.can_ask, self.yolo, self.read_only = can_ask, yolo, read_only
+        self.can_ask, self.yolo = can_ask, yolo
+        self.read_only = read_only
         self.parent: Permissions | None = None
         self.memory: list[Rule] = []  # what the user has allowed in this session
         self._known_tools: dict[str, Tool] = {}  # by name, also those that were not offered
@@ -191,9 +192,13 @@ class Permissions(Hooks):
         return replace(found, reason=reason, even_with_yolo=found.even_with_yolo or outside)
 
     def _names_closed_file(self, command: str, cwd: Path) -> bool:
-        """Tell whether a word of a command is a file that is not shown unasked, or it is too long."""
-        words = {os.path.expanduser(word) for word in NAME.findall(command[:MAX_COMMAND])}
-        return len(command) > MAX_COMMAND or any(self._is_closed(word, cwd) for word in words)
+        """Tell whether a word of a command leads to a file that is not shown unasked.
+
+        So it is of a command that is too long to be looked at.
+        """
+        names = {os.path.expanduser(word) for word in NAME.findall(command[:MAX_COMMAND])}
+        names |= {os.path.realpath(cwd / name) for name in names}
+        return len(command) > MAX_COMMAND or any(self._is_closed(name, cwd) for name in names)
 
     def _answer(
         self,
@@ -266,7 +271,8 @@ class Permissions(Hooks):
         return True
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
-        ctx.authorize, ctx.read_only = self.authorize, self.changes_nothing
+        ctx.authorize = self.authorize
+        ctx.read_only = self.changes_nothing
         ctx.secret = partial(self._is_closed, cwd=ctx.cwd)
         tool = ctx.tool or self._known_tools.get(call.name)
         if tool and self.denied(tool):

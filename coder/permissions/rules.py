@@ -37,7 +37,8 @@ from coder.types import CoderError
 
 Action = Literal["allow", "ask", "deny"]
 MAX_FILE = 1 << 16  # bytes of a workspace's rules that are read
-FLAG, BUILT_IN_AGENT = "a flag", "built-in agent"  # what the source of a rule begins with
+FLAG = "a flag"  # the source of a rule
+BUILT_IN_AGENT = "built-in agent"  # what the source begins with
 BUILT_IN = {each.name: each for each in (read, write, edit, apply_patch, bash, grep, glob, ls)}
 # Kinds that no tool has as its own
 OTHER_KINDS = ("mcp", "external_directory", "doom_loop", "unconfined")
@@ -172,6 +173,9 @@ def strictest(decisions: Iterable[Decision]) -> Decision:
 
 CONTINUED = re.compile(r"\\\n")
 FIELD_SEPARATOR = re.compile(r"\$(?:\{IFS[^}\s]{0,20}\}|IFS)(?:\$\d)?")
+ENV_SPACE = re.compile(
+    r"\\+_"
+)  # `env -S` splits there; each level of quotes may double the backslash
 BRACES = re.compile(r"\{([^\s{}]*+)\}")
 REDIRECTION = re.compile(
     r"(?:(?<![^\s;&|(])\d++)?(?:&>>?|>>?[|&]?|<<<?-?|<[&>]?)[ \t]*+[^\s;&|()<>`{}]*+"
@@ -198,11 +202,12 @@ def denies_line(command: str, layers: Sequence[Sequence[Rule]]) -> bool:
         return False
     text = FIELD_SEPARATOR.sub(" ", CONTINUED.sub("", command))
     text = BRACES.sub(lambda braces: braces[0].replace(",", " "), text)
-    unquoted = _split(QUOTE.sub("", text).replace("\\", ""))
-    inner = [*_split(text), *unquoted, *_split(QUOTE.sub("\n", text).replace("\\", ""))]
+    inner = _parts_of(text)
+    if "\\_" in text:
+        inner += _parts_of(ENV_SPACE.sub(" ", text))
     plain = parse(command)
     if plain is None:
-        whole = [command.strip(), *unquoted]
+        whole = [command.strip(), *_without_quotes(text)]
     else:
         whole = [form for argv in plain for form in (joined(argv), " ".join(argv))]
     denies = any_of(*(pattern for pattern in patterns if pattern[:1] != "*"))
@@ -211,6 +216,16 @@ def denies_line(command: str, layers: Sequence[Sequence[Rule]]) -> bool:
     texts = chain(dict.fromkeys(whole), ends)
     found = (last_match("bash", [each], rules) for each in texts for rules in layers)
     return any(rule is not None and rule.action == "deny" for rule in found)
+
+
+def _parts_of(text: str) -> list[str]:
+    """Split a text at the operators of bash: as it is, without quotes, and with quotes as operators."""
+    at_quotes = _split(QUOTE.sub("\n", text).replace("\\", ""))
+    return [*_split(text), *_without_quotes(text), *at_quotes]
+
+
+def _without_quotes(text: str) -> list[str]:
+    return _split(QUOTE.sub("", text).replace("\\", ""))
 
 
 def _split(text: str) -> list[str]:

@@ -168,8 +168,10 @@ class CallConfinement:
     def __init__(
         self, sandbox: Sandbox, is_search: bool, reader: ThreadPoolExecutor | None = None
     ) -> None:
-        self.sandbox, self.is_search, self.outside = sandbox, is_search, False
-        self.thread, self.read_only = reader or sandbox.confined, bool(reader)
+        self.sandbox, self.is_search = sandbox, is_search
+        self.outside = False
+        self.thread = reader or sandbox.confined
+        self.read_only = reader is not None
         self.environment = _environment(sandbox.scratch if reader else sandbox.temporary)
         self.put_back: Changes = {}
 
@@ -244,7 +246,8 @@ def _bash(
 
 def _hints(call: CallConfinement, output: str) -> list[str]:
     """What to say to the model where the sandbox may be why a command failed."""
-    sandbox, is_sign = call.sandbox, bool(SIGNS.search(output))
+    sandbox = call.sandbox
+    is_sign = bool(SIGNS.search(output))
     if call.read_only and (is_sign or OFFLINE.search(output)):
         return [
             f"[in plan mode commands write nothing, except in $TMPDIR ({sandbox.scratch}), and reach no "
