@@ -328,6 +328,38 @@ def test_whichever_way_the_program_ends_nothing_is_left_and_the_session_goes_on(
             assert len(resumed(terminal, server)) == 1
 
 
+HOLDING = """
+import time
+from pathlib import Path
+
+def hold() -> str:
+    "Let nothing end."
+    Path("holding").touch()
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+def setup(api): api.add_tool(hold)
+"""
+
+
+def test_the_last_resort_leaves_nothing_behind_code_that_lets_nothing_end(tmp_path: Path) -> None:
+    """No process, no temporary folder, no mode of the terminal, and the session goes on."""
+    add_plugin(tmp_path, "plugin.py", HOLDING)
+    calls = [("bash", {"command": "sleep 301 > /dev/null & seq 9999"}), ("hold", {})]
+    with serve(Reply(calls=calls)) as server:
+        with Terminal(tmp_path, server, "-y") as terminal:
+            terminal.enter("hello")
+            terminal.until((terminal.ws / "holding").exists, "the tool holds")
+            assert terminal.running("sleep 301")
+            with promptly():
+                terminal.kill(signal.SIGTERM)
+                assert terminal.exit_code() == 143
+        assert len(resumed(terminal, server)) == 2
+
+
 def resumed(place: Place, server: ScriptedServer) -> list[str]:
     """The session of the folder goes on, and its next request is in order; returns the results of tools in it."""
     server.script = lambda body: FINE

@@ -387,7 +387,7 @@ while True:
 
 @pytest.mark.case("FIL-21")
 @pytest.mark.parametrize(
-    ("size", "times"), [(8 << 20, 3), pytest.param(100_000_000, 30, marks=pytest.mark.slow)]
+    ("size", "times"), [(8 << 20, 3), pytest.param(48 << 20, 30, marks=pytest.mark.slow)]
 )
 def test_a_kill_leaves_the_old_or_the_new_file(ws: Workspace, size: int, times: int) -> None:
     """Beside it at most a part of the new one, under a name of ours."""

@@ -94,6 +94,41 @@ CALLS: dict[tuple[str, str], Any] = {
 }
 
 
+# A server whose tools come on three pages, and which says where each begins
+PAGED = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    at = (asked.get("params") or {}).get("cursor") or "a"
+    tool = {"name": at, "inputSchema": {"type": "object"}}
+    following = {"a": "b", "b": "c"}.get(at)
+    results = {
+        "initialize": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                       "serverInfo": {"name": "paged", "version": "1"}},
+        "tools/list": {"tools": [tool]} | ({"nextCursor": following} if following else {}),
+        "tools/call": {"content": [{"type": "text", "text": "called"}]},
+    }
+    answer = {"jsonrpc": "2.0", "id": asked["id"]}
+    if asked["method"] in results:
+        answer["result"] = results[asked["method"]]
+    else:
+        answer["error"] = {"code": -32601, "message": "Method not found"}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def test_all_pages_of_a_servers_tools_are_read(tmp_path: Path) -> None:
+    (tmp_path / "paged.py").write_text(PAGED)
+    paged = {"command": sys.executable, "args": [str(tmp_path / "paged.py")]}
+    tools = connected(configure(tmp_path, paged=paged)).tools()
+    assert [each.name for each in tools] == ["paged__a", "paged__b", "paged__c"]
+    with serve(Reply(calls=[("paged__c", {})]), Reply("done")) as model:
+        ask(model, tools=tools)
+        assert results(model) == ["called"]
+
+
 def test_calls_reach_the_server_and_its_results_the_model(servers: Servers) -> None:
     for server in ("io", "site"):
         calls = [(f"{server}__{name}", given) for name, given in CALLS]

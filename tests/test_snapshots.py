@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import resource
 import shutil
 import sqlite3
 import stat
@@ -904,3 +905,28 @@ def test_a_database_that_cannot_be_written_stops_no_undo(desk: Desk) -> None:
     with database(desk) as db:
         db.execute("CREATE TRIGGER full BEFORE DELETE ON run BEGIN SELECT RAISE(FAIL, ''); END")
     assert done(desk.undo()) == ["a"] and desk.tree() == {}
+
+
+def test_a_look_that_fails_is_reported_once_and_the_run_goes_on(desk: Desk) -> None:
+    """No room for what has changed."""
+    desk.put({"a": "old"})
+    desk.run(sh("true"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_the_disk(event: Event) -> None:
+        if isinstance(event, events.ToolEnd):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+        elif isinstance(event, events.StepEnd):
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    try:
+        change = sh("echo new > a; head -c 1000000 /dev/urandom > b")
+        assert desk.run(change, sh("echo newer > a"), each=fill_the_disk).text == "done"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    [notice] = desk.notices()
+    assert notice.startswith("/undo does not cover file changes in this session. The file of undo")
+    assert desk.undo().problem and desk.text("a") == "newer\n"
+    desk.again()
+    desk.run(sh("echo newest > a"))
+    assert not desk.undo().problem and desk.text("a") == "newer\n"
