@@ -573,6 +573,35 @@ def test_what_a_key_would_allow_for_the_session(
     assert {key: stored for key, (_, stored) in always_offers(asked).items()} == offers
 
 
+@pytest.mark.parametrize(
+    ("permission", "pattern", "remember", "words"),
+    [
+        ("bash", "git diff HEAD", "git diff HEAD", "[a]lways exactly this, [p] always git diff *"),
+        ("unconfined", "git fetch", "git fetch", "[a]lways exactly this"),
+        ("edit", "src/a.py", "*", "[a]lways this file, [p] always edit here"),
+        ("read", ".env", ".env", "[a]lways this file"),
+        (
+            "external_directory",
+            "/etc/hosts",
+            "/etc/*",
+            "[a]lways exactly this, [p] always read in /etc",
+        ),
+        ("external_directory", "/x", "/*", "[a]lways exactly this, [p] always read in /"),
+        ("mcp", "time__now", "time__now", "[a]lways this tool, [p] always tools of time"),
+        ("deploy", '{"to": "x"}', '{"to": "x"}', "[a]lways exactly this, [p] always deploy"),
+        ("task", "general", "general", "[a]lways exactly this"),
+    ],
+)
+def test_what_a_key_would_allow_is_said_in_words(
+    permission: str, pattern: str, remember: str, words: str
+) -> None:
+    asked = PermissionAsked("1", permission, pattern, remember)
+    offers = always_offers(asked)
+    assert ", ".join(f"[{key}]{text}" for key, (text, _) in offers.items()) == words
+    if permission == "deploy":
+        assert offers["p"][1] == "*"
+
+
 @pytest.mark.parametrize(("typed", "sent"), [("a line\r", "a line"), ("half ", "half a line")])
 def test_what_was_typed_before_the_start_is_not_lost(tmp_path: Path, typed: str, sent: str) -> None:
     with serve(echo) as server, Run(tmp_path, server) as session:

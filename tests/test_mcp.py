@@ -250,7 +250,7 @@ def test_a_session_asks_remembers_a_tool_or_a_server_and_stops_a_call(tmp_path: 
     with serve(*calls) as model, Terminal(tmp_path, model) as terminal:
         terminal.enter("go")
         terminal.expect("Call this tool of an MCP server?")
-        terminal.expect("[a]lways this tool, [p] always mcp: io__*")
+        terminal.expect("[a]lways this tool, [p] always tools of io")
         terminal.expect("why not: ")
         terminal.type("a")
         assert terminal.expect("why not: ").count("MCP server?") == 1

@@ -241,7 +241,7 @@ def test_an_edit_is_asked_whole_and_always_does_not_cover_what_git_runs(tmp_path
         assert "Make this change?" in asked
         below = asked.split("more than the screen shows.)")[1]  # again, what the last key would do
         assert below.split("[")[0].split() == ["Make", "this", "change?", "g"]
-        assert "[a]lways exactly this, [p] always edit: *, [n]o, or" in " ".join(below.split())
+        assert "[a]lways this file, [p] always edit here, [n]o, or" in " ".join(below.split())
         for part in ("+ ++ os.system('evil')", "+ -- keep", "'; evil()", "+ last()"):
             assert part in asked, "what looks like a header is a line like any other"
         session.type("n")

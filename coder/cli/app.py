@@ -24,7 +24,7 @@ from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import (
-    OTHER_KINDS,
+    KINDS,
     Rule,
     load_rules,
     load_workspace_rules,
@@ -127,7 +127,7 @@ class App:
             self.servers = needed("coder.extend.mcp", str(path)).start(path)
             at_end.append(self.servers.close)
         tools = (*TOOLS, *PATCHING, *self.extra_tools)
-        kinds = {*OTHER_KINDS, "task", "ask_user", *(each.kind for each in tools)}
+        kinds = {*KINDS, "ask_user", *(each.kind for each in tools)}
         self.notices += useless_rules(self.permissions.rules + self.permissions.flags, kinds)
 
     def _load_prompt_files(self) -> None:

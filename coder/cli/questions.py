@@ -15,6 +15,7 @@ from coder.cli.render import Renderer
 from coder.cli.screen import cell_count, one_line, wrap
 from coder.cli.wording import Parts, by_number, diff_rows
 from coder.events import DoomLoop, Event, Nested, PermissionAsked, QuestionAsked
+from coder.permissions.rules import KINDS
 from coder.permissions.sanitize import escape_invisible, is_invisible
 from coder.permissions.shell import parse
 
@@ -28,6 +29,8 @@ HEADINGS = {
     "mcp": "Call this tool of an MCP server?",
     "unconfined": "Run this command outside the sandbox?",
 }
+# What the key for "always" means, where it is more than the very same once more
+EXACTLY = {"mcp": "this tool", "edit": "this file", "read": "this file"}
 ANSWERS = {"yes": "y", "always": "a", "pattern": "p", "no": "n"}
 # Programs whose first word is a command of theirs
 WITH_COMMANDS = {"cargo", "git", "go", "npm", "pip", "pnpm", "uv", "yarn"}
@@ -151,21 +154,37 @@ def always_offers(event: PermissionAsked) -> dict[str, tuple[str, str]]:
     offers: dict[str, tuple[str, str]] = {}
     if not event.remember:
         return offers
-    by_pattern = event.permission in ("edit", "external_directory")
-    if not (by_pattern and re.search("[*?]|, ", event.pattern)):
-        what = "this tool" if event.permission == "mcp" else "exactly this"
+    is_path = event.permission in ("edit", "external_directory")
+    if not (is_path and re.search("[*?]|, ", event.pattern)):
+        what = EXACTLY.get(event.permission, "exactly this")
         offers["a"] = f"lways {what}", event.pattern
-    if pattern := event.remember if by_pattern else _pattern(event):
-        kind = "" if event.permission == "bash" else f"{event.permission}: "
-        offers["p"] = f" always {kind}{escape_invisible(pattern)}", pattern
+    words, pattern = _wider(event)
+    if pattern:
+        offers["p"] = f" always {escape_invisible(words)}", pattern
     return offers
 
 
-def _pattern(event: PermissionAsked) -> str:
-    """A pattern for a plain command of a program that has commands of its own: `git diff *`; for all tools of a server."""
-    if event.permission == "mcp":
-        return event.pattern.partition("__")[0] + "__*"
-    plain = parse(event.pattern) or [] if event.permission == "bash" else []
+def _wider(event: PermissionAsked) -> tuple[str, str]:
+    """What else can be allowed for the session, in words and as a pattern; "" where there is nothing."""
+    match event.permission:
+        case "edit":
+            return "edit here", event.remember
+        case "external_directory":
+            return f"read in {event.remember.removesuffix('/*') or '/'}", event.remember
+        case "mcp":
+            server = event.pattern.partition("__")[0]
+            return f"tools of {server}", f"{server}__*"
+        case "bash":
+            pattern = _command_pattern(event.pattern)
+            return pattern, pattern
+        case kind if kind not in KINDS:  # of a tool of the user's own
+            return kind, "*"
+    return "", ""
+
+
+def _command_pattern(command: str) -> str:
+    """A pattern for a plain command of a program that has commands of its own: `git diff *`."""
+    plain = parse(command) or []
     if len(plain) != 1 or plain[0][0] not in WITH_COMMANDS:
         return ""
     size = 3 if plain[0][1:2] in (["run"], ["exec"]) else 2

@@ -28,7 +28,7 @@ from coder.permissions.rules import (
     BUILT_IN,
     BUILT_IN_AGENT,
     FLAG,
-    OTHER_KINDS,
+    KINDS,
     Decision,
     Rule,
     denies_all,
@@ -336,7 +336,7 @@ def _denial(permission: str, decision: Decision) -> str:
         way = "only the user can do it, or allow it in a session."
     else:
         rules = [pattern] if pattern else []
-        if permission not in {*DEFAULTS, *OTHER_KINDS}:  # the pattern holds all arguments
+        if permission not in KINDS:  # the pattern holds all arguments
             rules = ["*"]
         elif permission == "bash":  # a pattern is for one command of a line, and its stars are none
             plain = None if re.search("[*?]", pattern) else parse(pattern)

@@ -40,8 +40,9 @@ MAX_FILE = 1 << 16  # bytes of a workspace's rules that are read
 FLAG = "a flag"  # the source of a rule
 BUILT_IN_AGENT = "built-in agent"  # what the source begins with
 BUILT_IN = {each.name: each for each in (read, write, edit, apply_patch, bash, grep, glob, ls)}
-# Kinds that no tool has as its own
-OTHER_KINDS = ("mcp", "external_directory", "doom_loop", "unconfined")
+# All kinds that are not of a tool of the user's own
+KINDS = {"mcp", "task", "external_directory", "doom_loop", "unconfined"}
+KINDS |= {each.kind for each in BUILT_IN.values()}
 ANYTHING = "\ue000" * 100  # stands for the star of one pattern where another is tried on it
 
 
