@@ -28,6 +28,20 @@ linted and tested (and how a single test is run), how the code is laid out, and 
 that are quick. Keep it under 60 lines, facts only, nothing that can be seen at a glance, no advice that holds everywhere. If there is an \
 AGENTS.md or CLAUDE.md already, improve it instead of starting anew."""
 
+REVIEW = """\
+Review {}. Change no file. Read the diff first, then as much of the code around it as it takes to be sure. Report what is wrong \
+or risky: bugs, cases that are not handled, broken promises of names, comments and documents, missing tests. No praise, no matters \
+of taste. For each finding give `path:line`, what happens in which case, and how to mend it; the most serious first. If there is \
+nothing to report, say so, and name what you could not check."""
+UNCOMMITTED = """\
+the uncommitted changes of this repository (git status, git diff HEAD, and files that are new); where there are none, the commits that the \
+upstream of this branch does not have, or else the newest commit"""
+
+
+def review(what: str) -> str:
+    """The prompt for a review, of what the user names or of what is not committed."""
+    return REVIEW.format(what or UNCOMMITTED)
+
 
 @dataclass
 class Instruction:

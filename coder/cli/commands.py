@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from coder.cli import wording
+from coder.cli.conversation import write_new
 from coder.cli.input import Leave
 from coder.cli.keys import silent_keys
 from coder.cli.process import defer_sigint, needed, optional
@@ -48,12 +51,15 @@ COMMANDS = {
     "redo": "redo what was undone",
     "back": "go back to before an earlier entry (also Esc twice)",
     "diff": "what the last run changed; /diff all: this conversation",
-    "last": "show the whole output of the last tool call",
+    "last": "show the whole output of the last tool call; /last 3: of the third last",
+    "copy": "copy the last answer to the clipboard, or to a file: /copy [FILE]",
     "export": "write the conversation to a file: /export [FILE.md|.html|.json]",
     "editor": "write the entry in $VISUAL or $EDITOR (also Ctrl+G)",
     "init": "let the model write AGENTS.md for this project",
+    "review": "let the model review what is not committed: /review [WHAT]",
     "exit quit q": "exit (also Ctrl+D)",
 }
+PROMPTS = {"init", "review"}  # only enter a text: a file of this name is used instead
 ALIASES = {alias: names.split()[0] for names in COMMANDS for alias in names.split()[1:]}
 
 Entries = list[str]  # what a command wants to be done as if it had been entered
@@ -73,6 +79,8 @@ class Commands:
         }
         added: dict[str, tuple[str, Run]] = {}
         for file in self.app.prompt_files.commands.values() if self.app.prompt_files else ():
+            if file.name in PROMPTS:
+                del self.known[file.name]
             text = f"{file.description} (this project)" if file.digest else file.description
             added[file.name] = text, partial(self._run_file, file)
         for command in self.app.plugins.commands if self.app.plugins else ():
@@ -175,6 +183,10 @@ class Commands:
 
     def init(self, argument: str) -> Entries:
         return [needed("coder.agent.instructions", "/init").INIT]
+
+    def review(self, argument: str) -> Entries:
+        # Of several lines: nothing in it is taken for a command
+        return [needed("coder.agent.instructions", "/review").review(argument) + "\n"]
 
     def editor(self, argument: str) -> Entries:
         return [*self.repl.keyboard.edit(argument)]
@@ -340,9 +352,33 @@ class Commands:
             self.screen.exact_line(*row)
 
     def last(self, argument: str) -> None:
-        if not self.repl.render.last:
+        """Show the output of the call with this number, or which numbers there are."""
+        known = self.repl.render.last
+        number = int(argument) if argument.isdecimal() else int(not argument)
+        if not known:
             self._note("No tool was called yet.")
-        self.repl.render.show_last()
+        elif 0 < number <= len(known):
+            self.repl.render.show_last(number)
+        else:
+            for number, (title, _) in enumerate(known, 1):
+                self.screen.line(one_line(f"{number:>3}  {title}", self.screen.width - 1))
+
+    def copy(self, argument: str) -> None:
+        answers = (each for each in self.app.agent.messages[::-1] if each["role"] == "assistant")
+        text = next(filter(None, (text_of(each).strip() for each in answers)), "")
+        if not text:
+            self._note("There is no answer yet.")
+        elif argument:
+            write_new(path := Path(os.path.expanduser(argument)), f"{text}\n")
+            self.screen.line(f"Written to {path}.")
+        elif how := needed("coder.cli.clipboard", "/copy").copy(text, self.screen):
+            self.screen.line(
+                f"Copied {len(text)} characters {how}. /copy FILE writes them to a file."
+            )
+        else:
+            self._warn(
+                "This terminal has no clipboard, or one that is too small; /copy FILE writes a file."
+            )
 
     # -- conversations
 

@@ -133,12 +133,7 @@ class Conversation:
             raise ConfigError(f"a file of an export ends in .md, .html or .json, not in .{form}")
         redactor = module.redactor(*self.app.settings.keys)
         text = module.export(self.store, self.recorder.session_id, form, redactor)
-        try:
-            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(number, "w", encoding="utf-8", errors="replace") as opened:
-                opened.write(text)
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from None
+        write_new(path, text)
         return path
 
     # -- what happens in it
@@ -218,6 +213,16 @@ class Conversation:
             if info.parent == self.recorder.session_id and not info.forked:
                 return info.agent, to_model_messages(self.store, task_id)
         return None
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file for the user alone, never over one that is there. Raises ConfigError."""
+    try:
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(number, "w", encoding="utf-8", errors="replace") as opened:
+            opened.write(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
 
 
 def newest(store: Store, folder: str, *, tasks: bool) -> SessionInfo:

@@ -69,13 +69,18 @@ def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> 
 
 
 def fill(app: App, prompt: str) -> str:
-    """A prompt that is a command of a file, such as "/review HEAD", as its text. Raises ConfigError."""
+    """A prompt that is /review or a command of a file, such as "/review HEAD", as its text. Raises ConfigError."""
     line, _, more = prompt.partition("\n")  # such as stdin
     name, *words = line.split(maxsplit=1) if line.startswith("/") else [""]
     file = app.prompt_files and app.prompt_files.commands.get(name[1:])
     if file and file.answer != "yes":
         raise ConfigError(f"{name} is this project's: a session has to ask about it first")
-    return f"{file.filled(''.join(words))}\n{more}".strip() if file else prompt
+    if file:
+        return f"{file.filled(''.join(words))}\n{more}".strip()
+    if name == "/review":
+        review = process.needed("coder.agent.instructions", "/review").review
+        return f"{review(''.join(words))}\n{more}".strip()
+    return prompt
 
 
 def show_events(app: App, screen: Screen, session_id: str | None) -> Show:

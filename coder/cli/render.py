@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from coder.providers.errors import happened
 
 NEARLY_FULL = 0.8  # of the context window
 DONE = ("● ", "green")
+MAX_LAST = 20  # calls whose outputs can be shown
 MIN_TITLE = 40  # columns of a call's title that stand before what came of it
 NAME_COLUMNS = 32  # of a sub-agent
 
@@ -64,7 +66,8 @@ class Renderer:
         self._last_question: Event | None = None  # the question behind which the result stands
         self._behind_call = False  # the last rows are those of a call
         self._draft_size = "", "", 0  # of the draft: the tool, the titles, the lines
-        self.last: list[tuple[str, events.ToolEnd]] = []  # the newest call: its title and its end
+        # Of the newest calls their titles and ends, the newest first
+        self.last: deque[tuple[str, events.ToolEnd]] = deque(maxlen=MAX_LAST)
 
     def __call__(self, event: Event) -> None:
         if self._asked_at:
@@ -203,7 +206,8 @@ class Renderer:
 
     def _end_call(self, event: events.ToolEnd, worker: Worker) -> None:
         title = worker.titles.pop(event.id, event.name)
-        self.last, self._behind_call = [(title, event)], True
+        self.last.appendleft((title, event))
+        self._behind_call = True
         match self._last_question:
             case events.QuestionAsked(call_id=event.id, answer=event.result.content):
                 return  # it stands behind the question
@@ -251,12 +255,12 @@ class Renderer:
             words = words.rpartition(" · ")[0]
         return [name, mark, (one_line(title, room - cell_count(words)), ""), (words, style)]
 
-    def show_last(self) -> None:
-        """Show the newest call with its whole output."""
-        for title, event in self.last:
-            self.screen.line(title, "bold")
-            for row in wording.result_rows(event, verbose=True):
-                self.screen.exact_line(("  ", ""), *row)
+    def show_last(self, number: int = 1) -> None:
+        """Show a call with its whole output; 1 is the newest. Raises IndexError."""
+        title, event = self.last[number - 1]
+        self.screen.line(title, "bold")
+        for row in wording.result_rows(event, verbose=True):
+            self.screen.exact_line(("  ", ""), *row)
 
     # -- sub-agents
 
