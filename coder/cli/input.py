@@ -52,7 +52,7 @@ MAX_HISTORY = 1000
 NEWLINE, FOLDER = "\x1e", "\x1f"
 # Seconds
 EXIT_WITHIN = 1.5  # between two Ctrl+C that end the session
-QUIET = 0.3  # without a key before a question takes an answer: before, the user cannot have read it
+QUIET = 0.3  # without a key before a question takes an answer: before, the user cannot have read it, nor seen a prompt
 PAUSE = 1.0  # the same where something else was being typed
 AT_ONCE = 0.03  # without a key behind another: what comes sooner was pasted
 
@@ -76,7 +76,8 @@ class Keyboard:
         self.label: Callable[[], str] = str  # in front of the prompt's mark
         # What a word can become, given the line before it and its beginning
         self.candidates: Callable[[str, str], Iterable[str]] = lambda before, word: ()
-        self.pressed = -100.0  # when Ctrl+C last stopped a run or did nothing (monotonic)
+        self._pressed = -100.0  # when Ctrl+C last stopped a run or did nothing (monotonic)
+        self._unseen_until = -100.0  # until then it is one more press for the run
         self._new: list[str] = []  # entries that the history's file does not have
         self._completions: list[str] = []  # candidates
         self._held_esc: keys.HeldEsc | None = None
@@ -150,11 +151,11 @@ class Keyboard:
             sys.stdout.write("\n")
             if readline and readline.get_line_buffer():
                 del early[:1]
-            elif time.monotonic() - self.pressed < EXIT_WITHIN:
+            elif self._unseen_until < time.monotonic() < self._pressed + EXIT_WITHIN:
                 begin_exit(130)
                 raise Leave(130) from None
             else:
-                self.pressed = time.monotonic()
+                self._pressed = self._unseen_until = time.monotonic()
                 sys.stdout.write("(Ctrl+C again or Ctrl+D exits)\n")
             raise
         del early[:1]
@@ -172,6 +173,11 @@ class Keyboard:
             hook = partial(readline.insert_text, strip_controls(text)) if text else None
             readline.set_startup_hook(hook)
             readline.parse_and_bind(rf'"\C-j": {ctrl_j}')
+
+    def run_stopped(self) -> None:
+        """Ctrl+C has stopped a run, so that another one exits once the user has seen the prompt."""
+        self._pressed = time.monotonic()
+        self._unseen_until = self._pressed + QUIET
 
     def _clock(self, presses: int) -> AbstractContextManager[None]:
         """While readline waits: wake it for signals, and let so many Esc end the line."""

@@ -2,7 +2,8 @@
 
 The first Ctrl+C sets the run's Abort: the stream, the tools and the waits see it and end with the history in order.
 Code that does not look at it within a second gets a KeyboardInterrupt. A second Ctrl+C ends the program, as SIGTERM, SIGHUP
-and SIGQUIT do: it unwinds, kills our processes, and restores the terminal, or is forced to after EXIT_AFTER seconds.
+and SIGQUIT do: it unwinds, kills our processes, and restores the terminal, or is forced to after EXIT_AFTER seconds. In a
+session it counts once the prompt stands again, or where that does not come.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ WAITING = "coder: waiting for the end of standard input (Ctrl+D, or start with <
 WAKE_EVERY = 0.2  # seconds
 FORCE_TICKS = 4  # of that clock, until code that does not look at the token is interrupted
 EXIT_AFTER = 1.5  # seconds; the promise is two
+STUCK_AFTER = 2.0  # seconds behind Ctrl+C: a run that has not stopped by then will not
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 Handler = Callable[[int, FrameType | None], None]
@@ -155,6 +157,8 @@ class Interrupts:
     """Ctrl+C and Esc during the runs of a session. `presses` counts the former since it was set to 0."""
 
     presses, escaped = 0, False
+    at_prompt = False  # whether a run ends there: what is pressed until then is meant for the run
+    _stops_since = 0.0  # the first press (monotonic)
 
     def escape(self) -> None:
         """Stop the run as the first Ctrl+C does, from any thread; Esc twice ends nothing else."""
@@ -173,9 +177,13 @@ class Interrupts:
         ticks = 0  # since then
 
         def press(number: int, frame: FrameType | None) -> None:
+            if not self.presses:
+                self._stops_since = time.monotonic()
             self.presses += 1
             abort.set()
-            if self.presses > 1 and begin_exit(128 + signal.SIGINT):
+            is_stuck = time.monotonic() - self._stops_since > STUCK_AFTER
+            leaves = self.presses > 1 and (is_stuck or not self.at_prompt)
+            if leaves and begin_exit(128 + signal.SIGINT):
                 raise KeyboardInterrupt
 
         def force(number: int, frame: FrameType | None) -> None:

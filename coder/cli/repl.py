@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,6 +65,7 @@ class Repl:
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)
         self.typeahead.redact = keyboard.redact = app.redact
         self.typeahead.stop = app.interrupts.escape
+        app.interrupts.at_prompt = True
         keyboard.paused = self.typeahead.paused
         # What is not the default of who works and what is allowed
         keyboard.label = lambda: mode(app.spec.name, app.permissions.yolo)
@@ -126,7 +126,7 @@ class Repl:
                 if entry not in ("", MODE):
                     self.screen.line()
                 if interrupts.presses:
-                    self.keyboard.pressed = time.monotonic()
+                    self.keyboard.run_stopped()
                 if interrupts.presses or interrupts.escaped:
                     return  # the entries behind it are stopped, too
                 if entries:
