@@ -35,6 +35,7 @@ from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
+from coder.tools.processes import adopt_orphans
 from coder.tools.search import glob, grep
 from coder.toolset import Tool, Toolset
 from coder.types import Limits, Message, RunResult, T, Usage
@@ -87,6 +88,7 @@ class App:
             can_ask=arguments.can_ask,
             yolo=arguments.yolo,
         )
+        adopt_orphans()
         self.sandbox = self._make_sandbox()
         self._load_extensions()
         self._load_prompt_files()

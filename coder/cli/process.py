@@ -309,7 +309,7 @@ def _clean_up() -> None:
     for restore in at_end:
         restore()
     if bash := sys.modules.get("coder.tools.bash"):
-        bash.stop_all()
+        bash.processes.stop_all()
         if bash.private_folder.cache_info().currsize:
             import shutil
 

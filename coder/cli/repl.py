@@ -31,6 +31,7 @@ from coder.events import Event, MessageStart, RunEnd
 from coder.history import text_of, user
 from coder.permissions.sanitize import strip_controls
 from coder.tools.bash import Output, read_output, shell
+from coder.tools.processes import MARK, USERS
 from coder.tools.secrets import is_secret
 from coder.toolset import ToolContext
 from coder.types import ToolError
@@ -207,7 +208,7 @@ class Repl:
         """Run it with this terminal; with `add`, its output comes through a pipe, and the model reads it, too."""
         output, pipe = Output(), subprocess.PIPE if add else None
         variables = {k: v for k, v in os.environ.items() if not is_secret(k, v)}
-        given: dict[str, Any] = {"cwd": self.app.cwd, "env": variables}
+        given: dict[str, Any] = {"cwd": self.app.cwd, "env": variables | {MARK: USERS}}
         given |= {"stdout": pipe, "stderr": pipe and subprocess.STDOUT}
         sys.stdout.flush()
         # Ctrl+C and Ctrl+\ are for the command alone

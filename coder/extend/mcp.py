@@ -27,8 +27,8 @@ from typing import Any
 from coder.abort import TICK, Abort
 from coder.events import Events, Notice
 from coder.permissions.rules import check_ownership
-from coder.tools.bash import GRACE, marked_environment
 from coder.tools.files import image_of
+from coder.tools.processes import GRACE, marked_environment
 from coder.toolset import Tool, ToolContext
 from coder.types import T, ToolError, ToolResult
 

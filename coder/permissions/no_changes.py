@@ -1,7 +1,7 @@
 """What a command of plan mode may not do beside writing: change modes, owners, times and the like, and ask
 a server of this machine to change something.
 
-Landlock (sandbox.py) has no rights for these, so a second filter of system calls denies them.
+Landlock (landlock.py) has no rights for these, so a second filter of system calls denies them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from coder.permissions.sandbox import (
+from coder.permissions.landlock import (
     ALLOW,
     ARCH,
     CALLS,

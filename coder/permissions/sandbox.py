@@ -10,25 +10,24 @@ starts has no more: there is no code between fork and exec, and no helper progra
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
-import errno
 import os
 import re
 import signal
-import stat
-import struct
 import subprocess
-import sys
+import time
+import weakref
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from coder.events import Event, Notice
 from coder.hooks import Hooks
 from coder.permissions.git_guard import Changes, GitGuard, describe
+from coder.permissions.landlock import limit_signals, restrict
+from coder.tools import processes
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
 from coder.tools.workspace import private_folder, writable_git_folders
 from coder.toolset import Tool, ToolContext
@@ -87,12 +86,18 @@ class Sandbox(Hooks):
         self.scratch = self.temporary.with_name("plan")
         self.notices: list[str] = []
         self._unreported_notices: list[str] = []
-        # Threads that start children: in the sandbox, and outside
+        # Threads that start children: in the sandbox, and outside. `signaller` starts the former
         self.confined, self.worker = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.signaller = ThreadPoolExecutor(1)
+        self._end_all: Callable[[], object] | None = None  # once there was a command
+        self._is_scoped = (
+            False  # whether kill(2) from the signaller reaches confined processes alone
+        )
+        self._since = 0  # clock ticks: no command is older
         writable = [self.workspace, self.temporary, *writable_git_folders(self.workspace)]
         writable += [path for name in DEVICES for path in Path("/dev").glob(name)]
         try:
-            is_complete = self.confined.submit(restrict, writable, network).result()
+            is_complete = self.signaller.submit(self._start_confined, writable).result()
             self.notices += [] if is_complete else [INCOMPLETE]
             self.active = True
         except OSError:
@@ -107,6 +112,12 @@ class Sandbox(Hooks):
         self.report(UNGUARDED, dict.fromkeys(self.guard.unguarded, "too much"))
         self.report(NOT_ENDED, self.guard.left)
         self.notices += self._take_unreported()
+
+    def _start_confined(self, writable: Iterable[Path]) -> bool:
+        """Start the confined thread in a domain of Landlock whose members can signal each other alone."""
+        with contextlib.suppress(OSError):  # before Linux 6.12
+            limit_signals()
+        return self.confined.submit(restrict, writable, self.network).result()
 
     def _can_write(self, path: Path) -> bool:
         return any(each.is_relative_to(self.workspace) for each in (path, path.resolve()))
@@ -132,10 +143,62 @@ class Sandbox(Hooks):
         return made
 
     def since(self) -> list[str]:
-        """For the end of a session: what changed since the last command, and is not reported."""
+        """For the end of a session: what changed since the last command, and is not reported.
+
+        What commands have left in the background ends before. Where something could go on, the record stays.
+        """
+        is_certain = self._end_commands()
         self.report(LEFT, self.worker.submit(self.guard.since).result())
-        self.guard.close()
+        if is_certain:
+            self.guard.close()
         return self._take_unreported()
+
+    # -- what is left of commands
+
+    def watch(self) -> None:
+        """See to it that all confined processes end with this one, or with the session.
+
+        In the thread that is limited in its signals: kill(2) of "all processes" from there reaches those of this
+        sandbox, whatever they have made of their groups, parents and variables, and no other of the user's. That the
+        limit works is seen first, at a process outside of it; without it, only marks, groups and parents tell.
+        """
+        outside = processes.main_guard()
+        if self._end_all:
+            return
+        self._is_scoped = self.signaller.submit(_cannot_signal, outside).result()
+        if known := processes.facts(outside):
+            self._since = known.start
+        self._end_all = lambda: None
+        if self._is_scoped:
+            start = partial(processes.start_guard, "kill -9 -1")
+            _, descriptor = self.signaller.submit(start).result()
+            self._end_all = weakref.finalize(self, os.close, descriptor)
+
+    def _end_commands(self) -> bool:
+        """End what commands have left; tell whether it is certain that nothing has stayed."""
+        if not self._end_all:
+            return True
+        is_certain = processes.end_orphans()
+        self._end_all()
+        self._end_all = None
+        for _ in range(processes.ROUNDS if self._is_scoped else 1):
+            if not self.signaller.submit(self._could_any_live).result():
+                return True
+            time.sleep(processes.PAUSE)
+        return is_certain and not self._is_scoped
+
+    def _could_any_live(self) -> bool:
+        """Is there a process that can be signalled from here, is younger than the first command, and has given up all
+        gain of rights, as confined ones have, and which none can take back (prctl(2))?"""
+        for number in processes.numbers():
+            with contextlib.suppress(OSError):
+                os.kill(number, 0)
+                status = Path(f"/proc/{number}/status").read_bytes()
+                found = processes.facts(number)
+                is_young = found and found.is_alive and found.start >= self._since
+                if is_young and b"NoNewPrivs:\t1" in status and number != os.getpid():
+                    return True
+        return False
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
         if self.active:
@@ -149,7 +212,7 @@ class Sandbox(Hooks):
         from coder.permissions.no_changes import make_reader  # late: only a plan needs it
 
         # A thread is confined as the one that starts it
-        return self.worker.submit(make_reader, self.scratch).result()
+        return self.signaller.submit(make_reader, self.scratch).result()
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> Generator[Event, None, None]:
         yield from map(Notice, self._take_unreported())
@@ -193,6 +256,7 @@ class CallConfinement:
         sandbox = self.sandbox
         if self.is_search:
             return sandbox.confined.submit(start).result()
+        sandbox.watch()
         sandbox.report(LEFT, sandbox.guard.begin())
         try:
             return start() if self.outside else self.thread.submit(start).result()
@@ -269,129 +333,13 @@ def _environment(temporary: Path) -> dict[str, str]:
     return {"TMPDIR": str(temporary), **caches}
 
 
-# ---- Landlock and seccomp ------------------------------------------------------------------------
-
-# Landlock restricts a thread and what it starts. These can signal and trace each other, and nothing
-# else (the kernel's Documentation/userspace-api/landlock.rst, uapi/linux/landlock.h). A seccomp filter
-# (seccomp_filter.rst) covers what Landlock has no rights for: the limits of other processes (a CPU
-# limit of 0 kills) and, without a network, all sockets but local ones: Landlock knows TCP by bind
-# and connect only, which TCP fast open, MPTCP and UDP avoid.
-
-# Of BPF: code, instructions to skip if true, if false, value
-Instruction = tuple[int, int, int, int]
-
-# System calls, the same on all machines but Alpha; and constants of prctl(2).
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-VERSION = 1  # flag of CREATE_RULESET: return the version of the interface
-PATH_BENEATH = 1
-PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, FILTER_MODE = 22, 24, 38, 2
-NETWORK_ABI, FULL_ABI = 4, 6  # the first versions with rules for TCP, and with scopes
-
-# Rights that change something, as bits, by the version that introduced them.
-WRITE_FILE, REFER, TRUNCATE, IOCTL_DEV = 1 << 1, 1 << 13, 1 << 14, 1 << 15
-MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))
-RIGHTS = {1: WRITE_FILE | MAKE_AND_REMOVE, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV}
-FOLDER_RIGHTS = ~(1 << 6 | 1 << 11)  # no device nodes: with its own root could write to any disk
-FILE_RIGHTS = WRITE_FILE | TRUNCATE | IOCTL_DEV  # those that a rule for a single file may name
-TCP = 0b11  # bind and connect
-SCOPES = 0b11  # abstract unix sockets and signals of others
-# Dropped for root: SYS_MODULE, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, SYS_BOOT, SYS_TIME, PERFMON
-# (reads the environment of any process), BPF. See capabilities(7).
-CAPABILITIES = (16, 17, 19, 21, 22, 25, 38, 39)
-
-# By AUDIT_ARCH, the numbers of socket, socketcall (0: none) and prlimit64.
-CALLS = {
-    0xC000003E: (41, 0, 302),  # x86_64
-    0xC00000B7: (198, 0, 261),  # aarch64
-    0x40000003: (359, 102, 340),  # i386
-    0x40000028: (281, 102, 369),  # arm
-}
-MACHINES = {"x86_64", "aarch64"}  # those whose programs, 32-bit ones included, are all in the table
-X32 = 0x40000000  # from here on: the calls of x86_64 by other numbers
-IO_URING_SETUP = 425
-LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # linux/bpf_common.h
-ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
-DENY: Instruction = (RETURN, 0, 0, 0x00050000 | errno.EACCES)
-NUMBER, ARCH, FIRST, THIRD = 0, 4, 16, 32  # in struct seccomp_data; arguments: low half first
-# socket(family, ...): AF_UNIX and AF_NETLINK.
-LOCAL_SOCKETS = [(LOAD, 0, 0, FIRST), (EQUAL, 2, 0, 1), (EQUAL, 1, 0, 16), DENY, ALLOW]
-# prlimit64(process, resource, new, old): process 0 is the caller; without `new` it only reads.
-OWN_LIMITS = [
-    *[(LOAD, 0, 0, FIRST), (EQUAL, 5, 0, 0)],
-    *[(LOAD, 0, 0, THIRD), (EQUAL, 0, 2, 0), (LOAD, 0, 0, THIRD + 4), (EQUAL, 1, 0, 0)],
-    *[DENY, ALLOW],
-]
-
-
-def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> bool:
-    """Limit this thread, and what it starts, to changing files at and below `writable`.
-
-    Its programs get no rights by set-user-ID, fewer of root's, and cannot change other processes'
-    limits. Without `network` it has local sockets only, or where seccomp is missing no TCP. `abi`: use
-    no newer Landlock. Returns whether the kernel can do all of this. Raises OSError where it has none.
-    """
-    if abi is None:
-        abi = _call("syscall", CREATE_RULESET, None, 0, VERSION)
-    handled = sum(rights for since, rights in RIGHTS.items() if abi >= since)
-    fields = [handled, 0 if network else TCP, SCOPES]
-    fields = fields[: 1 if abi < NETWORK_ABI else 2 if abi < FULL_ABI else 3]
-    attributes = struct.pack(f"={len(fields)}Q", *fields)
-    ruleset = _call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
-    with contextlib.ExitStack() as closing:
-        closing.callback(os.close, ruleset)
-        for path in writable:
-            try:
-                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            except OSError:
-                continue
-            closing.callback(os.close, fd)
-            is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
-            rule = struct.pack("=Qi", handled & (FOLDER_RIGHTS if is_folder else FILE_RIGHTS), fd)
-            _call("syscall", ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
-        with contextlib.suppress(OSError):  # only root can drop them, who alone has them
-            for capability in CAPABILITIES:
-                _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
-        _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        _call("syscall", RESTRICT_SELF, ruleset, 0)
-    return _filter_calls(network) and abi >= FULL_ABI
-
-
-def _filter_calls(network: bool) -> bool:
-    """Deny for good changing other processes' limits and, without `network`, sockets other than unix
-    and netlink ones, and io_uring, which opens sockets by itself. Calls of an unknown architecture
-    are denied. False where seccomp does not work, or the machine is not in the table."""
-    program = [(LOAD, 0, 0, ARCH)]
-    for arch, (socket, socketcall, prlimit) in CALLS.items():
-        part = [(LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), DENY, *_case(prlimit, OWN_LIMITS)]
-        if not network:
-            part += [*_case(IO_URING_SETUP, [DENY]), *_case(socket, LOCAL_SOCKETS)]
-            part += _case(socketcall, [DENY]) if socketcall else []  # its arguments cannot be seen
-        program += _case(arch, [*part, ALLOW])
-    return install_filter(program)
-
-
-def install_filter(program: list[Instruction]) -> bool:
-    """Filter this thread's system calls for good, and deny all of other architectures."""
-    packed = b"".join(struct.pack("=HBBI", *each) for each in [*program, DENY])
-    code = ctypes.create_string_buffer(packed)
-    header = struct.pack("@HP", len(packed) // 8, ctypes.addressof(code))
-    with contextlib.suppress(OSError):
-        if os.uname().machine in MACHINES:
-            return _call("prctl", PR_SET_SECCOMP, FILTER_MODE, header, 0, 0) == 0
+def _cannot_signal(number: int) -> bool:
+    """Does the kernel deny a signal to this process of the same user?"""
+    try:
+        if number:
+            os.kill(number, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        pass
     return False
-
-
-def _case(value: int, part: list[Instruction]) -> list[Instruction]:
-    """Run `part` where the loaded value is this one."""
-    return [(EQUAL, 0, len(part), value), *part]
-
-
-def _call(name: str, *arguments: int | bytes | None) -> int:
-    """Call a function of the C library. Raises OSError."""
-    if sys.platform != "linux":  # where the numbers are those of other system calls
-        raise OSError(errno.ENOSYS, "this system is not Linux")
-    given = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    result = getattr(ctypes.CDLL(None, use_errno=True), name)(*given)
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return int(result)

@@ -1,14 +1,11 @@
 """bash, and all other child processes: apart from the terminal, read with bounded memory, never left behind.
 
 A child gets a session of its own, without a terminal. It is over when the process is over, not when the pipe is: a
-background child may live on. A time-out, an abort and our own end kill all that is left, also what has made a
-session of its own: the children of each command carry its mark in their environment. After a kill -9 of ours a
-guard does it: PR_SET_PDEATHSIG would reach a command's shell alone, not what that has started.
+background child may live on. A time-out, an abort and the end of the program kill all that is left (processes.py).
 """
 
 from __future__ import annotations
 
-import atexit
 import codecs
 import contextlib
 import os
@@ -25,6 +22,7 @@ from typing import IO, Any
 
 from coder.abort import TICK, Abort
 from coder.events import Returning
+from coder.tools import processes
 from coder.tools.secrets import clean_path, environment
 from coder.tools.workspace import private_folder
 from coder.toolset import ToolContext, tool
@@ -35,26 +33,8 @@ MAX_TIMEOUT = 600
 KEEP = 14_000  # characters of head and tail each: under the 30,000 that the loop passes on
 MAX_SAVED = 1 << 30  # bytes of output: an endless command must not fill the disk
 SHOW_EVERY = 0.1  # seconds between two updates
-GRACE = 0.5  # seconds between TERM and KILL
 DRAIN = 0.2  # seconds to read on after the process has ended while something else still writes
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
-MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
-
-# A shell that reads until this process is gone, then kills what carries the mark, three times, since
-# that may start others meanwhile. It runs in the background of one that ends at once: a program that
-# waits for its children does not wait for it.
-GUARD = """
-exec 3<&0
-{
-  read -r line
-  for turn in 1 2 3; do
-    grep -lsF -e "$0" /proc/[0-9]*/environ | while IFS=/ read -r root proc number file; do kill -9 "$number"; done
-  done
-} <&3 &
-"""
-
-_started: set[int] = set()  # groups that may have left members
-_run = f"{os.getpid()}-{os.urandom(6).hex()}"
 
 
 @tool(permission="bash", default="ask", asks_itself=True)
@@ -209,18 +189,18 @@ def output_of(
     what the child is kept in. `variables`: more for its environment. Raises ToolError where it cannot
     be started. At the end only background children may be left, and none where it was ended.
     """
-    mark = f"{_run}-{time.monotonic_ns()}"
+    mark = processes.new_mark()
     env = environment() | {**(confine.environment if confine else {}), **(variables or {})}
     files: Any = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr}
-    more = files | {"cwd": cwd, "env": env | {MARK: mark}, "start_new_session": True}
+    more = files | {"cwd": cwd, "env": env | {processes.MARK: mark}, "start_new_session": True}
     start: Any = partial(subprocess.Popen, argv, **more)
-    _start_guard()
+    processes.main_guard()
     try:
         process: subprocess.Popen[bytes] = confine.start(start) if confine else start()
     except (OSError, ValueError) as error:
         gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
         raise ToolError(f"the command could not be started: {error}{gone}") from None
-    _started.add(process.pid)
+    processes.note_start(process.pid)
     cause = "interrupted"
     try:
         cause = yield from read_output(process, abort, time.monotonic() + timeout)
@@ -228,8 +208,9 @@ def output_of(
         with process, contextlib.ExitStack() as ending:
             if confine:
                 ending.callback(confine.ended)
+            ending.callback(processes.note_end, process.pid)
             if cause:
-                _kill(process, mark)
+                processes.kill(process, mark)
     return process.wait(), cause
 
 
@@ -260,61 +241,3 @@ def read_output(
             return "aborted"
         elif now > deadline:
             return "timeout"
-
-
-def _kill(process: subprocess.Popen[bytes], mark: str) -> None:
-    """TERM to the group, a short grace, KILL, and a sweep for those who have left the group."""
-    _signal(process.pid, signal.SIGTERM)
-    try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
-    finally:  # also when a second Ctrl+C comes during the grace
-        _signal(process.pid, signal.SIGKILL)
-        process.wait()
-        _sweep(mark)
-        _started.discard(process.pid)
-
-
-def _signal(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
-
-
-def _sweep(mark: str) -> None:
-    """KILL every process that carries the mark."""
-    wanted = f"{MARK}={mark}".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes():
-                os.kill(int(entry.name), signal.SIGKILL)
-
-
-def marked_environment() -> dict[str, str]:
-    """`environment` for a child that is started elsewhere: it ends with this process, like a command's children."""
-    _start_guard()
-    return environment() | {MARK: f"{_run}-server"}
-
-
-@cache
-def _start_guard() -> None:
-    """Once. The end of the pipe that is held here is closed with this process, however it ends."""
-    atexit.register(stop_all)
-    if not os.path.isdir("/proc/self"):
-        return
-    reader, _ = os.pipe()
-    with open(reader, "rb") as ours, contextlib.suppress(OSError):  # without sh there is none
-        argv = ["/bin/sh", "-c", GUARD, f"{MARK}={_run}"]
-        quiet: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
-        env = {"PATH": os.defpath}
-        subprocess.run(argv, env=env, stdin=ours, start_new_session=True, check=False, **quiet)
-
-
-def stop_all() -> None:
-    """End what commands have left in the background. Called at the end of the program."""
-    if not _start_guard.cache_info().currsize:  # nothing was started
-        return
-    if os.path.isdir("/proc/self"):
-        _sweep(_run)  # every mark begins with it; a group's number may be another's by now
-        return
-    for group in _started:
-        _signal(group, signal.SIGKILL)

@@ -1,0 +1,154 @@
+"""Landlock and seccomp: a thread gives up rights for good, and what it starts has no more."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+# Landlock restricts a thread and what it starts. These can signal and trace each other, and nothing
+# else (the kernel's Documentation/userspace-api/landlock.rst, uapi/linux/landlock.h). A seccomp filter
+# (seccomp_filter.rst) covers what Landlock has no rights for: the limits of other processes (a CPU
+# limit of 0 kills) and, without a network, all sockets but local ones: Landlock knows TCP by bind
+# and connect only, which TCP fast open, MPTCP and UDP avoid.
+
+# Of BPF: code, instructions to skip if true, if false, value
+Instruction = tuple[int, int, int, int]
+
+# System calls, the same on all machines but Alpha; and constants of prctl(2).
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+VERSION = 1  # flag of CREATE_RULESET: return the version of the interface
+PATH_BENEATH = 1
+PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, FILTER_MODE = 22, 24, 38, 2
+NETWORK_ABI, FULL_ABI = 4, 6  # the first versions with rules for TCP, and with scopes
+
+# Rights that change something, as bits, by the version that introduced them.
+WRITE_FILE, REFER, TRUNCATE, IOCTL_DEV = 1 << 1, 1 << 13, 1 << 14, 1 << 15
+MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))
+RIGHTS = {1: WRITE_FILE | MAKE_AND_REMOVE, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV}
+FOLDER_RIGHTS = ~(1 << 6 | 1 << 11)  # no device nodes: with its own root could write to any disk
+FILE_RIGHTS = WRITE_FILE | TRUNCATE | IOCTL_DEV  # those that a rule for a single file may name
+TCP = 0b11  # bind and connect
+SCOPE_SIGNAL = 0b10
+SCOPES = 0b01 | SCOPE_SIGNAL  # abstract unix sockets and signals of others
+# Dropped for root: SYS_MODULE, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, SYS_BOOT, SYS_TIME, PERFMON
+# (reads the environment of any process), BPF. See capabilities(7).
+CAPABILITIES = (16, 17, 19, 21, 22, 25, 38, 39)
+
+# By AUDIT_ARCH, the numbers of socket, socketcall (0: none) and prlimit64.
+CALLS = {
+    0xC000003E: (41, 0, 302),  # x86_64
+    0xC00000B7: (198, 0, 261),  # aarch64
+    0x40000003: (359, 102, 340),  # i386
+    0x40000028: (281, 102, 369),  # arm
+}
+MACHINES = {"x86_64", "aarch64"}  # those whose programs, 32-bit ones included, are all in the table
+X32 = 0x40000000  # from here on: the calls of x86_64 by other numbers
+IO_URING_SETUP = 425
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # linux/bpf_common.h
+ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
+DENY: Instruction = (RETURN, 0, 0, 0x00050000 | errno.EACCES)
+NUMBER, ARCH, FIRST, THIRD = 0, 4, 16, 32  # in struct seccomp_data; arguments: low half first
+# socket(family, ...): AF_UNIX and AF_NETLINK.
+LOCAL_SOCKETS = [(LOAD, 0, 0, FIRST), (EQUAL, 2, 0, 1), (EQUAL, 1, 0, 16), DENY, ALLOW]
+# prlimit64(process, resource, new, old): process 0 is the caller; without `new` it only reads.
+OWN_LIMITS = [
+    *[(LOAD, 0, 0, FIRST), (EQUAL, 5, 0, 0)],
+    *[(LOAD, 0, 0, THIRD), (EQUAL, 0, 2, 0), (LOAD, 0, 0, THIRD + 4), (EQUAL, 1, 0, 0)],
+    *[DENY, ALLOW],
+]
+
+
+def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> bool:
+    """Limit this thread, and what it starts, to changing files at and below `writable`.
+
+    Its programs get no rights by set-user-ID, fewer of root's, and cannot change other processes'
+    limits. Without `network` it has local sockets only, or where seccomp is missing no TCP. `abi`: use
+    no newer Landlock. Returns whether the kernel can do all of this. Raises OSError where it has none.
+    """
+    if abi is None:
+        abi = _call("syscall", CREATE_RULESET, None, 0, VERSION)
+    handled = sum(rights for since, rights in RIGHTS.items() if abi >= since)
+    fields = [handled, 0 if network else TCP, SCOPES]
+    fields = fields[: 1 if abi < NETWORK_ABI else 2 if abi < FULL_ABI else 3]
+    attributes = struct.pack(f"={len(fields)}Q", *fields)
+    ruleset = _call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
+    with contextlib.ExitStack() as closing:
+        closing.callback(os.close, ruleset)
+        for path in writable:
+            try:
+                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue
+            closing.callback(os.close, fd)
+            is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+            rule = struct.pack("=Qi", handled & (FOLDER_RIGHTS if is_folder else FILE_RIGHTS), fd)
+            _call("syscall", ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
+        with contextlib.suppress(OSError):  # only root can drop them, who alone has them
+            for capability in CAPABILITIES:
+                _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
+        _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _call("syscall", RESTRICT_SELF, ruleset, 0)
+    return _filter_calls(network) and abi >= FULL_ABI
+
+
+def limit_signals() -> None:
+    """Let this thread, and what it starts, signal nothing else. Raises OSError where Landlock cannot.
+
+    Links and moves between folders, which any set of rules denies that does not allow them, stay allowed.
+    """
+    attributes = struct.pack("=3Q", REFER, 0, SCOPE_SIGNAL)
+    ruleset = _call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
+    with contextlib.ExitStack() as closing:
+        closing.callback(os.close, ruleset)
+        closing.callback(os.close, root := os.open("/", os.O_PATH | os.O_CLOEXEC))
+        _call("syscall", ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", REFER, root), 0)
+        _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _call("syscall", RESTRICT_SELF, ruleset, 0)
+
+
+def _filter_calls(network: bool) -> bool:
+    """Deny for good changing other processes' limits and, without `network`, sockets other than unix
+    and netlink ones, and io_uring, which opens sockets by itself. Calls of an unknown architecture
+    are denied. False where seccomp does not work, or the machine is not in the table."""
+    program = [(LOAD, 0, 0, ARCH)]
+    for arch, (socket, socketcall, prlimit) in CALLS.items():
+        part = [(LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), DENY, *_case(prlimit, OWN_LIMITS)]
+        if not network:
+            part += [*_case(IO_URING_SETUP, [DENY]), *_case(socket, LOCAL_SOCKETS)]
+            part += _case(socketcall, [DENY]) if socketcall else []  # its arguments cannot be seen
+        program += _case(arch, [*part, ALLOW])
+    return install_filter(program)
+
+
+def install_filter(program: list[Instruction]) -> bool:
+    """Filter this thread's system calls for good, and deny all of other architectures."""
+    packed = b"".join(struct.pack("=HBBI", *each) for each in [*program, DENY])
+    code = ctypes.create_string_buffer(packed)
+    header = struct.pack("@HP", len(packed) // 8, ctypes.addressof(code))
+    with contextlib.suppress(OSError):
+        if os.uname().machine in MACHINES:
+            return _call("prctl", PR_SET_SECCOMP, FILTER_MODE, header, 0, 0) == 0
+    return False
+
+
+def _case(value: int, part: list[Instruction]) -> list[Instruction]:
+    """Run `part` where the loaded value is this one."""
+    return [(EQUAL, 0, len(part), value), *part]
+
+
+def _call(name: str, *arguments: int | bytes | None) -> int:
+    """Call a function of the C library. Raises OSError."""
+    if sys.platform != "linux":  # where the numbers are those of other system calls
+        raise OSError(errno.ENOSYS, "this system is not Linux")
+    given = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    result = getattr(ctypes.CDLL(None, use_errno=True), name)(*given)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(result)

@@ -1,0 +1,297 @@
+"""What commands leave running, and how all of it is ended: at a time-out, an abort and the end of the program.
+
+Each command is a session and a group of its own, and its children carry its mark in their environment. A child can
+leave the group (setsid) and drop the mark (env -i), so the command line takes in orphans as well (`adopt_orphans`).
+After a kill -9 a guard does it: PR_SET_PDEATHSIG would reach a command's shell alone, not what that has started.
+
+A program that uses the library has children of its own, which are neither ended nor waited for here: there, only the
+mark, the groups and what still descends from a command at its time-out tell; and the sandbox knows what it confined.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coder.tools.secrets import environment
+
+GRACE = 0.5  # seconds between TERM and KILL
+MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
+PR_SET_CHILD_SUBREAPER = 36
+PAUSE = 0.005  # seconds between two looks at what is left
+ROUNDS = 200  # looks, until what was killed is given up
+
+# It runs in the background of a shell that ends at once: a program that waits for its children does
+# not wait for it. Descriptor 3 is a pipe whose other end closes with this process, however it ends.
+GUARD = """
+exec 3<&0
+{{
+  read -r line
+  {}
+}} <&3 >/dev/null 2>&1 &
+echo "$!"
+"""
+# Kills what carries the mark, three times, since that may start others meanwhile.
+KILL_MARKED = """
+  for turn in 1 2 3; do
+    grep -lsF -e "$0" /proc/[0-9]*/environ | while IFS=/ read -r root proc number file; do kill -9 "$number"; done
+  done
+"""
+
+_started: set[int] = set()  # groups that may have left members
+_running: set[int] = set()  # commands that are waited for
+_guards: set[int] = set()
+_run = f"{os.getpid()}-{os.urandom(6).hex()}"
+_is_adopting: list[bool] = []  # empty unless all orphans of this program are its commands'
+COMMANDS, SERVERS = f"{_run}-", f"{_run}-server"  # beginnings of marks
+USERS = f"user-{os.urandom(8).hex()}"  # of the user's own commands, which may outlive the program
+
+
+class Process(NamedTuple):
+    """From /proc/PID/stat; `start` in clock ticks since the system's own."""
+
+    is_alive: bool  # no zombie
+    parent: int
+    session: int
+    start: int
+
+
+def facts(number: int) -> Process | None:
+    """None where there is no such process."""
+    try:
+        fields = Path(f"/proc/{number}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    is_alive = fields[0] not in (b"Z", b"X")
+    return Process(is_alive, int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def is_alive(number: int) -> bool:
+    found = facts(number)
+    return found is not None and found.is_alive
+
+
+def numbers() -> list[int]:
+    """All processes of the machine."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+# ---- the start ------------------------------------------------------------------------------
+
+
+def new_mark() -> str:
+    return f"{COMMANDS}{time.monotonic_ns()}"
+
+
+def marked_environment() -> dict[str, str]:
+    """`environment` for a child that is started elsewhere: it ends with this process, like a command's children."""
+    main_guard()
+    return environment() | {MARK: SERVERS}
+
+
+def note_start(number: int) -> None:
+    """A command has been started, in a session of its own."""
+    _started.add(number)
+    _running.add(number)
+
+
+def note_end(number: int) -> None:
+    """A command has been waited for."""
+    _running.discard(number)
+    _reap()
+    for group in list(_started - _running):
+        # The system gives a group's number to nobody else while it has members
+        with contextlib.suppress(PermissionError):
+            try:
+                os.killpg(group, 0)
+            except ProcessLookupError:
+                _started.discard(group)
+
+
+@cache
+def main_guard() -> int:
+    """Start, once, what ends marked processes after this one. Returns its number, 0 where there is none."""
+    atexit.register(stop_all)
+    if not os.path.isdir("/proc/self"):
+        return 0
+    return start_guard(KILL_MARKED, f"{MARK}={_run}")[0]
+
+
+def start_guard(script: str, argument: str = "sh") -> tuple[int, int]:
+    """Start a shell that runs a script, with `argument` as $0, when this process ends or closes a descriptor.
+
+    Returns its number, 0 where it could not be started, and the descriptor.
+    """
+    reader, writer = os.pipe()
+    argv = ["/bin/sh", "-c", GUARD.format(script), argument]
+    options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "check": False}
+    options |= {"env": {"PATH": os.defpath}, "start_new_session": True}
+    with open(reader, "rb") as ours:
+        try:
+            done = subprocess.run(argv, stdin=ours, **options)
+        except OSError:  # there is no sh
+            return 0, writer
+    number = int(done.stdout or 0)
+    _guards.add(number)
+    return number, writer
+
+
+# ---- the end of a command -------------------------------------------------------------------
+
+
+def kill(process: subprocess.Popen[bytes], mark: str) -> None:
+    """TERM to the group, a short grace, KILL, and a sweep for those who have left the group."""
+    known = facts(process.pid)
+    family = _descendants(process.pid)
+    _signal(process.pid, signal.SIGTERM)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+    finally:  # also when a second Ctrl+C comes during the grace
+        _signal(process.pid, signal.SIGKILL)
+        process.wait()
+        _sweep(mark)
+        for number, before in family.items():
+            now = facts(number)
+            if now and now.start == before.start:  # it is still the same
+                _kill(number)
+        if known:
+            end_orphans(known.start, spared=COMMANDS)
+
+
+def _signal(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _kill(number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(number, signal.SIGKILL)
+
+
+def _sweep(mark: str) -> None:
+    """KILL every process that carries the mark."""
+    wanted = f"{MARK}={mark}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _descendants(number: int) -> dict[int, Process]:
+    """What descends from a process, as far as no parent in between has ended."""
+    if sys.platform != "linux":
+        return {}
+    everybody = {each: found for each in numbers() if (found := facts(each))}
+    family, parents = dict[int, Process](), {number}
+    while parents:
+        children = {each: p for each, p in everybody.items() if p.parent in parents}
+        parents = children.keys() - family.keys()
+        family |= children
+    return family
+
+
+# ---- orphans --------------------------------------------------------------------------------
+
+
+def adopt_orphans() -> None:
+    """Let orphans come to this program; they end with it. For a program whose children are all started by this package.
+
+    Where the system cannot do it, they go to the system's first process as ever, and can be lost.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes  # late: 4 ms
+
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
+        _is_adopting.append(True)
+
+
+def _orphans() -> dict[int, Process]:
+    """Commands' children that have lost their parent, zombies included.
+
+    Those are this program's children in another session than its own: a command's processes can never come back into
+    its session (setsid(2)), where the user's editor and `!commands` are. Orphans come to the main thread. What another
+    thread has started, such as MCP servers, is none; nor is what was there before the first command.
+    """
+    own, main = os.getpid(), f"/proc/self/task/{os.getpid()}/children"
+    try:
+        children = [int(each) for each in Path(main).read_text().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        children = numbers()
+    guard = facts(main_guard())
+    found = {}
+    for number in {*children} - _guards - _running:
+        child = facts(number)
+        if not child or child.parent != own or child.session == os.getsid(0):
+            continue
+        if not guard or child.start >= guard.start:
+            found[number] = child
+    return found
+
+
+def end_orphans(since: int = 0, spared: str = SERVERS) -> bool:
+    """KILL what commands have left and what that has started, from this time on.
+
+    What has a mark that begins with `spared` stays, and so do the user's own. Only children are killed, whose numbers
+    nobody else gets before they are waited for. What they have started comes to this program with their end, and is
+    killed in the next round. Returns whether all is gone; False where orphans go elsewhere.
+    """
+    for _ in range(ROUNDS if _is_adopting else 0):
+        found = {each: child for each, child in _orphans().items() if child.start >= since}
+        left = [each for each, p in found.items() if not (p.is_alive and _is_marked(each, spared))]
+        if not left:
+            return True
+        for number in left:
+            _kill(number)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(number, os.WNOHANG)
+        time.sleep(PAUSE)
+    return False
+
+
+def _is_marked(number: int, spared: str) -> bool:
+    with contextlib.suppress(OSError):
+        variables = Path(f"/proc/{number}/environ").read_bytes()
+        return any(f"{MARK}={each}".encode() in variables for each in (spared, USERS))
+    return False
+
+
+def _reap() -> None:
+    """Wait for orphans that have ended."""
+    if not _is_adopting:
+        return
+    with contextlib.suppress(ChildProcessError):
+        # A look that costs little: has any child ended?
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            for number, child in _orphans().items():
+                if not child.is_alive:
+                    os.waitpid(number, os.WNOHANG)
+
+
+# ---- the end of the program -----------------------------------------------------------------
+
+
+def stop_all() -> None:
+    """End what commands have left in the background. Called at the end of the program."""
+    if not main_guard.cache_info().currsize:  # nothing was started
+        return
+    if os.path.isdir("/proc/self"):
+        _sweep(_run)  # every mark begins with it
+    for group in _started:
+        # Where there is such a process again, the group had ended and its number is another's
+        if group in _running or not os.path.exists(f"/proc/{group}"):
+            _signal(group, signal.SIGKILL)
+    for _ in range(ROUNDS):  # their orphans come with their end
+        if not any(is_alive(number) for number in list(_running)):
+            break
+        time.sleep(PAUSE)
+    end_orphans()
