@@ -115,6 +115,8 @@ UNBOUNDED = "front matter has to be between two lines ---"
         ("\u200b---\nmode: all\n---\n", UNBOUNDED),
         ("<!-- an agent -->\n---\na: b\n---\n", UNBOUNDED),
         ("---\nnever closed: x\n", UNBOUNDED),
+        ("model: small", UNBOUNDED),
+        ("permissions:\n  edit: deny\n", UNBOUNDED),
     ],
 )
 def test_a_file_that_makes_no_agent_is_reported(tmp_path: Path, text: str, problem: str) -> None:

@@ -40,6 +40,7 @@ DRIVEN = [
     ("/tools", "", "bash Run a command in bash"),
     ("/skills", "", "There are no skills. They are folders with a SKILL.md: docs/settings.md"),
     ("/tokens", "", "this session: "),
+    ("/summary", "", "said <conversation>"),
     ("/compact", "", "stays as it is: there is nothing old in it."),
     ("/diff", "", "No file was changed."),
     ("/export out.md", "", "Written to out.md."),

@@ -752,6 +752,41 @@ def test_what_was_summed_up_and_the_checklist_go_on(tmp_path: Path) -> None:
             assert "Count the sheep." in str(server.requests[-1]["messages"][2])
 
 
+def test_the_agents_for_titles_summaries_and_compaction_are_those_of_their_files(
+    tmp_path: Path,
+) -> None:
+    """Their prompts and their models; what they used is in the session."""
+    agents = tmp_path / "home" / ".config" / "coder" / "agents"
+    agents.mkdir(parents=True)
+    for name in ("title", "summary", "compaction"):
+        (agents / f"{name}.md").write_text(f"---\nmodel: {name}-model\n---\nYou do the {name}.\n")
+
+    def script(body: Body) -> Reply:
+        system = str(body["messages"][0]["content"])
+        told = {"title": "Sheep", "summary": "Sheep were counted.", "compaction": "## Goal\nSheep."}
+        return Reply(next((told[n] for n in told if f"do the {n}." in system), "word " * 400))
+
+    with serve(script) as server, Terminal(tmp_path, server, CODER_TITLES="on") as session:
+        session.say("count the sheep")
+        until(lambda: len(server.requests) == 2, "both requests")
+        for number in range(3):
+            session.say(f"question {number} " + "x" * 1_000)
+        shown = bare(session.say("/summary"))
+        assert "Sheep were counted." in shown and "shortening" not in shown
+        assert "The conversation was shortened from" in bare(session.say("/compact"))
+        asked = {body["model"]: body["messages"] for body in server.requests}
+        assert {*asked} == {"script", "title-model", "summary-model", "compaction-model"}
+        for name in ("title", "summary", "compaction"):
+            system, user_ = (each["content"] for each in asked[f"{name}-model"])
+            assert system == f"You do the {name}." and "count the sheep" in user_
+        assert all("tools" not in b for b in server.requests if b["model"] != "script")
+        session.say("/new")
+        assert rows(tmp_path, "SELECT title FROM session") == [("Sheep",)]
+        summed = "SELECT sum(tokens ->> 'output') FROM message"
+        [(used, counted)] = rows(tmp_path, f"SELECT output, ({summed}) FROM session")
+        assert used > counted > 0
+
+
 def test_a_title_is_found_beside_the_first_run(tmp_path: Path) -> None:
     def script(body: Body) -> Reply:
         if "conversations their titles" in str(body["messages"][0]["content"]):

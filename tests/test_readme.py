@@ -17,7 +17,7 @@ from typing import Any, get_args
 import pytest
 
 from coder import events, types
-from coder.agent.profiles import load_agents
+from coder.agent.profiles import BUILT_IN, load_agents
 from coder.cli.commands import ALIASES, Commands
 from coder.cli.main import SUBCOMMANDS, parser, run
 from coder.cli.one_shot import EXIT_CODES
@@ -144,11 +144,14 @@ def test_every_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
     (tmp_path / "weather.py").write_text(plugin)
     loaded = Plugins(tmp_path, report=pytest.fail)
     assert [each.name for each in loaded.tools] == ["forecast"]
-    agent, command = blocks("markdown")
+    agent, cheap, command = blocks("markdown")
     (tmp_path / "review.md").write_text(command)
     assert "commit abc and" in read_prompt_file(tmp_path / "review.md").filled("abc")
     (tmp_path / "review.md").write_text(agent)
-    assert load_agents(tmp_path, pytest.fail)["review"].mode == "subagent"
+    (tmp_path / "explore.md").write_text(cheap)
+    agents = load_agents(tmp_path, pytest.fail)
+    assert agents["review"].mode == "subagent"
+    assert agents["explore"].prompt == BUILT_IN["explore"].prompt and agents["explore"].model
     for text in blocks("json"):
         data = json.loads(text)
         if "before_tool_call" in data:

@@ -158,7 +158,8 @@ def _read_agent(path: Path, base: AgentSpec) -> AgentSpec:
     check_ownership(path)
     front, prompt = split_front_matter(path.read_text("utf-8", "replace"))
     # Rules that are not read would make an agent that may do everything
-    if front is None and re.search(r"^\W*---", prompt, re.M):
+    fields_alone = "|".join([*FIELDS, "permissions"])
+    if front is None and re.search(rf"^\W*---|\A(?:{fields_alone}):", prompt, re.M):
         raise ValueError("its front matter has to be between two lines ---, the first of the file")
     said = base.description or prompt.partition("\n")[0].strip("# .")
     fields = {"description": said} | _mapping(front or "")

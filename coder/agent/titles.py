@@ -21,15 +21,16 @@ LONGEST = 80  # characters of a title
 class Titler:
     """Finds the title in a worker thread. `title` is "" until it is there; `usage` are the tokens that it took."""
 
-    def __init__(self, model: Model, text: str) -> None:
+    def __init__(self, model: Model, text: str, prompt: str = "") -> None:
         self.title, self.usage, self.abort = "", Usage(), Abort()
+        self.prompt = prompt or PROMPT
         work = (model, text[:BEGINNING].replace("</beginning", "<\\/beginning"))
         self.thread = threading.Thread(target=self._ask, args=work, daemon=True, name="title")
         self.thread.start()
 
     def _ask(self, model: Model, text: str) -> None:
         shown = {"role": "user", "content": f"<beginning>\n{text}\n</beginning>"}
-        request = Request([shown], system=PROMPT, options={"temperature": 0.3})
+        request = Request([shown], system=self.prompt, options={"temperature": 0.3})
         with contextlib.suppress(CoderError):
             answer = drain(model.stream(request, self.abort))
             self.usage = answer.usage

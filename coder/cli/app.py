@@ -202,12 +202,21 @@ class App:
             redact=self.redactor.data if self.redactor else bytes,
         )
 
+    def model_of(self, spec: AgentSpec) -> ChatModel:
+        """The model of an agent that works beside this one: its own, or the present one."""
+        model = self.chat_model(spec.model or self.model.name)
+        if self.trace:
+            self.trace.attach(model)
+        return model
+
     def hooks_for(
         self, model: ChatModel, permissions: Permissions, users: Sequence[Hooks]
     ) -> tuple[HookChain, Compaction | None]:
         """The hooks of an agent with this model, in their order, and the compaction, None where it is off or deleted."""
         module = None if self.arguments.no_compaction else optional("coder.agent.compaction")
-        compaction = module and module.Compaction(model, prompt=self.agents["compaction"].prompt)
+        spec = self.agents["compaction"]
+        writer = self.model_of(spec) if spec.model else None
+        compaction = module and module.Compaction(model, prompt=spec.prompt, writer=writer)
         guard = compaction and optional("coder.extend.guard")
         spared = guard.Guard(compaction, seconds=None) if guard else compaction  # may fail
         redaction = self.redaction and self.redaction.Redaction(self.redactor)
@@ -231,12 +240,10 @@ class App:
         """What a sub-agent works with: it may do nothing that this agent may not."""
         from coder.agent.subagent import Equipment
 
-        model = self.chat_model(spec.model or self.model.name)
+        model = self.model_of(spec)
         permissions = self.permissions.child([*spec.rules, NO_TASK], spec.read_only)
         users = [each.in_child() for each in self.users_hooks]
         tools = permissions.offered(self.tools_for(model.name, permissions.changes_nothing))
-        if self.trace:
-            self.trace.attach(model)
         return Equipment(
             model,
             TOOLSET(tools, cwd=self.cwd, session_id=session_id),
@@ -315,6 +322,16 @@ class App:
         messages = self.agent.messages
         run = self.agent.follow(lambda abort: compaction.compact(messages, abort, focus))
         return self.follow(run, show)
+
+    def sum_up(self, show: Show) -> str:
+        """What happened in the conversation. Raises KeyboardInterrupt, Aborted, ModelError, and ConfigError."""
+        module, spec = needed("coder.agent.compaction", "/summary"), self.agents["summary"]
+        model, messages = self.model_of(spec), self.agent.messages
+        if not messages:
+            raise ConfigError("there is nothing to sum up")
+        run = self.agent.follow(lambda abort: module.sum_up(model, messages, abort, spec.prompt))
+        text: str = self.follow(run, show)
+        return text
 
     def follow(self, events: Events[T], show: Show) -> T:
         """Show the events, and notices that come up, to the end; signals stop the work. Raises KeyboardInterrupt."""

@@ -46,6 +46,7 @@ COMMANDS = {
     "tools": "list the model's tools",
     "skills": "list the skills; asks about those of this project that are not used",
     "tokens cost context": "tokens used, and how full the context is",
+    "summary": "tell what happened in this conversation",
     "compact compress": "shorten the conversation: /compact [FOCUS]",
     "undo": "undo the last run: its file changes and its messages",
     "redo": "redo what was undone",
@@ -242,6 +243,13 @@ class Commands:
         full = f"{count(used)} of {count(window)} tokens ({100 * self.app.context_used:.0f} %)"
         self.screen.line(f"this session: {tokens(self.app.usage)}")
         self.screen.line(f"context: {full}, {plural(len(self.app.agent.messages), 'message')}")
+
+    def summary(self, argument: str) -> None:
+        text = "There is no summary."
+        with contextlib.suppress(Aborted, KeyboardInterrupt), silent_keys():
+            text = self.app.sum_up(self.repl.show) or text
+        self.repl.render.pause()
+        self.screen.line(text)
 
     def compact(self, argument: str) -> None:
         stopped = True

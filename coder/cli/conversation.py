@@ -152,8 +152,9 @@ class Conversation:
             self.snapshots(event, self.app.agent.token)
         has_title = self.titler or self.recorder.info.title
         if isinstance(event, events.MessageEnd) and self.titles and not has_title:
-            model = self.app.chat_model(self.app.model.name)
-            self.titler = self.titles.Titler(model, text_of(event.message))
+            spec = self.app.agents["title"]
+            model = self.app.chat_model(spec.model or self.app.model.name)
+            self.titler = self.titles.Titler(model, text_of(event.message), spec.prompt)
         self._take_title()
 
     def _record(self, event: Event) -> None:

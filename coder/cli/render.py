@@ -132,6 +132,8 @@ class Renderer:
             case events.ToolEnd():
                 self._end_call(event, worker)
                 self._wait(self._agent.activity)
+            case Nested(agent="summary"):
+                self._wait("summing up the conversation")
             case Nested():  # of no session
                 self._wait("shortening the conversation")
             case events.RunEnd():
