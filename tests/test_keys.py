@@ -401,6 +401,36 @@ def test_esc_stops_a_run_and_a_key_that_begins_with_it_does_not(tmp_path: Path) 
         assert len(server.requests) == 2
 
 
+ASK_USER = "ask_user", {"question": "Which?", "options": []}
+
+
+@pytest.mark.parametrize("typed", ["", "a reason", "answer: "])
+def test_esc_at_a_question_stops_the_run(tmp_path: Path, typed: str) -> None:
+    """Also where words have been begun, and at a question of the model's."""
+    call = ASK_USER if typed == "answer: " else ("bash", {"command": "touch made"})
+    replies = Reply(calls=[call, ("bash", {"command": "touch more"})]), Reply("Well.")
+    with serve(*replies) as server, Terminal(tmp_path, server) as session:
+        session.enter("begin")
+        session.expect(typed if call == ASK_USER else QUESTION)
+        if typed == "a reason":
+            session.type(typed)
+            session.expect(typed)
+            held(session)
+        session.type(ESC)
+        assert "stopped by the user" in session.prompt()
+        session.say("and on")
+        assert users(server.requests[-1]) == ["begin", "and on"] and len(server.requests) == 2
+        assert not list(session.ws.iterdir())
+
+
+def test_esc_at_the_question_of_one_task_ends_it(tmp_path: Path) -> None:
+    call = Reply(calls=[("bash", {"command": "touch made"})])
+    with serve(call, Reply("Well.")) as server, Run(tmp_path, server, "make it") as session:
+        session.expect(QUESTION)
+        session.type(ESC)
+        assert session.exit_code() == 130 and len(server.requests) == 1
+
+
 # ---- files and images --------------------------------------------------------------------
 
 

@@ -25,8 +25,8 @@ from coder.permissions.sanitize import strip_controls
 
 MORE = ". "
 # With these in it, readline ends the line at a key of this program
-SHIFT_TAB, CTRL_G, ESC_TWICE = "\x1c", "\x1d", "\x1e"
-OWN_KEY = re.compile(f"[{SHIFT_TAB}{CTRL_G}{ESC_TWICE}]")
+SHIFT_TAB, CTRL_G, ESC_ENDS = "\x1c", "\x1d", "\x1e"
+OWN_KEY = re.compile(f"[{SHIFT_TAB}{CTRL_G}{ESC_ENDS}]")
 MODE, BACK = "/mode", "/back"  # the entries that Shift+Tab and Esc twice stand for
 BINDINGS = r"""
 set enable-bracketed-paste on
@@ -73,6 +73,7 @@ class Keyboard:
         self.early: list[str] = []  # prefilled at the next prompts, one text at each
         self.redact: Callable[[str], str] = str  # what is saved
         self.paused: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        self.stop_run: Callable[[], object] = int  # at Esc in the place of an answer
         self.label: Callable[[], str] = str  # in front of the prompt's mark
         # What a word can become, given the line before it and its beginning
         self.candidates: Callable[[str, str], Iterable[str]] = lambda before, word: ()
@@ -199,13 +200,13 @@ class Keyboard:
         """One of these letters, at its press, or a line typed behind the prompt `words`, if there is one.
 
         Without letters and words, and where keys do not come one by one, it is a line. Typed after the question was on
-        the screen; "" at Enter, Esc, Ctrl+D and Ctrl+C, which stops the run, too.
+        the screen; "" at Enter, Ctrl+D, and at Esc and Ctrl+C, which stop the run, too.
         """
-        stop_run = signal.getsignal(signal.SIGINT)
+        interrupt = signal.getsignal(signal.SIGINT)
 
         def press(number: int, frame: FrameType | None) -> None:
-            if callable(stop_run):
-                stop_run(number, frame)
+            if callable(interrupt):
+                interrupt(number, frame)
             raise KeyboardInterrupt
 
         with self.paused(), handling(signal.SIGINT, press), keys.tty_flags(on="ECHO"):
@@ -226,7 +227,11 @@ class Keyboard:
             keys.send(prompt + begun)
             with keys.tty_flags(on="ICRNL"):
                 return f"{begun}{sys.stdin.readline()}".strip()
-        if OWN_KEY.search(text := input(prompt)):
+        with self._clock(presses=1):
+            text = input(prompt)
+        if key := OWN_KEY.search(text):
+            if key[0] == ESC_ENDS:
+                self.stop_run()
             return ""
         # A paste is no yes
         return f"{text} {keys.waiting_keys(AT_ONCE)}".replace("\n", " ").strip()
@@ -242,6 +247,8 @@ class Keyboard:
                 while more := reader.read(seconds=AT_ONCE):
                     pressed += more
                 first, is_whole = pressed[0], pressed[-1] in (*keys.ENTER, "\n")
+                if first == keys.ESC:
+                    self.stop_run()
                 if first in (keys.ESC, keys.CTRL_D, *keys.ENTER, "\n"):
                     first = ""
                 if not first or (first.lower() in letters and len(pressed) == 1 + is_whole):
@@ -288,7 +295,7 @@ class Keyboard:
             threading.Thread(target=keys.end_with_terminal, daemon=True).start()
         else:
             with contextlib.suppress(AttributeError, OSError, ValueError):
-                self._held_esc = keys.HeldEsc(readline, end=f"{ESC_TWICE}\r")
+                self._held_esc = keys.HeldEsc(readline, end=f"{ESC_ENDS}\r")
         for binding in ["bind ^I rl_complete"] if self._is_libedit else BINDINGS.split("\n"):
             readline.parse_and_bind(binding)
         readline.set_completer_delims(" \t\n")

@@ -123,7 +123,9 @@ def show_progress(app: App, screen: Screen) -> Show:
         from coder.cli.input import Keyboard
         from coder.cli.questions import Prompter
 
-        ask = Prompter(render, Keyboard(data_folder() / "history"))
+        keyboard = Keyboard(data_folder() / "history")
+        keyboard.stop_run = app.interrupts.escape
+        ask = Prompter(render, keyboard)
 
     def show(event: Event) -> None:
         message = event.message if isinstance(event, MessageEnd) and not to_terminal else {}

@@ -65,7 +65,7 @@ class Repl:
         self.prompter = Prompter(self.render, keyboard)
         self.typeahead = TypeAhead(screen, app.agent.steering, app.agent.follow_ups)
         self.typeahead.redact = keyboard.redact = app.redact
-        self.typeahead.stop = app.interrupts.escape
+        self.typeahead.stop = keyboard.stop_run = app.interrupts.escape
         app.interrupts.at_prompt = True
         keyboard.paused = self.typeahead.paused
         # What is not the default of who works and what is allowed
