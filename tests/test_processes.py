@@ -6,6 +6,7 @@ Most go through the tool in this process; what is about a terminal, or about our
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import stat
@@ -290,26 +291,61 @@ def test_pagers_and_editors_do_not_wait(ws: Workspace) -> None:
         assert "empty commit message" in str(ws.call("bash", command=commit, timeout=8).content)
 
 
-SECRETS = """OPENAI_API_KEY GITHUB_TOKEN npm_config__authToken AWS_SECRET_ACCESS_KEY PGPASSWORD
-    HTTP_AUTHORIZATION GOOGLE_APPLICATION_CREDENTIALS my_secret DB_PASSWD GPG_PASSPHRASE MYSQL_PWD
-    GH_PAT SMTP_PASS SSHPASS DATABASE_URL SENTRY_DSN A_CONNECTION_STRING"""
+# Rows for each of the words that docs/security.md names: alone, at the end, in the middle, in other spellings.
+SECRETS = {
+    "key": "OPENAI_API_KEY KEY apikey AWS_ACCESS_KEY_ID SSH_KEY_1",
+    "token": "GITHUB_TOKEN TOKEN npm_config__authToken SLACK_TOKENS",
+    "secret": "AWS_SECRET_ACCESS_KEY my_secret SECRET clientSecret",
+    "password": "PGPASSWORD DB_PASSWD GPG_PASSPHRASE DOOR_PASSCODE password",
+    "pass": "PASS SMTP_PASS SSHPASS DB_PASS_2 DBPASS2 mail-pass",
+    "pwd": "MYSQL_PWD DBPWD ADMIN_PWD_1 DB_PW",
+    "psk": "WIFI_PSK PSK",
+    "credential": "GOOGLE_APPLICATION_CREDENTIALS CREDENTIAL AWS_CREDS CRED_FILE",
+    "auth": "HTTP_AUTHORIZATION npm_config__auth AUTH BASIC_AUTH",
+    "cookie": "COOKIE SESSION_COOKIE XDG_SESSION_COOKIE sessionCookies COOKIE_2",
+    "JWT": "JWT SUPABASE_JWT JWT_2 authjwt",
+    "bearer": "BEARER BEARER_VALUE MY_BEARER",
+    "webhook": "WEBHOOK SLACK_WEBHOOK_URL DISCORD_WEBHOOK",
+    "PAT": "PAT GH_PAT AZURE_PAT_1",
+    "DSN": "DSN SENTRY_DSN DSN_2 sentrydsn",
+    "mnemonic": "WALLET_MNEMONIC",
+    "database URL": "DATABASE_URL TEST_DATABASE_URL",
+    "connection string": "A_CONNECTION_STRING ConnectionStrings__Default CONN_STR",
+    "headers": "CODER_HEADERS",
+}
+# What docs/security.md names as steering a shell or the loader
+STEERING = """LD_PRELOAD LD_AUDIT DYLD_INSERT_LIBRARIES BASH_ENV ENV SHELLOPTS BASHOPTS POSIXLY_CORRECT CDPATH
+    GLOBIGNORE PROMPT_COMMAND RIPGREP_CONFIG_PATH BASH_FUNC_ls%%"""
 ADDRESSES = """http://me:canary@host/v1 redis://:canary@host:6379/0 https://canary@host/simple
     postgres://me:canary/#1@[::1]/db git+HTTP://canary@host:80/x"""
 HARMLESS = """EDITION=2 SSH_AUTH_SOCK=/run/agent GIT_AUTHOR_NAME=me LC_ALL=C.UTF-8 OLDPWD=/tmp
     PATTERN=x COMPASS=n SUDO_ASKPASS=/bin/ask UPSTREAM=ssh://git@host:22/a
+    PASSENGER=a PASSIVE_FTP=1 FTP_PASSIVE=1 BYPASS=1 OVERPASS=b UNDERPASS=c TRESPASS=d SURPASS=e PASSTHROUGH=1
+    PASSPORT_FILE=f MANPATH=/m PATCH=1 SPAT=2 COOKIECUTTER_CONFIG=g SACRED=h WINDSNAP=i PW_TEST=1 CREDITS=j
+    PGPASSFILE=k OTP_ROOT=l SAS_HOME=m XDG_SESSION_ID=3 DESKTOP_SESSION=n DSNAP=o DISPLAY=:7 XKB_LAYOUT=p
     HTTPS_PROXY=http://me:pw@proxy:3128 SERVICE=http://host:8080/v1
     REGISTRY=https://host:443/@scope/x PAGE=https://host/@me?a=b:c@d"""
 
 
 def test_secrets_do_not_reach_commands(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = dict.fromkeys(SECRETS.split(), "canary")
+    given = dict.fromkeys(" ".join(SECRETS.values()).split(), "canary")
+    given |= dict.fromkeys(STEERING.split(), "/canary")
     given |= {f"SERVICE_{number}": url for number, url in enumerate(ADDRESSES.split())}
     given |= dict(line.split("=", 1) for line in HARMLESS.split())
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     lines = str(ws.call("bash", command="env").content).splitlines()
-    assert not [line for line in lines if "canary" in line]
+    assert [line for line in lines if "canary" in line] == []
     assert {*HARMLESS.split(), f"PATH={os.environ['PATH']}"} <= set(lines)
+
+
+def test_every_word_of_the_documents_that_names_a_secret_has_rows() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    words = re.findall(r"that is named like a secret \(([^)]*)\)", text)[0]
+    assert re.split(r",\s+", words.replace("`", "")) == [*list(SECRETS)[:-1], "CODER_HEADERS"]
+    steering = re.findall(r"run or load something \(([^)]*)\)", text)[0]
+    names = re.findall(r"`(\w+)`", steering)
+    assert names == [name for name in STEERING.split() if "%" not in name]
 
 
 @pytest.mark.case("PRC-19")

@@ -41,8 +41,13 @@ def holds_secrets(path: str | PurePath) -> bool:
 # ---- variables and headers ---------------------------------------------------------------------
 
 SECRET = (
-    "(?i)KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|DATABASE_URL|CONNECTION_STRING|CODER_HEADERS"
-    "|_(?:PWD|PASS|PAT|DSN)(?:_|$)|(?<!COM|ASK)(?<!BY)PASS$"  # an ASKPASS is a program
+    "(?i)KEY|TOKEN|SECRET|PASSW|PASSPHRASE|PASSCODE|CREDENTIAL|AUTH|JWT|BEARER|WEBHOOK|MNEMONIC"
+    "|DATABASE_URL|CONN(?:ECTION)?_?STR|CODER_HEADERS"
+    "|(?<![A-Z])(?:PASS|PAT|PSK|CREDS?)(?![A-Z])"  # as words, between digits and signs
+    "|(?:DSN|COOKIES?)(?![A-Z])|_PW$"  # as ends of words: a COOKIECUTTER is a program
+    "|(?<=[A-Z0-9_])(?<!OLD)PWD(?![A-Z])"  # PWD and OLDPWD are folders
+    # An ASKPASS is a program
+    "|(?<!COM|ASK|SUR)(?<!BY)(?<!OVER|TRES)(?<!UNDER)PASS[0-9]*$"
 )
 # A colon and digits before a path are a port; what stands alone before an @ is mostly a token.
 SCHEME = "(?i)(?:basic|bearer|token) +"  # in front of a header's secret
@@ -73,7 +78,7 @@ def header_secret(name: str, value: str) -> str:
 # exported function (BASH_FUNC_...) would stand in for a program.
 STEERING = (
     "(?s)BASH_ENV|ENV|SHELLOPTS|BASHOPTS|POSIXLY_CORRECT|CDPATH|GLOBIGNORE|PROMPT_COMMAND"
-    "|RIPGREP_CONFIG_PATH|LD_PRELOAD|LD_AUDIT|BASH_FUNC_.*"
+    "|RIPGREP_CONFIG_PATH|LD_PRELOAD|LD_AUDIT|DYLD_INSERT_LIBRARIES|BASH_FUNC_.*"
 )
 QUIET = {
     **dict.fromkeys(("PAGER", "GIT_PAGER", "MANPAGER"), "cat"),
