@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from coder.abort import Abort
 from coder.events import Event, Events, Notice
 from coder.providers import profiles
-from coder.providers.assembler import Assembler, check_context, remarks
+from coder.providers.assembler import CUT_OFF, Assembler, check_context, remarks
 from coder.providers.errors import well_formed
 from coder.providers.http import Endpoint, read_answer
 from coder.providers.profiles import CHARS_PER_TOKEN, LIMITS, Price, Profile
@@ -132,8 +132,12 @@ class ChatModel:
             failure = error
         if tap:
             tap(failure)
-        # a whole answer counts although the connection stayed open or broke behind it
-        if failure and not (failure.kind == "network" and assembler.ended):
+        if failure and failure.kind == "network" and assembler.ended:
+            # a whole answer counts although the connection stayed open or broke behind it
+            if assembler.is_whole:
+                return
+            raise ModelError("incomplete", CUT_OFF, retryable=True) from failure
+        if failure:
             raise failure
 
     def _judge(self, assembler: Assembler, data: bytes) -> Completion:

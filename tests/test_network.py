@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import gzip
 import shlex
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from coder import __version__
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply, ScriptedServer
 from coder.events import Event
 from coder.loop import run_loop
-from coder.providers.connection import load_tls, proxy_of
 from coder.providers.errors import RetryPolicy, explain
+from coder.providers.https import proxy_of
 from coder.types import Limits, RunResult
 from tests.harness import FAST, drive, serve, types
 from tests.terminal import promptly
@@ -73,10 +77,34 @@ def test_a_server_that_never_answered_is_not_tried_again(nobody: str, place: str
     assert result.text.startswith(f"Error: nothing answers at {url}: ")
 
 
+def test_an_address_that_is_dead_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host has a dead address, one that refuses and one that answers; connecting to the first hangs, its queue is full."""
+    with contextlib.ExitStack() as stack, serve(Reply("well")) as server, promptly(8):
+        dead = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0)).getsockname()
+        for _ in range(4):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(dead)
+        refusing = stack.enter_context(socket.socket())
+        refusing.bind(("127.0.0.1", 0))
+        there = [dead, refusing.getsockname(), ("127.0.0.1", server.port)]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", each) for each in there]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)  # the name service
+        assert talk("http://three.example/v1")[1].text == "well"
+        assert server.connections == 1
+
+
 # ---- certificates ----------------------------------------------------------------------------------------
 
 
 AUTHORITIES = {"ca": "good", "company": "inside", "between": "below"}  # and servers of theirs
+OPENAI = (
+    "api.openai.com",
+    "eu.api.openai.com",
+    "api.openai.com.example",
+    "notopenai.com",
+    "llm.example",
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +130,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, authority, extensions, days in (
         ("good", "ca", server, 9),
         ("old", "ca", server, -1),
-        ("openai", "ca", "-addext subjectAltName=DNS:api.openai.com", 9),
+        ("openai", "ca", f"-addext subjectAltName=DNS:{',DNS:'.join(OPENAI)}", 9),
         ("inside", "company", server, 9),
         ("between", "ca", between, 9),
         ("below", "between", server, 9),
@@ -117,10 +145,15 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextmanager
-def https(certificates: Path, name: str = "good") -> Iterator[ScriptedServer]:
+def server_tls(certificates: Path, name: str = "good") -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
+    return context
+
+
+@contextmanager
+def https(certificates: Path, name: str = "good") -> Iterator[ScriptedServer]:
+    context = server_tls(certificates, name)
     server = serve(Reply("well"))
     server.socket = context.wrap_socket(server.socket, server_side=True)
     server.url = f"https://localhost:{server.port}/v1"
@@ -190,6 +223,30 @@ def test_http_on_an_https_port_and_the_reverse_are_said_at_once(certificates: Pa
         error = talk(server.url.replace("https://", "http://"))[1].error
         assert error and "was closed before an answer" in error.message
         assert explain(error).endswith("OPENAI_BASE_URL begins with https://.")
+
+
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+def test_a_server_that_wants_a_client_certificate_is_said_at_once(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """In TLS 1.3 its alert comes when the client believes to be connected."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
+    context = server_tls(certificates)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(certificates / "ca.pem")
+
+    def refuse(caller: socket.socket) -> None:
+        with caller.dup() as open_on, contextlib.suppress(OSError):
+            with contextlib.suppress(ssl.SSLError):
+                context.wrap_socket(caller, server_side=True).recv(1)
+            while open_on.recv(65536):  # a reset might overtake the alert
+                pass
+
+    with listening(refuse) as port:
+        text = final(f"https://localhost:{port}/v1")
+    assert " refuses the connection (" in text and "alert" in text
+    assert "If it asks for a client certificate: none is sent." in text
 
 
 # ---- proxies ---------------------------------------------------------------------------------------------
@@ -288,11 +345,39 @@ def test_openai_gets_what_it_knows_and_a_proxy_no_key_of_ours(
         [head] = server.heads
         assert server.paths == ["/v1/chat/completions"] and head["host"] == "api.openai.com"
         assert (head["openai-organization"], head["x-team"]) == ("org-1", "ours")
-        assert head["authorization"] == "Bearer sk-env" and "OpenAI" in head["user-agent"]
+        assert head["authorization"] == "Bearer sk-env"
+        assert head["user-agent"] == f"coder/{__version__}"
+        assert not [name for name in head if name.startswith("x-stainless")]
         place, word = "api.openai.com:443", base64.b64encode(b"me:S:CRET").decode()
         assert asked[0].decode() == (
             f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\nProxy-Authorization: Basic {word}\r\n\r\n"
         )
+
+
+@pytest.mark.parametrize(
+    ("place", "gets"),
+    [
+        ("api.openai.com", True),
+        ("eu.api.openai.com", True),
+        ("API.OpenAI.com:443", True),
+        ("api.openai.com.example", False),
+        ("notopenai.com", False),
+        ("llm.example", False),
+    ],
+)
+def test_organisation_and_project_go_to_openai_however_it_is_named(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch, place: str, gets: bool
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
+    with https(certificates, "openai") as server, tunnel(server.port) as (address, _):
+        monkeypatch.setenv("HTTPS_PROXY", address)
+        assert talk(f"https://{place}/v1")[1].text == "well"
+        [head] = server.heads
+    named = head.get("openai-organization"), head.get("openai-project")
+    assert named == (("org-1", "proj-1") if gets else (None, None))
+    assert head["user-agent"] == f"coder/{__version__}"
 
 
 @pytest.mark.parametrize(
@@ -305,12 +390,44 @@ def test_a_wrong_address_of_a_proxy_is_said(monkeypatch: pytest.MonkeyPatch, add
     assert "socks" not in address or "has to begin with http://" in result.text
 
 
-def test_no_proxy_goes_before_any_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+NO_PROXY = [  # host and port of a server, the entries that except it, the entries that do not
+    (
+        "llm.example",
+        "llm.example, *, EXAMPLE, .example, *.example, llm.example:443, .llm.example, llm.example.",
+        "lm.example, xllm.example, a.llm.example, example:80, llm.example:8443, exampl, 0.0.0.0/0, .",
+    ),
+    ("llm.example:8443", "example:8443, llm.example", "llm.example:443"),
+    ("a.b.corp", "*.corp, .b.corp", "c.corp, *.b.corpo, corp.b"),
+    (
+        "10.1.2.3",
+        "10.0.0.0/8, 10.1.2.3, 10.1.2.3:443, 10.1.2.3/32, 10.9.9.9/8, 0.0.0.0/0",
+        "10.0.0.0/16, 3, 2.3, .2.3, 10.1.2.3:80, 10.0.0.0/99, 10.0.0, ::/0, 10.1.2.30",
+    ),
+    ("10.1.2.3:8443", "10.1.2.3:8443, 10.0.0.0/8", "10.1.2.3:443"),
+    (
+        "[::1]",
+        "[::1], ::1, [::1]:443, ::/96, 0:0:0:0:0:0:0:1, [::]/96",
+        "[::1]:80, ::2, [::2], fd00::/8, 1, 127.0.0.1, 0.0.0.0/0",
+    ),
+    ("[fd12::7]:8443", "fd00::/8, [fd12::7]:8443, [fd12::7], fd12::7", "[fd12::7]:443, fe80::/10"),
+]
+
+
+@pytest.mark.parametrize(("place", "within", "beside"), NO_PROXY, ids=lambda value: value[:20])
+def test_no_proxy_lists_names_addresses_and_networks(
+    monkeypatch: pytest.MonkeyPatch, place: str, within: str, beside: str
+) -> None:
+    url = f"https://{place}/v1"
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
-    assert proxy_of(THERE)[0] and not proxy_of("http://llm.example/v1")[0]
-    for excepted in ("llm.example", "*", ".local, EXAMPLE", "example.com,llm.example:443"):
-        monkeypatch.setenv("NO_PROXY", excepted)
-        assert proxy_of(THERE) == ("", ""), excepted
+    for name in ("NO_PROXY", "no_proxy"):
+        assert proxy_of(url) and not proxy_of(f"http://{place}/v1")
+        for entry in within.split(", "):
+            for entries in (entry, f"x.example,{entry}", f" local {entry.upper()} "):
+                monkeypatch.setenv(name, entries)
+                assert proxy_of(url) is None, entries
+        for entries in (*beside.split(", "), beside, ",", ""):
+            monkeypatch.setenv(name, entries)
+            assert proxy_of(url), entries
 
 
 @pytest.mark.parametrize("through_proxy", [False, True], ids=["TLS", "CONNECT"])
@@ -396,6 +513,122 @@ def test_a_body_is_read_in_each_form_but_not_broken(answer: bytes, said: str, si
         assert said in talk(f"http://127.0.0.1:{port}/v1", ONCE)[1].text
 
 
+def answering(*answers: bytes) -> Callable[[socket.socket], None]:
+    """Give these answers, each to a request of one connection; then close it."""
+
+    def answer(caller: socket.socket) -> None:
+        for each in answers:
+            if not read_request(caller):
+                return
+            caller.sendall(each)
+
+    return answer
+
+
+def read_request(caller: socket.socket) -> bytes:
+    """A request, to the end of its body; b"" where the client has left."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        more = caller.recv(65536)
+        if not more:
+            return b""
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    left = int(head.lower().partition(b"content-length: ")[2].split()[0]) - len(body)
+    while left > 0:
+        left -= len(caller.recv(left))
+    return data
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+LENGTH = b"content-length: %d\r\n\r\n%s"
+BARE = zlib.compress(BODY)[2:-4]  # without the header and the sum of zlib
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "said"),
+    [
+        *((word, BODY, "well") for word in (b"", b"identity", b"none", b"utf-8", b"aws-chunked")),
+        *((word, BODY, "well") for word in (b"identity, identity", b" , ", b"UTF-8", b"*")),
+        *((word, gzip.compress(BODY), "well") for word in (b"gzip", b"x-gzip", b"GZIP")),
+        *((word, gzip.compress(BODY), "well") for word in (b"gzip, identity", b"none,gzip")),
+        *((b"deflate", body, "well") for body in (zlib.compress(BODY), BARE)),
+        (b"deflate, gzip", gzip.compress(zlib.compress(BODY)), "well"),
+        *((word, b"\x8b\x00\x80", word.decode()) for word in (b"br", b"zstd")),
+        (b"gzip, br", b"\x8b\x00\x80", "compressed with br"),
+    ],
+)
+def test_gzip_and_deflate_are_read_and_what_is_no_compression_is_ignored(
+    encoding: bytes, body: bytes, said: str
+) -> None:
+    answer = OK + b"content-encoding: %s\r\n" % encoding + LENGTH % (len(body), body)
+    with listening(answering(answer)) as port, promptly(20):
+        events, result = talk(f"http://127.0.0.1:{port}/v1")
+    assert said in result.text and "retry" not in types(events)
+    assert said == "well" or "which was not asked for" in result.text
+
+
+def test_an_unreadable_error_keeps_its_status() -> None:
+    answer = b"HTTP/1.1 401 No\r\ncontent-encoding: br\r\n" + LENGTH % (1, b"x")
+    with listening(answering(answer)) as port:
+        error = talk(f"http://127.0.0.1:{port}/v1")[1].error
+    assert error and (error.kind, error.status) == ("auth", 401)
+
+
+JSON_BODY = b'{"choices": [{"message": {"content": "well"}, "finish_reason": "stop"}]}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "kind"),
+    [
+        (
+            OK + b"x-a: 1\r\n  transfer-encoding: chunked\r\n" + LENGTH % (len(BODY), BODY),
+            "well",
+            "",
+        ),
+        (OK + b"transfer-encoding:\r\n\t chunked\r\n\r\n" + chunked(BODY), "well", ""),
+        (OK + b"x-a: 1\r\n \r\n" + LENGTH % (len(BODY), BODY), "well", ""),
+        (OK + b"\r\n" + JSON_BODY, "well", ""),
+        (OK + b"\r\n" + JSON_BODY[:50], "cut off", "incomplete"),
+        (OK + b"\r\n" + JSON_BODY[:-1], "cut off", "incomplete"),
+        (OK + LENGTH % (50, JSON_BODY[:50]), "not an API answer", "protocol"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", "sent nothing", "incomplete"),
+        (b"HTTP/1.1 204 No Content\r\n" + CHUNKED, "sent nothing", "incomplete"),
+        (b"HTTP/1.1 302 Found\r\nlocation: http://[\r\n\r\n", "to http://[", "protocol"),
+        (b"HTTP/1.1 302 Found\r\nlocation: //[x/\r\n\r\n", "to //[x", "protocol"),
+        *(
+            (
+                b"HTTP/1.1 %s Odd\r\n" % status + LENGTH % (len(BODY), BODY),
+                status.decode(),
+                "protocol",
+            )
+            for status in (b"000", b"099", b"101", b"600", b"999")
+        ),
+    ],
+    ids=lambda value: repr(value)[2:40],
+)
+def test_an_odd_head_is_read_and_an_answer_that_is_none_ends_at_once(
+    answer: bytes, said: str, kind: str
+) -> None:
+    """The connection stays open where the answer says where it ends."""
+    stays = not (answer.startswith(OK + b"\r\n"))
+    done = threading.Event()
+
+    def send(caller: socket.socket) -> None:
+        read_request(caller)
+        caller.sendall(answer)
+        if stays:
+            done.wait(60)
+
+    with listening(send) as port, promptly(20):
+        try:
+            result = talk(f"http://127.0.0.1:{port}/v1", ONCE)[1]
+        finally:
+            done.set()
+    assert said in result.text
+    assert (result.error.kind if result.error else "") == kind
+
+
 @pytest.mark.parametrize(
     ("start", "more"),
     [(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"HTTP/1.1 200 OK\r\nx: ", b"y"), (b"", b"H")],
@@ -413,6 +646,120 @@ def test_a_head_without_an_end_is_not_waited_for(start: bytes, more: bytes) -> N
         run = run_loop([], model, prompt="go", retry=ONCE, limits=Limits(max_seconds=20))
         assert "no data for 0.3 s" in drive(run)[1].text
         done.set()
+
+
+# ---- connections that are kept ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("promise", "pause", "connections"),
+    [
+        ("", 0, 1),
+        ("", 5.2, 2),
+        ("timeout=60, max=100", 0, 1),
+        ("timeout=600", 5.2, 2),
+        ("max=5; Timeout = 1", 1.2, 2),
+        ("timeout=0", 0, 2),
+    ],
+)
+def test_a_connection_is_kept_for_5_s_or_for_as_long_as_the_server_says(
+    promise: str, pause: float, connections: int
+) -> None:
+    with serve(Reply("well", headers={"Keep-Alive": promise})) as server:
+        model = ChatModel("m", base_url=server.url)
+        for wait in (0, pause):
+            threading.Event().wait(wait)
+            assert drive(run_loop([], model, prompt="go", retry=FAST))[1].text == "well"
+        assert server.connections == connections
+
+
+def test_a_connection_is_probed_while_nothing_comes() -> None:
+    """So that a NAT does not forget it, and one that is gone is noticed."""
+    with serve(Reply("well")) as server:
+        model = ChatModel("m", base_url=server.url)
+        drive(run_loop([], model, prompt="go", retry=FAST))
+        [kept] = [each for each in gc.get_objects() if is_connected(each, server.port)]
+        assert kept.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if sys.platform == "linux":
+            assert 0 < kept.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+
+
+def is_connected(thing: object, port: int) -> bool:
+    try:
+        return isinstance(thing, socket.socket) and thing.getpeername()[1] == port
+    except (OSError, ReferenceError):
+        return False
+
+
+EVIL = BODY.replace(b"well", b"evil")
+SURPLUS = OK + LENGTH % (len(EVIL), EVIL)
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked", "204"])
+@pytest.mark.parametrize("apart", [True, False], ids=["head apart", "at once"])
+@pytest.mark.parametrize("secure", [True, False], ids=["TLS", "plain"])
+def test_what_comes_behind_an_answer_is_no_answer_to_the_next_request(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch, secure: bool, apart: bool, framing: str
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
+    answers = {
+        "length": OK + LENGTH % (len(BODY), BODY),
+        "chunked": OK + CHUNKED + chunked(BODY, end=b"0\r\nTrailer: x\r\n\r\n"),
+        "204": b"HTTP/1.1 204 No Content\r\n\r\n",
+    }
+    answer = answers[framing] + SURPLUS
+    head, end, rest = answer.partition(b"\r\n\r\n")
+    writes = [head + end, rest] if apart else [answer]  # each of them is one record of TLS
+    secured = server_tls(certificates)
+
+    def reply(caller: socket.socket) -> None:
+        wrapped = secured.wrap_socket(caller, server_side=True) if secure else caller
+        with contextlib.suppress(OSError), wrapped:
+            while read_request(wrapped):
+                for each in writes:
+                    wrapped.sendall(each)
+
+    with listening(reply) as port, promptly(30):
+        url = f"https://localhost:{port}/v1" if secure else f"http://127.0.0.1:{port}/v1"
+        model = ChatModel("m", base_url=url)
+        texts = [drive(run_loop([], model, prompt="go", retry=ONCE))[1].text for _ in range(3)]
+    assert [("evil" in text, "well" in text) for text in texts] == [(False, framing != "204")] * 3
+
+
+def hanging_up(answer: bytes, seconds: float) -> Callable[[socket.socket], None]:
+    """On each connection one request is answered well; the next one, so many seconds later, as given."""
+
+    def reply(caller: socket.socket) -> None:
+        answering(OK + LENGTH % (len(BODY), BODY))(caller)
+        if read_request(caller):
+            threading.Event().wait(seconds)
+            caller.sendall(answer)
+
+    return reply
+
+
+TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n" + LENGTH % (1, b"x")
+
+
+@pytest.mark.parametrize(
+    ("answer", "seconds", "retries"),
+    [(b"", 0, 0), (b"", 1.3, 1), (TIMED_OUT, 0, 0), (TIMED_OUT, 1.3, 1)],
+    ids=["closed at once", "closed late", "408 at once", "408 late"],
+)
+def test_a_request_that_a_server_had_for_a_while_is_not_sent_again_unseen(
+    answer: bytes, seconds: float, retries: int
+) -> None:
+    with listening(hanging_up(answer, seconds)) as port, promptly(20):
+        model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
+        runs = [drive(run_loop([], model, prompt="go", retry=FAST)) for _ in range(2)]
+    assert [result.text for _, result in runs] == ["well", "well"]
+    assert [types(events).count("retry") for events, _ in runs] == [0, retries]
+
+
+def test_a_408_on_a_new_connection_is_a_failed_attempt() -> None:
+    with listening(answering(TIMED_OUT)) as port:
+        error = talk(f"http://127.0.0.1:{port}/v1", ONCE)[1].error
+    assert error and error.status == 408
 
 
 # ---- words -----------------------------------------------------------------------------------------------

@@ -335,5 +335,5 @@ class _Player(Endpoint):
                 raise error
 
         headers = {"content-type": "text/event-stream"} | reply.headers
-        facts = {"status_code": 200, "url": "script", "headers": headers}
+        facts = {"status_code": 200, "url": "script", "headers": headers, "is_framed": True}
         yield SimpleNamespace(pieces=pieces, within=lambda seconds: None, **facts)

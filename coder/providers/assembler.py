@@ -11,6 +11,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from coder.events import Event, ReasoningDelta, TextDelta, ToolCallDelta
@@ -28,8 +29,10 @@ FINISH: dict[str, Finish] = dict.fromkeys(LENGTH, "length")
 FINISH |= dict.fromkeys(FILTER, "content_filter")
 FAILED = {"error", "network_error", "insufficient_system_resource", "abort"}
 FAILED |= {"malformed_function_call", "unexpected_tool_call"}
+NO_WORD = {"", "null", "none"}  # some servers write null as a word
 LOST = {"tool_calls", "tool_use", "function_call", ""}  # with neither a call nor a text
 ONLY_TEXT = {"role", "content"}
+CUT_OFF = "the answer was cut off"
 
 
 class Assembler:
@@ -68,8 +71,9 @@ class Assembler:
             delta = choice.get("delta") or (None if self.begun else choice.get("message"))
             if delta:
                 self._take_delta(delta, events)
-            if reason := choice.get("finish_reason"):
-                self.finish_reason = str(reason)  # only remembered: data may follow
+            reason = str(choice.get("finish_reason") or "")
+            if reason.lower() not in NO_WORD:
+                self.finish_reason = reason  # only remembered: data may follow
         return events
 
     def _only_text(self, chunk: dict[str, Any]) -> str:
@@ -140,12 +144,19 @@ class Assembler:
         """A finish_reason or the end mark is enough: some servers send only one of them."""
         return bool(self.finish_reason or self.done)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing, should no more come: some servers send arguments behind a finish_reason."""
+        if self.done or self.finish_reason.lower() in FINISH:  # the latter cut an answer
+            return True
+        return self.ended and not any(call.is_open() for call in self.calls.calls)
+
     def completion(self) -> Completion:
         """The answer. Raises ModelError where it is none."""
         word = self.finish_reason.lower()
         text, calls = mend("".join(self.text)), self.calls.finished()
         if not self.ended:
-            raise ModelError("incomplete", "the answer was cut off", retryable=True)
+            raise ModelError("incomplete", CUT_OFF, retryable=True)
         if word in FAILED:
             problem = f"the server ended the answer with {self.finish_reason!r}"
             raise ModelError("server", problem, retryable=True)
@@ -190,6 +201,19 @@ class _Call:
         """A name and arguments that are whole, as far as one can see; parsed only where they may be."""
         ends = "".join(self.pieces[-1:]).rstrip().endswith(("}", '"'))
         return bool(self.name) and ends and parse_arguments(self.pieces)[0] is not None
+
+    def is_open(self) -> bool:
+        """Whether arguments are missing, or a part of them."""
+        filled = any(self.pieces)
+        return bool(self.name or filled) and not (filled and self.arguments()[0] is not None)
+
+    def arguments(self) -> tuple[dict[str, Any] | None, str]:
+        """As parse_arguments, of a call that is over. Some servers send the text so far with each piece."""
+        parsed = parse_arguments(self.pieces)
+        filled = [piece for piece in self.pieces if piece]
+        if parsed[0] is None and all(b.startswith(a) for a, b in pairwise(filled)):
+            return parse_arguments(filled[-1:])
+        return parsed
 
 
 class ToolCallAssembler:
@@ -241,7 +265,7 @@ class ToolCallAssembler:
         for call in self.calls:
             if not (call.name or any(call.pieces)):
                 continue
-            arguments, problem = parse_arguments(call.pieces)
+            arguments, problem = call.arguments()
             try:
                 arguments, extra = mend_all(arguments), mend_all(call.extra)
                 text = json.dumps(arguments or {}, ensure_ascii=False, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Bytes from a model server: connections, past a proxy and with TLS, one request over one of them, and its answer.
+"""Bytes from a model server: connections that are kept, one request over one of them, and its answer.
 
 An abort cannot end the opening of a connection (name lookup, handshakes): a worker thread does it, and is left behind.
 The thread that asked sends and reads; an abort shuts the socket, which ends a read or a write that blocks.
@@ -6,9 +6,7 @@ The thread that asked sends and reads; an abort shuts the socket, which ends a r
 
 from __future__ import annotations
 
-import base64
-import io
-import math
+import errno
 import os
 import re
 import select
@@ -17,26 +15,32 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
-from glob import glob
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from coder.abort import Abort, run_in_thread
 from coder.providers.errors import ADVICE
+from coder.providers.framing import SLICE, Incoming, body_of, is_framed, read_head
 from coder.providers.text import shown_url
-from coder.types import ErrorKind, ModelError
+from coder.types import ModelError
 
 if TYPE_CHECKING:
-    import ssl  # 10 ms that only https costs
+    from coder.providers.https import Proxy
 
-LONGEST = 1e6  # seconds that a socket waits; more than the system takes is an error
 CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
-CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
-OWN_CA = "The certificate has to be valid for this host; SSL_CERT_FILE names authorities (PEM)."
-PAST_PROXY = "Change that variable, or name the server's host in NO_PROXY."
-PERHAPS_PLAIN = "A server that speaks http has an address with http://."
+HEAD_START = 0.25  # seconds of an address before the next one (RFC 8305)
+KEPT = (
+    5.0  # seconds that an idle connection is kept: behind a NAT it may be gone, and nobody says so
+)
+# It also runs while the machine sleeps, on macOS by itself
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# (option, value), as far as the system has it: a connection whose other side is gone ends after 90 s
+PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
+RESENT = 1.0  # seconds within which a server can end a kept connection without having begun to work on a request
+SWITCHING = 101  # a status below 200 behind which nothing of HTTP comes
+TOO_IDLE = 408  # the status with which some servers end a kept connection
+NO_BODY = (204, 304)  # statuses of answers without one, whatever the headers say
 PERHAPS_TLS = "Where the server speaks TLS, OPENAI_BASE_URL begins with https://."
 SLOW = "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT."
 
@@ -48,124 +52,151 @@ class Server:
     def __init__(self, url: str, redact: Callable[[bytes], bytes]) -> None:
         self.url, self.redact = url, redact
         self.answered = False  # at least once
-        self.kept: list[socket.socket] = []
+        self._kept: list[tuple[socket.socket, float]] = []  # and until when
 
     def __del__(self) -> None:
-        for sock in self.kept:
+        for sock, _ in self._kept:
             sock.close()
 
-    def connect(self, check: Callable[[], object]) -> Iterator[socket.socket]:
-        """One that was kept and not closed, then a new one. Raises ModelError, and what `check` raises, which is called
-        meanwhile. A server that has not answered before is not tried again: its address may be wrong."""
-        while self.kept:
+    def keep(self, sock: socket.socket, headers: Mapping[str, str]) -> None:
+        """Keep a connection for the next request, not longer than the server's headers promise."""
+        promised = re.search(r"timeout\s*=\s*(\d{1,9})", headers.get("keep-alive", ""), re.I)
+        seconds = min(KEPT, int(promised[1])) if promised else KEPT
+        self._kept.append((sock, time.clock_gettime(CLOCK) + seconds))
+
+    def take(self) -> socket.socket | None:
+        """A connection that was kept; None where there is none that can still be open."""
+        while self._kept:
             with suppress(IndexError):  # another thread took it
-                sock = self.kept.pop()
+                sock, until = self._kept.pop()
                 poll = select.poll()
                 poll.register(sock, select.POLLIN)
-                if not poll.poll(0):  # the server has sent nothing: an end is all that could come
-                    yield sock
-                    break
+                # the server has sent nothing: an end is all that could come
+                if time.clock_gettime(CLOCK) < until and not poll.poll(0):
+                    return sock
                 sock.close()
-        proxy, name = proxy_of(self.url)
+        return None
+
+    def open(self, check: Callable[[], object]) -> socket.socket:
+        """A new connection. Raises ModelError, and what `check` raises, which is called meanwhile. A server that has not
+        answered before is not tried again: its address may be wrong."""
+        proxy = None
+        if self.url.startswith("https:"):
+            from coder.providers.https import proxy_of  # late: ssl takes 10 ms
+
+            proxy = proxy_of(self.url)
         try:
-            new = run_in_thread(lambda: _connect(self.url, proxy, name), check, "connect")
+            return run_in_thread(lambda: _connect(self.url, proxy), check, "connect")
         except (OSError, ValueError) as error:
-            raise _failure_of(error, self.url, name, self.answered) from error
-        yield new
+            raise self._failure_of(error, proxy) from error
+
+    def alert(self, error: Exception) -> ModelError | None:
+        """The error of a connection that the server has ended by an alert of TLS; None for any other end."""
+        if "ALERT" not in str(getattr(error, "reason", "")):
+            return None
+        from coder.providers.https import tls_failure
+
+        failure = tls_failure(error, shown_url(self.url))
+        if failure:
+            failure.retryable = self.answered
+        return failure
+
+    def _failure_of(self, cause: Exception, proxy: Proxy | None) -> ModelError:
+        place = shown_url(self.url)
+        advice = ""
+        if self.url.startswith("https:"):
+            from coder.providers.https import PAST_PROXY, tls_failure
+
+            if failure := tls_failure(cause, place):
+                return failure
+            if proxy:
+                place = proxy.name
+                advice = PAST_PROXY
+        reason = getattr(cause, "strerror", "") or str(cause)
+        message = f"nothing answers at {place}: {reason}"
+        return ModelError("network", message, retryable=self.answered, advice=advice)
 
 
-def _connect(url: str, proxy: str, name: str) -> socket.socket:
-    """A connection that is ready for a request. Raises OSError or ModelError."""
-    server, first = urlsplit(url), urlsplit(proxy or url)
-    # at first: the certificates may not be there
-    tls = load_tls(*map(os.environ.get, CERTIFICATES)) if server.scheme == "https" else None
-    port = first.port or (443 if first.scheme == "https" else 80)
-    sock = socket.create_connection((first.hostname or "", port), CONNECT_TIMEOUT)
+def _connect(url: str, proxy: Proxy | None) -> socket.socket:
+    """A connection that is ready for a request. Raises OSError, ValueError or ModelError."""
+    server = urlsplit(url)
+    if server.scheme != "https":
+        return _dial(server.hostname or "", server.port or 80)
+    from coder.providers.https import open_tunnel, tls_context
+
+    tls = tls_context()  # at first: the certificates may not be there
+    if proxy:
+        first = urlsplit(proxy.url)
+        sock = _dial(first.hostname or "", first.port or 80)
+    else:
+        sock = _dial(server.hostname or "", server.port or 443)
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if proxy:
-            _open_tunnel(sock, first, server.netloc.rpartition("@")[2], name)
-        return tls.wrap_socket(sock, server_hostname=server.hostname) if tls else sock
+            open_tunnel(sock, proxy, server.netloc.rpartition("@")[2], CONNECT_TIMEOUT)
+        return tls.wrap_socket(sock, server_hostname=server.hostname)
     except BaseException:
         sock.close()
         raise
 
 
-def _open_tunnel(sock: socket.socket, proxy: SplitResult, place: str, name: str) -> None:
-    place = place if re.search(r":\d+$", place) else f"{place}:443"
-    head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n"
-    if proxy.username or proxy.password:
-        word = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}"
-        head += f"Proxy-Authorization: Basic {base64.b64encode(word.encode()).decode()}\r\n"
-    sock.sendall(f"{head}\r\n".encode())
-    with sock.makefile("rb", buffering=0) as file:
-        status, _ = read_head(file)
-    if status >= 300:
-        message = f"{name} does not connect to {place}: HTTP status {status}"
-        passing = status >= 500
-        kind: ErrorKind = "network" if passing else "protocol"
-        raise ModelError(kind, message, retryable=passing, advice=PAST_PROXY)
-
-
-@cache
-def load_tls(file: str | None, folder: str | None) -> ssl.SSLContext:
-    """TLS with the authorities of a file or a folder, else the system's. Raises ModelError."""
-    import ssl
-
-    known = ssl.get_default_verify_paths()
+def _dial(host: str, port: int) -> socket.socket:
+    """A connection to the first address of a host that takes one. All are tried side by side, each HEAD_START after the
+    one before it, or as soon as that one fails. Raises OSError: why the last one failed."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # by turns of both families: of one all may be dead
+    first = [each for each in found if each[0] == found[0][0]]
+    others = [each for each in found if each[0] != found[0][0]]
+    addresses = list(filter(None, chain.from_iterable(zip_longest(first, others))))
+    trying: dict[int, socket.socket] = {}
+    poll = select.poll()
+    failure = OSError("no address")
+    deadline = time.monotonic() + CONNECT_TIMEOUT
     try:
-        if file or folder:
-            named = ssl.create_default_context(cafile=file or None, capath=folder or None)
-            # The user trusts these on purpose, so they are taken as curl takes them: an authority between counts as well,
-            # and a company's proxy whose own lacks an extension, which Python refuses from 3.13 on
-            named.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-            named.verify_flags &= ~ssl.VERIFY_X509_STRICT
-            return named
-        if known.cafile or glob(f"{known.capath}/*.0"):
-            return ssl.create_default_context()
-        import httpx2  # where Python does not look for them: the openai client's own library does
-
-        return httpx2.create_ssl_context()
-    except OSError as error:
-        message = f"the file of SSL_CERT_FILE or SSL_CERT_DIR cannot be loaded: {error}"
-        raise ModelError("protocol", message, advice=OWN_CA) from error
-
-
-def _failure_of(cause: Exception, url: str, proxy: str, answered: bool) -> ModelError:
-    import ssl
-
-    address = shown_url(url)
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        why = cause.verify_message.rstrip(".")
-        message = f"the certificate of {address} is refused: {why}"
-        return ModelError("protocol", message, advice=OWN_CA)
-    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
-        reason = (cause.reason or str(cause)).replace("_", " ").lower()
-        message = f"{address} does not speak TLS as https needs it ({reason})"
-        return ModelError("protocol", message, advice=PERHAPS_PLAIN)
-    reason = getattr(cause, "strerror", "") or str(cause)
-    message = f"nothing answers at {proxy or address}: {reason}"
-    advice = PAST_PROXY if proxy else ""
-    return ModelError("network", message, retryable=answered, advice=advice)
+        while addresses or trying:
+            if addresses:
+                try:
+                    sock = _begin_connecting(addresses.pop(0))
+                except OSError as error:
+                    failure = error
+                    continue
+                trying[sock.fileno()] = sock
+                poll.register(sock, select.POLLOUT)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            for number, _ in poll.poll(1000 * (HEAD_START if addresses else left)):
+                sock = trying.pop(number)
+                poll.unregister(number)
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if not code:
+                    sock.settimeout(CONNECT_TIMEOUT)
+                    return sock
+                sock.close()
+                failure = OSError(code, os.strerror(code))
+        raise failure
+    finally:
+        for sock in trying.values():
+            sock.close()
 
 
-def proxy_of(url: str) -> tuple[str, str]:
-    """(the URL of the environment's proxy for a server, what to call it); empty where NO_PROXY excepts it. Only for https:
-    a proxy would read the key of an http request. Raises ModelError for a proxy of another kind than HTTP."""
-    parts = urlsplit(url)
-    variable = next((name for name in PROXIES if os.environ.get(name)), "")
-    if parts.scheme != "https" or not variable:
-        return "", ""
-    from urllib.request import proxy_bypass  # late: 30 ms
-
-    if proxy_bypass(f"{parts.hostname}:{parts.port or 443}"):
-        return "", ""
-    address = os.environ[variable]
-    address = address if "://" in address else f"http://{address}"
-    if not address.lower().startswith("http://"):
-        message = f"{variable} is {shown_url(address)}, and has to begin with http://"
-        raise ModelError("protocol", message, advice=PAST_PROXY)
-    return address, f"the proxy {shown_url(address)} ({variable})"
+def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
+    """A socket that connects to an address of getaddrinfo. Raises OSError."""
+    family, kind, protocol, _, address = info
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in PROBES:
+            if option := getattr(socket, name, 0):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        sock.setblocking(False)
+        code = sock.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 # ---- one request ----------------------------------------------------------------------------------
@@ -179,7 +210,8 @@ class StreamingRequest:
         self.url, self.status_code = url, 0
         self.headers: dict[str, str] = {}  # of the answer, names in lower case
         self._socket: socket.socket | None = None
-        self._file: Any = None  # the socket's, to read from
+        self._incoming: Incoming | None = None  # what the socket receives
+        self._asked_at = 0.0  # when the request was sent
         self._is_reusable = False  # the answer was read to its end, and the server keeps open
         self.within(seconds)
 
@@ -195,14 +227,18 @@ class StreamingRequest:
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Leave the connection to the next request, if this one's answer was read to its end."""
+        """Leave the connection to the next request, if this one's answer was read to its end and nothing came behind it."""
         sock, self._socket = self._socket, None  # what is kept is not cut any more
-        if sock:
-            self._file.close()
-            if self._is_reusable and not self.abort.is_set:
-                self.server.kept.append(sock)
+        if sock and self._incoming:
+            if self._is_reusable and not self.abort.is_set and not self._incoming.has_more():
+                self.server.keep(sock, self.headers)
             else:
                 sock.close()
+
+    @property
+    def is_framed(self) -> bool:
+        """Whether a cut of the body is noticed; else it looks like the end."""
+        return is_framed(self.headers)
 
     def send(self, message: bytes) -> None:
         """Send a request and read the head of its answer. Raises ModelError or Aborted."""
@@ -210,41 +246,71 @@ class StreamingRequest:
         closed = f"the connection to {shown_url(server.url)} was closed before an answer"
         plain = not server.answered and self.url.startswith("http:")
         with self._as_model_error(closed, PERHAPS_TLS if plain else ""):
-            for sock in server.connect(self._seconds_left):
-                self._socket = sock
-                self._file = io.BufferedReader(_Incoming(sock, self._seconds_left))
-                sock.settimeout(self._seconds_left())
-                try:
-                    with suppress(ConnectionError):  # a refusal may come before all is sent
-                        sock.sendall(message)
-                    if self._file.peek(1):
-                        break
-                except OSError as error:
-                    if isinstance(error, TimeoutError):
-                        raise
-                sock.close()  # the server had closed it, and has not seen the request
-            else:
+            while kept := server.take():
+                answered = self._ask(kept, message)
+                if not self._was_unseen(answered):
+                    break
+                kept.close()
+            else:  # none is left
+                answered = self._ask(server.open(self._seconds_left), message)
+            if not answered:
                 raise ConnectionError
-            status = 100
-            while 100 <= status < 200:  # interim answers
-                status, self.headers = read_head(self._file)
-        self.status_code, server.answered = status, True
+        server.answered = True
+
+    def _ask(self, sock: socket.socket, message: bytes) -> bool:
+        """Send a request and read the head of its answer; False where the server ended the connection."""
+        self._socket = sock
+        self._incoming = incoming = Incoming(sock, self._seconds_left)
+        with suppress(ConnectionError):  # a refusal may come before all is sent
+            self._send_all(sock, message)
+        self._asked_at = time.monotonic()
+        try:
+            incoming.ahead = incoming.read()
+        except OSError as error:
+            if isinstance(error, TimeoutError) or self.server.alert(error):
+                raise
+        if not incoming.ahead:
+            return False
+        status = 100
+        while 100 <= status < 200 and status != SWITCHING:  # interim answers
+            status, self.headers = read_head(incoming)
+        self.status_code = status
+        return True
+
+    def _send_all(self, sock: socket.socket, message: bytes) -> None:
+        """In slices, as a read (Incoming)."""
+        rest = memoryview(message)
+        while rest:
+            sock.settimeout(min(self._seconds_left(), SLICE))
+            try:
+                rest = rest[sock.send(rest) :]
+            except TimeoutError as error:
+                if error.errno:
+                    raise ConnectionError(error.strerror) from error
+
+    def _was_unseen(self, answered: bool) -> bool:
+        """Whether the server ended a connection that was kept, as it had meant to, before the request came. One that had
+        the request for longer may have worked on it: that is a failed attempt, and not repeated unseen."""
+        ended = not answered or self.status_code == TOO_IDLE
+        return ended and time.monotonic() - self._asked_at < RESENT
 
     def pieces(self) -> Iterator[bytes]:
         """The body, each piece what one read brings. Raises ModelError or Aborted."""
         message = "the connection broke in the middle of the answer"
-        with self._as_model_error(message, ADVICE["incomplete"]):
-            yield from map(self.server.redact, body_of(self._file, self.headers))
+        has_body = self.status_code not in NO_BODY
+        if has_body and self._incoming:
+            with self._as_model_error(message, ADVICE["incomplete"]):
+                yield from map(self.server.redact, body_of(self._incoming, self.headers))
         self.abort.check()
-        framed = not {"content-length", "transfer-encoding"}.isdisjoint(self.headers)
-        self._is_reusable = framed and self.headers.get("connection", "").lower() != "close"
+        closes = "close" in self.headers.get("connection", "").lower()
+        self._is_reusable = (self.is_framed or not has_body) and not closes
 
     def _seconds_left(self) -> float:
         self.abort.check()
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
-        return min(left, LONGEST)
+        return left
 
     @contextmanager
     def _as_model_error(self, message: str, advice: str) -> Iterator[None]:
@@ -252,86 +318,8 @@ class StreamingRequest:
             yield
         except (OSError, ValueError, zlib.error) as error:
             self.abort.check()
+            if alert := self.server.alert(error):
+                raise alert from error
             if isinstance(error, TimeoutError):
                 message, advice = f"no data for {self._seconds:g} s", SLOW
             raise ModelError("network", message, retryable=True, advice=advice) from error
-
-
-class _Incoming(io.RawIOBase):
-    """What a socket receives: no read, however small, takes longer than the seconds that are `left`."""
-
-    def __init__(self, sock: socket.socket, left: Callable[[], float]) -> None:
-        self.sock, self.left = sock, left
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self.sock.settimeout(self.left())
-        return self.sock.recv_into(buffer)
-
-
-# ---- connection -> bytes ---------------------------------------------------------------------------
-
-READ_SIZE = 1 << 15  # bytes
-MAX_HEADER, MAX_HEADERS = 65_536, 200  # bytes of a line, and lines
-STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})\b.*\n")
-MAX_CHUNK_HEAD = 4_096  # bytes of a chunk's size and its extensions
-CHUNK_HEAD = re.compile(rb"(?:\r?\n)?(0*[0-9a-fA-F]{1,7})\b.*\n")  # 256 MiB are enough
-
-
-def read_head(file: Any) -> tuple[int, dict[str, str]]:
-    """(status, headers with their names in lower case) of an answer. Raises OSError, or ValueError for what is none."""
-    found = STATUS_LINE.match(file.readline(MAX_HEADER))
-    if not found:
-        raise ValueError("no status line")
-    headers: dict[str, str] = {}
-    while (line := file.readline(MAX_HEADER)).strip() and len(headers) < MAX_HEADERS:
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.strip().lower()] = value.strip()
-    if line.strip(b"\r") != b"\n":
-        raise ValueError("the headers are cut or too many")
-    return int(found[1]), headers
-
-
-def body_of(file: Any, headers: Mapping[str, str]) -> Iterator[bytes]:
-    """The body of an answer, piece by piece as it comes. Raises OSError where it is cut, ValueError or zlib.error."""
-    chunked = "chunked" in headers.get("transfer-encoding", "").lower()
-    body = _unchunk(file) if chunked else _plain(file, headers.get("content-length"))
-    if headers.get("content-encoding", "identity").lower() == "identity":
-        return body
-    inflate = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress  # although none was asked for
-    return filter(None, map(inflate, body))
-
-
-def _plain(file: Any, length: str | None) -> Iterator[bytes]:
-    left = math.inf if length is None else int(length)  # without one: to the end of the connection
-    while left and (data := file.read1(min(left, READ_SIZE))):
-        left -= len(data)
-        yield data
-    if left and length is not None:
-        raise ConnectionError("the body is cut")
-
-
-def _unchunk(file: Any) -> Iterator[bytes]:
-    """The payload of a chunked body: all whole chunks that a read brings are one piece."""
-    data, size = bytearray(), 1
-    while size or b"\n\r\n" not in data:
-        more = file.read1(READ_SIZE)
-        if not more:
-            raise ConnectionError("the body is cut")
-        data += more
-        parts = list[bytes]()
-        while size and (head := CHUNK_HEAD.match(data)):
-            size = int(head[1], 16)
-            end = head.end() + size
-            if len(data) < end:
-                break
-            parts.append(bytes(data[head.end() : end]))
-            del data[:end]
-            if not size:  # behind the last chunk: trailers up to an empty line
-                data[:0] = b"\n"
-        if size and not head and (b"\n" in data[2:] or len(data) > MAX_CHUNK_HEAD):
-            raise ValueError("no chunk begins here")
-        if payload := b"".join(parts):
-            yield payload

@@ -21,14 +21,15 @@ from urllib.parse import urljoin, urlsplit
 
 from coder.abort import Abort
 from coder.events import Event
-from coder.providers.assembler import Assembler
+from coder.providers.assembler import CUT_OFF, Assembler
 from coder.providers.connection import Server, StreamingRequest
 from coder.providers.errors import ADVICE, classify, well_formed
-from coder.providers.text import shown_url
+from coder.providers.text import host_of, shown_url
 from coder.types import ModelError
 
 CALL, LIST = "/chat/completions", "/models"
 MAX_ERROR = 1_000_000  # bytes of an error's body that are read
+ACCOUNT = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"}
 HEADER = re.compile(r"[!-9;-~]+: [\t -~]*")
 
 
@@ -71,7 +72,7 @@ class Endpoint:
         with abort.calling(request.cut):
             try:
                 request.send(message)
-                if request.status_code >= 300:
+                if not 200 <= request.status_code < 300:
                     raise self._refusal(request)
                 yield request
             except ModelError as error:  # a server's text may repeat the key that it was sent
@@ -105,12 +106,19 @@ class Endpoint:
     def _find_base(self, key: str) -> str:
         from coder import __version__  # late: it imports this module's users
 
-        address, headers = self.address, {"user-agent": f"coder/{__version__}"}
+        address, headers = self.address, dict[str, str]()
         if not address:
             client = openai_client(key)
             address = str(client.base_url)
-            given = client.default_headers.items()  # some are marked as left out
-            headers = {name.lower(): value for name, value in given if isinstance(value, str)}
+            for name, value in client.default_headers.items():
+                # some are marked as left out; others say that the client itself is what sends
+                if isinstance(value, str) and not name.lower().startswith("x-stainless"):
+                    headers[name.lower()] = value
+        elif re.fullmatch(r"(.+\.)?openai\.com(:\d+)?", host_of(address).lower()):
+            for name, variable in ACCOUNT.items():
+                if value := os.environ.get(variable, "").strip():
+                    headers[name] = value
+        headers["user-agent"] = f"coder/{__version__}"
         self._default_headers = headers  # once: another thread may send its first request beside
         with suppress(ValueError):
             parts = urlsplit(address)
@@ -143,8 +151,13 @@ class Endpoint:
     def _refusal(self, request: StreamingRequest) -> ModelError:
         """The error of a status that is none of success. What can be read of the body counts; some break off."""
         url, status = shown_url(request.url), request.status_code
+        if not 300 <= status < 600:
+            message = f"{url} answers with HTTP status {status:03d}, which is none of an answer"
+            return ModelError("protocol", message, status=status)
         if status < 400:
-            location = urljoin(request.url, request.headers.get("location", ""))
+            location = request.headers.get("location", "")
+            with suppress(ValueError):  # no address: shown as it is
+                location = urljoin(request.url, location)
             target = shown_url(self._base_of(location))
             message = f"{url} redirects to {target}; redirects are not followed"
             advice = "Set OPENAI_BASE_URL to where the server is."
@@ -202,7 +215,7 @@ def read_answer(
         raise ModelError("incomplete", "the server sent nothing", retryable=True)
     pieces = chain([start], pieces)
     if begun.startswith((b"{", b"[", b"<")):  # JSON or a page, whatever the content type says
-        yield from _read_whole(pieces, assembler, shown_url(response.url))
+        yield from _read_whole(response, pieces, assembler)
         return
     for event, data in sse(pieces):
         ended = bool(assembler.finish_reason)
@@ -229,7 +242,9 @@ def _tapped(pieces: Iterable[bytes], tap: Callable[[Any], object]) -> Iterator[b
         yield piece
 
 
-def _read_whole(pieces: Iterable[bytes], assembler: Assembler, url: str) -> Iterator[Event]:
+def _read_whole(
+    response: StreamingRequest, pieces: Iterable[bytes], assembler: Assembler
+) -> Iterator[Event]:
     """A completion, or an error, behind which an end mark may follow, in one piece."""
     body = bytearray()
     for piece in pieces:
@@ -239,10 +254,13 @@ def _read_whole(pieces: Iterable[bytes], assembler: Assembler, url: str) -> Iter
     text = body.decode("utf-8-sig", "replace").strip()
     try:
         chunk, end = DECODER.raw_decode(text)
-    except ValueError:
+    except ValueError as error:
+        if text.startswith("{") and not response.is_framed:
+            raise ModelError("incomplete", CUT_OFF, retryable=True) from error
         chunk, end = text, len(text)
     known = isinstance(chunk, dict) and chunk.keys() & {"choices", "error", "object"}
     if not known or (end < len(text) and "choices" in chunk):
+        url = shown_url(response.url)
         problem = f"not an API answer from {url}: {classify(None, chunk).message}"
         raise ModelError("protocol", problem)
     yield from assembler.feed(chunk)
@@ -269,7 +287,7 @@ def _parse_event(event: str, data: str) -> Any:
         if event == "error":
             return {"error": data}
         if event == CUT:
-            raise ModelError("incomplete", "the answer was cut off", retryable=True) from error
+            raise ModelError("incomplete", CUT_OFF, retryable=True) from error
         problem = f"the stream holds what is no JSON: {data[:80]!r}"
         raise ModelError("protocol", problem, retryable=True) from error
     if event == "error" and not (isinstance(value, dict) and value.get("error")):
