@@ -640,6 +640,42 @@ def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs() 
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
 
 
+@pytest.mark.parametrize("moment", ["read", "write"])
+def test_a_signal_that_does_not_wake_a_script_interrupts_it(moment: str) -> None:
+    """One that comes between Python's look for signals and a call that blocks: here another thread gets it."""
+    asked = threading.Event()
+
+    def begin_an_answer() -> None:
+        caller = sockets.enter_context(server.accept()[0])
+        while moment == "read" and b"go" not in caller.recv(65536):
+            pass
+        if moment == "read":
+            caller.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        asked.set()
+
+    def interrupt() -> None:
+        if asked.wait(30):
+            threading.Event().wait(0.5)  # until the other thread waits, or the socket is full
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with contextlib.ExitStack() as sockets:
+        server = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threads = [threading.Thread(target=each) for each in (begin_an_answer, interrupt)]
+        for thread in threads:
+            thread.start()
+        prompt = "go" if moment == "read" else "x" * 50_000_000
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        model = ChatModel("m", base_url=address, first_byte_timeout=30)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with promptly(), pytest.raises(KeyboardInterrupt):
+                drive(run_loop([], model, prompt=prompt, retry=FAST))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for thread in threads:
+                thread.join(30)
+
+
 @pytest.mark.parametrize("moment", [ToolUpdate, TextDelta])
 def test_a_consumer_that_leaves_leaves_none(mark: str, tmp_path: Path, moment: type[Event]) -> None:
     messages: list[Message] = []

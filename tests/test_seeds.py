@@ -294,7 +294,7 @@ def test_an_interrupted_cell_leaves_an_agent_that_goes_on() -> None:
         agent = agent_of(server)
         agent.subscribe(lambda event: came.set() if event == TextDelta(" beta") else None)
         (thread := threading.Thread(target=interrupt)).start()
-        with pytest.raises(KeyboardInterrupt):
+        with promptly(), pytest.raises(KeyboardInterrupt):
             agent.run("one")
         thread.join()
         assert agent.wait_for_idle(0) and contents(agent.messages) == ["one", "alpha beta"]

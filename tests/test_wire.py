@@ -142,6 +142,13 @@ CALLS = [
     ("- a - {}; - b look {}", "a unknown {}; b look {}"),
     ('0 a\ud83d look {"x":', "a\ufffd look null"),
     (f'0 a look {{"x": {"[" * 200}{"]" * 200}}}', "a look null"),
+    # each piece is the text so far, also with the name in each
+    ('0 a look -; 0 - - {"x":; 0 - - {"x":1}', 'a look {"x": 1}'),
+    ('0 - look {"x":; 0 - look {"x":1}; 0 - look {"x":1}', '? look {"x": 1}'),
+    (
+        '0 a look {"x":; 1 b look {"x":; 0 - - {"x":1}; 1 - - {"x":2}',
+        'a look {"x": 1}; b look {"x": 2}',
+    ),
 ]
 
 
@@ -197,6 +204,9 @@ WHOLE_ARGUMENTS: list[tuple[list[str], Any]] = [
     ([json.dumps('{"a": 1}')], {"a": 1}),
     (["{}", '{"a":', "1}"], {"a": 1}),
     (['{"a": 1}', '{"a": 1}'], {"a": 1}),
+    (["{", '{"a"', '{"a": 1', '{"a": 1}'], {"a": 1}),
+    (["", '{"a":', "", '{"a": [1', '{"a": [1]}', ""], {"a": [1]}),
+    (['{"a": "b', '{"a": "bc"}', '{"a": "bc"}'], {"a": "bc"}),
     *(([f'{{"a": 1}}{tail}'], {"a": 1}) for tail in ("{}", "}", "</tool_call>", "\n\nNow I")),
 ]
 UNUSABLE = [
@@ -209,7 +219,13 @@ UNUSABLE = [
 
 @pytest.mark.parametrize(
     ("pieces", "arguments"),
-    [*WHOLE_ARGUMENTS, *(([text], None) for text in UNUSABLE)],
+    [
+        *WHOLE_ARGUMENTS,
+        *(([text], None) for text in UNUSABLE),
+        (['{"a": ', '{"a": 1'], None),
+        (['{"a": 1', '{"b": 1}'], None),
+        (['{"a": 1', '{"a": 1}', '{"a": 12}'], None),
+    ],
     ids=lambda value: repr(value)[:40],
 )
 def test_arguments_are_an_object_and_nothing_is_made_up(pieces: list[str], arguments: Any) -> None:
@@ -449,6 +465,53 @@ def test_heartbeats_behind_a_finish_reason_are_not_waited_for() -> None:
     response = SimpleNamespace(url="", within=waits.append, pieces=lambda: iter(chunks))
     assert len(list(read_answer(response, Assembler(), 30.0, None))) == 1
     assert waits == [AFTER_FINISH]
+
+
+EARLY = chunk("tool_calls", tool_calls=[piece("0 i look -")])
+PART = chunk(tool_calls=[piece('0 - - {"path":')])
+REST = chunk(tool_calls=[piece('0 - - "a"}')])
+NULL, STOP = chunk("null", content=""), chunk("stop", content="x")
+
+
+@pytest.mark.parametrize("close", ["hang", "reset"])
+@pytest.mark.parametrize(
+    ("chunks", "text"),
+    [
+        ([EARLY], "again"),
+        ([EARLY, PART], "again"),
+        ([EARLY, PART, REST], "a seen"),
+        ([chunk("null", content="x"), NULL], "again"),
+        ([chunk("NULL", content="half")], "again"),
+        ([NULL, STOP], "x"),
+        ([NULL, STOP, NULL], "x"),
+        ([chunk("length", tool_calls=[piece('0 i look {"pa')])], "the output limit"),
+    ],
+    ids=range(8),
+)
+def test_a_finish_before_the_end_is_none(chunks: list[Any], text: str, close: Any) -> None:
+    """Without an end mark, and the connection stays open or breaks."""
+    first = Reply(chunks=stream(*chunks, done=False), close=close)
+    with serve(first, Reply("again")) as server, promptly():
+        events, result = ask(server, tools=[look], model={"idle_timeout": 0.5})
+    retries = [event.error.kind for event in all_of(Retry, events)]
+    results = str([each["content"] for each in result.messages if each["role"] == "tool"])
+    if text == "again":
+        assert result.text == "again" and results == "[]"
+        assert retries == (["incomplete"] if chunks[0] is EARLY else ["network"])
+    else:
+        assert text in (result.text + results) and retries == []
+
+
+@pytest.mark.parametrize("tail", [True, False], ids=["end mark", "end of the body"])
+def test_null_as_a_word_is_no_end_and_arguments_may_come_behind_one(tail: bool) -> None:
+    later = stream(EARLY, PART, REST, done=tail)
+    whole_text = stream(chunk("null", content="x"), NULL, done=tail)
+    with serve(Reply(chunks=later), Reply(chunks=whole_text), Reply("again")) as server:
+        events, result = ask(server, tools=[look])
+    assert result.text == ("x" if tail else "again")
+    kinds = [event.error.kind for event in all_of(Retry, events)]
+    assert kinds == ([] if tail else ["incomplete"])
+    assert [each["content"] for each in result.messages if each["role"] == "tool"] == ["a seen"]
 
 
 def test_a_body_that_ends_in_an_event_is_asked_for_again() -> None:
