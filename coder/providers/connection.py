@@ -51,6 +51,7 @@ class Server:
 
     def __init__(self, url: str, redact: Callable[[bytes], bytes]) -> None:
         self.url, self.redact = url, redact
+        self.is_secure = urlsplit(url).scheme == "https"
         self.answered = False  # at least once
         self._kept: list[tuple[socket.socket, float]] = []  # and until when
 
@@ -81,7 +82,7 @@ class Server:
         """A new connection. Raises ModelError, and what `check` raises, which is called meanwhile. A server that has not
         answered before is not tried again: its address may be wrong."""
         proxy = None
-        if self.url.startswith("https:"):
+        if self.is_secure:
             from coder.providers.https import proxy_of  # late: ssl takes 10 ms
 
             proxy = proxy_of(self.url)
@@ -104,7 +105,7 @@ class Server:
     def _failure_of(self, cause: Exception, proxy: Proxy | None) -> ModelError:
         place = shown_url(self.url)
         advice = ""
-        if self.url.startswith("https:"):
+        if self.is_secure:
             from coder.providers.https import PAST_PROXY, tls_failure
 
             if failure := tls_failure(cause, place):
@@ -142,11 +143,7 @@ def _connect(url: str, proxy: Proxy | None) -> socket.socket:
 def _dial(host: str, port: int) -> socket.socket:
     """A connection to the first address of a host that takes one. All are tried side by side, each HEAD_START after the
     one before it, or as soon as that one fails. Raises OSError: why the last one failed."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    # by turns of both families: of one all may be dead
-    first = [each for each in found if each[0] == found[0][0]]
-    others = [each for each in found if each[0] != found[0][0]]
-    addresses = list(filter(None, chain.from_iterable(zip_longest(first, others))))
+    addresses = _look_up(host, port)
     trying: dict[int, socket.socket] = {}
     poll = select.poll()
     failure = OSError("no address")
@@ -179,6 +176,15 @@ def _dial(host: str, port: int) -> socket.socket:
             sock.close()
 
 
+def _look_up(host: str, port: int) -> list[tuple[Any, ...]]:
+    """The addresses of a host, as getaddrinfo has them, but by turns of both families: of one all may be dead."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    preferred = [each for each in found if each[0] == found[0][0]]
+    others = [each for each in found if each[0] != found[0][0]]
+    turns = chain.from_iterable(zip_longest(preferred, others))
+    return [each for each in turns if each]
+
+
 def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
     """A socket that connects to an address of getaddrinfo. Raises OSError."""
     family, kind, protocol, _, address = info
@@ -187,8 +193,8 @@ def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in PROBES:
-            if option := getattr(socket, name, 0):
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         sock.setblocking(False)
         code = sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
@@ -244,8 +250,8 @@ class StreamingRequest:
         """Send a request and read the head of its answer. Raises ModelError or Aborted."""
         server = self.server
         closed = f"the connection to {shown_url(server.url)} was closed before an answer"
-        plain = not server.answered and self.url.startswith("http:")
-        with self._as_model_error(closed, PERHAPS_TLS if plain else ""):
+        perhaps_tls = not (server.answered or server.is_secure)
+        with self._as_model_error(closed, PERHAPS_TLS if perhaps_tls else ""):
             while kept := server.take():
                 answered = self._ask(kept, message)
                 if not self._was_unseen(answered):

@@ -1,8 +1,9 @@
 """Endpoint: one server's address, its key, and requests to it; and its answers as events, into an Assembler.
 
-Requests are made here. The openai client, whose import takes 0.15 s, supplies what it knows of OpenAI's own server (address,
-organisation, project), and is not imported for any other. Redirects are not followed: they would carry the conversation
-to another host. Retries are the loop's. An answer is read to its end, so that its connection can serve the next request.
+Requests are made here. The openai client, whose import takes 0.15 s, supplies the address of OpenAI's own server and the
+user's headers for it where no address is given; it is not imported for any other. Redirects are not followed: they would
+carry the conversation to another host. Retries are the loop's. An answer is read to its end, so that its connection can
+serve the next request.
 """
 
 from __future__ import annotations

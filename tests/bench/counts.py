@@ -50,9 +50,12 @@ def profile(frame, event, argument):
             seen.add(frame.f_code)
         elif frame.f_code.co_name == "__init__" and type(frame.f_locals.get("self")).__name__ == "TextDelta":
             climb = max(climb, stack(frame, 0x21), key=len)
-    elif event == "c_call" and not sent and argument.__name__ == "sendall":
+    elif event == "c_call" and not sent and argument.__name__ == "send" and is_socket(argument.__self__):
         main, here = threading.main_thread(), threading.current_thread()
         sent.extend(stack(frame) + ([] if here is main else stack(sys._current_frames()[main.ident])))
+
+def is_socket(thing):  # a generator has a `send`, too
+    return type(thing).__name__ in ("socket", "SSLSocket")
 
 def audit(event, arguments):
     if name := EVENTS.get(event):
