@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -25,7 +26,6 @@ from coder.events import (
 from coder.history import image_part, user
 from coder.hooks import FunctionHooks
 from coder.loop import run_loop
-from coder.providers.errors import RetryPolicy
 from coder.sessions.recorder import SessionStore
 from coder.types import Completion, DeniedError, Message, Usage
 from tests.harness import (
@@ -306,7 +306,23 @@ def test_a_longer_wait_than_allowed_fails_at_once() -> None:
     with serve(Reply("later", status=429, headers={"retry-after": "30"})) as server, promptly():
         agent = agent_of(server, retry=None, max_retry_delay=2)
         assert agent.prompt("hi").stop_reason == "error" and len(server.requests) == 1
-    assert RetryPolicy().max_delay == 60
+        agent = agent_of(server, max_retry_delay=2)  # beside a policy of one's own
+        assert agent.prompt("hi").stop_reason == "error" and len(server.requests) == 2
+        agent = agent_of(server)
+        assert agent.max_retry_delay == 60
+        agent.max_retry_delay = 1
+        assert agent.prompt("hi").stop_reason == "error" and len(server.requests) == 3
+        agent.max_retry_delay = 0
+        assert agent.max_retry_delay == math.inf
+
+
+@pytest.mark.parametrize("name", ["max_steps", "model", "tools", "system", "temperature", "limit"])
+def test_an_attribute_that_would_do_nothing_is_refused(name: str) -> None:
+    agent = Agent("m", base_url="http://127.0.0.1:9")
+    with pytest.raises(AttributeError, match=name):
+        setattr(agent, name, 1)
+    with pytest.raises(AttributeError, match="modell"):
+        setattr(agent.state, "modell", "m")  # noqa: B010 - what a type checker finds, too
 
 
 def test_max_steps_is_short_for_that_of_the_limits() -> None:

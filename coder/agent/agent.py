@@ -41,10 +41,30 @@ class Agent:
     `stream` of Model. Further keywords are hooks, by the names of Hooks (`before_tool_call=...`), and callbacks:
     `on_text(text)`, `on_tool_call(event)`, `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`,
     `on_compacted(event)`. `budgets`: tokens of the reasoning levels. `max_steps` is short for that of `limits`.
-    `max_retry_delay`: seconds; where a server asks for a longer wait, the run fails at once; 0 is no limit; a `retry`
-    policy of your own has its own. `session`: what a SessionStore has opened; its messages are the conversation,
+    `max_retry_delay`: seconds; where a server asks for a longer wait, the run fails at once; 0 is no limit, None that of
+    `retry`. `session`: what a SessionStore has opened; its messages are the conversation,
     which is kept there.
     """
+
+    # An attribute that would do nothing (max_steps, model) cannot be set
+    __slots__ = (
+        "__weakref__",
+        "_idle",
+        "_make_named",
+        "_subscribers",
+        "clear_follow_up_queue",
+        "clear_steering_queue",
+        "follow_ups",
+        "hooks",
+        "limits",
+        "retry",
+        "session",
+        "set_follow_up_mode",
+        "set_steering_mode",
+        "state",
+        "steering",
+        "token",
+    )
 
     def __init__(
         self,
@@ -61,7 +81,7 @@ class Agent:
         limits: Limits = Limits(),
         max_steps: int | None = None,
         retry: RetryPolicy | None = None,
-        max_retry_delay: float = 60.0,
+        max_retry_delay: float | None = None,
         session_id: str = "",
         cwd: str | Path | None = None,
         session: Record | None = None,
@@ -72,7 +92,9 @@ class Agent:
         toolset = _make_toolset(tools, cwd, session_id or (session.session_id if session else ""))
         self.state = AgentState(self._make_model(model), system, reasoning, toolset, list(messages))
         self.limits = replace(limits, max_steps=max_steps) if max_steps is not None else limits
-        self.retry = retry or RetryPolicy(max_delay=max_retry_delay or math.inf)
+        self.retry = retry or RetryPolicy()
+        if max_retry_delay is not None:
+            self.max_retry_delay = max_retry_delay
         self.steering, self.follow_ups = steering, follow_ups = Queue(), Queue()
         self.clear_steering_queue, self.clear_follow_up_queue = steering.clear, follow_ups.clear
         self.set_steering_mode, self.set_follow_up_mode = steering.set_mode, follow_ups.set_mode
@@ -271,6 +293,15 @@ class Agent:
 
     def set_tools(self, tools: Tools) -> None:
         self.state.tools = _make_toolset(tools, self.state.tools.cwd, self.session_id)
+
+    @property
+    def max_retry_delay(self) -> float:
+        """Seconds that a server may ask for; of the `retry` policy."""
+        return self.retry.max_delay
+
+    @max_retry_delay.setter
+    def max_retry_delay(self, seconds: float) -> None:
+        self.retry = replace(self.retry, max_delay=seconds or math.inf)
 
     @property
     def session_id(self) -> str:

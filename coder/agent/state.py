@@ -27,7 +27,7 @@ CALLBACKS: dict[str, tuple[type[Event], str]] = {
 }
 
 
-@dataclass
+@dataclass(slots=True)
 class AgentState:
     """What an agent is (the first five), and what it does. `messages` is the loop's own list."""
 
