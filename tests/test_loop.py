@@ -117,6 +117,8 @@ ROWS: dict[tuple[str, str], list[Row]] = {
         ([Reply(""), DONE], {}, ("stop", "done", 2, "pawpafe")),
         ([Reply(""), Reply("")], {}, ("stop", "Task completed.", 2, "pawpafe")),
         ([ONE, Reply("")], {}, ("stop", "Task completed.", 2, "parpafe")),
+        ([Reply("", finish="tool_calls")] * 2, {}, ("stop", "Task completed.", 2, "pawpafe")),
+        ([ONE, Reply("", finish="tool_use")], {}, ("stop", "Task completed.", 2, "parpafe")),
     ],
     ("no calls", "any other finish_reason"): [
         ([DONE], {}, ("stop", "done", 1, "pafe")),

@@ -27,7 +27,7 @@ from coder.devtools.scripted import Reply, ScriptedServer
 from coder.events import Event
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, explain
-from coder.providers.https import proxy_of
+from coder.providers.https import proxy_of, tls_context
 from coder.types import Limits, RunResult
 from tests.harness import FAST, drive, serve, types
 from tests.terminal import promptly
@@ -201,7 +201,7 @@ def test_where_python_knows_no_authorities_the_clients_own_library_finds_them(
     assert known.cafile is None and known.capath is None
     with https(certificates) as server:
         assert "unable to get local issuer certificate" in final(server.url)
-    found = load_tls(None, None)
+    found = tls_context()
     assert found.verify_mode == ssl.CERT_REQUIRED and found.check_hostname
     usual = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
     if any(Path(each).exists() for each in usual):

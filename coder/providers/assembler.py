@@ -30,7 +30,6 @@ FINISH |= dict.fromkeys(FILTER, "content_filter")
 FAILED = {"error", "network_error", "insufficient_system_resource", "abort"}
 FAILED |= {"malformed_function_call", "unexpected_tool_call"}
 NO_WORD = {"", "null", "none"}  # some servers write null as a word
-LOST = {"tool_calls", "tool_use", "function_call", ""}  # with neither a call nor a text
 ONLY_TEXT = {"role", "content"}
 CUT_OFF = "the answer was cut off"
 
@@ -164,7 +163,7 @@ class Assembler:
             raise ModelError("overflow", "the context is full")
         finish = FINISH.get(word, "tool_calls" if calls else "stop")
         calls = [] if finish == "content_filter" else calls
-        if not text and not calls and word in LOST:  # something did not arrive
+        if not text and not calls and not word:  # something did not arrive
             raise ModelError("empty", "the answer was empty", retryable=True)
         names = [name for name in (*REASONING, THINK) if any(self.thoughts.get(name, ()))]
         name = next(iter([*names, *self.thoughts]), "")
