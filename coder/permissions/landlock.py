@@ -11,12 +11,13 @@ import struct
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 # Landlock restricts a thread and what it starts. These can signal and trace each other, and nothing
 # else (the kernel's Documentation/userspace-api/landlock.rst, uapi/linux/landlock.h). A seccomp filter
 # (seccomp_filter.rst) covers what Landlock has no rights for: the limits of other processes (a CPU
-# limit of 0 kills) and, without a network, all sockets but local ones: Landlock knows TCP by bind
-# and connect only, which TCP fast open, MPTCP and UDP avoid.
+# limit of 0 kills), their priorities, schedulers and processors, and, without a network, all sockets
+# but local ones: Landlock knows TCP by bind and connect only, which TCP fast open, MPTCP and UDP avoid.
 
 # Of BPF: code, instructions to skip if true, if false, value
 Instruction = tuple[int, int, int, int]
@@ -41,12 +42,25 @@ SCOPES = 0b01 | SCOPE_SIGNAL  # abstract unix sockets and signals of others
 # (reads the environment of any process), BPF. See capabilities(7).
 CAPABILITIES = (16, 17, 19, 21, 22, 25, 38, 39)
 
-# By AUDIT_ARCH, the numbers of socket, socketcall (0: none) and prlimit64.
-CALLS = {
-    0xC000003E: (41, 0, 302),  # x86_64
-    0xC00000B7: (198, 0, 261),  # aarch64
-    0x40000003: (359, 102, 340),  # i386
-    0x40000028: (281, 102, 369),  # arm
+
+class Calls(NamedTuple):
+    """The numbers of system calls; 0 for none."""
+
+    socket: int
+    socketcall: int
+    prlimit64: int
+    setpriority: int
+    ioprio_set: int
+    scheduling: tuple[
+        int, ...
+    ]  # sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr
+
+
+CALLS = {  # by AUDIT_ARCH
+    0xC000003E: Calls(41, 0, 302, 141, 251, (142, 144, 203, 314)),  # x86_64
+    0xC00000B7: Calls(198, 0, 261, 140, 30, (118, 119, 122, 274)),  # aarch64
+    0x40000003: Calls(359, 102, 340, 97, 289, (154, 156, 241, 351)),  # i386
+    0x40000028: Calls(281, 102, 369, 97, 314, (154, 156, 241, 380)),  # arm
 }
 MACHINES = {"x86_64", "aarch64"}  # those whose programs, 32-bit ones included, are all in the table
 X32 = 0x40000000  # from here on: the calls of x86_64 by other numbers
@@ -54,7 +68,13 @@ IO_URING_SETUP = 425
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # linux/bpf_common.h
 ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
 DENY: Instruction = (RETURN, 0, 0, 0x00050000 | errno.EACCES)
-NUMBER, ARCH, FIRST, THIRD = 0, 4, 16, 32  # in struct seccomp_data; arguments: low half first
+NUMBER, ARCH, FIRST, SECOND, THIRD = (
+    0,
+    4,
+    16,
+    24,
+    32,
+)  # in struct seccomp_data; arguments: low half first
 # socket(family, ...): AF_UNIX and AF_NETLINK.
 LOCAL_SOCKETS = [(LOAD, 0, 0, FIRST), (EQUAL, 2, 0, 1), (EQUAL, 1, 0, 16), DENY, ALLOW]
 # prlimit64(process, resource, new, old): process 0 is the caller; without `new` it only reads.
@@ -63,13 +83,17 @@ OWN_LIMITS = [
     *[(LOAD, 0, 0, THIRD), (EQUAL, 0, 2, 0), (LOAD, 0, 0, THIRD + 4), (EQUAL, 1, 0, 0)],
     *[DENY, ALLOW],
 ]
+# sched_setaffinity(process, ...) and its kin: process 0 is the caller.
+OWN_PROCESS = [(LOAD, 0, 0, FIRST), (EQUAL, 1, 0, 0), DENY, ALLOW]
+# From here on, the first argument of setpriority and ioprio_set means all processes of a user
+PRIO_USER, IOPRIO_WHO_USER = 2, 3
 
 
 def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> bool:
     """Limit this thread, and what it starts, to changing files at and below `writable`.
 
     Its programs get no rights by set-user-ID, fewer of root's, and cannot change other processes'
-    limits. Without `network` it has local sockets only, or where seccomp is missing no TCP. `abi`: use
+    limits, priorities and scheduling. Without `network` it has local sockets only, or where seccomp is missing no TCP. `abi`: use
     no newer Landlock. Returns whether the kernel can do all of this. Raises OSError where it has none.
     """
     if abi is None:
@@ -114,15 +138,21 @@ def limit_signals() -> None:
 
 
 def _filter_calls(network: bool) -> bool:
-    """Deny for good changing other processes' limits and, without `network`, sockets other than unix
+    """Deny for good changing other processes' limits, priorities and scheduling, and, without `network`, sockets other than unix
     and netlink ones, and io_uring, which opens sockets by itself. Calls of an unknown architecture
     are denied. False where seccomp does not work, or the machine is not in the table."""
     program = [(LOAD, 0, 0, ARCH)]
-    for arch, (socket, socketcall, prlimit) in CALLS.items():
-        part = [(LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), DENY, *_case(prlimit, OWN_LIMITS)]
+    for arch, calls in CALLS.items():
+        part = [(LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), DENY]
+        part += _case(calls.prlimit64, OWN_LIMITS)
+        part += _case(calls.setpriority, _own_priority(PRIO_USER))
+        part += _case(calls.ioprio_set, _own_priority(IOPRIO_WHO_USER))
+        for each in calls.scheduling:
+            part += _case(each, OWN_PROCESS)
         if not network:
-            part += [*_case(IO_URING_SETUP, [DENY]), *_case(socket, LOCAL_SOCKETS)]
-            part += _case(socketcall, [DENY]) if socketcall else []  # its arguments cannot be seen
+            part += [*_case(IO_URING_SETUP, [DENY]), *_case(calls.socket, LOCAL_SOCKETS)]
+            if calls.socketcall:
+                part += _case(calls.socketcall, [DENY])  # its arguments cannot be seen
         program += _case(arch, [*part, ALLOW])
     return install_filter(program)
 
@@ -136,6 +166,14 @@ def install_filter(program: list[Instruction]) -> bool:
         if os.uname().machine in MACHINES:
             return _call("prctl", PR_SET_SECCOMP, FILTER_MODE, header, 0, 0) == 0
     return False
+
+
+def _own_priority(users: int) -> list[Instruction]:
+    """setpriority(which, who, ...): who 0 is the caller, or its group, but from `users` on all of its user."""
+    return [
+        *[(LOAD, 0, 0, FIRST), (AT_LEAST, 2, 0, users)],
+        *[(LOAD, 0, 0, SECOND), (EQUAL, 1, 0, 0), DENY, ALLOW],
+    ]
 
 
 def _case(value: int, part: list[Instruction]) -> list[Instruction]:
