@@ -75,6 +75,29 @@ def test_any_change_of_what_git_would_run_or_obey_is_put_back(repository: Path) 
         assert state_of(repository) == before, line
 
 
+LINKS = table(r"""
+rm .git/hooks/pre-push => .git/hooks/pre-push (removed)
+ln -sfn ../../evil .git/hooks/pre-push => .git/hooks/pre-push (changed)
+rm .git/hooks/pre-push; echo evil > .git/hooks/pre-push => .git/hooks/pre-push (changed)
+rm .git/hooks/pre-push; mkdir .git/hooks/pre-push => .git/hooks/pre-push (removed)
+rm -r .git/hooks => .git/hooks/commit-msg (removed), .git/hooks/pre-push (removed)
+""")
+
+
+@pytest.mark.parametrize("target", ["../../tools/hook", "/nowhere/at/all"])
+def test_a_link_is_put_back_as_a_link(repository: Path, target: str) -> None:
+    """To where it led, whether something is there or not; and what it led to stays as it is."""
+    (repository / "tools").mkdir()
+    (repository / "tools" / "hook").write_text("mine")
+    (repository / ".git/hooks/pre-push").symlink_to(target)
+    before, guard = state_of(repository), GitGuard(repository)
+    for line, names in LINKS:
+        assert changed(guard, line, repository) == names, line
+        assert os.readlink(repository / ".git/hooks/pre-push") == target, line
+        assert state_of(repository) == before, line
+    assert (repository / "tools" / "hook").read_text() == "mine"
+
+
 DAILY = table("""
 git init -q n && cd n && git add -A && git commit -qm x --allow-empty && git log --format=%s => x
 git checkout -qb side && git stash -q; git switch -q main; git rebase -q side && echo yes => yes

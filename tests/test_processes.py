@@ -19,7 +19,7 @@ import pytest
 
 from coder.devtools.scripted import Reply
 from coder.events import Event, ToolUpdate
-from coder.tools.bash import bash, shell
+from coder.tools.bash import Output, bash, shell
 from tests.harness import serve
 from tests.terminal import PROMPTLY, ROOT, OneShot, Terminal, gone, promptly, running, until
 from tests.workspace import Workspace, in_little_memory
@@ -128,6 +128,69 @@ def test_much_output_needs_no_memory(ws: Workspace) -> None:
     content = str(result.content)
     assert "of 209,715,200 bytes" in content and "[truncated 209687200 characters]" in content
     assert len(content) < 30_000
+
+
+@pytest.mark.parametrize("size", [4096, 65536])
+def test_what_is_saved_of_an_output_is_bounded(size: int) -> None:
+    """In pieces that end before, at and behind the bound; the tail that is shown is the newest."""
+    for bound in (100_000, 2 * 65536, 28_001):
+        output, sent = Output(max_saved=bound), b"".join(b"%07d\n" % n for n in range(40_000))
+        for start in range(0, len(sent), size):
+            output.add(sent[start : start + size])
+        output.close()
+        assert Path(output.saved).read_bytes() == sent[:bound]
+        assert output.note() == f"[the first {bound:,} bytes of 320,000 bytes: {output.saved}]"
+        assert output.text().endswith("0039999") and output.bytes == 320_000
+        os.unlink(output.saved)
+
+
+@pytest.mark.slow
+def test_a_command_fills_no_disk(ws: Workspace) -> None:
+    """Of 1.1 GB, the 1 GiB that docs/security.md promises at most."""
+    result = ws.call("bash", command="head -c 1100000000 /dev/zero", timeout=300)
+    saved = Path(result.details["saved"])
+    size = saved.stat().st_size
+    saved.unlink()
+    assert size == 1 << 30
+    note = f"[the first 1,073,741,824 bytes of 1,100,000,000 bytes: {saved}]"
+    assert str(result.content).endswith(note)
+
+
+# A disk that is full while an output is saved: a limit of files, and a disk that holds a megabyte
+FULL = {
+    "a limit": "ulimit -f 1024; exec",
+    "a disk": 'mount -t tmpfs -o size=1m none "$TMPDIR" && exec',
+}
+SAVING = """
+from pathlib import Path
+from coder.tools.bash import bash
+from tests.workspace import Workspace
+ws = Workspace(Path.cwd(), bash)
+result = ws.call("bash", command="seq 1 1000000; echo the end; echo done > done")
+print(result.is_error, Path(result.details["saved"]).stat().st_size)
+print(result.content[-200:])
+print(ws("bash", command="echo and the next one works"))
+"""
+
+
+@pytest.mark.parametrize("way", FULL)
+def test_a_full_disk_costs_the_saved_output_alone(ws: Workspace, way: str) -> None:
+    prefix = ["unshare", "-m"] if way == "a disk" else []
+    if prefix and (os.geteuid() != 0 or not shutil.which("unshare")):
+        pytest.skip("only root can mount a disk")
+    line = f'{FULL[way]} "$0" -c "$1"'
+    (ws.folder / "temp").mkdir()
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(ws.folder / "temp")}
+    argv = [*prefix, "bash", "-c", line, sys.executable, SAVING]
+    done = subprocess.run(argv, cwd=ws.folder, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()
+    is_error, size = rows[0].split()
+    assert is_error == "False" and 900_000 < int(size) <= 1 << 20
+    note = f"[the first {int(size):,} bytes of 6,888,904 bytes: "
+    assert note in done.stdout and "\nthe end\n" in done.stdout
+    assert rows[-1] == "and the next one works"
+    assert (ws.folder / "done").read_text() == "done\n", "the command itself was not disturbed"
 
 
 # ---- time-outs -------------------------------------------------------------------------------------------

@@ -312,8 +312,8 @@ print(*(call(*map(int, each.split(","))) for each in sys.argv[1:]))
 @seccomp
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="calls of x86")
 def test_calls_by_other_numbers_are_no_way_out(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """x32, which a kernel may have; what no program of the tests above calls; and those of 32-bit programs: setpriority, ioprio_set and the four of
-    scheduling, for another process and for the caller, which may also read its limits."""
+    """x32, which a kernel may have; what no program of the tests above calls; and 32-bit calls: setpriority,
+    ioprio_set and the four of scheduling, for another process and for the caller, which may also read its limits."""
     script = f"""
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)

@@ -91,8 +91,9 @@ def _how_it_ended(code: int, cause: str, seconds: int, reason: str) -> str:
 class Output:
     """Head and tail of a stream as text; the whole in a private file as soon as it is more than both."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_saved: int = MAX_SAVED) -> None:
         self.bytes = 0
+        self.max_saved = max_saved
         self.saved = ""  # the path of the file
         self._written_bytes = self._characters = 0
         self._head = self._tail = ""
@@ -116,12 +117,12 @@ class Output:
         return text
 
     def _save(self) -> None:
-        """Write what has come, until MAX_SAVED or the disk is full."""
+        """Write what has come, until `max_saved` or the disk is full."""
         try:
             if not self._file:
                 fd, self.saved = tempfile.mkstemp(".txt", "output-", str(private_folder()))
                 self._file = os.fdopen(fd, "wb", buffering=0)
-            size = self._file.write(self._unsaved_bytes[: MAX_SAVED - self._written_bytes])
+            size = self._file.write(self._unsaved_bytes[: self.max_saved - self._written_bytes])
             self._written_bytes += size
             self._is_saving = size == len(self._unsaved_bytes)
         except OSError:
