@@ -178,6 +178,43 @@ def test_esc_twice_goes_back_to_before_an_entry_that_is_chosen(tmp_path: Path) -
         assert said == [["one", "two lines!"], ["one", "two lines!", "half"]]
 
 
+def test_a_paste_that_is_taller_than_the_screen_is_folded_and_sent_whole(tmp_path: Path) -> None:
+    """Where the cursor is; at its recall from the history, too. Others stand in the line as they are."""
+    tall, other = ("\n".join(f"{word} {n}" for n in range(60)) for word in ("line", "row"))
+    wide, low = "wide " * 2000, "one\n  two"
+    mark = "[60 lines pasted]"
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.type("see  ok\x1b[D\x1b[D\x1b[D")
+        session.paste(tall)
+        session.type("!")
+        shows(session, f"❯ see {mark}! ok")
+        session.enter("")
+        session.until(lambda: server.requests, "it is sent")
+        shows(session, "❯")
+        for pasted in (tall, other, wide, low):
+            session.settled()
+            session.paste(pasted)
+        shows(session, f"❯ {mark}[60 lines pasted'][1 line pasted]one", "  two")
+        session.type(SHIFT_TAB + CTRL_U + SHIFT_TAB + SHIFT_TAB + "\x1b[A")
+        shows(session, f"❯ see {mark}! ok")
+        session.enter("")
+        session.until(lambda: len(server.requests) == 2, "it is sent")
+        shows(session, "❯")
+        session.paste("🎉" * 30_000 + "\n" + low)
+        session.enter("")
+        session.until(lambda: len(server.requests) == 3, "it is sent")
+        shows(session, "❯")
+        whole = f"see {tall}! ok"
+        assert users(server.requests[-1]) == [whole, whole, "🎉" * 30_000 + "\n" + low]
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        session.type("\x1b[A\x1b[A")
+        shows(session, f"❯ {mark}")
+        session.enter("")
+        session.until(lambda: server.requests, "it is sent")
+        shows(session, "❯")
+        assert users(server.requests[-1]) == [whole]
+
+
 POOR = [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "xx_YY.UTF-8"}]
 POOR += [{"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8:strict"}]  # as in most other locales
 

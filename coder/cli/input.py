@@ -20,23 +20,26 @@ from types import FrameType, ModuleType
 
 from coder.cli import keys
 from coder.cli.process import begin_exit, handling, wake_up
-from coder.cli.screen import erasure
+from coder.cli.screen import Folded, erasure
 from coder.permissions.sanitize import strip_controls
 
 MORE = ". "
-# With these in it, readline ends the line at a key of this program
-SHIFT_TAB, CTRL_G, ESC_ENDS = "\x1c", "\x1d", "\x1e"
+# With these in it, readline ends the line at a key of this program; with the last, it lets the program read a paste
+SHIFT_TAB, CTRL_G, ESC_ENDS, PASTE = "\x1c", "\x1d", "\x1e", "\x1a"
 OWN_KEY = re.compile(f"[{SHIFT_TAB}{CTRL_G}{ESC_ENDS}]")
 MODE, BACK = "/mode", "/back"  # the entries that Shift+Tab and Esc twice stand for
 BINDINGS = r"""
 set enable-bracketed-paste on
 set show-all-if-ambiguous on
+set disable-completion off
 set isearch-terminators "\e\C-j\C-g"
 tab: complete
 "\e\C-m": "\C-v\C-j"
 "\034": self-insert
 "\035": self-insert
 "\036": self-insert
+"\032": self-insert
+"\e[200~": "\032\t"
 "\e[Z": "\034\C-m"
 "\C-g": "\035\C-m"
 $if mode=emacs
@@ -81,6 +84,7 @@ class Keyboard:
         self._unseen_until = -100.0  # until then it is one more press for the run
         self._new: list[str] = []  # entries that the history's file does not have
         self._completions: list[str] = []  # candidates
+        self._folded = Folded()
         self._held_esc: keys.HeldEsc | None = None
         self._is_dumb = os.environ.get("TERM", "dumb") == "dumb"
         self.readline = self._load_readline()
@@ -115,16 +119,17 @@ class Keyboard:
             if key[0] != CTRL_G:
                 self.early.insert(0, text)
                 return MODE if key[0] == SHIFT_TAB else BACK
-            self.edit(text)
+            self.edit(self._folded.unfold(text))
             return self._entry()
+        text = self._folded.unfold(text)
         if "\n" not in text:  # no mark in what was pasted means anything
             text = text.strip()
             is_quoted = text.startswith('"""')
             with contextlib.suppress(EOFError):  # Ctrl+D ends the entry
                 while is_quoted and not text[3:].rstrip().endswith('"""'):
-                    text += "\n" + self._line(MORE)
+                    text += "\n" + self._folded.unfold(self._line(MORE))
                 while text.endswith("\\"):
-                    text = text[:-1] + "\n" + self._line(MORE)
+                    text = text[:-1] + "\n" + self._folded.unfold(self._line(MORE))
             text = OWN_KEY.sub("", text)
             text = text.rstrip()[3:].removesuffix('"""').strip() if is_quoted else text
         self.remember([text])
@@ -147,7 +152,7 @@ class Keyboard:
         self._prepare(early[0] if early else "", ctrl_j="self-insert")
         try:
             with self._clock(presses=2):
-                line = input(prompt)
+                line = input(prompt).replace(PASTE, "")
         except KeyboardInterrupt:
             sys.stdout.write("\n")
             if readline and readline.get_line_buffer():
@@ -171,8 +176,8 @@ class Keyboard:
         """Let the next line begin with this text, and Ctrl+J, with which a program may end an answer, call a function."""
         if readline := self.readline:
             # A C function as the hook: no signal is handled, and lost, in it
-            hook = partial(readline.insert_text, strip_controls(text)) if text else None
-            readline.set_startup_hook(hook)
+            text = self._folded.fold(strip_controls(text))
+            readline.set_startup_hook(partial(readline.insert_text, text) if text else None)
             readline.parse_and_bind(rf'"\C-j": {ctrl_j}')
 
     def run_stopped(self) -> None:
@@ -228,7 +233,7 @@ class Keyboard:
             with keys.tty_flags(on="ICRNL"):
                 return f"{begun}{sys.stdin.readline()}".strip()
         with self._clock(presses=1):
-            text = input(prompt)
+            text = self._folded.unfold(input(prompt).replace(PASTE, ""))
         if key := OWN_KEY.search(text):
             if key[0] == ESC_ENDS:
                 self.stop_run()
@@ -267,8 +272,9 @@ class Keyboard:
         """Put these entries into the history, but not the newest one again."""
         if readline := self.readline:
             for entry in filter(None, entries):
-                if entry != readline.get_history_item(readline.get_current_history_length()):
-                    _add_history(readline, entry)
+                last = readline.get_history_item(readline.get_current_history_length())
+                if (line := self._folded.fold(entry)) != last:
+                    _add_history(readline, line)
                     self._new.append(entry)
 
     def close(self) -> None:
@@ -304,13 +310,17 @@ class Keyboard:
             lines = self.history.read_text("utf-8", "replace").split("\n")[-MAX_HISTORY:]
             entries = [line.replace(NEWLINE, "\n").partition(FOLDER) for line in lines if line]
             for entry, _, _ in sorted(entries, key=lambda each: each[2] == self.folder):
-                _add_history(readline, entry)
+                _add_history(readline, self._folded.fold(entry))
         return readline
 
     def _candidate(self, word: str, number: int) -> str | None:
-        """One of what the word can become."""
+        """One of what the word can become; readline calls it for a paste, too, which is put in the place of its mark."""
         assert self.readline
-        if number == 0:
+        if word.endswith(PASTE):  # its beginning has been read
+            if number == 0:
+                pasted = self._folded.fold(strip_controls(keys.read_paste()))
+                self._completions = [word.removesuffix(PASTE) + pasted]
+        elif number == 0:
             before = self.readline.get_line_buffer()[: self.readline.get_begidx()]
             self._completions = list(filter(str.isprintable, self.candidates(before, word)))
         return self._completions[number] if number < len(self._completions) else None

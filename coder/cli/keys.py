@@ -32,6 +32,7 @@ ENTER = ("\r", "\r\n")
 # Ctrl+J, Alt+Enter; an Enter that does not end a read was pasted
 NEWLINE = (*ENTER, "\n", "\x1b\r", f"{PASTED}\n")
 ESC_ALONE = 0.05  # seconds without a byte behind an Esc that begins no other key
+PASTE_PAUSE = 1.0  # seconds without a byte that end a paste
 ESC_TWICE = 1.0  # seconds between two that belong together
 ESC_CHECK = 0.1  # seconds between two looks at the one that readline holds
 READING_SEQUENCE = 0x200000  # in readline's state: RL_STATE_MULTIKEY
@@ -236,6 +237,20 @@ def waiting_keys(quiet: float) -> str:
         while is_terminal and (more := reader.read(seconds=quiet)):
             keys += more
     return text_of(keys)
+
+
+def read_paste() -> str:
+    """The rest of a paste whose beginning has been read, and nothing of what follows it."""
+    end, data = PASTE_ENDS.encode(), b""
+    while not data.endswith(end):
+        begun = max(size for size in range(len(end)) if data.endswith(end[:size]))
+        if not select.select([sys.stdin], [], [], PASTE_PAUSE)[0]:
+            break  # what has no end
+        if not (piece := os.read(sys.stdin.fileno(), len(end) - begun)):
+            break
+        data += piece
+    text = data.removesuffix(end).decode("utf-8", "replace")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def text_of(keys: list[str]) -> str:

@@ -21,6 +21,7 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.1  # seconds
 STALL = 5.0  # seconds without data from which they are counted on the screen
 PROSE = 100  # columns of a row of text at most: longer ones are hard to read
+MARGIN = 4  # rows of the screen beside a text that is not folded
 FILE_WIDTH = 200  # columns of a stream that is no terminal: a file or a log
 STYLES = {"bold": 1, "dim": 2, "italic": 3, "underline": 4, "reverse": 7, "strike": 9}
 STYLES |= {"red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
@@ -238,6 +239,37 @@ def one_line(text: str, width: int) -> str:
     line = strip_controls(text[: 4 * width + 100]).expandtabs(4)
     line = re.sub(r" *\n\s*", " ", line).rstrip()
     return line if cell_count(line) <= width else f"{start_of(line, width - 1)}…"
+
+
+class Folded:
+    """Texts that are taller than the screen, over which readline would draw, and what stands for each in a line."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}  # by what stands for them
+        self._marks: dict[str, str] = {}  # the reverse
+
+    def fold(self, text: str) -> str:
+        """The text, or what stands for it or for parts of it that are known."""
+        for known, mark in self._marks.items():
+            text = text.replace(known, mark)
+        size = shutil.get_terminal_size()
+        lines = text.split("\n")
+        rows = sum(1 + cell_count(line) // size.columns for line in lines)
+        if rows <= max(1, size.lines - MARGIN):
+            return text
+        count = len(text.rstrip("\n").split("\n"))
+        number = f"{count} line{'s' * (count > 1)}"
+        mark = f"[{number} pasted]"
+        while self._texts.setdefault(mark, text) != text:
+            mark = mark.replace("]", "'") + "]"
+        self._marks[text] = mark
+        return mark
+
+    def unfold(self, line: str) -> str:
+        """The line with the texts in it."""
+        for mark, text in self._texts.items():
+            line = line.replace(mark, text)
+        return line
 
 
 def wrap(text: str, width: int) -> str:
