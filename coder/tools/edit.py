@@ -19,10 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import workspace
+from coder.tools.indentation import (
+    as_new_lines,
+    indent_of,
+    indented,
+    lines_without,
+    reindent,
+    shift,
+)
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
 MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
+MAX_BELOW = 2_000  # characters in which the next line is looked for
 MAX_LISTED = 20  # places that an error names
 MAX_COMPARED = 4_000  # differing lines of both texts; difflib takes seconds for many more
 HUNK = re.compile(r"(?<=[-+])\d+")  # the first numbers of a hunk's header
@@ -67,7 +76,7 @@ def edit(
     own = file.joined if file.is_ended or old != "\n" else file.joined[:-1]
     count = own.count(old) if replace_all else 0
     if count:
-        text = file.restored(own.replace(old, new.replace("\n", file.added)))
+        text = file.restored(_replace_all(own, old, new, file.added))
     else:
         text = file.spliced(_find_change(file, old, new, name))
     if text == file.text:
@@ -88,6 +97,17 @@ def replace_text(
     return ToolResult(f"{done}{note}", details={"diff": changes, "path": str(target)})
 
 
+def _replace_all(text: str, old: str, new: str, newline: str) -> str:
+    """The text with the new one in all places. Raises ToolError if the indentation of one is uncertain."""
+    if "\n" not in new[:-1] and not indent_of(new):  # all at once
+        return text.replace(old, new.replace("\n", newline))
+
+    def fill(found: re.Match[str]) -> str:
+        return _indent_span(text, found.start(), old, new).replace("\n", newline)
+
+    return re.sub(re.escape(old), fill, text)
+
+
 def _find_change(file: Text, old: str, new: str, name: str) -> list[Place]:
     """What changes at the one place that fits. Raises ToolError where there is none, or more."""
     wanted, given = (text.removesuffix("\n").split("\n") if text else [] for text in (old, new))
@@ -101,8 +121,10 @@ def _find_change(file: Text, old: str, new: str, name: str) -> list[Place]:
         way = "Give more of the text around the one you mean, or set replace_all."
         raise ToolError(f"old_string is in {name} at lines {places}. {way}")
     if starts:
+        new = _indent_span(file.joined, starts[0], old, new)
         return [_change_of_span(file.joined, starts[0], old, new)]
     if found:
+        wanted = as_new_lines(file.lines[found[0] :], wanted, given)
         return file.changes(found[0], _marked_lines(wanted, given))
     raise ToolError(advice(file.lines, wanted, given, name))
 
@@ -117,6 +139,26 @@ def _change_of_span(text: str, start: int, old: str, new: str) -> Place:
     if closed and not new.endswith("\n") and new != old[:-1]:
         new += "\n"  # no lines are joined
     return start, end, new
+
+
+def _indent_span(text: str, start: int, old: str, new: str) -> str:
+    """The new text of a span as it belongs there, if the old one leaves out the white space before it.
+
+    Raises ToolError if that is uncertain.
+    """
+    missing = text[text.rfind("\n", 0, start) + 1 : start]
+    lines = old.split("\n")
+    if not missing or missing.strip() or not lines[0].strip():
+        return new
+    end = text.find("\n", start + len(old.rstrip("\n"))) + 1
+    filled = [line for line in lines if line.strip()]
+    below = _first_filled(text[end : end + MAX_BELOW].split("\n"))
+    made = "\n".join(indented(missing, filled, new.split("\n"), below))
+    return made.removeprefix(missing)
+
+
+def _first_filled(lines: Iterable[str]) -> str:
+    return next((line for line in lines if line.strip()), "")
 
 
 def _marked_lines(old: Sequence[str], new: Sequence[str]) -> list[str]:
@@ -207,7 +249,7 @@ class Text:
         own = self.lines[at : at + len(old)]
         if own == list(map(plain, own)) and old != list(map(plain, old)):
             body = list(map(plain, body))
-        body = _reindent(own, body)
+        body = reindent(own, body, _first_filled(self.lines[at + len(old) :]))
         for stays, lines in groupby(body, lambda line: line[0] == " "):
             group = list(lines)
             end = at + len(lines_without("+", group))
@@ -216,49 +258,6 @@ class Text:
                 places.append((self.starts[at], self.starts[end], new))
             at = end
         return places
-
-
-def lines_without(mark: str, body: Iterable[str]) -> list[str]:
-    """The old lines are those without +, the new ones those without -."""
-    return [line[1:] for line in body if line[0] != mark]
-
-
-def shift(own: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
-    """(white space that the file has more, has less) in front; None where lines differ in that."""
-    pairs = [(_indent(line), _indent(want)) for line, want in zip(own, wanted) if want.strip()]
-    ours, theirs = pairs[0] if pairs else ("", "")
-    shorter = ours.endswith(theirs)
-    more, less = (ours.removesuffix(theirs), "") if shorter else ("", theirs.removesuffix(ours))
-    return (more, less) if all(less + line == more + want for line, want in pairs) else None
-
-
-def _indent(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]
-
-
-def _reindent(own: Sequence[str], body: Sequence[str]) -> Sequence[str]:
-    """The marked lines, with the new ones in the indentation of the file, whose lines are `own`.
-
-    Where the old ones lack it, so may the new ones. Raises ToolError where that is uncertain.
-    """
-    more, less = shift(own, lines_without("+", body)) or ("", "")
-    filled = [(line[0], _indent(line[1:])) for line in body if line[1:].strip()]
-    added = [indent for mark, indent in filled if mark == "+"]
-    replaced = [len(indent) for mark, indent in filled if mark == "-"]
-    if not (more or less) or not added:
-        return body
-    further = min(map(len, added)) - min(replaced) if replaced else 0
-    if further == len(more) - len(less):
-        return body
-    kept, owned = {indent for mark, indent in filled if mark == " "}, set(map(_indent, own))
-    is_either = not replaced and min(added, key=len) in owned - kept  # it may be the file's own
-    if further or is_either or not all(indent.startswith(less) for indent in added):
-        way = "Write it as the file has it."
-        raise ToolError(f"the file has these lines in another indentation. {way}")
-    return [
-        f"+{more}{line[1:].removeprefix(less)}" if line[0] == "+" and line[1:].strip() else line
-        for line in body
-    ]
 
 
 def advice(lines: list[str], old: list[str], new: list[str], name: str) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import workspace
-from coder.tools.edit import MAX_LISTED, Place, Text, advice, diff, lines_without, load
+from coder.tools.edit import MAX_LISTED, Place, Text, advice, diff, load
+from coder.tools.indentation import lines_without
 from coder.toolset import ToolContext, tool
 from coder.types import DeniedError, ToolError, ToolResult
 
