@@ -345,6 +345,7 @@ FORMS = {
     "exec": "[ -f {0} ] && chmod 755 {0}",
     "secret": "[ -f {0} ] && chmod 600 {0}",
     "mkdir": "mkdir -p {0}",
+    "name": "[ -f {0} ] && ln -f {0} {1}",
 }
 CHANGES = st.lists(st.tuples(st.sampled_from(list(FORMS)), NAMES, NAMES), min_size=1, max_size=6)
 
@@ -396,6 +397,68 @@ def test_undo_and_redo_lead_back_and_there_again(
         for expected in way:
             assert not travel().problem and desk.tree() == expected
     desk.snapshots.close()
+
+
+def names_of(*files: Path) -> dict[str, tuple[str, list[str]]]:
+    """Contents and modes, and with which of the others a file shares its inode."""
+    there = [file for file in files if file.exists()]
+    return {
+        file.name: (
+            f"{file.stat().st_mode:o} {file.read_text()}",
+            [other.name for other in there if other.samefile(file)],
+        )
+        for file in there
+    }
+
+
+LINKED = {
+    "in place": "echo more >> a",
+    "by another name": "echo more >> d/b",
+    "by a name outside": "echo more >> ../outside",
+    "mode": "chmod 600 d/b",
+    "replaced": "sed -i s/x/y/ a",
+    "removed": "rm a",
+    "all removed": "rm a d/b",
+    "one more": "ln a c && echo y > c",
+    "new ones": "rm a d/b; echo 1 > a; ln a d/b; ln a c",
+    "read-only": "chmod 400 a; sed -i s/x/y/ a",
+}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "another"])
+@pytest.mark.parametrize("case", LINKED)
+def test_all_names_of_a_file_are_taken_back_and_done_again(
+    desk: Desk, case: str, again: bool
+) -> None:
+    """Also those outside of the workspace, as long as the file is one with them."""
+    desk.put({"a": "x\n", "d/e": "e\n"})
+    outside = desk.folder.parent / "outside"
+    os.link(desk.folder / "a", desk.folder / "d/b")
+    if case in ("in place", "by another name", "by a name outside", "mode", "one more"):
+        os.link(desk.folder / "a", outside)
+    files = [desk.folder / name for name in ("a", "c", "d/b", "d/e")] + [outside]
+    before = names_of(*files)
+    desk.again("mine")
+    desk.run(sh(LINKED[case]))
+    after = names_of(*files)
+    assert before != after
+    if again:
+        desk.snapshots.close()
+        desk.again("mine")
+    for travel, way in [(desk.undo, before), (desk.redo, after)] * 2:
+        done(travel())
+        assert names_of(*files) == way
+    assert not [path for path in desk.folder.rglob(".coder-*")]
+
+
+def test_a_file_that_became_another_ones_name_is_not_filled_in_its_place(desk: Desk) -> None:
+    """The file outside was never the workspace's."""
+    desk.put({"a": "x\n"})
+    outside = desk.folder.parent / "outside"
+    outside.write_text("mine\n")
+    desk.run(sh("ln -f ../outside a"))
+    assert done(desk.undo()) == ["a"]
+    assert (desk.text("a"), outside.read_text()) == ("x\n", "mine\n")
 
 
 # ---- what is recorded ------------------------------------------------------------------------------

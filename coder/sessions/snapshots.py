@@ -19,8 +19,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from coder import events
 from coder.abort import Abort
@@ -29,7 +30,7 @@ from coder.history import text_of, user
 from coder.sessions.database import StoreError
 from coder.sessions.workspace_files import SECONDS, Entry, Pair, WorkspaceFiles
 from coder.tools.edit import diff
-from coder.tools.workspace import put_file, remove
+from coder.tools.workspace import remove
 from coder.types import Message
 
 ERRORS = (StoreError, OSError)
@@ -106,8 +107,9 @@ class Snapshots:
             if resumed:
                 query = "SELECT id, data FROM run WHERE session = ? ORDER BY id"
                 for row in self._files.store.rows(query, session_id):
-                    run = [*json.loads(row["data"]), row["id"]]
-                    self.runs.append(RunSnapshot(*run))
+                    message, steps, problem = json.loads(row["data"])
+                    steps = [{path: _pair(pair) for path, pair in step.items()} for step in steps]
+                    self.runs.append(RunSnapshot(message, steps, problem, row["id"]))
 
     # ---- taking them
 
@@ -194,7 +196,7 @@ class Snapshots:
 
     def _save(self, run: RunSnapshot, keep: bool = True) -> None:
         """Write what a run has changed, or remove it. Where that fails, undo works as long as the process does."""
-        data = json.dumps((run.message, run.steps, run.problem))
+        data = json.dumps((run.message, run.steps, run.problem), default=astuple)
         values = run.row or None, self._session, int(time.time()), data
         with contextlib.suppress(*ERRORS), self._files.store.transaction() as db:
             db.execute("DELETE FROM run WHERE id = ?", (run.row,))
@@ -264,24 +266,27 @@ class Snapshots:
         StoreError: some is done, and to do it again does the rest. Folders that become empty go; an
         empty folder is neither kept nor made."""
         root, removed = Path(self.root), [path for path, goal in goals.items() if goal is None]
-        blobs = self._files.store.blobs({goal[1] for goal in goals.values() if goal})
+        blobs = self._files.store.blobs({goal.blob for goal in goals.values() if goal})
+        made = dict[int, str]()
         for path in removed:
             with contextlib.suppress(FileNotFoundError):
                 remove(root / path)
         emptied = {root / above for path in removed for above in Path(path).parents}
         _remove_empty(sorted(emptied - {root}, reverse=True))
         for path, goal in sorted(goals.items()):
-            if goal and goal[1] in blobs:
+            if goal and goal.blob in blobs:
                 _remove_empty(Path(each) for each, *_ in os.walk(root / path, topdown=False))
-                put_file(root / path, blobs[goal[1]], goal[0], sync=False)
-        return {path for path, goal in goals.items() if goal and goal[1] not in blobs}
+                self._files.put(path, blobs[goal.blob], goal, made)
+        return {path for path, goal in goals.items() if goal and goal.blob not in blobs}
 
     def diff(self, run: RunSnapshot | None = None) -> str:
         """A unified diff of what a run changed, or all runs. Raises StoreError."""
         files, _ = net_change([run] if run else self.runs)
         changes = [(path, *pair) for path, pair in sorted(files.items()) if pair[0] != pair[1]]
         self._await_look()
-        blobs = self._files.store.blobs({each[1] for _, *pair in changes for each in pair if each})
+        blobs = self._files.store.blobs(
+            {each.blob for _, *pair in changes for each in pair if each}
+        )
         return "".join(_file_diff(*change, blobs) for change in changes)
 
 
@@ -294,18 +299,24 @@ def net_change(runs: Iterable[RunSnapshot]) -> tuple[dict[str, Pair], set[str]]:
         if run.problem:
             raise StoreError(run.problem)
         for path, pair in (each for step in run.steps for each in step.items()):
-            old, new = (entry and (entry[0], entry[1]) for entry in pair)  # lists, out of JSON
+            old, new = pair
             first, last = files.get(path, (old, old))
             files[path] = first, new
             torn |= {path} if last != old else set()
     return files, torn
 
 
+def _pair(entries: Iterable[list[Any] | None]) -> Pair:
+    """A pair out of JSON."""
+    before, after = (entry and Entry(*entry) for entry in entries)
+    return before or None, after or None
+
+
 def _file_diff(path: str, old: Entry | None, new: Entry | None, blobs: Mapping[str, bytes]) -> str:
-    before, after = (blobs.get(entry[1]) if entry else b"" for entry in (old, new))
+    before, after = (blobs.get(entry.blob) if entry else b"" for entry in (old, new))
     lines = [f"diff --git a/{path} b/{path}"]
-    if old and new and old[0] != new[0]:
-        lines.append(f"old mode {old[0]:o}\nnew mode {new[0]:o}")
+    if old and new and old.mode != new.mode:
+        lines.append(f"old mode {old.mode:o}\nnew mode {new.mode:o}")
     elif not (old and new):
         lines.append("deleted file" if old else "new file")
     if before is None or after is None:

@@ -20,19 +20,31 @@ import struct
 import sys
 import time
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 from coder.sessions.database import MAX_STORED, BlobStore, blob_id
-from coder.tools.workspace import TOOL_FOLDERS
+from coder.tools.workspace import TOOL_FOLDERS, fill_file, link_file, put_file
 
 SECONDS = 1.8  # that a look may keep a tool waiting, before a bit to store
 MAX_FILE = 2_000_000  # bytes of a file that is kept
 CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
 MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
-Entry = tuple[int, str]  # type and permissions of a file, blob id ("": not kept)
-Pair = tuple[Entry | None, Entry | None]  # before, after; None: no file
 Info = os.stat_result
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file: type and permissions, blob id ("": not kept), and its inode if it has several names, else 0."""
+
+    mode: int
+    blob: str
+    link: int = field(default=0, compare=False)
+
+
+Pair = tuple[Entry | None, Entry | None]  # before, after; None: no file
 
 
 class FolderWatch:
@@ -96,6 +108,11 @@ class State(NamedTuple):
     mode: int
     blob: str
     stamp: int
+    link: int = 0
+
+    @property
+    def entry(self) -> Entry:
+        return Entry(self.mode, self.blob, self.link)
 
 
 class WorkspaceFiles:
@@ -108,6 +125,7 @@ class WorkspaceFiles:
         self.deadline = math.inf  # of the look under way; another thread may bring it forward
         self._watch = FolderWatch(root)
         self._files: dict[str, State] = {}
+        self._linked: set[str] = set()  # files with several names
         self._folders: set[str] = set()
         self._ignored_paths: set[str] = set()
         self._unreached_folders: set[str] = set()  # folders for which the first look had no time
@@ -136,7 +154,7 @@ class WorkspaceFiles:
         kept = {row["id"] for row in self.store.rows("SELECT id FROM blob")} | git.blobs
         known = self._files or self._saved_states()
         states = {
-            path: state
+            path: state._replace(link=_link(info))
             for path, info in found.items()
             if (state := known.get(path)) and state.blob in kept and state.stamp == _stamp(info)
         }
@@ -153,6 +171,7 @@ class WorkspaceFiles:
                 self.left_out += self._is_full(MAX_STORED) and info.st_size <= MAX_FILE
                 states[path] = self._read(path, info, MAX_STORED)
         self._files = states
+        self._linked = {path for path, state in states.items() if state.link}
         self.store.flush()
         if states != known:
             self.store.execute("INSERT OR REPLACE INTO look VALUES (1, ?)", (json.dumps(states),))
@@ -169,6 +188,7 @@ class WorkspaceFiles:
         """The files that have changed since the last look; and those of which the old or the new content is not kept."""
         self.deadline = time.monotonic() + SECONDS
         places = self._watch.take()
+        places |= self._changed_links()
         found, folders = self._scan(places)
         gone = places & self._files.keys()
         if within := places & self._folders:
@@ -183,12 +203,15 @@ class WorkspaceFiles:
                 new: State | None = old
             else:
                 new = self._read(path, info) if info and not stat.S_ISDIR(info.st_mode) else None
+            self._linked.discard(path)
             if new:
                 self._files[path] = new
+                self._linked |= {path} if new.link else set()
             known = old or not _is_within(path, self._unreached_folders)
             if known and all(state.blob for state in (old, new) if state):
-                if (old and old[:2]) != (new and new[:2]):
-                    files[path] = old and old[:2], new and new[:2]
+                pair = old and old.entry, new and new.entry
+                if pair[0] != pair[1]:
+                    files[path] = pair
             elif not (old and new and old.stamp == new.stamp):
                 lost.append(path)
         self.store.flush()
@@ -202,7 +225,45 @@ class WorkspaceFiles:
         blob = ""
         with contextlib.suppress(OSError):
             blob = blob_id(self._load(path, info))
-        return _state(info, blob)[:2]
+        return _state(info, blob).entry
+
+    def put(self, path: str, data: bytes, goal: Entry, made: dict[int, str]) -> None:
+        """Make a file what it was. Raises OSError.
+
+        If it was one of several names of an inode, it is so again: the inode is filled in its place, so that its names
+        outside of the workspace have the content as well, or the file becomes one more name of another one. `made` are
+        the files that were made before, by what their inodes were.
+        """
+        place = Path(self.root, path)
+        if goal.link:
+            first = made.setdefault(goal.link, path)
+            with contextlib.suppress(OSError):  # it is not there, or cannot be written to
+                if first == path and fill_file(place, data, goal.mode, goal.link):
+                    return
+            with contextlib.suppress(OSError):  # the content counts more
+                names = [first] if first != path else self._names(goal)
+                if names:
+                    link_file(Path(self.root, names[0]), place)
+                    return
+        put_file(place, data, goal.mode, sync=False)
+
+    def _names(self, goal: Entry) -> list[str]:
+        """Files of the workspace that are a name of this inode, with this content."""
+        found = list[str]()
+        for path in self._files or self._saved_states():
+            info = self._info(path)
+            if info and info.st_ino == goal.link and self.entry(path) == goal:
+                found.append(path)
+        return found
+
+    def _changed_links(self) -> set[str]:
+        """Files with several names that have changed: the kernel reports one of these at most."""
+        changed = set[str]()
+        for path in self._linked:
+            with contextlib.suppress(OSError):
+                if _stamp(os.lstat(os.path.join(self.root, path))) != self._files[path].stamp:
+                    changed.add(path)
+        return changed
 
     def close(self) -> None:
         self._watch.close()
@@ -299,7 +360,12 @@ class WorkspaceFiles:
 
 def _state(info: Info, blob: str = "") -> State:
     """Without the bits that give a program its owner's rights: they are not restored."""
-    return State(info.st_mode & ~0o7000, blob, _stamp(info))
+    return State(info.st_mode & ~0o7000, blob, _stamp(info), _link(info))
+
+
+def _link(info: Info) -> int:
+    """The inode of a file that has several names, else 0."""
+    return info.st_ino if info.st_nlink > 1 and stat.S_ISREG(info.st_mode) else 0
 
 
 def _stamp(info: Info) -> int:

@@ -186,6 +186,35 @@ def put_file(
     return state
 
 
+def fill_file(target: Path, data: bytes, mode: int, inode: int) -> bool:
+    """Give the file with this inode a content where it is, for all of its names; not at once. Raises OSError.
+
+    False if the file at this place is another one.
+    """
+    with folder_of(target) as folder:
+        fd = os.open(target.name, FILE | os.O_WRONLY, dir_fd=folder)
+    with open(fd, "wb") as file:
+        info = os.fstat(fd)
+        if info.st_ino != inode or not stat.S_ISREG(info.st_mode):
+            return False
+        file.write(data)
+        file.truncate()
+        os.fchmod(fd, stat.S_IMODE(mode))
+    return True
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Put another name of a file in the place of a file. Makes missing folders. Raises OSError."""
+    name = temporary_name()
+    with folder_of(source) as old, folder_of(target, make=True) as folder:
+        os.link(source.name, name, src_dir_fd=old, dst_dir_fd=folder, follow_symlinks=False)
+        try:
+            os.replace(name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:  # of two names of one file the first stays
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+
+
 def remove(place: Path, how: Callable[..., None] = os.unlink) -> None:
     """Remove a file or a link itself, or with os.rmdir a folder. Raises OSError."""
     with folder_of(place) as folder:
