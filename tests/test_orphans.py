@@ -120,10 +120,16 @@ def test_a_hook_that_was_to_come_later_does_not_come(tmp_path: Path) -> None:
 def test_a_timeout_ends_what_its_command_started_and_no_other(
     tmp_path: Path, seconds: str, sandbox: str
 ) -> None:
-    """A server of an earlier command lives on until the session ends, with or without its mark."""
-    left, kept = [f"{seconds}.{digit}" for digit in "123"], [f"{seconds}.{digit}" for digit in "45"]
-    earlier = f"{started('orphan', kept[0])}; setsid sleep {kept[1]} >/dev/null 2>&1 &"
-    parts = [started(way, each) for way, each in zip(("cleared", "apart", "orphan"), left)]
+    """A server of an earlier command lives on until the session ends, with or without its mark, and with what it starts."""
+    left, kept = (
+        [f"{seconds}.{digit}" for digit in "123"],
+        [f"{seconds}.{digit}" for digit in "456"],
+    )
+    late = f"until [ -e go ]; do sleep 0.02; done; (setsid sleep {kept[2]} &)"
+    earlier = f"{started('orphan', kept[0])}; setsid sleep {kept[1]} >/dev/null 2>&1 &\n"
+    earlier += f"({late}) >/dev/null 2>&1 &"
+    parts = [f"touch go; until pgrep -x -f 'sleep {kept[2]}' >/dev/null; do sleep 0.02; done"]
+    parts += [started(way, each) for way, each in zip(("cleared", "apart", "orphan"), left)]
     alive: list[bool] = []
 
     def script(body: Body) -> Reply:
@@ -139,7 +145,7 @@ def test_a_timeout_ends_what_its_command_started_and_no_other(
     with serve(script) as server, OneShot(tmp_path, server, *flags) as run:
         assert run.end() == 0
         assert "[timed out after 10 s" in results(server)[1]
-        assert alive == [True, True]
+        assert alive == [True, True, True]
         until(lambda: not any(map(sleeping, kept)))
 
 
