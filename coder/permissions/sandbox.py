@@ -90,9 +90,8 @@ class Sandbox(Hooks):
         self.confined, self.worker = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.signaller = ThreadPoolExecutor(1)
         self._end_all: Callable[[], object] | None = None  # once there was a command
-        self._is_scoped = (
-            False  # whether kill(2) from the signaller reaches confined processes alone
-        )
+        self._is_limited = False  # whether the kernel took the limit of signals
+        self._is_scoped = False  # whether that was seen to work
         self._since = 0  # clock ticks: no command is older
         writable = [self.workspace, self.temporary, *writable_git_folders(self.workspace)]
         writable += [path for name in DEVICES for path in Path("/dev").glob(name)]
@@ -117,6 +116,7 @@ class Sandbox(Hooks):
         """Start the confined thread in a domain of Landlock whose members can signal each other alone."""
         with contextlib.suppress(OSError):  # before Linux 6.12
             limit_signals()
+            self._is_limited = True
         return self.confined.submit(restrict, writable, self.network).result()
 
     def _can_write(self, path: Path) -> bool:
@@ -165,7 +165,8 @@ class Sandbox(Hooks):
         outside = processes.main_guard()
         if self._end_all:
             return
-        self._is_scoped = self.signaller.submit(_cannot_signal, outside).result()
+        is_kept = self.signaller.submit(_cannot_signal, outside).result()
+        self._is_scoped = self._is_limited and is_kept
         if known := processes.facts(outside):
             self._since = known.start
         self._end_all = lambda: None
