@@ -274,9 +274,11 @@ print([each.poll() for each in mine], list((ws.folder.parent / "data").rglob("*.
 def test_the_record_stays_where_something_could_go_on(repository: Path, seconds: str) -> None:
     """Without what proves that signals are limited, nothing unmarked is ended; the next start reports what has changed."""
     script = """
+import ctypes
+ctypes.CDLL(None).prctl(processes.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # the guard comes here, to be waited for
 outside = processes.main_guard()
 os.kill(outside, 9)
-until(lambda: not processes.facts(outside))
+os.waitpid(outside, 0)
 ws.sandbox = Sandbox(ws.folder, data=ws.folder.parent / "data")
 ws.call("bash", command="echo a; sleep 0.3; " + started("orphan", seconds + ".5"))
 print(ws.sandbox.since(), bool(sleeping(seconds + ".5")))
