@@ -471,6 +471,35 @@ def test_esc_at_the_question_of_one_task_ends_it(tmp_path: Path) -> None:
 # ---- files and images --------------------------------------------------------------------
 
 
+def test_letters_of_a_path_find_files_and_the_list_shows_at_the_first_tab(tmp_path: Path) -> None:
+    ws = tmp_path / "ws"
+    for name in ("src/parser/tokens.py", "tests/test_tokens.py", "to/ken/x.py", "lib/two words.c"):
+        (ws / name).parent.mkdir(parents=True, exist_ok=True)
+        (ws / name).write_text("1\n")
+    for number in range(300):
+        (ws / f"many{number:03}").touch()
+    with serve(echo) as server, Terminal(tmp_path, server) as session:
+        for typed, shown in (
+            ("see @tok\t", ["❯ see @src/parser/tokens.py"]),
+            ("@s/pt\t", ["❯ @src/parser/tokens.py"]),
+            ("@tWOw\t", ["❯ @lib/two\\ words.c"]),
+            ("@nothing\t", ["❯ @nothing"]),
+            ("@_tok\t", ["❯ @tests/test_tokens.py"]),
+            ("@kens\t", ["@src/parser/tokens.py", "@tests/test_tokens.py", "❯ @kens"]),
+            ("/re\t", ["/reasoning  /redo       /reset      /resume", "❯ /re"]),
+        ):
+            session.type(typed)
+            shows(session, *shown)
+            session.type(CTRL_U)
+        session.type("@m\t\t")
+        shows(session, "❯ @many")
+        more = "\n".join(rendered(session.output, lines=200))
+        assert "… 140 more" in more, more
+        session.type(CTRL_U)
+        said = bare(session.say("see @tok, @src/parser/tokens.py"))
+        assert "attached: src/parser/tokens.py (1 line), not tok (there is no such file)" in said
+
+
 def test_files_that_are_too_long_together_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,6 +539,7 @@ def test_an_entry_attaches_the_files_that_it_names(tmp_path: Path) -> None:
         assert "use offset=2001 to go on" in files[3] and len(files) == 4
         shown = " ".join(rendered(session.output, 200, 50))
         assert "attached: a b.txt (2 lines), picture.png (image), sub (1 line), " in shown
+        assert "not gone (there is no such file), not dataclass (there is" in shown
         assert "not data.bin (data.bin is a binary file of 3 bytes)" in shown
         session.say("/undo")
         shows(

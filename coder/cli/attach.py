@@ -9,19 +9,25 @@ import contextlib
 import os
 import re
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
+from coder.abort import Abort
 from coder.cli.settings import ConfigError
 from coder.cli.wording import ATTACHED, plural
 from coder.events import drain
 from coder.tools.files import MAX_IMAGE, image_of, ls, read
+from coder.tools.search import Search
 from coder.toolset import ToolContext
-from coder.types import ToolError
+from coder.types import Aborted, ToolError
 
 MAX_TEXT = 100_000  # characters of all files of an entry
 MAX_CANDIDATES = 500
+MAX_NEAR = 12  # of them that only look like what was typed
+LIST_WITHIN = 2.0  # seconds for the list of all files
 PATH = re.compile(r"""(?<![^\s(\[{"'])@((?:\\.|[^\s\\])+)""")
+BEHIND = ".,;:!?)]}'\""  # what may follow a path
 # To a blank in a name: readline's word begins there
 BEGUN = re.compile(r"(?:(?<!\S)@(?:\\.|[^\s\\])*\\ )?$")
 IMAGES = (".gif", ".jpeg", ".jpg", ".png", ".webp")
@@ -41,7 +47,8 @@ def image(path: str) -> dict[str, Any]:
 def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list[str]]:
     """(the text with the files it names behind it, images, a few words about each)."""
     images, notes, made = list[dict[str, Any]](), list[str](), text
-    for path in dict.fromkeys(filter(None, map(_existing_path, PATH.findall(text)))):
+    given = {each: _existing_path(each) for each in PATH.findall(text)}
+    for path in dict.fromkeys(filter(None, given.values())):
         try:
             if Path(path).suffix.lower() in IMAGES:
                 images.append(image(path))
@@ -58,13 +65,16 @@ def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list
         made += f'{ATTACHED}path="{path}">\n{content}\n</attached>'
         number = content.count("\n") + 1
         notes.append(f"{path} ({plural(number, 'line')})")
+    if "\n" not in text:  # a pasted text has an @ for other reasons
+        missing = (each.rstrip(BEHIND) for each, path in given.items() if not path)
+        notes += [f"not {each} (there is no such file)" for each in missing]
     return made, images, notes
 
 
 def _existing_path(given: str) -> str:
     """The path that is meant, which punctuation may follow; "" where there is nothing."""
     path = re.sub(r"\\(.)", r"\1", given)
-    tried = (os.path.expanduser(each) for each in (path, path.rstrip(".,;:!?)]}'\"")))
+    tried = (os.path.expanduser(each) for each in (path, path.rstrip(BEHIND)))
     return next((each for each in tried if each and os.path.exists(each)), "")
 
 
@@ -81,5 +91,39 @@ def complete_path(before: str, word: str) -> list[str] | None:
             is_hidden = entry.name.startswith(".") and not name.startswith(".")
             if entry.name.startswith(name) and entry.name.isprintable() and not is_hidden:
                 end = "/" if entry.is_dir() else " "
-                found.append(begin + re.sub(r"([\s\\])", r"\\\1", entry.name) + end)
+                found.append(begin + _escaped(entry.name) + end)
+    if not found and not above and name:
+        found = [f"@{_escaped(near)} " for near in near_paths(path[1:])]
     return [each[len(above) :] for each in found[:MAX_CANDIDATES]]
+
+
+def _escaped(path: str) -> str:
+    return re.sub(r"([\s\\])", r"\\\1", path)
+
+
+def near_paths(given: str) -> list[str]:
+    """The files of this folder in whose path these letters stand in this order, the shortest path first: only those
+    whose name begins with them, or has them together, or whose path has, where there are such.
+
+    Those that git ignores are left out. A folder that takes too long to be listed has none.
+    """
+    wanted, abort = given.lower(), Abort()
+    letters = re.compile(".*?".join(map(re.escape, wanted)))
+
+    def distance(path: str) -> tuple[int, int, str]:
+        whole, name = path.lower(), os.path.basename(path).lower()
+        far = [name.startswith(wanted), wanted in name, wanted in whole, True].index(True)
+        return far, len(path), path
+
+    patience = threading.Timer(LIST_WITHIN, abort.set)
+    patience.start()
+    try:
+        with contextlib.ExitStack() as stack:
+            names = Search(ToolContext(Path.cwd(), abort), Path.cwd(), "", stack).names()
+            found = [each for each in names if each.isprintable() and letters.search(each.lower())]
+    except (OSError, ToolError, Aborted):
+        return []
+    finally:
+        patience.cancel()
+    ranked = sorted(map(distance, found))
+    return [path for far, _, path in ranked if far == ranked[0][0]][:MAX_NEAR]

@@ -6,13 +6,15 @@ Nothing typed is lost, or answers a question that was not on the screen: keys th
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,7 @@ from types import FrameType, ModuleType
 
 from coder.cli import keys
 from coder.cli.process import begin_exit, handling, wake_up
-from coder.cli.screen import Folded, erasure
+from coder.cli.screen import MARGIN, Folded, cell_count, erasure, one_line
 from coder.permissions.sanitize import strip_controls
 
 MORE = ". "
@@ -84,6 +86,7 @@ class Keyboard:
         self._unseen_until = -100.0  # until then it is one more press for the run
         self._new: list[str] = []  # entries that the history's file does not have
         self._completions: list[str] = []  # candidates
+        self._near: list[str] = []  # those that do not begin with the word
         self._folded = Folded()
         self._held_esc: keys.HeldEsc | None = None
         self._is_dumb = os.environ.get("TERM", "dumb") == "dumb"
@@ -301,7 +304,8 @@ class Keyboard:
             threading.Thread(target=keys.end_with_terminal, daemon=True).start()
         else:
             with contextlib.suppress(AttributeError, OSError, ValueError):
-                self._held_esc = keys.HeldEsc(readline, end=f"{ESC_ENDS}\r")
+                self._held_esc = held = keys.HeldEsc(readline, end=f"{ESC_ENDS}\r")
+                readline.set_completion_display_matches_hook(partial(self._list, held.draw_again))
         for binding in ["bind ^I rl_complete"] if self._is_libedit else BINDINGS.split("\n"):
             readline.parse_and_bind(binding)
         readline.set_completer_delims(" \t\n")
@@ -323,7 +327,29 @@ class Keyboard:
         elif number == 0:
             before = self.readline.get_line_buffer()[: self.readline.get_begidx()]
             self._completions = list(filter(str.isprintable, self.candidates(before, word)))
+            self._near = [each for each in self._completions if not each.startswith(word)]
+            if self._near and self._completions[1:]:
+                # What they have in common would replace the word: it is offered itself, among them
+                self._completions = [word, *(f"{word}|{each}" for each in self._near)]
         return self._completions[number] if number < len(self._completions) else None
+
+    def _list(
+        self, draw_again: Callable[[], object], word: str, matches: Sequence[str], longest: int
+    ) -> None:
+        """Show the candidates below the line, those that only look like the word with the nearest first."""
+        width, height = shutil.get_terminal_size()
+        texts = self._near or sorted(map(str.rstrip, matches))
+        size = max(map(cell_count, texts)) + 2
+        number = 1 if self._near else max(1, width // size)
+        fitting = max(1, height - MARGIN) * number
+        more = f"\n… {len(texts) - fitting} more" if texts[fitting:] else ""
+        texts = texts[:fitting]
+        rows = math.ceil(len(texts) / number)
+        for row in range(rows):
+            line = "".join(each + " " * (size - cell_count(each)) for each in texts[row::rows])
+            sys.stdout.write("\n" + one_line(line.rstrip(), width - 1))
+        keys.send(f"{more}\n")
+        draw_again()
 
 
 def _add_history(readline: ModuleType, entry: str) -> None:

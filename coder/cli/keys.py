@@ -208,6 +208,7 @@ class HeldEsc:
         self._held = ctypes.c_char_p.in_dll(self._library, "rl_executing_keyseq")
         self._length = ctypes.c_int.in_dll(self._library, "rl_key_sequence_length")
         self._give_up = self._library.rl_callback_sigcleanup
+        self.draw_again = self._library.rl_forced_update_display  # the prompt and the line
         self._last_one: tuple[float, str] = -100.0, ""  # when it came, and the line then
 
     def ends(self, presses: int) -> Callable[[int, FrameType | None], None]:
