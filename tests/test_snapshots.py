@@ -541,6 +541,40 @@ def test_any_name_is_covered_and_rules_of_a_repository_above_hold(desk: Desk) ->
     assert {name: desk.tree()[name] for name in before} == before
 
 
+def test_git_is_asked_once_for_all_levels_of_a_look(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 folders in each other, with what the rules of one of them ignore and take back."""
+    asked, program = tmp_path / "asked", shutil.which("git")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").write_text(f'#!/bin/sh\necho "$*" >> {asked}\nexec {program} "$@"\n')
+    (tmp_path / "bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    deep = "d/" * 300
+    desk.put({f"{deep}f": "1", "d/d/d/.gitignore": "*.o\n!kept.o\n", "d/d/d/d/a.o": "1"})
+    desk.put({f"{deep}kept": "1", "d/d/d/d/kept.o": "1", "d/d/d/d/new\nline": "1"})
+    git(desk.folder, "init", "-q")
+    desk.run(
+        sh(f"cd d/d; for f in d/d/a.o d/d/kept.o ../../{deep}f; do echo 2 > $f; done; rm d/d/new*")
+    )
+    questions = [line for line in asked.read_text().splitlines() if "check-ignore" in line]
+    assert len(questions) <= 3  # the first look, and at both ends of the step
+    assert not desk.notices()
+    assert set(done(desk.undo())) == {"d/d/d/d/new\nline", f"{deep}f", "d/d/d/d/kept.o"}
+    assert (desk.text(f"{deep}f"), desk.text("d/d/d/d/a.o")) == ("1", "2\n")
+
+
+def test_rules_hold_many_folders_below_them(desk: Desk) -> None:
+    """Git 2.39 crashes where it is to name the rule."""
+    deep = "d/" * 60
+    desk.put({"d/.gitignore": "*.o\n!kept.o\n", f"{deep}a.o": "1", f"{deep}kept.o": "1"})
+    git(desk.folder, "init", "-q")
+    desk.run(
+        sh(f"echo 2 > {deep}a.o; echo 2 > {deep}kept.o; mkdir {deep}new; echo 2 > {deep}new/b.o")
+    )
+    assert done(desk.undo()) == [f"{deep}kept.o"]
+
+
 def test_what_is_too_large_is_left_out_and_named(desk: Desk) -> None:
     size = MAX_FILE + 1
     desk.put({"big": os.urandom(size), "same": b"y" * size, "grows": "1", "shrinks": b"z" * size})

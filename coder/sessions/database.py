@@ -1,7 +1,7 @@
 """Private SQLite files, and what undo keeps in one of them: contents of files, beside those that git has.
 
 A file and its folder are for their owner alone (0600, 0700). In WAL mode a kill costs what was not committed, and
-readers do not wait for the writer. Of the user's git nothing is written, and none of its settings is obeyed.
+readers do not wait for the writer.
 """
 
 from __future__ import annotations
@@ -10,29 +10,23 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import sqlite3
-import subprocess
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, Self
 
-from coder.tools.secrets import environment
-from coder.tools.workspace import git_folders, make_private, read_small_file, repository_top
+from coder.sessions.git import Git, blob_id
+from coder.tools.workspace import make_private
 from coder.types import CoderError
 
 MEMORY = ":memory:"
 BUSY = 2.0  # seconds to wait for another process that writes
 MAX_STORED = 100_000_000  # bytes of a workspace's contents; steps may double it
 MAX_WAITING = 8_000_000  # bytes of contents in memory, before they are stored
-MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
-MAX_GIT = 0.9  # seconds of a command, behind which it is killed
 KEPT_DAYS = 30
-# What may give a file another content of the same size than its blob has
-REWRITES = re.compile(rb"filter=|working-tree-encoding=")
 
 
 class StoreError(CoderError):
@@ -168,107 +162,6 @@ class Database:
             raise kind(f"{self.what} {self.path}: {error}.") from None
         except OSError as error:
             raise StoreError(f"{self.what} {self.path}: {error.strerror or error}.") from None
-
-
-def blob_id(data: bytes) -> str:
-    """The name that git gives a content."""
-    return hashlib.sha1(b"blob %d\0%b" % (len(data), data), usedforsecurity=False).hexdigest()
-
-
-class Git:
-    """What git knows of the files below `root`; nothing where there is no git, or no repository."""
-
-    def __init__(self, root: str, data: str, deadline: Callable[[], float]) -> None:
-        from coder.tools.bash import find_program  # late: what lists conversations needs no tools
-
-        self.root, self.top, self.deadline = root, repository_top(Path(root)), deadline
-        self._program = find_program("git", root) if os.path.lexists(self.top / ".git") else ""
-        self._git_folder = Path(data, "git")
-        self.tracked: dict[str, str] = {}  # blob ids of files, or "": not seen when it changes
-        self.blobs: set[str] = set()
-
-    def _run(
-        self, command: str, lines: Iterable[bytes] = (), *, apart: bool = True, wait: bool = False
-    ) -> bytes | None:
-        """What git prints; None where it fails, or would have to `wait`. `apart`: see _variables."""
-        if not self._program:
-            return None
-        own = {name: value for name, value in environment().items() if name[:4] != "GIT_"}
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(
-                [self._program, "-c", "core.fsmonitor=false", *command.split()], cwd=self.root,
-                env=own | (self._variables() if apart else {}), input=b"".join(lines),
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                timeout=None if wait else min(MAX_GIT, self.deadline() - time.monotonic()),
-            )  # fmt: skip
-            return done.stdout if done.returncode in (0, 1) else None
-        return None
-
-    def _variables(self) -> dict[str, str]:
-        """For the user's index and objects, read through a repository of this program, without the settings of any other."""
-        make_private(self._git_folder / "refs")
-        (self._git_folder / "HEAD").touch(0o600)  # else the umask would decide
-        (self._git_folder / "HEAD").write_text("ref: refs/heads/none\n")
-        folders = git_folders(self.top)
-        places = {
-            "DIR": self._git_folder,
-            "WORK_TREE": self.top,
-            "INDEX_FILE": folders[0] / "index",
-        }
-        places |= {"OBJECT_DIRECTORY": folders[-1] / "objects", "CONFIG_GLOBAL": Path(os.devnull)}
-        given = {f"GIT_{name}": str(place) for name, place in places.items()}
-        return given | {"GIT_CONFIG_NOSYSTEM": "1", "GIT_NO_LAZY_FETCH": "1"}
-
-    def read_index(self) -> None:
-        """Find the tracked files, and the blobs that they were added as."""
-        self.tracked, self.blobs = {}, set()
-        for line in (self._run("ls-files -z -v --stage") or b"").split(b"\0")[:-1]:
-            facts, _, name = line.partition(b"\t")
-            tag, _, blob, stage = facts.decode().split()
-            self.tracked[os.fsdecode(name)] = blob if (tag, stage) == ("H", "0") else ""
-            self.blobs.add(blob)
-
-    def unchanged(self, files: Mapping[str, int], rules: Iterable[str]) -> dict[str, str]:
-        """Blob ids of those of these files (with their sizes) that have the content of their blobs, as git knows from
-        their stamps, and no .gitattributes (`rules`, and those above) rewrites."""
-        root = Path(self.root)
-        places = [root / path for path in rules]
-        places += [up / ".gitattributes" for up in root.parents if up.is_relative_to(self.top)]
-        places.append(git_folders(self.top)[-1] / "info/attributes")
-        texts = (read_small_file(place, MAX_ATTRIBUTES) or b"" for place in places)
-        seen = {path: blob for path in files if (blob := self.tracked.get(path))}
-        is_plain = seen and not any(map(REWRITES.search, texts))
-        changed = self._run("ls-files -z -m") if is_plain else None
-        if changed is None:
-            return {}
-        names = set(map(os.fsdecode, changed.split(b"\0")))
-        given = {f"{blob}\n".encode() for blob in seen.values()}
-        output = self._run("cat-file --batch-check=%(objectname)=%(objectsize)", given) or b""
-        sizes = set(output.decode().splitlines())
-        same = {path: blob for path, blob in seen.items() if f"{blob}={files[path]}" in sizes}
-        return {path: blob for path, blob in same.items() if path not in names}
-
-    def ignored(self, paths: Iterable[str]) -> set[str] | None:
-        """What the user's git ignores of these paths; None: unknown."""
-        given = (b"./%b\0" % os.fsencode(path) for path in paths)
-        output = self._run("check-ignore --no-index -z --stdin", given, apart=False)
-        if output is None:
-            return None
-        return {os.fsdecode(name[2:]) for name in output.split(b"\0")[:-1]}
-
-    def contents(self, blobs: Iterable[str]) -> dict[str, bytes]:
-        """Those of these blobs that git has."""
-        given = [f"{blob}\n".encode() for blob in blobs]
-        output = (self._run("cat-file --batch", given, wait=True) if given else b"") or b""
-        found, at = {}, 0
-        while at < len(output):
-            end = output.index(b"\n", at)
-            header, at = output[at:end].split(), end + 1
-            if len(header) == 3:  # else it is missing
-                content = output[at : at + int(header[2])]
-                found[blob_id(content)] = content
-                at += len(content) + 1
-        return found
 
 
 class BlobStore(Database):

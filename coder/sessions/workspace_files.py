@@ -25,7 +25,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from coder.sessions.database import MAX_STORED, BlobStore, blob_id
+from coder.sessions.database import MAX_STORED, BlobStore
+from coder.sessions.git import blob_id
 from coder.tools.workspace import TOOL_FOLDERS, fill_file, link_file, put_file
 
 SECONDS = 1.8  # that a look may keep a tool waiting, before a bit to store
@@ -274,6 +275,12 @@ class WorkspaceFiles:
         self, places: Iterable[str], known: Collection[str] = ()
     ) -> tuple[dict[str, Info], set[str]]:
         """The files at and below these places, and the folders, which are watched from now on. `known`: not ignored."""
+        with self.store.git.answering():
+            return self._scan_levels(places, known)
+
+    def _scan_levels(
+        self, places: Iterable[str], known: Collection[str]
+    ) -> tuple[dict[str, Info], set[str]]:
         files: dict[str, Info] = {}
         folders = set[str]()
         inner = [place for place in places if not _is_within(place, self._ignored_paths)]
