@@ -163,6 +163,20 @@ def database(desk: Desk) -> Iterator[sqlite3.Connection]:
         yield db
 
 
+@contextlib.contextmanager
+def slow_git(folder: Path, command: str = "") -> Iterator[Callable[[], int]]:
+    """A git that takes 20 ms more, in the place of the one that is found; it counts how often it was started for a command."""
+    program, counted = folder / "bin" / "git", folder / "started"
+    program.parent.mkdir()
+    real = shutil.which("git")
+    program.write_text(f'#!/bin/sh\necho "$@" >> {counted}\nsleep 0.02\nexec {real} "$@"\n')
+    program.chmod(0o755)
+    counted.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        yield lambda: sum(command in line for line in counted.read_text().splitlines())
+
+
 # ---- undo and redo ---------------------------------------------------------------------------------
 
 EVERYTHING: list[Call | list[Call]] = [
@@ -191,6 +205,9 @@ def lay_out(desk: Desk) -> None:
         os.symlink("a.py", desk.folder / name)
     for name, mode in {"run.sh": 0o755, "sed.txt": 0o600, "secret": 0o600}.items():
         (desk.folder / name).chmod(mode)
+    os.utime(
+        desk.folder / "mine.txt", (11_234_246_400,) * 2
+    )  # in 2326, beyond 64 bits of nanoseconds
     (desk.folder / "full").mkdir()
 
 
@@ -597,6 +614,51 @@ def test_repositories_in_the_workspace_are_left_out_and_never_changed(desk: Desk
     assert tree(desk.folder / "with/.git", but="") == inside
 
 
+def test_git_is_asked_seldom_however_deep_a_folder_is(desk: Desk) -> None:
+    """A program in git's place counts how often it is started, and takes its time."""
+    git(desk.folder, "init", "-q")
+    deep = "/".join(f"d{number % 10}" for number in range(300))
+    desk.put({".gitignore": "*.log\n!kept.log\n", "a": "1", "kept.log": "1", f"{deep}/f": "1"})
+    desk.put({f"{deep}/x.log": "mine", f"{deep}/repository/.git/HEAD": ""})
+    change = f"for name in a kept.log {deep}/f {deep}/x.log {deep}/new; do echo 2 > $name; done"
+    with slow_git(desk.folder.parent) as starts:
+        desk.run(sh("true"))
+        first = starts()
+        desk.run(sh(change))
+    assert desk.notices() == [] and max(first, starts() - first) <= 25
+    assert done(desk.undo()) == ["a", f"{deep}/f", f"{deep}/new", "kept.log"]
+    assert desk.text(f"{deep}/x.log") == "2\n"
+    made = f"new/{deep}"  # by a command
+    desk.run(
+        sh(f"mkdir -p {made}/a.log; echo > {made}/f; echo > {made}/a.log/f; echo > {made}/b.log")
+    )
+    assert done(desk.undo()) == [f"{made}/f"] and desk.notices() == []
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_pipe_in_the_place_of_rules_is_not_waited_for(desk: Desk, first: bool) -> None:
+    """Rules of other folders still hold. It may be there before the first look, or be made by a command."""
+    git(desk.folder, "init", "-q")
+    desk.put({".gitignore": "*.log\n", "a": "1", "sub/f": "1", "x.log": "1", "top/y.log": "1"})
+    if first:
+        os.mkfifo(desk.folder / "sub/.gitignore")
+    make = "true" if first else "mkfifo sub/.gitignore"
+    names = "a sub/f sub/node_modules/g x.log top/y.log top/new.log"
+    change = f"for name in {names}; do echo 2 > $name; done"
+    desk.run(sh(f"mkdir -p sub/node_modules; {make}"), sh(change))
+    assert done(desk.undo()) == ["a", "sub/f"] and desk.notices() == []
+    assert desk.text("x.log") == desk.text("top/y.log") == "2\n"
+
+
+def test_with_a_pipe_for_the_rules_of_the_workspace_git_is_not_asked(desk: Desk) -> None:
+    git(desk.folder, "init", "-q")
+    os.mkfifo(desk.folder / ".gitignore")
+    with slow_git(desk.folder.parent, "check-ignore") as starts:
+        desk.run(sh("mkdir node_modules; echo 1 > node_modules/b; echo 1 > a"))
+        assert starts() == 0
+    assert done(desk.undo()) == ["a"]
+
+
 # ---- large worlds ----------------------------------------------------------------------------------
 
 
@@ -931,14 +993,15 @@ def test_an_abort_ends_the_first_look_and_nothing_counts_as_made(desk: Desk) -> 
     """git waits for a FIFO; what was there before is not taken for the run's."""
     desk.put({"a": "1"})
     git(desk.folder, "init", "-q")
-    os.mkfifo(desk.folder / ".gitignore")
+    (desk.folder / ".git/info/exclude").unlink()
+    os.mkfifo(desk.folder / ".git/info/exclude")
     abort = Abort()
     abort.set()
     desk.snapshots(events.RunStart(), abort)
     desk.snapshots(events.ToolStart("1", "bash", {}, ""), abort)
     desk.snapshots(events.StepEnd({}, [], "aborted", Usage()), abort)
     assert "aborted" in desk.undo().problem and desk.snapshots.off == ""
-    (desk.folder / ".gitignore").unlink()
+    (desk.folder / ".git/info/exclude").unlink()
     desk.again()
     desk.run(sh("echo 2 > a"))
     assert done(desk.undo()) == ["a"]

@@ -19,7 +19,7 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,7 @@ from coder.tools.workspace import TOOL_FOLDERS, fill_file, link_file, put_file
 SECONDS = 1.8  # that a look may keep a tool waiting, before a bit to store
 MAX_FILE = 2_000_000  # bytes of a file that is kept
 CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
+LEVELS = 8  # of folders for which git is asked one by one
 MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
 Info = os.stat_result
 
@@ -130,6 +131,7 @@ class WorkspaceFiles:
         self._folders: set[str] = set()
         self._ignored_paths: set[str] = set()
         self._unreached_folders: set[str] = set()  # folders for which the first look had no time
+        self._piped_folders: set[str] = set()  # whose rules git would wait for: they are a pipe
         self._git_works = True
 
     @cached_property
@@ -285,23 +287,56 @@ class WorkspaceFiles:
         folders = set[str]()
         inner = [place for place in places if not _is_within(place, self._ignored_paths)]
         level = {place: info for place in inner if (info := self._info(place))}
+        depth = ahead = 0
         while level:
+            # Each question is a process: of a deep tree, more and more levels are listed before the next one
+            depth += 1
+            ahead = 2 * ahead + 1 if depth > LEVELS else 0
+            seen = dict(level)
+            for _ in range(ahead):
+                level = self._below(level, folders)
+                seen |= level
+            self._find_pipes(seen)
             # Not by subtracting `self._files`: that goes through all of them
-            asked = {path for path in level if path not in known and path not in self._files}
+            asked = {path for path in seen if path not in known and path not in self._files}
             self._ignored_paths |= self._ask_git(asked - self._folders - self._ignored_paths)
-            covered = {path: level[path] for path in level if path not in self._ignored_paths}
-            level = {}
-            for path, info in covered.items():
-                if path.endswith("/.git") or path == ".git":
-                    continue
-                if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
-                    files[path] = info
-                elif time.monotonic() > self.deadline:
-                    self._unreached_folders.add(path)
-                elif stat.S_ISDIR(info.st_mode) and (found := self._entries(path)) is not None:
-                    folders.add(path)
-                    level |= found
+            files |= {path: info for path, info in seen.items() if self._is_file(path, info)}
+            if ahead:
+                files = {path: info for path, info in files.items() if self._is_covered(path)}
+                folders = {path for path in folders if self._is_covered(path)}
+                level = {path: info for path, info in level.items() if self._is_covered(path)}
+            level = self._below(level, folders)
         return files, folders
+
+    def _below(self, level: Mapping[str, Info], folders: set[str]) -> dict[str, Info]:
+        """What is in the folders of a level, which are added to `folders`."""
+        below: dict[str, Info] = {}
+        for path, info in level.items():
+            is_left_out = path in self._ignored_paths or os.path.basename(path) == ".git"
+            if is_left_out or not stat.S_ISDIR(info.st_mode):
+                continue
+            if time.monotonic() > self.deadline:
+                self._unreached_folders.add(path)
+            elif (found := self._entries(path)) is not None:
+                folders.add(path)
+                below |= found
+        return below
+
+    def _is_covered(self, path: str) -> bool:
+        return not _is_within(path, self._ignored_paths)
+
+    def _is_file(self, path: str, info: Info) -> bool:
+        """A file or link that may be covered."""
+        is_kept = stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode)
+        return is_kept and path not in self._ignored_paths and os.path.basename(path) != ".git"
+
+    def _find_pipes(self, seen: Mapping[str, Info]) -> None:
+        """Remember the folders of which git could not read the rules; for the workspace itself it reads those in it."""
+        if "" in seen and (info := self._info(".gitignore")):
+            seen = {**seen, ".gitignore": info}
+        pipes = (path for path, info in seen.items() if stat.S_ISFIFO(info.st_mode))
+        rules = (path for path in pipes if os.path.basename(path) == ".gitignore")
+        self._piped_folders |= {os.path.dirname(path) for path in rules}
 
     def _entries(self, folder: str) -> dict[str, Info] | None:
         """What is in a folder; None where it is left out."""
@@ -328,14 +363,21 @@ class WorkspaceFiles:
             return os.lstat(whole) if os.path.realpath(folder) == folder else None
         return None
 
-    def _ask_git(self, paths: Collection[str]) -> set[str]:
+    def _ask_git(self, paths: Set[str]) -> set[str]:
         """What is ignored of these paths."""
-        if paths and self._git_works and time.monotonic() < self.deadline:
-            found = self.store.git.ignored(sorted(paths))
-            if found is not None and "" not in found:
-                return found
-            self._git_works = False  # there is none, or it ignores the workspace as a whole
-        return {path for path in paths if os.path.basename(path) in TOOL_FOLDERS}
+        above, answer = self._piped_folders, None
+        asked = paths
+        if above:
+            asked = {path for path in paths if not _is_within(os.path.dirname(path), above)}
+        if asked and self._git_works and time.monotonic() < self.deadline:
+            answer = self.store.git.ignored(sorted(asked))
+            if answer is None or "" in answer:
+                # There is none, or it ignores the workspace as a whole
+                self._git_works, answer = False, None
+        by_name = paths if answer is None else paths - asked
+        return (answer or set()) | {
+            each for each in by_name if os.path.basename(each) in TOOL_FOLDERS
+        }
 
     # ---- reading
 
