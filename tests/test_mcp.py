@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +96,22 @@ CALLS: dict[tuple[str, str], Any] = {
 }
 
 
-# A server whose tools come on three pages, and which says where each begins
-PAGED = """
-import json, sys
-for line in sys.stdin:
-    asked = json.loads(line)
-    if "id" not in asked:
-        continue
-    at = (asked.get("params") or {}).get("cursor") or "a"
-    tool = {"name": at, "inputSchema": {"type": "object"}}
-    following = {"a": "b", "b": "c"}.get(at)
+# A server without the package: argv has how it speaks, and the pages of its tools. A tool whose name begins with
+# `large` has a result of 100 MB. On HTTP it first prints its port.
+RAW = """
+import json, sys, zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+way, pages = sys.argv[1], json.loads(sys.argv[2])
+
+def pieces(asked):
+    given = asked.get("params") or {}
+    at = int(given.get("cursor") or 0)
+    following = {"nextCursor": str(at + 1)} if at + 1 < len(pages) else {}
     results = {
         "initialize": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
-                       "serverInfo": {"name": "paged", "version": "1"}},
-        "tools/list": {"tools": [tool]} | ({"nextCursor": following} if following else {}),
+                       "serverInfo": {"name": "raw", "version": "1"}},
+        "tools/list": {"tools": pages[at]} | following,
         "tools/call": {"content": [{"type": "text", "text": "called"}]},
     }
     answer = {"jsonrpc": "2.0", "id": asked["id"]}
@@ -115,18 +119,119 @@ for line in sys.stdin:
         answer["result"] = results[asked["method"]]
     else:
         answer["error"] = {"code": -32601, "message": "Method not found"}
-    print(json.dumps(answer), flush=True)
+    if given.get("name") == "large_last":
+        answer["id"] = answer.pop("id")
+    before, called, behind = json.dumps(answer).partition("called")
+    yield before + called
+    if given.get("name", "").startswith("large"):
+        for _ in range(100):
+            yield "x" * 1_000_000
+    yield behind
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200 if "id" in asked else 202)
+        kind = "text/event-stream" if way == "sse" else "application/json"
+        self.send_header("content-type", kind)
+        packer = zlib.compressobj(1, wbits=31) if way == "gzip" else None
+        if packer:
+            self.send_header("content-encoding", "gzip")
+        self.end_headers()
+        if "id" not in asked:
+            return
+        parts = [*pieces(asked)]
+        if way == "sse":
+            parts = ["data: ", *parts, "\\n\\n"]
+        for part in parts:
+            self.wfile.write(packer.compress(part.encode()) if packer else part.encode())
+        if packer:
+            self.wfile.write(packer.flush())
+
+if way == "stdio":
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "id" in asked:
+            for part in pieces(asked):
+                sys.stdout.write(part)
+            print(flush=True)
+else:
+    site = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print(site.server_port, flush=True)
+    site.serve_forever()
 """
 
 
+def raw(*names: str, **schema: Any) -> list[dict[str, Any]]:
+    """Tools of these names as a server lists them."""
+    return [{"name": name, "inputSchema": {"type": "object", **schema}} for name in names]
+
+
+@contextmanager
+def raw_server(way: str, *pages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The entry of a server that has these pages of tools."""
+    arguments = ["-c", RAW, way, json.dumps(pages)]
+    if way == "stdio":
+        yield {"command": sys.executable, "args": arguments}
+        return
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, *arguments], **quiet) as child:
+        assert child.stdout
+        yield {"url": f"http://127.0.0.1:{int(child.stdout.readline())}/mcp"}
+        child.kill()
+
+
 def test_all_pages_of_a_servers_tools_are_read(tmp_path: Path) -> None:
-    (tmp_path / "paged.py").write_text(PAGED)
-    paged = {"command": sys.executable, "args": [str(tmp_path / "paged.py")]}
-    tools = connected(configure(tmp_path, paged=paged)).tools()
-    assert [each.name for each in tools] == ["paged__a", "paged__b", "paged__c"]
-    with serve(Reply(calls=[("paged__c", {})]), Reply("done")) as model:
-        ask(model, tools=tools)
-        assert results(model) == ["called"]
+    with raw_server("stdio", raw("a"), raw("b"), raw("c")) as paged:
+        tools = connected(configure(tmp_path, paged=paged)).tools()
+        assert [each.name for each in tools] == ["paged__a", "paged__b", "paged__c"]
+        with serve(Reply(calls=[("paged__c", {})]), Reply("done")) as model:
+            ask(model, tools=tools)
+            assert results(model) == ["called"]
+
+
+@pytest.mark.parametrize("way", ["stdio", "http", "sse"])
+def test_an_incomplete_schema_leaves_out_that_tool_only(tmp_path: Path, way: str) -> None:
+    schemas: list[Any] = [None, [], "x", {}, {"type": "string"}]
+    bad = [{"name": f"bad{at}", "inputSchema": schema} for at, schema in enumerate(schemas)]
+    first = [{"name": "none"}, *raw("a"), *bad]
+    with raw_server(way, first, [*raw("b"), {"inputSchema": {"type": "object"}}]) as odd:
+        servers = start(configure(tmp_path, odd=odd))
+        [notice] = servers.wait(Abort())
+        names = "none, bad0, bad1, bad2, bad3, bad4, None"
+        assert notice.text.startswith(f"MCP server odd: tools left out: {names} (")
+        assert [each.name for each in servers.tools()] == ["odd__a", "odd__b"]
+        with serve(Reply(calls=[("odd__b", {})]), Reply("done")) as model:
+            ask(model, tools=servers.tools())
+            assert results(model) == ["called"]
+        servers.close()
+
+
+@pytest.mark.parametrize("way", ["stdio", "http", "sse", "gzip"])
+def test_a_result_of_100_mb_is_cut_and_the_connection_goes_on(tmp_path: Path, way: str) -> None:
+    with raw_server(way, raw("large", "large_last", "small")) as entry:
+        servers = connected(configure(tmp_path, io=entry))
+        [server] = servers.servers
+        client = server.client
+        calls: list[tuple[str, Any]] = [
+            ("io__large", {}),
+            ("io__large_last", {}),
+            ("io__small", {}),
+        ]
+        before = peak()
+        with serve(Reply(calls=calls), Reply("done")) as model:
+            ask(model, tools=servers.tools())
+            first, second, third = results(model)
+        assert first == second and "the result was over 16 MB" in first and len(first) < 200
+        assert third == "called" and server.client is client  # the same connection
+        assert peak() - before < 150_000_000
+        servers.close()
+
+
+def peak() -> int:
+    """The most memory in bytes that this process has had."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def test_calls_reach_the_server_and_its_results_the_model(servers: Servers) -> None:

@@ -124,7 +124,10 @@ def test_there_is_no_circle_of_imports() -> None:
 def test_the_libraries_have_one_place_each_and_are_imported_late() -> None:
     assert importers_of("openai", "httpx") == {"coder.providers.http"}
     assert importers_of("dotenv") == {"coder.cli.settings"}
-    assert importers_of("mcp", "mcp_types") == {"coder.extend.mcp"}
+    assert importers_of("mcp", "mcp_types") == {
+        "coder.extend.mcp",
+        "coder.extend.mcp_transport",
+    }
     assert importers_of("markdown_it") == {"coder.sessions.export"}
     assert {importer.rpartition(".")[0] for importer in importers_of("rich")} == {"coder.cli"}
     early = [

@@ -26,6 +26,7 @@ from typing import Any
 
 from coder.abort import TICK, Abort
 from coder.events import Events, Notice
+from coder.extend.mcp_transport import MAX_RESULT, TOO_LONG, checked, limit, program
 from coder.permissions.rules import check_ownership
 from coder.tools.files import image_of
 from coder.tools.processes import GRACE, marked_environment
@@ -59,6 +60,7 @@ class Server:
         self.name, self.entry, self.folder = name, entry, folder
         self.client: Any = None  # None: not connected
         self.tools, self.problem = list[Any](), ""
+        self.left_out = list[str]()  # tools whose schemas are incomplete
         self._task: asyncio.Task[None] | None = None
         self._stderr: Any = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
 
@@ -102,19 +104,23 @@ class Server:
     async def _client(self, stack: AsyncExitStack) -> Any:
         """The client of a program or an address. Raises ValueError for an entry that has neither."""
         import httpx2
-        from mcp import Client, StdioServerParameters, stdio_client
+        from mcp import Client, StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client
 
         entry = expand(self.entry)
+        self.left_out.clear()
         if "command" in entry:
             cwd = self.folder / Path(entry.get("cwd", "")).expanduser()
             given = {"env": marked_environment() | entry.get("env", {}), "cwd": cwd}
-            return Client(stdio_client(StdioServerParameters(**entry | given), self._stderr))
+            transport = program(StdioServerParameters(**entry | given), self._stderr)
+            return Client(checked(transport, self.left_out))
         if "url" not in entry or entry.get("type") == "sse":
             raise ValueError("a server needs a command, or a url of streamable HTTP")
-        http = httpx2.AsyncClient(headers=entry.get("headers"), timeout=CALL)
+        hooks = {"response": [limit]}
+        http = httpx2.AsyncClient(headers=entry.get("headers"), timeout=CALL, event_hooks=hooks)
         await stack.enter_async_context(http)
-        return Client(streamable_http_client(entry["url"], http_client=http))
+        site = streamable_http_client(entry["url"], http_client=http, max_sse_event_size=MAX_RESULT)
+        return Client(checked(site, self.left_out))
 
     def _reason(self, error: BaseException) -> str:
         """Why it failed, in one line: the error, and what the program wrote last on stderr."""
@@ -140,6 +146,8 @@ class Server:
         try:
             return result_of(await self.client.call_tool(tool, arguments, CALL))
         except MCPError as error:
+            if TOO_LONG in error.message:
+                raise ToolError(TOO_LONG) from None
             if error.code != CONNECTION_CLOSED and error.message != "Session terminated":
                 raise ToolError(error.message) from None
             await self.close()
@@ -205,6 +213,11 @@ class Servers:
         for problem in dict.fromkeys(each.problem for each in failed):
             names = ", ".join(each.name for each in failed if each.problem == problem)
             problems.append(f"MCP servers left out: {names} ({problem})")
+        for each in done:
+            if each.left_out and not each.problem:
+                names = ", ".join(each.left_out)
+                why = "their inputSchema is missing or incomplete"
+                problems.append(f"MCP server {each.name}: tools left out: {names} ({why})")
         if self._starting and self._deadline > 0:
             self._deadline = -1.0  # reported; no later call waits
             names = ", ".join(each.name for each in self._starting)
