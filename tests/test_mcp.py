@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -406,10 +408,56 @@ def test_ctrl_c_ends_the_wait_for_a_server(tmp_path: Path) -> None:
         assert model.requests == []
 
 
-def test_without_the_package_one_line_says_what_to_install(tmp_path: Path) -> None:
-    configure(tmp_path, io=STDIO, site={"url": "http://127.0.0.1:9/mcp"})
-    shadow = tmp_path / "home" / "mcp.py"
-    shadow.write_text("raise ImportError('there is no mcp here')")
-    path = f"{shadow.parent}:{Path(__file__).parents[1]}"
-    with serve(Reply("hi")) as model, OneShot(tmp_path, model, "go", PYTHONPATH=path) as child:
-        assert child.end() == 0 and child.err.count("pip install 'coder-agent[mcp]'") == 1
+FOLDER = {"url": "file:///a%20b/coder", "dir_info": {}}
+EDITABLE = {"url": "file:///coder", "dir_info": {"editable": True}}
+GIT = {"url": "https://x.org/coder", "vcs_info": {"vcs": "git", "commit_id": "0"}}
+REPORT = """
+import pathlib, sys
+from coder.abort import Abort
+from coder.extend.mcp import start
+servers = start(pathlib.Path(sys.argv[1]))
+print([each.text for each in servers.wait(Abort())])
+servers.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "installer", "source", "command"),
+    [
+        ("uv-receipt.toml", "uv", FOLDER, "uv tool install '/a b/coder[mcp]'"),
+        ("uv-receipt.toml", "uv", None, "uv tool install 'coder-agent[mcp]'"),
+        ("pipx_metadata.json", "uv", EDITABLE, "pipx install --force -e '/coder[mcp]'"),
+        ("", "pip", FOLDER, "{python} -m pip install '/a b/coder[mcp]'"),
+        ("", "pip", GIT, "{python} -m pip install 'coder-agent[mcp] @ git+https://x.org/coder'"),
+        ("", "uv", EDITABLE, "uv pip install --python {python} -e '/coder[mcp]'"),
+    ],
+)
+def test_without_the_package_one_line_says_how_this_installation_gets_it(
+    tmp_path: Path, mark: str, installer: str, source: Any, command: str
+) -> None:
+    """In an environment of its own, as uv, pipx and pip leave one."""
+    place = tmp_path / "environment"
+    venv.create(place, symlinks=True)
+    [packages] = place.glob("lib/python*/site-packages")
+    info = packages / "coder_agent-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: coder-agent\nVersion: 1\n")
+    (info / "INSTALLER").write_text(installer)
+    if source:
+        (info / "direct_url.json").write_text(json.dumps(source))
+    if mark:
+        (place / mark).touch()
+    (packages / "mcp.py").write_text("raise ImportError('there is no mcp here')")
+    (packages / "more.pth").write_text(sysconfig.get_path("purelib"))  # the other packages
+    path = configure(tmp_path, io=STDIO, site={"url": "http://127.0.0.1:9/mcp"})
+    python = place / "bin" / "python"
+    said = subprocess.run(
+        [python, "-c", REPORT, path],
+        env={"PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    fix = command.format(python=python)
+    why = f"there is no mcp here (fix: {fix})"
+    assert said.stdout == f"{[f'MCP servers left out: io, site ({why})']!r}\n", said.stderr

@@ -26,7 +26,7 @@ from typing import Any
 
 from coder.abort import TICK, Abort
 from coder.events import Events, Notice
-from coder.extend.mcp_transport import MAX_RESULT, TOO_LONG, checked, limit, program
+from coder.extend.mcp_transport import MAX_RESULT, TOO_LONG, bounded, checked, program
 from coder.permissions.rules import check_ownership
 from coder.tools.files import image_of
 from coder.tools.processes import GRACE, marked_environment
@@ -95,7 +95,9 @@ class Server:
                         self._clear_stderr()
                     await asyncio.sleep(1)
         except ImportError as error:
-            self.problem = f"{error} (fix: pip install 'coder-agent[mcp]')"
+            from coder.extend.installed import command_for
+
+            self.problem = f"{error} (fix: {command_for('mcp')})"
         except Exception as error:
             self.problem = self._reason(error)
         finally:
@@ -116,7 +118,7 @@ class Server:
             return Client(checked(transport, self.left_out))
         if "url" not in entry or entry.get("type") == "sse":
             raise ValueError("a server needs a command, or a url of streamable HTTP")
-        hooks = {"response": [limit]}
+        hooks = {"response": [bounded]}
         http = httpx2.AsyncClient(headers=entry.get("headers"), timeout=CALL, event_hooks=hooks)
         await stack.enter_async_context(http)
         site = streamable_http_client(entry["url"], http_client=http, max_sse_event_size=MAX_RESULT)

@@ -178,7 +178,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 # ---- addresses -----------------------------------------------------------------------------------
 
 
-async def limit(response: Any) -> None:
+async def bounded(response: Any) -> None:
     """Bound the bytes of a response to a request, unpacked; a hook for the client. Reading raises an error of httpx2."""
     import httpx2
 
