@@ -373,6 +373,55 @@ def test_a_session_asks_remembers_a_tool_or_a_server_and_stops_a_call(tmp_path: 
         assert "  io__wait" in terminal.say("/tools")
 
 
+def test_the_list_of_tools_says_which_servers_have_none_in_it_yet(tmp_path: Path) -> None:
+    with raw_server("stdio", raw("a")) as entry, serve(Reply("hi")) as model:
+        configure(tmp_path, io=entry, bad={"command": "no-such-program"}, slow=SILENT)
+        with Terminal(tmp_path, model) as terminal:
+            seen = " ".join(terminal.say("/tools").split())
+            while "io (ready)" not in seen:
+                assert (
+                    "MCP servers not in this list yet" in seen and "slow (still starting)" in seen
+                )
+                seen = " ".join(terminal.say("/tools").split())
+            assert "No such file or directory: 'no-such-program')" in seen and "io__a" not in seen
+
+
+def test_a_list_with_all_servers_says_nothing_of_them(tmp_path: Path) -> None:
+    with raw_server("stdio", raw("a")) as entry, serve(Reply("hi")) as model:
+        configure(tmp_path, io=entry)
+        with Terminal(tmp_path, model) as terminal:
+            terminal.say("go")
+            seen = terminal.say("/tools")
+            assert "io__a" in seen and "MCP servers" not in seen
+
+
+@pytest.mark.parametrize(
+    ("length", "denied", "is_said"), [(1_000, "x", 1), (1_000, "big", 0), (900, "x", 0)]
+)
+def test_many_tools_are_said_once_with_the_servers_and_their_sizes(
+    tmp_path: Path, length: int, denied: str, is_said: int
+) -> None:
+    """A tool takes some 100 characters more than its description; those that a rule denies are not sent."""
+    many = [each | {"description": "d" * length} for each in raw(*map(str, range(38)))]
+    rule = f"mcp:{denied}__*"
+    with raw_server("stdio", many) as big, raw_server("stdio", raw("a")) as small:
+        configure(tmp_path, big=big, small=small)
+        call = Reply(calls=[("ls", {})])
+        with (
+            serve(call, Reply("hi")) as model,
+            OneShot(tmp_path, model, "--deny", rule, "go") as child,
+        ):
+            assert child.end() == 0, child.err
+            said = re.findall(r"The tools of MCP servers take ([\d,]+) characters .*", child.err)
+            assert len(said) == is_said, child.err
+            tools = [each for each in model.requests[0]["tools"] if "__" in str(each)]
+            total = sum(len(json.dumps(each)) for each in tools)
+            assert said == [f"{total:,}"] * is_said
+            if is_said:
+                own = len(json.dumps(tools[-1]))
+                assert f"big {total - own:,}, small {own:,}" in " ".join(child.err.split())
+
+
 def test_the_configuration_names_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

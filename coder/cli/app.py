@@ -295,6 +295,7 @@ class App:
         # One that is late has its tools in a later run, which one task has not
         yield from self.servers.wait(abort, 60 if self.arguments.one_task else 20)
         tools = self.permissions.offered(self.servers.tools())
+        yield from self.servers.check_size(tools)
         self.agent.state.tools.tools |= {each.name: each for each in tools}
 
     def adopt(self, messages: list[Message], session_id: str) -> None:

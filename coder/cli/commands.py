@@ -171,6 +171,8 @@ class Commands:
     def tools(self, argument: str) -> None:
         for each in self.app.agent.state.tools.tools.values():
             self.screen.line(one_line(each.description, 200), head=f"  {each.name:<12} ")
+        if self.app.servers and (pending := self.app.servers.pending()):
+            self._note(f"MCP servers not in this list yet: {', '.join(pending)}.")
 
     def skills(self, argument: str) -> None:
         """List them, and ask about those of this project that are not used."""

@@ -17,7 +17,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
 from functools import cache, partial
@@ -37,6 +37,7 @@ START = 60  # seconds for a server to start; `npx` may download it
 CALL = 300  # seconds for a call
 MAX_NAME = 64  # characters of a tool's name, by the API
 MAX_STDERR = 1_000_000  # bytes that are kept of a program's standard error
+MANY = 40_000  # characters of all tools that are sent with each request, above which that is said
 REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at the top
 to_json = partial(json.dumps, ensure_ascii=False)
 
@@ -190,6 +191,7 @@ class Servers:
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
         self._starting = {each: self._submit(each.connect()) for each in self.servers}
+        self._are_many_reported = False
         self._deadline = 0.0  # of the wait for them, once it has begun
         for name in ("mcp", "client", "asyncio"):  # what they log would go to stderr
             logging.getLogger(name).addHandler(logging.NullHandler())
@@ -239,6 +241,32 @@ class Servers:
                 *(name, text, schema, call), title=to_json, is_open=True, permission="mcp"
             )
         return [*made.values()]
+
+    def pending(self) -> list[str]:
+        """The servers whose tools no run has yet, each with its state or what went wrong."""
+        states = list[str]()
+        for each, future in self._starting.items():
+            state = each.problem or "ready" if future.done() else "still starting"
+            states.append(f"{each.name} ({state})")
+        return states
+
+    def check_size(self, tools: Sequence[Tool]) -> Events[None]:
+        """A notice, once, if these tools of ours, which each request holds, are long."""
+        sizes = dict[str, int]()
+        for each in tools:
+            server = each.name.partition("__")[0]
+            sizes[server] = sizes.get(server, 0) + len(to_json(each.schema))
+        total = sum(sizes.values())
+        if total <= MANY or self._are_many_reported:
+            return
+        self._are_many_reported = True
+        largest = sorted(sizes.items(), key=lambda item: -item[1])
+        servers = ", ".join(f"{name} {size:,}" for name, size in largest)
+        yield Notice(
+            f"The tools of MCP servers take {total:,} characters of each request: {servers}. "
+            f"Deny those that are not needed, as in --deny 'mcp:{largest[0][0]}__*' or in "
+            "permissions.json, or take a server out of mcp.json."
+        )
 
     def _call(
         self, server: Server, tool: str, ctx: ToolContext, arguments: dict[str, Any]
