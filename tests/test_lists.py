@@ -17,6 +17,7 @@ import pytest
 
 from coder.cli.settings import SETTINGS, load
 from coder.devtools.scripted import Reply
+from coder.events import ToolEnd
 from coder.permissions.permissions import Permissions
 from coder.permissions.redact import HIDDEN, Redaction, Redactor, without_secrets
 from coder.permissions.rules import Rule, rules_of
@@ -28,7 +29,7 @@ from coder.tools.patch import apply_patch
 from coder.tools.search import glob, grep
 from coder.tools.secrets import environment, holds_secrets
 from coder.toolset import Tool, Toolset
-from tests.harness import ask, contents, results, serve, shell
+from tests.harness import all_of, ask, contents, results, serve, shell
 from tests.terminal import OneShot
 from tests.test_readers import REPOSITORY, free
 from tests.test_readme import PAGES, quoted, rows
@@ -305,8 +306,9 @@ def test_what_stands_for_a_key_is_not_written_in_its_place(ws: Path, name: str) 
     (ws / "file").write_text("old")
     toolset = Toolset([write, edit, apply_patch], cwd=ws)
     with serve(Reply(calls=[(name, arguments[name])]), Reply("Done.")) as server:
-        ask(server, tools=toolset, hooks=Redaction(Redactor(KEY)))
+        events, _ = ask(server, tools=toolset, hooks=Redaction(Redactor(KEY)))
         assert "would put it in the key's place" in results(server)[0]
+    assert [event.is_error for event in all_of(ToolEnd, events)] == [True]
     assert (ws / "file").read_text() == "old" and os.listdir(ws) == ["file"]
 
 

@@ -141,6 +141,17 @@ def test_the_users_rules_are_not_read_where_others_may_have_written_them(tmp_pat
         load_rules(path)
 
 
+def test_rules_that_only_the_systems_administrator_can_write_are_read() -> None:
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(RulesError, match="/etc/passwd: (Expecting|Extra)"):  # no JSON
+            load_rules(Path("/etc/passwd"))
+    finally:
+        os.seteuid(own)
+
+
 def test_a_workspace_only_tightens(tmp_path: Path) -> None:
     assert load_workspace_rules(tmp_path) == ([], [])
     path = tmp_path / ".coder" / "permissions.json"
@@ -244,6 +255,12 @@ def test_what_is_decided(ws: Path, kind: str) -> None:
         given = permissions(json.loads(rules), **json.loads("".join(options) or "{}"))
         found = actions(given, kind, *texts.replace("LONG", LONG).split(" ¦ "), ws=ws)
         assert found == letters, (rules, options, texts)
+
+
+def test_no_pattern_allows_a_command_of_more_than_10_000_characters(ws: Path) -> None:
+    given = permissions({"bash": {"echo *": "allow"}})
+    lines = ["echo ".ljust(length, "x") for length in (10_000, 10_001)]
+    assert actions(given, "bash", *lines, ws=ws) == "ya"
 
 
 # ---- paths ---------------------------------------------------------------------------------------

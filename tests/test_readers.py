@@ -212,6 +212,11 @@ def test_a_linked_worktree_is_free_and_a_folder_of_a_repository_is_not(repo: Pat
     assert not free(repo / "sub", "git status") and not free(repo.parent / "outside", "git status")
 
 
+def test_a_tracked_link_or_program_is_free(repo: Path) -> None:
+    shell(repo, "ln -s file link; echo : > run; chmod +x run; git add .; git commit -qm x")
+    assert free(repo, "git diff")
+
+
 def test_a_program_of_the_folder_is_not_free(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shell(repo, "mkdir bin; cp ../pwn bin/ls; cp ../pwn bin/git; ln -s /bin/sh bin/head")
     for folder, is_free in ((repo.parent, True), (repo / "bin", False)):

@@ -42,6 +42,7 @@ def test_which_keys_are_found_and_how() -> None:
     both = Redactor("sk-abcdefg1", "sk-abcdefg1-admin")
     assert both.text("sk-abcdefg1-admin sk-abcdefg1") == f"{HIDDEN} {HIDDEN}"
     assert Redactor("short12", "", None, " ").text("short12  ") == "short12  "
+    assert Redactor("longer12").text("a longer12") == f"a {HIDDEN}", "from 8 characters on"
     # What users write where a local server wants a key and does not check it
     placeholders = "none sk-no-key sk-no-key-required not-needed lm-studio EMPTY xxxxxxxx password"
     for key in [*placeholders.split(), "your-api-key", "12345678"]:

@@ -240,6 +240,9 @@ def test_a_deny_sees_the_command_in_every_disguise_and_no_other_word() -> None:
     assert decided(r"my\_tool x", {"*": "allow", "my_tool *": "deny"}) == "deny"
     # The quotes end a command, so a pattern fits that has no star at its end
     assert decided("sh -c 'touch X' y", {"*": "allow", "touch X": "deny"}) == "deny"
+    # A pair of braces stands for itself
+    removal = {"*": "allow", "find * -exec rm {} *": "deny"}
+    assert decided("cd x; find . -exec rm {} +", removal) == "deny"
     others = ["ls -l 'a b' && /bin/cat x", "touchx y", "retouch x", "a-touch", "ls x.touch"]
     others += [r"rg 'retouch\_x'", r"sed s/a\\_touch/b/"]
     assert [command for command in others if decided(command, rules) == "deny"] == []
