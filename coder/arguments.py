@@ -19,6 +19,8 @@ from coder.types import ToolError
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
 KINDS: dict[str, Any] = {name: kind for kind, name in JSON_TYPES.items()}
 KINDS |= {"number": (int, float), "array": list, "null": type(None)}
+BOOLEANS = {"true": True, "false": False, "1": True, "0": False}  # by their text in lower case
+NO_HINTS: Mapping[str, str] = {}
 
 # ---- from a signature to a schema -----------------------------------------------------------
 
@@ -74,8 +76,8 @@ def _schema_of(hint: Any, where: str) -> dict[str, Any]:
 # ---- checking the arguments of a call -------------------------------------------------------
 
 
-def fit(value: Any, schema: Any, where: str) -> Any:
-    """The value as the schema describes it.
+def fit(value: Any, schema: Any, where: str, hints: Mapping[str, str] = NO_HINTS) -> Any:
+    """The value as the schema describes it. `hints`: what to write instead of an unknown parameter.
 
     A value of another type is taken where it is certain: "10" for 10, a list or object encoded once more.
     A null for what may be left out is left out, where it has another type. Raises ToolError, which the model reads.
@@ -87,23 +89,33 @@ def fit(value: Any, schema: Any, where: str) -> Any:
         raise ToolError(f"{where} has to be one of {', '.join(map(str, schema['enum']))}")
     if isinstance(value, list):
         return [fit(each, schema.get("items"), f"{where}[{n}]") for n, each in enumerate(value)]
-    return _fit_members(value, schema, where) if isinstance(value, dict) else value
+    return _fit_members(value, schema, where, hints) if isinstance(value, dict) else value
 
 
-def _fit_members(value: dict[str, Any], schema: dict[str, Any], where: str) -> dict[str, Any]:
+def _fit_members(
+    value: dict[str, Any], schema: dict[str, Any], where: str, hints: Mapping[str, str]
+) -> dict[str, Any]:
     properties, required = schema.get("properties") or {}, schema.get("required") or ()
     names = f"Its parameters: {', '.join(properties)}"
     unknown = [name for name in value if name not in properties]
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     if unknown and is_closed:
-        raise ToolError(f"{where} has no parameter {', '.join(unknown)}. {names}")
+        ways = "".join(f"; {hints[name]}" for name in unknown if name in hints)
+        raise ToolError(f"{where} has no parameter {', '.join(unknown)}{ways}. {names}")
     if missing := [name for name in required if name not in value]:
         raise ToolError(f"{where} needs {', '.join(missing)}. {names}")
     nullable = (name for name in value if "null" in (_types_of(properties.get(name)) or ["null"]))
     kept = {*required, *nullable}
     given = {name: each for name, each in value.items() if each is not None or name in kept}
     inside = f"{where}{'.' if ': ' in where else ': '}"
-    return {name: fit(each, properties.get(name), inside + name) for name, each in given.items()}
+    fitted = dict[str, Any]()
+    for name, each in given.items():
+        try:
+            fitted[name] = fit(each, properties.get(name), inside + name)
+        except ToolError as error:
+            hint = f"; {hints[name]}" if name in hints else ""
+            raise ToolError(f"{error}{hint}") from None
+    return fitted
 
 
 def _types_of(schema: Any) -> list[str]:
@@ -122,6 +134,8 @@ def _convert(value: Any, kinds: list[str], where: str) -> Any:
             other = json.loads(value)
     if "integer" in kinds and isinstance(other, float) and other.is_integer():
         other = int(other)
+    if "boolean" in kinds and isinstance(other, str | int):
+        other = BOOLEANS.get(str(other).lower(), other)
     if any(_has_type(other, kind) for kind in kinds):
         return other
     raise ToolError(f"{where} has to be of type {' or '.join(kinds)}, not {json.dumps(value)[:80]}")

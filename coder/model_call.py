@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from coder import events
 from coder.events import Events, Returning, resolve
 from coder.history import History, convert_to_llm, newest, repair, stamp_usage, stamped_usage
@@ -129,11 +131,25 @@ def accept(run: Run, answer: Completion) -> Events[None]:
     run.partial, run.compactions = [], 0
     run.text, run.last_usage, run.answer = answer.text, answer.usage, answer.message
     answer.message["meta"] = run.stamp()
+    recognize_calls(run, answer)
     run.open_calls = [OpenCall(call, run.context(call)) for call in answer.calls]
     if answer.text or answer.calls:
         stamp_usage(answer.message, answer.usage, len(run.messages))
         run.messages.append(answer.message)
     yield events.MessageEnd(answer.message)
+
+
+def recognize_calls(run: Run, answer: Completion) -> None:
+    """Turn calls by other names into those of the offered tools, also in the message: it is what the model reads."""
+    entries = {entry.get("id"): entry for entry in answer.message.get("tool_calls") or ()}
+    recognized = [run.offered.recognize(call) for call in answer.calls]
+    for call, meant in zip(answer.calls, recognized):
+        if meant != call and call.id in entries:
+            function = {"name": meant.name}
+            if not meant.problem:
+                function["arguments"] = json.dumps(meant.arguments, ensure_ascii=False)
+            entries[call.id]["function"] |= function
+    answer.calls = recognized
 
 
 def end_of(answer: Completion) -> End | None:

@@ -20,7 +20,7 @@ import copy
 import inspect
 import typing
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
@@ -29,6 +29,8 @@ from coder.abort import Abort
 from coder.arguments import described_schema, fit
 from coder.events import BaseEvent, Event, Outcome, Returning, ToolUpdate, resolve
 from coder.history import as_text
+from coder.providers.text import NO_NAME
+from coder.slips import ENDINGS, HOW_TO_END, NO_SLIPS, Slips
 from coder.types import Aborted, Budget, DeniedError, ToolCall, ToolError, ToolResult
 
 # Asks for permission: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
@@ -84,6 +86,7 @@ class Tool:
     `is_open`: it takes arguments that its schema does not name; the function gets (ctx, arguments).
     `permission`: the kind of its rules, "" for its own name. `default`: what holds without a rule.
     `asks_itself`: with ctx.ask, about something exact; else each call is asked about before it runs.
+    `slips`: what models write for a call of it (slips.py).
     """
 
     name: str
@@ -94,6 +97,7 @@ class Tool:
     title: Title = ""
     concurrent: bool = False
     is_open: bool = False
+    slips: Slips = NO_SLIPS
     permission: str = ""
     default: Default = "ask"
     asks_itself: bool = False
@@ -131,6 +135,7 @@ def tool(
     permission: str = ...,
     default: Default = ...,
     asks_itself: bool = ...,
+    slips: Slips = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -214,7 +219,45 @@ class Toolset:
             # A schema without properties may name its parameters elsewhere
             is_open = made.is_open or "properties" not in made.parameters
             closed = {} if is_open else {"additionalProperties": False}
-            call.arguments = fit(call.arguments, closed | made.parameters, call.name)
+            schema = closed | made.parameters
+            call.arguments = fit(call.arguments, schema, call.name, made.slips.hints)
+
+    def recognize(self, call: ToolCall) -> ToolCall:
+        """The call as one of these tools takes it: with its own name and its own parameters.
+
+        What is not certain stays as it is; `run` then says what is wrong with it.
+        """
+        meant = self._tool_meant(call.name)
+        if meant is None:
+            return call
+        arguments = call.arguments
+        if not call.problem and not meant.is_open:
+            arguments = meant.slips.mend(arguments, meant.parameters.get("properties") or {})
+        return replace(call, name=meant.name, arguments=arguments)
+
+    def _tool_meant(self, name: str) -> Tool | None:
+        """The tool of this name, or the only one that has it among its other names, in any case."""
+        if name in self.tools:
+            return self.tools[name]
+        wanted = name.lower()
+        meant = [
+            each
+            for each in self.tools.values()
+            if wanted == each.name.lower() or wanted in each.slips.names
+        ]
+        return meant[0] if len(meant) == 1 else None
+
+    def _say_unknown(self, name: str) -> str:
+        """What a call of an unknown tool is answered with."""
+        tools = f"The tools are: {', '.join(self.tools) or 'none'}"
+        if name == NO_NAME:
+            return f"the call had no name. {tools}"
+        if name.lower() in ENDINGS:
+            return f"there is no tool {name!r}. {HOW_TO_END}"
+        for each in self.tools.values():
+            if hint := each.slips.hints.get(name.lower()):
+                return f"there is no tool {name!r}; {hint}. {tools}"
+        return f"there is no tool {name!r}. {tools}"
 
     def group_size(self, calls: list[ToolCall]) -> int:
         """How many of these calls, from the first one, run together: here each runs alone."""
@@ -237,8 +280,7 @@ class Toolset:
         """Run one call. Errors in the arguments or in the tool become the result. Raises Aborted."""
         try:
             if call.name not in self.tools:
-                names = ", ".join(self.tools) or "none"
-                raise ToolError(f"there is no tool {call.name!r}. The tools are: {names}")
+                raise ToolError(self._say_unknown(call.name))
             self.check(call)  # again: hooks may have changed them
             result = as_result((yield from _call(self.tools[call.name], call.arguments, ctx)))
         except Aborted:

@@ -129,11 +129,11 @@ ODD_CALLS: list[tuple[dict[str, Any], str]] = [  # a call, and what its result s
     (odd('{"text": "two"}', id="same"), "two"),
     (odd('{"text": "three"}', id="same"), "three"),
     (odd(7, id=None), "no JSON object"),
-    (odd('{"text": "x"}', "", id="a"), "there is no tool"),
+    (odd('{"text": "x"}', "", id="a"), "the call had no name"),
     (odd('{"text": "x"}', "fly", id="b"), "there is no tool 'fly'"),
     *((odd(given, id=f"c{given}"), "say needs text") for given in (None, "null")),
     *((odd(given, id=f"d{given}"), "no JSON object") for given in ('["x"]', "7")),
-    (odd("{}", None, id=8), "there is no tool"),
+    (odd("{}", None, id=8), "the call had no name"),
 ]
 
 

@@ -21,6 +21,7 @@ from coder.events import Events, Nested, Returning
 from coder.hooks import Hooks
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
+from coder.tools import slips
 from coder.toolset import Tool, ToolContext, Toolset, tool
 from coder.types import Budget, Limits, Message, RunResult, ToolError, ToolResult
 
@@ -70,6 +71,7 @@ class Subagents:
             permission="task",
             default="allow",
             asks_itself=True,
+            slips=slips.TASK,
         )
         made = make(self.task)
         agents = "; ".join(f"{spec.name}: {spec.description}" for spec in self.specs.values())

@@ -7,6 +7,7 @@ from typing import Any
 
 from coder.events import Event, QuestionAsked
 from coder.providers.text import new_id
+from coder.tools import slips
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
@@ -34,7 +35,7 @@ def _make_title(arguments: dict[str, Any]) -> str:
     return f"{sum(item['status'] == 'done' for item in items)} of {len(items)} done"
 
 
-@tool(title=_make_title, permission="todo", default="allow")
+@tool(title=_make_title, permission="todo", default="allow", slips=slips.TODO)
 def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
     """Keep a checklist for a task of three steps or more; the user sees it. Send it whole whenever a step begins or is done.
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from coder.events import Event, ReasoningDelta, TextDelta, ToolCallDelta
+from coder.providers.call_arguments import parse_arguments
 from coder.providers.errors import classify
 from coder.providers.profiles import ECHOED, REASONING, THINK, read_usage
 from coder.providers.text import ThinkTag, join_pieces, mend, mend_all, new_id, safe_name
@@ -273,8 +274,8 @@ class ToolCallAssembler:
             call_id = mend(call.id) if call.id and call.id not in seen else new_id()
             seen.add(call_id)
             # some models put a prefix ("functions.") and a tail ("<|channel|>") to the name of a tool
-            core = call.name.split("<|")[0].rsplit(".", 1)[-1].strip()
-            name = core if core in self.tool_names else safe_name(call.name)
+            core = re.split(r"[.:/]", call.name.split("<|")[0])[-1].strip()
+            name = safe_name(core or call.name)
             function = {"name": name, "arguments": text}
             entry = {"id": call_id, "type": "function", "function": function} | extra
             made.append((ToolCall(call_id, name, arguments or {}, problem), entry))
@@ -284,46 +285,6 @@ class ToolCallAssembler:
 def _as_text(value: Any) -> str:
     """An id or a name; some servers send numbers."""
     return "" if value is None else str(value)
-
-
-DECODER = json.JSONDecoder(strict=False)  # models write raw newlines inside strings
-
-
-def parse_arguments(pieces: list[str]) -> tuple[dict[str, Any] | None, str]:
-    """(the arguments, "") or (None, why not). Never closes a bracket or a quote that is missing: the call may be cut."""
-    raw = "".join(pieces).strip()
-    if not raw:
-        return {}, ""
-    try:
-        value = DECODER.decode(raw)
-        if isinstance(value, str):
-            value = DECODER.decode(value or "{}")  # encoded twice
-    except RecursionError:
-        return None, "nested too deeply"
-    except ValueError as error:
-        value = _repeated_object(raw)
-        if value is None:
-            return None, f"not valid JSON: {error}"
-    if value is None:
-        return {}, ""
-    if not isinstance(value, dict):
-        return None, f"no JSON object but {json.dumps(value)[:80]}"
-    return value, ""
-
-
-def _repeated_object(raw: str) -> Any:
-    """The object at the start where what follows repeats it or holds no other; an empty first one gives way."""
-    rest, found = raw, list[Any]()
-    while rest.startswith("{"):
-        try:
-            value, end = DECODER.raw_decode(rest)
-        except (ValueError, RecursionError):
-            return None
-        found.append(value)
-        rest = rest[end:].strip()
-    found = [value for value in found if value] or found[:1]
-    alike = found and all(value == found[0] for value in found)
-    return found[0] if alike and "{" not in rest else None
 
 
 # ---- answers that look right and are not -----------------------------------------------------------

@@ -47,9 +47,12 @@ def text_of(message: Message) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
+NO_NAME = "unknown"  # of a call that came without one
+
+
 def safe_name(name: str) -> str:
     """A tool name that every server takes back in the history."""
-    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "unknown"
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or NO_NAME
 
 
 def new_id() -> str:

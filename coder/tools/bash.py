@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from coder.abort import TICK, Abort
 from coder.events import Returning
-from coder.tools import processes
+from coder.tools import processes, slips
 from coder.tools.secrets import clean_path, environment
 from coder.tools.workspace import private_folder
 from coder.toolset import ToolContext, tool
@@ -37,7 +37,7 @@ DRAIN = 0.2  # seconds to read on after the process has ended while something el
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 
 
-@tool(permission="bash", default="ask", asks_itself=True)
+@tool(permission="bash", default="ask", asks_itself=True, slips=slips.BASH)
 def bash(
     ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT
 ) -> Generator[Any, None, ToolResult]:

@@ -18,7 +18,7 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
-from coder.tools import workspace
+from coder.tools import slips, workspace
 from coder.tools.indentation import (
     as_new_lines,
     indent_of,
@@ -53,7 +53,7 @@ def plain(line: str) -> str:
 VIEWS: tuple[Any, ...] = (str, str.rstrip, str.strip, lambda line: plain(line).strip())
 
 
-@tool(permission="edit", default="ask", asks_itself=True)
+@tool(permission="edit", default="ask", asks_itself=True, slips=slips.EDIT)
 def edit(
     ctx: ToolContext, path: str, old_string: str, new_string: str, replace_all: bool = False
 ) -> Generator[Any, None, ToolResult]:

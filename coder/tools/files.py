@@ -10,7 +10,7 @@ import re
 from collections.abc import Generator
 from typing import IO, Any
 
-from coder.tools import workspace
+from coder.tools import slips, workspace
 from coder.tools.edit import Text, load, replace_text
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
@@ -28,7 +28,7 @@ IMAGE = (
 )
 
 
-@tool(concurrent=True, permission="read", default="allow", asks_itself=True)
+@tool(concurrent=True, permission="read", default="allow", asks_itself=True, slips=slips.READ)
 def read(
     ctx: ToolContext, path: str, offset: int = 1, limit: int = MAX_LINES
 ) -> Generator[Any, None, ToolResult]:
@@ -86,7 +86,7 @@ def _page(file: IO[bytes], first: int, wanted: int, ctx: ToolContext) -> tuple[l
     return lines, passed
 
 
-@tool(permission="edit", default="ask", asks_itself=True)
+@tool(permission="edit", default="ask", asks_itself=True, slips=slips.WRITE)
 def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, ToolResult]:
     """Create a file or overwrite it whole. To change a part of a file use edit. A file that exists has
     to be read first.
@@ -107,7 +107,7 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     return (yield from replace_text(ctx, target, known, old, new, f"{verb} {lines}"))
 
 
-@tool(concurrent=True, permission="read", default="allow")
+@tool(concurrent=True, permission="read", default="allow", slips=slips.LS)
 def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
     """List a folder: folders with /, links with ->, at most 500 entries.
 

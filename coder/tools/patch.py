@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coder.tools import workspace
+from coder.tools import slips, workspace
 from coder.tools.edit import MAX_LISTED, Place, Text, advice, diff, load
 from coder.tools.indentation import lines_without
 from coder.toolset import ToolContext, tool
@@ -35,7 +35,9 @@ def files_named(arguments: dict[str, Any]) -> str:
     return ", ".join(found[2] for found in HEADER.finditer(str(arguments.get("patch", ""))))
 
 
-@tool(title=files_named, permission="edit", default="ask", asks_itself=True)
+@tool(
+    title=files_named, permission="edit", default="ask", asks_itself=True, slips=slips.APPLY_PATCH
+)
 def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult]:
     """Change, add, delete or rename files. All of the patch is applied, or nothing.
 

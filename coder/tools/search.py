@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from coder.tools import workspace
+from coder.tools import slips, workspace
 from coder.tools.bash import find_program, output_of
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
@@ -52,7 +52,7 @@ print_matches(*sys.argv[2:])
 RECORD = re.compile(rb"(.*?)\0(\d+)(?:([:\0])(\d+)\3|[-\0])(.*)", re.S)
 
 
-@tool(concurrent=True, permission="read", default="allow")
+@tool(concurrent=True, permission="read", default="allow", slips=slips.GREP)
 def grep(
     ctx: ToolContext,
     pattern: str,
@@ -92,7 +92,7 @@ def grep(
     return ToolResult(text, details={"matches": len(lines)})
 
 
-@tool(concurrent=True, permission="read", default="allow")
+@tool(concurrent=True, permission="read", default="allow", slips=slips.GLOB)
 def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None, ToolResult]:
     """Find files by name, newest first, at most 200. Ignored files are skipped.
 

@@ -1,0 +1,280 @@
+"""The slips of models that each built-in tool takes, and what it says to those that it does not take.
+
+The names are those of Claude Code, opencode, codex, gemini-cli, Cline and their like. See coder/slips.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from typing import Any, TypeGuard
+
+from coder.slips import Arguments, Slips
+
+# Remarks of the model on its own call, for a user interface that shows them
+REMARKS = frozenset(
+    {"description", "explanation", "reason", "justification", "requires_approval", "is_input"}
+)
+PATHS = dict.fromkeys(("file_path", "filePath", "filepath", "filename", "file"), "path")
+FOLDERS = dict.fromkeys(
+    ("dir", "directory", "dir_path", "folder", "relative_workspace_path"), "path"
+)
+OLD_AND_NEW = dict.fromkeys(("old_str", "oldString", "oldText", "old_text", "search"), "old_string")
+OLD_AND_NEW |= dict.fromkeys(
+    ("new_str", "newString", "newText", "new_text", "replace"), "new_string"
+)
+
+FENCE = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
+SHELLS = {"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash", "/bin/zsh"}
+ONE_FILE = "one file per call; several calls in one answer run side by side"
+
+
+def _is_text_list(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+
+
+# ---- read, ls, grep, glob -------------------------------------------------------------------
+
+
+def _take_single_path(arguments: Arguments) -> Arguments:
+    """A list of one path is that path."""
+    path = arguments.get("path")
+    if _is_text_list(path) and len(path) == 1:
+        return arguments | {"path": path[0]}
+    return arguments
+
+
+def _convert_read(arguments: Arguments) -> Arguments:
+    """A range of lines in another form, first and last line included; a read harms nobody."""
+    converted = _take_single_path(arguments)
+    bounds: Any = converted.get("view_range")
+    if bounds is None and "start_line" in converted:
+        bounds = [converted["start_line"], converted.get("end_line", -1)]
+    if bounds is None and isinstance(converted.get("offset"), str):
+        found = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", converted["offset"])
+        bounds = [int(found[1]), int(found[2])] if found else None
+    is_range = isinstance(bounds, list) and [type(bound) for bound in bounds] == [int, int]
+    if not is_range or "limit" in converted:
+        return converted
+    first, last = bounds
+    taken = ("view_range", "start_line", "end_line", "offset")
+    rest = {name: value for name, value in converted.items() if name not in taken}
+    rest["offset"] = first
+    if last >= first:  # -1 is the end of the file
+        rest["limit"] = last - first + 1
+    return rest
+
+
+def _take_workspace(arguments: Arguments) -> Arguments:
+    """An empty path is the workspace."""
+    converted = _take_single_path(arguments)
+    if converted.get("path") == "":
+        del converted["path"]
+    return converted
+
+
+READ = Slips(
+    names=("read_file", "view", "view_file", "open_file", "cat"),
+    parameters=PATHS | {"paths": "path", "start": "offset", "line": "offset"},
+    dropped=REMARKS,
+    convert=_convert_read,
+    hints={"paths": ONE_FILE, "path": ONE_FILE},
+)
+LS = Slips(
+    names=("list_dir", "list_directory", "list_files", "list"),
+    parameters=PATHS | FOLDERS,
+    dropped=REMARKS,
+    convert=_take_workspace,
+)
+GREP = Slips(
+    names=("search_files", "grep_search", "search_file_content", "ripgrep", "rg", "search"),
+    parameters={
+        **PATHS,
+        **FOLDERS,
+        "query": "pattern",
+        "regex": "pattern",
+        "include": "glob",
+        "file_pattern": "glob",
+        "-i": "ignore_case",
+        "case_insensitive": "ignore_case",
+        "-C": "context",
+        "head_limit": "limit",
+        "max_results": "limit",
+    },
+    dropped=REMARKS | {"-n", "output_mode"},
+    convert=_take_workspace,
+)
+GLOB = Slips(
+    names=("file_search", "find_files", "find"),
+    parameters={**FOLDERS, "glob": "pattern", "query": "pattern", "glob_pattern": "pattern"},
+    dropped=REMARKS,
+    convert=_take_workspace,
+)
+
+# ---- write, edit, apply_patch ---------------------------------------------------------------
+
+
+def _convert_write(arguments: Arguments) -> Arguments:
+    """An object as the content of a JSON file is that JSON."""
+    content = arguments.get("content")
+    if isinstance(content, dict) and str(arguments.get("path")).endswith(".json"):
+        return arguments | {"content": json.dumps(content, indent=2, ensure_ascii=False) + "\n"}
+    return arguments
+
+
+def _convert_edit(arguments: Arguments) -> Arguments:
+    """A list of one change is that change; one expected replacement is what an edit makes."""
+    edits = arguments.get("edits")
+    rest = {name: value for name, value in arguments.items() if name != "edits"}
+    if rest.get("expected_replacements") == 1:
+        del rest["expected_replacements"]
+    if isinstance(edits, list) and len(edits) == 1 and isinstance(edits[0], dict):
+        given: Arguments = edits[0]
+        change = {OLD_AND_NEW.get(name, name): value for name, value in given.items()}
+        if not change.keys() & rest.keys():
+            return rest | change
+    return rest if edits is None else rest | {"edits": edits}
+
+
+def _convert_patch(arguments: Arguments) -> Arguments:
+    """codex's own tool takes a command: ["apply_patch", "*** Begin Patch..."]."""
+    patch = arguments.get("patch")
+    if _is_text_list(patch) and patch[0] == "apply_patch" and len(patch) == 2:
+        return {"patch": patch[1]}
+    return arguments
+
+
+WRITE = Slips(
+    names=("write_file", "create_file", "write_to_file", "save_file", "create"),
+    parameters=PATHS | dict.fromkeys(("text", "contents", "file_text", "file_content"), "content"),
+    dropped=REMARKS,
+    convert=_convert_write,
+)
+EDIT = Slips(
+    names=("edit_file", "replace", "str_replace", "replace_in_file"),
+    parameters=PATHS | OLD_AND_NEW | {"replaceAll": "replace_all"},
+    dropped=REMARKS | {"instruction"},
+    convert=_convert_edit,
+    hints={"edits": "one change per call: edit(path, old_string, new_string)"}
+    | dict.fromkeys(
+        (
+            "str_replace_editor",
+            "str_replace_based_edit_tool",
+            "multi_edit",
+            "multiedit",
+            "apply_diff",
+        ),
+        "here it is edit(path, old_string, new_string)",
+    ),
+)
+APPLY_PATCH = Slips(
+    names=("applypatch",),
+    parameters={"input": "patch", "diff": "patch", "patchText": "patch", "command": "patch"},
+    dropped=REMARKS,
+    convert=_convert_patch,
+)
+
+# ---- bash -----------------------------------------------------------------------------------
+
+
+def _command_text(command: Any) -> Any:
+    """The command line that a list of words, also as JSON, or a fenced block stands for."""
+    words = command
+    if isinstance(command, str):
+        text = command.strip()
+        if fenced := FENCE.fullmatch(command):
+            text = fenced[1]
+        if text.startswith("$ ") and "\n" not in text:
+            text = text[2:]
+        words = _shell_call(text)
+        if words is None:
+            return text if text != command.strip() else command
+    if not _is_text_list(words):
+        return command
+    if len(words) == 3 and words[0] in SHELLS and words[1] in ("-c", "-lc"):
+        return words[2]
+    return shlex.join(words)
+
+
+def _shell_call(text: str) -> list[str] | None:
+    """The words of '["bash", "-lc", "ls"]'; None for anything else."""
+    if not text.startswith("["):
+        return None
+    try:
+        words = json.loads(text)
+    except ValueError:
+        return None
+    is_call = _is_text_list(words) and len(words) == 3 and words[0] in SHELLS
+    return words if is_call and words[1] in ("-c", "-lc") else None
+
+
+def _convert_bash(arguments: Arguments) -> Arguments:
+    converted = dict(arguments)
+    if "command" in converted:
+        converted["command"] = _command_text(converted["command"])
+    timeout = converted.get("timeout")
+    if isinstance(timeout, float) and math.isfinite(timeout):
+        converted["timeout"] = math.ceil(timeout)
+    return converted
+
+
+OTHER_FOLDER = "write it into the command: cd DIR && ..."
+BACKGROUND = "put & at the end of the command and its output in a file"
+NO_WEB = "there is no web tool here; bash has curl if the network is on"
+BASH = Slips(
+    names=(
+        "run_shell",
+        "run_shell_command",
+        "execute_command",
+        "run_command",
+        "run_terminal_cmd",
+        "terminal",
+        "shell",
+        "local_shell",
+        "exec_command",
+        "exec",
+        "sh",
+    ),
+    parameters={"cmd": "command", "script": "command", "timeout_seconds": "timeout"},
+    dropped=REMARKS,
+    convert=_convert_bash,
+    hints={
+        "cwd": OTHER_FOLDER,
+        "workdir": OTHER_FOLDER,
+        "working_directory": OTHER_FOLDER,
+        "dir": OTHER_FOLDER,
+        "run_in_background": BACKGROUND,
+        "background": BACKGROUND,
+        "is_background": BACKGROUND,
+        "python": "run it with bash: python3 -c '...'",
+        "execute_python": "run it with bash: python3 -c '...'",
+        "web_search": NO_WEB,
+        "web_fetch": NO_WEB,
+        "webfetch": NO_WEB,
+    },
+)
+
+# ---- todo, task -----------------------------------------------------------------------------
+
+
+def _convert_todo(arguments: Arguments) -> Arguments:
+    """A list of texts is a checklist of which nothing has begun."""
+    items = arguments.get("items")
+    if not _is_text_list(items):
+        return arguments
+    return arguments | {"items": [{"text": text, "status": "pending"} for text in items]}
+
+
+TODO = Slips(
+    names=("todo_write", "todowrite", "update_plan", "write_todos", "update_todo_list"),
+    parameters={"todos": "items", "plan": "items", "tasks": "items"},
+    dropped=REMARKS,
+    convert=_convert_todo,
+)
+TASK = Slips(
+    names=("agent", "subagent", "dispatch_agent", "delegate"),
+    parameters={"subagent_type": "agent", "agent_type": "agent", "instructions": "prompt"},
+    dropped=REMARKS - {"description"},
+)
