@@ -52,7 +52,7 @@ def fails(folder: Path, tool: str, **arguments: Any) -> str:
 def grepped(folder: Path, pattern: str, **arguments: Any) -> list[str]:
     """The lines of a grep that goes well, without what is said beside."""
     lines = text(folder, "grep", pattern=pattern, **arguments).splitlines()
-    return [] if lines[0] == "No matches." else [line for line in lines if not line.startswith("(")]
+    return [line for line in lines if line != "--" and not line.startswith(("(", "No matches"))]
 
 
 def names(folder: Path, pattern: str = "one", **arguments: Any) -> list[str]:
@@ -63,7 +63,7 @@ def names(folder: Path, pattern: str = "one", **arguments: Any) -> list[str]:
 def globbed(folder: Path, pattern: str, **arguments: Any) -> list[str]:
     """What a glob finds, in the order of the names."""
     found = text(folder, "glob", pattern=pattern, **arguments)
-    return [] if found == "No files found." else sorted(found.splitlines())
+    return [] if found.startswith("No files found") else sorted(found.splitlines())
 
 
 # ---- grep: lines ----------------------------------------------------------------------------
@@ -74,7 +74,8 @@ def test_a_match_is_path_number_and_line_in_order_of_paths(tmp_path: Path, engin
     tree(tmp_path, files)
     found = grepped(tmp_path, r"\bos\b")
     assert found == ["a.py:1:import os", "a.py:3:    x = os.sep", "sub/b.py:1:os"]
-    assert text(tmp_path, "grep", pattern="absent") == "No matches."
+    nothing = "No matches (ignored and secret files are skipped)."
+    assert text(tmp_path, "grep", pattern="absent") == nothing
 
 
 def test_context_is_marked_and_lines_of_any_ending_and_encoding_are_found(
@@ -131,7 +132,7 @@ def test_a_pattern_that_is_none_is_reported(tmp_path: Path, engine: str, pattern
 def test_a_hundred_lines_are_shown_or_as_many_as_are_asked_for(tmp_path: Path, engine: str) -> None:
     tree(tmp_path, {"f": "one\n" * 150})
     lines = text(tmp_path, "grep", pattern="one").splitlines()
-    more = "(100 lines shown, there are more; narrow the pattern, the path or the glob)"
+    more = "(100 lines shown of 150 matches in 1 file; narrow the pattern, the path or the glob)"
     assert lines[99:] == ["f:100:one", more]
     assert len(grepped(tmp_path, "one", limit=120)) == 120
     assert len(grepped(tmp_path, "one", limit=0)) == 1
@@ -150,7 +151,7 @@ def test_of_a_long_line_the_match_is_shown(tmp_path: Path, engine: str) -> None:
 
 @pytest.mark.case("FIL-28")
 def test_a_huge_file_is_searched_in_bounded_memory(tmp_path: Path, engine: str) -> None:
-    """A search that has enough ends at once; one line of 20 MB is kept in part."""
+    """A search that has enough counts for a second at most; one line of 20 MB is kept in part."""
     tree(tmp_path, {"many": "one\n" * 1_000_000, "wide": b"one" + b"x" * 20_000_000 + b"\n"})
     with promptly(60):
         assert len(grepped(tmp_path, "one", path="many", limit=5)) == 5
@@ -167,6 +168,57 @@ def test_a_pattern_that_would_take_for_ever_ends(tmp_path: Path, engine: str, pa
     with promptly():
         result = Workspace(tmp_path, grep).call("grep", pattern=pattern)
         assert "a!" not in str(result.content)
+
+
+def test_a_cut_search_tells_the_total_and_the_files_with_most(tmp_path: Path, engine: str) -> None:
+    files = {f"{name}.txt": "one\n" * count for name, count in zip("abcde", (2, 90, 4, 30, 1))}
+    tree(tmp_path, files)
+    *lines, note = text(tmp_path, "grep", pattern="one", limit=20).splitlines()
+    assert len(lines) == 20
+    most = "the most: b.txt 90, d.txt 30, c.txt 4"
+    narrow = "narrow the pattern, the path or the glob"
+    assert note == f"(20 lines shown of 127 matches in 5 files; {most}; {narrow})"
+
+
+def test_groups_of_context_are_parted(tmp_path: Path, engine: str) -> None:
+    tree(tmp_path, {"f": "".join(f"{n}\n" for n in range(1, 13)), ".env": "5\n"})
+    lines = text(tmp_path, "grep", pattern="^(2|9)$", context=1).splitlines()
+    assert lines == ["f-1-1", "f:2:2", "f-3-3", "--", "f-8-8", "f:9:9", "f-10-10"]
+    assert "--" not in text(tmp_path, "grep", pattern="^(2|9)$").splitlines()
+
+
+@pytest.mark.parametrize("pattern", [r"one.*\n.*two", r"one\\\ntwo", "one\ntwo"])
+def test_a_pattern_over_two_lines_gets_the_way(tmp_path: Path, engine: str, pattern: str) -> None:
+    tree(tmp_path, {"f": "one\ntwo\n", "latin1": b"caf\xe9 one\n"})
+    said = fails(tmp_path, "grep", pattern=pattern)
+    assert said == "Error: a match lies within one line: search for one of the lines, with context"
+
+
+def test_no_line_end_is_meant_by_a_set_a_backslash_or_plain_text(
+    tmp_path: Path, engine: str
+) -> None:
+    tree(tmp_path, {"f": "one two\nC:\\new\n"})
+    assert grepped(tmp_path, r"one[^\n]*two") == ["f:1:one two"]
+    assert grepped(tmp_path, r"C:\\new") == ["f:2:C:\\new"]
+    assert grepped(tmp_path, r"C:\new", literal=True) == ["f:2:C:\\new"]
+
+
+@pytest.mark.parametrize("engine", ["ripgrep"], indirect=True)
+def test_a_file_that_cannot_be_decoded_is_a_note_and_no_error(tmp_path: Path, engine: str) -> None:
+    tree(tmp_path, {"latin1": b"caf\xe9 one\n", "f": "two\n"})
+    note = "(latin1 was not searched: it is not UTF-8)"
+    assert note in text(tmp_path, "grep", pattern="(?<=x)one")
+    assert note in text(tmp_path, "grep", pattern="(?<=t)wo")
+
+
+def test_what_is_searched_for_in_other_ways_gets_the_way(tmp_path: Path, engine: str) -> None:
+    tree(tmp_path, {"f": "one\n"})
+    nothing = text(tmp_path, "grep", pattern=r"three\|two")
+    assert nothing == "No matches. Here | is written without a backslash."
+    for literal in ("f(", "[a"):
+        assert fails(tmp_path, "grep", pattern=literal).endswith(
+            "Set literal to search for plain text."
+        )
 
 
 # ---- which files ----------------------------------------------------------------------------
@@ -311,13 +363,35 @@ def test_odd_names_come_out_in_one_line_and_can_be_named(tmp_path: Path, engine:
 
 
 def test_the_newest_files_come_first_and_all_are_counted(tmp_path: Path, engine: str) -> None:
-    assert text(tmp_path, "glob", pattern="*") == "No files found."
+    assert text(tmp_path, "glob", pattern="*") == "No files found (ignored files are skipped)."
     for number in range(250):
         (tmp_path / f"{number:03}").touch()
         os.utime(tmp_path / f"{number:03}", (1e9 + number, 1e9 + number))
     lines = text(tmp_path, "glob", pattern="*").splitlines()
     assert (lines[0], lines[199], len(lines)) == ("249", "050", 201)
     assert lines[200] == "(200 of 250 files, the newest; narrow the pattern)"
+
+
+def test_a_pattern_is_taken_as_seen_from_the_workspace(tmp_path: Path, engine: str) -> None:
+    tree(tmp_path, {"src/a.py": "one\n", "src/deep/b.py": "one\n"})
+    both = ["src/a.py", "src/deep/b.py"]
+    for pattern in ("/src/**/*.py", f"{tmp_path}/src/**/*.py", "src/**/*.py"):
+        assert globbed(tmp_path, pattern) == both
+    assert globbed(tmp_path, "src/*.py", path="src") == ["src/a.py"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("src", "No files found: src is a folder. Use ls, or the pattern src/**."),
+        ("termui", "The pattern is a whole name: *termui* finds parts of one."),
+        ("*.rs,*.ts", "Several patterns are written {*.rs,*.ts}."),
+        ("*.rs", "No files found (ignored files are skipped)."),
+    ],
+)
+def test_a_glob_that_finds_nothing_says_why(tmp_path: Path, pattern: str, says: str) -> None:
+    tree(tmp_path, {"src/termui.py": "one\n"})
+    assert says in text(tmp_path, "glob", pattern=pattern)
 
 
 @pytest.mark.parametrize(

@@ -13,29 +13,32 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from coder.tools import slips, workspace
 from coder.tools.bash import find_program, output_of
+from coder.tools.globs import Glob
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
 TIMEOUT = 30  # seconds of one search
 MAX_MATCHES = 100
+COUNT_SECONDS = 1.0  # for which matches are counted that are not shown
+MAX_NAMED = 3  # files with the most matches
 MAX_SHOWN = 500  # characters of one line
 MAX_KEPT = 1 << 20  # bytes of one line of output
 MAX_FILES = 200  # of one glob
 MAX_NOTES = 10  # lines of a program's standard error
-MAX_WAYS = 1000  # that the braces of a glob may stand for
 
 RIPGREP = "--null --hidden --glob=!.git"
 RIPGREP_GREP = """--with-filename --line-number --column --no-heading --color=never --sort=path
-    --engine=auto --crlf --no-context-separator"""
+    --engine=auto --crlf"""
 GIT = "-c core.fsmonitor=false"  # that would start a program
 GIT_LIST = "ls-files -coz --exclude-standard"
 GIT_GREP = "grep --no-index --null --line-number --column --no-color --no-full-name -I"
@@ -48,6 +51,13 @@ from coder.tools.search import print_matches
 print_matches(*sys.argv[2:])
 """
 
+# What ripgrep's second engine says of a file that is not UTF-8
+NOT_UTF8 = re.compile(r"(?:rg: )?(?:\./)?(.+?): PCRE2: error matching: UTF-8 error.*")
+# A line end in a pattern, outside of a set of characters
+LINE_END = re.compile(r"(?<!\\)(?:\\\\)*\\n")
+SET = re.compile(r"\[\^?[^\]]*\]")
+# How basic regular expressions write what has no backslash here
+BASIC = re.compile(r"\\[|()+?]")
 # A path, the number of a line, the column of the match (none in a line of context), the line
 RECORD = re.compile(rb"(.*?)\0(\d+)(?:([:\0])(\d+)\3|[-\0])(.*)", re.S)
 
@@ -79,17 +89,95 @@ def grep(
         yield from workspace.ask_to_show(ctx, target)
     if "\0" in pattern or not pattern:
         raise ToolError("the pattern is empty or holds a NUL")
+    if "\n" in pattern:
+        raise ToolError(WITHIN_A_LINE)
     flags = [f"-C{min(max(0, context), 20)}", *(["-i"] if ignore_case else [])]
-    most = max(1, limit)
     with contextlib.ExitStack() as stack:
         search = Search(ctx, target, glob, stack)
-        lines = list(islice(search.grep(pattern, literal, flags), most + 1))
-    if len(lines) > most:
+        excerpt = Excerpt(max(1, limit))
+        try:
+            excerpt.take(search.grep(pattern, literal, flags))
+        except ToolError:
+            if spans_lines(pattern, literal):
+                raise ToolError(WITHIN_A_LINE) from None
+            raise
+    if not excerpt.lines and spans_lines(pattern, literal):
+        raise ToolError(WITHIN_A_LINE)
+    text = excerpt.text() or _say_nothing_found(pattern, literal)
+    notes = [f"({note})" for note in (*excerpt.notes(), *search.notes)]
+    return ToolResult("\n".join([text, *notes]), details={"matches": excerpt.shown})
+
+
+WITHIN_A_LINE = "a match lies within one line: search for one of the lines, with context"
+
+
+def spans_lines(pattern: str, literal: bool) -> bool:
+    """Does the regular expression ask for a line end? No match has one."""
+    return not literal and bool(LINE_END.search(SET.sub("", pattern)))
+
+
+def _say_nothing_found(pattern: str, literal: bool) -> str:
+    if not literal and (basic := BASIC.search(pattern)):
+        plain = f"Here {basic[0][1]} is written without a backslash."
+        return f"No matches. {plain}"
+    return "No matches (ignored and secret files are skipped)."
+
+
+class Line(NamedTuple):
+    """A line that was found, or one around it. `begins_group`: the line before it in the file is not the one above."""
+
+    name: str
+    number: int
+    text: str
+    is_match: bool
+    begins_group: bool
+
+    def __str__(self) -> str:
+        mark = ":" if self.is_match else "-"
+        return f"{self.name}{mark}{self.number}{mark}{self.text}"
+
+
+class Excerpt:
+    """The first lines of a search, at most `most`, and how many matches there are in all."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.shown = most, 0
+        self.lines: list[str] = []  # with a -- between groups
+        self.matches = Counter[str]()  # by file
+        self.is_cut = self.is_counted_in_part = False
+
+    def take(self, found: Iterable[Line]) -> None:
+        """Keep the first lines; count on for a second at most."""
+        deadline = 0.0
+        for line in found:
+            self.matches[line.name] += line.is_match
+            if self.shown < self.most:
+                if line.begins_group and self.lines:
+                    self.lines.append("--")
+                self.lines.append(str(line))
+                self.shown += 1
+                continue
+            self.is_cut = True
+            deadline = deadline or time.monotonic() + COUNT_SECONDS
+            if time.monotonic() > deadline:
+                self.is_counted_in_part = True
+                return
+
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def notes(self) -> Iterator[str]:
+        """If it was cut, what would be needed to search again."""
+        if not self.is_cut:
+            return
+        number, files = sum(self.matches.values()), len(self.matches)
+        total = f"{number:,} matches in {files:,} file{'s' if files > 1 else ''}"
+        if self.is_counted_in_part:
+            total = f"over {total}"
+        named = (f"{name} {count:,}" for name, count in self.matches.most_common(MAX_NAMED))
+        most = f"; the most: {', '.join(named)}" if files > 1 else ""
         narrow = "narrow the pattern, the path or the glob"
-        search.notes.append(f"{most} lines shown, there are more; {narrow}")
-    lines = lines[:most]
-    text = "\n".join([*(lines or ["No matches."]), *(f"({note})" for note in search.notes)])
-    return ToolResult(text, details={"matches": len(lines)})
+        yield f"{self.most} lines shown of {total}{most}; {narrow}"
 
 
 @tool(concurrent=True, permission="read", default="allow", slips=slips.GLOB)
@@ -103,9 +191,13 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
     if not target.is_dir():
         raise ToolError(f"{path} is not a folder")
     found = list[tuple[float, str]]()
+    wanted = _from_the_folder(ctx, pattern)
     with contextlib.ExitStack() as stack:
-        search = Search(ctx, target, pattern, stack)
-        for name in filter(search.glob.matches, search.names()):
+        search = Search(ctx, target, wanted, stack)
+        for name in search.names():
+            # The pattern may be meant as seen from the workspace, too
+            if not search.glob.matches(name, workspace.shown(ctx, target / name)):
+                continue
             with contextlib.suppress(OSError):
                 info = os.stat(search.cwd / name, follow_symlinks=False)
                 if stat.S_ISREG(info.st_mode):
@@ -114,7 +206,26 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
     lines = [workspace.escaped(name) for _, name in found[:MAX_FILES]]
     if len(found) > MAX_FILES:
         lines.append(f"({MAX_FILES} of {len(found)} files, the newest; narrow the pattern)")
-    return ToolResult("\n".join(lines) or "No files found.", details={"files": len(found)})
+    text = "\n".join(lines) or _say_no_files(target, wanted)
+    return ToolResult(text, details={"files": len(found)})
+
+
+def _from_the_folder(ctx: ToolContext, pattern: str) -> str:
+    """The pattern without the path of the workspace; no file is found outside the folder that is searched."""
+    return pattern.removeprefix(f"{ctx.cwd}/").lstrip("/") or "**"
+
+
+def _say_no_files(target: Path, pattern: str) -> str:
+    if "*" not in pattern and (target / pattern).is_dir():
+        name = pattern.rstrip("/")
+        return f"No files found: {name} is a folder. Use ls, or the pattern {name}/**."
+    none = "No files found (ignored files are skipped)."
+    if "," in pattern and "{" not in pattern:
+        return f"{none} Several patterns are written {{{pattern}}}."
+    if not re.search(r"[*?\[]", pattern):
+        name = pattern.rpartition("/")[2]
+        return f"{none} The pattern is a whole name: *{name}* finds parts of one."
+    return none
 
 
 # ---- the programs ---------------------------------------------------------------------------
@@ -132,6 +243,7 @@ class Search:
     ) -> None:
         self.ctx, self.target, self.glob = ctx, target, Glob(glob or "**")
         self.notes, self.code, self.is_file = list[str](), 0, not target.is_dir()
+        self.is_only_not_utf8 = False  # what the notes are about
         self.stdin: IO[bytes] | int = subprocess.DEVNULL
         if self.is_file:
             self.stdin = stack.enter_context(workspace.opened(target))
@@ -142,25 +254,47 @@ class Search:
             raise ToolError(f"{target} cannot be searched: {error.strerror}") from None
         self.cwd = cwd if cwd.exists() else place.parent
 
-    def grep(self, pattern: str, literal: bool, flags: list[str]) -> Iterator[str]:
-        """The lines that are found in files that count, and those around, as the result has them."""
-        rest, is_empty, name_of = b"", True, cache(self._name_of)
-        with contextlib.closing(self._output(self._command(pattern, literal, flags))) as output:
+    def grep(self, pattern: str, literal: bool, flags: list[str]) -> Iterator[Line]:
+        """The lines that are found in files that count, and those around."""
+        is_empty, begins_group, name_of = True, False, cache(self._name_of)
+        for line in self._lines(self._command(pattern, literal, flags)):
+            found = RECORD.fullmatch(line)
+            if found:
+                is_empty = False
+                place, number, _, column, text = found.groups()
+                if name := name_of(os.fsdecode(place)):
+                    shown = _cut_line(text, int(column or 1))
+                    yield Line(name, int(number), shown, column is not None, begins_group)
+                    begins_group = False
+            elif line.rstrip(b"\r") == b"--":
+                begins_group = True
+            elif len(self.notes) < MAX_NOTES:
+                self._note(workspace.escaped(line.decode("utf-8", "replace"))[:MAX_SHOWN])
+        if is_empty and self.code > 1 and not self.is_only_not_utf8:
+            raise ToolError(self._say_why())
+
+    def _lines(self, command: list[str]) -> Iterator[bytes]:
+        rest = b""
+        with contextlib.closing(self._output(command)) as output:
             for data in output:
                 *lines, last = (rest + data).split(b"\n")
-                for line in lines:
-                    if found := RECORD.fullmatch(line):
-                        is_empty = False
-                        place, number, _, column, text = found.groups()
-                        mark = "-" if column is None else ":"
-                        if name := name_of(os.fsdecode(place)):
-                            yield f"{name}{mark}{int(number)}{mark}{_cut_line(text, int(column or 1))}"
-                    elif line != b"--" and len(self.notes) < MAX_NOTES:  # between groups of context
-                        note = workspace.escaped(line.decode("utf-8", "replace"))
-                        self.notes.append(note[:MAX_SHOWN])
+                yield from lines
                 rest = last[:MAX_KEPT]
-        if is_empty and self.code > 1:
-            raise ToolError("\n".join(self.notes) or f"the search ended with exit code {self.code}")
+
+    def _note(self, text: str) -> None:
+        """Keep a line of a program's standard error."""
+        unread = NOT_UTF8.fullmatch(text)
+        self.is_only_not_utf8 = bool(unread) and (self.is_only_not_utf8 or not self.notes)
+        self.notes.append(f"{unread[1]} was not searched: it is not UTF-8" if unread else text)
+
+    def _say_why(self) -> str:
+        """Why the search failed, by the program's last line: the lines before it draw the pattern."""
+        said = [note for note in self.notes if note.strip()]
+        if not said:
+            return f"the search ended with exit code {self.code}"
+        if any("regex" in note or "PCRE" in note or "fatal" in note for note in said):
+            return f"{said[-1]} (regex). Set literal to search for plain text."
+        return said[-1]
 
     def _command(self, pattern: str, literal: bool, flags: list[str]) -> list[str]:
         names = [] if self.is_file else self.glob.names()
@@ -211,7 +345,7 @@ class Search:
         path = path.removeprefix("./")
         name = workspace.shown(self.ctx, self.target / path)
         # A glob may be meant as seen from the workspace, too
-        counts = self.glob.matches(path) or self.glob.matches(name)
+        counts = self.glob.matches(path, name)
         return workspace.escaped(name) if counts and not workspace.is_secret(self.ctx, name) else ""
 
 
@@ -245,7 +379,11 @@ def print_matches(pattern: str, flags: str, context: str, *names: str) -> None:
             if found := wanted.search(text):
                 columns[at] = len(text[: found.start()].encode("utf-8", "surrogateescape")) + 1
         around = {at + n for at in columns for n in range(-more, more + 1)}
+        last = -1
         for at in sorted(around & {*range(len(lines))}):
+            if more and at != last + 1:
+                sys.stdout.buffer.write(b"--\n")
+            last = at
             mark = b":%d:" % columns[at] if at in columns else b"-"
             sys.stdout.buffer.write(b"%s\0%d%s%s\n" % (os.fsencode(path), at + 1, mark, lines[at]))
 
@@ -258,41 +396,3 @@ def _cut_line(text: bytes, column: int) -> str:
         return line
     start = max(0, min(at - MAX_SHOWN // 5, len(line) - MAX_SHOWN))
     return f"{'… ' if start else ''}{line[start : start + MAX_SHOWN]} … (line cut)"
-
-
-class Glob:
-    """A pattern for paths below a folder: ** is any number of folders, * and ? cross none.
-
-    Without a slash it is for names at any depth; a ! in front turns it round. It comes from a
-    model: each path is matched in linear time.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        self.is_negated = pattern.startswith("!")
-        ways = [pattern.removeprefix("!").removeprefix("./").replace("[^", "[!")]
-        while len(ways) < MAX_WAYS and (found := re.search(r"\{([^{}]*)\}", ways[0])):
-            head, tail = ways[0][: found.start()], ways[0][found.end() :]
-            ways = [*ways[1:], *(f"{head}{choice}{tail}" for choice in found[1].split(","))]
-        self.ways = [way.split("/") if "/" in way else ["**", way] for way in ways]
-        for way in self.ways:
-            way[-1:] = ["**", "*"] if way[-1] in ("", "**") else way[-1:]
-
-    def names(self) -> list[str]:
-        """Patterns of which one fits the name of each file, for the programs; [] for any name."""
-        names = [way[-1] for way in self.ways]
-        are_plain = all(re.fullmatch(r"[\w.?*-]+", name) and name != "*" for name in names)
-        return names if are_plain and not self.is_negated else []
-
-    def matches(self, path: str) -> bool:
-        return self.is_negated != any(_fits(path.split("/"), way) for way in self.ways)
-
-
-def _fits(names: list[str], parts: list[str]) -> bool:
-    """Of all the ways in which the parts so far fit, follow how many names they take."""
-    taken = {0}
-    for part in parts:
-        if part == "**":
-            taken = set(range(min(taken), len(names) + 1)) if taken else taken
-        else:
-            taken = {n + 1 for n in taken if n < len(names) and fnmatchcase(names[n], part)}
-    return len(names) in taken
