@@ -57,7 +57,9 @@ READS: list[tuple[str | bytes, dict[str, int], str]] = [
     ("", {}, "(the file is empty)"),
     (TEN, {"offset": 3, "limit": 1}, "3\tline 3\n\n(lines 3-3 of 10; use offset=4 to go on)"),
     (TEN, {"offset": 9, "limit": 2}, "9\tline 9\n10\tline 10"),
-    (TEN, {"offset": -5, "limit": 0}, "1\tline 1\n\n(lines 1-1 of 10; use offset=2 to go on)"),
+    (TEN, {"offset": -5, "limit": 0}, "6\tline 6\n\n(lines 6-6 of 10; use offset=7 to go on)"),
+    (TEN, {"offset": -2}, "9\tline 9\n10\tline 10"),
+    (TEN, {"offset": -50, "limit": 1}, "1\tline 1\n\n(lines 1-1 of 10; use offset=2 to go on)"),
     (TEN, {"offset": 11}, "Error: offset 11 is past the end: the file has 10 lines"),
     (LONG, {"offset": 2, "limit": 2}, "2\tÄÖ\n3\tnext\n\n(lines 2-3 of 5; use offset=4 to go on)"),
     (LONG, {"offset": 4}, f"4\t{'y' * 2000} … (line cut)\n5\tend"),
@@ -76,6 +78,92 @@ READS: list[tuple[str | bytes, dict[str, int], str]] = [
 def test_read_shows(ws: Workspace, content: str | bytes, part: dict[str, int], text: str) -> None:
     (ws.folder / "a").write_bytes(content if isinstance(content, bytes) else content.encode())
     assert ws.call("read", path="a", **part).content == text
+
+
+FILES = {
+    "src/app.py": "one\ntwo\nthree\n",
+    "src/other/app_test.py": "",
+    "docs/": "",
+    "b.txt": "b\n",
+}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("src/app.py", "./src/app.py", "file://src/app.py", "@src/app.py", "a/src/app.py"),
+        *("b/src/app.py", "'src/app.py'", '"src/app.py"', "`src/app.py`", " src/app.py "),
+        "src\\app.py",
+    ],
+)
+def test_a_path_in_other_marks_is_read_where_it_is_certain(ws: Workspace, path: str) -> None:
+    ws.put(FILES)
+    assert ws("read", path=path) == "1\tone\n2\ttwo\n3\tthree"
+    assert ws.asked == [("read", "src/app.py")]
+
+
+@pytest.mark.parametrize("behind", [":2", ":2-9", ":2:5", "#L2", "#L2-L3"])
+def test_a_line_behind_a_path_is_where_the_read_begins(ws: Workspace, behind: str) -> None:
+    ws.put(FILES)
+    assert ws("read", path=f"src/app.py{behind}") == "2\ttwo\n3\tthree"
+    assert ws("read", path=f"src/app.py{behind}", offset=3) == "3\tthree"
+
+
+def test_a_file_that_is_there_by_an_odd_name_is_read_by_it(ws: Workspace) -> None:
+    for path in ("@a", "'a'", "a:2"):
+        ws.put({"a": "plain\n", path: "odd\n"})
+        assert ws("read", path=path) == "1\todd"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("app.py", "there is no file app.py; did you mean src/app.py?"),
+        ("/repo/src/app.py", "there is no file /repo/src/app.py; did you mean src/app.py?"),
+        ("C:\\work\\src\\app.py", "did you mean src/app.py?"),
+        ("SRC/App.py", "there is no file SRC/App.py; did you mean src/app.py?"),
+        ("src/apps.py", "did you mean src/app.py"),
+        ("lib/app_test.py", "did you mean src/other/app_test.py?"),
+        ("$HOME/app.py", "variables are not expanded here"),
+        ("nothing/like/it.rs", "there is no file nothing/like/it.rs"),
+    ],
+)
+def test_a_missing_file_is_named_as_the_model_did_with_what_is_near(
+    ws: Workspace, path: str, says: str
+) -> None:
+    ws.put(FILES)
+    said = ws.fails("read", path=path)
+    assert says in said and str(ws.folder) not in said
+    assert ("did you mean" in said) == ("did you mean" in says)
+
+
+def test_a_folder_is_listed_by_read_and_files_of_other_kinds_name_the_way(ws: Workspace) -> None:
+    ws.put(FILES | {"a.png": b"\x89PNG\r\n\x1a\n\0", "a.pdf": "%PDF-1.7\n"})
+    assert ws("read", path="src") == ws("ls", path="src") == "app.py\nother/"
+    assert "a.png is an image of 9 bytes: it cannot be shown here" in ws.fails("read", path="a.png")
+    assert "a.pdf is a PDF: run pdftotext a.pdf - with bash" in ws.fails("read", path="a.pdf")
+    for call in CALLS[1:]:
+        assert "src is a folder: name a file in it" in ws.fails(**call, path="src")
+
+
+def test_a_place_outside_names_its_place_inside(ws: Workspace) -> None:
+    ws.put(FILES)
+    said = ws.fails("write", path="/repo/src/new.py", content="x")
+    assert "nothing is written there. Inside it this is src/new.py." in said
+    assert "Inside it" not in ws.fails("write", path="/elsewhere/new.py", content="x")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["# ... rest of the code unchanged ...", "// ... existing code ...", "    ... (unchanged)"],
+)
+def test_a_content_that_leaves_lines_out_overwrites_nothing(ws: Workspace, line: str) -> None:
+    ws.put(FILES)
+    ws("read", path="src/app.py")
+    said = ws.fails("write", path="src/app.py", content=f"one\n{line}\n")
+    assert "write takes the whole file; to change a part use edit" in said
+    ws("write", path="new.py", content=f"{line}\n")
+    ws("write", path="new.py", content=f"{line}\nand more\n")
 
 
 def test_going_on_as_told_gives_every_line_once(ws: Workspace) -> None:
@@ -108,7 +196,6 @@ CALLS: tuple[dict[str, Any], ...] = (
         *((path, "is not a regular file") for path in ("pipe", "to-pipe")),
         *((path, "symbolic links") for path in ("loop", "to-ended")),
         ("socket", "cannot be opened"),
-        (".", "is a folder: use ls"),
         ("n" * 300, "File name too long"),
     ],
 )
@@ -220,7 +307,7 @@ def test_a_file_is_created_and_overwritten_where_it_is_as_it_was_read(ws: Worksp
     assert "a exists and was not read in this session" in ws.fails("write", path="a", content="x")
     ws("read", path="a")
     result = ws.call("write", path="a", content="one\nthree\n")
-    assert result.content == "Overwrote a (2 lines)."
+    assert result.content == "Overwrote a (2 lines, was 2)."
     assert result.details["diff"] == "--- a/a\n+++ b/a\n@@ -1,2 +1,2 @@\n one\n-two\n+three"
     ws("edit", path="a", old_string="three", new_string="four")
     ws("write", path="a", content="own changes need no reading")
@@ -307,7 +394,7 @@ def test_links_stay_and_what_they_lead_to_is_written(ws: Workspace) -> None:
     ws("read", path="link")
     edited = ws("edit", path="link", old_string="one", new_string="1")
     assert edited.startswith("Edited target.\n")
-    assert ws("write", path="link", content="two") == "Overwrote target (1 lines)."
+    assert ws("write", path="link", content="two") == "Overwrote target (1 lines, was 1)."
     ws("write", path="dangling", content="new")
     assert {name: os.readlink(ws.folder / name) for name in links} == links
     assert (target.read_text(), (ws.folder / "missing").read_text()) == ("two", "new")
@@ -419,7 +506,7 @@ def test_ls_marks_folders_links_and_what_is_no_regular_file(ws: Workspace) -> No
     ]
     assert ws.asked == [] and ws("ls", path="to-a") == "(the folder is empty)"
     refused = {"b.txt": "is a file: use read", "pipe": "is a file", "/proc/self": "is not read"}
-    for path, why in (refused | {"absent": "absent cannot be listed: No such file"}).items():
+    for path, why in (refused | {"absent": "there is no folder absent"}).items():
         assert why in ws.fails("ls", path=path)
     ws.put({f"many/{number:03}": "" for number in range(503)})
     *lines, last = ws("ls", path="many").split("\n")

@@ -8,9 +8,10 @@ import contextlib
 import os
 import re
 from collections.abc import Generator
+from pathlib import Path
 from typing import IO, Any
 
-from coder.tools import slips, workspace
+from coder.tools import paths, slips, workspace
 from coder.tools.edit import Text, load, replace_text
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
@@ -19,9 +20,16 @@ MAX_LINES = 2000  # of one read
 MAX_LINE = 2000  # characters shown of one line
 MAX_BYTES = 4 * MAX_LINE + 4  # of a line that are kept: more than is shown
 MAX_READ = 28_000  # characters of one read: under the 30,000 that the loop passes on
+# A line of a model that stands for lines it left out
+PLACEHOLDER = re.compile(
+    r"^[ \t]*(?:#|//|/\*|--|<!--|;)?[ \t]*(?:\.\.\.|…).*\b(?:rest|existing|unchanged|remaining)\b.*$",
+    re.MULTILINE | re.IGNORECASE,
+)
 MAX_ENTRIES = 500  # of one ls
 PIECE = 1 << 18  # bytes
 MAX_IMAGE = 5_000_000  # bytes, what Anthropic takes; others take more
+NO_LINE = 1 << 62  # no file has so many
+PDF = b"%PDF-"
 # How the files of images begin that providers take
 IMAGE = (
     rb"(?s)(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8)|(?P<webp>RIFF.{4}WEBP)"
@@ -32,21 +40,34 @@ IMAGE = (
 def read(
     ctx: ToolContext, path: str, offset: int = 1, limit: int = MAX_LINES
 ) -> Generator[Any, None, ToolResult]:
-    """Read a text file: its lines as `number<TAB>text`. Long files come in parts; the end says how to
-    go on.
+    """Read a text file: its lines as `number<TAB>text`, up to 2000 lines or 28,000 characters at once; the
+    end says how to go on.
 
     path: file, absolute or in the workspace
-    offset: first line to read, from 1
-    limit: number of lines, at most 2000
+    offset: first line to read, from 1; negative: so many from the end
+    limit: number of lines
     """
+    path, line = paths.meant(ctx, path)
     target = yield from workspace.to_read(ctx, path)
-    yield from ctx.ask("read", name := workspace.shown(ctx, target))
-    first, wanted = max(1, offset), min(max(1, limit), MAX_LINES)
-    with workspace.opened(target) as file:
+    name = workspace.shown(ctx, target)
+    yield from ctx.ask("read", name)
+    if target.is_dir():
+        return _list(target, path)
+    first = line if line and offset == 1 else offset
+    wanted = min(max(1, limit), MAX_LINES)
+    with paths.naming_near(ctx, path):
+        file = workspace.opened(target)
+    with file:
         info, head = os.fstat(file.fileno()), file.read(8192)
-        if b"\0" in head:
-            raise ToolError(f"{name} is a binary file of {info.st_size:,} bytes")
-        file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
+        if b"\0" in head or head.startswith(PDF):
+            raise ToolError(_say_binary(name, info.st_size, head))
+        start = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
+        if first < 0:
+            file.seek(start)
+            _, total = _page(file, NO_LINE, 1, ctx)
+            first += total + 1
+        first = max(1, first)
+        file.seek(start)
         lines, total = _page(file, first, wanted, ctx)
         ctx.seen[target] = workspace.stamp(info)
     if not total:
@@ -58,6 +79,14 @@ def read(
     if last < total:
         text += f"\n\n(lines {first}-{last} of {total}; use offset={last + 1} to go on)"
     return ToolResult(text, details={"lines": total})
+
+
+def _say_binary(name: str, size: int, head: bytes) -> str:
+    if head.startswith(PDF):
+        return f"{name} is a PDF: run pdftotext {name} - with bash"
+    if re.match(IMAGE, head):
+        return f"{name} is an image of {size:,} bytes: it cannot be shown here"
+    return f"{name} is a binary file of {size:,} bytes"
 
 
 def _page(file: IO[bytes], first: int, wanted: int, ctx: ToolContext) -> tuple[list[str], int]:
@@ -101,10 +130,15 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
         if target not in ctx.seen:
             way = "Read it first, or change it with edit."
             raise ToolError(f"{path} exists and was not read in this session. {way}")
+        if PLACEHOLDER.search(content) and not PLACEHOLDER.search(old.text):
+            whole = "write takes the whole file; to change a part use edit"
+            raise ToolError(f"the content leaves lines out ('... unchanged ...'): {whole}")
         new = content.replace("\r\n", "\n").replace("\n", old.newline)
-    lines = f"{workspace.shown(ctx, target)} ({len(content.splitlines())} lines)."
-    verb = "Overwrote" if known else "Created"
-    return (yield from replace_text(ctx, target, known, old, new, f"{verb} {lines}"))
+    name, count = workspace.shown(ctx, target), len(content.splitlines())
+    done = f"Created {name} ({count} lines)."
+    if known:
+        done = f"Overwrote {name} ({count} lines, was {len(old.text.splitlines())})."
+    return (yield from replace_text(ctx, target, known, old, new, done))
 
 
 @tool(concurrent=True, permission="read", default="allow", slips=slips.LS)
@@ -113,10 +147,19 @@ def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
 
     path: folder, default the workspace
     """
+    path, _ = paths.meant(ctx, path)
     target = yield from workspace.to_read(ctx, path)
+    with paths.naming_near(ctx, path, "folder"):
+        return _list(target, path)
+
+
+def _list(target: Path, path: str) -> ToolResult:
+    """The entries of a folder; `path` is its name in an error."""
     try:
         with workspace.folder_of(target / "any") as at:
             folder = os.open(".", workspace.FILE, dir_fd=at)
+    except FileNotFoundError:
+        raise workspace.MissingFileError(f"there is no folder {path}") from None
     except NotADirectoryError:
         raise ToolError(f"{path} is a file: use read") from None
     except OSError as error:

@@ -32,6 +32,11 @@ TOOL_FOLDERS = {".git", ".hg", "node_modules", "__pycache__", "venv", ".venv", "
 TOOL_FOLDERS |= {".mypy_cache", ".cache"}
 KERNEL = re.compile("/(?:proc|sys|dev(?!/shm/))/")  # what is there may look regular and is not
 
+
+class MissingFileError(ToolError):
+    """There is nothing at a path."""
+
+
 # ---- where a path leads ---------------------------------------------------------------------
 
 
@@ -71,8 +76,19 @@ def to_write(ctx: ToolContext, path: str, follow: bool = True) -> Path:
     """The place to write; one outside the workspace, also behind a link, is refused."""
     target = resolve(ctx, path, follow)
     if not target.is_relative_to(ctx.cwd):
-        raise ToolError(f"{path} is outside the workspace {ctx.cwd}: nothing is written there")
+        where = f"{path} is outside the workspace {ctx.cwd}: nothing is written there."
+        raise ToolError(f"{where}{_place_inside(ctx, path)}")
     return target
+
+
+def _place_inside(ctx: ToolContext, path: str) -> str:
+    """The tail of an outside path that would be a file in a folder of the workspace, as a sentence; "" if none is."""
+    parts = [part for part in Path(path).parts if part != "/"]
+    for start in range(len(parts) - 1):
+        tail = Path(*parts[start:])
+        if ".." not in tail.parts and (ctx.cwd / tail.parent).is_dir():
+            return f" Inside it this is {tail}."
+    return ""
 
 
 def shown(ctx: ToolContext, target: Path) -> str:
@@ -138,12 +154,12 @@ def opened(target: Path) -> IO[bytes]:
         with folder_of(target) as folder:
             fd = os.open(target.name or ".", FILE, dir_fd=folder)
     except FileNotFoundError:
-        raise ToolError(f"there is no file {target}") from None
+        raise MissingFileError(f"there is no file {target}") from None
     except OSError as error:
         raise ToolError(f"{target} cannot be opened: {error.strerror}") from None
     if not stat.S_ISREG(mode := os.fstat(fd).st_mode):
         os.close(fd)
-        what = "a folder: use ls" if stat.S_ISDIR(mode) else "not a regular file"
+        what = "a folder: name a file in it" if stat.S_ISDIR(mode) else "not a regular file"
         raise ToolError(f"{target} is {what}")
     return open(fd, "rb")
 

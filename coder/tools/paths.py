@@ -1,0 +1,105 @@
+"""Paths as models write them: what was meant where that is certain, names that are near where it is not.
+
+A path is mended only to read, and only if nothing is there by its own name: `file://`, quotes, the line behind a
+name (`app.py:12`), the a/ of a diff. For everything else the error names what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+from coder.tools import workspace
+from coder.toolset import ToolContext
+from coder.types import ToolError
+
+MAX_NAMED = 3  # paths in a "did you mean"
+MAX_LOOKED_AT = 20_000  # files
+LOOK_SECONDS = 0.3
+NEAR = 0.75  # of difflib: `aplication.py` for `application.py`, not `test.py` for `text.md`
+
+LINE = re.compile(r"(?P<path>.+?)(?::|#L)(?P<line>\d+)(?:(?::|-L?)\d+)?")
+VARIABLE = re.compile(r"\$\w|\$\{")
+
+
+def meant(ctx: ToolContext, path: str) -> tuple[str, int]:
+    """(the path that a reading tool was given or surely meant, the line that it names, 0 if none)."""
+    if _is_there(ctx, path):
+        return path, 0
+    for plain in _without_marks(path):
+        if _is_there(ctx, plain):
+            return plain, 0
+        with_line = LINE.fullmatch(plain)
+        if with_line and _is_there(ctx, with_line["path"]):
+            return with_line["path"], int(with_line["line"])
+    return path, 0
+
+
+def _is_there(ctx: ToolContext, path: str) -> bool:
+    try:
+        return bool(path) and os.path.lexists(ctx.cwd / os.path.expanduser(path))
+    except (OSError, ValueError):
+        return False
+
+
+def _without_marks(path: str) -> Iterator[str]:
+    """The path without what surrounds it in other texts, the least change first."""
+    plain = path.strip().strip("\"'`").removeprefix("file://").removeprefix("@")
+    yield plain
+    yield plain.replace("\\", "/")
+    if plain.startswith(("a/", "b/")):  # of a diff
+        yield plain[2:]
+
+
+@contextlib.contextmanager
+def naming_near(ctx: ToolContext, path: str, what: str = "file") -> Iterator[None]:
+    """The error for a missing file names it as the model did, and what is there instead."""
+    try:
+        yield
+    except workspace.MissingFileError:
+        raise ToolError(f"there is no {what} {path}{did_you_mean(ctx, path)}") from None
+
+
+def did_you_mean(ctx: ToolContext, path: str) -> str:
+    """ "; did you mean src/app.py?", or "" if nothing is near."""
+    if VARIABLE.search(path):
+        return "; variables are not expanded here"
+    found = list(islice(dict.fromkeys(_near(ctx, path)), MAX_NAMED))
+    return f"; did you mean {', '.join(found)}?" if found else ""
+
+
+def _near(ctx: ToolContext, path: str) -> Iterator[str]:
+    """Files of the workspace: the longest tail of the path that is there, its name elsewhere, a similar name."""
+    parts = [
+        part for part in re.split(r"[\\/]", path.strip().strip("\"'`")) if part not in ("", ".")
+    ]
+    for start in range(1, len(parts)):
+        tail = "/".join(parts[start:])
+        if ".." not in parts[start:] and os.path.lexists(ctx.cwd / tail):
+            yield tail
+            break
+    wanted = parts[-1].lower() if parts else ""
+    files = list(_files(ctx))
+    names = {os.path.basename(file).lower() for file in files}
+    for name in (wanted, *difflib.get_close_matches(wanted, names, MAX_NAMED, NEAR)):
+        for file in files:
+            if os.path.basename(file).lower() == name:
+                yield workspace.escaped(file)
+
+
+def _files(ctx: ToolContext) -> Iterator[str]:
+    """The files of the workspace, as many as a moment shows, the nearest first."""
+    until = time.monotonic() + LOOK_SECONDS
+    found = 0
+    for folder, folders, files in os.walk(ctx.cwd):
+        folders[:] = sorted({*folders} - workspace.TOOL_FOLDERS)
+        for name in sorted(files):
+            yield os.path.relpath(os.path.join(folder, name), ctx.cwd)
+        found += len(files)
+        if found > MAX_LOOKED_AT or time.monotonic() > until:
+            return
