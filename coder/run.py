@@ -14,6 +14,7 @@ from coder.history import NOT_RUN, History, now, tool_message, truncate
 from coder.hooks import Hooks
 from coder.providers.errors import RetryPolicy
 from coder.providers.text import new_id
+from coder.repetition import Repetitions
 from coder.toolset import ToolContext, Toolset
 from coder.types import (
     Budget,
@@ -82,9 +83,11 @@ class Run:
     results: list[Message] = field(default_factory=list)  # of the calls of the current step
     offered: Toolset = field(init=False)  # by the newest request, as the hooks changed it
     history: History = field(init=False)
+    repetitions: Repetitions = field(init=False)
 
     def __post_init__(self) -> None:
         self.offered, self.history = self.tools, History(self.messages)
+        self.repetitions = Repetitions(self.limits.doom_loop_threshold)
 
     def context(self, call: ToolCall) -> ToolContext:
         """What the tool of a call gets."""

@@ -13,6 +13,7 @@ from coder.events import Event, Events, innermost, resolve
 from coder.history import NOT_RUN, truncate_content
 from coder.providers.request import copied
 from coder.providers.text import new_id
+from coder.repetition import SAME_AS_ABOVE, STALE_CALLS_TO_END
 from coder.run import End, OpenCall, Run
 from coder.toolset import as_failure
 from coder.types import Aborted, Completion, ToolCall, ToolError, ToolResult
@@ -28,6 +29,7 @@ def run_tools(run: Run, answer: Completion, end: End | None) -> Events[End | Non
     was repeated once too often."""
     not_run = NOT_RUN if end else ANSWER_CUT if answer.finish == "length" else ""
     end = None
+    run.repetitions.begin_answer()
     while run.open_calls:
         size = run.offered.group_size([opened.call for opened in run.open_calls])
         group = run.open_calls[:size]
@@ -40,6 +42,10 @@ def run_tools(run: Run, answer: Completion, end: End | None) -> Events[End | Non
         yield from run_group(run, [opened for opened in group if opened.result is None])
         for opened in group:
             yield from run.add_result(opened)
+        if run.repetitions.is_stuck and not end:
+            end = yield from end_stuck(run, group[-1].call)
+            if end:
+                not_run = NOT_RUN
         if not not_run and not run.abort.is_set:
             steering = yield from resolve(run.hooks.get_steering_messages())
             run.pending += steering
@@ -52,16 +58,19 @@ def start_call(run: Run, opened: OpenCall, not_run: str) -> Events[End | None]:
     call = opened.call
     opened.is_started = True
     refused = refuse(run, call)
-    shown = (
-        {} if refused else copied(call.arguments)
-    )  # whoever is shown them may keep or change them
+    # Whoever is shown them may keep or change them
+    shown = {} if refused else copied(call.arguments)
     yield events.ToolStart(call.id, call.name, shown, run.offered.title(call))
     end = None
+    if not not_run and run.repetitions.is_double(call, run.offered.changes_nothing(call)):
+        yield end_call(opened, ToolResult(SAME_AS_ABOVE))
+        return None
     if not not_run:
         not_run, end = yield from check_repetition(run, call)
     if not_run:
         yield end_call(opened, ToolResult(not_run, is_error=True))
     elif refused:
+        run.repetitions.add(call, refused)
         yield end_call(opened, refused)
     else:
         early = yield from call_hook(run, opened, "before_tool_call", opened.ctx)
@@ -129,6 +138,7 @@ def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
     opened.seconds = time.monotonic() - opened.began - opened.asking if opened.began else 0.0
     result = (yield from call_hook(run, opened, "after_tool_call", result)) or result
     result.content = truncate_content(result.content, run.limits.max_output)
+    run.repetitions.add(opened.call, result)
     yield end_call(opened, result)
 
 
@@ -139,17 +149,29 @@ def end_call(opened: OpenCall, result: ToolResult) -> events.ToolEnd:
 
 
 def check_repetition(run: Run, call: ToolCall) -> Events[tuple[str, End | None]]:
-    """Count the call. Why it is not run, "" if it is; and the End, if it was refused before."""
-    count, threshold = run.budget.count_call(call), run.limits.doom_loop_threshold
-    times = f"{call.name} was called {count} times in a row with the same arguments"
-    if count < threshold:
+    """Why the call is not run, "" if it is; and the End, if it was refused before."""
+    count = run.repetitions.times(call)
+    if count < run.repetitions.threshold:
         return "", None
-    if count > threshold:
+    times = f"{call.name} was called {count} times in a row with the same arguments"
+    if count > run.repetitions.threshold:
         return NOT_RUN, End("doom_loop", f"Stopped: {times}.")
     arguments = copied(call.arguments)
     question = events.DoomLoop(call.name, arguments, count, id=new_id(), call_id=call.id)
     if (yield from resolve(run.hooks.on_doom_loop(question))):
-        run.budget.last_call = ("", 0)
+        run.repetitions.allow()
         return "", None
-    why = "the result would be the same. Do something else, or say what is in the way"
+    run.repetitions.refuse(call)
+    why = "its result was the same. Do something else, or say what is in the way"
     return f"Not run: {times}, and {why}. The same call once more ends the run.", None
+
+
+def end_stuck(run: Run, call: ToolCall) -> Events[End | None]:
+    """The End of a run whose calls bring nothing new, unless the user or a hook lets it go on."""
+    question = events.DoomLoop(
+        call.name, copied(call.arguments), STALE_CALLS_TO_END, id=new_id(), call_id=call.id
+    )
+    if (yield from resolve(run.hooks.on_doom_loop(question))):
+        run.repetitions.allow()
+        return None
+    return End("doom_loop", f"Stopped: the last {STALE_CALLS_TO_END} calls brought nothing new.")

@@ -259,6 +259,11 @@ class Toolset:
                 return f"there is no tool {name!r}; {hint}. {tools}"
         return f"there is no tool {name!r}. {tools}"
 
+    def changes_nothing(self, call: ToolCall) -> bool:
+        """Is this a call of a tool that changes nothing?"""
+        tool = self.tools.get(call.name)
+        return tool is not None and tool.concurrent
+
     def group_size(self, calls: list[ToolCall]) -> int:
         """How many of these calls, from the first one, run together: here each runs alone."""
         return 1

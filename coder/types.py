@@ -6,7 +6,6 @@ come out of a run are in events.py, the hooks that go into it in hooks.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeVar
@@ -172,7 +171,6 @@ class Budget:
     max_steps: int
     parent: Budget | None = None
     steps: int = 0
-    last_call: tuple[str, int] = ("", 0)  # the newest call, and how often it came in a row
 
     def step(self) -> None:
         self.steps += 1
@@ -184,12 +182,6 @@ class Budget:
         """Steps until the nearest limit. One step is reserved for the parent's own answer."""
         own = self.max_steps - self.steps
         return min(own, self.parent.left - 1) if self.parent else own
-
-    def count_call(self, call: ToolCall) -> int:
-        """Count this call; how often it came in a row, by name and canonical arguments."""
-        key = call.name + ("" if call.problem else json.dumps(call.arguments, sort_keys=True))
-        self.last_call = (key, self.last_call[1] + 1 if key == self.last_call[0] else 1)
-        return self.last_call[1]
 
 
 @dataclass(slots=True)

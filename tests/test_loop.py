@@ -27,7 +27,9 @@ from coder.events import (
 )
 from coder.history import user
 from coder.hooks import FunctionHooks
-from coder.toolset import ToolContext, tool
+from coder.tools.bash import bash
+from coder.tools.files import ls, read
+from coder.toolset import ToolContext, Toolset, tool
 from coder.types import Limits, Message, ModelError
 from tests.harness import ONE, add, all_of, ask, assert_all_valid, contents, quick, serve
 from tests.terminal import promptly
@@ -128,7 +130,7 @@ ROWS: dict[tuple[str, str], list[Row]] = {
 OTHERS: list[Row] = [
     ([DONE], hook(get_follow_up_messages=once(MORE)), ("stop", "done", 2, "pafpafe")),
     ([ONE], {"limits": Limits(max_steps=1)}, ("max_steps", "Max steps", 1, "parpe")),
-    ([Reply(calls=ONE.calls * 4)], {}, ("doom_loop", "Stopped: add", 1, "pare")),
+    ([ONE], {}, ("doom_loop", "Stopped: add", 4, "parparparpare")),
     ([BUSY], {"limits": Limits(max_errors=1)}, ("error", "Error: no", 1, "pae")),
     ([DONE], hook(before_llm_call=once(NOT_YET)), ("stop", "done", 1, "pwpafe")),
     ([DONE], hook(before_llm_call=once(REFUSED)), ("error", "Error: not today", 0, "pe")),
@@ -315,15 +317,80 @@ def test_the_third_identical_call_is_answered_unrun_and_the_fourth_ends_the_run(
     assert outputs[:2] == ["3", "3"] and "3 times in a row" in outputs[2] and len(outputs) == 4
 
 
-def test_the_count_goes_over_the_calls_of_one_answer_and_another_call_resets_it() -> None:
-    with serve(Reply(calls=[("add", {"a": 1, "b": 1})] * 5), Reply("unreached")) as server:
+def test_equal_calls_of_one_answer_run_once_and_count_once() -> None:
+    five = Reply(calls=[("add", {"a": 1, "b": 1})] * 5)
+    with serve(five, five, Reply("done")) as server:
         events, result = ask(server, tools=[add])
-    assert result.stop_reason == "doom_loop"
-    errors = [event.is_error for event in all_of(ToolEnd, events)]
-    assert errors == [False, False, True, True, True]
+        assert_all_valid(server)
+    assert result.text == "done"
+    above = "Same call as above in this answer; its result is above."
+    assert contents(result.messages, "tool") == ["2", *[above] * 4] * 2
+    assert not any(event.is_error for event in all_of(ToolEnd, events))
+
+
+def test_equal_calls_of_one_answer_run_again_after_a_change(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("old\n")
+    test, change = ("bash", {"command": "cat f"}), ("bash", {"command": "echo new > f"})
+    looks = [("read", {"path": "f"}), ("ls", {}), ("read", {"path": "f"})]
+    with serve(Reply(calls=[test, change, test, test, *looks]), Reply("done")) as server:
+        _, result = ask(server, tools=Toolset([bash, read, ls], cwd=tmp_path))
+    old, _, new, again, first, _, second = contents(result.messages, "tool")
+    assert (old, new, first) == ("old", "new", "1\tnew")
+    assert again == second == "Same call as above in this answer; its result is above."
+
+
+def numbered(*numbers: int) -> list[Reply]:
+    return [call(a=number, b=0) for number in numbers]
+
+
+def test_another_call_resets_the_count() -> None:
     same, other = call(a=1, b=1), call(a=2, b=2)
     with serve(same, same, other, same, same, Reply("done")) as server:
         assert ask(server, tools=[add])[1].text == "done"
+
+
+CYCLES = {"A,B": 2, "A,B,C": 3, "eight in turn": 8}
+
+
+@pytest.mark.parametrize(("length", "most"), [(2, 16), (3, 20), (8, 20)], ids=CYCLES)
+def test_a_cycle_that_brings_nothing_new_is_told_and_ends(length: int, most: int) -> None:
+    cycle = numbered(*range(length)) * 20
+    with serve(*cycle) as server:
+        _, result = ask(server, tools=[add], limits=Limits(max_steps=100))
+        assert_all_valid(server)
+        outputs = contents(server.requests[-1]["messages"], "tool")
+    assert result.stop_reason == "doom_loop" and len(server.requests) == length + 12 <= most
+    assert result.text == "Stopped: the last 12 calls brought nothing new."
+    note = "[Nothing new in the last 8 calls: they repeat. Change the approach, or end with what is in the way.]"
+    assert [at for at, output in enumerate(outputs) if note in output] == [length + 7]
+
+
+def test_what_changes_is_never_taken_for_a_loop() -> None:
+    polls = 0
+
+    def poll() -> str:
+        nonlocal polls
+        polls += 1
+        return f"{polls} of 20 done"
+
+    with serve(*[Reply(calls=[("poll", {})])] * 20, Reply("done")) as server:
+        _, result = ask(server, tools=[quick(poll)], limits=Limits(max_steps=50))
+    assert (result.text, polls) == ("done", 20)
+    many = Reply(calls=[("add", {"a": number, "b": 0}) for number in range(30)])
+    for replies in ([many], [many, many]):  # the second time the model has not read the note yet
+        with serve(*replies, Reply("done")) as server:
+            assert ask(server, tools=[add])[1].text == "done"
+
+
+def test_a_user_may_let_a_cycle_go_on() -> None:
+    def allow(event: Event) -> None:
+        if isinstance(event, DoomLoop):
+            event.reply(True)
+
+    with serve(*numbered(1, 2) * 12, Reply("done")) as server:
+        events, result = ask(server, tools=[add], each=allow, limits=Limits(max_steps=50))
+    assert result.text == "done"
+    assert [event.count for event in all_of(DoomLoop, events)] == [12]
 
 
 def test_a_consumer_may_let_the_repeated_call_run() -> None:

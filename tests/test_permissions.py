@@ -603,7 +603,7 @@ def test_a_repetition_is_decided_by_a_rule_or_by_the_user(
 
     given = permissions(rules, can_ask=can_ask)
     for hooks in given, given.child([]):
-        with serve(Reply("", calls=[("ls", {})] * 3), Reply("Done.")) as server:
+        with serve(*[Reply("", calls=[("ls", {})])] * 3, Reply("Done.")) as server:
             ask(server, tools=Toolset([ls], cwd=ws), hooks=hooks, each=each)
             assert results(server)[2].startswith("Not run") != runs
 

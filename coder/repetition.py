@@ -1,0 +1,97 @@
+"""Loops of a model: calls that bring nothing new.
+
+A call is known by its name, its arguments and its result. Three rules, each for one run:
+
+- Equal calls of one answer run once, unless a call between them may have changed something.
+- The third equal call in a row with an equal result is not run (the threshold is in Limits); the same call once more
+  ends the run. A poll whose output changes is never refused.
+- If the last calls brought no (call, result) that the run had not seen, the newest result says so; a few more end the run.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from coder.history import as_text
+from coder.types import ToolCall, ToolResult
+
+SAME_AS_ABOVE = "Same call as above in this answer; its result is above."
+STALE_CALLS = 8  # without anything new: the result says so
+STALE_CALLS_TO_END = 12
+NOTHING_NEW = (
+    f"[Nothing new in the last {STALE_CALLS} calls: they repeat. "
+    "Change the approach, or end with what is in the way.]"
+)
+
+
+class Repetitions:
+    """The calls of one run so far, as far as they repeat."""
+
+    def __init__(self, threshold: int) -> None:
+        self.threshold = threshold  # the equal call in a row that is not run
+        self.stale = 0  # calls in a row that brought nothing new
+        self._unchanged = set[
+            str
+        ]()  # calls of this answer since one that may have changed something
+        self._newest = ("", "")  # call, result
+        self._in_a_row = 0  # the newest call, with an equal result
+        self._seen = set[tuple[str, str]]()
+        self._model_was_told = False  # that nothing is new: an earlier answer's result says so
+
+    def begin_answer(self) -> None:
+        self._unchanged.clear()
+        self._model_was_told = self.stale >= STALE_CALLS
+
+    def is_double(self, call: ToolCall, changes_nothing: bool) -> bool:
+        """Is the call equal to one of this answer after which nothing was changed? Remembers it otherwise."""
+        key = _key(call)
+        if key in self._unchanged:
+            return True
+        if not changes_nothing:
+            self._unchanged.clear()
+        self._unchanged.add(key)
+        return False
+
+    def times(self, call: ToolCall) -> int:
+        """How often the call would now come in a row, as long as its result was the same."""
+        return self._in_a_row + 1 if _key(call) == self._newest[0] else 1
+
+    def refuse(self, call: ToolCall) -> None:
+        """The call is not run: it still came."""
+        self._in_a_row = self.times(call)
+        self.stale += 1
+
+    def allow(self) -> None:
+        """Count anew: the user or a hook wants the repetition."""
+        self._newest = ("", "")
+        self._in_a_row = 0
+        self.stale = 0
+
+    def add(self, call: ToolCall, result: ToolResult) -> None:
+        """Count a call that was run. The result says it if there was nothing new for long."""
+        pair = (_key(call), as_text(result.content))
+        self._in_a_row = self._in_a_row + 1 if pair == self._newest else 1
+        self._newest = pair
+        if pair in self._seen:
+            self.stale += 1
+        else:
+            self._seen.add(pair)
+            self.stale = 0
+        if self.stale == STALE_CALLS:
+            result.content = _with_note(result.content)
+
+    @property
+    def is_stuck(self) -> bool:
+        return self._model_was_told and self.stale >= STALE_CALLS_TO_END
+
+
+def _key(call: ToolCall) -> str:
+    arguments = call.problem or json.dumps(call.arguments, sort_keys=True)
+    return f"{call.name} {arguments}"
+
+
+def _with_note(content: Any) -> Any:
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": NOTHING_NEW}]
+    return f"{content}\n{NOTHING_NEW}"
