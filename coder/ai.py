@@ -88,10 +88,9 @@ class ChatModel:
     def stream(self, request: Request, abort: Abort) -> Events[Completion]:
         """Yield the deltas of one answer, return it whole. Raises ModelError or Aborted."""
         tried: frozenset[str] = frozenset()
-        tool_names = {tool["function"]["name"] for tool in request.tools if tool.get("function")}
         for _ in range(MAX_REJECTIONS):
             data = self.encoder.encode(request, tried | self._rejected)
-            assembler = Assembler(tool_names, self.profile.echoed)
+            assembler = Assembler(self.profile.echoed)
             try:
                 with self._send(data, request, assembler, abort) as deltas:
                     yield from deltas
@@ -110,7 +109,7 @@ class ChatModel:
                     yield Notice(f"The server rejects {parameter!r}; it is no longer sent.")
             else:
                 self._rejected.update(tried)
-                for text in remarks(answer, bool(request.tools), data, self.context_window):
+                for text in remarks(answer, data, self.context_window):
                     if text not in self._reported_remarks:
                         self._reported_remarks.add(text)
                         yield Notice(text)

@@ -21,9 +21,25 @@ from coder.hooks import Hooks
 from coder.model_call import ask
 from coder.providers.errors import RetryPolicy
 from coder.run import End, Run
+from coder.text_calls import reminder
 from coder.tool_calls import run_tools
 from coder.toolset import Tool, Toolset
-from coder.types import Aborted, Budget, Limits, Message, Reasoning, RunResult
+from coder.types import (
+    Aborted,
+    Budget,
+    Completion,
+    Limits,
+    Message,
+    ModelError,
+    Reasoning,
+    RunResult,
+)
+
+ASKED_AGAIN = (
+    "The model wrote or announced a tool call instead of making it, and is asked once more. "
+    "If this happens often, the server's tool parser is missing or off."
+)
+NOT_CALLED = "the model called no tool, although it was asked to"
 
 
 def run_loop(
@@ -122,7 +138,27 @@ def run_steps(run: Run) -> Events[End]:
             run.pending += yield from resolve(run.hooks.get_steering_messages())
             if not run.pending:
                 run.pending += yield from resolve(run.hooks.get_follow_up_messages())
+            if not run.pending and answer and end.stop_reason == "stop":
+                end = yield from check_called(run, answer, end)
             end = None if run.pending else end
         if not end:
             yield events.Status("preparing")
+    return end
+
+
+def check_called(run: Run, answer: Completion, end: End) -> Events[End]:
+    """Ask once more after an answer in which a call is only written or announced; the second one ends the run."""
+    tools = run.offered
+    if not tools.tools:
+        return end
+    text = reminder(
+        answer.text, list(tools.tools), tools.has, has_run_tools=run.repetitions.calls > 0
+    )
+    if not text:
+        return end
+    if run.was_reminded:
+        return End("error", f"Error: {NOT_CALLED}", ModelError("no_call", NOT_CALLED))
+    run.was_reminded = True
+    yield events.Notice(ASKED_AGAIN)
+    run.pending.append(user(text))
     return end

@@ -30,6 +30,7 @@ class Repetitions:
 
     def __init__(self, threshold: int) -> None:
         self.threshold = threshold  # the equal call in a row that is not run
+        self.calls = 0  # that were run
         self.stale = 0  # calls in a row that brought nothing new
         self._unchanged = set[
             str
@@ -70,6 +71,7 @@ class Repetitions:
 
     def add(self, call: ToolCall, result: ToolResult) -> None:
         """Count a call that was run. The result says it if there was nothing new for long."""
+        self.calls += 1
         pair = (_key(call), as_text(result.content))
         self._in_a_row = self._in_a_row + 1 if pair == self._newest else 1
         self._newest = pair

@@ -76,6 +76,7 @@ class Run:
     last_usage: Usage | None = None  # of the newest answer; None: still to be read from the list
     text: str = ""  # of the newest answer
     compactions: int = 0  # since the newest answer
+    was_reminded: bool = False  # that an answer called nothing
     in_step: bool = False
     answer: Message = field(default_factory=dict)  # of the current step
     partial: list[str] = field(default_factory=list)  # the text of the answer under way, in pieces

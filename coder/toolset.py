@@ -235,6 +235,10 @@ class Toolset:
             arguments = meant.slips.mend(arguments, meant.parameters.get("properties") or {})
         return replace(call, name=meant.name, arguments=arguments)
 
+    def has(self, name: str) -> bool:
+        """Is this the name of one of the tools, or one under which models know it?"""
+        return self._tool_meant(name) is not None
+
     def _tool_meant(self, name: str) -> Tool | None:
         """The tool of this name, or the only one that has it among its other names, in any case."""
         if name in self.tools:

@@ -22,7 +22,9 @@ StopReason = Literal[
     "stop", "length", "content_filter", "max_steps", "max_time", "doom_loop", "aborted", "error"
 ]
 Transient = Literal["rate_limit", "server", "network", "incomplete", "empty"]  # it may pass
-ErrorKind = Literal[Transient, "overflow", "quota", "auth", "bad_request", "not_found", "protocol"]
+ErrorKind = Literal[
+    Transient, "overflow", "quota", "auth", "bad_request", "not_found", "protocol", "no_call"
+]
 Finish = Literal["stop", "tool_calls", "length", "content_filter"]
 Trigger = Literal["threshold", "length", "overflow", "manual"]  # why a history is shortened
 Reasoning = Literal["off", "minimal", "low", "medium", "high", "xhigh"]

@@ -18,6 +18,7 @@ from coder.events import (
     DoomLoop,
     Event,
     MessageEnd,
+    Notice,
     QuestionAsked,
     Retry,
     State,
@@ -77,6 +78,7 @@ def once(value: Any) -> Callable[..., Any]:
     return give
 
 
+AS_TEXT, ANNOUNCED = Reply('<tool_call>{"name": "add"}</tool_call>'), Reply("I will add:")
 SHORTER = hook(on_length=lambda m, trigger, usage, abort: trigger != "threshold")
 MORE, REFUSED = user("more"), ModelError("bad_request", "not today")
 NOT_YET = ModelError("server", "not yet", retryable=True)
@@ -121,6 +123,11 @@ ROWS: dict[tuple[str, str], list[Row]] = {
         ([ONE, Reply("")], {}, ("stop", "Task completed.", 2, "parpafe")),
         ([Reply("", finish="tool_calls")] * 2, {}, ("stop", "Task completed.", 2, "pawpafe")),
         ([ONE, Reply("", finish="tool_use")], {}, ("stop", "Task completed.", 2, "parpafe")),
+    ],
+    ("no calls", "a tool call as text, or an announcement before any tool ran"): [
+        ([AS_TEXT, DONE], {}, ("stop", "done", 2, "pafpafe")),
+        ([AS_TEXT], {}, ("error", "Error: the model called no tool", 2, "pafpafe")),
+        ([ANNOUNCED, ONE, ANNOUNCED], {}, ("stop", "I will add:", 3, "pafparpafe")),
     ],
     ("no calls", "any other finish_reason"): [
         ([DONE], {}, ("stop", "done", 1, "pafe")),
@@ -291,6 +298,69 @@ def test_a_final_error_is_not_tried_again(status: int, kind: str) -> None:
     assert result.error and result.error.kind == kind
     steps = [event.usage.input for event in all_of(StepEnd, events)]
     assert steps[1] == 0 and sum(steps) == result.usage.input
+
+
+# ---- calls that are only written ------------------------------------------------------------
+
+CALL = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+TEXT_CALLS = {
+    "Qwen, Hermes": f"<tool_call>\n{CALL}\n</tool_call>",
+    "Qwen3-Coder": "<tool_call>\n<function=add>\n<parameter=a>1</parameter>\n</function>\n</tool_call>",
+    "Qwen3-Coder without the tag": "<function=add>\n<parameter=a>1</parameter>\n</function>",
+    "GLM": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "Mistral": f"[TOOL_CALLS][{CALL}]",
+    "Mistral, newer": '[TOOL_CALLS]add{"a": 1}',
+    "Llama": "<|python_tag|>add(a=1, b=2)",
+    "Llama, JSON": '{"name": "add", "parameters": {"a": 1}}',
+    "Kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0",
+    "DeepSeek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add",
+    "Anthropic": '<function_calls>\n<invoke name="add">\n<parameter name="a">1</parameter>',
+    "harmony": '<|channel|>commentary to=functions.add <|message|>{"a": 1}',
+    "ReAct": 'Thought: add them.\nAction: add\nAction Input: {"a": 1}',
+    "Gemma": "```tool_code\nadd(a=1, b=2)\n```",
+    "pythonic": "[add(a=1, b=2)]",
+    "Cline": "<add>\n<a>1</a>\n<b>2</b>\n</add>",
+    "JSON": CALL,
+    "fenced JSON": f"Let me add them.\n```json\n{CALL}\n```",
+    "long": "thinking " * 800 + f"<tool_call>{CALL}</tool_call>" + " more" * 2000,
+}
+
+
+@pytest.mark.parametrize("form", TEXT_CALLS)
+def test_a_call_as_text_is_asked_for_once_more_with_the_reason(form: str) -> None:
+    with serve(Reply(TEXT_CALLS[form]), ONE, Reply("done")) as server:
+        events, result = ask(server, tools=[add])
+        assert_all_valid(server)
+        told = server.requests[1]["messages"][-1]
+    reason = "Nothing was run: your answer holds a tool call written as text. "
+    way = "Call the tool itself (add), or answer without such markup."
+    assert told == {"role": "user", "content": reason + way}
+    assert result.text == "done" and "is asked once more" in all_of(Notice, events)[0].text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The model should write `<tool_call>{...}</tool_call>` here.",
+        'Its parser looks for `<invoke name="add">`, as in the docs.',
+        "<tool_call> is a tag of Qwen.",
+        '{"name": "add"}',
+        '{"name": "other", "arguments": {}}',
+        "[other(a=1)]",
+        "Use it so:\n```python\nadd(a=1, b=2)\n```",
+        "<p>\n<b>bold</b>\n</p>",
+        "The sum is 3.",
+    ],
+)
+def test_what_only_speaks_of_a_call_is_an_answer(text: str) -> None:
+    with serve(Reply(text)) as server:
+        _, result = ask(server, tools=[add])
+    assert (result.stop_reason, result.text, len(server.requests)) == ("stop", text, 1)
+
+
+def test_without_tools_nothing_is_taken_for_a_call() -> None:
+    with serve(Reply(TEXT_CALLS["JSON"])) as server:
+        assert ask(server)[1].stop_reason == "stop"
 
 
 # ---- the doom loop --------------------------------------------------------------------------

@@ -24,7 +24,7 @@ CORPUS = Path(__file__).parent / "data" / "quirks.jsonl"
 CASES = [json.loads(line) for line in CORPUS.read_text().splitlines()]
 # Cases that are a matter of taste, where ours is the corpus's other reading, and why.
 OTHERWISE = {
-    "tc-in-text": "a call that a model writes as text may be one that it quotes: it is said, and not run",
+    "tc-in-text": "a call that a model writes as text may be one that it quotes: the model is asked again",
     "ch-cumulative-text": "text that repeats what came before cannot be told from a true repeat",
     "ht-overflow-400-empty": "a 400 without a word may be anything",
 }
@@ -68,7 +68,8 @@ def play(case: dict[str, Any]) -> dict[str, Any]:
     def script(body: Body) -> Reply:
         nonlocal attempts
         times.append(time.monotonic())
-        if body["messages"][-1]["role"] == "tool":
+        newest = body["messages"][-1]
+        if newest["role"] == "tool" or "Nothing was run" in newest["content"]:
             return Reply("enough")
         attempts += 1
         return answers[min(attempts, len(answers)) - 1]

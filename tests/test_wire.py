@@ -46,7 +46,7 @@ def assemble(
     *chunks: Any, done: bool = True, echoed: Iterable[str] = ECHOED
 ) -> tuple[Completion, list[Event]]:
     """The answer that the chunks make, and the deltas on the way."""
-    assembler = Assembler({"look"}, echoed)
+    assembler = Assembler(echoed)
     events = [event for each in chunks for event in assembler.feed(each)]
     assembler.done = done
     events += assembler.flush()
@@ -153,7 +153,7 @@ CALLS = [
 
 
 def collected(pieces: Iterable[Any]) -> list[tuple[Any, Any]]:
-    calls = ToolCallAssembler({"look", "outlook"})
+    calls = ToolCallAssembler()
     for each in pieces:
         calls.add(each)
     return calls.finished()
@@ -315,7 +315,7 @@ def notices(events: list[Event]) -> list[str]:
     return [event.text for event in all_of(Notice, events)]
 
 
-WRITTEN = "<tool_call>{}</tool_call> <|tool_calls_section_begin|> <|tool_call_begin|> <|tool_calls_begin|>"
+WRITTEN = "<tool_call>look</tool_call> <|tool_calls_section_begin|> <|tool_call_begin|> <|tool_calls_begin|>"
 WRITTEN += " <function=look> <|python_tag|>look() [TOOL_CALLS][]"
 
 

@@ -156,6 +156,11 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
             sys.stderr.write(f"{why}\n")
     if result.error and result.error.kind in get_args(Transient):
         return process.TRANSIENT
+    if result.error and result.error.kind == "no_call":
+        return process.LIMIT
+    if ended_well and is_without_answer(result):
+        sys.stderr.write("The model answered nothing.\n")
+        return process.LIMIT
     return EXIT_CODES.get(result.stop_reason, process.LIMIT)
 
 
@@ -172,6 +177,11 @@ def show_way_on(screen: Screen, result: RunResult, session_id: str) -> None:
         screen.line(f"To go on: {program()} -r {session_id} continue", "dim")
     elif is_full(result):
         screen.line(f"To go on: {program()} -r {session_id}; in the session {FULL}", "dim")
+
+
+def is_without_answer(result: RunResult) -> bool:
+    """Did the model answer nothing at all, so that the newest message is still the prompt?"""
+    return bool(result.messages) and result.messages[-1]["role"] == "user"
 
 
 def print_line(text: str) -> None:

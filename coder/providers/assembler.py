@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -36,15 +36,15 @@ CUT_OFF = "the answer was cut off"
 
 
 class Assembler:
-    """Collects the chunks of one answer. `tool_names` are the tools that were offered, `echoed` the members of a delta,
-    beside the API's own, that the server wants back with the message."""
+    """Collects the chunks of one answer. `echoed` are the members of a delta, beside the API's own, that the server wants
+    back with the message."""
 
-    def __init__(self, tool_names: Container[str] = (), echoed: Iterable[str] = ECHOED) -> None:
+    def __init__(self, echoed: Iterable[str] = ECHOED) -> None:
         self.echoed = frozenset(echoed)
         self.kept: dict[str, list[Any]] = {}  # pieces of echoed members, by name
         self.text: list[str] = []
         self.thoughts: dict[str, list[str]] = {}  # by the name they came under
-        self.calls = ToolCallAssembler(tool_names)
+        self.calls = ToolCallAssembler()
         self.usage: Usage | None = None
         self.finish_reason = ""
         self.done = False  # the end mark came
@@ -217,10 +217,9 @@ class _Call:
 
 
 class ToolCallAssembler:
-    """The calls of one answer, in order of arrival. `tool_names` are the tools that were offered."""
+    """The calls of one answer, in order of arrival."""
 
-    def __init__(self, tool_names: Container[str] = ()) -> None:
-        self.tool_names = tool_names
+    def __init__(self) -> None:
         self.calls: list[_Call] = []
 
     def add(self, part: dict[str, Any]) -> ToolCallDelta:
@@ -289,9 +288,6 @@ def _as_text(value: Any) -> str:
 
 # ---- answers that look right and are not -----------------------------------------------------------
 
-TOOL_MARKUP = re.compile(
-    r"<tool_call>|<\|tool_calls?_(section_)?begin|<function=|<\|python_tag\|>|\[TOOL_CALLS\]"
-)
 MAX_CHARS_PER_TOKEN = 12  # no text has more
 
 
@@ -302,10 +298,8 @@ def check_context(answer: Completion, window: int) -> None:
         raise ModelError("overflow", "the context is full")
 
 
-def remarks(answer: Completion, has_tools: bool, sent: bytes, window: int) -> Iterator[str]:
-    """What the user should know: a tool call written as text, or a server that must have dropped messages."""
-    if has_tools and not answer.calls and TOOL_MARKUP.search(answer.text[-4000:]):
-        yield "The model wrote a tool call as text: the server's tool parser is missing or off."
+def remarks(answer: Completion, sent: bytes, window: int) -> Iterator[str]:
+    """What the user should know: a server that must have dropped messages."""
     usage = answer.usage
     few = MAX_CHARS_PER_TOKEN * usage.input < len(sent) and len(sent) > 16_000
     if few and not (usage.estimated or usage.cached or b'"image_url"' in sent):

@@ -45,7 +45,7 @@ def parse_arguments(pieces: list[str]) -> Parsed:
             value = DECODER.decode(value or "{}")  # encoded twice
     except RecursionError:
         return None, "nested too deeply"
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also for a number with thousands of digits
         value = _repeated_object(raw)
         if value is None:
             value = _mended_object(raw)
@@ -124,8 +124,10 @@ def _python_value(text: str) -> Any:
     return None if is_joined else value
 
 
-def _say_what_is_wrong(error: json.JSONDecodeError) -> str:
+def _say_what_is_wrong(error: ValueError) -> str:
     """The error with the place in the model's own words, which stand nowhere else in its history."""
+    if not isinstance(error, json.JSONDecodeError):
+        return f"not valid JSON: {error}"
     text, at = error.doc, error.pos
     if at >= len(text):
         return f"not valid JSON: they end too early, at …{text[-2 * AROUND :]}"

@@ -1,0 +1,90 @@
+"""Answers in which nothing was called although the model thinks so: a tool call written as text, or an announcement.
+
+A text is never run as a call: what was meant is not certain, and it may be a quotation. The model is asked once more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+IsTool = Callable[[str], bool]  # Is this the name of an offered tool?
+
+TEXT_CALL = (
+    "Nothing was run: your answer holds a tool call written as text. "
+    "Call the tool itself ({tools}), or answer without such markup."
+)
+ANNOUNCEMENT = "You announced a step and called no tool. Do it now, or say that you are done."
+
+# Marks that stand in no prose, of Kimi, DeepSeek, Llama and Mistral
+MARKS = re.compile(
+    r"<\|tool_calls?_(?:section_)?begin|<｜tool▁calls?▁begin｜>|<\|python_tag\|>|\[TOOL_CALLS\]|```tool_code"
+)
+# What names a tool: Qwen and Hermes, GLM, Qwen3-Coder, Anthropic, harmony, ReAct
+NAMED = re.compile(
+    r'<tool_call>\s*(?:\{.*?"name"\s*:\s*")?(?:<function=)?(?P<a>[\w.-]+)'
+    r"|<function=(?P<b>[\w.-]+)"
+    r'|<invoke name="(?P<c>[\w.-]+)"'
+    r"|\bto=functions\.(?P<d>[\w-]+)"
+    r"|^Action:\s*(?P<e>[\w-]+)[ \t]*\n+Action Input:"
+    r"|^<(?P<f>[\w-]+)>\s*<(?P<parameter>\w+)>.*?</(?P=parameter)>",
+    re.DOTALL | re.MULTILINE,
+)
+PYTHONIC = re.compile(r"\[?\s*(?P<name>\w+)\((?:\s*\w+\s*=.*)?\)\s*\]?", re.DOTALL)
+FENCED = re.compile(r"```\w*\s*\n(?P<inside>.*?)\n?```", re.DOTALL)
+QUOTED = re.compile(r"```(?!tool_code).*?(?:```|\Z)|`[^`\n]+`", re.DOTALL)
+
+
+def reminder(text: str, tools: list[str], is_tool: IsTool, has_run_tools: bool) -> str:
+    """What the model is told after an answer without a call, "" if the answer is one."""
+    if holds_text_call(text, is_tool):
+        names = [*tools[:4], "..."] if len(tools) > 4 else tools
+        return TEXT_CALL.format(tools=", ".join(names))
+    if text.rstrip().endswith(":") and not has_run_tools:
+        return ANNOUNCEMENT
+    return ""
+
+
+def holds_text_call(text: str, is_tool: IsTool) -> bool:
+    """Is a call of one of the tools written in the text? What stands between backticks is a quotation."""
+    unquoted = QUOTED.sub("", text)
+    if MARKS.search(unquoted):
+        return True
+    return any(is_tool(name) for name in _names_in(unquoted)) or _is_whole_call(
+        text.strip(), is_tool
+    )
+
+
+def _names_in(text: str) -> Iterator[str]:
+    for found in NAMED.finditer(text):
+        for group, name in found.groupdict().items():
+            if name and group != "parameter":
+                yield name
+
+
+def _is_whole_call(text: str, is_tool: IsTool) -> bool:
+    """Is the text as a whole, or its only fenced block, a call as JSON or as Python?"""
+    fenced = FENCED.findall(text)
+    inside = fenced[0].strip() if len(fenced) == 1 else text
+    pythonic = PYTHONIC.fullmatch(inside)
+    if pythonic and is_tool(pythonic["name"]) and inside == text:
+        return True
+    try:
+        value = json.loads(inside)
+    except (ValueError, RecursionError):
+        return False
+    calls = value if isinstance(value, list) else [value]
+    return bool(calls) and all(_is_json_call(call, is_tool) for call in calls)
+
+
+def _is_json_call(value: Any, is_tool: IsTool) -> bool:
+    """{"name": "read", "arguments": {...}}, also inside {"function": ...}."""
+    if not isinstance(value, dict):
+        return False
+    inner = value.get("function")
+    call = inner if isinstance(inner, dict) else value
+    name = call.get("name") or call.get("tool") or call.get("tool_name")
+    has_arguments = any(key in call for key in ("arguments", "parameters", "input", "args"))
+    return isinstance(name, str) and is_tool(name) and has_arguments
