@@ -248,8 +248,31 @@ def test_what_is_shown_is_what_runs_and_there_is_no_other_folder(ws: Path) -> No
 
 @pytest.mark.case("PRM-29")
 def test_a_command_that_is_no_text_is_not_run(ws: Path) -> None:
-    wrong = [{"command": each} for each in (["touch", "PWN"], {"x": "touch PWN"}, None)]
-    wrong += [{"cmd": "touch PWN"}, {"command": "echo fine", "cmd": "touch PWN"}]
+    wrong: list[Any] = [{"command": each} for each in (["touch", 1], {"x": "touch PWN"}, None, [])]
+    wrong += [{"command": "echo fine", "cmd": "touch PWN"}]
     found = ran(ws, wrong, Permissions(yolo=True))
     assert not (ws / "PWN").exists()
     assert all(result.startswith("Error: bash") for result in found), found
+
+
+@pytest.mark.case("PRM-29")
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"command": ["touch", "PWN"]},
+        {"cmd": "touch PWN"},
+        {"command": ["bash", "-lc", "touch PWN"]},
+    ],
+)
+def test_a_command_in_another_form_is_decided_on_by_its_text(ws: Path, given: Any) -> None:
+    asked = list[str]()
+
+    def each(event: Event) -> None:
+        if isinstance(event, PermissionAsked):
+            asked.append(event.pattern)
+
+    ran(ws, [given], Permissions(can_ask=True), each)
+    assert asked == ["touch PWN"]
+    denied = Permissions(rules_of({"bash": {"touch *": "deny"}}), yolo=True)
+    assert ran(ws, [given], denied)[0].startswith("Denied")
+    assert not (ws / "PWN").exists()

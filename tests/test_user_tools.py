@@ -37,7 +37,7 @@ def test_the_checklist_is_the_result_and_its_details() -> None:
 
 
 @pytest.mark.parametrize(
-    "items", [[{"status": "done"}], [{"text": "a", "status": "maybe"}], ["look"], "no"]
+    "items", [[{"status": "done"}], [{"text": "a", "status": "maybe"}], [7], "no"]
 )
 def test_what_is_no_checklist_is_an_error_result(items: Any) -> None:
     with serve(Reply(calls=[("todo", {"items": items})]), Reply("done")) as server:
