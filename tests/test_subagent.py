@@ -15,7 +15,7 @@ from coder.agent.profiles import BUILT_IN, AgentSpec, choices
 from coder.agent.subagent import Equipment, Subagents
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.events import Event, Nested, RunEnd, RunStart
+from coder.events import Event, Nested, RunEnd, RunStart, ToolEnd
 from coder.hooks import HookChain
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule, rules_of
@@ -148,7 +148,7 @@ def test_a_child_is_continued_by_its_id(tmp_path: Path) -> None:
     def parent(body: Body) -> Reply:
         answers = results(body["messages"])
         ids = [answer.rpartition(": ")[2].rstrip("]") for answer in answers]
-        given = {"task_id": ids[0], "agent": "explore"} if ids else {}
+        given = {"task_id": ids[0], "agent": "general"} if ids else {}
         again = Reply("", calls=[task(f"Part {len(answers)}", **given)])
         return Reply("Done.") if len(answers) == 2 else again
 
@@ -157,6 +157,34 @@ def test_a_child_is_continued_by_its_id(tmp_path: Path) -> None:
     [child] = office.subagents.children.values()
     assert child.spec.name == "general"
     assert contents(child.messages) == ["Part 0", "Done.", "Part 1", "Done."]
+
+
+def test_a_task_of_another_agent_is_refused(tmp_path: Path) -> None:
+    earlier = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "then"}]
+    calls = calls_once(task(task_id="abc", agent="general"), task(task_id="abc"))
+    with Office(tmp_path, calls, load={"abc": ("explore", earlier)}.get) as office:
+        _, result = office.run()
+    refused, done = results(result.messages)
+    assert refused == "Error: the task abc is one of explore, not of general"
+    assert done == "Done.\n\n[task_id: abc]"
+
+
+@pytest.mark.parametrize("works_first", [False, True])
+def test_a_child_without_an_answer_is_an_error_that_names_its_id(
+    tmp_path: Path, works_first: bool
+) -> None:
+    (tmp_path / "f").write_text("x")
+
+    def child(body: Body) -> Reply:
+        has_read = any(each["role"] == "tool" for each in body["messages"])
+        return Reply("", calls=[] if has_read or not works_first else [("read", {"path": "f"})])
+
+    with Office(tmp_path, calls_once(task(agent="explore")), child) as office:
+        events, result = office.run()
+    [child_] = office.subagents.children.values()
+    way = f"Ask it again with task_id {child_.id}, or do it yourself."
+    assert results(result.messages) == [f"The sub-agent ended without an answer. {way}"]
+    assert [e.is_error for e in events if isinstance(e, ToolEnd)] == [True]
 
 
 def test_a_child_of_an_earlier_process_is_loaded_and_no_other(tmp_path: Path) -> None:

@@ -18,12 +18,15 @@ from dataclasses import dataclass, field, replace
 from coder.agent.profiles import AgentSpec
 from coder.ai import Model
 from coder.events import Events, Nested, Returning
+from coder.history import newest, text_of
 from coder.hooks import Hooks
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.tools import slips
 from coder.toolset import Tool, ToolContext, Toolset, tool
 from coder.types import Budget, Limits, Message, RunResult, ToolError, ToolResult
+
+DEFAULT_AGENT = "general"
 
 
 @dataclass
@@ -85,7 +88,7 @@ class Subagents:
         ctx: ToolContext,
         description: str,
         prompt: str,
-        agent: str = "general",
+        agent: str = "",
         task_id: str = "",
     ) -> Events[ToolResult]:
         """Give a task to a sub-agent, which answers once and sees nothing of this conversation. Several run side by side.
@@ -104,18 +107,18 @@ class Subagents:
             result = yield from self._run_child(ctx, child, prompt)
         finally:
             child.busy = False
-        failed = result.stop_reason != "stop"
-        early = f"The sub-agent did not finish ({result.stop_reason}): " if failed else ""
-        return ToolResult(f"{early}{result.text}\n\n[task_id: {child.id}]", failed)
+        return _as_result(result, child)
 
     def _find_child(self, agent: str, task_id: str) -> Child:
         """A new one, or the one to continue. Raises ToolError."""
-        if task_id in self.children:
-            return self.children[task_id]
-        loaded = self.load(task_id) if task_id else (agent, [])
-        if not loaded or loaded[0] not in self.specs:
-            raise ToolError(f"there is no task {task_id!r}. Leave task_id out for a new one.")
-        child = Child(task_id or os.urandom(6).hex(), self.specs[loaded[0]], loaded[1])
+        child = self.children.get(task_id)
+        if child is None:
+            loaded = self.load(task_id) if task_id else (agent or DEFAULT_AGENT, [])
+            if not loaded or loaded[0] not in self.specs:
+                raise ToolError(f"there is no task {task_id!r}. Leave task_id out for a new one.")
+            child = Child(task_id or os.urandom(6).hex(), self.specs[loaded[0]], loaded[1])
+        if agent not in ("", child.spec.name):
+            raise ToolError(f"the task {child.id} is one of {child.spec.name}, not of {agent}")
         self.children[child.id] = child
         return child
 
@@ -139,5 +142,18 @@ class Subagents:
         return run.value
 
 
+def _as_result(result: RunResult, child: Child) -> ToolResult:
+    """What the parent reads of a child's run."""
+    task_id = f"[task_id: {child.id}]"
+    if result.stop_reason != "stop":
+        early = f"The sub-agent did not finish ({result.stop_reason}): "
+        return ToolResult(f"{early}{result.text}\n\n{task_id}", is_error=True)
+    answer = text_of(newest(child.messages))
+    if newest(child.messages).get("role") != "assistant" or not answer.strip():
+        way = f"Ask it again with task_id {child.id}, or do it yourself."
+        return ToolResult(f"The sub-agent ended without an answer. {way}", is_error=True)
+    return ToolResult(f"{result.text}\n\n{task_id}")
+
+
 def _make_title(arguments: dict[str, object]) -> str:
-    return f"{arguments.get('agent') or 'general'}: {arguments.get('description', '')}"
+    return f"{arguments.get('agent') or DEFAULT_AGENT}: {arguments.get('description', '')}"
