@@ -47,7 +47,7 @@ class Repetitions:
     def is_double(self, call: ToolCall, changes_nothing: bool) -> bool:
         """Is the call equal to one of this answer after which nothing was changed? Remembers it otherwise."""
         key = _key(call)
-        if call.arguments is None:  # the texts may differ that could not be read
+        if call.problem:  # the texts may differ that could not be read
             return False
         if key in self._unchanged:
             return True

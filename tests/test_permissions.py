@@ -397,9 +397,10 @@ def test_each_question_has_an_id_of_its_own_and_names_its_call(tmp_path: Path) -
         if isinstance(event, PermissionAsked):
             event.reply("once")
 
-    calls = [("read", {"path": "../.env"})] * 3 + [("ask_user", {"question": "?"})]
+    again = Reply("", calls=[("read", {"path": "../.env"})])
+    last = Reply("", calls=[*again.calls, ("ask_user", {"question": "?"})])
     tools = Toolset([read, ask_user], cwd=folder)
-    with serve(Reply("", calls=calls), Reply("Done.")) as server:
+    with serve(again, again, last, Reply("Done.")) as server:
         hooks = Permissions(can_ask=True)
         events, _ = ask(server, tools=tools, hooks=hooks, each=each)
     given = [each.to_dict() for each in answered]
