@@ -151,7 +151,16 @@ def test_a_command_gets_nothing_that_would_wait_for_somebody(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "mine")
-    assert environment()[name] in ("cat", "true", "dumb", "0", "never", "1", "noninteractive")
+    assert environment()[name] in (
+        "cat",
+        "true",
+        "false",
+        "dumb",
+        "0",
+        "never",
+        "1",
+        "noninteractive",
+    )
 
 
 # ---- settings that a project may not make ---------------------------------------------------------

@@ -144,7 +144,7 @@ def test_a_timeout_ends_what_its_command_started_and_no_other(
     flags = ("-y", "--sandbox", sandbox, "go")
     with serve(script) as server, OneShot(tmp_path, server, *flags) as run:
         assert run.end() == 0
-        assert "[timed out after 10 s" in results(server)[1]
+        assert "[stopped after 10 s" in results(server)[1]
         assert alive == [True, True, True]
         until(lambda: not any(map(sleeping, kept)))
 

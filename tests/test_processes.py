@@ -20,6 +20,7 @@ import pytest
 from coder.devtools.scripted import Reply
 from coder.events import Event, ToolUpdate
 from coder.tools.bash import Output, bash, shell
+from coder.tools.files import read
 from tests.harness import serve
 from tests.terminal import PROMPTLY, ROOT, OneShot, Terminal, gone, promptly, running, until
 from tests.workspace import Workspace, in_little_memory
@@ -53,7 +54,7 @@ def command(line: str, **arguments: object) -> Reply:
         ("echo hi; kill -TERM $$", "hi\n[killed by signal 15 (SIGTERM)]", True),
         ("(exit 137)", "[exit code 137]", True),
         ("printf 'no newline'", "no newline", False),
-        (r"printf '\xff\xfe\x00\x1b[31m\xe2\x82'", "\ufffd\ufffd\0\x1b[31m\ufffd", False),
+        (r"printf '\xff\xfe\x00\x1b[31m\xe2\x82'", "\ufffd\ufffd\0\ufffd", False),
         ("sleep 0.045; echo last words", "last words", False),
         ("printf '\\n\\n  x\\n\\n\\n'", "\n\n  x", False),
         *(
@@ -107,17 +108,40 @@ def test_long_output_is_cut_in_the_middle_and_saved_whole(ws: Workspace) -> None
     line = "head -c 100001 bytes; sleep 0.1; tail -c +100002 bytes"
     result = ws.call("bash", command=line)
     content, saved = str(result.content), Path(result.details["saved"])
-    start = whole.decode("utf-8", "replace")[:100]
-    assert content.startswith(start) and "... [truncated " in content and len(content) < 30_000
-    assert content.endswith(f"[the whole output of {len(whole):,} bytes: {saved}]")
+    assert content == f"(binary output of {len(whole):,} bytes, not shown; it is in {saved})"
     assert saved.read_bytes() == whole
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (saved, saved.parent)]
     assert modes == [0o600, 0o700]
-    result = ws.call("bash", command="head -c 28000 /dev/zero | tr '\\0' x")
-    assert result.content == "x" * 28000 and not result.details["saved"]
-    result = ws.call("bash", command="head -c 28001 /dev/zero | tr '\\0' x")
-    assert "[truncated 1 characters]" in str(result.content)
-    assert Path(result.details["saved"]).stat().st_size == 28001
+    result = ws.call("bash", command="head -c 16200 /dev/zero | tr '\\0' x")
+    assert result.content == "x" * 16200 and not result.details["saved"]
+    result = ws.call("bash", command="head -c 16201 /dev/zero | tr '\\0' x")
+    assert "[1 characters are not shown; all are in " in str(result.content)
+    assert Path(result.details["saved"]).stat().st_size == 16201
+
+
+def test_a_long_output_is_cut_at_line_ends_with_the_numbers_of_the_missing_lines(
+    ws: Workspace,
+) -> None:
+    result = ws.call("bash", command="seq -f 'line %.0f of the log' 4001; exit 3")
+    head, marker, tail = str(result.content).split("\n\n")
+    first, last = len(head.splitlines()) + 1, 4001 - len(tail.splitlines()[:-1])
+    place = f"all are in {result.details['saved']}: grep it, or read it with offset {first}"
+    assert marker == f"[lines {first}-{last} of 4001 are not shown; {place}]"
+    assert head.endswith(f"\nline {first - 1} of the log")
+    assert tail.startswith(f"line {last + 1} of the log\n")
+    assert tail.endswith("line 4001 of the log\n[exit code 3]")
+    assert 1.8 < len(tail) / len(head) < 2.2 and len(head + tail) < 16_500
+    read_on = Workspace(ws.folder, read)("read", path=result.details["saved"], offset=first)
+    assert read_on.startswith(f"{first}\tline {first} of the log\n")
+
+
+def test_of_a_line_that_is_written_over_the_last_state_is_shown(ws: Workspace) -> None:
+    bar = r"for i in $(seq 0 500); do printf '\r\033[32m%d%%\033[0m of it' $i; done; printf '\ndone\r\n'"
+    assert ws("bash", command=bar) == "500% of it\ndone"
+    parts = (
+        r"printf 'one\rtw'; sleep 0.2; printf 'o\r'; sleep 0.2; printf '\nthree\033]0;title\007\n'"
+    )
+    assert ws("bash", command=parts) == "two\nthree"
 
 
 @pytest.mark.case("PRC-11", "PRC-12")
@@ -126,8 +150,36 @@ def test_much_output_needs_no_memory(ws: Workspace) -> None:
         result = ws.call("bash", command="head -c 200M /dev/zero")
     os.unlink(result.details["saved"])
     content = str(result.content)
-    assert "of 209,715,200 bytes" in content and "[truncated 209687200 characters]" in content
-    assert len(content) < 30_000
+    assert content.startswith("(binary output of 209,715,200 bytes, not shown; it is in ")
+    with in_little_memory():
+        result = ws.call("bash", command="yes | head -c 200M")
+    os.unlink(result.details["saved"])
+    assert "of 104857600 are not shown" in str(result.content)
+
+
+HINTS = {
+    "python3": "(no output; commands get no input)",
+    "cd .": "(no output; the next call is a new shell: write it and what follows in one call, with &&)",
+    "export A=1": "(no output; the next call is a new shell: write it and what follows in one call, with &&)",
+    "true": "(no output)",
+    "cd . && true": "(no output)",
+    "apply_patch x": "apply_patch: command not found\n[apply_patch is a tool, not a program]\n[exit code 127]",
+    "nothing_like_it": "nothing_like_it: command not found\n[exit code 127]",
+}
+
+
+@pytest.mark.parametrize("command", HINTS)
+def test_a_command_that_is_none_or_leaves_nothing_gets_the_way(ws: Workspace, command: str) -> None:
+    said = str(ws.call("bash", command=command).content)
+    assert re.sub(r"^.*?line 1: ", "", said) == HINTS[command]
+
+
+def test_an_interactive_rebase_does_not_report_a_success(ws: Workspace) -> None:
+    commit = "git -c user.name=a -c user.email=b commit -q --allow-empty -m"
+    ws("bash", command=f"git init -q && {commit} one && {commit} two && {commit} three")
+    result = ws.call("bash", command="git rebase -i HEAD~2")
+    assert result.is_error and "problem with the editor 'false'" in str(result.content)
+    ws("bash", command=f"{commit} four --amend && git merge HEAD~1")
 
 
 @pytest.mark.parametrize("size", [4096, 65536])
@@ -223,7 +275,11 @@ def test_a_timeout_ends_all_of_a_command(ws: Workspace, mark: str, name: str) ->
         content = str(result.content)
         if not content.startswith("["):
             break
-    note = f"[timed out after {seconds} s and was stopped; timeout can be up to 600]"
+    note = (
+        f"[stopped after {seconds} s, with all it had started. If it waits for input or never ends "
+    )
+    note += "(server, watcher, editor): pass its flags (-y), or put it in the background: "
+    note += "CMD > log 2>&1 &. Only if it is slow: timeout up to 600.]"
     assert note in content if name == "output without end" else content == f"a\n{note}"
     assert len(content) < 30_000
     assert result.is_error and result.details["cause"] == "timeout"

@@ -12,8 +12,11 @@ from coder.agent.instructions import LIMIT, instructions
 from coder.agent.profiles import BUILT_IN, choices, system_prompt
 from coder.agent.subagent import Subagents
 from coder.cli.app import PATCHING, TOOLS
+from coder.devtools.scripted import Reply
 from coder.permissions.sandbox import Sandbox
 from coder.toolset import Tool
+from tests.harness import serve
+from tests.terminal import OneShot
 
 
 def put(path: Path, text: str) -> Path:
@@ -34,9 +37,18 @@ def test_prompt_and_tools_are_under_5_7_kilobytes(tools: tuple[Tool, ...], model
 
 
 def test_the_prompt_names_the_place_and_what_a_family_needs_to_be_told(tmp_path: Path) -> None:
-    plain, family = system_prompt(tmp_path), system_prompt(tmp_path, "openai/gpt-5-codex")
+    plain, family = system_prompt(tmp_path), system_prompt(tmp_path, "google/gemini-3-pro")
     assert str(tmp_path) in plain and system_prompt(tmp_path, "x") == plain
-    assert "do not stop at a plan" in family and "do not stop at a plan" not in plain
+    assert "never show a whole file" in family and "never show a whole file" not in plain
+
+
+def test_every_agent_that_works_is_told_to_go_on_and_one_that_plans_is_not(tmp_path: Path) -> None:
+    go_on, nobody = "do not stop at a plan", "Nobody can answer questions in this run"
+    assert go_on in system_prompt(tmp_path) and go_on in BUILT_IN["general"].prompt
+    assert go_on not in system_prompt(tmp_path, role=BUILT_IN["plan"].prompt)
+    assert nobody in system_prompt(tmp_path, is_alone=True) and nobody not in system_prompt(
+        tmp_path
+    )
 
 
 # ---- instruction files ----------------------------------------------------------------------
@@ -112,3 +124,22 @@ def test_above_the_folder_only_what_trusted_users_own_counts(tmp_path: Path) -> 
     ):
         os.chown(place, owner, owner)
         assert paths(ws) == expected
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_one_task_offers_no_way_that_nobody_can_allow(tmp_path: Path, allow: bool) -> None:
+    """Nobody can be asked: neither `unconfined` nor the hint at it, unless a rule allows it."""
+    outside = [("bash", {"command": "touch /etc/coder-was-here; false"})]
+    rule = ["--allow", "unconfined:make *"] if allow else []
+    with (
+        serve(Reply(calls=outside), Reply("done")) as server,
+        OneShot(tmp_path, server, "-y", *rule, "go") as run,
+    ):
+        assert run.end() == 0
+        first, second = server.requests
+    tools = {tool["function"]["name"]: tool["function"] for tool in first["tools"]}
+    assert ("unconfined" in tools["bash"]["parameters"]["properties"]) is allow
+    assert "Nobody can answer questions in this run" in first["messages"][0]["content"]
+    said = second["messages"][-1]["content"]
+    assert "in the sandbox commands write only in" in said
+    assert ("make the call again with unconfined true" in said) is allow

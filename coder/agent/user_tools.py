@@ -37,7 +37,7 @@ def _make_title(arguments: dict[str, Any]) -> str:
 
 @tool(title=_make_title, permission="todo", default="allow", slips=slips.TODO)
 def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
-    """Keep a checklist for a task of three steps or more; the user sees it. Send it whole whenever a step begins or is done.
+    """Keep a checklist, which the user sees, for a task of three steps or more. Send it whole at each change.
 
     items: {"text": "...", "status": "pending", "in_progress" or "done"}, in order
     """

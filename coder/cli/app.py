@@ -104,9 +104,14 @@ class App:
         if not (module := needed(name, "--sandbox on") if wanted == "on" else optional(name)):
             self.notices.append(f"Commands are not confined: {name} was deleted.")
             return None
-        folders = {"config": config_folder(), "data": data_folder()}
-        options = {"required": wanted == "on", "network": self.settings.sandbox_network}
-        sandbox: Sandbox = module.Sandbox(self.cwd, **options, **folders)
+        sandbox: Sandbox = module.Sandbox(
+            self.cwd,
+            required=wanted == "on",
+            network=self.settings.sandbox_network,
+            config=config_folder(),
+            data=data_folder(),
+            may_leave=self.arguments.can_ask or self.permissions.may_allow("unconfined"),
+        )
         self.notices += sandbox.notices
         return sandbox
 
@@ -232,7 +237,9 @@ class App:
 
     def prompt_for(self, model: ChatModel, spec: AgentSpec) -> str:
         """The system prompt of an agent: rules, place, instruction files, skills."""
-        prompt = system_prompt(self.cwd, model.name, self.files, spec.prompt)
+        prompt = system_prompt(
+            self.cwd, model.name, self.files, spec.prompt, is_alone=not self.arguments.can_ask
+        )
         skills = self.prompt_files.section if self.prompt_files else ""
         return f"{prompt}\n\n{skills}" if skills else prompt
 

@@ -308,12 +308,14 @@ def _clean_up() -> None:
     """Restore the terminal, kill the child processes, remove the temporary folder. Can be called twice."""
     for restore in at_end:
         restore()
-    if bash := sys.modules.get("coder.tools.bash"):
+    bash = sys.modules.get("coder.tools.bash")
+    if bash:
         bash.processes.stop_all()
-        if bash.private_folder.cache_info().currsize:
-            import shutil
+    workspace = sys.modules.get("coder.tools.workspace")
+    if workspace and workspace.private_folder.cache_info().currsize:
+        import shutil
 
-            shutil.rmtree(bash.private_folder(), ignore_errors=True)
+        shutil.rmtree(workspace.private_folder(), ignore_errors=True)
 
 
 def _report_defect(

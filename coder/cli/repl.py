@@ -30,7 +30,8 @@ from coder.cli.wording import LIMITS, words_of
 from coder.events import Event, MessageStart, RunEnd
 from coder.history import text_of, user
 from coder.permissions.sanitize import strip_controls
-from coder.tools.bash import Output, read_output, shell
+from coder.tools.bash import read_output, shell
+from coder.tools.output import Output
 from coder.tools.processes import MARK, USERS
 from coder.tools.secrets import is_secret
 from coder.toolset import ToolContext

@@ -313,6 +313,11 @@ class Permissions(Hooks):
             return event.allowed
         return action == "allow"
 
+    def may_allow(self, permission: str) -> bool:
+        """Tell whether a rule of the user's allows something of this kind without a question."""
+        rules = [*self.rules, *self.flags]
+        return any(rule.permission == permission and rule.action == "allow" for rule in rules)
+
     # -- which tools are offered
 
     def denied(self, tool: Tool) -> bool:

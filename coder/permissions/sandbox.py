@@ -67,7 +67,8 @@ class Sandbox(Hooks):
 
     `required`: raise CoderError where the kernel lacks something; otherwise `notices` says so, in
     sentences for the user. `config` is coder's own folder, guarded where commands can write to it;
-    with `data`, the next start reports what a killed process could not put back.
+    with `data`, the next start reports what a killed process could not put back. `may_leave`: somebody
+    can allow a command to run outside; otherwise the model is not told of that way.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Sandbox(Hooks):
         network: bool = True,
         config: Path | None = None,
         data: Path | None = None,
+        may_leave: bool = True,
     ) -> None:
         self.workspace, self.network = Path(workspace).resolve(), network
+        self.may_leave = may_leave
         self.temporary = private_folder() / "tmp"
         self.temporary.mkdir(mode=0o700, exist_ok=True)
         # All that plan mode can write to: here-documents, mktemp and sort need some place
@@ -136,7 +139,9 @@ class Sandbox(Hooks):
         more, made = {"unconfined": {"type": "boolean", "description": about}}, list[Tool]()
         for tool in tools:
             if self.active and tool.name == "bash":
-                properties = tool.parameters["properties"] | ({} if read_only else more)
+                properties = tool.parameters["properties"]
+                if self.may_leave and not read_only:
+                    properties = properties | more
                 parameters = tool.parameters | {"properties": properties}
                 tool = dataclasses.replace(tool, parameters=parameters, function=_bash)
             made.append(tool)
@@ -321,10 +326,12 @@ def _hints(call: CallConfinement, output: str) -> list[str]:
     if call.read_only or not is_sign:
         return []
     network = "" if sandbox.network else " and have no network"
+    way = "do it there"
+    if sandbox.may_leave:
+        way += ", or make the call again with unconfined true: the user is asked"
     return [
         f"[in the sandbox commands write only in {sandbox.workspace} and $TMPDIR "
-        f"({sandbox.temporary}){network}. Where that is the reason, do it there, or make the call "
-        "again with unconfined true: the user is asked]"
+        f"({sandbox.temporary}){network}. If that is the reason, {way}]"
     ]
 
 

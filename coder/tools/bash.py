@@ -6,14 +6,13 @@ background child may live on. A time-out, an abort and the end of the program ki
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Generator, Mapping
 from functools import cache, partial
@@ -23,17 +22,23 @@ from typing import IO, Any
 from coder.abort import TICK, Abort
 from coder.events import Returning
 from coder.tools import processes, slips
+from coder.tools.output import Output
 from coder.tools.secrets import clean_path, environment
-from coder.tools.workspace import private_folder
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
 DEFAULT_TIMEOUT = 120  # seconds
 MAX_TIMEOUT = 600
-KEEP = 14_000  # characters of head and tail each: under the 30,000 that the loop passes on
-MAX_SAVED = 1 << 30  # bytes of output: an endless command must not fill the disk
 SHOW_EVERY = 0.1  # seconds between two updates
 DRAIN = 0.2  # seconds to read on after the process has ended while something else still writes
+STOPPED = (
+    "[stopped after {seconds} s, with all it had started. If it waits for input or never ends (server, watcher, editor): "
+    "pass its flags (-y), or put it in the background: CMD > log 2>&1 &. Only if it is slow: {slow}.]"
+)
+INTERACTIVE = {"python", "python3", "node", "cat", "bash", "sh", "irb", "psql", "sqlite3", "mysql"}
+FOR_ONE_SHELL = re.compile(r"(?:cd|export|source|\.|alias|set|pushd)\s[^;&|\n]*")
+NOT_FOUND = re.compile(r": ([\w-]+): command not found")
+TOOLS_BY_NAME = {"apply_patch", "edit", "write", "glob", "todo", "task", "ask_user"}
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 
 
@@ -43,7 +48,8 @@ def bash(
 ) -> Generator[Any, None, ToolResult]:
     """Run a command in bash, in the workspace. Each call is a new shell without input or terminal:
     `cd` and variables do not last. Put a server in the background with & and its output in a
-    file. Prefer read, grep, glob and edit to cat, grep, find and sed.
+    file. Long output is cut in the middle and saved whole. Prefer read, grep, glob and edit to cat,
+    grep, find and sed.
 
     command: the command line
     timeout: seconds until it is stopped, default 120, at most 600
@@ -69,16 +75,36 @@ def run_command(
                 yield fresh
                 updated, fresh = time.monotonic(), ""
     code, cause = pieces.value
-    notes = [_how_it_ended(code, cause, seconds, ctx.abort.reason), output.note()]
-    text = "\n".join(filter(None, [output.text(), *notes]))
+    shown = output.text() or ("" if output.bytes else _say_no_output(command, code))
+    notes = [_hint(code, shown), _how_it_ended(code, cause, seconds, ctx.abort.reason)]
+    text = "\n".join(part for part in (shown, *notes) if part)
     details = {"exit_code": code, "cause": cause, "saved": output.saved}
-    text = text or ("" if output.bytes else "(no output)")
     return ToolResult(text, is_error=code != 0, details=details)
+
+
+def _say_no_output(command: str, code: int) -> str:
+    """What an output that is empty means to a model that expected one."""
+    if code:
+        return ""
+    if command.strip() in INTERACTIVE:
+        return "(no output; commands get no input)"
+    if FOR_ONE_SHELL.fullmatch(command.strip()):
+        return "(no output; the next call is a new shell: write it and what follows in one call, with &&)"
+    return "(no output)"
+
+
+def _hint(code: int, shown: str) -> str:
+    """That a tool was called as a program."""
+    found = NOT_FOUND.search(shown) if code == 127 else None
+    if found and found[1] in TOOLS_BY_NAME:
+        return f"[{found[1]} is a tool, not a program]"
+    return ""
 
 
 def _how_it_ended(code: int, cause: str, seconds: int, reason: str) -> str:
     if cause == "timeout":
-        return f"[timed out after {seconds} s and was stopped; timeout can be up to {MAX_TIMEOUT}]"
+        slow = f"timeout up to {MAX_TIMEOUT}" if seconds < MAX_TIMEOUT else "do it in parts"
+        return STOPPED.format(seconds=seconds, slow=slow)
     if cause:
         limit = reason == "max_time"
         return f"[{'the time limit of the run was reached' if limit else 'aborted by the user'}]"
@@ -86,66 +112,6 @@ def _how_it_ended(code: int, cause: str, seconds: int, reason: str) -> str:
         name = next((each.name for each in signal.Signals if each == -code), "real-time")
         return f"[killed by signal {-code} ({name})]"
     return f"[exit code {code}]" if code else ""
-
-
-class Output:
-    """Head and tail of a stream as text; the whole in a private file as soon as it is more than both."""
-
-    def __init__(self, max_saved: int = MAX_SAVED) -> None:
-        self.bytes = 0
-        self.max_saved = max_saved
-        self.saved = ""  # the path of the file
-        self._written_bytes = self._characters = 0
-        self._head = self._tail = ""
-        self._unsaved_bytes = bytearray()
-        self._is_saving = True
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._file: IO[bytes] | None = None
-
-    def add(self, data: bytes, is_last: bool = False) -> str:
-        """Take bytes; returns their text."""
-        text = self._decoder.decode(data, is_last)
-        room = 2 * KEEP - len(self._head)
-        self._head += text[:room]
-        self._tail = (self._tail + text[room:])[-KEEP:]
-        self._characters += len(text)
-        self.bytes += len(data)
-        if self._is_saving:
-            self._unsaved_bytes += data
-            if self._tail:
-                self._save()
-        return text
-
-    def _save(self) -> None:
-        """Write what has come, until `max_saved` or the disk is full."""
-        try:
-            if not self._file:
-                fd, self.saved = tempfile.mkstemp(".txt", "output-", str(private_folder()))
-                self._file = os.fdopen(fd, "wb", buffering=0)
-            size = self._file.write(self._unsaved_bytes[: self.max_saved - self._written_bytes])
-            self._written_bytes += size
-            self._is_saving = size == len(self._unsaved_bytes)
-        except OSError:
-            self._is_saving = False
-        self._unsaved_bytes.clear()
-
-    def text(self) -> str:
-        """The whole, or head and tail with a marker that names what is missing."""
-        head, tail = self._head[:KEEP], (self._head[KEEP:] + self._tail)[-KEEP:]
-        missing = self._characters - len(head) - len(tail)
-        middle = f"\n\n... [truncated {missing} characters] ...\n\n" if missing else ""
-        return f"{head}{middle}{tail}".rstrip("\n")
-
-    def note(self) -> str:
-        """Where the whole is, if it is in a file."""
-        is_whole = self._written_bytes == self.bytes
-        part = "the whole output" if is_whole else f"the first {self._written_bytes:,} bytes"
-        return f"[{part} of {self.bytes:,} bytes: {self.saved}]" if self.saved else ""
-
-    def close(self) -> None:
-        self.add(b"", is_last=True)
-        if self._file:
-            self._file.close()
 
 
 @cache

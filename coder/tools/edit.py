@@ -57,9 +57,9 @@ VIEWS: tuple[Any, ...] = (str, str.rstrip, str.strip, lambda line: plain(line).s
 def edit(
     ctx: ToolContext, path: str, old_string: str, new_string: str, replace_all: bool = False
 ) -> Generator[Any, None, ToolResult]:
-    """Replace text in a file. Do not use sed or cat for this.
+    """Replace text in a file; not with sed.
 
-    path: file, absolute or in the workspace
+    path: file
     old_string: the text to replace, exactly as in the file without line numbers, and long enough
         to be unique
     new_string: the text to put there

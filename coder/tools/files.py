@@ -44,7 +44,7 @@ def read(
     end says how to go on.
 
     path: file, absolute or in the workspace
-    offset: first line to read, from 1; negative: so many from the end
+    offset: first line to read, from 1
     limit: number of lines
     """
     path, line = paths.meant(ctx, path)
@@ -120,7 +120,7 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     """Create a file or overwrite it whole. To change a part of a file use edit. A file that exists has
     to be read first.
 
-    path: file, absolute or in the workspace; missing folders are made
+    path: file; missing folders are made
     content: the whole new content
     """
     target = workspace.to_write(ctx, path)

@@ -1,0 +1,132 @@
+"""The output of a command as the model reads it: bounded, cut at line ends, and whole in a file if it is long.
+
+Of a line that a program has written over and over (a progress bar) the last state counts, and colours are left out.
+The file has every byte as it came.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import tempfile
+from typing import IO
+
+from coder.tools.workspace import private_folder
+
+HEAD = 5_400  # characters
+TAIL = 10_800  # two thirds: a command says at its end how it went
+MAX_SAVED = 1 << 30  # bytes of output: an endless command must not fill the disk
+MAX_PENDING = 1 << 16  # characters of a line that has not ended yet
+BINARY_SHARE = 0.1  # of the characters that are no UTF-8, or NUL; an output with more is not shown
+SMALL = 200  # bytes that are shown in any case
+# Colours, the cursor's movements, titles (ECMA-48, and xterm's control sequences)
+CONTROLS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B])")
+UNDECODABLE = "\ufffd"
+
+
+class Output:
+    """Head and tail of a stream as text; the whole in a private file as soon as it is more than both."""
+
+    def __init__(self, max_saved: int = MAX_SAVED) -> None:
+        self.bytes = 0
+        self.max_saved = max_saved  # bytes
+        self.saved = ""  # the path of the file
+        self._written_bytes = 0
+        self._characters = self._undecodable = self._line_ends = 0
+        self._head = self._tail = ""
+        self._pending = ""  # the line that has not ended
+        self._unsaved_bytes = bytearray()
+        self._is_saving = True
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._file: IO[bytes] | None = None
+
+    def add(self, data: bytes, is_last: bool = False) -> str:
+        """Take bytes; returns their text as it came."""
+        text = self._decoder.decode(data, is_last)
+        self._undecodable += text.count(UNDECODABLE) + text.count("\0")
+        self._take(text, is_last)
+        self.bytes += len(data)
+        if self._is_saving:
+            self._unsaved_bytes += data
+            if self.is_cut:
+                self._save()
+        return text
+
+    def _take(self, text: str, is_last: bool) -> None:
+        """Add the lines that have ended; the rest waits for its end, or for being too long."""
+        lines, line_end, rest = (self._pending + text).rpartition("\n")
+        if is_last or len(rest) > MAX_PENDING:
+            lines, line_end, rest = lines + line_end + rest, "", ""
+        ended = lines + line_end
+        if "\r" in ended or "\x1b" in ended:
+            ended = "\n".join(final_state(line) for line in ended.split("\n"))
+        # A \r at the very end may belong to a line end that is still to come
+        self._pending = rest[rest.rfind("\r", 0, len(rest) - 1) + 1 :]
+        self._keep(ended)
+
+    def _keep(self, text: str) -> None:
+        room = HEAD + TAIL - len(self._head)
+        self._head += text[:room]
+        self._tail = (self._tail + text[room:])[-TAIL:]
+        self._characters += len(text)
+        self._line_ends += text.count("\n")
+
+    @property
+    def is_cut(self) -> bool:
+        return self._characters > HEAD + TAIL
+
+    def _save(self) -> None:
+        """Write what has come, until `max_saved` or the disk is full."""
+        try:
+            if not self._file:
+                fd, self.saved = tempfile.mkstemp(".txt", "output-", str(private_folder()))
+                self._file = os.fdopen(fd, "wb", buffering=0)
+            size = self._file.write(self._unsaved_bytes[: self.max_saved - self._written_bytes])
+            self._written_bytes += size
+            self._is_saving = size == len(self._unsaved_bytes)
+        except OSError:
+            self._is_saving = False
+        self._unsaved_bytes.clear()
+
+    def text(self) -> str:
+        """The whole, or head and tail with a marker that names what is missing and where it is. After `close`."""
+        if self.bytes > SMALL and self._undecodable > BINARY_SHARE * self._characters:
+            place = f"; it is in {self.saved}" if self.saved else ""
+            return f"(binary output of {self.bytes:,} bytes, not shown{place})"
+        if not self.is_cut:
+            return self._head.rstrip("\n")
+        head = self._head[:HEAD]
+        tail = (self._head[HEAD:] + self._tail)[-TAIL:]
+        # At line ends, unless one line is longer than all that is shown
+        head = head[: head.rfind("\n") + 1] or head
+        tail = tail[tail.find("\n") + 1 :] or tail
+        return f"{head.rstrip()}\n\n{self._marker(head, tail)}\n\n{tail}".rstrip("\n")
+
+    def _marker(self, head: str, tail: str) -> str:
+        lines = self._line_ends + (not (self._head + self._tail).endswith("\n"))
+        first = head.count("\n") + 1
+        last = lines - len(tail.splitlines())
+        missing = f"lines {first}-{last} of {lines} are not shown"
+        if not head.endswith("\n") or last < first:
+            missing = f"{self._characters - len(head) - len(tail):,} characters are not shown"
+        return f"[{missing}; {self._place(first)}]"
+
+    def _place(self, first: int) -> str:
+        """Where the rest is."""
+        if not self.saved:
+            return "the whole could not be saved"
+        if self._written_bytes == self.bytes:
+            return f"all are in {self.saved}: grep it, or read it with offset {first}"
+        return f"the first {self._written_bytes:,} bytes of {self.bytes:,} are in {self.saved}"
+
+    def close(self) -> None:
+        self.add(b"", is_last=True)
+        if self._file:
+            self._file.close()
+
+
+def final_state(line: str) -> str:
+    """What a terminal shows of a line in the end: what was written after the last return, without controls."""
+    written = [part for part in line.split("\r") if part]
+    return CONTROLS.sub("", written[-1]) if written else ""
