@@ -92,7 +92,7 @@ class Output:
     def text(self) -> str:
         """The whole, or head and tail with a marker that names what is missing and where it is. After `close`."""
         if self.bytes > SMALL and self._undecodable > BINARY_SHARE * self._characters:
-            place = f"; it is in {self.saved}" if self.saved else ""
+            place = f"; {self._place()}" if self.is_cut else ""
             return f"(binary output of {self.bytes:,} bytes, not shown{place})"
         if not self.is_cut:
             return self._head.rstrip("\n")
@@ -110,14 +110,15 @@ class Output:
         missing = f"lines {first}-{last} of {lines} are not shown"
         if not head.endswith("\n") or last < first:
             missing = f"{self._characters - len(head) - len(tail):,} characters are not shown"
-        return f"[{missing}; {self._place(first)}]"
+        way = f": grep it, or read it with offset {first}" if self.saved else ""
+        return f"[{missing}; {self._place()}{way}]"
 
-    def _place(self, first: int) -> str:
+    def _place(self) -> str:
         """Where the rest is."""
         if not self.saved:
             return "the whole could not be saved"
         if self._written_bytes == self.bytes:
-            return f"all are in {self.saved}: grep it, or read it with offset {first}"
+            return f"all are in {self.saved}"
         return f"the first {self._written_bytes:,} bytes of {self.bytes:,} are in {self.saved}"
 
     def close(self) -> None:
