@@ -749,7 +749,9 @@ def test_what_was_summed_up_and_the_checklist_go_on(tmp_path: Path) -> None:
         with Terminal(tmp_path, server, "-c") as session:
             session.say("on")
             assert len(server.requests[-1]["messages"]) == messages + 2
-            assert "Count the sheep." in str(server.requests[-1]["messages"][2])
+            sent = [str(each["content"]) for each in server.requests[-1]["messages"]]
+            [summary] = [text for text in sent if "<summary>" in text]
+            assert "Count the sheep." in summary and "The checklist now:" in summary
 
 
 def test_the_agents_for_titles_summaries_and_compaction_are_those_of_their_files(

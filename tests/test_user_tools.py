@@ -60,7 +60,7 @@ ANSWERS = [
     (CALL, "2", "green"),
     (CALL, "neither, blue\r", "neither, blue"),
     (CALL, "\x04", NO_ANSWER),
-    (PLAIN, "\x1b", NO_ANSWER),
+    (PLAIN, "\r", NO_ANSWER),
 ]
 
 

@@ -141,7 +141,8 @@ def take_all_characters() -> None:
                 encoding = "utf-8"
                 break
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding=encoding, errors="replace")
+        with contextlib.suppress(io.UnsupportedOperation):  # a model was chosen: it was read before
+            sys.stdin.reconfigure(encoding=encoding, errors="replace")
 
 
 def end_with_terminal() -> None:

@@ -236,7 +236,9 @@ class StreamingRequest:
         """Leave the connection to the next request, if this one's answer was read to its end and nothing came behind it."""
         sock, self._socket = self._socket, None  # what is kept is not cut any more
         if sock and self._incoming:
-            if self._is_reusable and not self.abort.is_set and not self._incoming.has_more():
+            # What comes behind an answer without a body may still be under way
+            is_clean = self.status_code not in NO_BODY and not self._incoming.has_more()
+            if self._is_reusable and is_clean and not self.abort.is_set:
                 self.server.keep(sock, self.headers)
             else:
                 sock.close()
