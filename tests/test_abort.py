@@ -352,7 +352,7 @@ def test_the_last_resort_leaves_nothing_behind_code_that_lets_nothing_end(tmp_pa
         with Terminal(tmp_path, server, "-y") as terminal:
             terminal.enter("hello")
             terminal.until((terminal.ws / "holding").exists, "the tool holds")
-            assert terminal.running("sleep 301")
+            terminal.until(lambda: terminal.running("sleep 301"), "the command runs")
             with promptly():
                 terminal.kill(signal.SIGTERM)
                 assert terminal.exit_code() == 143

@@ -223,7 +223,7 @@ def test_no_variable_lasts_from_one_command_to_the_next(tmp_path: Path) -> None:
     ws, rules = repository(tmp_path / "ws"), {"bash": {"git *": "allow", "export *": "allow"}}
     lines = ["export GIT_EXTERNAL_DIFF=./x.sh", "git diff"]
     first, second = ran(ws, lines, Permissions(rules_of(rules)))
-    assert first == "(no output)" and "+other" in second and not (ws / "PWN").exists()
+    assert first.startswith("(no output") and "+other" in second and not (ws / "PWN").exists()
 
 
 # ---- asking ----------------------------------------------------------------------------------------------

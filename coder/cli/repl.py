@@ -231,14 +231,14 @@ class Repl:
         note = f"[killed by signal {-code}]" if code < 0 else f"[exit code {code}]" if code else ""
         if note:
             self.screen.line(note, "dim")
+        output.close()
         if add:
-            text = strip_controls(re.sub(r"[^\n]*\r(?!\n)", "", output.text()))  # written over
+            text = strip_controls(output.text())
             shown = "\n".join(filter(None, [text, note])) or "(no output)"
             message = user(self.app.redact(f"I ran `{command}` myself. Its output:\n{shown}"))
             message["meta"]["own"] = True  # of no run, and not taken back with one
             self.app.agent.messages.append(message)
             self.conversation.recorder.sync()
-        output.close()
 
 
 class TypeAhead:
