@@ -48,6 +48,7 @@ from tests.terminal import (
     gone,
     processes,
     promptly,
+    rendered,
     running,
     until,
 )
@@ -85,7 +86,7 @@ MOMENTS = {  # what the server answers, and what is on the screen before Ctrl+C
     "headers": (Reply("late " * 500, pace=0.001), ""),
     "text": (HALF, "gamma"),
     "arguments": (command("touch PWN # and so much more than fits", cut=3, close="hang"), "bash …"),
-    "commands": (command("echo first", f"echo partial; {SLEEP}", "touch PWN"), "partial\x1b"),
+    "commands": (command("echo first", f"echo partial; {SLEEP}", "touch PWN"), "│ partial"),
     "retry": (Reply("busy", status=429, headers={"Retry-After": "60"}), "Attempt 2 in 60 s"),
     "question": (command("cp PWN PWN2"), "why not: "),
 }
@@ -489,6 +490,10 @@ def test_a_signal_in_text_ends_events(tmp_path: Path, number: signal.Signals, co
 # ---- Ctrl+Z ------------------------------------------------------------------------------
 
 
+def rows(terminal: Terminal) -> list[str]:
+    return [row for row in rendered(terminal.output, lines=200) if row]
+
+
 class Shell(Terminal):
     """A shell with jobs, for the program to be started in."""
 
@@ -507,6 +512,31 @@ class Shell(Terminal):
         self.type("\x1a")
         self.expect("Stopped")
         self.expect("$ ")
+
+
+def test_the_prompt_and_a_question_are_drawn_again_after_fg(tmp_path: Path) -> None:
+    with serve(command("touch made"), FINE) as server, Shell(tmp_path, server) as shell:
+        shell.enter(f"{sys.executable} -m coder")
+        Terminal.prompt(shell)
+        shell.ready()
+        shell.type("half\x1b[D\x1b[D")
+        shell.expect("half\b\b")
+        for _ in range(2):
+            shell.stop_program()
+            shell.enter("fg")
+            shell.until(lambda: rows(shell)[-1] == "❯ half", "the line")
+        shell.enter("lo")
+        shell.expect("why not: ")
+        shell.stop_program()
+        shell.enter("fg")
+        shell.expect("why not: ")
+        shell.enter("y")
+        shell.expect("All is well.")
+        assert of("user", server.requests[-1]) == ["halolf"] and (shell.ws / "made").exists()
+        Terminal.prompt(shell)
+        shell.ctrl_d()
+        shell.expect("$ ")
+        shell.enter("exit")
 
 
 @pytest.mark.case("ABT-16")

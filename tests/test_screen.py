@@ -366,13 +366,16 @@ def test_what_is_waited_for_stands_in_the_last_row_with_its_seconds(clock: list[
     for event, shown in (
         (events.StepStart(1), "thinking no data for 6s of 31s"),
         (events.TextDelta("Half an answer"), "no data for 6s of 33s"),
-        (ToolStart("1", "bash", {}, "bash echo compiling slowly"), "bash echo compiling slowly 6s"),
-        (events.ToolUpdate("1", "one\ncompiling\n"), "bash echo compiling… │ compiling 12s"),
+        (ToolStart("1", "bash", {}, "bash make"), "bash make 6s"),
+        (events.ToolUpdate("1", "one\ncompiling\n"), "bash make │ compiling 12s"),
     ):
         render(event)
         clock[0] += 6
-        screen.show_typed("")  # draws at once
-        assert stream.rows()[-1].lstrip(SPINNER).strip() == shown
+        screen.show_typed("words")  # draws at once
+        assert stream.rows()[-1].lstrip(SPINNER).strip() == f"{shown} words"
+        screen.show_typed("")
+        row = stream.rows()[-1].lstrip(SPINNER).strip()
+        assert row == (shown if len(shown) > 22 else f"{shown} · Ctrl+C stops"), "where it fits"
     render.pause()
     assert stream.rows() == ["Half an answer"]
 

@@ -154,7 +154,7 @@ class Keyboard:
             early = []  # the others wait
         self._prepare(early[0] if early else "", ctrl_j="self-insert")
         try:
-            with self._clock(presses=2):
+            with self._reading(prompt, presses=2):
                 line = input(prompt).replace(PASTE, "")
         except KeyboardInterrupt:
             sys.stdout.write("\n")
@@ -188,11 +188,20 @@ class Keyboard:
         self._pressed = time.monotonic()
         self._unseen_until = self._pressed + QUIET
 
-    def _clock(self, presses: int) -> AbstractContextManager[None]:
-        """While readline waits: wake it for signals, and let so many Esc end the line."""
-        if self._held_esc:
-            return wake_up(self._held_esc.ends(presses), keys.ESC_CHECK)
-        return wake_up()
+    @contextlib.contextmanager
+    def _reading(self, prompt: str, presses: int) -> Iterator[None]:
+        """Around input(): wake it for signals, let so many Esc end the line, draw it again after a stop."""
+        if held := self._held_esc:
+            with keys.drawn_again(held.draw_again), wake_up(held.ends(presses), keys.ESC_CHECK):
+                yield
+            return
+
+        def draw() -> None:
+            typed = self.readline.get_line_buffer() if self.readline else ""
+            keys.send(re.sub("[\x01\x02]", "", prompt) + typed)
+
+        with keys.drawn_again(draw), wake_up():
+            yield
 
     def edit(self, text: str) -> list[str]:
         """Let the user's editor change the text. It stands at the next prompt, or is returned where that cannot be."""
@@ -235,7 +244,7 @@ class Keyboard:
             keys.send(prompt + begun)
             with keys.tty_flags(on="ICRNL"):
                 return f"{begun}{sys.stdin.readline()}".strip()
-        with self._clock(presses=1):
+        with self._reading(prompt, presses=1):
             text = self._folded.unfold(input(prompt).replace(PASTE, ""))
         if key := OWN_KEY.search(text):
             if key[0] == ESC_ENDS:
@@ -245,11 +254,12 @@ class Keyboard:
         return f"{text} {keys.waiting_keys(AT_ONCE)}".replace("\n", " ").strip()
 
     def _press(self, prompt: str, letters: str, words: str) -> str:
-        with keys.single_keys() as is_terminal:
+        with keys.single_keys() as is_terminal, contextlib.ExitStack() as stack:
             if not is_terminal:
                 return self._answer_line(prompt)
             keys.send(prompt)
             reader, text = keys.Keys(), ""
+            stack.enter_context(keys.drawn_again(lambda: keys.send(prompt)))
             while not (words and text):
                 pressed = reader.read()
                 while more := reader.read(seconds=AT_ONCE):

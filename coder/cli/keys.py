@@ -39,6 +39,9 @@ READING_SEQUENCE = 0x200000  # in readline's state: RL_STATE_MULTIKEY
 IFLAG, LFLAG = 0, 3  # places in termios' list
 UTF8_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")  # one of which a system has (PEP 538)
 
+_at_continue: list[
+    Callable[[], object]
+] = []  # what draws again, after a stop, the row that takes keys
 _at_start: list[Any] = []  # the terminal's modes; empty: no terminal, or not begun
 
 
@@ -96,8 +99,14 @@ def _attributes() -> list[Any] | None:
 def _apply(wanted: list[Any]) -> None:
     """Set the modes. In the background that would stop the program; and the terminal may be gone."""
     with contextlib.suppress(OSError, ValueError, termios.error):
-        if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
+        if _is_in_front():
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, wanted)
+
+
+def _is_in_front() -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    return False
 
 
 def send(sequence: str) -> None:
@@ -122,6 +131,18 @@ def _stop(number: int, frame: FrameType | None) -> None:
     if now and now != _at_start:
         _apply(now)
         send("" if now[LFLAG] & termios.ICANON else MARK_PASTES)
+    if _at_continue and _is_in_front():
+        _at_continue[-1]()
+
+
+@contextlib.contextmanager
+def drawn_again(draw: Callable[[], object]) -> Iterator[None]:
+    """While inside, `draw` is called when the program goes on after Ctrl+Z."""
+    _at_continue.append(draw)
+    try:
+        yield
+    finally:
+        _at_continue.pop()
 
 
 def take_all_characters() -> None:
@@ -216,8 +237,11 @@ class HeldEsc:
         """A handler for the clock's signal while readline reads: so many Esc end the line, others are nothing."""
 
         def look(number: int, frame: FrameType | None) -> None:
+            # First and without a call: behind Ctrl+C Python may come here with the exception set, which no call may see
+            if not self._state.value & READING_SEQUENCE:
+                return
             held = (self._held.value or b"")[: self._length.value].decode("latin-1")
-            if not self._state.value & READING_SEQUENCE or held.strip(ESC):
+            if held.strip(ESC):
                 return
             self._give_up()
             line, now = self._readline.get_line_buffer(), time.monotonic()

@@ -285,13 +285,14 @@ class TypeAhead:
                 return
             awake, wake = os.pipe()
             reader = threading.Thread(target=self._read, args=(awake,), daemon=True)
-            self._is_listening = True
+            self._is_listening, usual = True, self.screen.stop_key
+            self.screen.stop_key = "Esc"
             reader.start()
             self.show()
             try:
                 yield
             finally:
-                self._is_listening = False
+                self._is_listening, self.screen.stop_key = False, usual
                 os.close(wake)
                 reader.join()
                 os.close(awake)

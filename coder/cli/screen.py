@@ -39,6 +39,7 @@ class Screen:
         self.stream = stream
         self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self.styled = self.live or bool(os.environ.get("FORCE_COLOR"))
+        self.stop_key = "Ctrl+C"  # what stops that which is waited for
         self.markdown = False  # whether text that streams without a style is Markdown
         self._sanitizer = TerminalSanitizer()
         self._rows: PlainText | None = None  # of the text that streams
@@ -185,6 +186,9 @@ class Screen:
             seconds = f" no data for {silent:.0f}s of {self._limit:g}s"
         label = f"{SPINNER[int(now / FRAME) % len(SPINNER)]} {self._label}"
         waiting = one_line(one_line(label, room - len(seconds)) + seconds, room)
+        hint = f" · {self.stop_key} stops"
+        if not typed and cell_count(waiting + hint) <= room:
+            waiting += hint
         fitting = max(0, shutil.get_terminal_size().lines - 2)  # with the row under way
         rows = [one_line(row, self.width - 1) for row in self._rows_above[:fitting]]
         return "\r\n".join([*rows, f"{waiting} {typed}" if typed else waiting])
