@@ -73,7 +73,7 @@ class Keyboard:
 
     def __init__(self, history: Path) -> None:
         keys.keep_modes()
-        keys.take_all_characters()
+        keys.take_utf8()
         self.history, self.folder = history, str(Path.cwd())  # which a command may remove
         self.early: list[str] = []  # prefilled at the next prompts, one text at each
         self.redact: Callable[[str], str] = str  # what is saved

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import io
 import os
 import re
 import select
@@ -145,25 +144,20 @@ def drawn_again(draw: Callable[[], object]) -> Iterator[None]:
         _at_continue.pop()
 
 
-def take_all_characters() -> None:
-    """Let the prompt take UTF-8 where the locale is C, as Python does itself (PEP 540); and bytes that are no text.
+def take_utf8() -> None:
+    """Let readline take UTF-8 where the locale is C, as Python does itself (PEP 540); it knows ASCII only there.
 
-    Readline, which knows ASCII only there, reads the variable from C's environment. Python's own, which commands get,
-    keeps what the user has set.
+    It reads the variable from C's environment. Python's own, which commands get, keeps what the user has set.
     """
     import locale  # late: for the prompt only
 
-    encoding = None
-    if locale.setlocale(locale.LC_CTYPE) in ("C", "POSIX"):
-        for name in UTF8_LOCALES:
-            with contextlib.suppress(locale.Error):
-                locale.setlocale(locale.LC_CTYPE, name)
-                os.putenv("LC_ALL", name)
-                encoding = "utf-8"
-                break
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        with contextlib.suppress(io.UnsupportedOperation):  # a model was chosen: it was read before
-            sys.stdin.reconfigure(encoding=encoding, errors="replace")
+    if locale.setlocale(locale.LC_CTYPE) not in ("C", "POSIX"):
+        return
+    for name in UTF8_LOCALES:
+        with contextlib.suppress(locale.Error):
+            locale.setlocale(locale.LC_CTYPE, name)
+            os.putenv("LC_ALL", name)
+            return
 
 
 def end_with_terminal() -> None:

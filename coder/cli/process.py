@@ -65,12 +65,18 @@ def hide_process() -> None:
 
 def mend_streams() -> None:
     """Replace a closed standard stream by the null device, so that no socket takes its number; write ? where a C
-    locale has no é."""
+    locale has no é, and read UTF-8 there, and bytes that are no text."""
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
-        elif name != "stdin" and stream is getattr(sys, f"__{name}__"):
+        elif name == "stdin":
+            encoding = "utf-8" if stream.encoding == "ascii" else None
+            with contextlib.suppress(
+                AttributeError, io.UnsupportedOperation
+            ):  # no stream of a file
+                stream.reconfigure(encoding=encoding, errors="replace")
+        elif stream is getattr(sys, f"__{name}__"):
             raw = io.BufferedWriter(Output(stream.fileno(), needed=name == "stdout"))
             tty = name == "stderr" or stream.isatty()
             text = io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=tty)
